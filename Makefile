@@ -1,0 +1,38 @@
+# Each target sets up what it needs: a .venv with the package and its tools, under constraints.txt.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## Create .venv and install the package with its tools
+
+demo: $(STAMP) ## Plan a small GPT for four local processes, run it, and check it against one device
+	$(BIN)/apportion run gpt2:layers=2,width=64,heads=4,vocab=512,seq=32,batch=8 \
+	    --procs 4 --method data --steps 5 --check
+
+test: lint ## Lint, types, all tests, and a report of the project's size
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --ignore tests/dist
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/dist
+	$(BIN)/python tools/size.py
+
+lint: $(STAMP) ## Ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Let ruff fix and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "python3.11 is needed and was not found." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
+	@touch $@

@@ -1,0 +1,216 @@
+"""Atoms: the factors of dimensions that make every view an alias, and the classes that tie them.
+
+Each operator's formula says which dimensions are which axes: in `aten.view` from [B, T, D] to [B*T, D] the first
+dimension of the result is the product of two axes. Every (Value, dim) and every (Op, axis) is a node with a list of
+factors; every dimension that is one axis joins two nodes; every dimension that is a product of axes is an equation
+
+    factors(dim) = factors(axis 1) + factors(axis 2) + ...
+
+whose two sides are refined to their coarsest common refinement until nothing changes. Where two views factor one
+dimension in ways that have no common refinement (12 as 3*4 and as 4*3), the later one is left alone and splits.py
+refuses to cut there. Atoms that are the same by a node or an equation form a class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from apportion.formula import Formula
+from apportion.graph import Graph
+from apportion.interval import Affine, Factors, refine
+from apportion.tdl import Access, All, Index
+
+Node = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Atoms:
+    """Factors and classes of every Value's dims and every Op's axes."""
+
+    dims: tuple[tuple[Factors, ...], ...]
+    """Per Value and dimension its factors; a dimension of extent 1 has none."""
+    value_classes: tuple[tuple[int, ...], ...]
+    """Per Value the class of each of its atoms, all dimensions in a row."""
+    axes: tuple[dict[str, Factors], ...]
+    """Per Op the factors of each axis."""
+    axis_classes: tuple[dict[str, tuple[int, ...]], ...]
+    """Per Op the class of each atom of each axis."""
+
+
+class _Union:
+    """Union-find over hashable nodes."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Node, Node] = {}
+
+    def find(self, node: Node) -> Node:
+        parent = self.parent.setdefault(node, node)
+        while parent != node:
+            grand = self.parent[parent]
+            self.parent[node] = grand
+            node, parent = grand, self.parent[grand]
+        return node
+
+    def join(self, a: Node, b: Node) -> None:
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self.parent[max(a, b, key=repr)] = min(a, b, key=repr)
+
+
+def find_atoms(graph: Graph, formulas: Sequence[Formula | None]) -> Atoms:
+    """The atoms of a Graph, from the formula of every Op (None: not described)."""
+    nodes = _Union()
+    extents: dict[Node, int] = {}
+    equations: list[tuple[Node, tuple[Node, ...]]] = []
+    for value_index, value in enumerate(graph.values):
+        for dim, extent in enumerate(value.shape or ()):
+            extents[(0, value_index, dim)] = extent
+    for op_index, formula in enumerate(formulas):
+        if formula is not None:
+            _collect(graph, op_index, formula, nodes, extents, equations)
+    factors = _solve(nodes, extents, equations)
+    return _result(graph, formulas, nodes, equations, factors)
+
+
+def _collect(
+    graph: Graph,
+    op_index: int,
+    formula: Formula,
+    nodes: _Union,
+    extents: dict[Node, int],
+    equations: list[tuple[Node, tuple[Node, ...]]],
+) -> None:
+    op = graph.ops[op_index]
+    for name, extent in formula.extents.items():
+        extents[(1, op_index, name)] = extent
+    for position, output in enumerate(formula.outputs):
+        for dim, names in enumerate(output.dims if output else ()):
+            node = (0, op.outputs[position], dim)
+            _equate(nodes, equations, extents, node, tuple((1, op_index, n) for n in names))
+    for access in formula.accesses:
+        value = op.inputs[access.tensor]
+        for dim, index in enumerate(access.index):
+            parts = _factor_nodes(op_index, access, dim, index, extents)
+            if parts is not None:
+                _equate(nodes, equations, extents, (0, value, dim), parts)
+
+
+def _factor_nodes(
+    op_index: int, access: Access, dim: int, index: tuple[Index, ...], extents: dict[Node, int]
+) -> tuple[Node, ...] | None:
+    found: list[Node] = []
+    for place, item in enumerate(index):
+        if isinstance(item, Affine) and item.axis is not None:
+            found.append((1, op_index, item.axis))
+        elif isinstance(item, All):
+            node = (2, op_index, access.tensor, dim, place)
+            extents[node] = item.extent
+            found.append(node)
+        else:
+            return None
+    return tuple(found)
+
+
+def _equate(
+    nodes: _Union,
+    equations: list[tuple[Node, tuple[Node, ...]]],
+    extents: dict[Node, int],
+    dim: Node,
+    parts: tuple[Node, ...],
+) -> None:
+    if extents[dim] != math.prod(extents[p] for p in parts):
+        return
+    parts = tuple(p for p in parts if extents[p] != 1)
+    if len(parts) == 1:
+        nodes.join(dim, parts[0])
+    elif parts:
+        equations.append((dim, parts))
+
+
+def _solve(
+    nodes: _Union, extents: dict[Node, int], equations: list[tuple[Node, tuple[Node, ...]]]
+) -> dict[Node, Factors]:
+    factors: dict[Node, Factors] = {}
+    for node, extent in extents.items():
+        factors[nodes.find(node)] = (extent,) if extent != 1 else ()
+    rooted = [(nodes.find(d), tuple(nodes.find(p) for p in ps)) for d, ps in equations]
+    touching: dict[Node, list[int]] = {}
+    for number, (dim, parts) in enumerate(rooted):
+        for node in {dim, *parts}:
+            touching.setdefault(node, []).append(number)
+    queue = deque(range(len(rooted)))
+    waiting = set(queue)
+    while queue:
+        number = queue.popleft()
+        waiting.discard(number)
+        dim, parts = rooted[number]
+        for node, new in _refined(dim, parts, factors, extents, nodes):
+            if factors[node] != new:
+                factors[node] = new
+                for other in touching.get(node, ()):
+                    if other not in waiting:
+                        waiting.add(other)
+                        queue.append(other)
+    return factors
+
+
+def _refined(
+    dim: Node,
+    parts: tuple[Node, ...],
+    factors: dict[Node, Factors],
+    extents: dict[Node, int],
+    nodes: _Union,
+) -> list[tuple[Node, Factors]]:
+    joined = tuple(f for p in parts for f in factors[p])
+    common = refine(factors[dim], joined)
+    if common is None:
+        return []
+    found = [(dim, common)]
+    rest = list(common)
+    for part in parts:
+        size, taken = math.prod(factors[part]), []
+        while math.prod(taken) < size:
+            taken.append(rest.pop(0))
+        found.append((part, tuple(taken)))
+    return found
+
+
+def _result(
+    graph: Graph,
+    formulas: Sequence[Formula | None],
+    nodes: _Union,
+    equations: list[tuple[Node, tuple[Node, ...]]],
+    factors: dict[Node, Factors],
+) -> Atoms:
+    ties = _Union()
+    for dim, parts in equations:
+        dim = nodes.find(dim)
+        pieces = [(p, k) for p in map(nodes.find, parts) for k in range(len(factors[p]))]
+        if factors[dim] == tuple(factors[p][k] for p, k in pieces):  # type: ignore[index]
+            for k, piece in enumerate(pieces):
+                ties.join((dim, k), piece)
+    numbers: dict[Node, int] = {}
+
+    def classes(node: Node) -> tuple[int, ...]:
+        root = nodes.find(node)
+        found = (ties.find((root, k)) for k in range(len(factors[root])))
+        return tuple(numbers.setdefault(atom, len(numbers)) for atom in found)
+
+    dims = tuple(
+        tuple(factors[nodes.find((0, v, d))] for d in range(len(value.shape or ())))
+        for v, value in enumerate(graph.values)
+    )
+    value_classes = tuple(
+        tuple(c for d in range(len(value.shape or ())) for c in classes((0, v, d)))
+        for v, value in enumerate(graph.values)
+    )
+    axes: list[dict[str, Factors]] = []
+    axis_classes: list[dict[str, tuple[int, ...]]] = []
+    for o, formula in enumerate(formulas):
+        names = formula.extents if formula else {}
+        axes.append({n: factors[nodes.find((1, o, n))] for n in names})
+        axis_classes.append({n: classes((1, o, n)) for n in names})
+    return Atoms(dims, value_classes, tuple(axes), tuple(axis_classes))

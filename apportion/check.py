@@ -1,0 +1,151 @@
+"""The oracle of splits: run an Op whole, run every derived split of it in pieces, recombine, compare.
+
+Nothing here uses what splits.py thinks beside the Split itself: inputs are sliced by the regions, the kernel is called,
+results are placed by the output regions and combined by the reducers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from apportion.execute import combine, local_shape, slices
+from apportion.graph import Op, substitute
+from apportion.kernels import Context, dtype, kernel
+from apportion.root import Refused
+from apportion.splits import Part, Space, Split
+
+TOLERANCE = 1e-10  # of the largest element, in float64
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One split of one Op, and how far its recombined result is from the whole (infinite: another shape)."""
+
+    kind: str
+    parts: tuple[int, ...]
+    error: float
+    why: str = ""
+
+    @property
+    def right(self) -> bool:
+        return self.error <= TOLERANCE and not self.why
+
+    def __str__(self) -> str:
+        return f"{self.kind} cut {self.parts}: {self.why or f'differs by {self.error:.2e}'}"
+
+
+def check_op(
+    space: Space, index: int, tensors: Sequence[torch.Tensor], context: Context
+) -> list[Finding]:
+    """All derived splits of an Op on the given inputs: each axis alone in 2 and 3 parts, and pairs of axes."""
+    op = space.graph.ops[index]
+    whole = run_op(op, op.args, tensors, context)
+    found = []
+    for parts in cuts(space, index):
+        try:
+            split = space.split(index, parts)
+        except Refused:
+            continue
+        found.append(_check(space, index, split, parts, tensors, whole, context))
+    return found
+
+
+def cuts(space: Space, index: int) -> Iterator[tuple[int, ...]]:
+    """Cuts worth trying: one axis into 2 or 3 parts, two axes into 2, and 2 by 3."""
+    axes = space.axes(index)
+    plain = [1] * len(axes)
+    for position, axis in enumerate(axes):
+        for count in (2, 3):
+            if count <= axis.extent:
+                yield tuple(count if k == position else n for k, n in enumerate(plain))
+    for a, b in itertools.combinations(range(len(axes)), 2):
+        for count in (2, 3):
+            if axes[a].extent >= 2 and axes[b].extent >= count:
+                yield tuple(2 if k == a else count if k == b else 1 for k in range(len(axes)))
+
+
+def run_op(
+    op: Op, args: Sequence[object], tensors: Sequence[torch.Tensor], context: Context
+) -> tuple[torch.Tensor, ...]:
+    """The kernel of an Op on given tensors."""
+    values = [substitute(a, tensors, dtype=dtype, setting=context.setting) for a in args]  # type: ignore[arg-type]
+    if op.body is not None:
+        values = [op.body, *values]
+    return kernel(op.kind)(context, values)
+
+
+def _check(
+    space: Space,
+    index: int,
+    split: Split,
+    parts: tuple[int, ...],
+    tensors: Sequence[torch.Tensor],
+    whole: Sequence[torch.Tensor],
+    context: Context,
+) -> Finding:
+    op = space.graph.ops[index]
+    made: list[list[torch.Tensor | None]] = [[None] * n for n in split.terms]
+    for part in split.parts:
+        local = [_input(space, v, part, k, tensors[k]) for k, v in enumerate(op.inputs)]
+        try:
+            results = run_op(op, part.args, local, context)
+        except Exception as error:
+            return Finding(op.kind, parts, math.inf, f"the kernel raised: {str(error)[:120]}")
+        for k, value in enumerate(op.outputs):
+            expected = local_shape(space, value, part.outputs[k])
+            if tuple(results[k].shape) != expected:
+                return Finding(
+                    op.kind, parts, math.inf, f"shape {tuple(results[k].shape)}, not {expected}"
+                )
+            factors = space.factors(value)
+            target = made[k][part.terms[k]]
+            if target is None:
+                target = made[k][part.terms[k]] = torch.zeros(factors, dtype=results[k].dtype)
+            box = target[slices(part.outputs[k])]
+            box.copy_(
+                results[k].reshape(box.shape) * (part.scales[k] if part.scales[k] != 1 else 1)
+            )
+    error = max(
+        (_distance(_total(made[k], split.reducers[k]), whole[k]) for k in range(len(op.outputs))),
+        default=0.0,
+    )
+    return Finding(op.kind, parts, error)
+
+
+def _input(space: Space, value: int, part: Part, k: int, tensor: torch.Tensor) -> torch.Tensor:
+    box = tensor.reshape(space.factors(value))[slices(part.inputs[k])]
+    local = box.reshape(local_shape(space, value, part.inputs[k]))
+    return torch.zeros_like(local) if k in part.zeros else local
+
+
+def _total(terms: list[torch.Tensor | None], reducer: str | None) -> torch.Tensor:
+    total = terms[0]
+    assert total is not None
+    for term in terms[1:]:
+        assert term is not None
+        combine(reducer, total, term)
+    return total
+
+
+def _distance(made: torch.Tensor, whole: torch.Tensor) -> float:
+    whole = whole.reshape(made.shape)
+    if not made.is_floating_point():
+        return 0.0 if torch.equal(made, whole) else math.inf
+    if not torch.equal(made.isnan(), whole.isnan()):
+        return math.inf
+    if whole.numel() == 0:
+        return 0.0
+    finite = whole.isfinite()
+    if not torch.equal(made[~finite].nan_to_num(), whole[~finite].nan_to_num()):
+        return math.inf
+    scale = whole[finite].abs().max().item() if finite.any() else 1.0
+    return (
+        float((made[finite] - whole[finite]).abs().max().item() / (scale or 1.0))
+        if finite.any()
+        else 0.0
+    )

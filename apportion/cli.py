@@ -1,0 +1,435 @@
+"""The command line. Exit status: 0 success, 1 the work failed, 2 the request was wrong.
+
+Results go to stdout, everything else to stderr; with `--json` stdout is exactly one JSON object.
+Commands import what they need when they are called, because torch takes seconds and `--help`
+should not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from apportion import tables
+
+if TYPE_CHECKING:
+    from apportion.capture import Program
+    from apportion.cluster import Cluster
+    from apportion.plan import Plan
+    from apportion.run import Run
+
+app = typer.Typer(
+    name="apportion",
+    help="Divides a PyTorch training step written for one device over many.",
+    epilog="A first try: apportion run gpt2:tiny --procs 4 --method data --check",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits."""
+    sys.exit(status(sys.argv[1:] if arguments is None else arguments))
+
+
+def status(arguments: Sequence[str]) -> int:
+    """Runs the command line and returns its exit status; mistakes become one line on stderr."""
+    try:
+        code = app(list(arguments) or ["--help"], prog_name="apportion", standalone_mode=False)
+    except typer.TyperException as error:
+        return _complain(error.format_message(), error.exit_code)
+    except ValueError as error:
+        return _complain(str(error), 2)
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.filename:  # a file that the request names
+            return _complain(f"{error.filename}: {error.strerror}.", 2)
+        return _complain(str(error), 1)
+    if code == 130:
+        return _complain("Interrupted.", 130)
+    return int(code or 0)
+
+
+# Arguments and options that several commands share
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A zoo model (gpt2, mlp:tiny, gpt2:layers=4,batch=8) or FILE.py:FUNCTION.",
+    ),
+]
+ClusterName = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="C",
+        help="A preset, a TOML file, local:N, or a count such as 8xh100.",
+    ),
+]
+METHODS = "auto, single, data or random"
+Method = Annotated[str, typer.Option("--method", metavar="M", help=f"How to search: {METHODS}.")]
+Budget = Annotated[
+    float, typer.Option("--budget", metavar="S", min=0.0, help="Seconds a search may take.")
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option("--memory-limit", metavar="SIZE", help="Bytes per device: 16GB, 512MiB."),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="S", min=0, help="Of the model, its batch and the search.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file written by plan --out.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        _print(f"apportion {version('apportion')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_version, help="Print the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+# Looking around
+
+
+@app.command()
+def models() -> None:
+    """List the zoo's models with their settings.
+
+    Example: apportion models
+    """
+    from apportion import zoo
+
+    _print(tables.models(zoo.known()))
+
+
+@app.command()
+def show(
+    model: Model,
+    ops: Annotated[bool, typer.Option("--ops", help="Print every operator as well.")] = False,
+) -> None:
+    """Capture a model and show its training step.
+
+    Example: apportion show gpt2:tiny
+    """
+    graph = _capture(model, seed=0).graph
+    _print(tables.summary(model, graph))
+    _print(tables.kinds(graph))
+    if ops:
+        _print(str(graph))
+
+
+@app.command()
+def clusters(
+    name: Annotated[str | None, typer.Argument(metavar="[C]", help="Show this one.")] = None,
+) -> None:
+    """List the clusters known by name, or show one.
+
+    Example: apportion clusters 8xh100
+    """
+    from apportion.cluster import known
+
+    if name is None:
+        _print(tables.clusters(known()))
+        return
+    shown = _cluster(name)
+    for item in (f"{shown}; {shown.description}", tables.devices(shown), tables.links(shown)):
+        _print(item)
+
+
+@app.command()
+def ops() -> None:
+    """List the operators that have a description, and so can be split.
+
+    Example: apportion ops
+    """
+    import apportion.ops  # noqa: F401 (registers the descriptions)
+    from apportion.tdl import DESCRIPTIONS
+
+    _print(tables.operators(DESCRIPTIONS))
+
+
+# Planning
+
+
+@app.command()
+def plan(
+    model: Model,
+    cluster: ClusterName,
+    method: Method = "auto",
+    budget: Budget = 30.0,
+    memory_limit: MemoryLimit = None,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PLAN", help="Save the plan as JSON.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for a good way to divide a model over a cluster.
+
+    Example: apportion plan gpt2:tiny --cluster local:4 --method data --out p.json
+    """
+    limit = _size(memory_limit)
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ValueError(
+            f"There is no folder {str(out.absolute().parent)!r} to write {out.name} to."
+        )
+    with _stdout_kept(as_json):
+        made = _plan(model, _cluster(cluster), method, budget, limit, seed)
+        if out is not None:
+            made.save(out)
+    _show(as_json, _facts(made), tables.predicted(made))
+    raise typer.Exit(0 if made.feasible else 1)
+
+
+@app.command()
+def compare(
+    model: Model,
+    cluster: ClusterName,
+    methods: Annotated[
+        str | None, typer.Option("--methods", metavar="A,B,...", help="All, unless given.")
+    ] = None,
+    budget: Budget = 30.0,
+    memory_limit: MemoryLimit = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Plan with several methods and set the results side by side.
+
+    Example: apportion compare gpt2:tiny --cluster local:4 --methods single,data
+    """
+    from apportion.plan import compare as compare_methods
+    from apportion.search import SEARCHES
+
+    limit = _size(memory_limit)
+    names = list(SEARCHES) if methods is None else [name.strip() for name in methods.split(",")]
+    with _stdout_kept(as_json):
+        place = _cluster(cluster)
+        program = _capture(model, seed)
+        plans = compare_methods(program, place, names, budget, limit, seed)
+    plans = [replace(made, model=model) for made in plans]
+    facts = {"model": model, "cluster": place.name, "results": [_facts(made) for made in plans]}
+    _show(as_json, facts, tables.side_by_side(plans))
+    raise typer.Exit(0 if any(made.feasible for made in plans) else 1)
+
+
+@app.command()
+def simulate(plan: PlanFile, as_json: AsJson = False) -> None:
+    """Simulate a saved plan; neither the model nor a device is needed.
+
+    Example: apportion simulate p.json
+    """
+    from apportion.plan import Plan
+
+    with _stdout_kept(as_json):
+        made = Plan.load(plan).simulate()
+    _show(as_json, _facts(made), tables.predicted(made))
+
+
+# Running
+
+
+@app.command()
+def run(
+    model: Model,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="PLAN", help="Run this saved plan.")
+    ] = None,
+    procs: Annotated[
+        int | None,
+        typer.Option("--procs", metavar="N", min=1, help="Plan for N local processes (2)."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="M", help=f"How to search: {METHODS} (auto).")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Training steps.")] = 3,
+    seed: Seed = 0,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with a single device, in float64.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
+    ] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Train a few steps on real processes and set what was measured beside what was predicted.
+
+    Example: apportion run gpt2:tiny --procs 4 --method data --check
+    """
+    from apportion.plan import Plan
+    from apportion.run import run as run_plan
+
+    if plan is not None and (procs is not None or method is not None):
+        raise ValueError("Give either --plan, or --procs and --method, not both.")
+    with _stdout_kept(as_json):
+        if plan is not None:
+            made = Plan.load(plan)
+        else:
+            made = _plan(model, _cluster(f"local:{procs or 2}"), method or "auto", 30.0, None, seed)
+        if not as_json:
+            _print(tables.predicted(made))
+        done = run_plan(
+            model, made, steps=steps, seed=seed, check=check, timeout=timeout, note=_note
+        )
+    _show(as_json, _facts(made) | _measured_facts(done), tables.measured(made, done))
+    raise typer.Exit(1 if done.equal is False else 0)
+
+
+# From requests to our own types
+
+
+def _capture(model: str, seed: int) -> Program:
+    from apportion import zoo
+    from apportion.capture import capture
+
+    it = zoo.load(model, seed)
+    return capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+
+
+def _cluster(name: str) -> Cluster:
+    from apportion.cluster import cluster
+
+    return cluster(name)
+
+
+def _plan(
+    model: str, cluster: Cluster, method: str, budget: float, limit: int | None, seed: int
+) -> Plan:
+    from apportion.plan import plan
+
+    program = _capture(model, seed)
+    return replace(plan(program, cluster, method, budget, limit, seed), model=model)
+
+
+_UNITS = {"B": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+
+
+def _size(text: str | None) -> int | None:
+    """Bytes in `16GB` or `512MiB`."""
+    if text is None:
+        return None
+    units = {unit.upper(): factor for unit, factor in _UNITS.items()}
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Z]+)", text.strip().upper(), re.ASCII)
+    size = int(float(match[1]) * units[match[2]]) if match and match[2] in units else 0
+    if size == 0:
+        raise ValueError(
+            f"{text!r} is not a size; write a number and one of {', '.join(_UNITS)}, such as 16GB."
+        )
+    return size
+
+
+# From results to JSON
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    """The keys that stay stable."""
+    return {
+        "model": plan.model,
+        "cluster": plan.cluster.name,
+        "method": plan.method,
+        "step_seconds": plan.predicted.step_seconds,
+        "search_seconds": plan.search_seconds,
+        "peak_bytes": list(plan.predicted.peak_bytes),
+        "bytes_moved": plan.predicted.bytes_moved,
+        "ops": len(plan.graph.ops),
+        "feasible": plan.feasible,
+        "lower_bound": plan.lower_bound,
+    }
+
+
+def _measured_facts(run: Run) -> dict[str, Any]:
+    facts = {
+        "measured_step_seconds": run.measured_step_seconds,
+        "measured_peak_bytes": list(run.measured_peak_bytes),
+        "measured_bytes_moved": run.measured_bytes_moved,
+        "losses": list(run.losses),
+    }
+    if run.equal is None:
+        return facts
+    return facts | {
+        "max_abs_loss_diff": run.max_abs_loss_diff,
+        "max_rel_param_diff": run.max_rel_param_diff,
+        "equal": run.equal,
+        "float32": run.float32,
+    }
+
+
+def _finite(data: Any) -> Any:
+    """`data` with null for numbers that JSON cannot hold."""
+    if isinstance(data, dict):
+        return {key: _finite(item) for key, item in data.items()}
+    if isinstance(data, list):
+        return [_finite(item) for item in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+# Streams
+
+
+@contextmanager
+def _stdout_kept(as_json: bool) -> Iterator[None]:
+    """With --json: what this process, a user's file or a child prints meanwhile goes to stderr."""
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)  # for children
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _show(as_json: bool, facts: dict[str, Any], shown: Table | list[Table | str]) -> None:
+    if as_json:
+        print(json.dumps(_finite(facts), allow_nan=False), flush=True)
+        return
+    for item in shown if isinstance(shown, list) else [shown]:
+        _print(item)
+
+
+def _print(item: Table | str) -> None:
+    if isinstance(item, str):
+        print(item, flush=True)
+    else:
+        Console().print(item)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _complain(text: str, code: int) -> int:
+    _note(f"apportion: {' '.join(text.split())}")
+    return code

@@ -1,0 +1,352 @@
+"""Running a TaskGraph: the interpreter that every rank runs, and all ranks in one process.
+
+A `Rank` holds the slots of one device and can do each kind of task. `run_together` runs the global order over all ranks
+in one process, which is the fast oracle; process.py runs one rank per process over torch.distributed. Both execute the
+same tasks of the same TaskGraph by the same functions; only the transport differs.
+
+Whole tensors exist in two places only: the batch that the caller passes to a step, and the tensors that state is loaded
+from; a rank keeps the regions that its plan gives it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from apportion.graph import INPUT, Op, substitute
+from apportion.interval import Box, full, lengths, volume
+from apportion.kernels import Context, dtype, kernel
+from apportion.splits import Part, Space
+from apportion.strategy import Strategy
+from apportion.tasks import COMPUTE, TRANSFER, TaskGraph
+
+Corrupt = Callable[[int, torch.Tensor], torch.Tensor]
+"""Changes a packed message (task, bytes): how tests plant errors."""
+
+
+@dataclass(frozen=True)
+class _Slot:
+    value: int
+    region: Box
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Copy:
+    source: int
+    source_shape: tuple[int, ...]
+    source_box: tuple[slice, ...]
+    target_box: tuple[slice, ...]
+    term: int
+    message: int
+    offset: int
+    nbytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Compute:
+    op: Op
+    part: Part
+    number: int
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+
+
+class Program:
+    """A TaskGraph made ready to run: what the ranks share. It holds no tensors."""
+
+    def __init__(self, space: Space, strategy: Strategy, tasks: TaskGraph) -> None:
+        self.space = space
+        self.graph = space.graph
+        self.tasks = tasks
+        self.kind: list[int] = tasks.kind.tolist()
+        self.device: list[int] = tasks.device.tolist()
+        self.peer: list[int] = tasks.peer.tolist()
+        self.position: list[int] = tasks.position.tolist()
+        self.nbytes: list[int] = tasks.nbytes.tolist()
+        self.slots = [self._slot(s) for s in range(len(tasks.slot_device))]
+        self.slot_device: list[int] = tasks.slot_device.tolist()
+        self.begin = [s for s, first in enumerate(tasks.slot_first.tolist()) if first == -1]
+        self.carry: list[tuple[int, int]] = [(a, b) for a, b in tasks.carry.tolist()]
+        self.frees: list[list[int]] = [[] for _ in range(len(tasks))]
+        for slot, last in enumerate(tasks.slot_last.tolist()):
+            if last < len(tasks):
+                self.frees[last].append(slot)
+        self.copies: dict[int, list[_Copy]] = {}
+        self.packed: dict[int, list[_Copy]] = {}
+        self.readers: dict[int, int] = {}
+        self._bind_copies()
+        self.computes = self._bind_computes(strategy)
+        self.reducers = {
+            value: space.split(i, strategy.choices[i].parts).reducers[k]
+            for i, op in enumerate(self.graph.ops)
+            for k, value in enumerate(op.outputs)
+        }
+        self.loss_slots = self._loss_slots()
+
+    def _slot(self, number: int) -> _Slot:
+        tasks = self.tasks
+        value = int(tasks.slot_value[number])
+        region = tasks.boxes[int(tasks.slot_region[number])]
+        shape = local_shape(self.space, value, region)
+        return _Slot(value, region, shape, dtype(self.graph.values[value].dtype or ""))
+
+    def _bind_copies(self) -> None:
+        tasks = self.tasks
+        columns = (
+            tasks.copy_source, tasks.copy_target, tasks.copy_source_box, tasks.copy_target_box,
+            tasks.copy_term, tasks.copy_message, tasks.copy_task, tasks.copy_nbytes,
+        )  # fmt: skip
+        rows = list(zip(*(c.tolist() for c in columns), strict=True))
+        # Large items first, so that every box of a message starts at a multiple of its item size.
+        order = sorted(range(len(rows)), key=lambda r: -self.slots[rows[r][0]].dtype.itemsize)
+        ends: dict[int, int] = {}
+        bound: dict[int, _Copy] = {}
+        for row in order:
+            source, _, here, there, term, message, _, nbytes = rows[row]
+            offset = ends.get(message, 0)
+            if message >= 0:
+                ends[message] = offset + nbytes
+            box = tasks.boxes[here]
+            bound[row] = _Copy(
+                source, lengths(self.slots[source].region), slices(box),
+                slices(tasks.boxes[there]), term, message, offset, nbytes,
+                self.slots[source].dtype, lengths(box),
+            )  # fmt: skip
+            if message >= 0:
+                self.packed.setdefault(message, []).append(bound[row])
+        for row in sorted(bound, key=lambda r: (rows[r][6], rows[r][4], r)):
+            self.copies.setdefault(rows[row][6], []).append(bound[row])
+            self.readers[bound[row].message] = rows[row][6]
+
+    def _bind_computes(self, strategy: Strategy) -> dict[int, _Compute]:
+        tasks, found = self.tasks, {}
+        for task in range(len(tasks)):
+            if self.kind[task] == COMPUTE:
+                index, number = int(tasks.op[task]), int(tasks.part[task])
+                choice = strategy.choices[index]
+                part = self.space.split(index, choice.parts).parts[number % choice.count]
+                ins = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
+                outs = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]]
+                op = self.graph.ops[index]
+                found[task] = _Compute(op, part, number, tuple(ins.tolist()), tuple(outs.tolist()))
+        return found
+
+    def _loss_slots(self) -> list[int]:
+        if self.graph.loss is None:
+            return []
+        whole = full(self.space.factors(self.graph.loss))
+        last = self.tasks.slot_last
+        return [
+            s
+            for s, slot in enumerate(self.slots)
+            if slot.value == self.graph.loss and slot.region == whole and last[s] == len(self.tasks)
+        ]
+
+
+def local_shape(space: Space, value: int, region: Box) -> tuple[int, ...]:
+    """Shape of the tensor that holds a region of a Value."""
+    shape, place = [], 0
+    for factors in space.atoms.dims[value]:
+        shape.append(volume(region[place : place + len(factors)]))
+        place += len(factors)
+    return tuple(shape)
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    """A box as an index."""
+    return tuple(slice(low, high) for low, high in box)
+
+
+@dataclass
+class Rank:
+    """One device's tensors while a Program runs."""
+
+    program: Program
+    device: int
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    messages: dict[int, torch.Tensor] = field(default_factory=dict)
+    spans: list[tuple[int, int, int]] = field(default_factory=list)
+    corrupt: Corrupt | None = None
+
+    def load(self, source: Callable[[int], torch.Tensor]) -> None:
+        """Copies this device's regions of the state out of whole tensors, `source(value)`."""
+        for slot in self._begin(lambda role: role != INPUT):
+            self.tensors[slot] = self._region(slot, source)
+
+    def feed(self, source: Callable[[int], torch.Tensor]) -> None:
+        """Copies this device's regions of the batch."""
+        for slot in self._begin(lambda role: role == INPUT):
+            self.tensors[slot] = self._region(slot, source)
+
+    def _begin(self, wanted: Callable[[str], bool]) -> list[int]:
+        program = self.program
+        roles = program.graph.values
+        return [
+            s
+            for s in program.begin
+            if program.slot_device[s] == self.device and wanted(roles[program.slots[s].value].role)
+        ]
+
+    def _region(self, slot: int, source: Callable[[int], torch.Tensor]) -> torch.Tensor:
+        meant = self.program.slots[slot]
+        factors = self.program.space.factors(meant.value)
+        whole = source(meant.value).detach().reshape(factors)
+        return whole[slices(meant.region)].reshape(meant.shape).to(meant.dtype, copy=True)
+
+    def run(self, task: int, context: Context) -> None:
+        """One COMPUTE or ASSEMBLE, and the frees after it."""
+        began = time.perf_counter_ns()
+        if self.program.kind[task] == COMPUTE:
+            self._compute(self.program.computes[task], context)
+        else:
+            self._assemble(task)
+        self.free(task)
+        self.spans.append((task, began, time.perf_counter_ns()))
+
+    def _compute(self, work: _Compute, context: Context) -> None:
+        part, tensors = work.part, self.tensors
+        ins = [
+            tensors[slot] if slot >= 0 else self._zeros(work, k) for k, slot in enumerate(work.ins)
+        ]
+        args = [substitute(a, ins, dtype=dtype, setting=context.setting) for a in part.args]
+        if work.op.body is not None:
+            args = [work.op.body, *args]
+        results = kernel(work.op.kind)(context, args)
+        for slot, result, scale in zip(work.outs, results, part.scales, strict=False):
+            meant = self.program.slots[slot]
+            if result is None:
+                result = torch.empty(0, dtype=meant.dtype)
+            if tuple(result.shape) != meant.shape:
+                raise RuntimeError(
+                    f"operator {work.op.name!r} ({work.op.kind}), part {work.number}: the kernel made "
+                    f"{list(result.shape)} where its description says {list(meant.shape)}"
+                )
+            tensors[slot] = result if scale == 1.0 else result * scale
+
+    def _zeros(self, work: _Compute, k: int) -> torch.Tensor:
+        value = work.op.inputs[k]
+        shape = local_shape(self.program.space, value, work.part.inputs[k])
+        return torch.zeros(shape, dtype=dtype(self.program.graph.values[value].dtype or ""))
+
+    def pack(self, task: int) -> torch.Tensor:
+        """The bytes of a message."""
+        boxes = []
+        for copy in self.program.packed[task]:
+            box = self.tensors[copy.source].reshape(copy.source_shape)[copy.source_box]
+            boxes.append(_bytes(box))
+        message = boxes[0] if len(boxes) == 1 else torch.cat(boxes)
+        return message if self.corrupt is None else self.corrupt(task, message)
+
+    def _assemble(self, task: int) -> None:
+        copies = self.program.copies[task]
+        slot = int(self.program.tasks.out_slot[self.program.tasks.out_start[task]])
+        meant = self.program.slots[slot]
+        if self.program.tasks.slot_base[slot] >= 0:
+            self.tensors[slot] = self._box(copies[0]).reshape(meant.shape)
+            return
+        target = torch.empty(lengths(meant.region), dtype=meant.dtype)
+        reducer = self.program.reducers.get(meant.value)
+        for copy in copies:
+            place = target[copy.target_box]
+            if copy.term == 0:
+                place.copy_(self._box(copy))
+            else:
+                combine(reducer, place, self._box(copy))
+        self.tensors[slot] = target.reshape(meant.shape)
+        for message in {c.message for c in copies} - {-1}:
+            if self.program.readers[message] == task:
+                del self.messages[message]
+
+    def _box(self, copy: _Copy) -> torch.Tensor:
+        if copy.message >= 0:
+            raw = self.messages[copy.message][copy.offset : copy.offset + copy.nbytes]
+            return raw.view(copy.dtype).reshape(copy.shape)
+        return self.tensors[copy.source].reshape(copy.source_shape)[copy.source_box]
+
+    def free(self, task: int) -> None:
+        """Drops the slots whose last use the task was."""
+        for slot in self.program.frees[task]:
+            self.tensors.pop(slot, None)
+
+    def finish(self) -> torch.Tensor | None:
+        """Ends the step: state becomes the next step's; returns the loss if it is here."""
+        program = self.program
+        here = program.slot_device
+        new = {b: self.tensors[a] for a, b in program.carry if here[a] == self.device}
+        loss = next((self.tensors[s] for s in program.loss_slots if s in self.tensors), None)
+        constant = {
+            s: self.tensors[s]
+            for s in self._begin(lambda role: role != INPUT)
+            if s not in new and s in self.tensors
+        }
+        self.tensors = constant | {b: t if _owns(t) else t.clone() for b, t in new.items()}
+        return None if loss is None else loss.detach().clone()
+
+    def state(self) -> dict[int, tuple[int, torch.Tensor]]:
+        """Slot -> (Value, tensor) of the state held here."""
+        slots = self.program.slots
+        return {s: (slots[s].value, t) for s, t in self.tensors.items()}
+
+
+def _bytes(box: torch.Tensor) -> torch.Tensor:
+    flat = box.reshape(-1)
+    if flat.stride(0) != 1:  # torch calls a single element contiguous whatever its stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
+
+
+def _owns(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is all of its storage, so that keeping it keeps nothing else."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def combine(reducer: str | None, target: torch.Tensor, term: torch.Tensor) -> None:
+    """Adds one more term of a partial Value to the ones before, in place."""
+    if reducer == "sum":
+        target.add_(term)
+    elif reducer == "prod":
+        target.mul_(term)
+    elif reducer == "max":
+        torch.maximum(target, term, out=target)
+    elif reducer == "min":
+        torch.minimum(target, term, out=target)
+    else:
+        raise AssertionError(f"no reducer for a partial value ({reducer})")
+
+
+def run_together(ranks: Sequence[Rank], context: Context) -> torch.Tensor | None:
+    """One step of all ranks in this process, in the global order; returns the loss."""
+    program = ranks[0].program
+    for task, kind in enumerate(program.kind):
+        rank = ranks[program.device[task]]
+        if kind == TRANSFER:
+            ranks[program.peer[task]].messages[task] = rank.pack(task).clone()
+            rank.free(task)
+        else:
+            rank.run(task, context)
+    losses = [rank.finish() for rank in ranks]
+    return next((loss for loss in losses if loss is not None), None)
+
+
+def gather(ranks: Sequence[Rank]) -> dict[int, torch.Tensor]:
+    """Whole tensors of the state, put together from all ranks' regions; copies of a region must be bit-equal."""
+    found: dict[int, torch.Tensor] = {}
+    for rank in ranks:
+        for slot, (value, tensor) in rank.state().items():
+            meant = rank.program.slots[slot]
+            factors = rank.program.space.factors(value)
+            if value not in found:
+                found[value] = torch.full(factors, float("nan")).to(meant.dtype)
+            found[value][slices(meant.region)] = tensor.reshape(lengths(meant.region))
+    return {v: t.reshape(_shape_of(ranks[0].program, v)) for v, t in found.items()}
+
+
+def _shape_of(program: Program, value: int) -> tuple[int, ...]:
+    return tuple(program.graph.values[value].shape or ())

@@ -1,0 +1,145 @@
+"""Formula: a description evaluated for one call, with the extent of every axis.
+
+The extents of an output's axes are its shape; the extent of a reduced axis is that of a dimension it indexes alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apportion.graph import Arg, Body, substitute
+from apportion.interval import Affine
+from apportion.tdl import (
+    Access,
+    Apply,
+    Description,
+    Expr,
+    Gather,
+    Opaque,
+    Operand,
+    Output,
+    Reduce,
+    evaluate,
+)
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Formula:
+    """The outputs of one call as expressions (None: absent), and the extent of every axis, outputs' axes first."""
+
+    outputs: tuple[Output | None, ...]
+    extents: dict[str, int]
+    accesses: tuple[Access, ...]
+
+
+class Undescribed(Exception):
+    """The description does not cover this call; the Op runs unsplit. The message says why."""
+
+
+def evaluate_formula(
+    description: Description,
+    args: Sequence[Arg],
+    inputs: Sequence[Shape],
+    outputs: Sequence[Shape],
+    body: Body | None = None,
+    known: dict[str, int] | None = None,
+) -> Formula:
+    """The formula of a call with the given shapes; raises Undescribed if the description does not cover it.
+
+    `known` gives extents of axes that the shapes need not tell: a dimension of extent 1 is not indexed.
+    """
+    operands = [Operand(k, shape) for k, shape in enumerate(inputs)]
+    values = [substitute(arg, operands) for arg in args]
+    result = _call(description, values, body, outputs)
+    found = evaluate(result, [len(shape) for shape in outputs])
+    accesses = tuple(dict.fromkeys(a for o in found if o is not None for a in accesses_of(o.body)))
+    extents = _extents(description.kind, found, accesses, inputs, outputs, known or {})
+    return Formula(found, extents, accesses)
+
+
+def _call(
+    description: Description, values: list[Any], body: Body | None, outputs: Sequence[Shape]
+) -> Any:
+    function = description.formula
+    parameters = inspect.signature(function).parameters
+    offered = {"body": body, "out": tuple(outputs)}
+    named = {name: offered[name] for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    positional = [
+        p for p in parameters.values() if p.name not in named and p.kind is not p.KEYWORD_ONLY
+    ]
+    if not any(p.kind is p.VAR_POSITIONAL for p in positional):
+        values = values[: len(positional)]
+    return function(*values, **named)
+
+
+def accesses_of(expr: Expr) -> Iterator[Access]:
+    """All accesses inside an expression, those inside data-dependent indices included."""
+    if isinstance(expr, Access):
+        for index in expr.index:
+            for item in index:
+                if isinstance(item, Gather):
+                    yield from accesses_of(item.source)
+        yield expr
+    elif isinstance(expr, Apply | Opaque):
+        for arg in expr.args:
+            yield from accesses_of(arg)
+    elif isinstance(expr, Reduce):
+        yield from accesses_of(expr.body)
+
+
+def _extents(
+    kind: str,
+    outputs: Sequence[Output | None],
+    accesses: Sequence[Access],
+    inputs: Sequence[Shape],
+    shapes: Sequence[Shape],
+    given: dict[str, int],
+) -> dict[str, int]:
+    known = dict(given)
+    products: list[tuple[tuple[str, ...], int]] = []
+    for output, shape in zip(outputs, shapes, strict=True):
+        for name, extent in output.extents if output else ():
+            known.setdefault(name, extent)
+        for names, extent in zip(output.dims if output else (), shape, strict=False):
+            if len(names) == 1:
+                known.setdefault(names[0], extent)
+            else:
+                products.append((names, extent))
+    for access in accesses:
+        for index, extent in zip(access.index, inputs[access.tensor], strict=True):
+            for item in index if len(index) == 1 else ():
+                if isinstance(item, Affine) and item.axis is not None:
+                    known.setdefault(item.axis, extent)
+    for names, extent in products:
+        missing = [n for n in names if n not in known]
+        if len(missing) > 1:
+            raise ValueError(f"description of {kind}: the extents of axes {missing} are not known")
+        rest = math.prod(known[n] for n in names if n in known)
+        for name in missing:
+            known[name] = extent // rest if rest else 0
+    _require(kind, outputs, known)
+    return known
+
+
+def _require(kind: str, outputs: Sequence[Output | None], known: dict[str, int]) -> None:
+    for output in outputs:
+        for name in _names(output.body) if output else ():
+            if name not in known:
+                raise ValueError(
+                    f"description of {kind}: no dimension says how long axis {name} is"
+                )
+
+
+def _names(expr: Expr) -> Iterator[str]:
+    if isinstance(expr, Reduce):
+        yield from expr.axes
+        yield from _names(expr.body)
+    elif isinstance(expr, Apply | Opaque):
+        for arg in expr.args:
+            yield from _names(arg)

@@ -1,0 +1,21 @@
+"""SEARCHES: every way to find a Strategy, by name. One algorithm a file, one signature:
+
+search(problem, *, budget, seed) -> SearchResult
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from apportion.search.data import data
+from apportion.search.problem import Problem, SearchResult
+from apportion.search.random import random
+from apportion.search.single import single
+
+SEARCHES: dict[str, Callable[..., SearchResult]] = {
+    "single": single,
+    "data": data,
+    "random": random,
+}
+
+__all__ = ["SEARCHES", "Problem", "SearchResult", "data", "random", "single"]

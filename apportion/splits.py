@@ -1,0 +1,483 @@
+"""Description -> legal Splits: what each part of an Op reads, what it leaves, and with which arguments it runs.
+
+To cut an Op is to cut its axes. For a cut, given as the number of parts of every (atom of an) axis:
+
+ 1. **Regions.** Each part owns a box of axis ranges; the interval analysis gives the region of every input that the
+    part reads. Two accesses that need different regions of one input refuse the cut.
+ 2. **What is left.** An axis that indexes an output concatenates it. An axis reduced at the root leaves partial values,
+    combined by the reducer; terms of the root that do not mention the axis count once, so their inputs are zeros on
+    all parts but the first. An axis that an output does not mention leaves equal copies. Anything else is refused.
+ 3. **Restriction.** The same kernel on those regions must compute the part: the formula of the local call (local shapes,
+    local arguments) must equal the global formula moved to the part's origin, access by access. Root factors that
+    depend on extents (a mean's 1/n) may differ: their ratio is the part's scale.
+
+Axes that index an opaque result are never cut. Views keep the row-major order of their atoms, which stands for 3.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apportion.atoms import Atoms, find_atoms
+from apportion.formula import Formula, Undescribed, accesses_of, evaluate_formula
+from apportion.graph import Arg, Body, Graph, Op
+from apportion.interval import (
+    Affine,
+    Box,
+    Factors,
+    bounds,
+    flatten,
+    full,
+    lengths,
+    part_range,
+    unflatten,
+    volume,
+)
+from apportion.restrict import Frame, Refused, ratio
+from apportion.root import Root, root_of
+from apportion.tdl import All, Apply, Description, Index, Local, Opaque, Reduce, lookup
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One atom of an axis of an Op: what a Choice cuts. `group` is its class in the Graph."""
+
+    name: str
+    extent: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a split Op.
+
+    inputs   region of each input
+    zeros    inputs that are blocks of zeros in this part instead
+    outputs  region of each output
+    terms    for each output which of its partial values this is; 0 where it is not partial
+    args     arguments of the local call
+    scales   for each output the factor that its local result is multiplied with
+    """
+
+    inputs: tuple[Box, ...]
+    zeros: tuple[int, ...]
+    outputs: tuple[Box, ...]
+    terms: tuple[int, ...]
+    args: tuple[Arg, ...]
+    scales: tuple[float, ...]
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """All parts, and per output its reducer (None: not partial) and number of partial values."""
+
+    parts: tuple[Part, ...]
+    reducers: tuple[str | None, ...]
+    terms: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """All that the splits of an Op depend on: equal Calls have equal Splits."""
+
+    kind: str
+    args: tuple[Arg, ...]
+    inputs: tuple[tuple[Factors, ...], ...]
+    outputs: tuple[tuple[Factors, ...], ...]
+    axes: tuple[tuple[str, Factors], ...]
+    body: Body | None
+
+
+class Space:
+    """Every way to cut every Op of a Graph. Equal Ops are analysed once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        formulas = _formulas(graph)
+        self.atoms: Atoms = find_atoms(graph, [f for f, _ in formulas])
+        self.undescribed: dict[str, str] = {
+            op.kind: why for op, (_, why) in zip(graph.ops, formulas, strict=True) if why
+        }
+        self.calls: tuple[Call, ...] = tuple(
+            _call(graph, op, self.atoms, index) for index, op in enumerate(graph.ops)
+        )
+        self._axes: list[tuple[Axis, ...] | None] = [None] * len(graph.ops)
+        self._splits: dict[tuple[Call, tuple[int, ...]], Split | Refused] = {}
+        self._legal: dict[Call, tuple[bool, ...]] = {}
+
+    def factors(self, value: int) -> Factors:
+        """Atoms of a Value, all dimensions in a row."""
+        return tuple(f for dim in self.atoms.dims[value] for f in dim)
+
+    def axes(self, op: int) -> tuple[Axis, ...]:
+        """The atoms of all axes of an Op, in the order in which a Choice gives their parts."""
+        found = self._axes[op]
+        if found is None:
+            found = self._axes[op] = tuple(
+                Axis(name if len(factors) == 1 else f"{name}.{k}", factor, group)
+                for name, factors in self.calls[op].axes
+                for k, (factor, group) in enumerate(
+                    zip(factors, self.atoms.axis_classes[op][name], strict=True)
+                )
+            )
+        return found
+
+    def split(self, op: int, parts: Sequence[int]) -> Split:
+        """The Split of an Op for the given parts per axis; raises Refused, with the reason, if it is not legal."""
+        key = (self.calls[op], tuple(parts))
+        found = self._splits.get(key)
+        if found is None:
+            try:
+                found = derive(*key)
+            except Refused as refusal:
+                found = refusal
+            self._splits[key] = found
+        if isinstance(found, Refused):
+            raise found
+        return found
+
+    def cuttable(self, op: int) -> tuple[bool, ...]:
+        """For each axis of an Op whether it can be cut in two by itself."""
+        call = self.calls[op]
+        found = self._legal.get(call)
+        if found is None:
+            found = self._legal[call] = tuple(
+                self._can_cut(op, position) for position in range(len(self.axes(op)))
+            )
+        return found
+
+    def _can_cut(self, op: int, position: int) -> bool:
+        axes = self.axes(op)
+        if axes[position].extent < 2:
+            return False
+        try:
+            self.split(op, [2 if k == position else 1 for k in range(len(axes))])
+        except Refused:
+            return False
+        return True
+
+
+def _formulas(graph: Graph) -> list[tuple[Formula | None, str]]:
+    known: dict[tuple[Any, ...], tuple[Formula | None, str]] = {}
+    found = []
+    for op in graph.ops:
+        shapes = tuple(graph.values[v].shape for v in (*op.inputs, *op.outputs))
+        key = (op.kind, op.args, shapes, op.body)
+        if key not in known:
+            known[key] = _formula(graph, op)
+        found.append(known[key])
+    return found
+
+
+def _formula(graph: Graph, op: Op) -> tuple[Formula | None, str]:
+    description = lookup(op.kind)
+    if description is None:
+        return None, "no description"
+    inputs = [graph.values[v].shape for v in op.inputs]
+    outputs = [graph.values[v].shape for v in op.outputs]
+    if any(shape is None for shape in (*inputs, *outputs)):
+        return None, "a shape is unknown"
+    body = None if op.body is None else graph.bodies[op.body]
+    try:
+        return evaluate_formula(description, op.args, inputs, outputs, body), ""  # type: ignore[arg-type]
+    except Undescribed as why:
+        return None, str(why)
+
+
+def _call(graph: Graph, op: Op, atoms: Atoms, index: int) -> Call:
+    return Call(
+        op.kind,
+        op.args,
+        tuple(atoms.dims[v] for v in op.inputs),
+        tuple(atoms.dims[v] for v in op.outputs),
+        tuple(atoms.axes[index].items()),
+        None if op.body is None else graph.bodies[op.body],
+    )
+
+
+def derive(call: Call, parts: tuple[int, ...]) -> Split:
+    """The Split of a call; raises Refused with the reason if the cut is not legal."""
+    count = sum(len(factors) for _, factors in call.axes)
+    if len(parts) != count:
+        raise Refused(f"{call.kind} has {count} axes, the cut names {len(parts)}")
+    description = lookup(call.kind)
+    if description is None or not call.axes:
+        if math.prod(parts) != 1:
+            raise Refused(f"{call.kind} has no axes to cut")
+        return _whole(call)
+    flat_extents = [f for _, factors in call.axes for f in factors]
+    for extent, number in zip(flat_extents, parts, strict=True):
+        if not 1 <= number <= max(extent, 1):
+            raise Refused(f"{call.kind}: an axis of {extent} cannot be cut into {number} parts")
+    return _Derivation(call, description, parts).split()
+
+
+def _shape(dims: tuple[Factors, ...]) -> Shape:
+    return tuple(math.prod(factors) for factors in dims)
+
+
+def _whole(call: Call) -> Split:
+    inputs = tuple(full([f for dim in dims for f in dim]) for dims in call.inputs)
+    outputs = tuple(full([f for dim in dims for f in dim]) for dims in call.outputs)
+    count = len(outputs)
+    flops = float(sum(volume(box) for box in outputs))
+    part = Part(inputs, (), outputs, (0,) * count, call.args, (1.0,) * count, flops)
+    return Split((part,), (None,) * count, (1,) * count)
+
+
+class _Derivation:
+    """One call of `derive`: what the parts have in common."""
+
+    def __init__(self, call: Call, description: Description, parts: tuple[int, ...]) -> None:
+        self.call = call
+        self.description = description
+        self.parts = parts
+        self.factors = dict(call.axes)
+        inputs, outputs = [_shape(d) for d in call.inputs], [_shape(d) for d in call.outputs]
+        self.formula = evaluate_formula(description, call.args, inputs, outputs, call.body)
+        self.cut: dict[str, int] = {}
+        numbers = iter(parts)
+        for name, factors in call.axes:
+            self.cut[name] = math.prod(next(numbers) for _ in factors)
+        self.roots: list[Root | None] = [
+            None if output is None else root_of(output, self.cut, call.kind)
+            for output in self.formula.outputs
+        ]
+
+    def split(self) -> Split:
+        grid = itertools.product(*(range(n) for n in self.parts))
+        found = tuple(self._part(index) for index in grid)
+        reducers = tuple(root.reducer if root else None for root in self.roots)
+        terms = tuple(math.prod(self.cut[a] for a in r.partial) if r else 1 for r in self.roots)
+        return Split(found, reducers, terms)
+
+    def _boxes(self, index: tuple[int, ...]) -> dict[str, Box]:
+        numbers = zip(self.parts, index, strict=True)
+        return {
+            name: tuple(part_range(f, *next(numbers)) for f in factors)
+            for name, factors in self.call.axes
+        }
+
+    def _part(self, index: tuple[int, ...]) -> Part:
+        boxes = self._boxes(index)
+        inputs = tuple(self._input_region(tensor, boxes) for tensor in range(len(self.call.inputs)))
+        outputs = tuple(
+            self._output_region(position, boxes) for position in range(len(self.call.outputs))
+        )
+        local, args, shapes = self._local(inputs, outputs)
+        if self.description.reshape:
+            self._check_order(inputs, outputs)
+            scales: tuple[float, ...] = (1.0,) * len(outputs)
+        else:
+            scales = self._scales(boxes, inputs, local, args, shapes)
+        terms = tuple(self._term(root, index) for root in self.roots)
+        zeros = tuple(
+            sorted(
+                {t for r, term in zip(self.roots, terms, strict=True) if r and term for t in r.once}
+            )
+        )
+        flops = self._flops(boxes, local)
+        return Part(inputs, zeros, outputs, terms, args, scales, flops)
+
+    def _term(self, root: Root | None, index: tuple[int, ...]) -> int:
+        if root is None:
+            return 0
+        term, position = 0, 0
+        for name, factors in self.call.axes:
+            for _ in factors:
+                if name in root.partial:
+                    term = term * self.parts[position] + index[position]
+                position += 1
+        return term
+
+    def _input_region(self, tensor: int, boxes: dict[str, Box]) -> Box:
+        dims = self.call.inputs[tensor]
+        regions = {
+            tuple(
+                r
+                for index, factors in zip(access.index, dims, strict=True)
+                for r in self._dim_region(index, factors, boxes)
+            )
+            for access in self.formula.accesses
+            if access.tensor == tensor
+        }
+        if len(regions) > 1:
+            raise Refused(f"{self.call.kind}: accesses to input {tensor} need different regions")
+        return regions.pop() if regions else full([f for dim in dims for f in dim])
+
+    def _output_region(self, position: int, boxes: dict[str, Box]) -> Box:
+        dims = self.call.outputs[position]
+        output = self.formula.outputs[position]
+        if output is None:
+            return full([f for dim in dims for f in dim])
+        found: list[tuple[int, int]] = []
+        for names, factors in zip(output.dims, dims, strict=True):
+            index = tuple(Affine(((name, 1),)) for name in names)
+            found += self._dim_region(index, factors, boxes)
+        return tuple(found)
+
+    def _dim_region(self, index: tuple[Index, ...], factors: Factors, boxes: dict[str, Box]) -> Box:
+        direct = self._product_region(index, factors, boxes)
+        if direct is not None:
+            return direct
+        if len(index) != 1:
+            return self._uncut(index, factors)
+        (item,) = index
+        if not isinstance(item, Affine):
+            return full(factors)
+        flat = {name: self._flat(name, boxes) for name, _ in item.terms}
+        low, high = bounds(item, flat)
+        extent = math.prod(factors)
+        if low < 0 or high > extent:
+            raise Refused(
+                f"{self.call.kind}: a part reads [{low}, {high}) of a dimension of {extent}"
+            )
+        box = unflatten((low, high), factors)
+        if box is None:
+            raise Refused(f"{self.call.kind}: a part reads a range that is not a box of atoms")
+        return box
+
+    def _product_region(
+        self, index: tuple[Index, ...], factors: Factors, boxes: dict[str, Box]
+    ) -> Box | None:
+        """The region when the dimension's atoms are those of the axes one after the other; else None."""
+        found: list[tuple[int, int]] = []
+        rest = list(factors)
+        for item in index:
+            if isinstance(item, All):
+                taken = _take(rest, item.extent)
+                if taken is None:
+                    return None
+                found += full(taken)
+            elif isinstance(item, Affine) and item.axis is not None:
+                own = self.factors[item.axis]
+                if tuple(rest[: len(own)]) != own:
+                    return None
+                del rest[: len(own)]
+                found += boxes[item.axis]
+            else:
+                return None
+        return None if rest else tuple(found)
+
+    def _uncut(self, index: tuple[Index, ...], factors: Factors) -> Box:
+        for item in index:
+            if isinstance(item, Affine) and any(self.cut[name] > 1 for name, _ in item.terms):
+                raise Refused(f"{self.call.kind}: a view factors this dimension in another way")
+        return full(factors)
+
+    def _flat(self, name: str, boxes: dict[str, Box]) -> tuple[int, int]:
+        span = flatten(boxes[name], self.factors[name])
+        if span is None:
+            raise Refused(
+                f"{self.call.kind}: axis {name} is cut into ranges that are not contiguous"
+            )
+        return span
+
+    def _local(
+        self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]
+    ) -> tuple[Local, tuple[Arg, ...], tuple[Shape, ...]]:
+        shapes = tuple(_local_shape(b, d) for b, d in zip(inputs, self.call.inputs, strict=True))
+        made = tuple(_local_shape(b, d) for b, d in zip(outputs, self.call.outputs, strict=True))
+        positions = tuple(_positions(b, d) for b, d in zip(outputs, self.call.outputs, strict=True))
+        local = Local(shapes, made, positions)
+        rule = self.description.local
+        return local, rule(self.call.args, local) if rule else self.call.args, made
+
+    def _check_order(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> None:
+        # A reshape of the part is the part of the reshape if its atoms are the same, in the same order.
+        before = [
+            (f, r)
+            for f, r in zip((f for d in self.call.inputs[0] for f in d), inputs[0], strict=True)
+        ]
+        after = [
+            (f, r)
+            for f, r in zip((f for d in self.call.outputs[0] for f in d), outputs[0], strict=True)
+        ]
+        if before != after and max(self.parts) > 1:
+            raise Refused(f"{self.call.kind}: the atoms before and after are not the same")
+
+    def _scales(
+        self,
+        boxes: dict[str, Box],
+        inputs: tuple[Box, ...],
+        local: Local,
+        args: tuple[Arg, ...],
+        shapes: tuple[Shape, ...],
+    ) -> tuple[float, ...]:
+        try:
+            known = {name: volume(box) for name, box in boxes.items()}
+            part = evaluate_formula(
+                self.description, args, local.inputs, shapes, self.call.body, known
+            )
+        except Undescribed as why:
+            raise Refused(f"{self.call.kind}: {why}") from None
+        frame = Frame(self.call.kind, self.factors, boxes, self.call.inputs, inputs)
+        found = []
+        for whole, piece in zip(self.formula.outputs, part.outputs, strict=True):
+            if whole is None or piece is None:
+                if whole is not piece:
+                    raise Refused(f"{self.call.kind}: a part has other outputs than the whole")
+                found.append(1.0)
+            else:
+                found.append(ratio(whole, piece, frame))
+        return tuple(found)
+
+    def _flops(self, boxes: dict[str, Box], local: Local) -> float:
+        if self.description.alias:
+            return 0.0
+        if self.description.flops is not None:
+            return float(self.description.flops(local.inputs, local.outputs))
+        total = 0.0
+        for output in self.formula.outputs:
+            if output is not None:
+                names = {n for dim in output.dims for n in dim}
+                reduced = set().union(*(r.axes for r in _reductions(output.body)))
+                size = math.prod(volume(boxes[n]) for n in names | reduced)
+                several = len({a.tensor for a in accesses_of(output.body)}) > 1
+                total += size * (2 if reduced and several else 1)
+        return total
+
+
+def _reductions(expr: Any) -> list[Any]:
+    if isinstance(expr, Reduce):
+        return [expr, *_reductions(expr.body)]
+    if isinstance(expr, Apply | Opaque):
+        return [r for arg in expr.args for r in _reductions(arg)]
+    return []
+
+
+def _take(rest: list[int], extent: int) -> list[int] | None:
+    """Removes from the front of `rest` the factors whose product is `extent`."""
+    size, count = 1, 0
+    while size < extent and count < len(rest):
+        size *= rest[count]
+        count += 1
+    if size != extent:
+        return None
+    taken = rest[:count]
+    del rest[:count]
+    return taken
+
+
+def _local_shape(box: Box, dims: tuple[Factors, ...]) -> Shape:
+    shape, position = [], 0
+    for factors in dims:
+        shape.append(math.prod(lengths(box[position : position + len(factors)])))
+        position += len(factors)
+    return tuple(shape)
+
+
+def _positions(box: Box, dims: tuple[Factors, ...]) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    found, position = [], 0
+    for factors in dims:
+        ranges = box[position : position + len(factors)]
+        found.append(tuple((f, low, high) for f, (low, high) in zip(factors, ranges, strict=True)))
+        position += len(factors)
+    return tuple(found)

@@ -1,0 +1,371 @@
+"""The description language: what an operator computes, as a Python lambda over its axes.
+
+    @describe("aten.mm")
+    def mm(a, b):
+        return lambda i, j: Sum(lambda k: a[i, k] * b[k, j])
+
+A description is a function of the operator's arguments in schema order (it may take only the first few): tensors come
+as `Operand`s, everything else as it is. It returns one lambda per output (a tuple for several; None for an output that
+is absent), whose parameters are the output's axes; a `Sum` (`Max`, `Min`, `Prod`) adds axes that are reduced. Axes of
+equal name in several outputs are one axis. Inside:
+
+    x[i, j + 2]          element; an index is an axis, an affine form of axes, or a number
+    x[i, :]              the whole of a dimension, the same for every part
+    x[idx[n], d]         data-dependent index: the whole dimension, and idx at n
+    x[i, (ALL(3), j)]    a dimension that is a row-major product: the whole of an outer factor 3, then j
+    x.at(i)              element under right-aligned broadcasting, i a tuple of axes
+    a * b, f("gelu", a)  arithmetic, and any pointwise function
+    x.shape[0]           an extent as a value: Sum(...) / x.shape[0]
+    i (as an operand)    the position itself: f("mask", i, x[i])
+    opaque(x[i, :])[j]   a result that may depend on the whole of the slices, indexed by axes that cannot be cut
+
+An output dimension that is a product of axes is written with `Output.of(((p, j), k), expression)`. Nothing here says how
+an operator may be split; splits.py derives that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+from apportion.interval import Affine
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """The whole of an outer factor of a dimension, `extent` long."""
+
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A data-dependent index."""
+
+    source: Expr
+
+
+WHOLE = "whole"
+Index = Union[Affine, All, Gather, str]
+"""Affine, the whole of a factor, data-dependent, or WHOLE."""
+
+
+class Expr:
+    """A scalar expression. Arithmetic makes `Apply`s."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Any) -> Expr:
+        return f("+", self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return f("+", other, self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return f("+", self, f("*", -1, other))
+
+    def __rsub__(self, other: Any) -> Expr:
+        return f("+", other, f("*", -1, self))
+
+    def __mul__(self, other: Any) -> Expr:
+        return f("*", self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return f("*", other, self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return f("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return f("/", other, self)
+
+    def __neg__(self) -> Expr:
+        return f("*", -1, self)
+
+
+@dataclass(frozen=True, slots=True)
+class Access(Expr):
+    """One element of input `tensor`. Each dimension has a tuple of indices, one per factor."""
+
+    tensor: int
+    index: tuple[tuple[Index, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Const(Expr):
+    """A number (or any argument that is the same for every part)."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Position(Expr):
+    """The position along axes, used as a value."""
+
+    form: Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(Expr):
+    """A pointwise function."""
+
+    name: str
+    args: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(Expr):
+    """`reducer` over `axes` of `body`."""
+
+    reducer: str
+    axes: tuple[str, ...]
+    body: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque(Expr):
+    """An unknown function of whole slices; `axes` index its result and cannot be cut."""
+
+    args: tuple[Expr, ...]
+    axes: tuple[str, ...] = ()
+
+    def __getitem__(self, index: Any) -> Opaque:
+        items = index if isinstance(index, tuple) else (index,)
+        names = tuple(name for item in items for name, _ in _affine(item).terms)
+        return Opaque(self.args, names)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output: for each dimension the axes whose row-major product it is, and the element there."""
+
+    dims: tuple[tuple[str, ...], ...]
+    body: Expr
+    extents: tuple[tuple[str, int], ...] = ()
+
+    @staticmethod
+    def of(dims: Sequence[Any], body: Any, **extents: int) -> Output:
+        """From axes, or tuples of axes, per dimension, and the extents of axes that no shape tells."""
+        named = tuple(
+            tuple(_axis_name(a) for a in (d if isinstance(d, tuple) else (d,))) for d in dims
+        )
+        return Output(named, as_expr(body), tuple(extents.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor argument, as a description sees it."""
+
+    index: int
+    shape: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, index: Any) -> Access:
+        items = index if isinstance(index, tuple) else (index,)
+        if len(items) != len(self.shape):
+            raise TypeError(
+                f"input {self.index} has {len(self.shape)} dims, indexed with {len(items)}"
+            )
+        return Access(self.index, tuple(_index(item) for item in items))
+
+    def at(self, axes: Sequence[Affine]) -> Access:
+        """The element at the given axes under right-aligned broadcasting."""
+        skip = len(axes) - len(self.shape)
+        items = [0 if n == 1 else axes[skip + d] for d, n in enumerate(self.shape)]
+        return Access(self.index, tuple(_index(item) for item in items))
+
+
+def axis(name: str) -> Affine:
+    """An axis by name; lambdas make their own."""
+    return Affine(((name, 1),))
+
+
+def axes(prefix: str, count: int) -> tuple[Affine, ...]:
+    """`count` axes named prefix0, prefix1, ..."""
+    return tuple(axis(f"{prefix}{n}") for n in range(count))
+
+
+def ALL(extent: int) -> All:
+    """The whole of an outer factor of a dimension."""
+    return All(extent)
+
+
+def f(name: str, *args: Any) -> Expr:
+    """A pointwise function of its arguments; None stands for an absent one."""
+    return Apply(name, tuple(as_expr(a) for a in args))
+
+
+def opaque(*args: Any) -> Opaque:
+    """A function of whole slices that does not know where they are."""
+    return Opaque(tuple(as_expr(a) for a in args if a is not None))
+
+
+def reduce(reducer: str, over: Sequence[Affine], body: Any) -> Reduce:
+    """`body` reduced over the given axes."""
+    return Reduce(reducer, tuple(_axis_name(a) for a in over), as_expr(body))
+
+
+def Sum(body: Callable[..., Any], rank: int = 0) -> Reduce:
+    """Sum over the lambda's parameters; `rank` says how many a starred parameter stands for."""
+    return _reduction("sum", body, rank)
+
+
+def Max(body: Callable[..., Any], rank: int = 0) -> Reduce:
+    """Maximum over the lambda's parameters."""
+    return _reduction("max", body, rank)
+
+
+def Min(body: Callable[..., Any], rank: int = 0) -> Reduce:
+    """Minimum over the lambda's parameters."""
+    return _reduction("min", body, rank)
+
+
+def Prod(body: Callable[..., Any], rank: int = 0) -> Reduce:
+    """Product over the lambda's parameters."""
+    return _reduction("prod", body, rank)
+
+
+def as_expr(item: Any) -> Expr:
+    """Numbers become constants, axes positions."""
+    if isinstance(item, Expr):
+        return item
+    if isinstance(item, Affine):
+        return Position(item)
+    return Const(item)
+
+
+def evaluate(result: Any, ranks: Sequence[int]) -> tuple[Output | None, ...]:
+    """The outputs that a description returned, its lambdas applied to fresh axes. `ranks` are the outputs' dims."""
+    items = result if isinstance(result, tuple) else (result,)
+    while len(items) > len(ranks) and items[-1] is None:
+        items = items[:-1]
+    return tuple(
+        item if item is None or isinstance(item, Output) else _apply_lambda(item, rank)
+        for item, rank in zip(items, ranks, strict=True)
+    )
+
+
+def _apply_lambda(function: Callable[..., Any], rank: int) -> Output:
+    names = parameter_axes(function, rank)
+    return Output(tuple((name,) for name in names), as_expr(function(*map(axis, names))))
+
+
+def parameter_axes(function: Callable[..., Any], rank: int) -> list[str]:
+    """Axis names from a lambda's parameters; `*i` becomes i0, i1, ... up to `rank` in all."""
+    parameters = inspect.signature(function).parameters.values()
+    plain = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    names: list[str] = []
+    for p in parameters:
+        if p.kind is p.VAR_POSITIONAL:
+            names += [f"{p.name}{n}" for n in range(rank - len(plain))]
+        else:
+            names.append(p.name)
+    return names
+
+
+def _reduction(reducer: str, body: Callable[..., Any], rank: int) -> Reduce:
+    names = parameter_axes(body, rank)
+    return Reduce(reducer, tuple(names), as_expr(body(*map(axis, names))))
+
+
+def _axis_name(item: Any) -> str:
+    name = item if isinstance(item, str) else _affine(item).axis
+    if name is None:
+        raise TypeError(f"{item} is not a plain axis")
+    return name
+
+
+def _affine(item: Any) -> Affine:
+    if isinstance(item, Affine):
+        return item
+    if isinstance(item, int):
+        return Affine((), item)
+    raise TypeError(f"{item!r} is not an affine form of axes")
+
+
+def _index(item: Any) -> tuple[Index, ...]:
+    if isinstance(item, tuple):
+        return tuple(piece for part in item for piece in _index(part))
+    if isinstance(item, slice):
+        if item != slice(None):
+            raise TypeError("a slice in a description is ':', the whole dimension")
+        return (WHOLE,)
+    if isinstance(item, All):
+        return (item,)
+    if isinstance(item, Expr):
+        return (Gather(item),)
+    return (_affine(item),)
+
+
+# The table of descriptions
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Where a part of an Op is: what a local rule may ask for."""
+
+    inputs: tuple[tuple[int, ...], ...]
+    """Shapes of the part's inputs."""
+    outputs: tuple[tuple[int, ...], ...]
+    """Shapes of the part's outputs."""
+    positions: tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]
+    """Per output and dimension the atoms of the part: (factor, low, high)."""
+
+
+LocalRule = Callable[[tuple[Any, ...], Local], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What is written down of one operator.
+
+    formula   the description proper
+    local     how the arguments of a part differ from those of the whole (sizes, offsets), if they do
+    alias     the output shares the storage of the first input
+    reshape   the operator keeps the row-major order of elements: views
+    flops     floating-point operations from the shapes of inputs and outputs, where counting the axes is wrong
+    """
+
+    kind: str
+    formula: Callable[..., Any]
+    local: LocalRule | None = None
+    alias: bool = False
+    reshape: bool = False
+    flops: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], float] | None = None
+
+
+DESCRIPTIONS: dict[str, Description] = {}
+
+
+def describe(
+    *operators: Any,
+    local: LocalRule | None = None,
+    alias: bool = False,
+    reshape: bool = False,
+    flops: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], float] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers the decorated function as the description of operators.
+
+    An operator is named `aten.mm` (all overloads), `aten.mm.default`, `mylib::op`, or given as torch's object.
+    Raises ValueError if it is described already.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for operator in operators:
+            kind = str(operator).replace("::", ".")
+            if kind in DESCRIPTIONS:
+                raise ValueError(f"{kind} is described already, by {DESCRIPTIONS[kind].formula}")
+            DESCRIPTIONS[kind] = Description(kind, function, local, alias, reshape, flops)
+        return function
+
+    return register
+
+
+def lookup(kind: str) -> Description | None:
+    """The description of an operator: of the overload, else of all overloads, else None."""
+    return DESCRIPTIONS.get(kind) or DESCRIPTIONS.get(kind.rpartition(".")[0])

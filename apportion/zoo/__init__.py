@@ -1,0 +1,213 @@
+"""Models to try apportion on, and how to name them.
+
+    SPEC ::= NAME | NAME:SETTING,... | FILE.py:FUNCTION        SETTING ::= tiny | KEY=VALUE
+
+`gpt2`, `mlp:tiny`, `gpt2:layers=4,batch=8`, `gpt2:tiny,layers=3`, `train.py:make`. A user's
+function takes no arguments and returns `(step, model, optimizer, batch)`; modules beside its file
+can be imported while it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from apportion.zoo import gpt2, mlp
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What `capture` needs. `name` is the spec it was loaded from."""
+
+    name: str
+    step: Callable[[nn.Module, Any], Any]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Any
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A model of the zoo: its settings with their defaults, and those of its tiny form."""
+
+    name: str
+    about: str
+    defaults: dict[str, int | float]
+    tiny: dict[str, int | float]
+
+
+_MODELS: dict[str, Any] = {"mlp": mlp, "gpt2": gpt2}
+
+
+def known() -> tuple[Known, ...]:
+    """All models of the zoo."""
+    return tuple(
+        Known(name, m.ABOUT, dataclasses.asdict(m.Settings()), dataclasses.asdict(m.TINY))
+        for name, m in _MODELS.items()
+    )
+
+
+def load(spec: str, seed: int = 0) -> Loaded:
+    """The step, model, optimizer and batch that `spec` names, bit-equal for equal seeds.
+
+    The caller's random state is left as it was. Raises ValueError, in one sentence, if the spec
+    is wrong or the user's file fails.
+    """
+    name, _, rest = spec.partition(":")
+    if spec.endswith(".py") or ".py:" in spec:
+        with _seeded(seed):
+            return _load_file(spec)
+    if name not in _MODELS:
+        raise ValueError(
+            f"Unknown model {name!r}; known are {', '.join(_MODELS)}, "
+            "and FILE.py:FUNCTION for your own."
+        )
+    settings = _settings(spec, name, rest.split(",") if ":" in spec else [])
+    with _seeded(seed):
+        model, optimizer, batch = _MODELS[name].build(settings)
+    return Loaded(spec, _MODELS[name].step, model, optimizer, batch)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds torch, numpy and random for the block, and puts their states back after it."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+# Settings of the zoo's own models
+
+
+def _settings(spec: str, name: str, items: list[str]) -> Any:
+    module = _MODELS[name]
+    base = module.TINY if "tiny" in items else module.Settings()
+    changes: dict[str, int | float] = {}
+    for item in items:
+        if item == "tiny":
+            continue
+        key, equals, text = item.partition("=")
+        if not equals or not hasattr(base, key) or key.startswith("_"):
+            raise ValueError(
+                f"{spec!r}: {item!r} is not a setting of {name}; its settings are tiny, "
+                f"{', '.join(f'{k}={v}' for k, v in dataclasses.asdict(base).items())}."
+            )
+        if key in changes:
+            raise ValueError(f"{spec!r}: {key} is set twice.")
+        changes[key] = _number(spec, key, text, type(getattr(base, key)))
+    try:
+        return dataclasses.replace(base, **changes)
+    except ValueError as error:
+        raise ValueError(f"{spec!r}: {error}.") from None
+
+
+def _number(spec: str, key: str, text: str, kind: type[int] | type[float]) -> int | float:
+    """A positive int, or a float from 0 up."""
+    try:
+        number = kind(text)
+    except ValueError:
+        number = kind(-1)
+    if number > 0 if kind is int else 0 <= number < float("inf"):
+        return number
+    expected = "a positive whole number" if kind is int else "a number from 0 up"
+    raise ValueError(f"{spec!r}: {key} must be {expected}, not {text!r}.")
+
+
+# A user's own file
+
+
+def _load_file(spec: str) -> Loaded:
+    file, _, name = spec.rpartition(":")
+    if not file.endswith(".py") or not name:
+        raise ValueError(f"{spec!r} names no function; write FILE.py:FUNCTION.")
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise ValueError(f"There is no file {file!r}.")
+    with _beside(path):
+        function = getattr(_import(path, file), name, None)
+        if not callable(function):
+            raise ValueError(f"{file} has no function {name!r}.")
+        try:
+            made = function()
+        except (Exception, SystemExit) as error:
+            raise _failure(error, path, file, name) from error
+    if not _is_training(made):
+        raise ValueError(
+            f"{spec} must return (step, model, optimizer, batch), a function, a torch.nn.Module, "
+            f"a torch.optim.Optimizer and a batch, but returned {_kinds(made)}."
+        )
+    return Loaded(spec, *made)
+
+
+def _import(path: Path, file: str) -> Any:
+    name = f"_apportion_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickles look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise _failure(error, path, file, "") from error
+    return module
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """Lets the file import its neighbours, as a script could."""
+    sys.path.insert(0, str(path.parent))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(path.parent))
+
+
+def _failure(error: BaseException, path: Path, file: str, function: str) -> ValueError:
+    """One sentence with the last line of the user's file that was running."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    where = file
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        where = f"{file}:{error.lineno}"
+    elif lines:
+        where = f"{file}:{lines[-1]}"
+    elif function:
+        where = f"{file}:{function}"
+    text = (str(error).strip().splitlines() or [""])[0]
+    return ValueError(f"{where} failed with {type(error).__name__}{text and ': '}{text}")
+
+
+def _is_training(made: Any) -> bool:
+    return (
+        isinstance(made, tuple)
+        and len(made) == 4
+        and callable(made[0])
+        and isinstance(made[1], nn.Module)
+        and isinstance(made[2], torch.optim.Optimizer)
+    )
+
+
+def _kinds(made: Any) -> str:
+    if isinstance(made, tuple):
+        return f"({', '.join(type(item).__name__ for item in made)})"
+    return type(made).__name__

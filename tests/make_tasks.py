@@ -1,0 +1,154 @@
+"""Small TaskGraphs and Clusters, made by hand or at random, for tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from apportion.cluster import Cluster, Device, Link, Route
+from apportion.cost import CostModel
+from apportion.graph import Graph, Op
+from apportion.tasks import (
+    ASSEMBLE,
+    CATEGORIES,
+    COMPUTE,
+    TRANSFER,
+    Ints,
+    TaskGraph,
+    verify,
+)  # fmt: skip
+
+ACTIVATION = CATEGORIES.index("activation")
+SURVIVES = -2
+"""As the last task of a slot: it survives the step."""
+
+EXACT = CostModel("exact", "test", 1.0)
+
+
+@dataclass
+class Maker:
+    """Collects tasks and slots; each call returns the index of what it added."""
+
+    devices: int
+    tasks: list[tuple[int, int, int, int, float]] = field(default_factory=list)
+    deps: list[tuple[int, ...]] = field(default_factory=list)
+    slots: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+
+    def compute(
+        self, device: int, flops: float = 0, nbytes: int = 0, after: Sequence[int] = ()
+    ) -> int:
+        return self._task(COMPUTE, device, -1, nbytes, flops, after)
+
+    def transfer(self, device: int, peer: int, nbytes: int, after: Sequence[int] = ()) -> int:
+        return self._task(TRANSFER, device, peer, nbytes, 0.0, after)
+
+    def assemble(self, device: int, nbytes: int, after: Sequence[int] = ()) -> int:
+        return self._task(ASSEMBLE, device, -1, nbytes, 0.0, after)
+
+    def slot(
+        self,
+        device: int,
+        nbytes: int,
+        first: int,
+        last: int,
+        category: int = ACTIVATION,
+        base: int = -1,
+    ) -> int:
+        self.slots.append((device, nbytes, category, base, first, last))
+        return len(self.slots) - 1
+
+    def copy(self, source: int, target: int, message: int, assembly: int) -> None:
+        """All bytes of the message go from the one slot into the other."""
+        nbytes = self.tasks[message][3]
+        self.copies.append((source, target, message, assembly, nbytes))
+
+    def done(self) -> TaskGraph:
+        n = len(self.tasks)
+        kind, device, peer, nbytes, flops = _columns(self.tasks, 5)
+        slots = [(*slot[:5], n if slot[5] == SURVIVES else slot[5]) for slot in self.slots]
+        slot_device, slot_nbytes, category, base, first, last = _columns(slots, 6)
+        source, target, message, assembly, copied = _columns(self.copies, 5)
+        none, zeros = np.zeros(0, np.int64), np.zeros(n + 1, np.int64)
+        return TaskGraph(
+            devices=self.devices, kind=kind, op=np.arange(n), part=np.zeros(n, np.int64),
+            device=device, peer=peer, position=np.arange(n), nbytes=nbytes,
+            flops=flops.astype(np.float64), itemsize=np.full(n, 4),
+            dep_start=np.cumsum([0, *map(len, self.deps)]),
+            dep=np.array([d for deps in self.deps for d in deps], np.int64),
+            slot_device=slot_device, slot_value=np.zeros_like(slot_device),
+            slot_region=np.zeros_like(slot_device), slot_nbytes=slot_nbytes,
+            slot_category=category, slot_base=base, slot_first=first, slot_last=last,
+            in_start=zeros, in_slot=none, out_start=zeros, out_slot=none,
+            copy_source=source, copy_target=target, copy_source_box=np.zeros_like(source),
+            copy_target_box=np.zeros_like(source), copy_term=np.zeros_like(source),
+            copy_message=message, copy_task=assembly, copy_nbytes=copied,
+            op_start=np.append(np.arange(n + 1), n), edge_op=none, edge_value=none,
+            edge_start=np.zeros(1, np.int64), boxes=((),),
+        )  # fmt: skip
+
+    def _task(
+        self, kind: int, device: int, peer: int, nbytes: int, flops: float, after: Sequence[int]
+    ) -> int:
+        self.tasks.append((kind, device, peer, nbytes, flops))
+        self.deps.append(tuple(after))
+        return len(self.tasks) - 1
+
+
+def _columns(rows: Sequence[tuple[float, ...]], width: int) -> list[Ints]:
+    return list(np.array(rows, np.int64).reshape(-1, width).T)
+
+
+def graph_of(tasks: TaskGraph) -> Graph:
+    """A Graph with an Op for every task but the last."""
+    return Graph((), tuple(Op(f"op{i}", "test.op", (), (), ()) for i in range(len(tasks) - 1)))
+
+
+def ports(
+    devices: int, *, bus: bool = False, on_device: bool = False, latency: float = 0.0
+) -> Cluster:
+    """Devices of 1 flop and 1 byte a nanosecond, with a port out and in, and perhaps one bus."""
+    names = [f"{way}{k}" for k in range(devices) for way in ("out", "in")] + ["bus"] * bus
+    middle: Route = (2 * devices,) if bus else ()
+    rate = 1e9
+    return Cluster(
+        name="test", description="", communication_on_device=on_device,
+        devices=tuple(
+            Device(f"d{k}", "test", 1000, ((4, rate),), rate, 0.0, "test") for k in range(devices)
+        ),
+        links=tuple(Link(name, rate, latency, "test") for name in names),
+        routes=tuple(
+            tuple((2 * a, *middle, 2 * b + 1) if a != b else () for b in range(devices))
+            for a in range(devices)
+        ),
+        host_routes=((),) * devices,
+    )  # fmt: skip
+
+
+def random_tasks(seed: int, count: int = 60, devices: int = 3) -> TaskGraph:
+    """Valid tasks with random kinds, dependencies, lengths and slots."""
+    rng = random.Random(seed)
+    make = Maker(devices)
+    while len(make.tasks) < count:
+        index = len(make.tasks)
+        after = sorted(rng.sample(range(index), min(index, rng.randrange(4))))
+        device, size = rng.randrange(devices), rng.choice([1, 1, 2, 5, 40])
+        if devices > 1 and rng.random() < 0.5:
+            _message(make, rng, device, size, after)
+        else:
+            made = make.compute(device, flops=size, nbytes=rng.randrange(3), after=after)
+            make.slot(device, size, made, rng.choice([made, SURVIVES]))
+    tasks = make.done()
+    verify(tasks)
+    return tasks
+
+
+def _message(make: Maker, rng: random.Random, device: int, size: int, after: Sequence[int]) -> None:
+    peer = rng.choice([d for d in range(make.devices) if d != device])
+    message = make.transfer(device, peer, size, after)
+    assembly = make.assemble(peer, size, [message])
+    source = make.slot(device, size, -1, message)
+    make.copy(source, make.slot(peer, size, assembly, assembly), message, assembly)

@@ -1,0 +1,219 @@
+"""The command line: its surface, its exit statuses, and what goes to which stream."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import typer
+
+from apportion import cli, zoo
+
+STABLE = {
+    *("model", "cluster", "method", "step_seconds", "search_seconds", "peak_bytes"),
+    *("bytes_moved", "ops", "feasible", "lower_bound"),
+}
+PLAN = ["plan", "mlp:tiny", "--cluster", "local:2", "--method", "data"]
+
+
+def call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, stdout, stderr."""
+    capfd.readouterr()
+    status = cli.status(arguments)
+    out, err = capfd.readouterr()
+    return status, out, err
+
+
+def call_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    status, out, err = call(capfd, *arguments, "--json")
+    assert out.count("\n") == 1, err
+    return status, json.loads(out)
+
+
+def surface() -> dict[str, set[str]]:
+    group: Any = typer.main.get_command(cli.app)
+    return {
+        name: {option for parameter in command.params for option in parameter.opts}
+        for name, command in group.commands.items()
+    }
+
+
+def test_the_surface_is_what_it_was() -> None:
+    """Other programs call these: a change here is a change of the contract."""
+    assert surface() == {
+        "models": set(),
+        "show": {"model", "--ops"},
+        "clusters": {"name"},
+        "ops": set(),
+        "plan": {
+            *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
+            "--json",
+        },
+        "compare": {
+            *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed", "--json"),
+        },
+        "simulate": {"plan", "--json"},
+        "run": {
+            *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
+            *("--timeout", "--json"),
+        },
+    }
+
+
+@pytest.mark.parametrize("command", surface())
+def test_help_teaches_by_example(capfd: pytest.CaptureFixture[str], command: str) -> None:
+    status, out, _ = call(capfd, command, "--help")
+    assert status == 0
+    assert f"Example: apportion {command}" in " ".join(out.split())
+
+
+def test_help_names_every_method() -> None:
+    from apportion.search import SEARCHES
+
+    assert set(re.findall(r"\w+", cli.METHODS)) == {"auto", "or", *SEARCHES}
+
+
+def test_no_arguments_show_the_help(capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capfd)
+    assert status == 0 and "simulate" in out
+
+
+def test_models_lists_the_zoo(capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capfd, "models")
+    assert status == 0 and all(model.name in out for model in zoo.known())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("fly", "No such command 'fly'"),
+        ("plan", "Missing argument 'MODEL'"),
+        ("plan mlp:tiny", "Missing option '--cluster'"),
+        ("plan mlp:tiny --cluster local:2 --fast", "No such option: --fast"),
+        ("plan mlp:tiny --cluster local:2 --method best", "best"),
+        ("plan mlp:tiny --cluster local:0", "local:0"),
+        ("plan mlp:tiny --cluster nowhere", "nowhere"),
+        ("plan mlp:tiny --cluster local:2 --memory-limit 16", "'16' is not a size"),
+        ("plan mlp:tiny --cluster local:2 --memory-limit 0GB", "'0GB' is not a size"),
+        ("plan mlp:tiny --cluster local:2 --out no/such/p.json", "There is no folder"),
+        ("plan nothing --cluster local:2", "Unknown model 'nothing'"),
+        ("plan mlp:depth=1 --cluster local:2", "'depth=1' is not a setting of mlp"),
+        ("plan none.py:make --cluster local:2", "There is no file 'none.py'"),
+        ("compare mlp:tiny --cluster local:2 --methods single,best", "best"),
+        ("compare mlp:tiny --cluster local:2 --methods ,", "''"),
+        ("simulate none.json", "none.json: No such file"),
+        ("run mlp:tiny --procs 0", "--procs"),
+        ("run mlp:tiny --procs two", "--procs"),
+        ("run mlp:tiny --steps 0", "--steps"),
+        ("run mlp:tiny --procs 2 --method best", "best"),
+        ("run mlp:tiny --plan p.json --procs 2", "Give either --plan, or --procs and --method"),
+        ("run mlp:tiny --plan none.json", "none.json: No such file"),
+        ("show nothing", "Unknown model 'nothing'"),
+        ("clusters nowhere", "nowhere"),
+    ],
+)
+def test_wrong_requests_get_one_sentence(
+    capfd: pytest.CaptureFixture[str], arguments: str, sentence: str
+) -> None:
+    status, out, err = call(capfd, *arguments.split())
+    assert (status, out) == (2, "")
+    assert sentence in err and err.count("\n") == 1 and err.startswith("apportion: ")
+
+
+def test_failed_work_and_interruption(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> NoReturn:
+        raise RuntimeError("Rank 1 died.")
+
+    def interrupt() -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zoo, "known", fail)
+    assert call(capfd, "models") == (1, "", "apportion: Rank 1 died.\n")
+    monkeypatch.setattr(zoo, "known", interrupt)
+    assert call(capfd, "models") == (130, "", "apportion: Interrupted.\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *(("7B", 7), ("2KB", 2000), ("1.5 MB", 1_500_000), ("16GB", 16 * 10**9)),
+        *(("2KiB", 2048), ("512MiB", 512 * 2**20), ("80gib", 80 * 2**30)),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert cli._size(text) == size
+
+
+def test_show_and_lists(capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capfd, "show", "mlp:tiny", "--ops")
+    assert status == 0 and "fingerprint" in out and "aten." in out
+    status, out, _ = call(capfd, "clusters")
+    assert status == 0 and out
+    status, out, _ = call(capfd, "clusters", "local:3")
+    assert status == 0 and out
+    status, out, _ = call(capfd, "ops")
+    assert status == 0 and "aten.mm" in out
+
+
+def test_plan_as_a_table(capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capfd, *PLAN)
+    assert status == 0
+    for label in ("step time", "peak memory per device", "bytes moved", "search time", "feasible"):
+        assert label in out
+
+
+def test_plan_save_and_simulate_agree(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = str(tmp_path / "p.json")
+    status, facts = call_json(capfd, *PLAN, "--out", file)
+    assert status == 0 and facts.keys() == STABLE
+    assert (facts["model"], facts["cluster"], facts["method"]) == ("mlp:tiny", "local:2", "data")
+    assert len(facts["peak_bytes"]) == 2 and facts["feasible"] is True
+    assert call_json(capfd, "simulate", file) == (0, facts)
+
+
+def test_broken_plan_files_are_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    assert cli.status([*PLAN, "--out", str(file)]) == 0
+    whole = file.read_text()
+    for text in ("", whole[: len(whole) // 2], "[]", '{"schema": 1}', "\0"):
+        file.write_text(text)
+        for command in (["simulate", str(file)], ["run", "mlp:tiny", "--plan", str(file)]):
+            status, out, err = call(capfd, *command)
+            assert (status, out, err.count("\n")) == (2, "", 1), text
+
+
+def test_what_does_not_fit_keeps_its_figures(capfd: pytest.CaptureFixture[str]) -> None:
+    status, facts = call_json(capfd, *PLAN, "--memory-limit", "1B")
+    assert status == 1 and facts["feasible"] is False and facts["bytes_moved"] > 0
+    compare = ["compare", "mlp:tiny", "--cluster", "local:2", "--methods", "single,data"]
+    status, table = call_json(capfd, *compare, "--memory-limit", "1B")
+    assert status == 1 and [row["feasible"] for row in table["results"]] == [False, False]
+
+
+def test_compare(capfd: pytest.CaptureFixture[str]) -> None:
+    compare = ["compare", "mlp:tiny", "--cluster", "local:2", "--methods", "single,data"]
+    status, table = call_json(capfd, *compare)
+    assert status == 0
+    assert [row["method"] for row in table["results"]] == ["single", "data"]
+    assert all(row.keys() == STABLE for row in table["results"])
+    status, out, _ = call(capfd, *compare)
+    assert status == 0 and "single" in out and "data" in out
+
+
+def test_what_a_users_file_prints_is_kept_from_the_json(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "from apportion import zoo\n"
+        "def make():\n"
+        "    print('hello')\n"
+        "    it = zoo.load('mlp:tiny')\n"
+        "    return it.step, it.model, it.optimizer, it.batch\n"
+    )
+    status, facts = call_json(capfd, "plan", f"{tmp_path}/train.py:make", "--cluster", "local:2")
+    assert status == 0 and facts["model"] == f"{tmp_path}/train.py:make"
