@@ -1,4 +1,4 @@
-"""Nodes -> Graph: names, roles, phases, links from backward to forward, and one update Op per parameter."""
+"""Nodes -> Graph: names, roles, links from backward to forward, one update Op per parameter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from apportion.trace import CaptureError, Trace, dtype_name
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """The live tensors of a step by name; `batch` with flat positions, `trained` with optimizer groups."""
+    """The live tensors of a step by name; `batch` with flat positions, `trained` with groups."""
 
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
@@ -36,7 +36,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a Value is bound to: a parameter or buffer by name, or the parameter's optimizer state `state`."""
+    """What a Value is bound to: a parameter or buffer, or the optimizer state of a parameter."""
 
     role: str
     name: str
@@ -70,7 +70,7 @@ class _Ends:
     loss: int
     raw: dict[str, int]
     used: dict[str, int]
-    buffers: dict[str, int]
+    after: dict[str, int]
 
 
 def build(
@@ -82,19 +82,22 @@ def build(
     *,
     clipped: bool,
 ) -> Parts:
-    """The Graph of a recorded step. The trace's results are loss, gradients, clipped gradients, buffers."""
+    """The Graph of a recorded step.
+
+    The trace's results are the loss, gradients, clipped gradients, and parameters and buffers as
+    the forward pass leaves them.
+    """
     ends = _ends(rewritten.outputs, tensors, clipped)
     builder = _Builder(rewritten, ends)
     builder.add_leaves(trace, leaves, ends)
     for node in rewritten.nodes:
         builder.add_node(node)
     slots = {leaf.name: slot for slot, leaf in zip(trace.inputs, leaves, strict=True)}
-    for name, after in ends.buffers.items():
-        builder.add_buffer_pair(name, slots[name], after)
+    for name, after in ends.after.items():
+        if name not in tensors.trained:
+            builder.add_pair(name, slots[name], after)
     for name, group in tensors.trained.items():
-        builder.add_update(
-            name, slots[name], ends.used[name], group, tensors.parameters[name], templates
-        )
+        builder.add_update(name, slots[name], group, tensors.parameters[name], templates)
     graph = g.Graph(
         tuple(builder.values), tuple(builder.ops), tuple(builder.state), builder.index[ends.loss],
         tuple(templates.bodies),
@@ -106,12 +109,13 @@ def _ends(outputs: Sequence[int | None], tensors: Tensors, clipped: bool) -> _En
     count = len(tensors.trained)
     loss, grads, rest = outputs[0], outputs[1 : count + 1], outputs[count + 1 :]
     used, after = (rest[:count], rest[count:]) if clipped else (grads, rest)
+    names = (*tensors.parameters, *tensors.buffers)
     assert loss is not None
     return _Ends(
         loss,
         {n: s for n, s in zip(tensors.trained, grads, strict=True) if s is not None},
         {n: s for n, s in zip(tensors.trained, used, strict=True) if s is not None},
-        {n: s for n, s in zip(tensors.buffers, after, strict=True) if s is not None},
+        {n: s for n, s in zip(names, after, strict=True) if s is not None},
     )
 
 
@@ -138,9 +142,10 @@ class _Builder:
         named = [
             *((s, f"{n}.grad") for n, s in ends.raw.items()),
             *((s, f"{n}.grad.clipped") for n, s in ends.used.items() if s != ends.raw[n]),
-            *((s, f"{n}'") for n, s in ends.buffers.items()),
             (ends.loss, "loss"),
+            *((s, f"{n}'") for n, s in ends.after.items() if n not in ends.used),
         ]
+        self.roles = {ends.loss: g.OUTPUT}
         self.names: dict[int, str] = {}
         for slot, name in named:
             self.names.setdefault(slot, name)
@@ -163,9 +168,10 @@ class _Builder:
         """Parameters, buffers, inputs and constants that are read or that the step changes."""
         read = {slot for node in self.rewritten.nodes for slot in g.refs(node.args)}
         for slot, leaf in zip(trace.inputs, leaves, strict=True):
-            after = ends.buffers.get(leaf.name, slot) if leaf.role == g.BUFFER else slot
-            trained = leaf.role == g.PARAMETER and leaf.name in ends.used
-            if slot in read or trained or after != slot:
+            after = ends.after[leaf.name] if leaf.role != g.INPUT else slot
+            if after != slot and leaf.name not in ends.used:
+                self.roles.setdefault(after, leaf.role)
+            if slot in read or after != slot or leaf.name in ends.used:
                 self._add_leaf(slot, leaf)
         for number, (slot, tensor) in enumerate(trace.constants.items()):
             if slot in read:
@@ -201,14 +207,14 @@ class _Builder:
                 line,
                 module,
                 forward,
-            )  # fmt: skip
+            )
         )
         if node.site.phase == g.FORWARD and node.site.sequence is not None:
             self.by_sequence.setdefault(node.site.sequence, number)
         self.links.update(dict.fromkeys(outputs, number if forward is None else forward))
 
     def _forward_op(self, node: Node) -> int | None:
-        """The Op that a backward Node differentiates, by autograd's number, else by what it reads."""
+        """The Op that a backward Node differentiates: by autograd's number, or by what it reads."""
         sequence = node.site.sequence
         if node.site.phase != g.BACKWARD or sequence == -1:
             return None
@@ -244,34 +250,24 @@ class _Builder:
             if slot is None:
                 outputs.append(self.add_value(name, role, (0,), dtype))
                 continue
-            name, kind = self.names.get(slot, name), self._role(slot, role)
+            name, kind = self.names.get(slot, name), self.roles.get(slot, role)
             self.index[slot] = self.add_value(name, kind, *self.rewritten.types[slot])
             outputs.append(self.index[slot])
         return tuple(outputs)
 
-    def _role(self, slot: int, role: str) -> str:
-        if slot == self.ends.loss:
-            return g.OUTPUT
-        return g.BUFFER if slot in self.ends.buffers.values() else role
-
-    def add_buffer_pair(self, name: str, before: int, after: int) -> None:
-        """Pairs a buffer that the forward pass changes with what it becomes."""
+    def add_pair(self, name: str, before: int, after: int) -> None:
+        """Pairs a state that the forward pass changes with what it becomes."""
         if before == after:
             return
         if self.rewritten.types[before] != self.rewritten.types[after]:
             raise CaptureError(
-                f"the step changes the shape or dtype of buffer {name}; a step must leave its state as it finds it"
+                f"the step changes the shape or dtype of {name}; a step must leave its state as it "
+                "finds it"
             )
         self.state.append((self.index[before], self.index[after]))
 
     def add_update(
-        self,
-        name: str,
-        slot: int,
-        grad: int,
-        group: int,
-        parameter: torch.Tensor,
-        templates: Templates,
+        self, name: str, slot: int, group: int, parameter: torch.Tensor, templates: Templates
     ) -> None:
         """The update Op of one parameter, its state before and after."""
         own = self.index[slot]
@@ -281,7 +277,8 @@ class _Builder:
             self.bindings[value] = Binding(g.OPTIMIZER_STATE, name, key)
             before.append(value)
             after.append(self._like(value, f"{name}:{key}'"))
-        inputs = (own, self.index[grad], *before[1:])
+        changed, grad = self.index[self.ends.after[name]], self.index[self.ends.used[name]]
+        inputs = (changed, grad, *before[1:])
         self.ops.append(
             g.Op(
                 self._unique_op(f"{name}.update"),
@@ -293,7 +290,7 @@ class _Builder:
                 module=name.rpartition(".")[0],
                 parameter=own,
                 body=templates.body(group, parameter),
-            )  # fmt: skip
+            )
         )
         self.state.extend(zip(before, after, strict=True))
 

@@ -1,10 +1,11 @@
-"""capture: a PyTorch training step -> Program (a Graph and its bindings to the live model and optimizer).
+"""capture: a PyTorch training step -> Program (a Graph bound to the live model and optimizer).
 
     step, model, optimizer, batch --record--> Trace --rewrite--> Nodes --build--> Graph
 
-The step runs once on fake tensors (trace.py), so that a model on the meta device is captured too. Forward, loss,
-backward and clipping are one trace; the optimizer's update is a template per group (optimizer.py), stamped once per
-parameter. `eager_steps` is the independent reference: plain PyTorch on a copy.
+The step runs once on fake tensors (trace.py), so that a model on the meta device is captured too.
+Forward, loss, backward and clipping are one trace; the optimizer's update is a template per group
+(optimizer.py), stamped once per parameter. `eager_steps` is the independent reference: plain
+PyTorch on a copy.
 """
 
 from __future__ import annotations
@@ -28,9 +29,17 @@ from apportion.rewrite import rewrite
 from apportion.trace import CaptureError, Recorder, Site, fake_mode, record
 
 __all__ = [
-    "CaptureError", "Program", "batch_leaves", "capture", "capture_as", "check_settings", "eager_steps",
-    "setting", "state_tensor",
-]  # fmt: skip
+    "CaptureError",
+    "Program",
+    "batch_leaves",
+    "capture",
+    "capture_as",
+    "cast_batch",
+    "check_settings",
+    "eager_steps",
+    "setting",
+    "state_tensor",
+]
 
 # Operators of gradient clipping differentiate nothing.
 _CLIPPING = Site(g.BACKWARD, sequence=-1)
@@ -63,6 +72,9 @@ class Program:
     bindings: dict[int, Binding]
     fixed: tuple[updates.Fixed, ...]
 
+    def __repr__(self) -> str:
+        return f"<Program {type(self.model).__name__}, {len(self.graph.ops)} ops>"
+
 
 def capture(
     step: Step,
@@ -73,8 +85,8 @@ def capture(
 ) -> Program:
     """Captures forward, loss, backward, clipping and update of `step(model, batch)` as one Graph.
 
-    Parameters may be on the meta device. Raises CaptureError, one sentence with the user's line, for a step that depends
-    on data or uses something unsupported.
+    Parameters may be on the meta device. Raises CaptureError, one sentence with the user's line,
+    for a step that depends on data or uses something unsupported.
     """
     updates.check_supported(optimizer)
     tensors = _tensors(model, optimizer, batch)
@@ -94,7 +106,8 @@ def capture(
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Tensors:
     """All live tensors of the step, by name."""
-    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
+    buffers = dict(model.named_buffers())
     groups = {id(p): k for k, group in enumerate(optimizer.param_groups) for p in group["params"]}
     known = {id(p) for p in parameters.values()}
     strangers = sum(1 for p in groups if p not in known)
@@ -150,7 +163,7 @@ def _traced(
     batch: Any,
     clip_norm: float | None,
 ) -> Any:
-    """The function to record: all leaves -> loss, gradients, clipped gradients, buffers."""
+    """The function to record: all leaves -> loss, gradients, clipped gradients, state after."""
 
     def run(recorder: Recorder, *fakes: torch.Tensor) -> list[torch.Tensor | None]:
         state = {
@@ -162,13 +175,13 @@ def _traced(
         with _reparametrize_module(model, state, tie_weights=True), torch.enable_grad():
             loss = _loss(step(model, fake_batch), step)
             _refuse_backward(state)
-            after = dict(model.named_buffers())
+            after = state | dict(model.named_buffers())
             recorder.phase = g.BACKWARD
             grads = _gradients(loss, {name: state[name] for name in tensors.trained})
         recorder.replayed = _CLIPPING
         with torch.no_grad():
             clipped = [] if clip_norm is None else _clipped(grads, clip_norm)
-        return [loss, *grads, *clipped, *(after.get(name) for name in tensors.buffers)]
+        return [loss, *grads, *clipped, *(after[name] for name in state)]
 
     return run
 
@@ -189,18 +202,18 @@ def _loss(result: Any, step: Step) -> torch.Tensor:
     loss = result if isinstance(result, torch.Tensor) else getattr(result, "loss", None)
     if not isinstance(loss, torch.Tensor):
         raise CaptureError(
-            f"{name} returns {type(result).__name__}; it must return a scalar loss tensor, or an object or "
-            "dict with one as loss"
+            f"{name} returns {type(result).__name__}; it must return a scalar loss tensor, or "
+            "an object or dict with one as loss"
         )
     if loss.dim() != 0 or not loss.is_floating_point():
         raise CaptureError(
-            f"{name} returns a loss of shape {tuple(loss.shape)} and dtype {loss.dtype}; it must be a floating "
-            "scalar, so reduce it with mean() or sum()"
+            f"{name} returns a loss of shape {tuple(loss.shape)} and dtype {loss.dtype}; it must "
+            "be a floating scalar, so reduce it with mean() or sum()"
         )
     if not loss.requires_grad:
         raise CaptureError(
-            f"the loss that {name} returns depends on no trainable parameter; it must not be detached or "
-            "computed under torch.no_grad()"
+            f"the loss that {name} returns depends on no trainable parameter; it must not be "
+            "detached or computed under torch.no_grad()"
         )
     return loss
 
@@ -208,7 +221,8 @@ def _loss(result: Any, step: Step) -> torch.Tensor:
 def _refuse_backward(state: Mapping[str, torch.Tensor]) -> None:
     if any(x.is_leaf and x.grad is not None for x in state.values()):
         raise CaptureError(
-            "the step calls backward() itself; it must only return the loss, capture adds backward and update"
+            "the step calls backward() itself; it must only return the loss, because capture adds "
+            "backward and update"
         )
 
 
@@ -258,7 +272,7 @@ class _Templates:
 
 
 def state_tensor(program: Program, value_index: int) -> torch.Tensor:
-    """The live tensor behind a parameter, buffer or optimizer-state Value that the step begins with.
+    """The live tensor behind a parameter, buffer or optimizer state that the step begins with.
 
     Optimizer state that the optimizer has not made yet is what it begins with: zeros.
     """
@@ -289,7 +303,7 @@ def _bound(
 
 
 def batch_leaves(program: Program, batch: Any) -> dict[int, torch.Tensor]:
-    """The batch's tensors by value index; raises ValueError unless its structure is the captured one."""
+    """The batch's tensors by value index; raises ValueError unless the batch is as captured."""
     captured, spec = pytree.tree_flatten(program.batch)
     flat, given = pytree.tree_flatten(batch)
     if given != spec:
@@ -305,8 +319,8 @@ def _check_leaf(position: int, new: Any, old: Any) -> None:
     if not isinstance(old, torch.Tensor):
         if isinstance(new, torch.Tensor) or new != old:
             raise ValueError(
-                f"leaf {position} of the batch is {new!r}, but the step was captured with {old!r}, which is part "
-                "of the graph; capture again"
+                f"leaf {position} of the batch is {new!r}, but the step was captured with {old!r}, "
+                "which is part of the graph; capture again"
             )
     elif not isinstance(new, torch.Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
         shown = f"{new.dtype} {tuple(new.shape)}" if isinstance(new, torch.Tensor) else repr(new)
@@ -329,8 +343,8 @@ def eager_steps(
 ) -> tuple[list[float], dict[int, torch.Tensor]]:
     """Runs the steps by plain PyTorch on a copy of model and optimizer; the n-th batch is step n.
 
-    Returns the losses and, by the index of the Value it begins with, the tensor that every parameter, buffer and
-    optimizer state ends with. Random operators draw the numbers that the captured Graph draws.
+    Returns the losses and, by the index of the Value it begins with, the tensor that every
+    parameter, buffer and optimizer state ends with. Random operators draw what the Graph draws.
     """
     for binding in program.bindings.values():
         _bound(program.model, program.optimizer, binding)
@@ -354,7 +368,7 @@ def _eager_step(
     optimizer.zero_grad(set_to_none=True)
     with torch.enable_grad(), torch.random.fork_rng(devices=[]), CounterRandom(seed, number):
         loss = _loss(program.step(model, batch), program.step)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     if program.clip_norm is not None:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         torch.nn.utils.clip_grad_norm_(trained, program.clip_norm)
@@ -363,7 +377,7 @@ def _eager_step(
 
 
 def capture_as(program: Program, dtype: torch.dtype) -> Program:
-    """The same step with model, optimizer state and floating batch tensors cast to `dtype`, captured again."""
+    """The step captured again with model, optimizer state and floating batch cast to `dtype`."""
     model, optimizer = copy.deepcopy((program.model, program.optimizer))
     model.to(dtype)
     for state in optimizer.state.values():

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from apportion.graph import INPUT, Op, substitute
-from apportion.interval import Box, full, lengths, volume
+from apportion.interval import Box, flatten, full, lengths, volume
 from apportion.kernels import Context, dtype, kernel
 from apportion.splits import Part, Space
 from apportion.strategy import Strategy
@@ -58,7 +58,7 @@ class _Compute:
     outs: tuple[int, ...]
 
 
-class Program:
+class Executable:
     """A TaskGraph made ready to run: what the ranks share. It holds no tensors."""
 
     def __init__(self, space: Space, strategy: Strategy, tasks: TaskGraph) -> None:
@@ -159,6 +159,18 @@ def local_shape(space: Space, value: int, region: Box) -> tuple[int, ...]:
     return tuple(shape)
 
 
+def dim_spans(space: Space, value: int, region: Box) -> tuple[slice, ...] | None:
+    """A region as one slice per dimension, or None if it is not."""
+    found, place = [], 0
+    for factors in space.atoms.dims[value]:
+        span = flatten(region[place : place + len(factors)], factors)
+        if span is None:
+            return None
+        found.append(slice(*span))
+        place += len(factors)
+    return tuple(found)
+
+
 def slices(box: Box) -> tuple[slice, ...]:
     """A box as an index."""
     return tuple(slice(low, high) for low, high in box)
@@ -166,9 +178,9 @@ def slices(box: Box) -> tuple[slice, ...]:
 
 @dataclass
 class Rank:
-    """One device's tensors while a Program runs."""
+    """One device's tensors while an Executable runs."""
 
-    program: Program
+    program: Executable
     device: int
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     messages: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -184,6 +196,25 @@ class Rank:
         """Copies this device's regions of the batch."""
         for slot in self._begin(lambda role: role == INPUT):
             self.tensors[slot] = self._region(slot, source)
+
+    def feed_regions(self, ask: Callable[[int, tuple[slice, ...]], torch.Tensor]) -> None:
+        """Asks for this device's regions of the batch: `ask(value, a slice per dimension)`."""
+        for slot in self._begin(lambda role: role == INPUT):
+            meant = self.program.slots[slot]
+            spans = dim_spans(self.program.space, meant.value, meant.region)
+            if spans is None:
+                raise ValueError(
+                    f"the plan keeps a region of {self.program.graph.values[meant.value].name!r} that "
+                    "is not one slice per dimension; pass the whole batch"
+                )
+            tensor = ask(meant.value, spans)
+            if tuple(tensor.shape) != meant.shape:
+                name = self.program.graph.values[meant.value].name
+                raise ValueError(
+                    f"the batch function returned {list(tensor.shape)} for {name!r}, asked for "
+                    f"{list(meant.shape)}"
+                )
+            self.tensors[slot] = tensor.detach().to(meant.dtype, copy=True)
 
     def _begin(self, wanted: Callable[[str], bool]) -> list[int]:
         program = self.program
@@ -348,5 +379,5 @@ def gather(ranks: Sequence[Rank]) -> dict[int, torch.Tensor]:
     return {v: t.reshape(_shape_of(ranks[0].program, v)) for v, t in found.items()}
 
 
-def _shape_of(program: Program, value: int) -> tuple[int, ...]:
+def _shape_of(program: Executable, value: int) -> tuple[int, ...]:
     return tuple(program.graph.values[value].shape or ())

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from apportion.builder import Builder, Piece
+from apportion.task_builder import Builder, Piece
 from apportion.graph import ROLES, Graph
 from apportion.interval import Box, full, intersect, lengths, subtract, volume
 from apportion.splits import Part, Space, Split
@@ -128,13 +128,22 @@ class _Lowering:
             wanted += [(after, piece) for piece in self.begun[before]]
         final = [self._fetch(after, piece.region, piece.device) for after, piece in wanted]
         if self.graph.loss is not None:
-            held = self.held[self.graph.loss]
-            whole = full(self.space.factors(self.graph.loss))
-            self.build.keep(self._fetch(self.graph.loss, whole, held.terms[0][0].device).slot)
+            self._keep_loss(self.graph.loss)
         self.build.flush()
         for (_, begun), piece in zip(wanted, final, strict=True):
             self.build.keep(piece.slot)
             self.build.carry.append((piece.slot, begun.slot))
+
+    def _keep_loss(self, loss: int) -> None:
+        """Keeps every whole copy of the loss that there is, and sees to it that there is one."""
+        held = self.held[loss]
+        whole = full(self.space.factors(loss))
+        if not any(p.region == whole for pieces in held.local.values() for p in pieces):
+            self._fetch(loss, whole, held.terms[0][0].device)
+        for pieces in held.local.values():
+            for piece in pieces:
+                if piece.region == whole:
+                    self.build.keep(piece.slot)
 
     # One Op
 

@@ -1,15 +1,16 @@
 """Optimizer updates as templates, with their settings left open.
 
-The real optimizer class steps once on fake tensors, its settings replaced by floats that remember how they were
-computed (`_Recorded`). Constants of the trace that equal a remembered number become `Setting` expressions, read from
-the live groups at every step. Tracing twice with different numbers must give the same Body: nothing was baked in.
+The real optimizer class steps once on fake tensors, its settings replaced by floats that remember
+how they were computed (`_Recorded`). Constants of the trace that equal a remembered number become
+`Setting` expressions, read from the live groups at every step. Tracing twice with different numbers
+must give the same Body: nothing was baked in.
 """
 
 from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,10 +28,14 @@ SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _BRANCHING = ("weight_decay", "momentum", "dampening")
 # How torch runs the update, not what it computes.
 _MANNER = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
-_OPERATORS = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow,
+_OPERATORS: dict[str, Callable[..., float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "**": operator.pow,
     "neg": operator.neg,
-}  # fmt: skip
+}
 
 Fixed = tuple[int, str, Any]
 
@@ -44,8 +49,9 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
         fresh = any(_momentum(optimizer, p) is None for p in group["params"])
         if group.get("momentum") and group["dampening"] and fresh:
             raise CaptureError(
-                f"group {index} has momentum with dampening {group['dampening']} and no momentum buffer yet; "
-                "torch does not dampen the first step, so take one step first or set dampening=0"
+                f"group {index} has momentum with dampening {group['dampening']} and no momentum "
+                "buffer yet; torch does not dampen the first step, so take one step first or set "
+                "dampening=0"
             )
 
 
@@ -119,8 +125,8 @@ def check_fixed(optimizer: torch.optim.Optimizer, fixed: tuple[Fixed, ...]) -> N
         now = optimizer.param_groups[index][key]
         if now != value:
             raise ValueError(
-                f"{key} of group {index} was {value} when the step was captured and is {now} now, which makes "
-                "another update; capture again"
+                f"{key} of group {index} was {value} when the step was captured and is {now} now, "
+                "which makes another update; capture again"
             )
 
 
@@ -211,13 +217,13 @@ def update_body(
 ) -> g.Body:
     """The update of one parameter of group `index` as a Body.
 
-    Inputs: the parameter, its gradient, its state sorted by name. Outputs: the new parameter and state.
+    Inputs: the parameter, its gradient, its state sorted by name. Outputs: new parameter and state.
     """
     first = _traced_body(optimizer, index, parameter, mode, salt=1.1e-4)
     if _traced_body(optimizer, index, parameter, mode, salt=2.3e-4) != first:
         raise CaptureError(
-            f"the update of {type(optimizer).__name__} computes with its settings in a way that cannot be "
-            "followed; this version of torch needs a change in apportion/optimizer.py"
+            f"the update of {type(optimizer).__name__} computes with its settings in a way that "
+            "cannot be followed; this version of torch needs a change in apportion/optimizer.py"
         )
     return first
 
@@ -267,9 +273,9 @@ def _stepped(
 
 
 class _TensorFactor(TorchFunctionMode):
-    """Lets `addcdiv_(.., value=tensor)` stand for what it says; Adam's step size is a tensor in the trace.
+    """Lets `addcdiv_(.., value=tensor)` mean what it says; Adam's step size is a tensor in a trace.
 
-    Adam's own formula for tensors (`capturable`) divides by the learning rate and gives NaN where that is zero.
+    Adam's own formula for tensors (`capturable`) divides by the learning rate, which may be zero.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,12 +1,13 @@
 """Random numbers that can be split: a hash of (seed, step, operator) and the *global* index.
 
-    word(i0, .., in) = mix(.. mix(mix(first + spread(0, i0)) + spread(1, i1)) ..) , last mix keyed with `second`
-    uniform          = (word >> 8) * 2**-24                        in [0, 1), the same number in every dtype
-    normal           = sqrt(-2 log(1 - uniform)) cos(2 pi uniform')          (Box and Muller)
+    word(i, j, ..) = mix(second ^ .. mix(mix(first + spread(0, i)) + spread(1, j)) ..)
+    uniform        = (word >> 8) * 2**-24, in [0, 1), the same number in every dtype
+    normal         = sqrt(-2 log(1 - uniform)) cos(2 pi uniform'), after Box and Muller
 
-Any box of a tensor is bit-equal to the slice of the whole, because no element depends on another. torch's own
-generators cannot be sliced, so torch's random operators are replaced (`RULES`) both in a captured graph and in the
-single-device reference. `mix` is the 32-bit finaliser "lowbias32" in wrapping int32 arithmetic.
+`first` and `second` are hashes of the key; `mix` is the 32-bit finaliser "lowbias32" in wrapping
+int32 arithmetic. Any box of a tensor is bit-equal to the slice of the whole, because no element
+depends on another. torch's own generators cannot be sliced, so torch's random operators are
+replaced (`RULES`), both in a captured graph and in the single-device reference.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _spread(dim: int, index: torch.Tensor) -> torch.Tensor:
-    """One well-mixed word per index: plain multiples would make rows shifted copies of each other."""
+    """A well-mixed word per index; plain multiples would make rows shifted copies of each other."""
     odd = _signed(2 * _mix_int(dim + 1) + 1)
     return _mix(index.to(torch.int32) * odd + dim)
 
@@ -181,12 +182,12 @@ def _bernoulli_(s: Source, x: torch.Tensor, p: Any = 0.5, **_: Any) -> torch.Ten
 
 @_rule(aten.bernoulli.default)
 def _bernoulli(s: Source, p: torch.Tensor, **_: Any) -> torch.Tensor:
-    return (s.uniform(p.shape, torch.float32) < p).to(p.dtype)
+    return torch.lt(s.uniform(p.shape, torch.float32), p).to(p.dtype)
 
 
 @_rule(aten.bernoulli.p, aten.bernoulli.Tensor)
 def _bernoulli_of(s: Source, x: torch.Tensor, p: Any = 0.5, **_: Any) -> torch.Tensor:
-    return (s.uniform(x.shape, torch.float32) < p).to(x.dtype)
+    return torch.lt(s.uniform(x.shape, torch.float32), p).to(x.dtype)
 
 
 @_rule(aten.native_dropout.default)
@@ -198,10 +199,10 @@ def _native_dropout(s: Source, x: torch.Tensor, p: float, train: bool | None) ->
 
 
 class Numbering:
-    """Numbers draws in call order, giving a draw that activation checkpointing repeats its first number.
+    """Numbers draws in call order; a draw that activation checkpointing repeats keeps its number.
 
-    Checkpointing rewinds torch's generator before it recomputes; so what the generator yields at a draw tells
-    whether that draw was seen before. Use inside `torch.random.fork_rng`.
+    Checkpointing rewinds torch's generator before it recomputes, so what the generator yields at a
+    draw tells whether that draw was seen before. Use inside `torch.random.fork_rng`.
     """
 
     def __init__(self) -> None:
@@ -218,7 +219,7 @@ class CounterRandom(TorchDispatchMode):
     """Runs eager PyTorch with the random operators of step `step` replaced by ours."""
 
     def __init__(self, seed: int, step: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seed, self._step, self._numbering = seed, step, Numbering()
         self._device: torch.device | None = None
 

@@ -1,9 +1,10 @@
-"""Trace -> Nodes: arguments in schema order, aliases and dead calls gone, kernels made device-neutral.
+"""Trace -> Nodes: arguments in schema order, no aliases, no dead calls, device-neutral kernels.
 
-detach, alias, lift_fresh, a copy to the same dtype, t of t   vanish: their result is renamed
-flash attention for CPUs and its backward                     apportion.sdpa, apportion.sdpa_backward
-nll_loss_forward with a mean                                  the sum and the total weight, then a division:
-                                                              parts of a sum can be added, parts of a mean not
+- detach, alias, lift_fresh, a copy to the same dtype, a view, expand or slice to the same shape and
+  t of t vanish: their result is renamed. _unsafe_view and _reshape_alias become view.
+- Flash attention for CPUs and its backward become apportion.sdpa and apportion.sdpa_backward.
+- nll_loss_forward with a mean becomes the sum and the total weight, then a division: parts of a sum
+  can be added, parts of a mean cannot.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.trace import Call, CaptureError, Site, Trace, dtype_name
+from apportion.trace import Call, CaptureError, Site, Trace, Type, dtype_name
 
 SDPA, SDPA_BACKWARD = "apportion.sdpa", "apportion.sdpa_backward"
 
 _MEAN, _SUM = 1, 2
 _CPU_ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
+_VIEW = "aten.view.default"
 _KINDS = {
     f"{_CPU_ATTENTION}.default": SDPA,
     f"{_CPU_ATTENTION}_backward.default": SDPA_BACKWARD,
+    "aten._unsafe_view.default": _VIEW,
+    "aten._reshape_alias.default": _VIEW,
 }
+# Equal to their input where they keep its shape.
+_SAME_SHAPE = frozenset([_VIEW, "aten.expand.default", "aten.slice.Tensor"])
 _ALIASES = frozenset(
     f"aten.{name}.default" for name in ("detach", "alias", "lift_fresh", "lift_fresh_copy", "lift")
 )
@@ -40,13 +46,18 @@ class Node:
     outputs: tuple[int | None, ...]
     site: Site
 
+    @property
+    def results(self) -> tuple[int, ...]:
+        """The outputs that are tensors."""
+        return tuple(slot for slot in self.outputs if slot is not None)
+
 
 @dataclass(frozen=True)
 class Rewritten:
-    """Nodes in running order, the slots' shapes and dtypes, and the slots of the trace's results."""
+    """Nodes in running order, the slots' types, and the slots of the trace's results."""
 
     nodes: tuple[Node, ...]
-    types: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    types: tuple[Type, ...]
     outputs: tuple[int | None, ...]
 
 
@@ -58,42 +69,44 @@ def rewrite(trace: Trace) -> Rewritten:
     return Rewritten(tuple(_live(nodes, outputs)), tuple(types), outputs)
 
 
-def _unaliased(trace: Trace, types: list[Any]) -> tuple[list[Node], tuple[int | None, ...]]:
+def _unaliased(trace: Trace, types: list[Type]) -> tuple[list[Node], tuple[int | None, ...]]:
     renamed: dict[int, int] = {}
     transposed: dict[int, int] = {}
     nodes = []
     for call in trace.calls:
-        kind, args = str(call.target), _renamed(_arguments(call), renamed)
-        same = _same(kind, args, call.outputs, transposed, types)
-        if same is not None:
-            renamed[call.outputs[0]] = same  # type: ignore[index]
-            continue
-        if kind == "aten.t.default":
-            transposed[call.outputs[0]] = args[0].index  # type: ignore[index, union-attr]
-        nodes.append(Node(_KINDS.get(kind, kind), args, call.outputs, call.site))
+        node = _node(call, renamed)
+        same = _same(node, transposed, types)
+        if same is None:
+            nodes.append(node)
+        else:
+            renamed[node.results[0]] = same
     ends = tuple(None if s is None else renamed.get(s, s) for s in trace.outputs)
     return nodes, ends
 
 
-def _same(
-    kind: str,
-    args: tuple[g.Arg, ...],
-    outputs: tuple[int | None, ...],
-    transposed: dict[int, int],
-    types: list[Any],
-) -> int | None:
-    """The slot that the call's result is equal to, if it computes nothing."""
-    if not args or not isinstance(args[0], g.Ref):
+def _node(call: Call, renamed: dict[int, int]) -> Node:
+    kind, args = str(call.target), _renamed(_arguments(call), renamed)
+    if kind == "aten._reshape_alias.default":
+        args = args[:2]
+    return Node(_KINDS.get(kind, kind), args, call.outputs, call.site)
+
+
+def _same(node: Node, transposed: dict[int, int], types: list[Type]) -> int | None:
+    """The slot that the node's result is equal to, if it computes nothing."""
+    if not node.args or not isinstance(node.args[0], g.Ref) or not node.results:
         return None
-    source = args[0].index
-    if kind in _ALIASES:
+    source, result = node.args[0].index, node.results[0]
+    if node.kind in _ALIASES:
         return source
-    if kind == "aten._to_copy.default" and types[outputs[0]][1] == types[source][1]:
-        return source
-    return transposed.get(source) if kind == "aten.t.default" else None
+    if node.kind == "aten._to_copy.default" or node.kind in _SAME_SHAPE:
+        return source if types[result] == types[source] else None
+    if node.kind == "aten.t.default":
+        transposed[result] = source
+        return transposed.get(source)
+    return None
 
 
-def _sum_then_divide(node: Node, types: list[Any]) -> list[Node]:
+def _sum_then_divide(node: Node, types: list[Type]) -> list[Node]:
     names = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
     if node.kind not in names or node.args[3] != _MEAN:
         return [node]
@@ -113,7 +126,7 @@ def _live(nodes: list[Node], outputs: tuple[int | None, ...]) -> list[Node]:
     needed = set(outputs)
     kept = []
     for node in reversed(nodes):
-        if any(s is not None and s in needed for s in node.outputs):
+        if needed.intersection(node.results):
             needed.update(g.refs(node.args))
             kept.append(node)
     return kept[::-1]

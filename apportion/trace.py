@@ -1,20 +1,23 @@
 """Recorder: what torch runs, call by call, on fake tensors, made functional.
 
-A Recorder is a dispatch mode below autograd. Every tensor it meets gets a *slot*; every operator becomes a Call whose
-tensors are `Ref(slot)`. An in-place operator on a tensor that shares its memory with nobody becomes its functional
-twin and the tensor's slot is renamed; if views are mutated, the whole trace is replayed once under torch's
-functionalization. Private torch interfaces are confined to this file, optimizer.py and capture.py.
+A Recorder is a dispatch mode below autograd. Every tensor it meets gets a *slot*; every operator
+becomes a Call whose tensors are `Ref(slot)`. An in-place operator on a tensor that shares its
+memory with nobody becomes its functional twin and the tensor's slot is renamed; if views are mutated, the
+whole trace is replayed once under torch's functionalization. Random operators follow random.py.
+Private torch interfaces are confined to this file, optimizer.py and capture.py.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -40,6 +43,9 @@ _HARMLESS = frozenset([aten._scaled_dot_product_flash_attention_for_cpu.default]
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = str(Path(os.__file__).parent) + os.sep
+
+
+Type = tuple[tuple[int, ...], torch.dtype]
 
 
 class CaptureError(ValueError):
@@ -69,17 +75,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Trace:
-    """A functional list of Calls. `types` gives each slot's shape and dtype, `constants` its data if it was found."""
+    """A functional list of Calls. `types` and `constants` give a slot's type and found data."""
 
     calls: tuple[Call, ...]
-    types: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    types: tuple[Type, ...]
     constants: dict[int, torch.Tensor]
     inputs: tuple[int, ...]
     outputs: tuple[int | None, ...]
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode whose tensors have shapes and no data; real tensors may meet them and become constants."""
+    """A mode whose tensors have no data; real tensors may meet them and become constants."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -97,20 +103,21 @@ def record(
     slots = tuple(recorder.slot(x) for x in inputs)
     with mode, torch.random.fork_rng(devices=[]), _quiet_kernels(), _module_paths(recorder, model):
         recorder.numbering = Numbering()
-        with recorder:
+        with recorder, _no_numpy():
             outputs = function(recorder, *inputs)
     trace = recorder.trace(slots, outputs)
-    return _functionalized(trace, recorder, mode) if recorder.mutates else trace
+    return _functionalized(trace, mode) if recorder.mutates else trace
 
 
 class Recorder(TorchDispatchMode):
     """Records every operator that reaches the dispatcher below autograd."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.mode = mode
         self.calls: list[Call] = []
         self.tensors: list[torch.Tensor] = []  # keeps ids unique while recording
+        self.types: list[Type] = []
         self.constants: dict[int, torch.Tensor] = {}
         self.slots: dict[int, int] = {}
         self.sharers: dict[int, int] = {}
@@ -118,6 +125,7 @@ class Recorder(TorchDispatchMode):
         self.modules: list[str] = []
         self.mutates = False
         self.replayed: Site | None = None
+        self.sequence = _newest_node()
         self.numbering: Numbering | None = None
 
     def slot(self, tensor: torch.Tensor) -> int:
@@ -125,8 +133,14 @@ class Recorder(TorchDispatchMode):
         known = self.slots.get(id(tensor))
         if known is not None:
             return known
+        if tensor.layout is not torch.strided:
+            raise CaptureError(
+                f"the step makes a tensor of layout {tensor.layout}{_at(user_line())}; only dense "
+                "tensors are supported, so use sparse=False or to_dense()"
+            )
         index = len(self.tensors)
         self.tensors.append(tensor)
+        self.types.append((tuple(tensor.shape), tensor.dtype))
         self.slots[id(tensor)] = index
         if not isinstance(tensor, FakeTensor):
             with _disable_current_modes():
@@ -140,8 +154,7 @@ class Recorder(TorchDispatchMode):
     def trace(self, inputs: tuple[int, ...], outputs: Sequence[torch.Tensor | None]) -> Trace:
         """What was recorded, ending in the given results."""
         ends = tuple(None if x is None else self.slot(x) for x in outputs)
-        types = tuple((tuple(t.shape), t.dtype) for t in self.tensors)
-        return Trace(tuple(self.calls), types, self.constants, inputs, ends)
+        return Trace(tuple(self.calls), tuple(self.types), self.constants, inputs, ends)
 
     # the interface of a random.Source
 
@@ -157,7 +170,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def assign(self, target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Overwrites `target` with a fresh `value`, by renaming where nobody else sees its memory."""
+        """Overwrites `target` with a fresh `value`, by renaming if nobody else sees its memory."""
         if not self._alone(target):
             return target.copy_(value)
         self.slots[id(target)] = self.slot(value)
@@ -206,34 +219,37 @@ class Recorder(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise CaptureError(
                 f"{func} gives a result whose value or shape depends on data{_at(user_line())}; a "
-                "captured step must do the same for every batch, so use a fixed shape or torch.where"
+                "captured step must do the same for every batch, so use a fixed shape or "
+                "torch.where"
             ) from None
         except (UnsupportedOperatorException, UnsupportedFakeTensorException):
             raise CaptureError(
-                f"{func} has no fake kernel{_at(user_line())}; register one with torch.library.register_fake"
+                f"{func} has no fake kernel{_at(user_line())}; register one with "
+                "torch.library.register_fake"
             ) from None
 
     def _refuse(self, func: Any, args: Any) -> None:
         if func is aten._local_scalar_dense.default and _unknown(args[0]):
             raise CaptureError(
-                f"the step reads a tensor's value as a Python number{_at(user_line())}; a captured step "
-                "must not depend on data, so keep it a tensor (torch.where instead of if) or move it out "
-                "of the step"
+                f"the step reads a tensor's value as a Python number{_at(user_line())}; a captured "
+                "step must not depend on data, so keep it a tensor (torch.where instead of if) or "
+                "move it out of the step"
             )
         if torch.Tag.nondeterministic_seeded in func.tags and func not in _HARMLESS:
             raise CaptureError(
-                f"the random operator {func}{_at(user_line())} is not supported; use dropout, rand, randn, "
-                "bernoulli, uniform_, normal_ or exponential_, or draw it outside and pass it in the batch"
+                f"the random operator {func}{_at(user_line())} is not supported; use dropout, "
+                "rand, randn, bernoulli, uniform_, normal_ or exponential_, or draw it outside and pass "
+                "it in the batch"
             )
 
     def _mutate(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An in-place operator: renamed if its tensor is alone in its memory, else left to the replay."""
+        """An in-place operator: its twin if its tensor is alone in memory, else for the replay."""
         target = args[0] if args and isinstance(args[0], torch.Tensor) else None
         twin = _functional_twin(func)
         if target is not None and not isinstance(target, FakeTensor):
             raise CaptureError(
-                f"the step changes a tensor that is neither parameter nor buffer{_at(user_line())}; register "
-                "it with register_buffer"
+                f"the step changes a tensor that is no parameter and no buffer{_at(user_line())}; "
+                "register it with register_buffer"
             )
         if target is None or twin is None or not self._alone(target):
             result = self._run(func, args, kwargs)
@@ -265,11 +281,18 @@ class Recorder(TorchDispatchMode):
         if self.phase != g.FORWARD:
             return Site(self.phase)
         # the node of this operator, if it has one, was made just before the call came here
-        return Site(self.phase, user_line(), module, torch.autograd._get_sequence_nr() - 1)
+        before, self.sequence = self.sequence, _newest_node()
+        own = self.sequence if self.sequence > before else None
+        return Site(self.phase, user_line(), module, own)
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _newest_node() -> int:
+    """Number of the autograd node made last."""
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
 
 
 def _unknown(tensor: torch.Tensor) -> bool:
@@ -320,7 +343,7 @@ def _functional_twin(func: Any) -> Callable[..., torch.Tensor] | None:
 # replay under torch's functionalization, for mutated views
 
 
-def _functionalized(trace: Trace, first: Recorder, mode: FakeTensorMode) -> Trace:
+def _functionalized(trace: Trace, mode: FakeTensorMode) -> Trace:
     """The trace with its remaining mutations removed."""
     leaves = [*trace.inputs, *trace.constants, *_drawn_slots(trace)]
     with _disable_current_modes(), mode:
@@ -349,10 +372,7 @@ def _functionalized(trace: Trace, first: Recorder, mode: FakeTensorMode) -> Trac
     # autograd is over: only kernels are left, on tensors that need no gradient
     with mode, torch.no_grad(), _quiet_kernels(), recorder:
         outputs = torch.func.functionalize(replay, remove="mutations")(*tensors)
-        ends = tuple(None if x is None else recorder.slot(x) for x in outputs)
-    types = tuple((tuple(t.shape), t.dtype) for t in recorder.tensors)
-    inputs = tuple(slots[: len(trace.inputs)])
-    return Trace(tuple(recorder.calls), types, recorder.constants, inputs, ends)
+    return recorder.trace(tuple(slots[: len(trace.inputs)]), outputs)
 
 
 def _drawn_slots(trace: Trace) -> list[int]:
@@ -373,6 +393,22 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@contextmanager
+def _no_numpy() -> Iterator[None]:
+    """NumPy does not come by the dispatcher, so torch's own refusal is put into our words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if ".numpy()" not in str(error):
+            raise
+        lines = [_shown_line(f, n) for f, n in traceback.walk_tb(error.__traceback__)]
+        line = next((x for x in reversed(lines) if x), "")
+        raise CaptureError(
+            f"the step converts a tensor to NumPy{_at(line)}; NumPy cannot be captured, so use "
+            "torch's functions or move it out of the step"
+        ) from None
+
+
 # where a call comes from
 
 
@@ -390,17 +426,19 @@ def _shown(filename: str) -> str | None:
     return filename.removeprefix(here)
 
 
+def _shown_line(frame: FrameType, number: int) -> str:
+    shown = _shown(frame.f_code.co_filename)
+    return "" if shown is None else f"{shown}:{number}"
+
+
 def user_line() -> str:
     """`file.py:12` of the innermost frame that is the user's, inside the step; else ""."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        shown = _shown(code.co_filename)
-        if shown is not None:
-            return f"{shown}:{frame.f_lineno}"
-        if code is record.__code__:
-            return ""
-        frame = frame.f_back  # type: ignore[assignment]
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not record.__code__:
+        line = _shown_line(frame, frame.f_lineno)
+        if line:
+            return line
+        frame = frame.f_back
     return ""
 
 

@@ -132,9 +132,8 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     count = sum(p.numel() for p in parts[1].parameters())
     print(f"{count / 1e9:.2f} billion parameters, built in {built - start:.1f} s")
-    print(
-        f"{len(program.graph.ops)} ops, {len(program.graph.values)} values, {seconds:.1f} s, peak {peak / 1e9:.2f} GB"
-    )
+    size = f"{len(program.graph.ops)} ops, {len(program.graph.values)} values"
+    print(f"{size}, captured in {seconds:.1f} s, peak {peak / 1e9:.2f} GB")
 
 
 if __name__ == "__main__":

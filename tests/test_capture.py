@@ -207,6 +207,19 @@ def weighted_step(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch[0]), target, weight=weight, label_smoothing=0.1)
 
 
+class Renormed(nn.Module):
+    """Changes parameters in the forward pass: one that is trained, one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 3, max_norm=0.5)
+        self.scale = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale.mul_(1.5)
+        return self.embed((x.abs().sum(1) * 2).long().clamp(max=10)) * self.scale
+
+
 CASES = {
     "mlp, plain sgd": Case(mse_step, mlp, sgd()),
     "mlp, momentum": Case(mse_step, mlp, sgd(momentum=0.9, weight_decay=0.01)),
@@ -223,6 +236,7 @@ CASES = {
     "output object": Case(lambda m, b: Output(mse_step(m, b)), mlp, sgd()),
     "output dict": Case(lambda m, b: {"loss": mse_step(m, b)}, mlp, sgd()),
     "mutations": Case(mse_step, Writing, sgd()),
+    "changed parameters": Case(mse_step, Renormed, sgd(momentum=0.9)),
     "lstm": Case(mse_step, Recurrent, sgd(), lambda: vectors(6, 4)),
     "weighted loss": Case(weighted_step, mlp, sgd()),
     "gpt with dropout": Case(token_step, lambda: GPT(0.1), adamw, tokens, 1.0, random=True),
@@ -480,14 +494,14 @@ def test_backward_ops_link_to_their_forward_op() -> None:
 
 
 def test_lines_are_the_users() -> None:
-    program = captured(CASES["gpt with dropout"])
+    program = captured(CASES["gpt, adamw"])
     start = Block.forward.__code__.co_firstlineno
     first, second = f"tests/test_capture.py:{start + 1}", f"tests/test_capture.py:{start + 2}"
     lines = {op.name: op.line for op in program.graph.ops}
     assert lines["layers.0.add"].endswith(first)
     assert lines["layers.0.mlp.0.addmm"].endswith(second)
     inside = Attention.forward.__code__.co_firstlineno
-    assert lines["layers.0.attn.split"].endswith(f"tests/test_capture.py:{inside + 2}")
+    assert lines["layers.0.attn.sdpa"].endswith(f"tests/test_capture.py:{inside + 6}")
     assert all(op.line for op in program.graph.ops if op.phase == g.FORWARD)
 
 
@@ -543,6 +557,10 @@ def permuting_step(model: nn.Module, batch: Any) -> torch.Tensor:
     return mse_step(model, (batch[0][torch.randperm(5)], batch[1]))
 
 
+def numpy_step(model: nn.Module, batch: Any) -> torch.Tensor:
+    return mse_step(model, batch) * float(batch[0].numpy().sum())
+
+
 @pytest.mark.parametrize(
     ("step", "offset", "text"),
     [
@@ -550,6 +568,7 @@ def permuting_step(model: nn.Module, batch: Any) -> torch.Tensor:
         (branch_step, 2, r"torch.where instead of if"),
         (nonzero_step, 2, "value or shape depends on data"),
         (permuting_step, 1, "random operator aten.randperm"),
+        (numpy_step, 1, "converts a tensor to NumPy"),
     ],
 )
 def test_what_depends_on_data_is_refused_with_its_line(step: Any, offset: int, text: str) -> None:
@@ -591,6 +610,12 @@ def test_optimizers_that_cannot_be_captured_are_refused() -> None:
     assert "6 parameters that are not in the model" in refusal(mse_step, model, other)
     idle = torch.optim.SGD(model.requires_grad_(False).parameters(), lr=0.1)
     assert "nothing to train" in refusal(mse_step, model, idle)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model = nn.Embedding(9, 4, sparse=True)
+    message = refusal(lambda m, b: m(b).mean(), model, batch=torch.randint(9, (5,)))
+    assert "layout torch.sparse_coo" in message and "sparse=False" in message
 
 
 def test_changing_a_plain_tensor_is_refused() -> None:

@@ -17,11 +17,11 @@ ORDER = [
     *("interval", "tdl", "formula", "root", "restrict", "atoms", "splits", "ops"),
     *("cluster", "tasks", "cost"),
     *("strategy", "search"),
-    *("builder", "lower"),
+    *("task_builder", "lower"),
     *("timeline", "simulate"),
-    *("kernels", "execute"),
+    *("kernels", "execute", "check", "processes"),
     *("zoo",),
-    *("plan", "run", "report", "tables", "cli", "__init__"),
+    *("plan", "runner", "worker", "pool", "run", "report", "tables", "cli", "__init__"),
 ]
 
 

@@ -1,0 +1,254 @@
+"""Plan: the saved artefact. The Graph, the cluster, the strategy, the prediction, and how it was found.
+
+A file of a Plan is JSON with a schema version; loading checks it and executes nothing. A loaded Plan can be simulated
+again without the model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apportion import cluster as clusters
+from apportion import graph as graphs
+from apportion import ops as ops
+from apportion import strategy as strategies
+from apportion import timeline as timelines
+from apportion.cost import default_cost
+from apportion.lower import lower
+from apportion.search import SEARCHES, Problem
+from apportion.simulate import simulate
+from apportion.splits import Space
+from apportion.tasks import TaskGraph
+from apportion.timeline import Timeline
+
+if TYPE_CHECKING:
+    from apportion.capture import Program
+
+FORMAT, VERSION = "apportion plan", 1
+AUTO = "data"  # what method "auto" stands for until there are searches to choose from
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a simulated step costs."""
+
+    step_seconds: float
+    peak_bytes: tuple[int, ...]
+    bytes_moved: int
+    busy: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to run one step on one cluster.
+
+    model           the specification it was made from, or ""
+    memory_limit    bytes per device that a feasible plan stays under
+    search_seconds  how long the method took
+    lower_bound     proven least cost, where the method gives one
+    """
+
+    graph: graphs.Graph
+    cluster: clusters.Cluster
+    strategy: strategies.Strategy
+    method: str
+    seed: int
+    budget: float
+    search_seconds: float
+    predicted: Predicted
+    memory_limit: tuple[int, ...]
+    lower_bound: float | None = None
+    model: str = ""
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every device stays under its memory limit."""
+        limits = self.memory_limit
+        return all(p <= n for p, n in zip(self.predicted.peak_bytes, limits, strict=True))
+
+    @cached_property
+    def space(self) -> Space:
+        """All legal splits of the Graph."""
+        return Space(self.graph)
+
+    @cached_property
+    def tasks(self) -> TaskGraph:
+        """The tasks of one step."""
+        return lower(self.space, self.strategy, len(self.cluster.devices))
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The simulated step."""
+        return simulate(self.tasks, self.cluster, default_cost(self.cluster))
+
+    def simulate(self) -> Plan:
+        """The same Plan with its prediction made anew."""
+        return replace(self, predicted=_predicted(self.timeline))
+
+    def trace(self, path: str | Path) -> None:
+        """Writes the simulated step for Perfetto."""
+        timelines.trace(self.timeline, self.tasks, self.graph, path)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the Plan; an existing file is replaced whole or not at all."""
+        data = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "method": self.method,
+            "seed": self.seed,
+            "budget": self.budget,
+            "search_seconds": self.search_seconds,
+            "lower_bound": self.lower_bound,
+            "memory_limit": list(self.memory_limit),
+            "predicted": {
+                "step_seconds": self.predicted.step_seconds,
+                "peak_bytes": list(self.predicted.peak_bytes),
+                "bytes_moved": self.predicted.bytes_moved,
+                "busy": list(self.predicted.busy),
+            },
+            "cluster": clusters.to_json(self.cluster),
+            "fingerprint": self.graph.fingerprint,
+            "graph": graphs.to_json(self.graph),
+            "strategy": strategies.to_json(self.strategy),
+        }
+        _write(Path(path), json.dumps(data, separators=(",", ":")))
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Reads a Plan; raises ValueError, naming the file and what is wrong, if it is not one."""
+        text = Path(path).read_bytes()
+        try:
+            return _parse(json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} is not a plan that can be read: {reason}") from None
+
+
+def _parse(data: Any) -> Plan:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError("it does not say that it is one; make plans with `apportion plan --out`")
+    if data.get("version") != VERSION:
+        raise ValueError(f"it has version {data.get('version')}, this is version {VERSION}")
+    graph = graphs.from_json(data["graph"])
+    if graph.fingerprint != data["fingerprint"]:
+        raise ValueError("its graph does not have the fingerprint that it says; it was changed")
+    predicted = data["predicted"]
+    plan = Plan(
+        graph=graph,
+        cluster=clusters.from_json(data["cluster"]),
+        strategy=strategies.from_json(data["strategy"]),
+        method=str(data["method"]),
+        seed=int(data["seed"]),
+        budget=float(data["budget"]),
+        search_seconds=float(data["search_seconds"]),
+        predicted=Predicted(
+            float(predicted["step_seconds"]),
+            tuple(map(int, predicted["peak_bytes"])),
+            int(predicted["bytes_moved"]),
+            tuple(map(float, predicted["busy"])),
+        ),
+        memory_limit=tuple(map(int, data["memory_limit"])),
+        lower_bound=data["lower_bound"],
+        model=str(data["model"]),
+    )
+    count = len(plan.cluster.devices)
+    if len(plan.memory_limit) != count or len(plan.predicted.peak_bytes) != count:
+        raise ValueError(f"its figures are not for the {count} devices of its cluster")
+    strategies.verify(plan.space, plan.strategy, count)
+    return plan
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _predicted(timeline: Timeline) -> Predicted:
+    return Predicted(
+        timeline.step_seconds, timeline.peak_bytes, timeline.bytes_moved, timeline.busy
+    )
+
+
+def plan(
+    program: Program | graphs.Graph,
+    cluster: clusters.Cluster,
+    method: str = "auto",
+    budget: float = 30.0,
+    memory_limit: int | None = None,
+    seed: int = 0,
+) -> Plan:
+    """A Plan for a captured step (or its Graph) on a cluster, found by `method` within `budget` seconds.
+
+    `memory_limit` is in bytes per device; None means the devices' own memory. Raises ValueError for an unknown method.
+    """
+    space = Space(program if isinstance(program, graphs.Graph) else program.graph)
+    return _search(space, cluster, method, budget, memory_limit, seed)
+
+
+def compare(
+    program: Program | graphs.Graph,
+    cluster: clusters.Cluster,
+    methods: Sequence[str] = tuple(SEARCHES),
+    budget: float = 30.0,
+    memory_limit: int | None = None,
+    seed: int = 0,
+) -> list[Plan]:
+    """A Plan by each method, under one simulator."""
+    space = Space(program if isinstance(program, graphs.Graph) else program.graph)
+    for method in methods:
+        _method(method)
+    return [_search(space, cluster, m, budget, memory_limit, seed) for m in methods]
+
+
+def _method(name: str) -> str:
+    if name == "auto":
+        return AUTO
+    if name not in SEARCHES:
+        raise ValueError(f"unknown method {name!r}; known: auto, {', '.join(SEARCHES)}")
+    return name
+
+
+def _search(
+    space: Space,
+    cluster: clusters.Cluster,
+    method: str,
+    budget: float,
+    memory_limit: int | None,
+    seed: int,
+) -> Plan:
+    search = SEARCHES[_method(method)]
+    problem = Problem(space, cluster, default_cost(cluster))
+    began = time.perf_counter()
+    found = search(problem, budget=budget, seed=seed)
+    seconds = time.perf_counter() - began
+    limits = tuple(d.memory_bytes for d in cluster.devices)
+    if memory_limit is not None:
+        limits = (memory_limit,) * len(limits)
+    empty = Predicted(0.0, (0,) * len(limits), 0, (0.0,) * len(limits))
+    draft = Plan(
+        space.graph, cluster, found.strategy, _method(method), seed, budget, seconds, empty, limits,
+        found.lower_bound,
+    )  # fmt: skip
+    draft.__dict__["space"] = space  # analysed already
+    made = draft.simulate()
+    for name in ("space", "tasks", "timeline"):
+        made.__dict__[name] = draft.__dict__[name]
+    return made

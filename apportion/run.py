@@ -1,0 +1,193 @@
+"""run: a Plan on real processes, measured, and on request compared with the single device.
+
+The comparison is decided in float64: model and batch are cast and captured again, and the same steps run split on the
+processes and whole by plain PyTorch. The distances in the model's own precision are reported beside it and decide
+nothing: Adam turns the rounding noise of gradients that are truly zero into steps of the size of the learning rate.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from apportion import zoo
+from apportion.capture import Program, capture, capture_as, eager_steps
+from apportion.execute import slices
+from apportion.graph import OPTIMIZER_STATE, PARAMETER
+from apportion.interval import lengths
+from apportion.plan import Plan
+from apportion.pool import Pool
+from apportion.runner import check_plan
+from apportion.splits import Space
+from apportion.worker import Train, Trained, vary
+
+RELATIVE, PER_STEP = 1e-9, 1e-6
+"""equal: |a - b| <= RELATIVE * max|tensor| + PER_STEP * learning rate * steps, in float64."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a split run is from the whole one."""
+
+    max_abs_loss_diff: float
+    max_rel_param_diff: float
+    worst: str
+    equal: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was measured. The last four are None unless the run was checked."""
+
+    losses: list[float]
+    measured_step_seconds: float
+    measured_peak_bytes: tuple[int, ...]
+    measured_bytes_moved: int
+    spans: tuple[tuple[tuple[int, int, int], ...], ...]
+    max_abs_loss_diff: float | None = None
+    max_rel_param_diff: float | None = None
+    equal: bool | None = None
+    float32: dict[str, Any] | None = None
+
+
+def run(
+    spec: str,
+    plan: Plan,
+    steps: int = 3,
+    seed: int = 0,
+    check: bool = False,
+    timeout: float = 600.0,
+    note: Callable[[str], None] = lambda text: None,
+) -> Run:
+    """Runs a plan of the model `spec` on as many processes as it has devices.
+
+    Raises ValueError for a wrong request (a plan for another model), RuntimeError if a process fails.
+    """
+    if steps < 1:
+        raise ValueError(f"{steps} steps are nothing to run; give at least 1")
+    program = _load(spec, seed)
+    check_plan(program, plan)
+    devices = len(plan.cluster.devices)
+    note(f"starting {devices} processes")
+    with Pool(devices, timeout) as pool:
+        job = Train(spec, seed, False, plan.strategy, devices, steps, seed, check, profile=True)
+        ranks = pool.train(job)
+        note(f"ran {steps} steps")
+        measured = _measured(ranks, steps)
+        if not check:
+            return measured
+        own = compare_with_eager(program, plan, ranks, steps, seed)
+        note("checking in float64")
+        exact = capture_as(program, torch.float64)
+        double = Train(spec, seed, True, plan.strategy, devices, steps, seed, True)
+        distance = compare_with_eager(exact, plan, pool.train(double), steps, seed)
+    return _checked(measured, distance, own)
+
+
+def _load(spec: str, seed: int) -> Program:
+    it = zoo.load(spec, seed)
+    return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+
+
+def _measured(ranks: list[Trained], steps: int) -> Run:
+    per_step = [max(r.step_seconds[k] for r in ranks) for k in range(steps)]
+    return Run(
+        losses=losses_of(ranks),
+        measured_step_seconds=statistics.median(per_step[1:] or per_step),
+        measured_peak_bytes=tuple(r.peak_bytes or 0 for r in ranks),
+        measured_bytes_moved=sum(r.sent_bytes for r in ranks) // steps,
+        spans=tuple(tuple(r.spans) for r in ranks),
+    )
+
+
+def losses_of(ranks: list[Trained]) -> list[float]:
+    """The loss of each step, from a rank that has it."""
+    held = next(r for r in ranks if r.losses[0] is not None)
+    return [float(loss) for loss in held.losses if loss is not None]
+
+
+def _checked(measured: Run, distance: Distance, own: Distance) -> Run:
+    return replace(
+        measured,
+        max_abs_loss_diff=distance.max_abs_loss_diff,
+        max_rel_param_diff=distance.max_rel_param_diff,
+        equal=distance.equal,
+        float32={
+            "max_abs_loss_diff": own.max_abs_loss_diff,
+            "max_rel_param_diff": own.max_rel_param_diff,
+            "worst": own.worst,
+        },
+    )
+
+
+def compare_with_eager(
+    program: Program, plan: Plan, ranks: list[Trained], steps: int, seed: int
+) -> Distance:
+    """Losses, parameters, buffers and optimizer state of a split run against plain PyTorch."""
+    batches = [vary(program.batch, seed, step) for step in range(steps)]
+    losses, state = eager_steps(program, batches, seed)
+    space = Space(program.graph)
+    split = gather(space, plan, ranks)
+    rate = max(float(group["lr"]) for group in program.optimizer.param_groups)
+    return distance(program, losses_of(ranks), split, losses, state, PER_STEP * rate * steps)
+
+
+def gather(space: Space, plan: Plan, ranks: list[Trained]) -> dict[int, list[torch.Tensor]]:
+    """Whole tensors of the state put together from the ranks' regions; one per copy where regions are replicated."""
+    tasks = plan.tasks
+    found: dict[int, list[torch.Tensor]] = {}
+    for rank in ranks:
+        for slot, array in rank.state:
+            value = int(tasks.slot_value[slot])
+            region = tasks.boxes[int(tasks.slot_region[slot])]
+            tensor = torch.from_numpy(array)
+            _place(found.setdefault(value, []), space.factors(value), region, tensor)
+    shapes = {v: space.graph.values[v].shape or () for v in found}
+    return {v: [c.reshape(shapes[v]) for c in copies] for v, copies in found.items()}
+
+
+def _place(copies: list[torch.Tensor], factors: Any, region: Any, tensor: torch.Tensor) -> None:
+    """Puts a region into the first copy that does not have it yet."""
+    box = tensor.reshape(lengths(region))
+    for copy in copies:
+        target = copy[slices(region)]
+        if bool(torch.isnan(target).all()):
+            target.copy_(box)
+            return
+    fresh = torch.full(factors, float("nan"), dtype=torch.float64)
+    fresh[slices(region)] = box.to(torch.float64)
+    copies.append(fresh)
+
+
+def distance(
+    program: Program,
+    losses: list[float],
+    split: dict[int, list[torch.Tensor]],
+    true_losses: list[float],
+    state: dict[int, torch.Tensor],
+    slack: float,
+) -> Distance:
+    """The largest differences, and whether all are within the tolerance."""
+    values = program.graph.values
+    loss_diff = max(abs(a - b) for a, b in zip(losses, true_losses, strict=True))
+    equal = loss_diff <= RELATIVE * max(map(abs, true_losses)) + slack
+    worst, name = 0.0, ""
+    for value, true in state.items():
+        for copy in split.get(value, ()):
+            known = ~torch.isnan(copy)
+            difference = _largest((copy - true.to(torch.float64))[known])
+            scale = _largest(true.to(torch.float64))
+            if not difference <= RELATIVE * scale + slack:
+                equal = False
+            relative = difference / scale if scale else difference
+            if not relative <= worst and values[value].role in (PARAMETER, OPTIMIZER_STATE):
+                worst, name = relative, values[value].name
+    return Distance(loss_diff, worst, name, equal)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0

@@ -1,0 +1,194 @@
+"""What a pool's process does: it answers requests from the parent, one at a time.
+
+    model   load and capture a specification, once per (specification, seed, precision)
+    train   run a strategy for some steps and report
+
+Requests and answers go through a pipe between parent and child; tensors between children through gloo on the loopback
+address. A child that fails answers with the reason and leaves the rest to the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from apportion import ops as ops
+from apportion import zoo
+from apportion.capture import Program, capture, capture_as
+from apportion.execute import Executable
+from apportion.lower import lower
+from apportion.processes import worker
+from apportion.runner import Runner
+from apportion.splits import Space
+from apportion.strategy import Strategy
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Train:
+    """A request to run a strategy. `flip` = (message task, byte) plants an error in one transfer of every step."""
+
+    spec: str
+    model_seed: int
+    double: bool
+    strategy: Strategy
+    devices: int
+    steps: int
+    seed: int
+    state: bool = False
+    profile: bool = False
+    flip: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One rank's answer. `state` is (slot, tensor) pairs; `spans` are (task, start, end) of the last step."""
+
+    losses: list[float | None]
+    step_seconds: list[float]
+    sent_bytes: int
+    peak_bytes: int | None
+    state: list[tuple[int, Any]]
+    spans: list[tuple[int, int, int]]
+
+
+@dataclass
+class _Process:
+    rank: int
+    programs: dict[tuple[str, int, bool], tuple[Program, Space]] = field(default_factory=dict)
+
+    def program(self, spec: str, seed: int, double: bool) -> tuple[Program, Space]:
+        key = (spec, seed, double)
+        if key not in self.programs:
+            it = zoo.load(spec, seed)
+            made = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+            if double:
+                made = capture_as(made, torch.float64)
+            self.programs[key] = (made, Space(made.graph))
+        return self.programs[key]
+
+    def train(self, job: Train) -> Trained:
+        program, space = self.program(job.spec, job.model_seed, job.double)
+        tasks = lower(space, job.strategy, job.devices)
+        mine = worker(Executable(space, job.strategy, tasks), self.rank)
+        if job.flip is not None:
+            mine.rank.corrupt = _flipper(*job.flip)
+        losses: list[float | None] = []
+        seconds: list[float] = []
+        with _Allocations(job.profile) as allocations:
+            runner = Runner(program, mine, job.seed)
+            allocations.mark()
+            losses.append(_timed(runner, vary(program.batch, job.seed, 0), seconds))
+        for step in range(1, job.steps):
+            mine.rank.spans.clear()
+            losses.append(_timed(runner, vary(program.batch, job.seed, step), seconds))
+        state = [(s, t.numpy()) for s, (_, t) in mine.rank.state().items()] if job.state else []
+        peak = allocations.peak
+        return Trained(losses, seconds, mine.sent_bytes, peak, state, list(mine.rank.spans))
+
+
+def _flipper(task: int, byte: int) -> Any:
+    def corrupt(message_task: int, message: torch.Tensor) -> torch.Tensor:
+        if message_task != task:
+            return message
+        changed = message.clone()
+        changed[byte] ^= 0x20
+        return changed
+
+    return corrupt
+
+
+def _timed(runner: Runner, batch: Any, seconds: list[float]) -> float | None:
+    dist.barrier()
+    began = time.perf_counter()
+    loss = runner.local_step(batch)
+    seconds.append(time.perf_counter() - began)
+    return None if loss is None else float(loss)
+
+
+def vary(batch: Any, seed: int, step: int) -> Any:
+    """The batch of a step: the given one at first, then with the elements of each tensor shuffled."""
+    if step == 0:
+        return batch
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+
+    def shuffled(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        order = torch.randperm(leaf.numel(), generator=generator)
+        return leaf.reshape(-1)[order].reshape(leaf.shape)
+
+    return torch.utils._pytree.tree_map(shuffled, batch)
+
+
+class _Allocations:
+    """Peak bytes of live tensors by the allocator's own events, from `mark` to the end."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.peak: int | None = None
+        self.from_ns = 0
+        self.profile = torch.profiler.profile(profile_memory=True) if wanted else None
+
+    def __enter__(self) -> _Allocations:
+        if self.profile is not None:
+            self.profile.__enter__()
+        return self
+
+    def mark(self) -> None:
+        self.from_ns = time.time_ns()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.profile is None:
+            return
+        self.profile.__exit__(*error)
+        results = self.profile.profiler.kineto_results  # type: ignore[union-attr]
+        events = [e for e in results.events() if e.name() == "[memory]"]
+        total, peak = 0, 0
+        for event in sorted(events, key=lambda e: e.start_ns()):
+            total += event.nbytes()
+            if event.start_ns() >= self.from_ns:
+                peak = max(peak, total)
+        self.peak = peak
+
+
+def main(rank: int, world: int, store: str, threads: int, timeout: float, pipe: Connection) -> None:
+    """The child's loop: answer until the pipe closes."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    torch.set_num_threads(threads)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    from datetime import timedelta
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
+        timeout=timedelta(seconds=timeout),
+    )  # fmt: skip
+    process = _Process(rank)
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(process.train(job))
+        except ValueError as error:
+            pipe.send(error)
+        except Exception as error:
+            pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _die_with_parent() -> None:
+    """Linux: when the parent dies, however it dies, so does this process."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        pass
