@@ -71,6 +71,9 @@ def find_atoms(graph: Graph, formulas: Sequence[Formula | None]) -> Atoms:
     for op_index, formula in enumerate(formulas):
         if formula is not None:
             _collect(graph, op_index, formula, nodes, extents, equations)
+    for before, after in graph.state:  # one layout for both
+        for dim in range(len(graph.values[before].shape or ())):
+            nodes.join((0, before, dim), (0, after, dim))
     factors = _solve(nodes, extents, equations)
     return _result(graph, formulas, nodes, equations, factors)
 
@@ -171,7 +174,8 @@ def _refined(
     found = [(dim, common)]
     rest = list(common)
     for part in parts:
-        size, taken = math.prod(factors[part]), []
+        size = math.prod(factors[part])
+        taken: list[int] = []
         while math.prod(taken) < size:
             taken.append(rest.pop(0))
         found.append((part, tuple(taken)))
@@ -189,7 +193,7 @@ def _result(
     for dim, parts in equations:
         dim = nodes.find(dim)
         pieces = [(p, k) for p in map(nodes.find, parts) for k in range(len(factors[p]))]
-        if factors[dim] == tuple(factors[p][k] for p, k in pieces):  # type: ignore[index]
+        if factors[dim] == tuple(factors[p][k] for p, k in pieces):
             for k, piece in enumerate(pieces):
                 ties.join((dim, k), piece)
     numbers: dict[Node, int] = {}

@@ -72,11 +72,12 @@ def cuts(space: Space, index: int) -> Iterator[tuple[int, ...]]:
 def run_op(
     op: Op, args: Sequence[object], tensors: Sequence[torch.Tensor], context: Context
 ) -> tuple[torch.Tensor, ...]:
-    """The kernel of an Op on given tensors."""
+    """The kernel of an Op on given tensors; an output that it leaves out is empty, as in a captured Graph."""
     values = [substitute(a, tensors, dtype=dtype, setting=context.setting) for a in args]  # type: ignore[arg-type]
     if op.body is not None:
         values = [op.body, *values]
-    return kernel(op.kind)(context, values)
+    results = kernel(op.kind)(context, values)
+    return tuple(torch.empty(0) if r is None else r for r in results)
 
 
 def _check(
@@ -94,8 +95,8 @@ def _check(
         local = [_input(space, v, part, k, tensors[k]) for k, v in enumerate(op.inputs)]
         try:
             results = run_op(op, part.args, local, context)
-        except Exception as error:
-            return Finding(op.kind, parts, math.inf, f"the kernel raised: {str(error)[:120]}")
+        except Exception as raised:
+            return Finding(op.kind, parts, math.inf, f"the kernel raised: {str(raised)[:120]}")
         for k, value in enumerate(op.outputs):
             expected = local_shape(space, value, part.outputs[k])
             if tuple(results[k].shape) != expected:

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from apportion.task_builder import Builder, Piece
-from apportion.graph import ROLES, Graph
+from apportion.graph import INPUT, ROLES, Graph
 from apportion.interval import Box, full, intersect, lengths, subtract, volume
 from apportion.splits import Part, Space, Split
 from apportion.strategy import Layout, Strategy, verify
@@ -87,6 +87,8 @@ class _Lowering:
         pieces = []
         for region, device in dict.fromkeys(self._begin_regions(value)):
             pieces.append(self._new_piece(value, region, device, first=-1))
+            if value not in self.after and self.graph.values[value].role != INPUT:
+                self.build.keep(pieces[-1].slot)  # frozen, and needed again by the next step
         self.begun[value] = pieces
         self.held[value] = _Holding([pieces], None, _by_device(pieces))
 

@@ -282,7 +282,7 @@ class _TensorFactor(TorchFunctionMode):
         factor = (kwargs or {}).get("value")
         if func is torch.Tensor.addcdiv_ and isinstance(factor, torch.Tensor):
             target, numerator, denominator = args
-            return target.add_(numerator.div(denominator).mul(factor))
+            return target.addcdiv_(numerator.mul(factor), denominator)
         return func(*args, **(kwargs or {}))
 
 

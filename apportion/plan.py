@@ -16,11 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apportion import cluster as clusters
 from apportion import graph as graphs
 from apportion import ops as ops
 from apportion import strategy as strategies
 from apportion import timeline as timelines
+from apportion.cluster import Cluster
+from apportion.cluster import from_json as load_cluster
+from apportion.cluster import to_json as dump_cluster
 from apportion.cost import default_cost
 from apportion.lower import lower
 from apportion.search import SEARCHES, Problem
@@ -57,7 +59,7 @@ class Plan:
     """
 
     graph: graphs.Graph
-    cluster: clusters.Cluster
+    cluster: Cluster
     strategy: strategies.Strategy
     method: str
     seed: int
@@ -115,7 +117,7 @@ class Plan:
                 "bytes_moved": self.predicted.bytes_moved,
                 "busy": list(self.predicted.busy),
             },
-            "cluster": clusters.to_json(self.cluster),
+            "cluster": dump_cluster(self.cluster),
             "fingerprint": self.graph.fingerprint,
             "graph": graphs.to_json(self.graph),
             "strategy": strategies.to_json(self.strategy),
@@ -144,7 +146,7 @@ def _parse(data: Any) -> Plan:
     predicted = data["predicted"]
     plan = Plan(
         graph=graph,
-        cluster=clusters.from_json(data["cluster"]),
+        cluster=load_cluster(data["cluster"]),
         strategy=strategies.from_json(data["strategy"]),
         method=str(data["method"]),
         seed=int(data["seed"]),
@@ -189,7 +191,7 @@ def _predicted(timeline: Timeline) -> Predicted:
 
 def plan(
     program: Program | graphs.Graph,
-    cluster: clusters.Cluster,
+    cluster: Cluster,
     method: str = "auto",
     budget: float = 30.0,
     memory_limit: int | None = None,
@@ -205,7 +207,7 @@ def plan(
 
 def compare(
     program: Program | graphs.Graph,
-    cluster: clusters.Cluster,
+    cluster: Cluster,
     methods: Sequence[str] = tuple(SEARCHES),
     budget: float = 30.0,
     memory_limit: int | None = None,
@@ -228,7 +230,7 @@ def _method(name: str) -> str:
 
 def _search(
     space: Space,
-    cluster: clusters.Cluster,
+    cluster: Cluster,
     method: str,
     budget: float,
     memory_limit: int | None,

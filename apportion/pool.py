@@ -36,7 +36,9 @@ class Pool:
             for rank in range(processes):
                 ours, theirs = context.Pipe()
                 child = context.Process(
-                    target=main, args=(rank, processes, store, threads, timeout, theirs), daemon=True
+                    target=main,
+                    args=(rank, processes, store, threads, timeout, theirs),
+                    daemon=True,
                 )
                 child.start()
                 theirs.close()

@@ -33,7 +33,8 @@ class Runner:
         self.worker = worker
         self.seed = seed
         self.steps_done = 0
-        worker.rank.load(lambda value: state_tensor(program, value))
+        constants = program.constants
+        worker.rank.load(lambda v: constants[v] if v in constants else state_tensor(program, v))
 
     def step(self, batch: Any) -> torch.Tensor:
         """One training step; returns the loss, the same on every rank.

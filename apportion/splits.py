@@ -38,7 +38,7 @@ from apportion.interval import (
     volume,
 )
 from apportion.restrict import Frame, Refused, ratio
-from apportion.root import Root, root_of
+from apportion.root import Root, mentions, root_of
 from apportion.tdl import All, Apply, Description, Index, Local, Opaque, Reduce, lookup
 
 Shape = tuple[int, ...]
@@ -216,7 +216,12 @@ def derive(call: Call, parts: tuple[int, ...]) -> Split:
     for extent, number in zip(flat_extents, parts, strict=True):
         if not 1 <= number <= max(extent, 1):
             raise Refused(f"{call.kind}: an axis of {extent} cannot be cut into {number} parts")
-    return _Derivation(call, description, parts).split()
+    try:
+        return _Derivation(call, description, parts).split()
+    except Refused:
+        if math.prod(parts) != 1:
+            raise
+        return _whole(call)  # a description that does not fit the call forbids cuts, not the call
 
 
 def _shape(dims: tuple[Factors, ...]) -> Shape:
@@ -250,6 +255,8 @@ class _Derivation:
             None if output is None else root_of(output, self.cut, call.kind)
             for output in self.formula.outputs
         ]
+        if description.local is None:
+            self._check_mentioned()
 
     def split(self) -> Split:
         grid = itertools.product(*(range(n) for n in self.parts))
@@ -257,6 +264,13 @@ class _Derivation:
         reducers = tuple(root.reducer if root else None for root in self.roots)
         terms = tuple(math.prod(self.cut[a] for a in r.partial) if r else 1 for r in self.roots)
         return Split(found, reducers, terms)
+
+    def _check_mentioned(self) -> None:
+        """Nothing would tell the kernel that an output is shorter along an axis that nothing reads along."""
+        for output in self.formula.outputs:
+            for name in (n for dim in output.dims for n in dim) if output else ():
+                if self.cut[name] > 1 and not mentions(output.body, name):
+                    raise Refused(f"{self.call.kind}: nothing is read along axis {name}")
 
     def _boxes(self, index: tuple[int, ...]) -> dict[str, Box]:
         numbers = zip(self.parts, index, strict=True)

@@ -208,7 +208,13 @@ class Builder:
         edges = np.array(self.edges, np.int64).reshape(-1, 3)
         return TaskGraph(
             self.devices,
-            *(np.array(columns[k], np.int64) for k in range(7)),
+            kind=np.array(columns[0], np.int64),
+            op=np.array(columns[1], np.int64),
+            part=np.array(columns[2], np.int64),
+            device=np.array(columns[3], np.int64),
+            peer=np.array(columns[4], np.int64),
+            position=np.array(columns[5], np.int64),
+            nbytes=np.array(columns[6], np.int64),
             flops=np.array(columns[7], np.float64),
             itemsize=np.array(columns[8], np.int64),
             dep_start=_offsets(self.deps),

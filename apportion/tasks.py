@@ -121,16 +121,17 @@ class TaskGraph:
 
     def task(self, index: int) -> Task:
         """One row."""
-        columns = (
-            self.kind,
-            self.op,
-            self.part,
-            self.device,
-            self.peer,
-            self.position,
-            self.nbytes,
+        return Task(
+            index,
+            int(self.kind[index]),
+            int(self.op[index]),
+            int(self.part[index]),
+            int(self.device[index]),
+            int(self.peer[index]),
+            int(self.position[index]),
+            int(self.nbytes[index]),
+            float(self.flops[index]),
         )
-        return Task(index, *(int(column[index]) for column in columns), float(self.flops[index]))
 
     def __iter__(self) -> Iterator[Task]:
         return (self.task(index) for index in range(len(self)))

@@ -2,9 +2,9 @@
 
 A Recorder is a dispatch mode below autograd. Every tensor it meets gets a *slot*; every operator
 becomes a Call whose tensors are `Ref(slot)`. An in-place operator on a tensor that shares its
-memory with nobody becomes its functional twin and the tensor's slot is renamed; if views are mutated, the
-whole trace is replayed once under torch's functionalization. Random operators follow random.py.
-Private torch interfaces are confined to this file, optimizer.py and capture.py.
+memory with nobody becomes its functional twin and the tensor's slot is renamed; if views are
+mutated, the whole trace is replayed once under torch's functionalization. Random operators follow
+random.py. Private torch interfaces are confined to this file, optimizer.py and capture.py.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 return RULES[func](self, *args, **kwargs)
         self._refuse(func, args)
-        if func._can_decompose():
+        if _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         if func is aten.native_batch_norm.default and args[5] and args[3] is not None:
@@ -238,8 +238,8 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and func not in _HARMLESS:
             raise CaptureError(
                 f"the random operator {func}{_at(user_line())} is not supported; use dropout, "
-                "rand, randn, bernoulli, uniform_, normal_ or exponential_, or draw it outside and pass "
-                "it in the batch"
+                "rand, randn, bernoulli, uniform_, normal_ or exponential_, or draw it outside and "
+                "pass it in the batch"
             )
 
     def _mutate(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -293,6 +293,13 @@ def _storage(tensor: torch.Tensor) -> int:
 def _newest_node() -> int:
     """Number of the autograd node made last."""
     return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether the operator is nothing but calls of others; some that have kernels could be both."""
+    own = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU")
+    return not own and func._can_decompose()
 
 
 def _unknown(tensor: torch.Tensor) -> bool:

@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+# The profiler writes a line about itself to standard error unless this is set before torch is loaded.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
 import torch
 import torch.distributed as dist
 
@@ -150,7 +153,7 @@ class _Allocations:
         if self.profile is None:
             return
         self.profile.__exit__(*error)
-        results = self.profile.profiler.kineto_results  # type: ignore[union-attr]
+        results: Any = self.profile.profiler.kineto_results  # type: ignore[union-attr]
         events = [e for e in results.events() if e.name() == "[memory]"]
         total, peak = 0, 0
         for event in sorted(events, key=lambda e: e.start_ns()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apportion.formula import Undescribed
 from apportion.tdl import Output, axes, describe, f, opaque, reduce
 
 
@@ -24,6 +25,8 @@ def layer_norm_backward(
     grad: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
 ) -> Any:
     lead = x.ndim - len(shape)
+    if x.shape[lead:] != shape:
+        raise Undescribed("the kernel is told the whole normalised shape")
     i = axes("i", x.ndim)
     rows, columns = i[:lead], i[lead:]
     whole = (slice(None),) * len(shape)

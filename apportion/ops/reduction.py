@@ -110,5 +110,7 @@ def opaque_along(x: Any, dim: Any) -> Any:
 
 @describe("aten._softmax_backward_data", "aten._log_softmax_backward_data")
 def softmax_backward(grad: Any, out: Any, dim: Any) -> Any:
+    if not grad.ndim:
+        return lambda: f("elementwise", grad[()], out[()])
     d = dim % grad.ndim
     return lambda *i: opaque(along(grad, d, i), along(out, d, i))[i[d]]

@@ -101,7 +101,8 @@ def t(x: Any) -> Any:
 @describe("aten.transpose.int", alias=True)
 def transpose(x: Any, a: Any, b: Any) -> Any:
     order = list(range(x.ndim))
-    order[a], order[b] = order[b], order[a]
+    if x.ndim:
+        order[a], order[b] = order[b], order[a]
     return lambda *i: x[tuple(i[order[d]] for d in range(x.ndim))]
 
 
@@ -118,9 +119,11 @@ def unsqueeze(x: Any, dim: Any) -> Any:
 
 
 @describe("aten.squeeze.dim", "aten.squeeze.dims", alias=True)
-def squeeze(x: Any, dims: Any) -> Any:
+def squeeze(x: Any, dims: Any, *, out: Any) -> Any:
     listed = dims if isinstance(dims, tuple) else (dims,)
-    gone = {d % x.ndim for d in listed if x.shape[d] == 1}
+    gone = {d % x.ndim for d in listed if x.shape[d] == 1} if x.ndim else set()
+    if x.ndim - len(gone) != len(out[0]):
+        raise Undescribed("a part of extent 1 would be squeezed where the whole is not")
 
     def output(*i: Any) -> Any:
         names = iter(i)
@@ -157,6 +160,7 @@ def _split_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
 @describe("aten.split.Tensor", local=_split_local, alias=True)
 def split(x: Any, size: Any, dim: Any) -> Any:
     d, n = dim % x.ndim, x.shape[dim]
+    size = min(size, n) or 1
     count = -(-n // size)
     if n % size:
         whole = [opaque_dim(x, d, p) for p in range(count)]

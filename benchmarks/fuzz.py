@@ -1,0 +1,270 @@
+"""Does any legal strategy run, and is it right? Random strategies against plain PyTorch, decided in float64.
+
+    python benchmarks/fuzz.py                                   1,000 strategies per model in one process
+    python benchmarks/fuzz.py --processes 100                   and 100 per model on real processes
+    python benchmarks/fuzz.py --models mlp:tiny --count 50 --plant 50   and 50 planted errors
+
+Model and batch are drawn anew every 20 strategies, the batch changes from step to step, device counts are 2, 3 and 4. A
+planted error changes one element of one transfer of one step; what is not noticed is listed with where it went.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+import torch
+
+from apportion import zoo
+from apportion.capture import (
+    Program,
+    batch_leaves,
+    capture,
+    capture_as,
+    eager_steps,
+    setting,
+    state_tensor,
+)
+from apportion.cluster import cluster
+from apportion.execute import Corrupt, Executable, Rank, run_together
+from apportion.kernels import Context
+from apportion.lower import lower
+from apportion.plan import Plan, Predicted
+from apportion.pool import Pool
+from apportion.run import PER_STEP, Distance, compare_with_eager, distance, gather
+from apportion.search.random import draw
+from apportion.splits import Space
+from apportion.strategy import Strategy
+from apportion.tasks import TaskGraph
+from apportion.worker import Train, Trained, vary
+
+STEPS, PER_MODEL = 3, 20
+
+
+@dataclass(frozen=True)
+class Model:
+    """A captured model in float64, and what plain PyTorch makes of it."""
+
+    spec: str
+    seed: int
+    program: Program
+    space: Space
+    losses: list[float]
+    state: dict[int, torch.Tensor]
+
+
+def load(spec: str, seed: int, steps: int = STEPS) -> Model:
+    it = zoo.load(spec, seed)
+    made = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    program = capture_as(made, torch.float64)
+    batches = [vary(program.batch, seed, step) for step in range(steps)]
+    losses, state = eager_steps(program, batches, seed)
+    return Model(spec, seed, program, Space(program.graph), losses, state)
+
+
+def plan_of(model: Model, strategy: Strategy, devices: int) -> Plan:
+    none = Predicted(0.0, (0,) * devices, 0, (0.0,) * devices)
+    where = cluster(f"local:{devices}")
+    plan = Plan(model.program.graph, where, strategy, "random", 0, 0.0, 0.0, none, (0,) * devices)
+    plan.__dict__["space"] = model.space
+    return plan
+
+
+def together(
+    model: Model, plan: Plan, corrupt: Corrupt | None = None, steps: int = STEPS
+) -> list[Trained]:
+    """All ranks in this process, answering as processes would."""
+    devices = len(plan.cluster.devices)
+    executable = Executable(plan.space, plan.strategy, plan.tasks)
+    ranks = [Rank(executable, d, corrupt=corrupt) for d in range(devices)]
+    program = model.program
+    for rank in ranks:
+        rank.load(lambda v: state_tensor(program, v))
+    losses: list[float | None] = []
+    for step in range(steps):
+        leaves = batch_leaves(program, vary(program.batch, model.seed, step))
+        for rank in ranks:
+            rank.feed(lambda v: leaves[v])
+        context = Context(
+            model.seed, step, lambda e: setting(program.optimizer, e), program.graph.bodies
+        )
+        loss = run_together(ranks, context)
+        losses.append(None if loss is None else float(loss))
+    return [
+        Trained(losses, [], 0, None, [(s, t.numpy()) for s, (_, t) in r.state().items()], [])
+        for r in ranks
+    ]
+
+
+def judge(model: Model, plan: Plan, ranks: list[Trained]) -> Distance:
+    rate = max(float(g["lr"]) for g in model.program.optimizer.param_groups)
+    split = gather(model.space, plan, ranks)
+    losses = [x for r in ranks for x in r.losses if x is not None][:STEPS]
+    slack = PER_STEP * rate * STEPS
+    return distance(model.program, losses, split, model.losses, model.state, slack)
+
+
+def in_process(spec: str, count: int, first: int) -> dict[str, object]:
+    wrong, worst, tasks, began = [], 0.0, 0, time.perf_counter()
+    for seed in range(first, first + count):
+        if seed % PER_MODEL == 0 or seed == first:
+            model = load(spec, seed)
+        devices = 2 + seed % 3
+        plan = plan_of(model, draw(model.space, devices, Random(seed)), devices)
+        found = judge(model, plan, together(model, plan))
+        worst = max(worst, found.max_rel_param_diff)
+        tasks += len(plan.tasks)
+        if not found.equal:
+            wrong.append(seed)
+        progress(f"{spec}: {seed - first + 1} of {count}, {len(wrong)} wrong")
+    seconds = time.perf_counter() - began
+    return {
+        "model": spec, "strategies": count, "wrong": wrong, "worst_relative": worst,
+        "tasks": tasks, "seconds": round(seconds, 1),
+    }  # fmt: skip
+
+
+def on_processes(spec: str, count: int, first: int) -> dict[str, object]:
+    wrong, worst, bytes_wrong, began = [], 0.0, [], time.perf_counter()
+    model = load(spec, first)
+    for devices in (2, 3, 4):
+        mine = [s for s in range(first, first + count) if 2 + s % 3 == devices]
+        with Pool(devices, 300.0) as pool:
+            for seed in mine:
+                plan = plan_of(model, draw(model.space, devices, Random(seed)), devices)
+                job = Train(spec, first, True, plan.strategy, devices, STEPS, first, True)
+                ranks = pool.train(job)
+                found = compare_with_eager(model.program, plan, ranks, STEPS, first)
+                worst = max(worst, found.max_rel_param_diff)
+                if not found.equal:
+                    wrong.append(seed)
+                if sum(r.sent_bytes for r in ranks) != STEPS * plan.tasks.bytes_moved:
+                    bytes_wrong.append(seed)
+                progress(f"{spec} on {devices} processes: strategy {seed}, {len(wrong)} wrong")
+    return {
+        "model": spec, "strategies": count, "wrong": wrong, "worst_relative": worst,
+        "bytes_not_as_predicted": bytes_wrong, "seconds": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
+
+
+def planted(spec: str, count: int, first: int) -> dict[str, object]:
+    """One element of one transfer of the last step changed by 1e-3 (an integer by one, a bool turned).
+
+    What is not noticed is tried again with a change of 1e3 and with not-a-number. An element that only not-a-number
+    shows is multiplied by zero; one that even that does not show belongs to a replica from which no task leads to the
+    loss or the state, or a mask selects it away.
+    """
+    fates, missed = Counter[str](), []
+    for seed in range(first, first + count):
+        if seed % PER_MODEL == 0 or seed == first:
+            model = load(spec, seed)
+        devices = 2 + seed % 3
+        plan = plan_of(model, draw(model.space, devices, Random(seed)), devices)
+        fate = "noticed"
+        for change, name in (
+            (1e-3, "noticed"),
+            (1e3, "below the tolerance"),
+            (float("nan"), "multiplied by zero"),
+            (None, "selected away"),
+        ):
+            fate = name
+            corrupt, where, read = plant(plan, Random(seed), change or 0.0)
+            if change is None and not read:
+                fate = "of a replica that nobody reads"
+            if change is None or not judge(model, plan, together(model, plan, corrupt)).equal:
+                break
+        fates[fate] += 1
+        if fate != "noticed":
+            missed.append(f"{where}: {fate}")
+        progress(f"{spec}: {seed - first + 1} of {count} planted, {len(missed)} not noticed")
+    return {"model": spec, "planted": count, "fates": dict(fates), "missed": missed}
+
+
+def plant(plan: Plan, rng: Random, change: float) -> tuple[Corrupt, str, bool]:
+    executable = Executable(plan.space, plan.strategy, plan.tasks)
+    task = rng.choice(sorted(executable.packed))
+    copy = rng.choice(executable.packed[task])
+    element = rng.randrange(copy.nbytes // copy.dtype.itemsize)
+    seen = Counter[int]()
+
+    def corrupt(number: int, message: torch.Tensor) -> torch.Tensor:
+        seen[number] += 1
+        if number != task or seen[number] != STEPS:
+            return message
+        changed = message.clone()
+        box = changed[copy.offset : copy.offset + copy.nbytes].view(copy.dtype)
+        if copy.dtype.is_floating_point:
+            box[element] += change
+        elif copy.dtype == torch.bool:
+            box[element] = ~box[element]
+        else:
+            box[element] = 0 if box[element] else 1
+        return changed
+
+    graph = plan.graph
+    value = graph.values[executable.slots[copy.source].value]
+    op = int(plan.tasks.op[task])
+    reader = graph.ops[op].name if op < len(graph.ops) else "the end of the step"
+    rows = [r for r, m in enumerate(plan.tasks.copy_message.tolist()) if m == task]
+    live = live_slots(plan.tasks)
+    read = any(int(plan.tasks.copy_target[r]) in live for r in rows)
+    return corrupt, f"{value.name} ({value.dtype}) for {reader}", read
+
+
+def live_slots(tasks: TaskGraph) -> set[int]:
+    """Slots from which some chain of tasks leads to the loss or to state."""
+    live = {s for s, last in enumerate(tasks.slot_last.tolist()) if last == len(tasks)}
+    for task in range(len(tasks) - 1, -1, -1):
+        made = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]].tolist()
+        if live.intersection(made):
+            live.update(tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]].tolist())
+            live.update(tasks.copy_source[tasks.copy_task == task].tolist())
+    return live
+
+
+def progress(text: str) -> None:
+    print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--models", default="mlp:tiny,gpt2:tiny")
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=0)
+    parser.add_argument("--plant", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    bad = False
+    for spec in split_models(options.models):
+        for what, count in (
+            (in_process, options.count),
+            (on_processes, options.processes),
+            (planted, options.plant),
+        ):
+            if count:
+                row = what(spec, count, options.first)
+                print(f"\r{'':<78}\r", end="", file=sys.stderr)
+                print(json.dumps({"what": what.__name__, **row}), flush=True)
+                bad = bad or bool(row.get("wrong") or row.get("bytes_not_as_predicted"))
+    return int(bad)
+
+
+def split_models(text: str) -> list[str]:
+    """`mlp:tiny,gpt2:tiny`: a comma before a model's name begins the next one; others belong to settings."""
+    found: list[str] = []
+    for piece in text.split(","):
+        if "=" in piece and found:
+            found[-1] += "," + piece
+        else:
+            found.append(piece)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
