@@ -1,7 +1,8 @@
 """apportion divides a training step written for one device over many.
 
-Public names are loaded when they are first used, so that planning from a file does not wait for torch. Several carry
-the name of the module they come from; the class below keeps the function when the module is imported.
+Public names are loaded when they are first used, so that planning from a file does not wait for
+torch. Several carry the name of the module they come from; the class below keeps the function when
+the module is imported.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "ALL", "CaptureError", "Cluster", "Graph", "Max", "Min", "Output", "Plan", "Prod", "Program", "Runner", "Sum",
-    "capture", "cluster", "compare", "describe", "distribute", "f", "opaque", "plan",
+    "ALL", "CaptureError", "Cluster", "Graph", "Max", "Min", "Output", "Plan", "Prod", "Program",
+    "Runner", "Sum", "capture", "cluster", "compare", "describe", "distribute", "f", "opaque",
+    "plan",
 ]  # fmt: skip
 
 

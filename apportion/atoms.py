@@ -1,14 +1,16 @@
 """Atoms: the factors of dimensions that make every view an alias, and the classes that tie them.
 
-Each operator's formula says which dimensions are which axes: in `aten.view` from [B, T, D] to [B*T, D] the first
-dimension of the result is the product of two axes. Every (Value, dim) and every (Op, axis) is a node with a list of
-factors; every dimension that is one axis joins two nodes; every dimension that is a product of axes is an equation
+Each operator's formula says which dimensions are which axes: in `aten.view` from [B, T, D] to
+[B*T, D] the first dimension of the result is the product of two axes. Every (Value, dim) and every
+(Op, axis) is a node with a list of factors; every dimension that is one axis joins two nodes; every
+dimension that is a product of axes is an equation
 
     factors(dim) = factors(axis 1) + factors(axis 2) + ...
 
-whose two sides are refined to their coarsest common refinement until nothing changes. Where two views factor one
-dimension in ways that have no common refinement (12 as 3*4 and as 4*3), the later one is left alone and splits.py
-refuses to cut there. Atoms that are the same by a node or an equation form a class.
+whose two sides are refined to their coarsest common refinement until nothing changes. Where two
+views factor one dimension in ways that have no common refinement (12 as 3*4 and as 4*3), the later
+one is left alone and splits.py refuses to cut there. Atoms that are the same by a node or an
+equation form a class.
 """
 
 from __future__ import annotations
@@ -218,3 +220,49 @@ def _result(
         axes.append({n: factors[nodes.find((1, o, n))] for n in names})
         axis_classes.append({n: classes((1, o, n)) for n in names})
     return Atoms(dims, value_classes, tuple(axes), tuple(axis_classes))
+
+
+Digits = tuple[tuple[int, Factors], ...]
+"""Classes that are divided further, each with the factors its atoms are divided into."""
+
+
+def divide(atoms: Atoms, digits: Digits) -> Atoms:
+    """The atoms with those of the given classes divided further; raises ValueError if they do not
+    divide.
+
+    Cuts made at several levels of a recursion then name different atoms (digits) of a class, and
+    commute.
+    """
+    finer = dict(digits)
+    numbers: dict[tuple[int, int], int] = {}
+
+    def parts(factor: int, group: int) -> Factors:
+        found = finer.get(group, (factor,))
+        if math.prod(found) != factor or (group in finer and min(found, default=0) < 2):
+            raise ValueError(f"atoms of {factor} cannot be divided into {list(found)}")
+        return found
+
+    def divided(factors: Factors, groups: tuple[int, ...]) -> tuple[Factors, tuple[int, ...]]:
+        pairs = [
+            (part, numbers.setdefault((group, k), len(numbers)))
+            for factor, group in zip(factors, groups, strict=True)
+            for k, part in enumerate(parts(factor, group))
+        ]
+        return tuple(p for p, _ in pairs), tuple(n for _, n in pairs)
+
+    dims, value_classes = [], []
+    for value_dims, groups in zip(atoms.dims, atoms.value_classes, strict=True):
+        place, new_dims, new_groups = 0, [], []
+        for factors in value_dims:
+            new, names = divided(factors, groups[place : place + len(factors)])
+            place += len(factors)
+            new_dims.append(new)
+            new_groups += names
+        dims.append(tuple(new_dims))
+        value_classes.append(tuple(new_groups))
+    axes, axis_classes = [], []
+    for op_axes, op_groups in zip(atoms.axes, atoms.axis_classes, strict=True):
+        made = {name: divided(factors, op_groups[name]) for name, factors in op_axes.items()}
+        axes.append({name: f for name, (f, _) in made.items()})
+        axis_classes.append({name: g for name, (_, g) in made.items()})
+    return Atoms(tuple(dims), tuple(value_classes), tuple(axes), tuple(axis_classes))

@@ -1,7 +1,7 @@
-"""The oracle of splits: run an Op whole, run every derived split of it in pieces, recombine, compare.
+"""The oracle of splits: run an Op whole, run its derived splits in pieces, recombine, compare.
 
-Nothing here uses what splits.py thinks beside the Split itself: inputs are sliced by the regions, the kernel is called,
-results are placed by the output regions and combined by the reducers.
+Nothing here uses what splits.py thinks beside the Split itself: inputs are sliced by the regions,
+the kernel is called, results are placed by the output regions and combined by the reducers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ TOLERANCE = 1e-10  # of the largest element, in float64
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One split of one Op, and how far its recombined result is from the whole (infinite: another shape)."""
+    """One split of one Op, and how far its recombined result is from the whole (infinite: another
+    shape)."""
 
     kind: str
     parts: tuple[int, ...]
@@ -42,7 +43,8 @@ class Finding:
 def check_op(
     space: Space, index: int, tensors: Sequence[torch.Tensor], context: Context
 ) -> list[Finding]:
-    """All derived splits of an Op on the given inputs: each axis alone in 2 and 3 parts, and pairs of axes."""
+    """All derived splits of an Op on the given inputs: each axis alone in 2 and 3 parts, and pairs
+    of axes."""
     op = space.graph.ops[index]
     whole = run_op(op, op.args, tensors, context)
     found = []
@@ -72,7 +74,7 @@ def cuts(space: Space, index: int) -> Iterator[tuple[int, ...]]:
 def run_op(
     op: Op, args: Sequence[object], tensors: Sequence[torch.Tensor], context: Context
 ) -> tuple[torch.Tensor, ...]:
-    """The kernel of an Op on given tensors; an output that it leaves out is empty, as in a captured Graph."""
+    """An Op's kernel on given tensors; an output that it leaves out is empty, as in a Graph."""
     values = [substitute(a, tensors, dtype=dtype, setting=context.setting) for a in args]  # type: ignore[arg-type]
     if op.body is not None:
         values = [op.body, *values]

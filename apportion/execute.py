@@ -1,11 +1,12 @@
 """Running a TaskGraph: the interpreter that every rank runs, and all ranks in one process.
 
-A `Rank` holds the slots of one device and can do each kind of task. `run_together` runs the global order over all ranks
-in one process, which is the fast oracle; process.py runs one rank per process over torch.distributed. Both execute the
-same tasks of the same TaskGraph by the same functions; only the transport differs.
+A `Rank` holds the slots of one device and can do each kind of task. `run_together` runs the global
+order over all ranks in one process, which is the fast oracle; processes.py runs one rank per process
+over torch.distributed. Both execute the same tasks of the same TaskGraph by the same functions;
+only the transport differs.
 
-Whole tensors exist in two places only: the batch that the caller passes to a step, and the tensors that state is loaded
-from; a rank keeps the regions that its plan gives it.
+Whole tensors exist in two places only: the batch that the caller passes to a step, and the tensors
+that state is loaded from; a rank keeps the regions that its plan gives it.
 """
 
 from __future__ import annotations
@@ -204,8 +205,8 @@ class Rank:
             spans = dim_spans(self.program.space, meant.value, meant.region)
             if spans is None:
                 raise ValueError(
-                    f"the plan keeps a region of {self.program.graph.values[meant.value].name!r} that "
-                    "is not one slice per dimension; pass the whole batch"
+                    f"the plan keeps a region of {self.program.graph.values[meant.value].name!r} "
+                    "that is not one slice per dimension; pass the whole batch"
                 )
             tensor = ask(meant.value, spans)
             if tuple(tensor.shape) != meant.shape:
@@ -256,8 +257,8 @@ class Rank:
                 result = torch.empty(0, dtype=meant.dtype)
             if tuple(result.shape) != meant.shape:
                 raise RuntimeError(
-                    f"operator {work.op.name!r} ({work.op.kind}), part {work.number}: the kernel made "
-                    f"{list(result.shape)} where its description says {list(meant.shape)}"
+                    f"operator {work.op.name!r} ({work.op.kind}), part {work.number}: the kernel "
+                    f"made {list(result.shape)} where its description says {list(meant.shape)}"
                 )
             tensors[slot] = result if scale == 1.0 else result * scale
 
@@ -367,7 +368,8 @@ def run_together(ranks: Sequence[Rank], context: Context) -> torch.Tensor | None
 
 
 def gather(ranks: Sequence[Rank]) -> dict[int, torch.Tensor]:
-    """Whole tensors of the state, put together from all ranks' regions; copies of a region must be bit-equal."""
+    """Whole tensors of the state, put together from all ranks' regions; copies of a region must be
+    bit-equal."""
     found: dict[int, torch.Tensor] = {}
     for rank in ranks:
         for slot, (value, tensor) in rank.state().items():

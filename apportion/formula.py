@@ -1,6 +1,7 @@
 """Formula: a description evaluated for one call, with the extent of every axis.
 
-The extents of an output's axes are its shape; the extent of a reduced axis is that of a dimension it indexes alone.
+The extents of an output's axes are its shape; the extent of a reduced axis is that of a dimension
+it indexes alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Formula:
-    """The outputs of one call as expressions (None: absent), and the extent of every axis, outputs' axes first."""
+    """The outputs of one call as expressions (None: absent), and the extent of every axis, outputs'
+    axes first."""
 
     outputs: tuple[Output | None, ...]
     extents: dict[str, int]
@@ -50,9 +52,11 @@ def evaluate_formula(
     body: Body | None = None,
     known: dict[str, int] | None = None,
 ) -> Formula:
-    """The formula of a call with the given shapes; raises Undescribed if the description does not cover it.
+    """The formula of a call with the given shapes; raises Undescribed if the description does not
+    cover it.
 
-    `known` gives extents of axes that the shapes need not tell: a dimension of extent 1 is not indexed.
+    `known` gives extents of axes that the shapes need not tell: a dimension of extent 1 is not
+    indexed.
     """
     operands = [Operand(k, shape) for k, shape in enumerate(inputs)]
     values = [substitute(arg, operands) for arg in args]

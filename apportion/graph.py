@@ -1,13 +1,15 @@
-"""Graph, Op, Value: one training step as data. Frozen, hashable, printable, JSON; independent of torch.
+"""Graph, Op, Value: one training step as data.
 
-A Graph is functional: every Value is made by one Op, or by nobody (parameters, optimizer state, buffers, inputs).
-Ops stand in an order in which they can run. State that survives the step is named twice, as the Value the step
-begins with and the Value it ends with (`Graph.state`).
+Frozen, hashable, printable, JSON; independent of torch.
+
+A Graph is functional: every Value is made by one Op, or by nobody (parameters, optimizer state,
+buffers, inputs). Ops stand in an order in which they can run. State that survives the step is named
+twice, as the Value the step begins with and the Value it ends with (`Graph.state`).
 
     Arg ::= Ref | Dtype | Setting | int | float | bool | str | None | (Arg, ...)
 
-An Op holds *all* arguments of its operator in schema order, defaults filled in, devices and layouts left out; its
-tensors are `Ref(k)`, the k-th of `Op.inputs`.
+An Op holds *all* arguments of its operator in schema order, defaults filled in, devices and layouts
+left out; its tensors are `Ref(k)`, the k-th of `Op.inputs`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Union
+from typing import Any
 
 SCHEMA_VERSION = 1
 
@@ -37,7 +39,7 @@ ITEMSIZE = {
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The k-th input of the Op (in a Body: the k-th of its inputs followed by its results so far)."""
+    """The k-th input of the Op (in a Body: the k-th of its inputs and then its results so far)."""
 
     index: int
 
@@ -53,19 +55,19 @@ class Dtype:
 class Setting:
     """A number computed at every step from the optimizer's live parameter groups.
 
-    expression ::= number | ("get", group, key) | ("get", group, key, position) | (operator, expression, ...)
-    with operators neg, +, -, *, /, **.
+    expression ::= number | ("get", group, key) | ("get", group, key, position)
+                 | (operator, expression, ...)    with operators neg, +, -, *, /, **
     """
 
     expression: Any
 
 
-Arg = Union[Ref, Dtype, Setting, int, float, bool, str, None, tuple["Arg", ...]]
+Arg = Ref | Dtype | Setting | int | float | bool | str | None | tuple["Arg", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of the step. `shape` and `dtype` may be absent in imported graphs, `nbytes` never."""
+    """A tensor of the step. `shape` and `dtype` may be absent if imported, `nbytes` never."""
 
     name: str
     role: str
@@ -110,7 +112,8 @@ class BodyOp:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a composite Op computes: `Ref(k)` is input k for k < inputs, else the result of ops[k - inputs]."""
+    """What a composite Op computes. `Ref(k)` is input k for k < inputs, else the result of
+    `ops[k - inputs]`."""
 
     inputs: int
     ops: tuple[BodyOp, ...]
@@ -119,7 +122,8 @@ class Body:
 
 @dataclass(frozen=True)
 class Graph:
-    """A whole step. `state` pairs the Value a state begins the step with and the one it ends with; `loss` is a Value."""
+    """A whole step. `state` pairs the Value a state begins the step with and the one it ends with;
+    `loss` is a Value."""
 
     values: tuple[Value, ...]
     ops: tuple[Op, ...]
@@ -147,7 +151,8 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identity of the step: ops, arguments, shapes, dtypes, roles. Not names, lines or torch's version."""
+        """Identity of the step: ops, arguments, shapes, dtypes, roles. Not names or lines, nor the
+        version of torch."""
         facts = [
             [[v.role, v.shape, v.dtype, v.nbytes] for v in self.values],
             [[o.kind, o.inputs, o.outputs, _dump_arg(o.args), o.phase, o.body] for o in self.ops],
@@ -182,7 +187,8 @@ def refs(arg: Arg) -> Iterator[int]:
 
 
 def substitute(arg: Arg, tensors: Any, *, dtype: Any = None, setting: Any = None) -> Any:
-    """`arg` with each Ref(k) replaced by tensors[k], and Dtypes and Settings by what the two functions return."""
+    """`arg` with each Ref(k) replaced by tensors[k], and Dtypes and Settings by what the two
+    functions return."""
     if isinstance(arg, Ref):
         return tensors[arg.index]
     if isinstance(arg, tuple):
@@ -195,7 +201,8 @@ def substitute(arg: Arg, tensors: Any, *, dtype: Any = None, setting: Any = None
 
 
 def verify(graph: Graph) -> None:
-    """Raises ValueError, naming the Op or Value, unless the Graph is well formed and in a runnable order."""
+    """Raises ValueError, naming the Op or Value, unless the Graph is well formed and its order can
+    run."""
     count = len(graph.values)
     names: set[str] = set()
     for value in graph.values:
@@ -204,7 +211,8 @@ def verify(graph: Graph) -> None:
         names.add(value.name)
         if value.role not in ROLES:
             raise ValueError(
-                f"value {value.name!r} has the unknown role {value.role!r}; roles: {', '.join(ROLES)}"
+                f"value {value.name!r} has the unknown role {value.role!r}; "
+                f"roles: {', '.join(ROLES)}"
             )
         if value.shape is not None and value.dtype is not None:
             expected = nbytes_of(value.shape, value.dtype)
@@ -312,12 +320,15 @@ def to_json(graph: Graph) -> dict[str, Any]:
         "values": [[v.name, v.role, v.shape, v.dtype, v.nbytes] for v in graph.values],
         "ops": [
             [
-                o.name, o.kind, o.inputs, o.outputs, _dump_arg(o.args), o.phase, o.line, o.module, o.forward,
-                o.parameter, o.body,
+                o.name, o.kind, o.inputs, o.outputs, _dump_arg(o.args), o.phase, o.line, o.module,
+                o.forward, o.parameter, o.body,
             ]
             for o in graph.ops
         ],
-        "bodies": [[b.inputs, [[o.kind, _dump_arg(o.args)] for o in b.ops], b.outputs] for b in graph.bodies],
+        "bodies": [
+            [b.inputs, [[o.kind, _dump_arg(o.args)] for o in b.ops], b.outputs]
+            for b in graph.bodies
+        ],
         "state": [list(pair) for pair in graph.state],
         "loss": graph.loss,
     }  # fmt: skip

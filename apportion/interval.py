@@ -1,10 +1,12 @@
 """Index arithmetic: affine forms over axes, their exact range over a box, and boxes of atoms.
 
-A range is half open, in elements. The range of an affine form over a box of axis ranges is exact, negative
-coefficients and differences included: each coefficient takes the end of its axis that makes it smallest (largest).
+A range is half open, in elements. The range of an affine form over a box of axis ranges is exact,
+negative coefficients and differences included: each coefficient takes the end of its axis that
+makes it smallest (largest).
 
-A dimension of extent E is a row-major product of **atoms**, its factors: E = f1 * f2 * ... A region of it is one
-range per atom. Ranges of the flat dimension and regions of its atoms are translated by `flatten` and `unflatten`.
+A dimension of extent E is a row-major product of **atoms**, its factors: E = f1 * f2 * ... A region
+of it is one range per atom. Ranges of the flat dimension and regions of its atoms are translated by
+`flatten` and `unflatten`.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ def relative(box: Box, origin: Box) -> Box:
 
 
 def flatten(box: Box, factors: Factors) -> Range | None:
-    """The range of the flat dimension that a region of its atoms is, or None if it is not contiguous."""
+    """The range of the flat dimension that a region of its atoms is; None if not contiguous."""
     low, size, inside = 0, 1, True
     for (first, end), factor in zip(reversed(box), reversed(factors), strict=True):
         if inside:

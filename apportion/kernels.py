@@ -1,8 +1,8 @@
 """From the kind of an Op to the kernel that computes it on this machine.
 
-A kernel here takes a Context and the Op's arguments in the Graph's order, and returns a tuple of tensors. Most are the
-operator itself; a kernel that torch picks by device is one kind in a Graph and is resolved here; the optimizer's update
-runs its body.
+A kernel here takes a Context and the Op's arguments in the Graph's order, and returns a tuple of
+tensors. Most are the operator itself; a kernel that torch picks by device is one kind in a Graph
+and is resolved here; the optimizer's update runs its body.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ LEFT_OUT = frozenset(["device", "layout", "pin_memory", "generator", "memory_for
 
 @dataclass(slots=True)
 class Context:
-    """What kernels need beside their arguments: whose random numbers, which step, the optimizer's settings now."""
+    """What kernels need beside their arguments: whose random numbers, which step, the optimizer's
+    settings now."""
 
     seed: int
     step: int

@@ -1,19 +1,22 @@
 """Graph + Strategy -> TaskGraph.
 
-Ops are lowered in the Graph's order. For each: fetch the regions that its parts read (one exchange), compute the parts,
-and, where the strategy or the form of the result asks for it, move the result to its layout (a second exchange).
+Ops are lowered in the Graph's order. For each: fetch the regions that its parts read (one
+exchange), compute the parts, and, where the strategy or the form of the result asks for it, move
+the result to its layout (a second exchange).
 
-A **piece** is a slot that holds a region of a Value: a whole one, or one term of a partial Value, to be combined with
-the other terms. To fetch a region onto a device:
+A **piece** is a slot that holds a region of a Value: a whole one, or one term of a partial Value,
+to be combined with the other terms. To fetch a region onto a device:
 
     held there already      nothing to do
     inside one local piece  a view of it
-    otherwise               an assembly of disjoint boxes: local pieces first, then the nearest device that has them;
-                            for a partial Value one cover per term, combined in rising order, so that all devices that
-                            assemble the region get the same bits
+    otherwise               an assembly of disjoint boxes: local pieces first, then the nearest
+                            device that has them; for a partial Value one cover per term, combined
+                            in rising order, so that all devices that assemble the region get the
+                            same bits
 
-What was fetched stays until its last use and serves later fetches on that device. A partial Value that no layout was
-chosen for is either fetched term by term by all its consumers or first reduced onto a layout, whichever moves less.
+What was fetched stays until its last use and serves later fetches on that device. A partial Value
+that no layout was chosen for is either fetched term by term by all its consumers or first reduced
+onto a layout, whichever moves less.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from apportion.task_builder import Builder, Piece
 from apportion.graph import INPUT, ROLES, Graph
 from apportion.interval import Box, full, intersect, lengths, subtract, volume
 from apportion.splits import Part, Space, Split
 from apportion.strategy import Layout, Strategy, verify
+from apportion.task_builder import Builder, Piece
 from apportion.tasks import COMMUNICATION, COMPUTE, TaskGraph
 from apportion.tdl import lookup
 
@@ -42,7 +45,8 @@ def lower(space: Space, strategy: Strategy, devices: int) -> TaskGraph:
 
 @dataclass(slots=True)
 class _Holding:
-    """Where a Value is: its pieces by term, and the whole pieces on each device, fetched ones included."""
+    """Where a Value is: its pieces by term, and the whole pieces on each device, fetched ones
+    included."""
 
     terms: list[list[Piece]]
     reducer: str | None
@@ -209,7 +213,8 @@ class _Lowering:
             self.held[value] = _Holding([pieces], None, _by_device(pieces))
 
     def _layout_of_partial(self, value: int) -> Layout | None:
-        """A layout onto which to reduce a partial Value, if that moves less than fetching all its terms."""
+        """A layout onto which to reduce a partial Value, if that moves less than fetching all its
+        terms."""
         held = self.held[value]
         if not held.partial:
             return None
@@ -241,7 +246,7 @@ class _Lowering:
     # Fetching
 
     def _fetch(self, value: int, region: Box, device: int) -> Piece:
-        """The piece that holds exactly `region` on `device`; plans its assembly if there is none."""
+        """The piece that holds exactly `region` on `device`; its assembly is planned if need be."""
         held = self.held[value]
         here = held.local.get(device, [])
         for piece in here:
@@ -274,7 +279,8 @@ class _Lowering:
         return sources
 
     def _sliceable(self, value: int, piece: Piece, region: Box) -> bool:
-        """Whether a slice of the piece's tensor can be a view: no dimension is cut inside a merged product."""
+        """Whether a slice of the piece's tensor can be a view: no dimension is cut inside a merged
+        product."""
         position = 0
         for factors in self.space.atoms.dims[value]:
             stop = position + len(factors)

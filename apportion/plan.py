@@ -1,7 +1,7 @@
-"""Plan: the saved artefact. The Graph, the cluster, the strategy, the prediction, and how it was found.
+"""Plan: the saved artefact. Graph, cluster, strategy, prediction, and how it was found.
 
-A file of a Plan is JSON with a schema version; loading checks it and executes nothing. A loaded Plan can be simulated
-again without the model.
+A file of a Plan is JSON with a schema version; loading checks it and executes nothing. A loaded
+Plan can be simulated again without the model.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Plan:
     @cached_property
     def space(self) -> Space:
         """All legal splits of the Graph."""
-        return Space(self.graph)
+        return Space(self.graph, self.strategy.digits)
 
     @cached_property
     def tasks(self) -> TaskGraph:
@@ -197,9 +197,10 @@ def plan(
     memory_limit: int | None = None,
     seed: int = 0,
 ) -> Plan:
-    """A Plan for a captured step (or its Graph) on a cluster, found by `method` within `budget` seconds.
+    """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
-    `memory_limit` is in bytes per device; None means the devices' own memory. Raises ValueError for an unknown method.
+    `memory_limit` is in bytes per device; None means the devices' own memory. Raises ValueError for
+    an unknown method.
     """
     space = Space(program if isinstance(program, graphs.Graph) else program.graph)
     return _search(space, cluster, method, budget, memory_limit, seed)
@@ -249,7 +250,8 @@ def _search(
         space.graph, cluster, found.strategy, _method(method), seed, budget, seconds, empty, limits,
         found.lower_bound,
     )  # fmt: skip
-    draft.__dict__["space"] = space  # analysed already
+    if found.strategy.digits == space.digits:
+        draft.__dict__["space"] = space  # analysed already
     made = draft.simulate()
     for name in ("space", "tasks", "timeline"):
         made.__dict__[name] = draft.__dict__[name]

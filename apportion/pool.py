@@ -1,7 +1,8 @@
 """Pool: N processes on this machine that can run one strategy after another.
 
-Children are forked from a server that has imported torch but used no threads, so that the second pool starts at once.
-The first child to fail, end or fall silent for longer than the timeout ends them all; what is raised names its rank.
+Children are forked from a server that has imported torch but used no threads, so that the second
+pool starts at once. The first child to fail, end or fall silent for longer than the timeout ends
+them all; what is raised names its rank.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Pool:
         self.close()
 
     def train(self, job: Train) -> list[Trained]:
-        """Runs the request on all processes; raises RuntimeError naming the rank that failed first."""
+        """Runs the request on all processes; raises RuntimeError naming the first rank to fail."""
         try:
             for rank, pipe in enumerate(self.pipes):
                 try:
@@ -85,7 +86,8 @@ class Pool:
             if not ready:
                 silent = ", ".join(map(str, open_ranks))
                 raise RuntimeError(
-                    f"rank {silent} did not finish within {self.timeout:g} s; all processes were ended"
+                    f"rank {silent} did not finish within {self.timeout:g} s; "
+                    "all processes were ended"
                 )
             for rank in open_ranks:
                 if self.pipes[rank] in ready:

@@ -1,9 +1,10 @@
 """One rank per process, over torch.distributed.
 
-Every rank goes through its own tasks in the one global order. All messages at one position form one exchange: receives
-are posted first, then sends, then all are waited for. A rank waits only for messages of the position it is at, whose
-other ends post them without waiting for anything later; by induction over positions nobody waits forever. Between two
-ranks there is at most one message each way per position, so messages need no tags.
+Every rank goes through its own tasks in the one global order. All messages at one position form one
+exchange: receives are posted first, then sends, then all are waited for. A rank waits only for
+messages of the position it is at, whose other ends post them without waiting for anything later; by
+induction over positions nobody waits forever. Between two ranks there is at most one message each
+way per position, so messages need no tags.
 
 Messages are bytes on the host: gloo moves CPU tensors.
 """

@@ -1,8 +1,8 @@
-"""The restriction check: is the formula of a part the formula of the whole, moved to the part's origin?
+"""The restriction check: is a part's formula the whole's formula, moved to the part's origin?
 
-Knowing what a part reads does not show that the same kernel on it computes the part. So the local call is described
-too, and compared access by access. Axes of local extent 1 are written as 0 on both sides, since a dimension of extent
-1 broadcasts.
+Knowing what a part reads does not show that the same kernel on it computes the part. So the local
+call is described too, and compared access by access. Axes of local extent 1 are written as 0 on
+both sides, since a dimension of extent 1 broadcasts.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ __all__ = ["Frame", "Refused", "ratio"]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where a part lies: the factors and the box of each axis, the atoms and the region of each input."""
+    """Where a part lies: factors and box of each axis, atoms and region of each input."""
 
     kind: str
     factors: dict[str, Factors]
     boxes: dict[str, Box]
     dims: tuple[tuple[Factors, ...], ...]
     regions: tuple[Box, ...]
+    before: dict[tuple[int, int], int]
+    """Elements of padding that the part gets before its region, by input and dimension."""
 
     def origin(self, name: str) -> int:
         """Where the part begins along an axis."""
@@ -56,11 +58,11 @@ class Frame:
         span = flatten(self.regions[tensor][place : place + len(factors)], factors)
         if span is None:
             raise Refused(f"{self.kind}: a region of input {tensor} is not contiguous")
-        return span[0]
+        return span[0] - self.before.get((tensor, dim), 0)
 
 
 def ratio(whole: Output, part: Output, frame: Frame) -> float:
-    """What the local result must be multiplied with; raises Refused if the formulas differ otherwise."""
+    """What to multiply the local result with; raises Refused if the formulas differ otherwise."""
     ours, theirs = list(terms_of(whole.body)), list(terms_of(part.body))
     if len(ours) != len(theirs) or whole.dims != part.dims:
         raise Refused(f"{frame.kind}: a part computes something else than the whole")
@@ -92,7 +94,7 @@ def _same(a: Expr, b: Expr, frame: Frame) -> bool:
     if isinstance(a, Opaque) and isinstance(b, Opaque):
         return a.axes == b.axes and _all_same(a.args, b.args, frame)
     assert isinstance(a, Access) and isinstance(b, Access)
-    if a.tensor != b.tensor or len(a.index) != len(b.index):
+    if (a.tensor, a.fill) != (b.tensor, b.fill) or len(a.index) != len(b.index):
         return False
     return all(
         _same_index(x, y, a.tensor, dim, frame)
@@ -132,7 +134,7 @@ def _same_item(a: Index, b: Index, tensor: int, dim: int, frame: Frame) -> bool:
 
 
 def _identity(name: str, tensor: int, dim: int, frame: Frame) -> bool:
-    """Whether the axis' atoms are among those of the dimension, so that the region is the axis' own box."""
+    """Whether the axis' atoms are among the dimension's: then the region is the axis' own box."""
     own, there = frame.factors[name], frame.dims[tensor][dim]
     width = len(own)
     return any(there[k : k + width] == own for k in range(len(there) - width + 1)) or not own

@@ -1,7 +1,8 @@
 """The root of an output's expression: a sum of terms, each a number times something.
 
-From it follows what a cut axis leaves of the output: an axis of a root reduction leaves partial values; an axis that a
-term does not mention would count that term once per part, so the term's inputs are zeroed on all parts but the first.
+From it follows what a cut axis leaves of the output: an axis of a root reduction leaves partial
+values; an axis that a term does not mention would count that term once per part, so the term's
+inputs are zeroed on all parts but the first.
 """
 
 from __future__ import annotations

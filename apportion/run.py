@@ -1,8 +1,9 @@
 """run: a Plan on real processes, measured, and on request compared with the single device.
 
-The comparison is decided in float64: model and batch are cast and captured again, and the same steps run split on the
-processes and whole by plain PyTorch. The distances in the model's own precision are reported beside it and decide
-nothing: Adam turns the rounding noise of gradients that are truly zero into steps of the size of the learning rate.
+The comparison is decided in float64: model and batch are cast and captured again, and the same
+steps run split on the processes and whole by plain PyTorch. The distances in the model's own
+precision are reported beside it and decide nothing: Adam turns the rounding noise of gradients that
+are truly zero into steps of the size of the learning rate.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def run(
 ) -> Run:
     """Runs a plan of the model `spec` on as many processes as it has devices.
 
-    Raises ValueError for a wrong request (a plan for another model), RuntimeError if a process fails.
+    Raises ValueError for a wrong request (a plan for another model), RuntimeError if a process
+    fails.
     """
     if steps < 1:
         raise ValueError(f"{steps} steps are nothing to run; give at least 1")
@@ -131,7 +133,7 @@ def compare_with_eager(
     """Losses, parameters, buffers and optimizer state of a split run against plain PyTorch."""
     batches = [vary(program.batch, seed, step) for step in range(steps)]
     losses, state = eager_steps(program, batches, seed)
-    space = Space(program.graph)
+    space = Space(program.graph, plan.strategy.digits)
     split = gather(space, plan, ranks)
     rate = max(float(group["lr"]) for group in program.optimizer.param_groups)
     return distance(program, losses_of(ranks), split, losses, state, PER_STEP * rate * steps)
@@ -139,7 +141,8 @@ def compare_with_eager(
 
 @dataclass(frozen=True)
 class Copy:
-    """One copy of a Value put together from the ranks' regions, and which of its elements some rank has."""
+    """One copy of a Value put together from the ranks' regions, and which of its elements some rank
+    has."""
 
     tensor: torch.Tensor
     filled: torch.Tensor
@@ -180,7 +183,8 @@ def distance(
     state: dict[int, torch.Tensor],
     slack: float,
 ) -> Distance:
-    """The largest differences, and whether all are within the tolerance. Not a number equals itself only."""
+    """The largest differences, and whether all are within the tolerance. Not-a-number equals only
+    itself."""
     values = program.graph.values
     carried = {before for before, _ in program.graph.state}
     loss_diff = max(map(_loss_distance, losses, true_losses))

@@ -3,8 +3,9 @@
     runner = ap.distribute(program, plan)
     loss = runner.step(batch)
 
-Each rank passes the whole batch, or a function that makes the region it is asked for; it keeps what the plan gives it.
-The optimizer's settings are read from its groups at every step, so that schedulers work as usual.
+Each rank passes the whole batch, or a function that makes the region it is asked for; it keeps what
+the plan gives it. The optimizer's settings are read from its groups at every step, so that
+schedulers work as usual.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Region = tuple[slice, ...]
 
 
 class Runner:
-    """One rank's side of a divided step. State is loaded from the live model and optimizer when it is made."""
+    """One rank's side of a divided step. State is loaded from the live model and optimizer when it
+    is made."""
 
     def __init__(self, program: Program, worker: Worker, seed: int = 0) -> None:
         self.program = program
@@ -39,7 +41,8 @@ class Runner:
     def step(self, batch: Any) -> torch.Tensor:
         """One training step; returns the loss, the same on every rank.
 
-        A callable batch is asked `batch(name, region)` for the input of that name, region a slice per dimension.
+        A callable batch is asked `batch(name, region)` for the input of that name, region a slice
+        per dimension.
         """
         loss = self.local_step(batch)
         return self._everywhere(loss)
@@ -80,7 +83,7 @@ class Runner:
 
 
 def distribute(program: Program, plan: Plan, seed: int = 0) -> Runner:
-    """A Runner for this rank; starts the process group if torchrun's variables are set and nobody has.
+    """A Runner for this rank; starts the process group unless somebody has.
 
     Raises ValueError if the plan is for another step or another number of ranks.
     """

@@ -1,17 +1,21 @@
-"""Description -> legal Splits: what each part of an Op reads, what it leaves, and with which arguments it runs.
+"""Description -> legal Splits: what each part of an Op reads, leaves, and gets as arguments.
 
 To cut an Op is to cut its axes. For a cut, given as the number of parts of every (atom of an) axis:
 
- 1. **Regions.** Each part owns a box of axis ranges; the interval analysis gives the region of every input that the
-    part reads. Two accesses that need different regions of one input refuse the cut.
- 2. **What is left.** An axis that indexes an output concatenates it. An axis reduced at the root leaves partial values,
-    combined by the reducer; terms of the root that do not mention the axis count once, so their inputs are zeros on
-    all parts but the first. An axis that an output does not mention leaves equal copies. Anything else is refused.
- 3. **Restriction.** The same kernel on those regions must compute the part: the formula of the local call (local shapes,
-    local arguments) must equal the global formula moved to the part's origin, access by access. Root factors that
-    depend on extents (a mean's 1/n) may differ: their ratio is the part's scale.
+ 1. **Regions.** Each part owns a box of axis ranges; the interval analysis gives the region of
+    every input that the part reads. Two accesses that need different regions of one input refuse
+    the cut.
+ 2. **What is left.** An axis that indexes an output concatenates it. An axis reduced at the root
+    leaves partial values, combined by the reducer; terms of the root that do not mention the axis
+    count once, so their inputs are zeros on all parts but the first. An axis that an output does
+    not mention leaves equal copies. Anything else is refused.
+ 3. **Restriction.** The same kernel on those regions must compute the part: the formula of the
+    local call (local shapes, local arguments) must equal the global formula moved to the part's
+    origin, access by access. Root factors that depend on extents (a mean's 1/n) may differ: their
+    ratio is the part's scale.
 
-Axes that index an opaque result are never cut. Views keep the row-major order of their atoms, which stands for 3.
+Axes that index an opaque result are never cut. Views keep the row-major order of their atoms, which
+stands for 3.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.atoms import Atoms, find_atoms
+from apportion.atoms import Atoms, Digits, divide, find_atoms
 from apportion.formula import Formula, Undescribed, accesses_of, evaluate_formula
 from apportion.graph import Arg, Body, Graph, Op
 from apportion.interval import (
@@ -96,12 +100,17 @@ class Call:
 
 
 class Space:
-    """Every way to cut every Op of a Graph. Equal Ops are analysed once."""
+    """Every way to cut every Op of a Graph. Equal Ops are analysed once.
 
-    def __init__(self, graph: Graph) -> None:
+    `digits` divides classes of atoms further than the Graph's views do, for cuts that commute.
+    """
+
+    def __init__(self, graph: Graph, digits: Digits = ()) -> None:
         self.graph = graph
+        self.digits = digits
         formulas = _formulas(graph)
-        self.atoms: Atoms = find_atoms(graph, [f for f, _ in formulas])
+        atoms = find_atoms(graph, [f for f, _ in formulas])
+        self.atoms: Atoms = divide(atoms, digits) if digits else atoms
         self.undescribed: dict[str, str] = {
             op.kind: why for op, (_, why) in zip(graph.ops, formulas, strict=True) if why
         }
@@ -130,7 +139,8 @@ class Space:
         return found
 
     def split(self, op: int, parts: Sequence[int]) -> Split:
-        """The Split of an Op for the given parts per axis; raises Refused, with the reason, if it is not legal."""
+        """The Split of an Op for the given parts per axis; raises Refused, with the reason, if it
+        is not legal."""
         key = (self.calls[op], tuple(parts))
         found = self._splits.get(key)
         if found is None:
@@ -266,9 +276,9 @@ class _Derivation:
         return Split(found, reducers, terms)
 
     def _check_mentioned(self) -> None:
-        """Nothing would tell the kernel that an output is shorter along an axis that nothing reads along."""
-        for output in self.formula.outputs:
-            for name in (n for dim in output.dims for n in dim) if output else ():
+        # Nothing would tell the kernel that an output is shorter along an axis that nothing reads.
+        for output in filter(None, self.formula.outputs):
+            for name in (n for dim in output.dims for n in dim):
                 if self.cut[name] > 1 and not mentions(output.body, name):
                     raise Refused(f"{self.call.kind}: nothing is read along axis {name}")
 
@@ -361,7 +371,7 @@ class _Derivation:
     def _product_region(
         self, index: tuple[Index, ...], factors: Factors, boxes: dict[str, Box]
     ) -> Box | None:
-        """The region when the dimension's atoms are those of the axes one after the other; else None."""
+        """The region if the dimension's atoms are those of the axes in turn, or None."""
         found: list[tuple[int, int]] = []
         rest = list(factors)
         for item in index:
@@ -405,7 +415,7 @@ class _Derivation:
         return local, rule(self.call.args, local) if rule else self.call.args, made
 
     def _check_order(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> None:
-        # A reshape of the part is the part of the reshape if its atoms are the same, in the same order.
+        # A reshape of the part is the part of the reshape if its atoms are the same, in one order.
         before = [
             (f, r)
             for f, r in zip((f for d in self.call.inputs[0] for f in d), inputs[0], strict=True)

@@ -1,11 +1,13 @@
 """Choice, Layout, Strategy: how every Op is cut and where everything is.
 
-A Choice cuts each axis of an Op (each atom of each axis) into parts and names the device of every part; the grid of
-parts may be there several times (replicas). Devices are listed replica by replica, and in each replica part by part,
-the last axis fastest. A Layout says the same of a Value: parts per atom, replicas, devices.
+A Choice cuts each axis of an Op (each atom of each axis) into parts and names the device of every
+part; the grid of parts may be there several times (replicas). Devices are listed replica by
+replica, and in each replica part by part, the last axis fastest. A Layout says the same of a Value:
+parts per atom, replicas, devices.
 
-A Strategy has a Choice for every Op. Values lie where their producer leaves them unless it gives them a Layout; state
-begins and ends the step in one layout: the given one, else what the Op that updates it leaves.
+A Strategy has a Choice for every Op. Values lie where their producer leaves them unless it gives
+them a Layout; state begins and ends the step in one layout: the given one, else what the Op that
+updates it leaves.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from apportion.atoms import Digits
 from apportion.interval import Box, Factors, part_range
 from apportion.root import Refused
 from apportion.splits import Space
@@ -56,10 +59,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A Choice per Op, and Layouts for those Values that do not lie where their producer leaves them."""
+    """A Choice per Op, and Layouts of the Values that do not lie where their producer left them."""
 
     choices: tuple[Choice, ...]
     layouts: dict[int, Layout] = field(default_factory=dict)
+    digits: Digits = ()
 
 
 def grid(factors: Sequence[int], parts: Sequence[int]) -> list[Box]:
@@ -77,8 +81,11 @@ def whole(space: Space, op: int, devices: Sequence[int]) -> Choice:
 
 
 def verify(space: Space, strategy: Strategy, devices: int) -> None:
-    """Raises ValueError, naming the Op or Value, unless every Choice and Layout is legal on so many devices."""
+    """Raises ValueError, naming the Op or Value, unless every Choice and Layout is legal on that
+    many devices."""
     graph = space.graph
+    if space.digits != strategy.digits:
+        raise ValueError("the strategy divides atoms in another way than the space it is for")
     if len(strategy.choices) != len(graph.ops):
         raise ValueError(
             f"the strategy has {len(strategy.choices)} choices for {len(graph.ops)} operators"
@@ -110,6 +117,8 @@ def _verify_devices(
     what: str, parts: tuple[int, ...], chosen: tuple[int, ...], devices: int
 ) -> None:
     count = math.prod(parts)
+    if min(parts, default=1) < 1:
+        raise ValueError(f"{what} has {min(parts)} parts of an axis; there must be at least 1")
     if not chosen or len(chosen) % count:
         raise ValueError(f"{what} has {count} parts and {len(chosen)} devices, not a multiple")
     for device in chosen:
@@ -125,6 +134,7 @@ def to_json(strategy: Strategy) -> dict[str, Any]:
     return {
         "choices": [[list(c.parts), list(c.devices)] for c in strategy.choices],
         "layouts": [[v, list(y.parts), list(y.devices)] for v, y in strategy.layouts.items()],
+        "digits": [[group, list(factors)] for group, factors in strategy.digits],
     }
 
 
@@ -133,7 +143,11 @@ def from_json(data: dict[str, Any]) -> Strategy:
     try:
         return Strategy(
             tuple(Choice(tuple(map(int, p)), tuple(map(int, d))) for p, d in data["choices"]),
-            {int(v): Layout(tuple(map(int, p)), tuple(map(int, d))) for v, p, d in data["layouts"]},
+            {
+                int(v): Layout(tuple(map(int, p)), tuple(map(int, d)))
+                for v, p, d in data["layouts"]
+            },
+            tuple((int(group), tuple(map(int, factors))) for group, factors in data["digits"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the strategy is malformed: {error}") from None

@@ -1,7 +1,7 @@
 """Builder: the columns of a TaskGraph while it is lowered.
 
-Fetches are planned first (`assembly`) and become tasks at `flush`: one TRANSFER per pair of devices with all boxes that
-go that way at this position, then the assemblies in the order planned.
+Fetches are planned first (`assembly`) and become tasks at `flush`: one TRANSFER per pair of devices
+with all boxes that go that way at this position, then the assemblies in the order planned.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ class Builder:
     deps: list[list[int]] = field(default_factory=list)
     ins: list[list[int]] = field(default_factory=list)
     outs: list[list[int]] = field(default_factory=list)
-    slots: list[list[int]] = field(
-        default_factory=list
-    )  # device value region nbytes category base first last
+    # rows: device value region nbytes category base first last
+    slots: list[list[int]] = field(default_factory=list)
     copies: list[list[int]] = field(default_factory=list)
     edges: list[tuple[int, int, int]] = field(default_factory=list)
     op_start: list[int] = field(default_factory=list)
@@ -149,7 +148,7 @@ class Builder:
 
     def flush(self) -> None:
         """Turns what was planned into tasks."""
-        # A region cut out of one that is assembled at this same position needs no message of its own.
+        # A region cut out of one assembled at this same position needs no message of its own.
         messages: dict[tuple[int, int], list[tuple[int, Piece, int]]] = {}
         first_copy = len(self.copies)
         rows: list[tuple[_Planned, list[int]]] = []

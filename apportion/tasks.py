@@ -1,17 +1,21 @@
-"""TaskGraph: what every device does, in columns. One global order; a task's index is its place in it.
+"""TaskGraph: what every device does, in columns, in one global order.
+
+A task's index is its place in the order.
 
 Three kinds of task:
 
     COMPUTE   one part of one Op on one device
-    TRANSFER  one message from `device` to `peer`: all boxes that go from the one to the other at one position,
-              packed. All transfers at one position form one exchange.
+    TRANSFER  one message from `device` to `peer`: all boxes that go from the one to the other at
+              one position, packed. All transfers at one position form one exchange.
     ASSEMBLE  one region of a Value put together on one device, from local slots and received boxes
 
-A **slot** is a tensor on a device: a piece of a Value that an Op part left there, or an assembled region. Slots are
-made by a task (or are there when the step begins) and die after the last task that uses them: freeing is a column,
-not a task. A **copy** is one box that goes from a slot into another; copies of one TRANSFER travel together.
+A **slot** is a tensor on a device: a piece of a Value that an Op part left there, or an assembled
+region. Slots are made by a task (or are there when the step begins) and die after the last task
+that uses them: freeing is a column, not a task. A **copy** is one box that goes from a slot into
+another; copies of one TRANSFER travel together.
 
-Ops and edges own consecutive rows: `op_start` buckets tasks by Op, `edge_start` buckets copies by (Op, input).
+Ops and edges own consecutive rows: `op_start` buckets tasks by Op, `edge_start` buckets copies by
+(Op, input).
 """
 
 from __future__ import annotations
@@ -25,9 +29,10 @@ import numpy.typing as npt
 COMPUTE, TRANSFER, ASSEMBLE = 0, 1, 2
 KINDS = ("compute", "transfer", "assemble")
 
-# What the bytes of a slot are. The first seven are the roles of Values, in the order of graph.ROLES.
+# What the bytes of a slot are. The first seven are the roles of Values, ordered as in graph.ROLES.
 CATEGORIES = (
-    "parameter", "optimizer state", "buffer", "input", "activation", "gradient", "output", "communication",
+    "parameter", "optimizer state", "buffer", "input", "activation", "gradient", "output",
+    "communication",
 )  # fmt: skip
 COMMUNICATION = CATEGORIES.index("communication")
 
@@ -54,7 +59,8 @@ class Task:
 
     def __str__(self) -> str:
         where = f"{self.device}->{self.peer}" if self.kind == TRANSFER else str(self.device)
-        return f"{self.index}: {KINDS[self.kind]} op {self.op} part {self.part} on {where}, {self.nbytes} bytes"
+        what = f"{KINDS[self.kind]} op {self.op} part {self.part}"
+        return f"{self.index}: {what} on {where}, {self.nbytes} bytes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +71,7 @@ class TaskGraph:
 
     # tasks
     kind: Ints  # n
-    op: Ints  # n: the Op computed, or the Op that a transfer or assembly serves; o for the end of the step
+    op: Ints  # n: the Op computed, or that a transfer or assembly serves; o for the end of the step
     part: Ints  # n: which part of the Op (replicas counted on), -1 unless COMPUTE
     device: Ints  # n: where it runs; the sender of a TRANSFER
     peer: Ints  # n: the receiver of a TRANSFER, else -1
@@ -74,7 +80,7 @@ class TaskGraph:
     flops: Floats  # n: floating-point operations of COMPUTE, else 0
     itemsize: Ints  # n: bytes per element of the arithmetic
     dep_start: Ints  # n + 1: offsets into dep
-    dep: Ints  # tasks that must end before this one starts; every entry is smaller than the task's own index
+    dep: Ints  # tasks that must end before this one starts; every entry is smaller than its index
 
     # slots
     slot_device: Ints  # s
@@ -98,15 +104,13 @@ class TaskGraph:
     copy_source_box: Ints  # c: index into boxes, relative to the source slot's region
     copy_target_box: Ints  # c: index into boxes, relative to the target slot's region
     copy_term: Ints  # c: which partial value; the target adds terms up in rising order
-    copy_message: (
-        Ints  # c: the TRANSFER that carries it, or -1 when source and target are on one device
-    )
+    copy_message: Ints  # c: the TRANSFER that carries it, or -1 if it stays on the device
     copy_task: Ints  # c: the ASSEMBLE it is for
     copy_nbytes: Ints  # c
 
     # buckets
-    op_start: Ints  # o + 2: tasks of Op i (its fetches and its parts) are op_start[i]:op_start[i+1]; the last
-    #                 bucket brings state back to where it began
+    op_start: Ints  # o + 2: tasks of Op i (its fetches and parts) are op_start[i]:op_start[i+1];
+    #                 the last bucket brings state back to where it began
     edge_op: Ints  # e
     edge_value: Ints  # e
     edge_start: Ints  # e + 1: copies of edge i
@@ -114,7 +118,8 @@ class TaskGraph:
     boxes: tuple[Box, ...]
 
     carry: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))
-    """Rows (slot at the end of the step, slot at the beginning of the next) of the state that survives."""
+    """Rows (slot at the end of the step, slot at the beginning of the next) of the state that
+    survives."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -146,7 +151,8 @@ class TaskGraph:
 
 
 def verify(tasks: TaskGraph) -> None:
-    """Raises AssertionError unless the columns agree with each other (a defect of lowering, not of the user)."""
+    """Raises AssertionError unless the columns agree with each other (a defect of lowering, not of
+    the user)."""
     n, s = len(tasks), len(tasks.slot_device)
     assert all(
         len(c) == n

@@ -4,23 +4,26 @@
     def mm(a, b):
         return lambda i, j: Sum(lambda k: a[i, k] * b[k, j])
 
-A description is a function of the operator's arguments in schema order (it may take only the first few): tensors come
-as `Operand`s, everything else as it is. It returns one lambda per output (a tuple for several; None for an output that
-is absent), whose parameters are the output's axes; a `Sum` (`Max`, `Min`, `Prod`) adds axes that are reduced. Axes of
-equal name in several outputs are one axis. Inside:
+A description is a function of the operator's arguments in schema order (it may take only the first
+few): tensors come as `Operand`s, everything else as it is. It returns one lambda per output (a
+tuple for several; None for an output that is absent), whose parameters are the output's axes; a
+`Sum` (`Max`, `Min`, `Prod`) adds axes that are reduced. Axes of equal name in several outputs are
+one axis. Inside:
 
     x[i, j + 2]          element; an index is an axis, an affine form of axes, or a number
     x[i, :]              the whole of a dimension, the same for every part
     x[idx[n], d]         data-dependent index: the whole dimension, and idx at n
-    x[i, (ALL(3), j)]    a dimension that is a row-major product: the whole of an outer factor 3, then j
+    x[i, (ALL(3), j)]    a dimension that is a row-major product: all of an outer factor 3, then j
     x.at(i)              element under right-aligned broadcasting, i a tuple of axes
+    x.padded(0)[2*i - 1] an index may lie outside, where the element is 0: a convolution's padding
     a * b, f("gelu", a)  arithmetic, and any pointwise function
     x.shape[0]           an extent as a value: Sum(...) / x.shape[0]
     i (as an operand)    the position itself: f("mask", i, x[i])
-    opaque(x[i, :])[j]   a result that may depend on the whole of the slices, indexed by axes that cannot be cut
+    opaque(x[i, :])[j]   a result that may depend on the whole of the slices, indexed by axes that
+                         cannot be cut
 
-An output dimension that is a product of axes is written with `Output.of(((p, j), k), expression)`. Nothing here says how
-an operator may be split; splits.py derives that.
+An output dimension that is a product of axes is written with `Output.of(((p, j), k), expression)`.
+Nothing here says how an operator may be split; splits.py derives that.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 from apportion.interval import Affine
 
@@ -48,7 +51,7 @@ class Gather:
 
 
 WHOLE = "whole"
-Index = Union[Affine, All, Gather, str]
+Index = Affine | All | Gather | str
 """Affine, the whole of a factor, data-dependent, or WHOLE."""
 
 
@@ -87,10 +90,14 @@ class Expr:
 
 @dataclass(frozen=True, slots=True)
 class Access(Expr):
-    """One element of input `tensor`. Each dimension has a tuple of indices, one per factor."""
+    """One element of input `tensor`. Each dimension has a tuple of indices, one per factor.
+
+    `fill` is the element outside of the tensor; None: no index may lie there.
+    """
 
     tensor: int
     index: tuple[tuple[Index, ...], ...]
+    fill: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +146,7 @@ class Opaque(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output: for each dimension the axes whose row-major product it is, and the element there."""
+    """One output: per dimension the axes whose row-major product it is, and the element there."""
 
     dims: tuple[tuple[str, ...], ...]
     body: Expr
@@ -147,7 +154,7 @@ class Output:
 
     @staticmethod
     def of(dims: Sequence[Any], body: Any, **extents: int) -> Output:
-        """From axes, or tuples of axes, per dimension, and the extents of axes that no shape tells."""
+        """From axes, or tuples of axes, per dimension, and extents of axes that no shape tells."""
         named = tuple(
             tuple(_axis_name(a) for a in (d if isinstance(d, tuple) else (d,))) for d in dims
         )
@@ -160,6 +167,11 @@ class Operand:
 
     index: int
     shape: tuple[int, ...]
+    fill: float | None = None
+
+    def padded(self, value: float) -> Operand:
+        """The same tensor in the middle of an endless one that is `value` everywhere else."""
+        return Operand(self.index, self.shape, value)
 
     @property
     def ndim(self) -> int:
@@ -171,13 +183,13 @@ class Operand:
             raise TypeError(
                 f"input {self.index} has {len(self.shape)} dims, indexed with {len(items)}"
             )
-        return Access(self.index, tuple(_index(item) for item in items))
+        return Access(self.index, tuple(_index(item) for item in items), self.fill)
 
     def at(self, axes: Sequence[Affine]) -> Access:
         """The element at the given axes under right-aligned broadcasting."""
         skip = len(axes) - len(self.shape)
         items = [0 if n == 1 else axes[skip + d] for d, n in enumerate(self.shape)]
-        return Access(self.index, tuple(_index(item) for item in items))
+        return Access(self.index, tuple(_index(item) for item in items), self.fill)
 
 
 def axis(name: str) -> Affine:
@@ -240,7 +252,8 @@ def as_expr(item: Any) -> Expr:
 
 
 def evaluate(result: Any, ranks: Sequence[int]) -> tuple[Output | None, ...]:
-    """The outputs that a description returned, its lambdas applied to fresh axes. `ranks` are the outputs' dims."""
+    """The outputs that a description returned, its lambdas applied to fresh axes. `ranks` are the
+    outputs' dims."""
     items = result if isinstance(result, tuple) else (result,)
     while len(items) > len(ranks) and items[-1] is None:
         items = items[:-1]
@@ -315,6 +328,9 @@ class Local:
     """Shapes of the part's outputs."""
     positions: tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]
     """Per output and dimension the atoms of the part: (factor, low, high)."""
+    padded: frozenset[tuple[int, int]] = frozenset()
+    """Dimensions (input, dim) whose padding the part gets as elements, so that its arguments must
+    ask for none: a part has its own before and after, which a symmetric argument cannot say."""
 
 
 LocalRule = Callable[[tuple[Any, ...], Local], tuple[Any, ...]]
@@ -325,10 +341,11 @@ class Description:
     """What is written down of one operator.
 
     formula   the description proper
-    local     how the arguments of a part differ from those of the whole (sizes, offsets), if they do
+    local     how the arguments of a part differ from the whole's (sizes, offsets), if they do
     alias     the output shares the storage of the first input
     reshape   the operator keeps the row-major order of elements: views
-    flops     floating-point operations from the shapes of inputs and outputs, where counting the axes is wrong
+    flops     floating-point operations from the shapes of inputs and outputs, where counting the
+              axes is wrong
     """
 
     kind: str
@@ -351,8 +368,8 @@ def describe(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers the decorated function as the description of operators.
 
-    An operator is named `aten.mm` (all overloads), `aten.mm.default`, `mylib::op`, or given as torch's object.
-    Raises ValueError if it is described already.
+    An operator is named `aten.mm` (all overloads), `aten.mm.default`, `mylib::op`, or given as
+    torch's object. Raises ValueError if it is described already.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:

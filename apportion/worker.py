@@ -3,12 +3,14 @@
     model   load and capture a specification, once per (specification, seed, precision)
     train   run a strategy for some steps and report
 
-Requests and answers go through a pipe between parent and child; tensors between children through gloo on the loopback
-address. A child that fails answers with the reason and leaves the rest to the parent.
+Requests and answers go through a pipe between parent and child; tensors between children through
+gloo on the loopback address. A child that fails answers with the reason and leaves the rest to the
+parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-# The profiler writes a line about itself to standard error unless this is set before torch is loaded.
+# The profiler writes a line about itself to standard error unless this is set before torch loads.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
@@ -38,7 +40,8 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Train:
-    """A request to run a strategy. `flip` = (message task, byte) plants an error in one transfer of every step."""
+    """A request to run a strategy. `flip` = (message task, byte) plants an error in one transfer of
+    every step."""
 
     spec: str
     model_seed: int
@@ -54,7 +57,8 @@ class Train:
 
 @dataclass(frozen=True)
 class Trained:
-    """One rank's answer. `state` is (slot, tensor) pairs; `spans` are (task, start, end) of the last step."""
+    """One rank's answer. `state` is (slot, tensor) pairs; `spans` are (task, start, end) of the
+    last step."""
 
     losses: list[float | None]
     step_seconds: list[float]
@@ -81,6 +85,8 @@ class _Process:
 
     def train(self, job: Train) -> Trained:
         program, space = self.program(job.spec, job.model_seed, job.double)
+        if space.digits != job.strategy.digits:
+            space = Space(program.graph, job.strategy.digits)
         tasks = lower(space, job.strategy, job.devices)
         mine = worker(Executable(space, job.strategy, tasks), self.rank)
         if job.flip is not None:
@@ -119,7 +125,7 @@ def _timed(runner: Runner, batch: Any, seconds: list[float]) -> float | None:
 
 
 def vary(batch: Any, seed: int, step: int) -> Any:
-    """The batch of a step: the given one at first, then with the elements of each tensor shuffled."""
+    """The batch of a step: the given one at first, then with each tensor's elements shuffled."""
     if step == 0:
         return batch
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
@@ -191,7 +197,5 @@ def main(rank: int, world: int, store: str, threads: int, timeout: float, pipe: 
 
 def _die_with_parent() -> None:
     """Linux: when the parent dies, however it dies, so does this process."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass

@@ -1,11 +1,12 @@
-"""Does any legal strategy run, and is it right? Random strategies against plain PyTorch, decided in float64.
+"""Does any legal strategy run, and is it right? Random strategies against eager PyTorch.
 
-    python benchmarks/fuzz.py                                   1,000 strategies per model in one process
-    python benchmarks/fuzz.py --processes 100                   and 100 per model on real processes
-    python benchmarks/fuzz.py --models mlp:tiny --count 50 --plant 50   and 50 planted errors
+    python benchmarks/fuzz.py                            1,000 strategies per model in one process
+    python benchmarks/fuzz.py --processes 100            and 100 per model on real processes
+    python benchmarks/fuzz.py --models mlp:tiny --count 50 --plant 50    and 50 planted errors
 
-Model and batch are drawn anew every 20 strategies, the batch changes from step to step, device counts are 2, 3 and 4. A
-planted error changes one element of one transfer of one step; what is not noticed is listed with where it went.
+Model and batch are drawn anew every 20 strategies, the batch changes from step to step, device
+counts are 2, 3 and 4. A planted error changes one element of one transfer of one step; what is not
+noticed is listed with where it went.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from apportion.capture import (
 from apportion.cluster import cluster
 from apportion.execute import Corrupt, Executable, Rank, run_together
 from apportion.kernels import Context
-from apportion.lower import lower
 from apportion.plan import Plan, Predicted
 from apportion.pool import Pool
 from apportion.run import PER_STEP, Distance, compare_with_eager, distance, gather
@@ -89,7 +89,7 @@ def together(
     for step in range(steps):
         leaves = batch_leaves(program, vary(program.batch, model.seed, step))
         for rank in ranks:
-            rank.feed(lambda v: leaves[v])
+            rank.feed(leaves.__getitem__)
         context = Context(
             model.seed, step, lambda e: setting(program.optimizer, e), program.graph.bodies
         )
@@ -153,11 +153,12 @@ def on_processes(spec: str, count: int, first: int) -> dict[str, object]:
 
 
 def planted(spec: str, count: int, first: int) -> dict[str, object]:
-    """One element of one transfer of the last step changed by 1e-3 (an integer by one, a bool turned).
+    """One element of one transfer of the last step changed by 1e-3 (an integer by one, a bool
+    turned).
 
-    What is not noticed is tried again with a change of 1e3 and with not-a-number. An element that only not-a-number
-    shows is multiplied by zero; one that even that does not show belongs to a replica from which no task leads to the
-    loss or the state, or a mask selects it away.
+    What is not noticed is tried again with a change of 1e3 and with not-a-number. An element that
+    only not-a-number shows is multiplied by zero; one that even that does not show belongs to a
+    replica from which no task leads to the loss or the state, or a mask selects it away.
     """
     fates, missed = Counter[str](), []
     for seed in range(first, first + count):
@@ -232,7 +233,9 @@ def progress(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--models", default="mlp:tiny,gpt2:tiny")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=0)
@@ -256,7 +259,8 @@ def main() -> int:
 
 
 def split_models(text: str) -> list[str]:
-    """`mlp:tiny,gpt2:tiny`: a comma before a model's name begins the next one; others belong to settings."""
+    """`mlp:tiny,gpt2:tiny`: a comma before a model's name begins the next one; others belong to
+    settings."""
     found: list[str] = []
     for piece in text.split(","):
         if "=" in piece and found:

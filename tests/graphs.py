@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
 from apportion import ops as ops  # registers the descriptions
+from apportion import zoo
+from apportion.capture import Program, batch_leaves, capture, capture_as, setting, state_tensor
 from apportion.check import run_op
+from apportion.cluster import cluster
+from apportion.cost import default_cost
+from apportion.execute import Executable, Rank, run_together
 from apportion.graph import ACTIVATION, INPUT, Dtype, Graph, Op, Ref, Value, nbytes_of, verify
 from apportion.kernels import LEFT_OUT, Context, resolve
+from apportion.lower import lower
+from apportion.search.problem import Problem
 from apportion.splits import Space
+from apportion.strategy import Strategy
+from apportion.tasks import TaskGraph
 
 CONTEXT = Context(seed=3, step=1, setting=float)
 
@@ -57,9 +67,7 @@ class Maker:
         self.state.append((before.index, after.index))
 
     def graph(self, loss: Tensor | None = None) -> Graph:
-        made = Graph(
-            tuple(self.values), tuple(self.ops), tuple(self.state), loss and loss.index
-        )
+        made = Graph(tuple(self.values), tuple(self.ops), tuple(self.state), loss and loss.index)
         verify(made)
         return made
 
@@ -134,3 +142,49 @@ def _completed(kind: str, args: Sequence[Any], keywords: dict[str, Any]) -> list
     given = dict(zip([a.name for a in names], args, strict=False)) | keywords
     assert given.keys() <= {a.name for a in names}, kind
     return [given.get(a.name, a.default_value) for a in names]
+
+
+# Captured steps, run by all ranks in this process
+
+
+@cache
+def captured(spec: str) -> tuple[Program, Space]:
+    """A model of the zoo in float64."""
+    it = zoo.load(spec, seed=0)
+    program = capture_as(
+        capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm), torch.float64
+    )
+    return program, Space(program.graph)
+
+
+def problem(devices: int, spec: str = "mlp:tiny") -> Problem:
+    """What a search is given to plan a model for processes on this machine."""
+    machine = cluster(f"local:{devices}")
+    return Problem(captured(spec)[1], machine, default_cost(machine))
+
+
+def start(
+    program: Program, space: Space, strategy: Strategy, devices: int
+) -> tuple[TaskGraph, list[Rank]]:
+    """The tasks of a strategy, and ranks that have loaded their state."""
+    tasks = lower(space, strategy, devices)
+    executable = Executable(space, strategy, tasks)
+    ranks = [Rank(executable, device) for device in range(devices)]
+    constants = program.constants
+    for rank in ranks:
+        rank.load(lambda v: constants[v] if v in constants else state_tensor(program, v))
+    return tasks, ranks
+
+
+def context_of(program: Program, seed: int, step: int) -> Context:
+    return Context(seed, step, lambda e: setting(program.optimizer, e), program.graph.bodies)
+
+
+def step(program: Program, ranks: list[Rank], batch: Any, seed: int, number: int) -> float:
+    """One step of all ranks; returns the loss."""
+    leaves = batch_leaves(program, batch)
+    for rank in ranks:
+        rank.feed(lambda value: leaves[value])
+    loss = run_together(ranks, context_of(program, seed, number))
+    assert loss is not None
+    return float(loss)

@@ -23,9 +23,7 @@ def attention_views() -> tuple[Space, list[Tensor], Tensor]:
     size = HEADS * WIDTH
     x = make.value(BATCH, SEQ, 3 * size)
     flat = make.op("aten.view.default", x, (BATCH * SEQ, 3 * size), out=(BATCH * SEQ, 3 * size))
-    pieces = make.several(
-        "aten.split.Tensor", flat, size, 1, outs=[(BATCH * SEQ, size)] * 3
-    )
+    pieces = make.several("aten.split.Tensor", flat, size, 1, outs=[(BATCH * SEQ, size)] * 3)
     shape = (BATCH, SEQ, HEADS, WIDTH)
     heads = [make.op("aten.view.default", p, shape, out=shape) for p in pieces]
     return make.space(), heads, x
@@ -47,7 +45,7 @@ def test_the_atoms_of_a_head_are_one_class_through_all_views() -> None:
 
 
 def test_every_view_of_the_chain_can_be_cut_by_heads() -> None:
-    space, heads, x = attention_views()
+    space, _, x = attention_views()
     head = space.atoms.value_classes[x.index][3]
     for op in range(len(space.graph.ops)):
         axes = space.axes(op)

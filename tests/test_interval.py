@@ -83,7 +83,7 @@ def test_equal_forms_compare_equal_however_they_were_made(a: Affine, b: Affine) 
     assert a * 0 == Affine((), 0)
 
 
-@given(forms, st.fixed_dictionaries({n: ranges for n in "abc"}))
+@given(forms, st.fixed_dictionaries(dict.fromkeys("abc", ranges)))
 def test_bounds_are_those_of_all_values(form: Affine, box: dict[str, Range]) -> None:
     points = itertools.product(*(range(*box[n]) for n in "abc"))
     values = {value(form, dict(zip("abc", p, strict=True))) for p in points}

@@ -1,7 +1,7 @@
 """Every description against its real kernel: each derived split, run in pieces, equals the whole.
 
-A sample is a call with random inputs. Where it names axes, exactly those can be cut, so that a description that refuses
-everything fails as surely as one that allows too much.
+A sample is a call with random inputs. Where it names axes, exactly those can be cut, so that a
+description that refuses everything fails as surely as one that allows too much.
 """
 
 from __future__ import annotations

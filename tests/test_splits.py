@@ -113,8 +113,8 @@ def test_shift_without_a_local_rule_is_refused_since_the_kernel_would_shift_agai
 
 def conv() -> One:
     describe("apportion_test.conv1d")(
-        lambda data, filters: lambda b, co, x: Sum(
-            lambda ci, dx: data[b, ci, x + dx] * filters[ci, co, dx]
+        lambda data, filters: (
+            lambda b, co, x: Sum(lambda ci, dx: data[b, ci, x + dx] * filters[ci, co, dx])
         )
     )
     data, filters = torch.randn(4, 6, 11), torch.randn(6, 2, 4)
@@ -369,7 +369,8 @@ def test_an_operator_on_nothing_runs_unsplit(kind: str, shape: Any, args: Any, o
 
 
 def test_a_description_that_does_not_fit_a_call_leaves_it_unsplit() -> None:
-    """Five rows of weights read by axis i of a longer output: no cut, but the call itself is fine."""
+    """Five rows of weights read by axis i of a longer output: no cut, but the call itself is
+    fine."""
     it = described(lambda x: lambda i: f("cyclic", x[i]), (5,), (10,))
     (part,) = split(it).parts
     assert part.inputs == (((0, 5),),)

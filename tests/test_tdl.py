@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from apportion import tdl
 from apportion.formula import evaluate_formula
+from apportion.graph import Ref
 from apportion.interval import Affine
 from apportion.tdl import (
     ALL,
@@ -33,7 +35,7 @@ from apportion.tdl import (
 )
 
 X = Operand(0, (4, 6))
-I, J = axis("i"), axis("j")
+P, Q = axis("i"), axis("j")
 
 
 @pytest.fixture
@@ -51,11 +53,11 @@ def formula(function: Callable[..., Any], args: Any, inputs: Any, outputs: Any) 
 @pytest.mark.parametrize(
     ("index", "expected"),
     [
-        ((I, J), ((I,), (J,))),
-        ((I + 2, 3), ((I + 2,), (Affine((), 3),))),
-        ((I - J, -2 * J), ((I - J,), (Affine((("j", -2),)),))),
-        ((slice(None), J), ((WHOLE,), (J,))),
-        ((I, (ALL(3), J)), ((I,), (All(3), J))),
+        ((P, Q), ((P,), (Q,))),
+        ((P + 2, 3), ((P + 2,), (Affine((), 3),))),
+        ((P - Q, -2 * Q), ((P - Q,), (Affine((("j", -2),)),))),
+        ((slice(None), Q), ((WHOLE,), (Q,))),
+        ((P, (ALL(3), Q)), ((P,), (All(3), Q))),
     ],
 )
 def test_an_element_has_one_tuple_of_indices_per_dimension(index: Any, expected: Any) -> None:
@@ -64,7 +66,7 @@ def test_an_element_has_one_tuple_of_indices_per_dimension(index: Any, expected:
 
 def test_a_data_dependent_index_is_a_gather() -> None:
     ids = Operand(1, (5,))
-    assert X[ids[I], J] == Access(0, ((Gather(Access(1, ((I,),))),), (J,)))
+    assert X[ids[P], Q] == Access(0, ((Gather(Access(1, ((P,),))),), (Q,)))
 
 
 def test_broadcasting_is_right_aligned_and_reads_extent_one_at_zero() -> None:
@@ -78,10 +80,10 @@ def test_broadcasting_is_right_aligned_and_reads_extent_one_at_zero() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: X[I], "has 2 dims, indexed with 1"),
-        (lambda: X[I, 1:2], "the whole dimension"),
-        (lambda: X[I, 0.5], "not an affine form"),
-        (lambda: Output.of((I + 1,), X[I, J]), "not a plain axis"),
+        (lambda: X[P], "has 2 dims, indexed with 1"),
+        (lambda: X[P, 1:2], "the whole dimension"),
+        (lambda: X[P, 0.5], "not an affine form"),
+        (lambda: Output.of((P + 1,), X[P, Q]), "not a plain axis"),
     ],
 )
 def test_what_the_language_cannot_say_is_refused(make: Callable[[], Any], message: str) -> None:
@@ -90,30 +92,30 @@ def test_what_the_language_cannot_say_is_refused(make: Callable[[], Any], messag
 
 
 def test_arithmetic_makes_expressions_and_axes_become_positions() -> None:
-    element = X[I, J]
+    element = X[P, Q]
     assert element * 2 == Apply("*", (element, Const(2)))
     assert 2 / element == Apply("/", (Const(2), element))
     assert element - 1 == Apply("+", (element, Apply("*", (Const(-1), Const(1)))))
-    assert f("mask", I, element) == Apply("mask", (Position(I), element))
+    assert f("mask", P, element) == Apply("mask", (Position(P), element))
 
 
 def test_a_reduction_adds_the_axes_of_its_lambda() -> None:
-    assert Sum(lambda k: X[I, k]) == Reduce("sum", ("k",), X[I, axis("k")])
+    assert Sum(lambda k: X[P, k]) == Reduce("sum", ("k",), X[P, axis("k")])
     assert tdl.Max(lambda *k: X[k], rank=2) == Reduce("max", ("k0", "k1"), X[axes("k", 2)])
-    assert tdl.Min(lambda k: X[I, k]).reducer == "min"
-    assert tdl.Prod(lambda k: X[I, k]).reducer == "prod"
+    assert tdl.Min(lambda k: X[P, k]).reducer == "min"
+    assert tdl.Prod(lambda k: X[P, k]).reducer == "prod"
 
 
 def test_the_axes_that_index_an_opaque_result_are_kept() -> None:
-    assert opaque(X[I, :])[J].axes == ("j",)
-    assert opaque(X[I, :], None)[I, J].axes == ("i", "j")
-    assert opaque(X[I, :]).axes == ()
+    assert opaque(X[P, :])[Q].axes == ("j",)
+    assert opaque(X[P, :], None)[P, Q].axes == ("i", "j")
+    assert opaque(X[P, :]).axes == ()
 
 
 def test_extents_come_from_outputs_and_from_dimensions_indexed_alone() -> None:
     found = formula(
         lambda a, b: lambda i, j: Sum(lambda k: a[i, k] * b[k, j]),
-        (tdl_ref(0), tdl_ref(1)),
+        (Ref(0), Ref(1)),
         [(2, 3), (3, 5)],
         [(2, 5)],
     )
@@ -121,24 +123,16 @@ def test_extents_come_from_outputs_and_from_dimensions_indexed_alone() -> None:
     assert [a.tensor for a in found.accesses] == [0, 1]
 
 
-def tdl_ref(k: int) -> Any:
-    from apportion.graph import Ref
-
-    return Ref(k)
-
-
 def test_the_missing_factor_of_a_product_follows_from_the_rest() -> None:
-    found = formula(
-        lambda a: Output.of(((I, J),), f("pick", I, a[J])), (tdl_ref(0),), [(4,)], [(12,)]
-    )
+    found = formula(lambda a: Output.of(((P, Q),), f("pick", P, a[Q])), (Ref(0),), [(4,)], [(12,)])
     assert found.extents == {"i": 3, "j": 4}
 
 
 def test_an_axis_whose_extent_nobody_tells_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"test\.op.*how long axis k is"):
-        formula(lambda a: lambda i: Sum(lambda k: a[i + k]), (tdl_ref(0),), [(9,)], [(5,)])
+        formula(lambda a: lambda i: Sum(lambda k: a[i + k]), (Ref(0),), [(9,)], [(5,)])
     with pytest.raises(ValueError, match=r"extents of axes \['i', 'j'\] are not known"):
-        formula(lambda a: Output.of(((I, J),), f("x")), (tdl_ref(0),), [(4,)], [(12,)])
+        formula(lambda a: Output.of(((P, Q),), f("x")), (Ref(0),), [(4,)], [(12,)])
 
 
 def test_a_description_may_take_only_its_first_arguments_and_named_extras() -> None:
@@ -148,12 +142,12 @@ def test_a_description_may_take_only_its_first_arguments_and_named_extras() -> N
         seen.append((a.shape, out))
         return lambda i: a[i]
 
-    formula(described, (tdl_ref(0), 7, "unused"), [(4,)], [(4,)])
+    formula(described, (Ref(0), 7, "unused"), [(4,)], [(4,)])
     assert seen == [((4,), ((4,),))]
 
 
 def test_absent_outputs_at_the_end_need_no_shape() -> None:
-    found = formula(lambda a: (lambda i: a[i], None), (tdl_ref(0),), [(4,)], [(4,)])
+    found = formula(lambda a: (lambda i: a[i], None), (Ref(0),), [(4,)], [(4,)])
     assert len(found.outputs) == 1
 
 
@@ -176,7 +170,5 @@ def test_an_overload_is_found_by_its_own_name_first(descriptions: dict[str, Desc
 
 
 def test_torch_s_own_objects_can_be_described(descriptions: dict[str, Description]) -> None:
-    import torch
-
     describe(torch.ops.aten.flip, torch.ops.aten.roll.default)(lambda x: lambda *i: x[i])
     assert {"aten.flip", "aten.roll.default"} <= descriptions.keys()

@@ -1,4 +1,5 @@
-"""Attention kernels, one Op each: cut along batch and heads, and along queries where nothing depends on their place."""
+"""Attention kernels, one Op each: cut along batch and heads, and along queries where nothing
+depends on their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Operators that make tensors from sizes. Their parts are told their own size, and random ones where they lie."""
+"""Operators that make tensors from sizes. Their parts are told their own size, and random ones
+where they lie."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def embedding_dense_backward(
         )
     n = axes("n", indices.ndim)
     v, d = axis("v"), axis("d")
-    # The row number v is a value here: a kernel that holds some rows only would need shifted indices.
+    # The row number v is a value here: a kernel that holds only some rows needs shifted indices.
     return Output.of((v, d), reduce("sum", n, f("scatter", v, indices[n], grad[(*n, d)])))
 
 

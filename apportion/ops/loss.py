@@ -1,4 +1,5 @@
-"""Losses and their backwards. A mean's divisor is an extent; the weighted mean of nll_loss is divided outside."""
+"""Losses and their backwards. A mean's divisor is an extent; the weighted mean of nll_loss is
+divided outside."""
 
 from __future__ import annotations
 

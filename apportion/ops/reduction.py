@@ -23,7 +23,7 @@ def over(
     keepdim: bool,
     body: Callable[[Access, tuple[Affine, ...]], Any],
 ) -> Any:
-    """A lambda over the dimensions that stay; `body` gets the element and the axes of the others."""
+    """A lambda over the dimensions that stay; `body` gets the element and the others' axes."""
     inner = axes("k", len(dims))
 
     def output(*i: Affine) -> Any:

@@ -1,4 +1,4 @@
-"""The optimizer's update of one parameter: composite, pointwise if all operators of its body are."""
+"""The optimizer's update of one parameter: composite, pointwise if all of its body is."""
 
 from __future__ import annotations
 

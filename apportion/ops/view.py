@@ -15,7 +15,8 @@ def _size(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
 
 
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """Groups of dimensions of two shapes with equal products, as short as they can be. Extents 1 are left out."""
+    """Groups of dimensions of two shapes with equal products, as short as they can be. Extents 1
+    are left out."""
     groups = []
     left = [d for d, n in enumerate(a) if n != 1]
     right = [d for d, n in enumerate(b) if n != 1]
@@ -186,7 +187,8 @@ def split_with_sizes(x: Any, sizes: Any, dim: Any) -> Any:
 
 
 def opaque_dim(x: Any, d: int, p: int) -> Any:
-    """Piece p of a split into unequal pieces: not cut along the split dimension, whose axis is the piece's own."""
+    """Piece p of a split into unequal pieces: not cut along the split dimension, whose axis is the
+    piece's own."""
     i = list(axes("i", x.ndim))
     i[d] = axis(f"piece{p}")
     source = x[tuple(slice(None) if k == d else a for k, a in enumerate(i))]

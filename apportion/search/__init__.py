@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from apportion.search.data import data
+from apportion.search.fsdp import fsdp
 from apportion.search.problem import Problem, SearchResult
 from apportion.search.random import random
 from apportion.search.single import single
+from apportion.search.tofu import tofu, tofu_paper
 
 SEARCHES: dict[str, Callable[..., SearchResult]] = {
     "single": single,
     "data": data,
+    "fsdp": fsdp,
+    "tofu": tofu,
+    "tofu-paper": tofu_paper,
     "random": random,
 }
 
-__all__ = ["SEARCHES", "Problem", "SearchResult", "data", "random", "single"]
+__all__ = ["SEARCHES", "Problem", "SearchResult", "data", "fsdp", "random", "single", "tofu", "tofu_paper"]

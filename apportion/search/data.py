@@ -1,7 +1,8 @@
-"""data: data parallelism. Every Op that has the sample axis is cut along it; all others run on every device.
+"""data: data parallelism. Ops that have the sample axis are cut along it; others run everywhere.
 
-The sample axis is the class of atoms that the first dimension of the batch's tensors belongs to. Gradients of
-parameters come out as partial sums and are reduced by lowering; parameters and optimizer state are on every device.
+The sample axis is the class of atoms that the first dimension of the batch's tensors belongs to.
+Gradients of parameters come out as partial sums and are reduced by lowering; parameters and
+optimizer state are on every device.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def data(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
 
 
 def sample_classes(space: Space) -> frozenset[int]:
-    """Classes of the first atom of the batch's tensors; tensors of the batch that share no first extent stay out."""
+    """Classes of the first atom of the batch's tensors; tensors of the batch that share no first
+    extent stay out."""
     firsts = Counter[int]()
     found: dict[int, int] = {}
     for value, meant in enumerate(space.graph.values):

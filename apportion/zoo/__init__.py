@@ -15,7 +15,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from apportion.zoo import gpt2, mlp
+from apportion.zoo import gpt2, mlp, rnn, wresnet
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Known:
     tiny: dict[str, int | float]
 
 
-_MODELS: dict[str, Any] = {"mlp": mlp, "gpt2": gpt2}
+_MODELS: dict[str, Any] = {"mlp": mlp, "gpt2": gpt2, "wresnet": wresnet, "rnn": rnn}
 
 
 def known() -> tuple[Known, ...]:
@@ -60,9 +60,11 @@ def known() -> tuple[Known, ...]:
     )
 
 
-def load(spec: str, seed: int = 0) -> Loaded:
+def load(spec: str, seed: int = 0, *, meta: bool = False) -> Loaded:
     """The step, model, optimizer and batch that `spec` names, bit-equal for equal seeds.
 
+    With `meta` a zoo model and its batch have shapes and no data: enough to capture and plan it,
+    whatever its size. A user's file is loaded with data all the same.
     The caller's random state is left as it was. Raises ValueError, in one sentence, if the spec
     is wrong or the user's file fails.
     """
@@ -76,7 +78,7 @@ def load(spec: str, seed: int = 0) -> Loaded:
             "and FILE.py:FUNCTION for your own."
         )
     settings = _settings(spec, name, rest.split(",") if ":" in spec else [])
-    with _seeded(seed):
+    with _seeded(seed), torch.device("meta") if meta else nullcontext():
         model, optimizer, batch = _MODELS[name].build(settings)
     return Loaded(spec, _MODELS[name].step, model, optimizer, batch)
 

@@ -1,0 +1,239 @@
+"""Plans: files that are checked, replaced whole, and simulated without the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from graphs import Maker, captured
+
+import apportion as ap
+from apportion.plan import Plan
+from apportion.plan import plan as make_plan
+from apportion.search import SEARCHES
+from apportion.strategy import Choice, Strategy
+
+
+def made(method: str = "random", spec: str = "mlp:tiny", devices: int = 3) -> Plan:
+    return make_plan(captured(spec)[0], ap.cluster(f"local:{devices}"), method, seed=7)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "p.json"
+    made().save(path)
+    return path
+
+
+def edited(path: Path, change: Any) -> Path:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("method", [*SEARCHES, "auto"])
+def test_a_plan_is_the_same_after_saving(method: str, tmp_path: Path) -> None:
+    plan = replace(made(method), model="mlp:tiny")
+    path = tmp_path / "p.json"
+    plan.save(path)
+    loaded = Plan.load(path)
+    assert loaded == plan
+    assert loaded.graph.fingerprint == plan.graph.fingerprint
+    assert loaded.strategy == plan.strategy
+    assert loaded.predicted == plan.predicted
+    assert loaded.simulate().predicted == plan.predicted
+
+
+def test_a_plan_of_a_graph_needs_no_model(file: Path) -> None:
+    loaded = Plan.load(file)
+    again = make_plan(loaded.graph, loaded.cluster, "data")
+    assert again.predicted.bytes_moved == again.tasks.bytes_moved > 0
+
+
+def test_predictions_are_those_of_the_tasks() -> None:
+    plan = made()
+    assert plan.predicted.bytes_moved == plan.tasks.bytes_moved
+    assert plan.predicted.step_seconds > 0
+    assert len(plan.predicted.peak_bytes) == len(plan.predicted.busy) == 3
+
+
+def test_feasibility_is_decided_per_device() -> None:
+    plan = made()
+    worst = max(plan.predicted.peak_bytes)
+    assert replace(plan, memory_limit=(worst,) * 3).feasible
+    assert not replace(plan, memory_limit=(worst - 1,) * 3).feasible
+
+
+def set_version(content: Any) -> None:
+    content["version"] = 999
+
+
+def change_graph(content: Any) -> None:
+    content["graph"]["ops"][0][1] = "aten.exp.default"
+
+
+def change_shape(content: Any) -> None:
+    value = next(v for v in content["graph"]["values"] if v[1] == "activation" and v[2])
+    value[2], value[4] = [2 * value[2][0], *value[2][1:]], 2 * value[4]
+
+
+def drop_choice(content: Any) -> None:
+    content["strategy"]["choices"].pop()
+
+
+def zero_parts(content: Any) -> None:
+    content["strategy"]["choices"][0][0] = [0] * len(content["strategy"]["choices"][0][0])
+
+
+def other_device(content: Any) -> None:
+    content["strategy"]["choices"][0][1][0] = 64
+
+
+def drop_device(content: Any) -> None:
+    content["memory_limit"].pop()
+
+
+def drop(key: str) -> Any:
+    return lambda content: content.pop(key)
+
+
+def put(key: str, value: Any) -> Any:
+    def change(content: Any) -> None:
+        content[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_version, "version 999, this is version 1"),
+        (drop("version"), "version None"),
+        (put("format", "something else"), "does not say that it is one"),
+        (change_graph, "was changed"),
+        (change_shape, "was changed"),
+        (put("fingerprint", "0" * 16), "was changed"),
+        (drop_choice, "choices for"),
+        (zero_parts, "0 parts"),
+        (other_device, "device 64"),
+        (drop_device, "figures are not for the 3 devices"),
+        (drop("strategy"), "field 'strategy' is missing"),
+        (drop("graph"), "field 'graph' is missing"),
+        (drop("seed"), "field 'seed' is missing"),
+        (put("graph", 3), ""),
+        (put("graph", None), ""),
+        (put("graph", {"values": [[1]]}), ""),
+        (put("cluster", []), ""),
+        (put("cluster", {}), ""),
+        (put("strategy", []), ""),
+        (put("predicted", "fast"), ""),
+        (put("predicted", {}), "field 'step_seconds' is missing"),
+        (put("seed", "x"), ""),
+        (put("budget", None), ""),
+    ],
+)
+def test_a_file_that_is_not_a_plan_is_refused_by_name(
+    change: Any, message: str, file: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"p\.json is not a plan that can be read: ") as error:
+        Plan.load(edited(file, change))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"plan"', '{"a": 1}', "\x00", "}{"])
+def test_other_text_is_refused(text: str, file: Path) -> None:
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"p\.json is not a plan"):
+        Plan.load(file)
+
+
+def test_other_bytes_are_refused(file: Path) -> None:
+    file.write_bytes(b"\x80\x04\x95pickle\xff")
+    with pytest.raises(ValueError, match=r"p\.json is not a plan"):
+        Plan.load(file)
+
+
+def test_a_truncated_file_is_refused_wherever_it_ends(file: Path) -> None:
+    whole = file.read_bytes()
+    for share in (0.01, 0.3, 0.6, 0.99):
+        file.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(ValueError, match=r"p\.json is not a plan"):
+            Plan.load(file)
+    file.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=r"p\.json is not a plan"):
+        Plan.load(file)
+
+
+def test_a_directory_that_is_not_there_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot write .*p\.json: No such file or directory"):
+        made().save(tmp_path / "missing" / "p.json")
+
+
+def test_nothing_is_left_behind_when_writing_fails(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = file.read_bytes()
+
+    def fails(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="No space left"):
+        made("data").save(file)
+    assert list(file.parent.iterdir()) == [file]
+    assert file.read_bytes() == before
+
+
+def test_saving_replaces_an_existing_file(file: Path) -> None:
+    plan = made("data")
+    plan.save(file)
+    assert Plan.load(file) == plan
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_unknown_methods_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown method 'magic'; known: auto, single, data"):
+        made("magic")
+    with pytest.raises(ValueError, match="unknown method 'magic'"):
+        ap.compare(captured("mlp:tiny")[0], ap.cluster("local:2"), methods=["data", "magic"])
+
+
+def test_compare_plans_by_every_method_under_one_simulator() -> None:
+    plans = ap.compare(captured("mlp:tiny")[0], ap.cluster("local:2"))
+    assert [p.method for p in plans] == list(SEARCHES)
+    assert plans[0].predicted.bytes_moved == 0
+    for plan in plans:
+        assert plan.simulate().predicted == plan.predicted
+
+
+def test_a_plan_with_not_finite_numbers_is_the_same_after_saving(tmp_path: Path) -> None:
+    make = Maker()
+    x = make.value(4, 6)
+    make.op("aten.masked_fill.Scalar", x, make.value(4, 6, dtype="bool"), float("-inf"), out=(4, 6))
+    graph = make.graph()
+    plan = make_plan(graph, ap.cluster("local:2"), "single")
+    plan = replace(plan, strategy=Strategy((Choice((2, 1), (0, 1)),)))
+    plan.save(tmp_path / "p.json")
+    text = (tmp_path / "p.json").read_text()
+    assert Plan.load(tmp_path / "p.json").graph == graph
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_saved_plan_is_simulated_without_torch(file: Path) -> None:
+    code = (
+        "import sys, apportion as ap\n"
+        f"plan = ap.Plan.load({str(file)!r})\n"
+        "again = plan.simulate()\n"
+        "assert again.predicted == plan.predicted\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
