@@ -227,8 +227,7 @@ Digits = tuple[tuple[int, Factors], ...]
 
 
 def divide(atoms: Atoms, digits: Digits) -> Atoms:
-    """The atoms with those of the given classes divided further; raises ValueError if they do not
-    divide.
+    """The atoms, those of the given classes divided further; raises ValueError if that is uneven.
 
     Cuts made at several levels of a recursion then name different atoms (digits) of a class, and
     commute.
@@ -252,7 +251,9 @@ def divide(atoms: Atoms, digits: Digits) -> Atoms:
 
     dims, value_classes = [], []
     for value_dims, groups in zip(atoms.dims, atoms.value_classes, strict=True):
-        place, new_dims, new_groups = 0, [], []
+        place = 0
+        new_dims: list[Factors] = []
+        new_groups: list[int] = []
         for factors in value_dims:
             new, names = divided(factors, groups[place : place + len(factors)])
             place += len(factors)

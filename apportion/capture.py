@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from apportion import graph as g
 from apportion import optimizer as updates
 from apportion.build import Binding, Leaf, Tensors, build
+from apportion.decompose import decompose
 from apportion.optimizer import setting
 from apportion.random import CounterRandom
 from apportion.rewrite import rewrite
@@ -96,7 +97,8 @@ def capture(
         fakes = [_fake(leaf.tensor) for leaf in leaves]
     trace = record(_traced(step, model, tensors, leaves, batch, clip_norm), fakes, mode, model)
     templates = _Templates(optimizer, mode)
-    built = build(trace, rewrite(trace), leaves, tensors, templates, clipped=clip_norm is not None)
+    nodes = decompose(rewrite(trace))
+    built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
     g.verify(built.graph)
     return Program(
         built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
@@ -272,10 +274,12 @@ class _Templates:
 
 
 def state_tensor(program: Program, value_index: int) -> torch.Tensor:
-    """The live tensor behind a parameter, buffer or optimizer state that the step begins with.
+    """The live tensor behind a parameter, buffer, constant or optimizer state at the step's begin.
 
     Optimizer state that the optimizer has not made yet is what it begins with: zeros.
     """
+    if value_index in program.constants:
+        return program.constants[value_index]
     binding = program.bindings.get(value_index)
     if binding is None:
         name = program.graph.values[value_index].name

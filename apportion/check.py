@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from apportion.execute import combine, local_shape, slices
+from apportion.execute import combine, local_shape, padded, slices
 from apportion.graph import Op, substitute
 from apportion.kernels import Context, dtype, kernel
 from apportion.root import Refused
@@ -96,7 +96,7 @@ def _check(
     for part in split.parts:
         local = [_input(space, v, part, k, tensors[k]) for k, v in enumerate(op.inputs)]
         try:
-            results = run_op(op, part.args, local, context)
+            results = run_op(op, part.args, padded(local, part), context)
         except Exception as raised:
             return Finding(op.kind, parts, math.inf, f"the kernel raised: {str(raised)[:120]}")
         for k, value in enumerate(op.outputs):

@@ -250,6 +250,29 @@ def simulate(plan: PlanFile, as_json: AsJson = False) -> None:
     _show(as_json, _facts(made), tables.predicted(made))
 
 
+@app.command()
+def report(
+    plan: PlanFile,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="PAGE", help="The page to write.")],
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Write the simulated step for Perfetto too."),
+    ] = None,
+) -> None:
+    """Write a saved plan as one HTML page: timeline, memory, traffic, the choice of each operator.
+
+    Example: apportion report p.json -o p.html --trace p.trace.json
+    """
+    from apportion.plan import Plan
+
+    made = Plan.load(plan)
+    made.report(out)
+    _print(f"wrote {out}")
+    if trace is not None:
+        made.trace(trace)
+        _print(f"wrote {trace}")
+
+
 # Running
 
 
@@ -303,10 +326,11 @@ def run(
 
 
 def _capture(model: str, seed: int) -> Program:
+    """The step of a model for planning: without data, so that models of any size can be planned."""
     from apportion import zoo
     from apportion.capture import capture
 
-    it = zoo.load(model, seed)
+    it = zoo.load(model, seed, meta=True)
     return capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
 
 

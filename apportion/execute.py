@@ -1,9 +1,9 @@
 """Running a TaskGraph: the interpreter that every rank runs, and all ranks in one process.
 
 A `Rank` holds the slots of one device and can do each kind of task. `run_together` runs the global
-order over all ranks in one process, which is the fast oracle; processes.py runs one rank per process
-over torch.distributed. Both execute the same tasks of the same TaskGraph by the same functions;
-only the transport differs.
+order over all ranks in one process, which is the fast oracle; processes.py runs one rank per
+process over torch.distributed. Both execute the same tasks of the same TaskGraph by the same
+functions; only the transport differs.
 
 Whole tensors exist in two places only: the batch that the caller passes to a step, and the tensors
 that state is loaded from; a rank keeps the regions that its plan gives it.
@@ -11,6 +11,7 @@ that state is loaded from; a rank keeps the regions that its plan gives it.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -77,8 +78,9 @@ class Executable:
         self.carry: list[tuple[int, int]] = [(a, b) for a, b in tasks.carry.tolist()]
         self.frees: list[list[int]] = [[] for _ in range(len(tasks))]
         for slot, last in enumerate(tasks.slot_last.tolist()):
-            if last < len(tasks):
+            if 0 <= last < len(tasks):
                 self.frees[last].append(slot)
+        self.unread = [s for s in self.begin if tasks.slot_last[s] < 0]
         self.copies: dict[int, list[_Copy]] = {}
         self.packed: dict[int, list[_Copy]] = {}
         self.readers: dict[int, int] = {}
@@ -151,6 +153,11 @@ class Executable:
         ]
 
 
+def threads(processes: int) -> int:
+    """Threads of each of so many processes on this machine."""
+    return max(1, (os.cpu_count() or 1) // processes)
+
+
 def local_shape(space: Space, value: int, region: Box) -> tuple[int, ...]:
     """Shape of the tensor that holds a region of a Value."""
     shape, place = [], 0
@@ -170,6 +177,40 @@ def dim_spans(space: Space, value: int, region: Box) -> tuple[slice, ...] | None
         found.append(slice(*span))
         place += len(factors)
     return tuple(found)
+
+
+def run_part(
+    space: Space, op: Op, part: Part, ins: Sequence[torch.Tensor | None], context: Context
+) -> list[torch.Tensor]:
+    """The kernel of one part of an Op; an input that is None is a block of zeros."""
+    tensors = [_zeros(space, op, part, k, context) if x is None else x for k, x in enumerate(ins)]
+    tensors = padded(tensors, part)
+    args = [substitute(a, tensors, dtype=dtype, setting=context.setting) for a in part.args]
+    if op.body is not None:
+        args = [op.body, *args]
+    results = list(kernel(op.kind)(context, args))[: len(op.outputs)]
+    for k, result in enumerate(results):
+        if result is None:
+            kind = dtype(space.graph.values[op.outputs[k]].dtype or "")
+            results[k] = torch.empty(0, dtype=kind, device=context.device)
+        elif part.scales[k] != 1.0:
+            results[k] = result.mul_(part.scales[k])
+    return results
+
+
+def _zeros(space: Space, op: Op, part: Part, k: int, context: Context) -> torch.Tensor:
+    shape = local_shape(space, op.inputs[k], part.inputs[k])
+    kind = dtype(space.graph.values[op.inputs[k]].dtype or "")
+    return torch.zeros(shape, dtype=kind, device=context.device)
+
+
+def padded(tensors: list[torch.Tensor], part: Part) -> list[torch.Tensor]:
+    """The inputs of a part with the pads that its kernel needs around them."""
+    for pad in part.pads:
+        tensor = tensors[pad.input]
+        widths = [0, 0] * (tensor.dim() - 1 - pad.dim) + [pad.before, pad.after]
+        tensors[pad.input] = torch.nn.functional.pad(tensor, widths, value=pad.value)
+    return tensors
 
 
 def slices(box: Box) -> tuple[slice, ...]:
@@ -194,12 +235,14 @@ class Rank:
             self.tensors[slot] = self._region(slot, source)
 
     def feed(self, source: Callable[[int], torch.Tensor]) -> None:
-        """Copies this device's regions of the batch."""
+        """Copies this device's regions of the batch, and drops state that the step does not read."""
+        self._drop_unread()
         for slot in self._begin(lambda role: role == INPUT):
             self.tensors[slot] = self._region(slot, source)
 
     def feed_regions(self, ask: Callable[[int, tuple[slice, ...]], torch.Tensor]) -> None:
         """Asks for this device's regions of the batch: `ask(value, a slice per dimension)`."""
+        self._drop_unread()
         for slot in self._begin(lambda role: role == INPUT):
             meant = self.program.slots[slot]
             spans = dim_spans(self.program.space, meant.value, meant.region)
@@ -216,6 +259,10 @@ class Rank:
                     f"{list(meant.shape)}"
                 )
             self.tensors[slot] = tensor.detach().to(meant.dtype, copy=True)
+
+    def _drop_unread(self) -> None:
+        for slot in self.program.unread:
+            self.tensors.pop(slot, None)
 
     def _begin(self, wanted: Callable[[str], bool]) -> list[int]:
         program = self.program
@@ -243,37 +290,24 @@ class Rank:
         self.spans.append((task, began, time.perf_counter_ns()))
 
     def _compute(self, work: _Compute, context: Context) -> None:
-        part, tensors = work.part, self.tensors
-        ins = [
-            tensors[slot] if slot >= 0 else self._zeros(work, k) for k, slot in enumerate(work.ins)
-        ]
-        args = [substitute(a, ins, dtype=dtype, setting=context.setting) for a in part.args]
-        if work.op.body is not None:
-            args = [work.op.body, *args]
-        results = kernel(work.op.kind)(context, args)
-        for slot, result, scale in zip(work.outs, results, part.scales, strict=False):
-            meant = self.program.slots[slot]
-            if result is None:
-                result = torch.empty(0, dtype=meant.dtype)
-            if tuple(result.shape) != meant.shape:
+        ins = [self.tensors[slot] if slot >= 0 else None for slot in work.ins]
+        results = run_part(self.program.space, work.op, work.part, ins, context)
+        for slot, result in zip(work.outs, results, strict=True):
+            if tuple(result.shape) != self.program.slots[slot].shape:
                 raise RuntimeError(
                     f"operator {work.op.name!r} ({work.op.kind}), part {work.number}: the kernel "
-                    f"made {list(result.shape)} where its description says {list(meant.shape)}"
+                    f"made {list(result.shape)} where its description says "
+                    f"{list(self.program.slots[slot].shape)}"
                 )
-            tensors[slot] = result if scale == 1.0 else result * scale
-
-    def _zeros(self, work: _Compute, k: int) -> torch.Tensor:
-        value = work.op.inputs[k]
-        shape = local_shape(self.program.space, value, work.part.inputs[k])
-        return torch.zeros(shape, dtype=dtype(self.program.graph.values[value].dtype or ""))
+            self.tensors[slot] = result
 
     def pack(self, task: int) -> torch.Tensor:
         """The bytes of a message."""
-        boxes = []
+        message = torch.empty(self.program.nbytes[task], dtype=torch.uint8)
         for copy in self.program.packed[task]:
-            box = self.tensors[copy.source].reshape(copy.source_shape)[copy.source_box]
-            boxes.append(_bytes(box))
-        message = boxes[0] if len(boxes) == 1 else torch.cat(boxes)
+            room = message[copy.offset : copy.offset + copy.nbytes].view(copy.dtype)
+            source = self.tensors[copy.source].reshape(copy.source_shape)
+            room.reshape(copy.shape).copy_(source[copy.source_box])
         return message if self.corrupt is None else self.corrupt(task, message)
 
     def _assemble(self, task: int) -> None:
@@ -327,13 +361,6 @@ class Rank:
         return {s: (slots[s].value, t) for s, t in self.tensors.items()}
 
 
-def _bytes(box: torch.Tensor) -> torch.Tensor:
-    flat = box.reshape(-1)
-    if flat.stride(0) != 1:  # torch calls a single element contiguous whatever its stride
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8)
-
-
 def _owns(tensor: torch.Tensor) -> bool:
     """Whether the tensor is all of its storage, so that keeping it keeps nothing else."""
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
@@ -359,7 +386,7 @@ def run_together(ranks: Sequence[Rank], context: Context) -> torch.Tensor | None
     for task, kind in enumerate(program.kind):
         rank = ranks[program.device[task]]
         if kind == TRANSFER:
-            ranks[program.peer[task]].messages[task] = rank.pack(task).clone()
+            ranks[program.peer[task]].messages[task] = rank.pack(task)
             rank.free(task)
         else:
             rank.run(task, context)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from apportion.graph import Body, substitute
+from apportion.graph import Body, refs, substitute
 from apportion.random import uniform
 
 # Arguments that a Graph leaves out, since they say where and not what.
@@ -30,6 +30,7 @@ class Context:
     step: int
     setting: Callable[[Any], float]
     bodies: Sequence[Body] = ()
+    device: str = "cpu"
 
 
 Kernel = Callable[[Context, Sequence[Any]], tuple[Any, ...]]
@@ -59,8 +60,12 @@ def kernel(kind: str) -> Kernel:
     if positional != [a.name for a in names[:plain]]:
         plain, named = 0, [a.name for a in names]
 
+    placed = any(a.name == "device" for a in overload._schema.arguments)
+
     def call(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
         keywords = dict(zip(named, args[plain:], strict=False)) if named else {}
+        if placed and context.device != "cpu":
+            keywords["device"] = context.device
         result = overload(*args[:plain], **keywords)
         return tuple(result) if isinstance(result, tuple | list) else (result,)
 
@@ -93,9 +98,35 @@ def _on_dense(kind: str) -> Kernel:
 
     def call(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
         dense = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in args]
-        return tuple(resolve(kind)(*dense))
+        result = resolve(kind)(*dense)
+        return tuple(result) if isinstance(result, tuple) else (result,)
 
     return call
+
+
+def _multiply(kind: str) -> Kernel:
+    """Products: an operand in which neither of the last two dimensions is dense is copied by BLAS."""
+
+    def call(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+        return (resolve(kind)(*(_for_blas(a) for a in args[:3]), **_weights(args)),)
+
+    return call
+
+
+def _weights(args: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(("beta", "alpha"), args[3:], strict=False))
+
+
+def _for_blas(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor) or x.dim() < 2 or _blas_stride(x):
+        return x
+    return x.contiguous()
+
+
+def _blas_stride(x: torch.Tensor) -> bool:
+    rows, columns = x.shape[-2:]
+    a, b = x.stride()[-2:]
+    return (b == 1 and a >= max(1, columns)) or (a == 1 and b >= max(1, rows))
 
 
 def _sdpa(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -108,43 +139,179 @@ def _sdpa(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
 def _sdpa_backward(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     grad, q, k, v, out, lse, dropout, causal, mask, scale = args
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    tensors = [_dense(x) for x in (grad, q, k, v, out)]
+    # The kernel wants the gradient dense as [batch, position, head, width].
+    grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
+    tensors = [grad, *(_dense(x) for x in (q, k, v, out))]
     return tuple(backward(*tensors, lse.contiguous(), dropout, causal, attn_mask=mask, scale=scale))
 
 
 def _random_uniform(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     size, key, kind, *place = args
     where = place[0] if place else [((n, 0, n),) for n in size]
-    indices = [_global_index(atoms) for atoms in where]
+    indices = [_global_index(atoms, context.device) for atoms in where]
     return (uniform((context.seed, context.step, key), indices, kind),)
 
 
-def _global_index(atoms: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+def _global_index(atoms: Sequence[tuple[int, int, int]], device: str) -> torch.Tensor:
     """Global indices along a dimension whose atoms are (factor, low, high)."""
-    index = torch.zeros(1, dtype=torch.int64)
+    index = torch.zeros(1, dtype=torch.int64, device=device)
     for factor, low, high in atoms:
-        index = (index.unsqueeze(-1) * factor + torch.arange(low, high)).reshape(-1)
+        places = torch.arange(low, high, device=device)
+        index = (index.unsqueeze(-1) * factor + places).reshape(-1)
     return index
 
 
 def _update(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     number, *tensors = args
     body = context.bodies[number]
-    known = list(tensors)
-    for op in body.ops:
+    last = _last_uses(body)
+    known: list[Any] = list(tensors)
+    for place, op in enumerate(body.ops, start=body.inputs):
         values = [substitute(a, known, dtype=dtype, setting=context.setting) for a in op.args]
         known.append(kernel(op.kind)(context, values)[0])
+        del values
+        for used in last.get(place, ()):
+            known[used] = None
     return tuple(known[k] for k in body.outputs)
 
+
+@cache
+def _last_uses(body: Body) -> dict[int, tuple[int, ...]]:
+    """For each result's place the results that nobody reads after it is computed."""
+    last: dict[int, int] = {}
+    for place, op in enumerate(body.ops, start=body.inputs):
+        last[place] = place
+        last |= dict.fromkeys(refs(op.args), place)
+    found: dict[int, tuple[int, ...]] = {}
+    for result, place in last.items():
+        if result >= body.inputs and result not in body.outputs:
+            found[place] = (*found.get(place, ()), result)
+    return found
+
+
+def _conv_backward_input(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    grad, weight, size, stride, padding, dilation, groups = args
+    return _conv_backward(grad, _shaped(grad, size), weight, stride, padding, dilation, groups, 0)
+
+
+def _conv_backward_weight(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    grad, x, size, stride, padding, dilation, groups = args
+    return _conv_backward(grad, x, _shaped(grad, size), stride, padding, dilation, groups, 1)
+
+
+def _conv_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any,
+    dilation: Any, groups: int, wanted: int,
+) -> tuple[Any, ...]:  # fmt: skip
+    none = [0] * (grad.dim() - 2)
+    mask = [k == wanted for k in range(3)]
+    backward = torch.ops.aten.convolution_backward.default
+    found = backward(grad, x, weight, None, stride, padding, dilation, False, none, groups, mask)
+    return (found[wanted],)
+
+
+def _shaped(like: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """A tensor that is asked for its shape only; one element of memory."""
+    return like.new_empty(1).expand(tuple(size))
+
+
+def _channel_sum(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    (x,) = args
+    return (x.sum(_not_channels(x), dtype=_statistic(x)),)
+
+
+def _channel_squares(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    x, total, count = args
+    away = x - _per_channel(total / count, x)
+    return (away.square_().sum(_not_channels(x)),)
+
+
+def _batch_norm(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    x, total, squares, weight, bias, count, eps = args
+    normalise = torch.ops.aten.native_batch_norm.default  # with statistics given: pointwise
+    found = normalise(x, weight, bias, total / count, squares / count, False, 0.0, eps)
+    return (found[0],)
+
+
+def _batch_norm_reduce(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    grad, x, total, squares, count, eps = args
+    mean, invstd = total / count, (squares / count + eps).rsqrt()
+    away = x - _per_channel(mean, x)
+    dims = _not_channels(x)
+    return grad.sum(dims, dtype=mean.dtype), away.mul_(grad).sum(dims) * invstd
+
+
+def _batch_norm_backward(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    grad, x, total, squares, weight, sum_grad, sum_normalised, count, eps = args
+    invstd = (squares / count + eps).rsqrt()
+    scale = invstd if weight is None else invstd * weight
+    found = x - _per_channel(total / count, x)
+    found = found.mul_(_per_channel(invstd * sum_normalised / -count, x)).add_(grad)
+    found = found.sub_(_per_channel(sum_grad / count, x)).mul_(_per_channel(scale, x))
+    return (found.to(grad.dtype),)
+
+
+def _statistic(x: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _not_channels(x: torch.Tensor) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+def _per_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """One number per channel, to be broadcast over `x`."""
+    return values.reshape(-1, *[1] * (x.dim() - 2))
+
+
+def _mm_total(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    lefts, rights = args
+    total = torch.mm(lefts[0], rights[0])
+    for left, right in zip(lefts[1:], rights[1:], strict=True):
+        total.addmm_(left, right)
+    return (total,)
+
+
+def _sum_total(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    tensors, dims = args
+    total = tensors[0].sum(dims)
+    for tensor in tensors[1:]:
+        total += tensor.sum(dims)
+    return (total,)
+
+
+_READ_AS_DENSE = (
+    "aten.native_layer_norm.default",
+    "aten.native_layer_norm_backward.default",
+    "aten._softmax.default",
+    "aten._softmax_backward_data.default",
+    "aten._log_softmax.default",
+    "aten._log_softmax_backward_data.default",
+    "aten._safe_softmax.default",
+    "aten.embedding_dense_backward.default",
+    "aten.nll_loss_forward.default",
+    "aten.nll_loss_backward.default",
+    "aten.mse_loss.default",
+)
+_PRODUCTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
 
 _OWN: dict[str, Kernel] = {
     "aten.view.default": _reshape,
     "aten._unsafe_view.default": _reshape,
     "aten.reshape.default": _reshape,
-    "aten.native_layer_norm.default": _on_dense("aten.native_layer_norm.default"),
-    "aten.native_layer_norm_backward.default": _on_dense("aten.native_layer_norm_backward.default"),
+    **{kind: _on_dense(kind) for kind in _READ_AS_DENSE},
+    **{kind: _multiply(kind) for kind in _PRODUCTS},
     "apportion.sdpa": _sdpa,
     "apportion.sdpa_backward": _sdpa_backward,
     "apportion.random_uniform": _random_uniform,
     "apportion.update": _update,
+    "apportion.conv_backward_input": _conv_backward_input,
+    "apportion.conv_backward_weight": _conv_backward_weight,
+    "apportion.channel_sum": _channel_sum,
+    "apportion.channel_squares": _channel_squares,
+    "apportion.batch_norm": _batch_norm,
+    "apportion.batch_norm_reduce": _batch_norm_reduce,
+    "apportion.batch_norm_backward": _batch_norm_backward,
+    "apportion.mm_total": _mm_total,
+    "apportion.sum_total": _sum_total,
 }

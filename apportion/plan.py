@@ -25,10 +25,11 @@ from apportion.cluster import from_json as load_cluster
 from apportion.cluster import to_json as dump_cluster
 from apportion.cost import default_cost
 from apportion.lower import lower
+from apportion.report import page
 from apportion.search import SEARCHES, Problem
 from apportion.simulate import simulate
 from apportion.splits import Space
-from apportion.tasks import TaskGraph
+from apportion.tasks import Storage, TaskGraph, with_storage
 from apportion.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Plan:
     memory_limit: tuple[int, ...]
     lower_bound: float | None = None
     model: str = ""
+    storage: Storage = Storage()
 
     @property
     def feasible(self) -> bool:
@@ -83,8 +85,9 @@ class Plan:
 
     @cached_property
     def tasks(self) -> TaskGraph:
-        """The tasks of one step."""
-        return lower(self.space, self.strategy, len(self.cluster.devices))
+        """The tasks of one step, with what they really allocate."""
+        tasks = lower(self.space, self.strategy, len(self.cluster.devices))
+        return with_storage(tasks, self.storage)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -98,6 +101,11 @@ class Plan:
     def trace(self, path: str | Path) -> None:
         """Writes the simulated step for Perfetto."""
         timelines.trace(self.timeline, self.tasks, self.graph, path)
+
+    def report(self, path: str | Path, measured: Timeline | None = None) -> None:
+        """Writes one HTML page about the Plan, with a measured step beside it where there is
+        one."""
+        _write(Path(path), page(self, measured))
 
     def save(self, path: str | Path) -> None:
         """Writes the Plan; an existing file is replaced whole or not at all."""
@@ -121,6 +129,7 @@ class Plan:
             "fingerprint": self.graph.fingerprint,
             "graph": graphs.to_json(self.graph),
             "strategy": strategies.to_json(self.strategy),
+            "storage": [list(self.storage.slots), list(self.storage.workspace)],
         }
         _write(Path(path), json.dumps(data, separators=(",", ":")))
 
@@ -161,12 +170,26 @@ def _parse(data: Any) -> Plan:
         memory_limit=tuple(map(int, data["memory_limit"])),
         lower_bound=data["lower_bound"],
         model=str(data["model"]),
+        storage=_storage(*data["storage"]),
     )
     count = len(plan.cluster.devices)
     if len(plan.memory_limit) != count or len(plan.predicted.peak_bytes) != count:
         raise ValueError(f"its figures are not for the {count} devices of its cluster")
     strategies.verify(plan.space, plan.strategy, count)
+    tasks = lower(plan.space, plan.strategy, count)
+    slots, workspace = plan.storage.slots, plan.storage.workspace
+    if not all(0 <= s < len(tasks.slot_base) and -1 <= b < s for s, b, _ in slots) or not all(
+        0 <= t < len(tasks) for t, _ in workspace
+    ):
+        raise ValueError("its storage is not that of its strategy's tasks")
     return plan
+
+
+def _storage(slots: Any, workspace: Any) -> Storage:
+    return Storage(
+        tuple((int(s), int(b), int(n)) for s, b, n in slots),
+        tuple((int(t), int(n)) for t, n in workspace),
+    )
 
 
 def _write(path: Path, text: str) -> None:
@@ -246,13 +269,26 @@ def _search(
     if memory_limit is not None:
         limits = (memory_limit,) * len(limits)
     empty = Predicted(0.0, (0,) * len(limits), 0, (0.0,) * len(limits))
+    if found.strategy.digits != space.digits:
+        space = Space(space.graph, found.strategy.digits)
+    tasks = lower(space, found.strategy, len(limits))
+    storage = _measured_storage(space, found.strategy, tasks, cluster)
     draft = Plan(
         space.graph, cluster, found.strategy, _method(method), seed, budget, seconds, empty, limits,
-        found.lower_bound,
+        found.lower_bound, storage=storage,
     )  # fmt: skip
-    if found.strategy.digits == space.digits:
-        draft.__dict__["space"] = space  # analysed already
+    draft.__dict__.update(space=space, tasks=with_storage(tasks, storage))
     made = draft.simulate()
     for name in ("space", "tasks", "timeline"):
         made.__dict__[name] = draft.__dict__[name]
     return made
+
+
+def _measured_storage(
+    space: Space, strategy: strategies.Strategy, tasks: TaskGraph, cluster: Cluster
+) -> Storage:
+    """What the kernels allocate. Needs torch, which a loaded Plan does not: it has the result."""
+    from apportion.execute import Executable, threads
+    from apportion.storage import measure
+
+    return measure(Executable(space, strategy, tasks), threads(len(cluster.devices)))

@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any
 
+from apportion.execute import threads
 from apportion.worker import Train, Trained, main
 
 
@@ -28,7 +29,7 @@ class Pool:
         self.timeout = timeout
         self.folder = tempfile.TemporaryDirectory(prefix="apportion-")
         store = os.path.join(self.folder.name, "store")
-        threads = max(1, (os.cpu_count() or 1) // processes)
+        share = threads(processes)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["apportion.worker"])
         self.pipes: list[Any] = []
@@ -38,7 +39,7 @@ class Pool:
                 ours, theirs = context.Pipe()
                 child = context.Process(
                     target=main,
-                    args=(rank, processes, store, threads, timeout, theirs),
+                    args=(rank, processes, store, share, timeout, theirs),
                     daemon=True,
                 )
                 child.start()

@@ -17,8 +17,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,15 +30,28 @@ from apportion.cost import default_cost
 from apportion.graph import Graph, Value
 from apportion.splits import Space
 from apportion.strategy import Choice, Strategy
-from apportion.tasks import CATEGORIES, KINDS, TRANSFER, Ints, TaskGraph
-from apportion.timeline import LANES, NEVER, Timeline, _Changes, _message_changes, _slot_changes
+from apportion.tasks import (
+    CATEGORIES,
+    COMMUNICATION,
+    KINDS,
+    TRANSFER,
+    WORKSPACE,
+    Ints,
+    Task,
+    TaskGraph,
+)
+from apportion.timeline import LANES, Changes, Timeline, memory_changes
 
 TEMPLATES = Path(__file__).parent / "templates"
+SCRIPTS = ("base", "summary", "timeline", "memory", "traffic", "operators", "main")
 MAX_SLICES = 200_000
 MAX_POINTS = 12_000  # of all memory curves together; each keeps at least MIN_POINTS
 MIN_POINTS = 60
 MAX_BLOCKS = 64  # rows of the table of traffic
 TOP_VALUES = 12  # named at a peak
+
+Held = tuple[str, str, str]
+"""Name, type and category of something that has bytes."""
 
 
 class Figures(Protocol):
@@ -101,12 +115,15 @@ def page(plan: Planned, measured: Timeline | None = None) -> str:
         )
     lines = [plan.timeline] if measured is None else [plan.timeline, measured]
     parts = {
-        "css": (TEMPLATES / "report.css").read_text("ascii"),
-        "js": (TEMPLATES / "report.js").read_text("ascii"),
+        "css": _template("report.css"),
+        "js": "\n".join(_template(f"{name}.js") for name in SCRIPTS),
         "data": embed(gather(plan, lines)),
     }
-    template = (TEMPLATES / "report.html").read_text("ascii")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _template("report.html"))
+
+
+def _template(name: str) -> str:
+    return (TEMPLATES / name).read_text("ascii")
 
 
 def embed(data: Any) -> str:
@@ -161,6 +178,7 @@ def _facts(plan: Planned, lines: Sequence[Timeline]) -> dict[str, Any]:
         "model": plan.model,
         "cluster": plan.cluster.name,
         "about": plan.cluster.description,
+        "communication_on_device": plan.cluster.communication_on_device,
         "method": plan.method,
         "seed": plan.seed,
         "budget": plan.budget,
@@ -200,8 +218,8 @@ def _provenance(plan: Planned, lines: Sequence[Timeline]) -> list[tuple[str, str
     bound = "none: this method proves no bound"
     rows = [
         ("bytes moved", "exact", "counted: the messages of the lowered step"),
-        ("peak memory", "exact", "counted: the tensors and messages alive at each moment, "
-         "in the order that the simulator finds"),
+        ("peak memory", "exact", "counted: the tensors, messages and workspaces alive "
+         "at each moment of the step"),
         ("step time, timeline, busy", "estimated",
          f"simulated with the {cost.name} cost model: {cost.provenance}"),
         ("search time", "measured", "where the plan was made"),
@@ -269,8 +287,8 @@ def _heads(tasks: TaskGraph, line: Timeline, order: Ints, limit: int) -> np.typi
 class Bands:
     """Bytes of one device after each change, a column per category.
 
-    `alive` has the bytes of each slot, then of each message sent, then of each received, at the
-    first moment of the highest sum, which is row `peak` (-1 if nothing is ever held).
+    Row `peak` is the first of the highest sum (-1 if there are no rows). `alive` are the bytes at
+    that moment of each slot, then of each task: its message or its workspace.
     """
 
     time_ns: Ints
@@ -281,39 +299,38 @@ class Bands:
 
 def bands(tasks: TaskGraph, line: Timeline) -> tuple[Bands, ...]:
     """The memory of each device by category; the sums are the Timeline's curves."""
-    changes, owner = _changes(tasks, line)
-    order = np.lexsort((changes.nbytes < 0, changes.task, changes.time, changes.device))
-    order = order[changes.time[order] < NEVER]
-    edges = np.searchsorted(changes.device[order], np.arange(tasks.devices + 1))
-    things = int(owner.max(initial=-1)) + 1
-    return tuple(
-        _bands(changes, owner, order[edges[d] : edges[d + 1]], things) for d in range(tasks.devices)
+    changes = memory_changes(tasks, line.start_ns, line.end_ns)
+    # The same changes once more, with the number of the slot or task in place of its bytes.
+    numbered = memory_changes(_numbered(tasks), line.start_ns, line.end_ns)
+    owner = np.abs(numbered.nbytes) - 1
+    assert np.array_equal(changes.nbytes > 0, numbered.nbytes > 0), "the two orders differ"
+    edges = np.searchsorted(changes.device, np.arange(tasks.devices + 1)).tolist()
+    things = len(tasks.slot_nbytes) + len(tasks)
+    spans = [slice(low, high) for low, high in pairwise(edges)]
+    return tuple(_bands(changes, owner, span, things) for span in spans)
+
+
+def _numbered(tasks: TaskGraph) -> TaskGraph:
+    slots = len(tasks.slot_nbytes)
+    slot, task = 1 + np.arange(slots), 1 + slots + np.arange(len(tasks))
+    return replace(
+        tasks,
+        slot_nbytes=np.where(tasks.slot_nbytes > 0, slot, 0),
+        nbytes=np.where(tasks.nbytes > 0, task, 0),
+        workspace=np.where(tasks.workspace > 0, task[: len(tasks.workspace)], 0),
     )
 
 
-def _changes(tasks: TaskGraph, line: Timeline) -> tuple[_Changes, Ints]:
-    """What the Timeline's curves sum up, and which slot or message each change is of."""
-    times = line.start_ns, line.end_ns
-    slots, count = np.flatnonzero(tasks.slot_base < 0), len(tasks.slot_base)
-    messages = np.arange(int((tasks.kind == TRANSFER).sum()))
-    sent, received = count + messages, count + len(messages) + messages
-    parts = [*_slot_changes(tasks, *times), *_message_changes(tasks, *times)]
-    columns = (
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("device", "time", "task", "nbytes", "category")
-    )
-    return _Changes(*columns), np.concatenate([slots, slots, sent, sent, received, received])
-
-
-def _bands(changes: _Changes, owner: Ints, rows: Ints, things: int) -> Bands:
-    nbytes = np.zeros((len(rows), len(CATEGORIES)), np.int64)
-    nbytes[np.arange(len(rows)), changes.category[rows]] = changes.nbytes[rows]
+def _bands(changes: Changes, owner: Ints, span: slice, things: int) -> Bands:
+    change, category, of = changes.nbytes[span], changes.category[span], owner[span]
+    nbytes = np.zeros((len(change), len(CATEGORIES)), np.int64)
+    nbytes[np.arange(len(change)), category] = change
     nbytes = np.cumsum(nbytes, axis=0)
-    peak = int(np.argmax(nbytes.sum(axis=1))) if len(rows) else -1
+    peak = int(np.argmax(nbytes.sum(axis=1))) if len(change) else -1
     alive = np.zeros(things, np.int64)
-    until = rows[: peak + 1]
-    np.add.at(alive, owner[until], changes.nbytes[until])
-    return Bands(changes.time[rows], nbytes, peak, alive)
+    real = np.flatnonzero(of[: peak + 1] >= 0)  # what has no bytes has no number
+    np.add.at(alive, of[real], change[real])
+    return Bands(changes.time[span], nbytes, peak, alive)
 
 
 def thinned(band: Bands, points: int) -> Ints:
@@ -330,13 +347,15 @@ def thinned(band: Bands, points: int) -> Ints:
 
 def _memory(graph: Graph, tasks: TaskGraph, line: Timeline) -> list[dict[str, Any]]:
     points = max(MAX_POINTS // max(tasks.devices, 1), MIN_POINTS)
-    return [_curve(graph, tasks, band, points) for band in bands(tasks, line)]
+    found = []
+    for device, band in enumerate(bands(tasks, line)):
+        held = _held(graph, tasks, band.alive, device)
+        found.append(_curve(band, thinned(band, points), held.most_common()))
+    return found
 
 
-def _curve(graph: Graph, tasks: TaskGraph, band: Bands, points: int) -> dict[str, Any]:
-    rows = thinned(band, points)
+def _curve(band: Bands, rows: Ints, held: list[tuple[Held, int]]) -> dict[str, Any]:
     peak = band.nbytes[band.peak] if band.peak >= 0 else np.zeros(len(CATEGORIES), np.int64)
-    held = sorted(_held(graph, tasks, band.alive).items(), key=lambda item: -item[1])
     return {
         "time": band.time_ns[rows].tolist(),
         "bands": [column if any(column) else None for column in band.nbytes[rows].T.tolist()],
@@ -348,27 +367,28 @@ def _curve(graph: Graph, tasks: TaskGraph, band: Bands, points: int) -> dict[str
     }
 
 
-def _held(graph: Graph, tasks: TaskGraph, alive: Ints) -> Counter[tuple[str, str, str]]:
-    """Bytes by (name, type, category) of what is alive."""
-    held: Counter[tuple[str, str, str]] = Counter()
-    slots, messages = len(tasks.slot_base), np.flatnonzero(tasks.kind == TRANSFER)
+def _held(graph: Graph, tasks: TaskGraph, alive: Ints, device: int) -> Counter[Held]:
+    """Bytes by (name, type, category) of what is alive on a device."""
+    held: Counter[Held] = Counter()
+    slots = len(tasks.slot_nbytes)
     for thing in np.flatnonzero(alive > 0).tolist():
+        nbytes = int(alive[thing])
         if thing < slots:
             value = graph.values[tasks.slot_value[thing]]
             category = CATEGORIES[tasks.slot_category[thing]]
-            held[value.name, _type(value), category] += int(alive[thing])
+            held[value.name, _type(value), category] += nbytes
         else:
-            way, which = divmod(thing - slots, len(messages))
-            name = _message(graph, tasks, int(messages[which]), received=way == 1)
-            held[name, "", "communication"] += int(alive[thing])
+            held[_transient(graph, tasks.task(thing - slots), device)] += nbytes
     return held
 
 
-def _message(graph: Graph, tasks: TaskGraph, task: int, *, received: bool) -> str:
-    row = tasks.task(task)
-    where = f"from device {row.device}" if received else f"to device {row.peer}"
-    op = graph.ops[row.op].name if row.op < len(graph.ops) else "the end of the step"
-    return f"message {where} for {op}"
+def _transient(graph: Graph, task: Task, device: int) -> Held:
+    """What a task holds while it runs."""
+    op = graph.ops[task.op].name if task.op < len(graph.ops) else "the end of the step"
+    if task.kind != TRANSFER:
+        return op, "", CATEGORIES[WORKSPACE]
+    where = f"to device {task.peer}" if task.device == device else f"from device {task.device}"
+    return f"message {where} for {op}", "", CATEGORIES[COMMUNICATION]
 
 
 def _type(value: Value) -> str:
@@ -440,7 +460,8 @@ def _fetched(tasks: TaskGraph, count: int) -> tuple[Ints, Ints]:
 
 
 def _lengths(tasks: TaskGraph, line: Timeline, count: int) -> Ints:
-    """Nanoseconds that each Op takes (its assemblies included) on the device where it takes most."""
+    """Nanoseconds that each Op takes (its assemblies included) on the device where it takes
+    most."""
     work = tasks.kind != TRANSFER
     pairs, which = np.unique(
         tasks.op[work] * tasks.devices + tasks.device[work], return_inverse=True

@@ -66,7 +66,7 @@ def rewrite(trace: Trace) -> Rewritten:
     types = list(trace.types)
     nodes, outputs = _unaliased(trace, types)
     nodes = [new for node in nodes for new in _sum_then_divide(node, types)]
-    return Rewritten(tuple(_live(nodes, outputs)), tuple(types), outputs)
+    return Rewritten(tuple(live(nodes, outputs)), tuple(types), outputs)
 
 
 def _unaliased(trace: Trace, types: list[Type]) -> tuple[list[Node], tuple[int | None, ...]]:
@@ -121,7 +121,7 @@ def _sum_then_divide(node: Node, types: list[Type]) -> list[Node]:
     return [replace(node, args=args, outputs=(total, weight)), division]
 
 
-def _live(nodes: list[Node], outputs: tuple[int | None, ...]) -> list[Node]:
+def live(nodes: list[Node], outputs: tuple[int | None, ...]) -> list[Node]:
     """The nodes whose results are used; the Graph is functional, so nothing else has an effect."""
     needed = set(outputs)
     kept = []

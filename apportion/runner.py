@@ -35,8 +35,7 @@ class Runner:
         self.worker = worker
         self.seed = seed
         self.steps_done = 0
-        constants = program.constants
-        worker.rank.load(lambda v: constants[v] if v in constants else state_tensor(program, v))
+        worker.rank.load(lambda value: state_tensor(program, value))
 
     def step(self, batch: Any) -> torch.Tensor:
         """One training step; returns the loss, the same on every rank.

@@ -4,7 +4,8 @@ To cut an Op is to cut its axes. For a cut, given as the number of parts of ever
 
  1. **Regions.** Each part owns a box of axis ranges; the interval analysis gives the region of
     every input that the part reads. Two accesses that need different regions of one input refuse
-    the cut.
+    the cut. A cut read that may lie outside is clamped to the tensor, and the part is told how much
+    is missing before and after; it calls its kernel on the padded region.
  2. **What is left.** An axis that indexes an output concatenates it. An axis reduced at the root
     leaves partial values, combined by the reducer; terms of the root that do not mention the axis
     count once, so their inputs are zeros on all parts but the first. An axis that an output does
@@ -43,7 +44,7 @@ from apportion.interval import (
 )
 from apportion.restrict import Frame, Refused, ratio
 from apportion.root import Root, mentions, root_of
-from apportion.tdl import All, Apply, Description, Index, Local, Opaque, Reduce, lookup
+from apportion.tdl import Access, All, Apply, Description, Index, Local, Opaque, Reduce, lookup
 
 Shape = tuple[int, ...]
 
@@ -58,6 +59,17 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
+class Pad:
+    """Elements equal to `value` that a part's `input` gets before and after along `dim`."""
+
+    input: int
+    dim: int
+    before: int
+    after: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """One part of a split Op.
 
@@ -67,6 +79,7 @@ class Part:
     terms    for each output which of its partial values this is; 0 where it is not partial
     args     arguments of the local call
     scales   for each output the factor that its local result is multiplied with
+    pads     what the kernel gets around the regions
     """
 
     inputs: tuple[Box, ...]
@@ -76,6 +89,7 @@ class Part:
     args: tuple[Arg, ...]
     scales: tuple[float, ...]
     flops: float
+    pads: tuple[Pad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,16 +305,20 @@ class _Derivation:
 
     def _part(self, index: tuple[int, ...]) -> Part:
         boxes = self._boxes(index)
-        inputs = tuple(self._input_region(tensor, boxes) for tensor in range(len(self.call.inputs)))
+        read = [self._input_region(tensor, boxes) for tensor in range(len(self.call.inputs))]
+        inputs = tuple(region for region, _ in read)
+        pads = tuple(pad for _, several in read for pad in several)
         outputs = tuple(
             self._output_region(position, boxes) for position in range(len(self.call.outputs))
         )
-        local, args, shapes = self._local(inputs, outputs)
+        local, args, shapes = self._local(inputs, outputs, pads)
         if self.description.reshape:
             self._check_order(inputs, outputs)
             scales: tuple[float, ...] = (1.0,) * len(outputs)
         else:
-            scales = self._scales(boxes, inputs, local, args, shapes)
+            before = {(pad.input, pad.dim): pad.before for pad in pads}
+            frame = Frame(self.call.kind, self.factors, boxes, self.call.inputs, inputs, before)
+            scales = self._scales(frame, local, args, shapes)
         terms = tuple(self._term(root, index) for root in self.roots)
         zeros = tuple(
             sorted(
@@ -308,7 +326,8 @@ class _Derivation:
             )
         )
         flops = self._flops(boxes, local)
-        return Part(inputs, zeros, outputs, terms, args, scales, flops)
+        pads = tuple(pad for pad in pads if pad.before or pad.after)
+        return Part(inputs, zeros, outputs, terms, args, scales, flops, pads)
 
     def _term(self, root: Root | None, index: tuple[int, ...]) -> int:
         if root is None:
@@ -321,20 +340,41 @@ class _Derivation:
                 position += 1
         return term
 
-    def _input_region(self, tensor: int, boxes: dict[str, Box]) -> Box:
-        dims = self.call.inputs[tensor]
-        regions = {
-            tuple(
-                r
-                for index, factors in zip(access.index, dims, strict=True)
-                for r in self._dim_region(index, factors, boxes)
-            )
-            for access in self.formula.accesses
-            if access.tensor == tensor
-        }
+    def _input_region(self, tensor: int, boxes: dict[str, Box]) -> tuple[Box, tuple[Pad, ...]]:
+        """The region of an input, and the pads of all dimensions whose padding is cut."""
+        accesses = (a for a in self.formula.accesses if a.tensor == tensor)
+        regions = {self._access_region(access, boxes) for access in accesses}
         if len(regions) > 1:
             raise Refused(f"{self.call.kind}: accesses to input {tensor} need different regions")
-        return regions.pop() if regions else full([f for dim in dims for f in dim])
+        dims = self.call.inputs[tensor]
+        return regions.pop() if regions else (full([f for dim in dims for f in dim]), ())
+
+    def _access_region(self, access: Access, boxes: dict[str, Box]) -> tuple[Box, tuple[Pad, ...]]:
+        region: list[tuple[int, int]] = []
+        pads: list[Pad] = []
+        dims = self.call.inputs[access.tensor]
+        for dim, (index, factors) in enumerate(zip(access.index, dims, strict=True)):
+            form = None if access.fill is None else _form(index)
+            if form is None or self._product_region(index, factors, boxes) is not None:
+                region += self._dim_region(index, factors, boxes)
+            elif all(self.cut[name] == 1 for name, _ in form.terms):
+                region += full(factors)  # the kernel pads by itself
+            else:
+                assert access.fill is not None
+                span, before, after = self._clamped(form, math.prod(factors), boxes)
+                region += self._box(span, factors)
+                pads.append(Pad(access.tensor, dim, before, after, access.fill))
+        return tuple(region), tuple(pads)
+
+    def _clamped(
+        self, form: Affine, extent: int, boxes: dict[str, Box]
+    ) -> tuple[tuple[int, int], int, int]:
+        """The range inside a dimension that is read, and how much is read before and after it."""
+        low, high = bounds(form, {name: self._flat(name, boxes) for name, _ in form.terms})
+        inside = max(low, 0), min(high, extent)
+        if inside[0] >= inside[1]:
+            raise Refused(f"{self.call.kind}: a part reads nothing but padding")
+        return inside, inside[0] - low, high - inside[1]
 
     def _output_region(self, position: int, boxes: dict[str, Box]) -> Box:
         dims = self.call.outputs[position]
@@ -363,7 +403,10 @@ class _Derivation:
             raise Refused(
                 f"{self.call.kind}: a part reads [{low}, {high}) of a dimension of {extent}"
             )
-        box = unflatten((low, high), factors)
+        return self._box((low, high), factors)
+
+    def _box(self, span: tuple[int, int], factors: Factors) -> Box:
+        box = unflatten(span, factors)
         if box is None:
             raise Refused(f"{self.call.kind}: a part reads a range that is not a box of atoms")
         return box
@@ -405,12 +448,17 @@ class _Derivation:
         return span
 
     def _local(
-        self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]
+        self, inputs: tuple[Box, ...], outputs: tuple[Box, ...], pads: tuple[Pad, ...]
     ) -> tuple[Local, tuple[Arg, ...], tuple[Shape, ...]]:
-        shapes = tuple(_local_shape(b, d) for b, d in zip(inputs, self.call.inputs, strict=True))
+        shapes = [_local_shape(b, d) for b, d in zip(inputs, self.call.inputs, strict=True)]
+        for pad in pads:
+            shape = list(shapes[pad.input])
+            shape[pad.dim] += pad.before + pad.after
+            shapes[pad.input] = tuple(shape)
         made = tuple(_local_shape(b, d) for b, d in zip(outputs, self.call.outputs, strict=True))
         positions = tuple(_positions(b, d) for b, d in zip(outputs, self.call.outputs, strict=True))
-        local = Local(shapes, made, positions)
+        padded = frozenset((pad.input, pad.dim) for pad in pads)
+        local = Local(tuple(shapes), made, positions, padded)
         rule = self.description.local
         return local, rule(self.call.args, local) if rule else self.call.args, made
 
@@ -428,21 +476,15 @@ class _Derivation:
             raise Refused(f"{self.call.kind}: the atoms before and after are not the same")
 
     def _scales(
-        self,
-        boxes: dict[str, Box],
-        inputs: tuple[Box, ...],
-        local: Local,
-        args: tuple[Arg, ...],
-        shapes: tuple[Shape, ...],
+        self, frame: Frame, local: Local, args: tuple[Arg, ...], shapes: tuple[Shape, ...]
     ) -> tuple[float, ...]:
         try:
-            known = {name: volume(box) for name, box in boxes.items()}
+            known = {name: volume(box) for name, box in frame.boxes.items()}
             part = evaluate_formula(
                 self.description, args, local.inputs, shapes, self.call.body, known
             )
         except Undescribed as why:
             raise Refused(f"{self.call.kind}: {why}") from None
-        frame = Frame(self.call.kind, self.factors, boxes, self.call.inputs, inputs)
         found = []
         for whole, piece in zip(self.formula.outputs, part.outputs, strict=True):
             if whole is None or piece is None:
@@ -475,6 +517,12 @@ def _reductions(expr: Any) -> list[Any]:
     if isinstance(expr, Apply | Opaque):
         return [r for arg in expr.args for r in _reductions(arg)]
     return []
+
+
+def _form(index: tuple[Index, ...]) -> Affine | None:
+    """The affine form that an index is, if it is one."""
+    (item, *rest) = index
+    return item if not rest and isinstance(item, Affine) else None
 
 
 def _take(rest: list[int], extent: int) -> list[int] | None:

@@ -143,10 +143,7 @@ def from_json(data: dict[str, Any]) -> Strategy:
     try:
         return Strategy(
             tuple(Choice(tuple(map(int, p)), tuple(map(int, d))) for p, d in data["choices"]),
-            {
-                int(v): Layout(tuple(map(int, p)), tuple(map(int, d)))
-                for v, p, d in data["layouts"]
-            },
+            {int(v): Layout(tuple(map(int, p)), tuple(map(int, d))) for v, p, d in data["layouts"]},
             tuple((int(group), tuple(map(int, factors))) for group, factors in data["digits"]),
         )
     except (KeyError, TypeError, ValueError) as error:

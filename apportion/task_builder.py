@@ -83,7 +83,7 @@ class Builder:
         while base >= 0 and self.slots[base][5] >= 0:
             base = self.slots[base][5]
         number = len(self.slots)
-        row = [device, value, self.box(region), nbytes, category, base, first, max(first, 0)]
+        row = [device, value, self.box(region), nbytes, category, base, first, max(first, -1)]
         self.slots.append(row)
         return Piece(number, region, device)
 

@@ -21,7 +21,7 @@ Ops and edges own consecutive rows: `op_start` buckets tasks by Op, `edge_start`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +32,9 @@ KINDS = ("compute", "transfer", "assemble")
 # What the bytes of a slot are. The first seven are the roles of Values, ordered as in graph.ROLES.
 CATEGORIES = (
     "parameter", "optimizer state", "buffer", "input", "activation", "gradient", "output",
-    "communication",
+    "communication", "workspace",
 )  # fmt: skip
-COMMUNICATION = CATEGORIES.index("communication")
+COMMUNICATION, WORKSPACE = CATEGORIES.index("communication"), CATEGORIES.index("workspace")
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -117,6 +117,10 @@ class TaskGraph:
 
     boxes: tuple[Box, ...]
 
+    workspace: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """n, or empty where it is not known: bytes that a task needs while it runs, beside its
+    slots."""
+
     carry: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     """Rows (slot at the end of the step, slot at the beginning of the next) of the state that
     survives."""
@@ -148,6 +152,32 @@ class TaskGraph:
     def bytes_moved(self) -> int:
         """Bytes that leave a device in one step."""
         return int(self.nbytes[self.kind == TRANSFER].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What kernels really allocate, where it differs from the slots' regions.
+
+    slots      (slot, base, bytes): storage shared with another slot than planned, or of another size
+    workspace  (task, bytes)
+    """
+
+    slots: tuple[tuple[int, int, int], ...] = ()
+    workspace: tuple[tuple[int, int], ...] = ()
+
+
+def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
+    """The tasks with the columns corrected; slots live as long as what shares their storage."""
+    base, nbytes = tasks.slot_base.copy(), tasks.slot_nbytes.copy()
+    last, workspace = tasks.slot_last.copy(), np.zeros(len(tasks), np.int64)
+    for slot, new_base, size in storage.slots:
+        base[slot], nbytes[slot] = new_base, size
+    for slot, new_base, _ in storage.slots:
+        if new_base >= 0:
+            last[new_base] = max(last[new_base], last[slot])
+    for task, size in storage.workspace:
+        workspace[task] = size
+    return replace(tasks, slot_base=base, slot_nbytes=nbytes, slot_last=last, workspace=workspace)
 
 
 def verify(tasks: TaskGraph) -> None:

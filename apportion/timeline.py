@@ -27,6 +27,7 @@ from apportion.tasks import (
     CATEGORIES,
     COMMUNICATION,
     TRANSFER,
+    WORKSPACE,
     Ints,
     TaskGraph,
 )
@@ -127,33 +128,48 @@ def _busy(tasks: TaskGraph, start: Ints, end: Ints, on_device: bool) -> tuple[fl
 
 
 # Memory
+#
+# What a device holds follows from the order of its tasks, which is the order in which it runs them,
+# and not from the times: all messages of one exchange are there at once, a task's results and
+# workspace are there before anything it frees is gone. Times only say where on the curve that is.
+
+_BEFORE, _DURING, _AFTER, _FREES = range(4)  # moments of a task, in order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Changes:
-    """Allocations (positive) and frees (negative), in columns."""
+class Changes:
+    """Allocations (positive) and frees (negative), in columns, in the order in which they
+    happen."""
 
     device: Ints
+    moment: Ints
     time: Ints
-    task: Ints  # breaks ties of time
     nbytes: Ints
     category: Ints
 
 
-def _curves(tasks: TaskGraph, start: Ints, end: Ints) -> tuple[Curve, ...]:
-    parts = [*_slot_changes(tasks, start, end), *_message_changes(tasks, start, end)]
-    columns = (
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("device", "time", "task", "nbytes", "category")
+def memory_changes(tasks: TaskGraph, start: Ints, end: Ints) -> Changes:
+    """Every change of what devices hold, sorted by device and moment."""
+    rows = [*_slot_changes(tasks, start, end), *_message_changes(tasks, start, end)]
+    rows += _workspace_changes(tasks, start, end)
+    device, moment, time, nbytes, category = (
+        np.concatenate([row[k] for row in rows]) for k in range(5)
     )
-    every = _Changes(*columns)
-    order = np.lexsort((every.nbytes < 0, every.task, every.time, every.device))
-    order = order[every.time[order] < NEVER]
-    edges = np.searchsorted(every.device[order], np.arange(tasks.devices + 1))
-    return tuple(_curve(every, order[edges[d] : edges[d + 1]]) for d in range(tasks.devices))
+    order = np.lexsort((nbytes < 0, moment, device))
+    device, time = device[order], time[order]
+    for d in range(tasks.devices):
+        mine = slice(*np.searchsorted(device, [d, d + 1]))
+        time[mine] = np.maximum.accumulate(time[mine])
+    return Changes(device, moment[order], time, nbytes[order], category[order])
 
 
-def _curve(changes: _Changes, rows: Ints) -> Curve:
+def _curves(tasks: TaskGraph, start: Ints, end: Ints) -> tuple[Curve, ...]:
+    changes = memory_changes(tasks, start, end)
+    edges = np.searchsorted(changes.device, np.arange(tasks.devices + 1))
+    return tuple(_curve(changes, slice(edges[d], edges[d + 1])) for d in range(tasks.devices))
+
+
+def _curve(changes: Changes, rows: slice) -> Curve:
     nbytes, category = changes.nbytes[rows], changes.category[rows]
     held = np.cumsum(nbytes)
     until = int(np.argmax(held)) + 1 if len(held) else 0
@@ -162,51 +178,59 @@ def _curve(changes: _Changes, rows: Ints) -> Curve:
     return Curve(changes.time[rows], held, tuple(categories.tolist()))
 
 
-def _slot_changes(tasks: TaskGraph, start: Ints, end: Ints) -> tuple[_Changes, _Changes]:
+def _exchanges(tasks: TaskGraph) -> tuple[Ints, Ints]:
+    """For every task the first and the last task of its exchange; itself if it is no transfer."""
+    first, last = np.arange(len(tasks)), np.arange(len(tasks))
+    moving = np.flatnonzero(tasks.kind == TRANSFER)
+    _, group = np.unique(tasks.position[moving], return_inverse=True)
+    low = np.full(len(moving), len(tasks))
+    high = np.zeros(len(moving), np.int64)
+    np.minimum.at(low, group, moving)
+    np.maximum.at(high, group, moving)
+    first[moving], last[moving] = low[group], high[group]
+    return first, last
+
+
+def _slot_changes(tasks: TaskGraph, start: Ints, end: Ints) -> Iterator[tuple[Ints, ...]]:
     own = np.flatnonzero(tasks.slot_base < 0)
-    first, last = tasks.slot_first[own], tasks.slot_last[own]
-    # Entry -1 is a slot that is there from the beginning, entry n one that survives the step.
-    born = np.append(start, 0)[first]
-    dies = np.maximum(np.append(end, [NEVER, 0])[last], _packed(tasks, start)[own])
-    device, nbytes = tasks.slot_device[own], tasks.slot_nbytes[own]
-    category = tasks.slot_category[own]
-    return (
-        _Changes(device, born, first, nbytes, category),
-        _Changes(device, dies, last, -nbytes, category),
+    device, nbytes, category = (
+        column[own] for column in (tasks.slot_device, tasks.slot_nbytes, tasks.slot_category)
+    )
+    born = tasks.slot_first[own]
+    # Entry -1 is a slot that is there from the beginning.
+    yield device, 4 * born + _DURING, np.append(start, 0)[born], nbytes, category
+    dies = own[tasks.slot_last[own] < len(tasks)]
+    # Entry -1 is a slot that nobody reads: it goes when the step begins.
+    last = np.append(_exchanges(tasks)[1], -1)[tasks.slot_last[dies]]
+    yield (
+        tasks.slot_device[dies],
+        4 * last + _FREES,
+        np.append(end, 0)[last],
+        -tasks.slot_nbytes[dies],
+        tasks.slot_category[dies],
     )
 
 
-def _packed(tasks: TaskGraph, start: Ints) -> Ints:
-    """For every slot the time at which the last message that carries a box of it was packed.
-
-    A message may wait for a link while its sender computes on, past the slot's last task.
-    """
-    sent = np.flatnonzero(tasks.copy_message >= 0)
-    time = np.zeros(len(tasks.slot_base), np.int64)
-    np.maximum.at(time, _storage(tasks)[tasks.copy_source[sent]], start[tasks.copy_message[sent]])
-    return time
-
-
-def _storage(tasks: TaskGraph) -> Ints:
-    """For every slot the one that owns its bytes: bases may have bases."""
-    owner = np.where(tasks.slot_base < 0, np.arange(len(tasks.slot_base)), tasks.slot_base)
-    while not np.array_equal(owner, owner[owner]):
-        owner = owner[owner]
-    return owner
-
-
-def _message_changes(tasks: TaskGraph, start: Ints, end: Ints) -> Iterator[_Changes]:
+def _message_changes(tasks: TaskGraph, start: Ints, end: Ints) -> Iterator[tuple[Ints, ...]]:
     moving = np.flatnonzero(tasks.kind == TRANSFER)
     sent = np.flatnonzero(tasks.copy_message >= 0)
-    taken, taker = end.copy(), np.arange(len(tasks))
-    np.maximum.at(taken, tasks.copy_message[sent], end[tasks.copy_task[sent]])
+    taker = np.arange(len(tasks))
     np.maximum.at(taker, tasks.copy_message[sent], tasks.copy_task[sent])
-    sender, receiver = tasks.device[moving], tasks.peer[moving]
+    first, last = (column[moving] for column in _exchanges(tasks))
     nbytes, kind = tasks.nbytes[moving], np.full(len(moving), COMMUNICATION)
-    yield _Changes(sender, start[moving], moving, nbytes, kind)
-    yield _Changes(sender, end[moving], moving, -nbytes, kind)
-    yield _Changes(receiver, start[moving], moving, nbytes, kind)
-    yield _Changes(receiver, taken[moving], taker[moving], -nbytes, kind)
+    sender, receiver, taken = tasks.device[moving], tasks.peer[moving], taker[moving]
+    yield receiver, 4 * first + _BEFORE, start[moving], nbytes, kind
+    yield sender, 4 * first + _DURING, start[moving], nbytes, kind
+    yield sender, 4 * last + _AFTER, end[moving], -nbytes, kind
+    yield receiver, 4 * taken + _AFTER, end[taken], -nbytes, kind
+
+
+def _workspace_changes(tasks: TaskGraph, start: Ints, end: Ints) -> Iterator[tuple[Ints, ...]]:
+    busy = np.flatnonzero(tasks.workspace)
+    device, nbytes = tasks.device[busy], tasks.workspace[busy]
+    kind = np.full(len(busy), WORKSPACE)
+    yield device, 4 * busy + _DURING, start[busy], nbytes, kind
+    yield device, 4 * busy + _AFTER, end[busy], -nbytes, kind
 
 
 # Trace

@@ -163,13 +163,24 @@ def problem(devices: int, spec: str = "mlp:tiny") -> Problem:
     return Problem(captured(spec)[1], machine, default_cost(machine))
 
 
+@dataclass
+class Watched(Rank):
+    """A rank that remembers its copy of the loss."""
+
+    loss: torch.Tensor | None = None
+
+    def finish(self) -> torch.Tensor | None:
+        self.loss = super().finish()
+        return self.loss
+
+
 def start(
     program: Program, space: Space, strategy: Strategy, devices: int
-) -> tuple[TaskGraph, list[Rank]]:
+) -> tuple[TaskGraph, list[Watched]]:
     """The tasks of a strategy, and ranks that have loaded their state."""
     tasks = lower(space, strategy, devices)
     executable = Executable(space, strategy, tasks)
-    ranks = [Rank(executable, device) for device in range(devices)]
+    ranks = [Watched(executable, device) for device in range(devices)]
     constants = program.constants
     for rank in ranks:
         rank.load(lambda v: constants[v] if v in constants else state_tensor(program, v))
@@ -180,11 +191,12 @@ def context_of(program: Program, seed: int, step: int) -> Context:
     return Context(seed, step, lambda e: setting(program.optimizer, e), program.graph.bodies)
 
 
-def step(program: Program, ranks: list[Rank], batch: Any, seed: int, number: int) -> float:
-    """One step of all ranks; returns the loss."""
+def step(
+    program: Program, ranks: Sequence[Watched], batch: Any, seed: int, number: int
+) -> list[float]:
+    """One step of all ranks; returns every copy of the loss."""
     leaves = batch_leaves(program, batch)
     for rank in ranks:
         rank.feed(lambda value: leaves[value])
-    loss = run_together(ranks, context_of(program, seed, number))
-    assert loss is not None
-    return float(loss)
+    run_together(ranks, context_of(program, seed, number))
+    return [float(rank.loss) for rank in ranks if rank.loss is not None]

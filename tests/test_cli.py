@@ -56,6 +56,7 @@ def test_the_surface_is_what_it_was() -> None:
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed", "--json"),
         },
         "simulate": {"plan", "--json"},
+        "report": {"plan", "--out", "-o", "--trace"},
         "run": {
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
             *("--timeout", "--json"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +48,7 @@ class Reference:
 REFERENCE = Reference()
 
 
-def copies(space: Space, tasks: TaskGraph, ranks: list[Rank]) -> dict[int, list[Copy]]:
+def copies(space: Space, tasks: TaskGraph, ranks: Sequence[Rank]) -> dict[int, list[Copy]]:
     """The state of all ranks as `apportion run --check` puts it together."""
 
     plan: Any = SimpleNamespace(tasks=tasks)
@@ -73,17 +73,18 @@ def compare(
     corrupt: Corrupt | None = None,
 ) -> Distance:
     """Runs the steps divided and whole; every replica must be bit-equal."""
+    losses, state = REFERENCE.of(program, seed, steps)
     tasks, ranks = start(program, space, strategy, devices)
     for rank in ranks:
         rank.corrupt = corrupt
-    made = [
-        step(program, ranks, batch, seed, number)
-        for number, batch in enumerate(batches(program, seed, steps))
-    ]
+    made = []
+    for number, batch in enumerate(batches(program, seed, steps)):
+        held = step(program, ranks, batch, seed, number)
+        assert corrupt is not None or len(set(held)) == 1, held
+        made.append(max(held, key=lambda loss: abs(loss - losses[number])))
     found = copies(space, tasks, ranks)
     if corrupt is None:
         assert_replicas_equal(found)
-    losses, state = REFERENCE.of(program, seed, steps)
     rate = max(float(group["lr"]) for group in program.optimizer.param_groups)
     return distance(program, made, found, losses, state, PER_STEP * rate * steps)
 
@@ -184,12 +185,11 @@ def one_element_off(executable: Executable, rng: Random) -> Corrupt:
 
 
 def test_a_planted_error_is_found() -> None:
-    """Measured: 84 of 100, and every miss is an element that leaves no trace in what survives the step.
+    """Measured: 82 of 100. Every miss is an element that leaves no trace in what survives the step.
 
-    Of the 16 misses, 13 stay unseen even with NaN for the element: it lies in a replica of which no
-    consumer reads that place (a random Layout or Choice put it there), in the input of a ReLU that is
-    off, or in a gradient that threshold_backward drops. The other 3 are weights and activations
-    that are multiplied by a ReLU's zeros.
+    Put NaN in its place and follow it: 10 lie where no consumer reads the copy (a random Layout or
+    replica put it there), 6 are gradients that threshold_backward drops, since the ReLU was off,
+    and 2 are factors that meet only the zeros of a ReLU.
     """
     program, space = captured("mlp:tiny")
     found = 0
@@ -199,7 +199,7 @@ def test_a_planted_error_is_found() -> None:
         executable = Executable(space, strategy, lower(space, strategy, 3))
         corrupt = one_element_off(executable, rng)
         found += not compare(program, space, strategy, 3, seed=1, corrupt=corrupt).equal
-    assert found >= 80
+    assert found >= 75
 
 
 # The interpreter
@@ -299,10 +299,10 @@ def test_a_batch_function_is_asked_for_regions_only() -> None:
 def test_a_kernel_that_makes_another_shape_than_described_is_reported() -> None:
     make = Maker()
     x = make.value(4, 6)
-    make.op("aten.relu.default", x, out=(4, 1))  # it makes (4, 6)
+    make.op("aten.roll.default", x, (1,), (0,), out=(6, 4))  # it makes (4, 6)
     space = make.space()
     strategy = Strategy((whole(space, 0, (0,)),))
-    with pytest.raises(RuntimeError, match=r"the kernel made \[4, 6\] where .* says \[4, 1\]"):
+    with pytest.raises(RuntimeError, match=r"the kernel made \[4, 6\] where .* says \[6, 4\]"):
         run_once(make, strategy, 1, v0=torch.randn(4, 6))
 
 

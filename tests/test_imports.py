@@ -13,15 +13,15 @@ PACKAGE = Path(__file__).parent.parent / "apportion"
 # A module may import those of earlier lines and those to its left. A name stands for a module or a
 # whole folder; inside a folder the modules are free among themselves, but must not form a circle.
 ORDER = [
-    *("graph", "random", "trace", "rewrite", "build", "optimizer", "capture"),
+    *("graph", "random", "trace", "rewrite", "decompose", "build", "optimizer", "capture"),
     *("interval", "tdl", "formula", "root", "restrict", "atoms", "splits", "ops"),
     *("cluster", "tasks", "cost"),
     *("strategy", "task_builder", "lower"),
     *("search",),
     *("timeline", "simulate"),
-    *("kernels", "execute", "check", "processes"),
+    *("kernels", "execute", "storage", "check", "processes"),
     *("zoo",),
-    *("plan", "runner", "worker", "pool", "run", "report", "tables", "cli", "__init__"),
+    *("report", "plan", "runner", "worker", "pool", "run", "tables", "cli", "__init__"),
 ]
 
 

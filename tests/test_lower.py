@@ -260,6 +260,17 @@ def test_slots_die_after_their_last_use(spec: str, count: int) -> None:
             assert rank.messages == {}
 
 
+def test_storage_lives_as_long_as_its_aliases() -> None:
+    for space, strategy in strategies("mlp:tiny", 3, 5):
+        tasks = lower(space, strategy, 3)
+        (alias,) = np.nonzero(tasks.slot_base >= 0)
+        base = tasks.slot_base[alias]
+        assert len(alias) > 0
+        assert (tasks.slot_last[base] >= tasks.slot_last[alias]).all()
+        assert (tasks.slot_device[base] == tasks.slot_device[alias]).all()
+        assert (tasks.slot_base[base] == -1).all()
+
+
 def test_every_part_is_computed_once_where_its_choice_says() -> None:
     space, strategy = strategies("mlp:tiny", 3, 4)[3]
     tasks = lower(space, strategy, 3)

@@ -180,6 +180,10 @@ LOSS = [
     ),
     S("aten.mse_loss.default", R(), R(), MEAN, axes=""),
     S("aten.mse_loss.default", R(7, 1), R(7, 1), MEAN, axes="i0"),
+    S("aten.mse_loss.default", R(5, 7), R(7), MEAN, axes="i0 i1"),
+    S("aten.mse_loss.default", R(5, 1), R(5, 7), MEAN, axes=""),  # the input is broadcast
+    S("aten.mse_loss.default", R(5), R(5, 5), MEAN, axes=""),
+    S("aten.mse_loss.default", R(5), R(5, 5), NONE, axes=""),
     S("aten.smooth_l1_loss.default", R(7), R(7), MEAN, 0.3, axes="i0"),
     S("aten.huber_loss.default", R(7), R(7), SUM, 0.3, axes="i0"),
     *(

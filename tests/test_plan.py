@@ -40,7 +40,7 @@ def edited(path: Path, change: Any) -> Path:
 
 @pytest.mark.parametrize("method", [*SEARCHES, "auto"])
 def test_a_plan_is_the_same_after_saving(method: str, tmp_path: Path) -> None:
-    plan = replace(made(method), model="mlp:tiny")
+    plan = replace(made(method, devices=4), model="mlp:tiny")
     path = tmp_path / "p.json"
     plan.save(path)
     loaded = Plan.load(path)

@@ -98,18 +98,23 @@ def test_what_is_legal_passes(choice: Choice, layouts: Any) -> None:
 
 
 def test_a_strategy_is_the_same_after_json() -> None:
-    strategy = Strategy((GOOD, Choice((), (1,))), {3: Layout((1, 2), (0, 1)), 0: Layout((), (1,))})
+    layouts = {3: Layout((1, 2), (0, 1)), 0: Layout((), (1,))}
+    strategy = Strategy((GOOD, Choice((), (1,))), layouts, ((4, (2, 3)),))
     assert from_json(json.loads(json.dumps(to_json(strategy)))) == strategy
 
 
 @pytest.mark.parametrize(
-    "data",
-    [{}, {"choices": [[1, 2]], "layouts": []}, {"choices": [], "layouts": [[1]]},
-     {"choices": [[["x"], [0]]], "layouts": []}, {"choices": None, "layouts": []}],
+    "change",
+    [{"choices": [[1, 2]]}, {"choices": [[["x"], [0]]]}, {"choices": None}, {"layouts": [[1]]},
+     {"layouts": 3}, {"digits": [[0, 1]]}, {"digits": None}],
 )  # fmt: skip
-def test_a_malformed_strategy_is_refused(data: Any) -> None:
+def test_a_malformed_strategy_is_refused(change: Any) -> None:
+    good = to_json(Strategy((GOOD,)))
+    from_json(good)
     with pytest.raises(ValueError, match="the strategy is malformed"):
-        from_json(data)
+        from_json(good | change)
+    with pytest.raises(ValueError, match="the strategy is malformed"):
+        from_json({key: item for key, item in good.items() if key not in change})
 
 
 # The methods

@@ -2,12 +2,14 @@
 
 from apportion.ops import (
     attention,
+    conv,
     elementwise,
     factory,
     index,
     loss,
     matmul,
     norm,
+    pool,
     reduction,
     update,
     view,
@@ -15,12 +17,14 @@ from apportion.ops import (
 
 __all__ = [
     "attention",
+    "conv",
     "elementwise",
     "factory",
     "index",
     "loss",
     "matmul",
     "norm",
+    "pool",
     "reduction",
     "update",
     "view",

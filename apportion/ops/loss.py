@@ -13,31 +13,38 @@ from apportion.tdl import axes as make_axes
 NONE, MEAN, SUM = 0, 1, 2
 
 
-def _reduced(shape: tuple[int, ...], reduction: int, element: Any) -> Any:
+def _reduced(reduction: int, x: Any, *others: Any) -> Any:
+    shape: tuple[int, ...] = x.shape
+    if any(not _fits(other.shape, shape) for other in others):
+        raise Undescribed("an input that is broadcast to the shape of its target")
     i = make_axes("i", len(shape))
+    element = f("loss", *(operand.at(i) for operand in (x, *others)))
     if reduction == NONE:
-        return Output.of(i, element(i))
-    total = reduce("sum", i, element(i))
+        return Output.of(i, element)
+    total = reduce("sum", i, element)
     extents = {f"i{d}": n for d, n in enumerate(shape)}
     return Output.of((), total / math.prod(shape) if reduction == MEAN else total, **extents)
 
 
+def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+    """Whether a tensor is broadcast to the shape `into`, and not beyond."""
+    pairs = zip(reversed(shape), reversed(into), strict=False)
+    return len(shape) <= len(into) and all(a in (1, b) for a, b in pairs)
+
+
 @describe("aten.mse_loss", "aten.soft_margin_loss")
 def pointwise_loss(x: Any, target: Any, reduction: Any = MEAN) -> Any:
-    return _reduced(x.shape, reduction, lambda i: f("loss", x.at(i), target.at(i)))
+    return _reduced(reduction, x, target)
 
 
 @describe("aten.smooth_l1_loss", "aten.huber_loss")
 def smooth_loss(x: Any, target: Any, reduction: Any = MEAN) -> Any:
-    return _reduced(x.shape, reduction, lambda i: f("loss", x.at(i), target.at(i)))
+    return _reduced(reduction, x, target)
 
 
 @describe("aten.binary_cross_entropy")
 def binary_cross_entropy(x: Any, target: Any, weight: Any = None, reduction: Any = MEAN) -> Any:
-    scale = () if weight is None else (weight,)
-    return _reduced(
-        x.shape, reduction, lambda i: f("loss", *(v.at(i) for v in (x, target, *scale)))
-    )
+    return _reduced(reduction, x, target, *(() if weight is None else (weight,)))
 
 
 def _pointwise_backward(operands: tuple[Any, ...], shape: tuple[int, ...], reduction: int) -> Any:

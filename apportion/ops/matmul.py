@@ -1,10 +1,15 @@
-"""Contractions."""
+"""Contractions, and totals of several of them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from functools import reduce as fold
+from operator import add
 from typing import Any
 
-from apportion.tdl import Sum, describe
+from apportion.tdl import Sum, describe, reduce
+from apportion.tdl import axes as make_axes
 
 
 @describe("aten.mm")
@@ -37,3 +42,30 @@ def mv(a: Any, x: Any) -> Any:
 @describe("aten.dot", "aten.vdot")
 def dot(a: Any, b: Any) -> Any:
     return lambda: Sum(lambda k: a[k] * b[k])
+
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def _total_flops(inputs: Shapes, outputs: Shapes) -> float:
+    return float(len(inputs) * math.prod(outputs[0]) * inputs[0][1])
+
+
+@describe("apportion.mm_total", flops=_total_flops)
+def mm_total(lefts: Any, rights: Any) -> Any:
+    """lefts[0] @ rights[0] + lefts[1] @ rights[1] + ...: one partial value for all products."""
+    pairs = list(zip(lefts, rights, strict=True))
+    return lambda i, j: Sum(lambda k: fold(add, (a[i, k] * b[k, j] for a, b in pairs)))
+
+
+@describe("apportion.sum_total", flops=lambda inputs, outputs: float(sum(map(math.prod, inputs))))
+def sum_total(tensors: Any, dims: Any) -> Any:
+    """tensors[0].sum(dims) + tensors[1].sum(dims) + ..."""
+    k = make_axes("k", len(dims))
+
+    def output(*i: Any) -> Any:
+        kept, reduced = iter(i), dict(zip(dims, k, strict=True))
+        place = tuple(reduced[d] if d in reduced else next(kept) for d in range(tensors[0].ndim))
+        return reduce("sum", k, fold(add, (x[place] for x in tensors)))
+
+    return output

@@ -175,6 +175,17 @@ def split(x: Any, size: Any, dim: Any) -> Any:
     return tuple(piece(p) for p in range(count))
 
 
+@describe("aten.unbind", alias=True)
+def unbind(x: Any, dim: Any) -> Any:
+    d = dim % x.ndim
+
+    def piece(p: int) -> Any:
+        # All pieces read all of the dimension, so that they agree about what a part reads.
+        return lambda *i: f(f"piece {p}", x[(*i[:d], ALL(x.shape[d]), *i[d:])])
+
+    return tuple(piece(p) for p in range(x.shape[d]))
+
+
 def _split_sizes_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
     return (args[0], tuple(shape[args[2]] for shape in local.outputs), *args[2:])
 
@@ -220,6 +231,20 @@ def stack(tensors: Any, dim: Any) -> Any:
         return f("pick", i[d], *(x[inner] for x in tensors))
 
     return output
+
+
+def _pad_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+    x, widths, *rest = args
+    dims = len(local.inputs[x.index])
+    cut = [2 * (dims - 1 - dim) for tensor, dim in local.padded if tensor == x.index]
+    own = tuple(0 if k - k % 2 in cut else width for k, width in enumerate(widths))
+    return (x, own, *rest)
+
+
+@describe("aten.constant_pad_nd", local=_pad_local)
+def constant_pad_nd(x: Any, widths: Any, value: Any) -> Any:
+    before = dict(zip(reversed(range(x.ndim)), widths[::2], strict=False))
+    return lambda *i: x.padded(value)[tuple(a - before.get(d, 0) for d, a in enumerate(i))]
 
 
 def _backward_size(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:

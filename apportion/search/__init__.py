@@ -23,4 +23,14 @@ SEARCHES: dict[str, Callable[..., SearchResult]] = {
     "random": random,
 }
 
-__all__ = ["SEARCHES", "Problem", "SearchResult", "data", "fsdp", "random", "single", "tofu", "tofu_paper"]
+__all__ = [
+    "SEARCHES",
+    "Problem",
+    "SearchResult",
+    "data",
+    "fsdp",
+    "random",
+    "single",
+    "tofu",
+    "tofu_paper",
+]

@@ -1,8 +1,9 @@
 """The levels of a recursive partition: tables of one level, and the strategy of all.
 
-Variables are **sites**: an Op, a state Value's storage, a copy. Each choice of a site *hits* each Value it touches in one
-way: cuts it on one of its atoms, leaves it whole, leaves partial values, or needs it whole on the first half only. A
-**flow** is a Value between two sites; flows with equal ends are one, with their bytes added.
+Variables are **sites**: an Op, a state Value's storage, a copy. Each choice of a site *hits* each
+Value it touches in one way: cuts it on one of its atoms, leaves it whole, leaves partial values, or
+needs it whole on the first half only. A **flow** is a Value between two sites; flows with equal
+ends are one, with their bytes added.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Flow:
 
 @dataclass
 class _Class:
-    """What is left of a class of atoms: its extent, and the levels that have taken a digit of it."""
+    """What is left of a class of atoms: its extent, and the levels that have taken a digit of
+    it."""
 
     extent: int
     levels: list[int] = field(default_factory=list)
@@ -109,7 +111,8 @@ class Levels:
         self._find_halos()
 
     def _free(self, op: int) -> bool:
-        """Whether an Op may run whole everywhere: views cost nothing, and state may be replicated."""
+        """Whether an Op may run whole everywhere: views cost nothing, and state may be
+        replicated."""
         if not self.shared:
             return False
         description = lookup(self.graph.ops[op].kind)
@@ -155,7 +158,8 @@ class Levels:
             self._tie_copies()
 
     def _stored(self, value: int) -> bool:
-        """Under the paper's counting every Value is stored; state that ends a step where it began is stored once."""
+        """Under the paper's counting every Value is stored; state that ends a step where it began
+        is stored once."""
         return value not in self.before
 
     def _may_be_partial(self, op: int, position: int) -> bool:
@@ -191,7 +195,8 @@ class Levels:
                         self._flow(source, self.op_site[reader], value, reader=(reader, k))
 
     def _begin_flows(self, value: int) -> int | None:
-        """Flows from a Value's producer to where it is kept; returns the site that its readers find it at."""
+        """Flows from a Value's producer to where it is kept; returns the site that its readers find
+        it at."""
         made = self.graph.producer[value]
         source = None if made is None else self.op_site[made[0]]
         stored = self.store.get(self.before.get(value, value))
@@ -274,7 +279,8 @@ class Levels:
         return [*able, UNCUT] if site.uncut or not able else able
 
     def _preference(self, site: Site, choice: int) -> float:
-        """Breaks ties, in thousandths of bytes: long classes first, so that none is used up; state sharded."""
+        """Breaks ties, in thousandths of bytes: long classes first, so that none is used up; state
+        sharded."""
         if choice == UNCUT:
             return 0.5 if site.kind != "copy" else 0.0
         group = site.classes[site.atoms.index(choice)]
@@ -356,7 +362,8 @@ class Levels:
         return Layout(parts, devices)
 
     def _grid(self, number: int, groups: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Parts per (divided) atom of a site, and the device of each part, by the bits of all levels."""
+        """Parts per (divided) atom of a site, and the device of each part, by the bits of all
+        levels."""
         parts: list[int] = []
         level_of: list[int] = []  # for each divided atom that is cut, in order, its level
         for position, group in enumerate(groups):
@@ -399,11 +406,19 @@ def _hit(split: Split, whole: Split, side: str, position: int) -> int:
     if side == "out":
         if split.terms[position] > 1:
             return PARTIAL
-        a, b, full = first.outputs[position], second.outputs[position], whole.parts[0].outputs[position]
+        a, b, full = (
+            first.outputs[position],
+            second.outputs[position],
+            whole.parts[0].outputs[position],
+        )
     else:
         if position in second.zeros:
             return FIRST
-        a, b, full = first.inputs[position], second.inputs[position], whole.parts[0].inputs[position]
+        a, b, full = (
+            first.inputs[position],
+            second.inputs[position],
+            whole.parts[0].inputs[position],
+        )
     cut = [k for k, (x, y) in enumerate(zip(a, full, strict=True)) if x != y]
     cut += [k for k, (x, y) in enumerate(zip(b, full, strict=True)) if x != y and k not in cut]
     return cut[0] if len(cut) == 1 else WHOLE
@@ -431,4 +446,3 @@ def _table(flow: Flow, sources: list[int], targets: list[int]) -> Table:
             rho, phi = _factors(flow.source_hits[source], flow.target_hits[target])
             table[a, b] = flow.rho * rho - flow.phi * phi
     return table
-

@@ -1,10 +1,11 @@
 """tofu: recursive partitioning. Every level cuts everything in two, exactly, for the fewest bytes.
 
-One level is a sum of tables (levels.py) over one variable per Op (which axis is cut, or none), one per state Value (along
-which atom it is stored, or replicated) and one per copy (the layout in which a Value with several readers, or a partial
-one, is held). Between two of them a Value of S bytes moves
+One level is a sum of tables (levels.py) over one variable per Op (which axis is cut, or none), one
+per state Value (along which atom it is stored, or replicated) and one per copy (the layout in which
+a Value with several readers, or a partial one, is held). Between two of them a Value of S bytes
+moves
 
-    rho - phi     rho: bytes that the readers of both halves require, phi: those that are there already
+    rho - phi     rho: bytes that the readers of both halves require, phi: those already there
 
 and over levels both are products, so that the bytes of all levels add up to those of all devices:
 
@@ -13,41 +14,46 @@ and over levels both are products, so that the bytes of all levels add up to tho
     whole                   x 2, x 1                      x 2, x 1          x 2, x 2    x 4, x 2
     whole, first half only  x 1, x 1/2                    x 1, x 1/2        x 1, x 1    x 2, x 1
 
-Levels commute because a level that cuts a class of atoms takes a digit of it: an atom of its own (atoms.divide).
-Level i decides bit i of the device, the first level the highest: the slowest links carry the least.
+Levels commute because a level that cuts a class of atoms takes a digit of it: an atom of its own
+(atoms.divide). Level i decides bit i of the device, the first level the highest: the slowest links
+carry the least.
 
-An Op is left whole on both halves only if nothing of it can be cut, if it is a view, or if it updates state: leaving
-everything whole would move nothing. Deviations from the paper: any Value may be stored replicated or held as a
-copy; a fetched Value is counted once however many Ops read it (`tofu-paper` counts every reader, as the paper does, and
-stores every Value cut); graphs are not coarsened but for Ops of one line and module, such as the steps of an unrolled
-loop, which are cut alike.
+An Op is left whole on both halves only if nothing of it can be cut, if it is a view, or if it
+updates state: leaving everything whole would move nothing. Deviations from the paper: any Value may
+be stored replicated or held as a copy; a fetched Value is counted once however many Ops read it
+(`tofu-paper` counts every reader, as the paper does, and stores every Value cut); graphs are not
+coarsened but for Ops of one line and module, such as the steps of an unrolled loop, which are cut
+alike.
 """
 
 from __future__ import annotations
 
+from apportion.lower import lower
 from apportion.search.data import data
 from apportion.search.fsdp import fsdp
 from apportion.search.levels import Levels
 from apportion.search.problem import Problem, SearchResult
-from apportion.lower import lower
 from apportion.splits import Space
 from apportion.strategy import Strategy
 
 
 def tofu(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
-    """The strategy that moves the fewest bytes among recursion's, data parallelism and sharded state."""
+    """The strategy that moves the fewest bytes among recursion's, data parallelism and sharded
+    state."""
     found = recursive(problem, shared=True)
     candidates = [found, data(problem).strategy, fsdp(problem).strategy]
     return SearchResult(min(candidates, key=lambda s: bytes_moved(problem, s)))
 
 
 def tofu_paper(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
-    """Recursion under the paper's counting: every Value stored cut, every reader fetches for itself."""
+    """Recursion under the paper's counting: every Value stored cut, every reader fetches for
+    itself."""
     return SearchResult(recursive(problem, shared=False))
 
 
 def recursive(problem: Problem, *, shared: bool) -> Strategy:
-    """One exact two-way cut per level; raises ValueError unless the number of devices is a power of two."""
+    """One exact two-way cut per level; raises ValueError unless the number of devices is a power of
+    two."""
     devices = problem.devices
     if devices & (devices - 1):
         raise ValueError(

@@ -1,0 +1,25 @@
+// All
+
+function redrawAll() {
+  readTheme();
+  drawTimeline();
+  drawSmalls();
+  drawMemory();
+  drawOverview();
+}
+
+readTheme();
+summarise();
+timeline();
+memory();
+traffic();
+operators();
+let resizing = 0, wide = byId("lanes").clientWidth;
+new ResizeObserver(() => {  // of the window, or because a scrollbar came or went
+  if (byId("lanes").clientWidth === wide) return;
+  wide = byId("lanes").clientWidth;
+  clearTimeout(resizing);
+  resizing = setTimeout(redrawAll, 60);
+}).observe(byId("lanes"));
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+if (root.dataset.ready !== "error") root.dataset.ready = "yes";

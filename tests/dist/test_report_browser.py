@@ -1,0 +1,117 @@
+"""The report opens in a real browser: drawn whole, without errors and without the network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import apportion as ap
+from apportion import report, zoo
+from apportion.plan import Plan
+from apportion.plan import plan as make_plan
+from apportion.timeline import MEASURED, timeline
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason=f"no browser to open the report with: none of {', '.join(BROWSERS)}"
+)
+
+HOSTILE = "</script><script>throw 1</script><img src=x onerror='throw 2'>"
+
+# Uses everything that can be used; `used` is set at the end, from what the page then shows.
+USE = """
+const find = (id) => document.getElementById(id), lanes = find("lanes"), art = find("lanes-canvas");
+const fire = (target, event) => target.dispatchEvent(event);
+const box = art.getBoundingClientRect();
+for (const id of ["zoom-in", "zoom-out", "zoom-all", "zoom-in", "expand"]) find(id).click();
+for (const key of ["ArrowLeft", "ArrowRight", "+", "-", "0"])
+  fire(lanes, new KeyboardEvent("keydown", { key }));
+for (const deltaY of [-300, 100])
+  fire(art, new WheelEvent("wheel", { deltaY, ctrlKey: true, clientX: box.left + 400 }));
+for (let y = 0; y < box.height; y += 5)
+  for (let x = 0; x < box.width; x += 25)
+    fire(art, new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + y }));
+fire(art, new MouseEvent("dblclick", { clientX: box.left + 300, clientY: box.top + 34 }));
+for (const id of ["memory-canvas", "overview"]) {
+  const at = find(id).getBoundingClientRect();
+  for (let x = 0; x < at.width; x += 9)
+    fire(find(id), new PointerEvent("pointermove", { clientX: at.left + x, clientY: at.top + 9 }));
+}
+fire(find("memory-list"), new KeyboardEvent("keydown", { key: "ArrowDown" }));
+for (const id of ["colour-by", "order", "phase", "source"])
+  for (const option of [...find(id).options].reverse()) {
+    find(id).value = option.value;
+    fire(find(id), new Event("change"));
+  }
+find("search").value = "mm backward";
+fire(find("search"), new Event("input"));
+setTimeout(() => {
+  document.documentElement.dataset.used = find("found").textContent;
+}, 600);
+"""
+
+
+def made(method: str) -> Plan:
+    it = zoo.load("gpt2:tiny")
+    program = ap.capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    return make_plan(program, ap.cluster("local:3"), method, seed=3)
+
+
+def opened(page: Path, folder: Path) -> str:
+    """The page's DOM after it has drawn itself; fails on anything in the browser's console."""
+    options = [
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+        *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=4000", "--dump-dom"),
+        *("--window-size=1280,900", f"--user-data-dir={folder / 'profile'}"),
+    ]
+    done = subprocess.run(
+        [str(BROWSER), *options, page.as_uri()], capture_output=True, text=True, timeout=120
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert done.stdout, done.stderr
+    return done.stdout
+
+
+def root_of(dom: str) -> str:
+    found = re.search(r"<html[^>]*>", dom)
+    assert found is not None
+    return found[0]
+
+
+@pytest.mark.parametrize("method", ["single", "data", "random"])
+def test_a_report_draws_itself(method: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.html"
+    made(method).report(path)
+    text = path.read_text()
+    assert "http://" not in text and "https://" not in text
+    dom = opened(path, tmp_path)
+    assert 'data-ready="yes"' in root_of(dom)
+    assert f"by {method}" in dom and "aria-expanded" in dom
+
+
+def test_a_report_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With texts that look like markup, a measured step, and tasks merged into slices."""
+    plan = made("random")
+    graph = replace(
+        plan.graph,
+        ops=tuple(replace(op, name=op.name + HOSTILE, line=HOSTILE) for op in plan.graph.ops),
+    )
+    start, end = plan.timeline.start_ns, plan.timeline.end_ns
+    measured = timeline(plan.tasks, 3 * start, 3 * end, source=MEASURED)
+    monkeypatch.setattr(report, "MAX_SLICES", 500)
+    text = report.page(replace(plan, graph=graph, model=HOSTILE), measured)
+    path = tmp_path / "p.html"
+    path.write_text(text.replace("</body>", f"<script>{USE}</script></body>"))
+    dom = opened(path, tmp_path)
+    assert 'data-ready="yes"' in root_of(dom)
+    assert re.search(r'data-used="[1-9]\d* operators"', root_of(dom)), root_of(dom)
+    assert "are merged, which leaves" in dom
+    assert "<img" not in dom

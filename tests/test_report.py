@@ -1,0 +1,273 @@
+"""The report: its columns agree with tasks and Timeline, and its page holds texts as texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import captured
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_tasks import EXACT, Maker, ports, random_tasks
+
+import apportion as ap
+from apportion import cli, report
+from apportion.plan import Plan
+from apportion.plan import plan as make_plan
+from apportion.simulate import simulate
+from apportion.tasks import CATEGORIES, COMMUNICATION, TRANSFER, WORKSPACE, TaskGraph
+from apportion.timeline import MEASURED, Timeline, timeline
+
+HOSTILE = "</script><script>alert('{{css}}')</script><!-- & \u2028 \u00e9 \\"
+
+
+def made(method: str = "data", devices: int = 4, spec: str = "mlp:tiny") -> Plan:
+    plan = make_plan(captured(spec)[0], ap.cluster(f"local:{devices}"), method, seed=7)
+    return replace(plan, model=spec)
+
+
+def measured(plan: Plan) -> Timeline:
+    start, end = plan.timeline.start_ns * 2, plan.timeline.end_ns * 2
+    return timeline(plan.tasks, start, end, source=MEASURED)
+
+
+def data_of(page: str) -> Any:
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    return json.loads(text)
+
+
+# Memory
+
+
+def check_bands(tasks: TaskGraph, line: Timeline) -> None:
+    for curve, band in zip(line.curves, report.bands(tasks, line), strict=True):
+        assert band.time_ns.tolist() == curve.time_ns.tolist()
+        assert band.nbytes.sum(axis=1).tolist() == curve.nbytes.tolist()
+        assert (band.nbytes >= 0).all() and (band.alive >= 0).all()
+        if band.peak < 0:
+            continue
+        peak = band.nbytes[band.peak]
+        assert peak.tolist() == list(curve.peak_categories)
+        assert peak.sum() == curve.peak_bytes == band.alive.sum()
+        held = np.bincount(
+            tasks.slot_category, band.alive[: len(tasks.slot_nbytes)], minlength=len(CATEGORIES)
+        )
+        transient = [COMMUNICATION, WORKSPACE]
+        assert (held <= peak).all()
+        assert np.delete(held, transient).tolist() == np.delete(peak, transient).tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10**6))
+def test_the_bands_of_random_tasks_sum_to_the_curves(seed: int) -> None:
+    tasks = random_tasks(seed)
+    workspace = np.random.default_rng(seed).integers(0, 3, len(tasks))
+    workspace[tasks.kind == TRANSFER] = 0
+    tasks = replace(tasks, workspace=workspace)
+    check_bands(tasks, simulate(tasks, ports(3), EXACT))
+
+
+@pytest.mark.parametrize("method", ["single", "data", "random"])
+def test_the_bands_of_a_plan_sum_to_the_curves(method: str) -> None:
+    plan = made(method, spec="gpt2:tiny")
+    check_bands(plan.tasks, plan.timeline)
+    check_bands(plan.tasks, measured(plan))
+
+
+def test_a_thinned_curve_keeps_its_peak_and_its_end() -> None:
+    plan = made("random", spec="gpt2:tiny")
+    for band in report.bands(plan.tasks, plan.timeline):
+        rows = report.thinned(band, 50)
+        assert len(rows) <= 50 < len(band.time_ns)
+        assert band.peak in rows and rows[-1] == len(band.time_ns) - 1
+        assert (np.diff(rows) > 0).all()
+        everything = report.thinned(band, 10**6)
+        assert everything.tolist() == list(range(len(band.time_ns)))
+
+
+def test_what_is_alive_at_the_peak_is_named() -> None:
+    plan = made("data", devices=2)
+    found = report.gather(plan, [plan.timeline])["lines"][0]["memory"]
+    for device, curve in zip(plan.timeline.peak_bytes, found, strict=True):
+        assert sum(row[3] for row in curve["alive"]) + curve["others"][1] == device
+        assert sum(curve["peak"]) == device
+        sizes = [row[3] for row in curve["alive"]]
+        assert sizes == sorted(sizes, reverse=True)
+    names = {row[0] for curve in found for row in curve["alive"]}
+    assert names & {value.name for value in plan.graph.values}
+
+
+# The timeline
+
+
+def test_slices_are_the_tasks() -> None:
+    plan = made("random")
+    columns = report.slices(plan.tasks, plan.timeline, limit=10**6)
+    start, tasks = np.cumsum(columns["start"]), plan.tasks
+    assert columns["count"] is None
+    keys = ("kind", "device", "peer", "op", "part", "nbytes")
+    rows = zip(*(columns[key] for key in keys), strict=True)
+    shown = zip(rows, start.tolist(), columns["length"], strict=True)
+    expected = zip(
+        ((t.kind, t.device, t.peer, t.op, t.part, t.nbytes) for t in tasks),
+        plan.timeline.start_ns.tolist(),
+        (plan.timeline.end_ns - plan.timeline.start_ns).tolist(),
+        strict=True,
+    )
+    assert sorted(shown) == sorted(expected)
+
+
+@pytest.mark.parametrize("limit", [40, 100, 300])
+def test_short_neighbours_are_merged_when_there_are_many(limit: int) -> None:
+    tasks = random_tasks(3, count=600)
+    line = simulate(tasks, ports(3), EXACT)
+    columns = report.slices(tasks, line, limit)
+    count, start = np.array(columns["count"]), np.cumsum(columns["start"])
+    assert len(count) <= limit and count.sum() == len(tasks)
+    assert sum(columns["nbytes"]) == tasks.nbytes.sum()
+    order = np.lexsort((line.start_ns, tasks.peer, tasks.device))
+    owner = np.repeat(np.arange(len(count)), count)
+    assert (np.array(columns["device"])[owner] == tasks.device[order]).all()
+    assert (np.array(columns["peer"])[owner] == tasks.peer[order]).all()
+    assert (start[owner] <= line.start_ns[order]).all()
+    assert ((start + columns["length"])[owner] >= line.end_ns[order]).all()
+
+
+# Traffic and operators
+
+
+def test_traffic_is_what_the_messages_carry() -> None:
+    plan = made("random")
+    found = report.traffic(plan.tasks)
+    assert found["block"] == 1 and np.trace(found["nbytes"]) == 0
+    assert np.sum(found["nbytes"]) == plan.predicted.bytes_moved
+    assert np.sum(found["messages"]) == (plan.tasks.kind == TRANSFER).sum()
+
+
+def test_traffic_of_many_devices_is_shown_in_blocks() -> None:
+    make = Maker(130)
+    make.transfer(0, 129, 10)
+    make.transfer(1, 2, 5)
+    found = report.traffic(make.done())
+    assert found["block"] == 3 and np.shape(found["nbytes"]) == (44, 44)
+    assert found["nbytes"][0][43] == 10 and found["nbytes"][0][0] == 5
+
+
+def test_operators_show_their_choices() -> None:
+    plan = made("data", devices=2, spec="gpt2:tiny")
+    found = report.operators(plan, [plan.timeline, measured(plan)])
+    ops, count = plan.graph.ops, len(plan.graph.ops)
+    assert found["name"] == [*(op.name for op in ops), "end of step"]
+    assert sum(found["fetched"]) == plan.predicted.bytes_moved
+    assert sum(found["messages"]) == (plan.tasks.kind == TRANSFER).sum()
+    for key in ("kind", "phase", "line", "module", "cut", "devices"):
+        assert len(found[key]["of"]) == count + 1
+    for index, choice in enumerate(plan.strategy.choices):
+        cut = found["cut"]["names"][found["cut"]["of"][index]]
+        parts = [int(axis.rpartition(":")[2]) for axis in cut.split()]
+        assert np.prod(parts, initial=1) == found["parts"][index] == choice.count
+        assert found["replicas"][index] == choice.replicas
+        sets = found["devices"]
+        assert sets["names"][sets["of"][index]] == tuple(sorted(set(choice.devices)))
+    once, twice = found["length"]
+    assert [2 * length for length in once] == twice
+    assert all(length > 0 for length in once[:count])
+
+
+# The page
+
+
+def test_the_page_is_offline_and_plain() -> None:
+    page = report.page(made())
+    assert page.isascii()
+    assert "http://" not in page and "https://" not in page
+    assert not re.search(r"\{\{\w+\}\}", page)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", page)
+    assert data_of(page)["plan"]["model"] == "mlp:tiny"
+
+
+def test_texts_of_a_plan_stay_texts() -> None:
+    plain = made()
+    graph = replace(
+        plain.graph,
+        ops=tuple(
+            replace(op, name=f"{HOSTILE}{k}", module=HOSTILE, line=HOSTILE)
+            for k, op in enumerate(plain.graph.ops)
+        ),
+    )
+    hostile = replace(plain, graph=graph, model=HOSTILE)
+    page, calm = report.page(hostile), report.page(plain)
+    for sign in ("<script", "</script", "<!--"):
+        assert page.count(sign) == calm.count(sign)
+    assert page.isascii()
+    data = data_of(page)
+    assert data["plan"]["model"] == HOSTILE and data["ops"]["name"][0] == f"{HOSTILE}0"
+
+
+def test_numbers_that_json_does_not_have_are_unknown() -> None:
+    plan = replace(made(), lower_bound=float("inf"), search_seconds=float("nan"))
+    facts = data_of(report.page(plan))["plan"]
+    assert facts["lower_bound"] is None and facts["search_seconds"] is None
+
+
+def test_a_measured_step_stands_beside_the_predicted() -> None:
+    plan = made()
+    data = data_of(report.page(plan, measured(plan)))
+    assert [line["source"] for line in data["lines"]] == ["simulated", "measured"]
+    assert data["lines"][1]["step_ns"] == 2 * data["lines"][0]["step_ns"]
+    other = made("single")
+    with pytest.raises(ValueError, match=r"measured timeline has \d+ tasks, the plan \d+; it is"):
+        report.page(plan, measured(other))
+
+
+def test_the_page_says_when_its_simulation_differs_from_the_plan() -> None:
+    plan = made()
+    assert data_of(report.page(plan))["plan"]["renewed"] is False
+    old = replace(plan, predicted=replace(plan.predicted, step_seconds=1.0))
+    assert data_of(report.page(old))["plan"]["renewed"] is True
+
+
+def test_provenance_names_every_source() -> None:
+    plan = made()
+    rows = data_of(report.page(plan))["provenance"]
+    assert [row[1] for row in rows[:5]] == ["exact", "exact", "estimated", "measured", "none"]
+    assert any(plan.cluster.devices[0].provenance == row[2] for row in rows)
+
+
+def test_a_report_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, path = made(), tmp_path / "p.html"
+    plan.report(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
+    assert path.read_text() == report.page(plan)
+    path.write_text("old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        plan.report(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["p.html"] and path.read_text() == "old"
+    with pytest.raises(ValueError, match="No such file or directory"):
+        plan.report(tmp_path / "none" / "p.html")
+
+
+def test_the_command_writes_the_page_and_the_trace(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = made(devices=2)
+    plan.save(tmp_path / "p.json")
+    page, trace = tmp_path / "p.html", tmp_path / "p.trace.json"
+    arguments = ["report", str(tmp_path / "p.json"), "-o", str(page), "--trace", str(trace)]
+    assert cli.status(arguments) == 0
+    assert capfd.readouterr().out == f"wrote {page}\nwrote {trace}\n"
+    assert data_of(page.read_text())["plan"]["method"] == "data"
+    events = json.loads(trace.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    assert all(event["dur"] > 0 and {"name", "pid", "tid", "ts"} <= event.keys() for event in spans)
+    moving = int((plan.tasks.kind == TRANSFER).sum())
+    assert len(spans) == len(plan.tasks) + moving  # a message is on both its ends
