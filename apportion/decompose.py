@@ -178,8 +178,8 @@ def _batch_norm_backward(node: Node, make: _Maker, found: dict[int, _Statistics]
         if slot is not None and slot != made:
             make.cast(g.Ref(made), slot)
     if for_input is not None:
-        args = (grad, x, *statistics, weight, *map(g.Ref, sums), known.count, eps)
-        make.op(BATCH_NORM_BACKWARD, *args, out=for_input)
+        given = (*statistics, weight, *map(g.Ref, sums), known.count, eps)
+        make.op(BATCH_NORM_BACKWARD, grad, x, *given, out=for_input)
     return make.nodes
 
 

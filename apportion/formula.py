@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from apportion.graph import Arg, Body, substitute
@@ -23,6 +24,7 @@ from apportion.tdl import (
     Opaque,
     Operand,
     Output,
+    Position,
     Reduce,
     evaluate,
 )
@@ -70,16 +72,44 @@ def evaluate_formula(
 def _call(
     description: Description, values: list[Any], body: Body | None, outputs: Sequence[Shape]
 ) -> Any:
-    function = description.formula
-    parameters = inspect.signature(function).parameters
+    takes, offers = _parameters(description.formula)
     offered = {"body": body, "out": tuple(outputs)}
-    named = {name: offered[name] for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    positional = [
-        p for p in parameters.values() if p.name not in named and p.kind is not p.KEYWORD_ONLY
-    ]
-    if not any(p.kind is p.VAR_POSITIONAL for p in positional):
-        values = values[: len(positional)]
-    return function(*values, **named)
+    return description.formula(*values[:takes], **{name: offered[name] for name in offers})
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[int | None, tuple[str, ...]]:
+    """How many arguments a description takes (None: all), and which of our offers it asks for."""
+    parameters = inspect.signature(function).parameters.values()
+    offers = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return None, offers
+    return len(parameters) - len(offers), offers
+
+
+def depends_on_position(formula: Formula) -> bool:
+    """Whether a part's place matters to what it computes, beside which regions it reads."""
+    plain = all(
+        not isinstance(item, Affine) or item.axis is not None or not item.terms
+        for access in formula.accesses
+        for index in access.index
+        for item in index
+    )
+    return not plain or any(_has_position(o.body) for o in formula.outputs if o is not None)
+
+
+def _has_position(expr: Expr) -> bool:
+    if isinstance(expr, Position):
+        return True
+    if isinstance(expr, Access):
+        return any(
+            isinstance(item, Gather) and _has_position(item.source)
+            for index in expr.index
+            for item in index
+        )
+    if isinstance(expr, Reduce):
+        return _has_position(expr.body)
+    return isinstance(expr, Apply | Opaque) and any(map(_has_position, expr.args))
 
 
 def accesses_of(expr: Expr) -> Iterator[Access]:

@@ -217,13 +217,13 @@ def _shaped(like: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 def _channel_sum(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     (x,) = args
-    return (x.sum(_not_channels(x), dtype=_statistic(x)),)
+    return (_per_channel_total(x),)
 
 
 def _channel_squares(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     x, total, count = args
     away = x - _per_channel(total / count, x)
-    return (away.square_().sum(_not_channels(x)),)
+    return (_per_channel_total(away.square_()),)
 
 
 def _batch_norm(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -237,8 +237,7 @@ def _batch_norm_reduce(context: Context, args: Sequence[Any]) -> tuple[Any, ...]
     grad, x, total, squares, count, eps = args
     mean, invstd = total / count, (squares / count + eps).rsqrt()
     away = x - _per_channel(mean, x)
-    dims = _not_channels(x)
-    return grad.sum(dims, dtype=mean.dtype), away.mul_(grad).sum(dims) * invstd
+    return _per_channel_total(grad), _per_channel_total(away.mul_(grad)) * invstd
 
 
 def _batch_norm_backward(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -251,12 +250,11 @@ def _batch_norm_backward(context: Context, args: Sequence[Any]) -> tuple[Any, ..
     return (found.to(grad.dtype),)
 
 
-def _statistic(x: torch.Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _not_channels(x: torch.Tensor) -> list[int]:
-    return [0, *range(2, x.dim())]
+def _per_channel_total(x: torch.Tensor) -> torch.Tensor:
+    """The sum of all but channels, added in double like torch's own statistics, plane by plane."""
+    kind = torch.promote_types(x.dtype, torch.float32)
+    planes = x.sum(tuple(range(2, x.dim())), dtype=kind) if x.dim() > 2 else x
+    return planes.sum(0, dtype=torch.float64).to(kind)
 
 
 def _per_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

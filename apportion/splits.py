@@ -28,7 +28,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from apportion.atoms import Atoms, Digits, divide, find_atoms
-from apportion.formula import Formula, Undescribed, accesses_of, evaluate_formula
+from apportion.formula import (
+    Formula,
+    Undescribed,
+    accesses_of,
+    depends_on_position,
+    evaluate_formula,
+)
 from apportion.graph import Arg, Body, Graph, Op
 from apportion.interval import (
     Affine,
@@ -281,6 +287,8 @@ class _Derivation:
         ]
         if description.local is None:
             self._check_mentioned()
+        self.anywhere = not depends_on_position(self.formula)
+        self.checked: dict[tuple[object, ...], tuple[float, ...]] = {}
 
     def split(self) -> Split:
         grid = itertools.product(*(range(n) for n in self.parts))
@@ -476,6 +484,17 @@ class _Derivation:
             raise Refused(f"{self.call.kind}: the atoms before and after are not the same")
 
     def _scales(
+        self, frame: Frame, local: Local, args: tuple[Arg, ...], shapes: tuple[Shape, ...]
+    ) -> tuple[float, ...]:
+        """The check of restriction. Parts of equal shape share it where nothing depends on origins."""
+        if not self.anywhere:
+            return self._compared(frame, local, args, shapes)
+        key = (args, local.inputs, shapes)
+        if key not in self.checked:
+            self.checked[key] = self._compared(frame, local, args, shapes)
+        return self.checked[key]
+
+    def _compared(
         self, frame: Frame, local: Local, args: tuple[Arg, ...], shapes: tuple[Shape, ...]
     ) -> tuple[float, ...]:
         try:

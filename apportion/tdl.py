@@ -270,15 +270,14 @@ def _apply_lambda(function: Callable[..., Any], rank: int) -> Output:
 
 def parameter_axes(function: Callable[..., Any], rank: int) -> list[str]:
     """Axis names from a lambda's parameters; `*i` becomes i0, i1, ... up to `rank` in all."""
-    parameters = inspect.signature(function).parameters.values()
-    plain = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
-    names: list[str] = []
-    for p in parameters:
-        if p.kind is p.VAR_POSITIONAL:
-            names += [f"{p.name}{n}" for n in range(rank - len(plain))]
-        else:
-            names.append(p.name)
-    return names
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_kwonlyargcount:
+        raise TypeError(f"{function} is not a lambda over axes")
+    plain = list(code.co_varnames[: code.co_argcount])
+    if code.co_flags & inspect.CO_VARARGS:
+        starred = code.co_varnames[code.co_argcount]
+        plain += [f"{starred}{n}" for n in range(rank - len(plain))]
+    return plain
 
 
 def _reduction(reducer: str, body: Callable[..., Any], rank: int) -> Reduce:

@@ -1,0 +1,264 @@
+"""Convolutions and pooling: halos, padding, groups, and gradients that are Ops of their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from graphs import CONTEXT, One, one
+
+from apportion import check
+from apportion.capture import capture
+from apportion.check import check_op, run_op
+from apportion.root import Refused
+from apportion.splits import Pad, Space
+
+SIZES = {1: (11,), 2: (7, 8), 3: (5, 4, 6)}
+
+
+class Case:
+    """A convolution with random tensors, and the calls of its gradients."""
+
+    def __init__(
+        self,
+        size: Sequence[int],
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int = 1,
+        inward: int = 2,
+        outward: int = 3,
+        bias: bool = True,
+    ) -> None:
+        generator = torch.Generator().manual_seed(7)
+
+        def made(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        self.x = made(3, groups * inward, *size)
+        self.weight = made(groups * outward, inward, *kernel)
+        self.bias = made(groups * outward) if bias else None
+        self.settings = tuple(stride), tuple(padding), tuple(dilation)
+        self.groups = groups
+        self.grad = made(*run_op_of(self.forward).shape)
+
+    @property
+    def forward(self) -> One:
+        none = (0,) * (self.x.dim() - 2)
+        return one(
+            "aten.convolution.default", self.x, self.weight, self.bias, *self.settings, False, none,
+            self.groups,
+        )  # fmt: skip
+
+    @property
+    def for_input(self) -> One:
+        size = tuple(self.x.shape)
+        kind = "apportion.conv_backward_input"
+        return one(kind, self.grad, self.weight, size, *self.settings, self.groups)
+
+    @property
+    def for_weight(self) -> One:
+        size = tuple(self.weight.shape)
+        kind = "apportion.conv_backward_weight"
+        return one(kind, self.grad, self.x, size, *self.settings, self.groups)
+
+
+def run_op_of(it: One) -> torch.Tensor:
+    op = it.space.graph.ops[0]
+    return run_op(op, op.args, it.tensors, CONTEXT)[0]
+
+
+def assert_right(it: One) -> int:
+    findings = check_op(it.space, 0, it.tensors, CONTEXT)
+    wrong = [str(f) for f in findings if not f.right]
+    assert not wrong, wrong
+    return len(findings)
+
+
+def fits(size: Sequence[int], kernel: Any, padding: Any, dilation: Any) -> bool:
+    each = zip(size, kernel, padding, dilation, strict=True)
+    return all(n + 2 * p - d * (k - 1) >= 1 for n, k, p, d in each)
+
+
+CASES = [
+    (rank, (kernel,) * rank, (stride,) * rank, (padding,) * rank, (dilation,) * rank, groups)
+    for number, (rank, kernel, stride, padding, dilation, groups) in enumerate(
+        itertools.product((1, 2, 3), (1, 3, 5), (1, 2), (0, 1, 2), (1, 2), (1, 2, 3))
+    )
+    if fits(SIZES[rank], (kernel,) * rank, (padding,) * rank, (dilation,) * rank)
+    and number % {1: 2, 2: 7, 3: 31}[rank] == 0
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_derived_split_is_right(case: Any) -> None:
+    rank, *settings, groups = case
+    it = Case(SIZES[rank], *settings, groups=groups)
+    for call in (it.forward, it.for_input, it.for_weight):
+        assert assert_right(call) > 0
+
+
+def names(prefix: str, count: int = 2) -> set[str]:
+    return {f"{prefix}{d}" for d in range(count)}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_which_axes_can_be_cut(groups: int, stride: int) -> None:
+    it = Case((7, 8), (3, 3), (stride, stride), (1, 1), (1, 1), groups)
+    channels = {"n", "c", "o", *(["g"] if groups > 1 else [])}
+    assert it.forward.cuttable() == channels | names("i") | names("k")
+    assert it.for_weight.cuttable() == channels | names("i") | names("k")
+    space = names("y") | names("k") if stride == 1 else set()
+    assert it.for_input.cuttable() == channels | space
+
+
+def test_a_dimension_without_stride_is_cut_beside_one_with_stride() -> None:
+    it = Case((7, 8), (3, 3), (1, 2), (1, 1), (1, 1)).for_input
+    assert it.cuttable() == {"n", "c", "o", "y0", "k0"}
+    assert_right(it)
+
+
+def test_a_kernel_of_one_tap_reads_at_its_own_place() -> None:
+    it = Case((7, 8), (1, 1), (1, 1), (0, 0), (1, 1))
+    for call in (it.forward, it.for_input, it.for_weight):
+        split = call.space.split(0, call.parts(**{"y0" if call is it.for_input else "n": 2}))
+        assert all(part.pads == () for part in split.parts)
+    # One class: what cuts the input along its height cuts the output.
+    forward = it.forward.space
+    height = forward.atoms.value_classes[0][2]
+    assert {axis.name for axis in forward.axes(0) if axis.group == height} == {"i0"}
+
+
+# Padding
+
+
+def test_parts_get_a_halo_and_the_padding_that_is_theirs() -> None:
+    it = Case((9,), (3,), (1,), (1,), (1,)).forward
+    parts = it.space.split(0, it.parts(i0=3)).parts
+    assert [p.inputs[0][2] for p in parts] == [(0, 4), (2, 7), (5, 9)]
+    assert [p.pads for p in parts] == [(Pad(0, 2, 1, 0, 0),), (), (Pad(0, 2, 0, 1, 0),)]
+    assert [p.args[4] for p in parts] == [(0,)] * 3
+
+
+def test_an_uncut_axis_keeps_the_padding_of_its_kernel() -> None:
+    it = Case((9,), (3,), (2,), (1,), (1,)).forward
+    for part in it.space.split(0, it.parts(n=3, o=2)).parts:
+        assert part.pads == () and part.args[4] == (1,) and part.inputs[0][2] == (0, 9)
+
+
+def test_the_input_gradient_reads_backwards() -> None:
+    it = Case((8,), (3,), (1,), (1,), (2,)).for_input
+    parts = it.space.split(0, it.parts(y0=2)).parts
+    # grad[y + 1 - 2k] for y in 0..3 and k in 0..2: -3 .. 4
+    assert [p.inputs[0][2] for p in parts] == [(0, 5), (1, 6)]
+    assert [p.pads for p in parts] == [(Pad(0, 2, 3, 0, 0),), (Pad(0, 2, 0, 3, 0),)]
+    assert [p.args[4] for p in parts] == [(4,)] * 2
+
+
+def test_taps_can_be_cut_too() -> None:
+    """Tofu's conv1d: cutting the window leaves partial sums."""
+    it = Case((9,), (4,), (1,), (0,), (1,), bias=False).forward
+    split = it.space.split(0, it.parts(k0=2))
+    assert split.reducers == ("sum",) and split.terms == (2,)
+    assert [p.inputs[0][2] for p in split.parts] == [(0, 7), (2, 9)]
+    assert [p.inputs[1][2] for p in split.parts] == [(0, 2), (2, 4)]
+
+
+def test_a_part_in_nothing_but_padding_is_refused() -> None:
+    it = Case((3,), (1,), (1,), (2,), (1,)).forward
+    with pytest.raises(Refused, match="nothing but padding"):
+        it.space.split(0, it.parts(i0=7))
+    assert_right(it)
+
+
+def test_the_bias_counts_once() -> None:
+    it = Case((7, 8), (3, 3), (1, 1), (1, 1), (1, 1), groups=2).forward
+    parts = it.space.split(0, it.parts(c=2, g=2)).parts
+    assert sorted((p.terms, p.zeros) for p in parts) == [((0,), ())] * 2 + [((1,), (2,))] * 2
+
+
+def test_groups_come_from_the_local_shapes() -> None:
+    it = Case((5,), (3,), (1,), (0,), (1,), groups=3).forward
+    for parts, groups in (({"g": 3}, [1] * 3), ({"g": 2}, [1, 2]), ({"o": 2}, [3] * 2)):
+        split = it.space.split(0, it.parts(**parts))
+        assert [p.args[8] for p in split.parts] == groups
+
+
+def test_transposed_convolutions_run_whole() -> None:
+    x, w = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(3, 4, 3, dtype=torch.float64)
+    it = one("aten.convolution.default", x, w, None, [1], [0], [1], True, [0], 1)
+    assert "transposed" in it.space.undescribed["aten.convolution.default"]
+
+
+# Several axes at once
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_cuts_of_several_axes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    rank = rng.choice((1, 2, 2, 3))
+
+    def drawn(*choices: int) -> list[int]:
+        return [rng.choice(choices) for _ in range(rank)]
+
+    size, kernel, padding, dilation = drawn(6, 7, 9), drawn(1, 2, 3), drawn(0, 1, 3), drawn(1, 2)
+    it = Case(size, kernel, drawn(1, 1, 2, 3), padding, dilation, rng.choice((1, 2, 3)))
+    checked = 0
+    for call in (it.forward, it.for_input, it.for_weight):
+        extents = [axis.extent for axis in call.space.axes(0)]
+        cuts = [
+            tuple(rng.randint(1, min(n, 4)) if rng.random() < 0.5 else 1 for n in extents)
+            for _ in range(6)
+        ]
+        monkeypatch.setattr(check, "cuts", lambda space, index, cuts=cuts: cuts)
+        checked += assert_right(call)
+    assert checked > 3
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("stride", "padding", "groups"), [(1, 1, 1), (2, 0, 2), (3, 2, 3)])
+def test_the_gradients_are_autograds(stride: int, padding: int, groups: int, bias: bool) -> None:
+    it = Case((7, 8), (3, 2), (stride,) * 2, (padding,) * 2, (1, 2), groups, bias=bias)
+    x, weight = it.x.requires_grad_(), it.weight.requires_grad_()
+    out = torch.nn.functional.conv2d(x, weight, it.bias, *it.settings, groups)
+    wanted = torch.autograd.grad(out, [x, weight], it.grad)
+    for call, expected in zip((it.for_input, it.for_weight), wanted, strict=True):
+        torch.testing.assert_close(run_op_of(call), expected)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(2, 4, 3, bias=False)
+        self.second = torch.nn.Conv2d(4, 4, 3, groups=2)
+        self.third = torch.nn.ConvTranspose2d(4, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.third(self.second(self.first(x)))
+        return out
+
+
+def test_capture_asks_only_for_the_gradients_that_are_needed() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    batch = torch.randn(3, 2, 8, 8)
+    program = capture(lambda m, b: m(b).square().mean(), model, optimizer, batch)
+    kinds = [op.kind for op in program.graph.ops]
+    assert kinds.count("apportion.conv_backward_input") == 1  # nobody needs that of the batch
+    assert kinds.count("apportion.conv_backward_weight") == 2
+    assert kinds.count("aten.sum.dim_IntList") == 1  # the bias of the second
+    assert kinds.count("aten.convolution_backward.default") == 1  # transposed: as torch has it
+    assert set(Space(program.graph).undescribed) == {
+        "aten.convolution.default", "aten.convolution_backward.default",
+    }  # fmt: skip
+    backward = next(op for op in program.graph.ops if op.kind == "apportion.conv_backward_input")
+    assert backward.module == "second" and backward.forward is not None
