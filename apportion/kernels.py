@@ -229,6 +229,7 @@ def _channel_squares(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
 def _batch_norm(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     x, total, squares, weight, bias, count, eps = args
     normalise = torch.ops.aten.native_batch_norm.default  # with statistics given: pointwise
+    weight, bias = (None if t is None else t.to(total.dtype) for t in (weight, bias))
     found = normalise(x, weight, bias, total / count, squares / count, False, 0.0, eps)
     return (found[0],)
 

@@ -291,4 +291,6 @@ def _measured_storage(
     from apportion.execute import Executable, threads
     from apportion.storage import measure
 
-    return measure(Executable(space, strategy, tasks), threads(len(cluster.devices)))
+    here = all(device.kind == "cpu" for device in cluster.devices)
+    count = threads(len(cluster.devices)) if here else None
+    return measure(Executable(space, strategy, tasks), count)

@@ -12,16 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
+import threading
 import time
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
 # The profiler writes a line about itself to standard error unless this is set before torch loads.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -30,12 +37,14 @@ from apportion import zoo
 from apportion.capture import Program, capture, capture_as
 from apportion.execute import Executable
 from apportion.lower import lower
-from apportion.processes import worker
+from apportion.processes import PeerLost, talking, worker
 from apportion.runner import Runner
 from apportion.splits import Space
+from apportion.storage import allocated_peak
 from apportion.strategy import Strategy
 
 PR_SET_PDEATHSIG = 1
+PATIENCE = 60.0  # seconds that gloo waits beyond the parent's timeout: the parent decides
 
 
 @dataclass(frozen=True)
@@ -68,9 +77,18 @@ class Trained:
     spans: list[tuple[int, int, int]]
 
 
+@dataclass(frozen=True)
+class Failed:
+    """The answer of a rank that failed; with `lost_peer` because another one has."""
+
+    reason: str
+    lost_peer: bool = False
+
+
 @dataclass
 class _Process:
     rank: int
+    progress: Any
     programs: dict[tuple[str, int, bool], tuple[Program, Space]] = field(default_factory=dict)
 
     def program(self, spec: str, seed: int, double: bool) -> tuple[Program, Space]:
@@ -89,16 +107,20 @@ class _Process:
             space = Space(program.graph, job.strategy.digits)
         tasks = lower(space, job.strategy, job.devices)
         mine = worker(Executable(space, job.strategy, tasks), self.rank)
+        mine.progress = self.progress
+        mine.progress[0] = 1
         if job.flip is not None:
             mine.rank.corrupt = _flipper(*job.flip)
         losses: list[float | None] = []
         seconds: list[float] = []
         with _Allocations(job.profile) as allocations:
             runner = Runner(program, mine, job.seed)
+            dist.barrier()
             allocations.mark()
             losses.append(_timed(runner, vary(program.batch, job.seed, 0), seconds))
         for step in range(1, job.steps):
             mine.rank.spans.clear()
+            dist.barrier()
             losses.append(_timed(runner, vary(program.batch, job.seed, step), seconds))
         state = [(s, t.numpy()) for s, (_, t) in mine.rank.state().items()] if job.state else []
         peak = allocations.peak
@@ -117,8 +139,8 @@ def _flipper(task: int, byte: int) -> Any:
 
 
 def _timed(runner: Runner, batch: Any, seconds: list[float]) -> float | None:
-    dist.barrier()
-    began = time.perf_counter()
+    with talking():
+        began = time.perf_counter()
     loss = runner.local_step(batch)
     seconds.append(time.perf_counter() - began)
     return None if loss is None else float(loss)
@@ -159,43 +181,66 @@ class _Allocations:
         if self.profile is None:
             return
         self.profile.__exit__(*error)
-        results: Any = self.profile.profiler.kineto_results  # type: ignore[union-attr]
-        events = [e for e in results.events() if e.name() == "[memory]"]
-        total, peak = 0, 0
-        for event in sorted(events, key=lambda e: e.start_ns()):
-            total += event.nbytes()
-            if event.start_ns() >= self.from_ns:
-                peak = max(peak, total)
-        self.peak = peak
+        self.peak = allocated_peak(self.profile, self.from_ns)
 
 
-def main(rank: int, world: int, store: str, threads: int, timeout: float, pipe: Connection) -> None:
-    """The child's loop: answer until the pipe closes."""
+def main(
+    rank: int, world: int, folder: str, threads: int, timeout: float, pipe: Connection
+) -> None:
+    """The child's loop: answer until the pipe closes. `folder` holds the pool's two files: `store`,
+    where ranks find each other, and `progress`, a number per rank."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    warnings.simplefilter("ignore")  # the parent loads the same model and has shown them
     torch.set_num_threads(threads)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    from datetime import timedelta
-
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
-        timeout=timedelta(seconds=timeout),
-    )  # fmt: skip
-    process = _Process(rank)
-    while True:
-        try:
+    cells = np.memmap(os.path.join(folder, "progress"), dtype=np.int64, mode="r+")
+    process = _Process(rank, cells[rank : rank + 1])
+    failed = _attempt(_join, rank, world, os.path.join(folder, "store"), timeout)
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe
+        while True:
             job = pipe.recv()
-        except EOFError:
-            return
-        try:
-            pipe.send(process.train(job))
-        except ValueError as error:
-            pipe.send(error)
-        except Exception as error:
-            pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+            pipe.send(failed or _attempt(process.train, job))
+
+
+def _join(rank: int, world: int, store: str, timeout: float) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    with talking():
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
+            timeout=timedelta(seconds=timeout + PATIENCE),
+        )  # fmt: skip
+
+
+def _attempt(verb: Callable[..., Any], *given: Any) -> Any:
+    """What the verb returns, or how it failed."""
+    try:
+        return verb(*given)
+    except PeerLost as error:
+        return Failed(str(error), lost_peer=True)
+    except ValueError as error:
+        return Failed(str(error))
+    except Exception as error:
+        return Failed(f"{type(error).__name__}: {error}")
 
 
 def _die_with_parent() -> None:
-    """Linux: when the parent dies, however it dies, so does this process."""
+    """However the parent dies, so does this process, even if it is stopped.
+
+    A thread sees the parent's end at once. For a process that runs no threads any more: on Linux it
+    is killed when the one that forked it dies, which is multiprocessing's server. That ends when
+    nobody holds its pipe, so that its children must not hold it either.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+    threading.Thread(target=_outlive_nobody, daemon=True).start()
+
+
+def _outlive_nobody() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -15,6 +15,7 @@ from apportion.capture import (
     batch_leaves,
     capture,
     eager_steps,
+    setting,
     state_tensor,
 )
 from apportion.check import check_op, run_op
@@ -26,7 +27,9 @@ SHAPES = [(6, 3), (5, 3, 4), (4, 3, 5, 2), (2, 3, 2, 3, 2)]
 
 
 def context(program: Program | None = None) -> Context:
-    return Context(0, 0, lambda e: 0.1, program.graph.bodies if program else ())
+    if program is None:
+        return Context(0, 0, float)
+    return Context(0, 0, lambda e: setting(program.optimizer, e), program.graph.bodies)
 
 
 def run(kind: str, *args: Any) -> tuple[Tensor, ...]:

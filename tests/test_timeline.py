@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -208,15 +209,11 @@ def messages_taken_by(tasks: TaskGraph, task: int) -> list[int]:
 
 def together(tasks: TaskGraph) -> list[list[int]]:
     """Tasks in order, the transfers of one position as one."""
-    groups: list[list[int]] = []
-    for task in range(len(tasks)):
-        moving = tasks.kind[task] == TRANSFER
-        if moving and groups and tasks.kind[groups[-1][-1]] == TRANSFER:
-            if tasks.position[groups[-1][-1]] == tasks.position[task]:
-                groups[-1].append(task)
-                continue
-        groups.append([task])
-    return groups
+
+    def place(task: int) -> tuple[int, int]:
+        return int(tasks.position[task]), -1 if tasks.kind[task] == TRANSFER else task
+
+    return [list(group) for _, group in groupby(range(len(tasks)), place)]
 
 
 def random_exchanges(seed: int, devices: int = 4) -> TaskGraph:

@@ -77,8 +77,10 @@ class _Elimination:
         self.serial = itertools.count()
         for index, table in enumerate(energy.unary):
             self._add((index,), table)
-        for pair, table in energy.pairs.items():
-            self._add(pair, table)
+        for (a, b), table in energy.pairs.items():
+            # A variable of one value is no dimension: numpy has no more than 64.
+            names = tuple(n for n in (a, b) if self.sizes[n] > 1) or (a,)
+            self._add(names, table.reshape([self.sizes[n] for n in names]))
 
     def _add(self, names: tuple[int, ...], table: Table) -> None:
         number = next(self.serial)

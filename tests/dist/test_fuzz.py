@@ -1,0 +1,65 @@
+"""Random strategies on real processes: the single device's result, and exactly the predicted bytes.
+
+The benchmark `benchmarks/fuzz.py` runs many more of both kinds; this is the share for every day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+import torch
+
+from apportion import zoo
+from apportion.capture import Program, capture, capture_as
+from apportion.cluster import cluster
+from apportion.lower import lower
+from apportion.plan import Plan, Predicted
+from apportion.pool import Pool
+from apportion.run import compare_with_eager
+from apportion.search.random import draw
+from apportion.splits import Space
+from apportion.strategy import Strategy
+from apportion.worker import Train
+
+STEPS, SEED = 2, 7
+MODELS = ("mlp:tiny", "gpt2:tiny", "wresnet:tiny", "rnn:tiny")
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    with Pool(request.param, 120.0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Program]:
+    found = {}
+    for spec in MODELS:
+        it = zoo.load(spec, SEED)
+        made = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+        found[spec] = capture_as(made, torch.float64)
+    return found
+
+
+def plan_of(program: Program, strategy: Strategy, devices: int) -> Plan:
+    none = Predicted(0.0, (0,) * devices, 0, (0.0,) * devices)
+    where = cluster(f"local:{devices}")
+    return Plan(program.graph, where, strategy, "random", 0, 0.0, 0.0, none, (0,) * devices)
+
+
+@pytest.mark.parametrize("spec", MODELS)
+def test_random_strategies_train_the_same_model(
+    pool: Pool, programs: dict[str, Program], spec: str
+) -> None:
+    devices, program = len(pool.pipes), programs[spec]
+    space = Space(program.graph)
+    for seed in range(10 * devices, 10 * devices + (4 if spec == "mlp:tiny" else 1)):
+        strategy = draw(space, devices, Random(seed))
+        job = Train(spec, SEED, True, strategy, devices, STEPS, SEED, state=True)
+        ranks = pool.train(job)
+        found = compare_with_eager(program, plan_of(program, strategy, devices), ranks, STEPS, SEED)
+        assert found.equal, f"strategy {seed}: {found}"
+        moved = lower(space, strategy, devices).bytes_moved
+        assert sum(r.sent_bytes for r in ranks) == STEPS * moved
