@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -79,7 +80,7 @@ ClusterName = Annotated[
         help="A preset, a TOML file, local:N, or a count such as 8xh100.",
     ),
 ]
-METHODS = "auto, single, data or random"
+METHODS = "auto, single, data, fsdp, tofu, tofu-paper or random"
 Method = Annotated[str, typer.Option("--method", metavar="M", help=f"How to search: {METHODS}.")]
 Budget = Annotated[
     float, typer.Option("--budget", metavar="S", min=0.0, help="Seconds a search may take.")
@@ -191,6 +192,8 @@ def plan(
 ) -> None:
     """Search for a good way to divide a model over a cluster.
 
+    The method auto takes the fastest of the plans by data, fsdp and (on 2, 4, 8, ... devices) tofu.
+
     Example: apportion plan gpt2:tiny --cluster local:4 --method data --out p.json
     """
     limit = _size(memory_limit)
@@ -198,7 +201,7 @@ def plan(
         raise ValueError(
             f"There is no folder {str(out.absolute().parent)!r} to write {out.name} to."
         )
-    with _stdout_kept(as_json):
+    with _stdout_kept(as_json), _warnings_noted():
         made = _plan(model, _cluster(cluster), method, budget, limit, seed)
         if out is not None:
             made.save(out)
@@ -220,6 +223,8 @@ def compare(
 ) -> None:
     """Plan with several methods and set the results side by side.
 
+    Methods that are not for the cluster are left out with a note: tofu needs 2, 4, 8, ... devices.
+
     Example: apportion compare gpt2:tiny --cluster local:4 --methods single,data
     """
     from apportion.plan import compare as compare_methods
@@ -227,7 +232,7 @@ def compare(
 
     limit = _size(memory_limit)
     names = list(SEARCHES) if methods is None else [name.strip() for name in methods.split(",")]
-    with _stdout_kept(as_json):
+    with _stdout_kept(as_json), _warnings_noted():
         place = _cluster(cluster)
         program = _capture(model, seed)
         plans = compare_methods(program, place, names, budget, limit, seed)
@@ -303,14 +308,15 @@ def run(
 
     Example: apportion run gpt2:tiny --procs 4 --method data --check
     """
-    from apportion.plan import Plan
+    from apportion.plan import Plan, warn_unsplit
     from apportion.run import run as run_plan
 
     if plan is not None and (procs is not None or method is not None):
         raise ValueError("Give either --plan, or --procs and --method, not both.")
-    with _stdout_kept(as_json):
+    with _stdout_kept(as_json), _warnings_noted():
         if plan is not None:
             made = Plan.load(plan)
+            warn_unsplit(made.space)
         else:
             made = _plan(model, _cluster(f"local:{procs or 2}"), method or "auto", 30.0, None, seed)
         if not as_json:
@@ -433,6 +439,25 @@ def _stdout_kept(as_json: bool) -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@contextmanager
+def _warnings_noted() -> Iterator[None]:
+    """Our own warnings become notes on stderr, one line each; others are shown as ever."""
+    from apportion.plan import PlanWarning
+
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, PlanWarning):
+                _note(f"note: {message}")
+            else:
+                usual(message, category, *place)
+
+        warnings.simplefilter("always", PlanWarning)
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 def _show(as_json: bool, facts: dict[str, Any], shown: Table | list[Table | str]) -> None:

@@ -235,7 +235,8 @@ class Rank:
             self.tensors[slot] = self._region(slot, source)
 
     def feed(self, source: Callable[[int], torch.Tensor]) -> None:
-        """Copies this device's regions of the batch, and drops state that the step does not read."""
+        """Copies this device's regions of the batch, and drops state that the step does not
+        read."""
         self._drop_unread()
         for slot in self._begin(lambda role: role == INPUT):
             self.tensors[slot] = self._region(slot, source)
@@ -318,7 +319,7 @@ class Rank:
             self.tensors[slot] = self._box(copies[0]).reshape(meant.shape)
             return
         target = torch.empty(lengths(meant.region), dtype=meant.dtype)
-        reducer = self.program.reducers.get(meant.value)
+        reducer = self.program.reducers.get(meant.value) or "sum"  # of terms of a linear Op
         for copy in copies:
             place = target[copy.target_box]
             if copy.term == 0:

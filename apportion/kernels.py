@@ -105,7 +105,8 @@ def _on_dense(kind: str) -> Kernel:
 
 
 def _multiply(kind: str) -> Kernel:
-    """Products: an operand in which neither of the last two dimensions is dense is copied by BLAS."""
+    """Products: an operand in which neither of the last two dimensions is dense is copied by
+    BLAS."""
 
     def call(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
         return (resolve(kind)(*(_for_blas(a) for a in args[:3]), **_weights(args)),)

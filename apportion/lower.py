@@ -32,6 +32,7 @@ from apportion.strategy import Layout, Strategy, verify
 from apportion.task_builder import Builder, Piece
 from apportion.tasks import COMMUNICATION, COMPUTE, TaskGraph
 from apportion.tdl import lookup
+from apportion.termwise import termwise
 
 Source = tuple[Piece, Box, int]
 """A piece, the box taken from it, and the term that it is of."""
@@ -66,6 +67,7 @@ class _Lowering:
         self.splits: list[Split] = [
             space.split(index, choice.parts) for index, choice in enumerate(strategy.choices)
         ]
+        self.termwise = termwise(space, strategy, self.splits)
         self.build = Builder(devices)
         self.held: dict[int, _Holding] = {}
         self.after = dict(self.graph.state)
@@ -102,10 +104,13 @@ class _Lowering:
             return layout.pieces(self.space.factors(value))
         if value in self.after:
             made = self.graph.producer[self.after[value]]
-            if made is not None and self.splits[made[0]].terms[made[1]] == 1:
+            if made is not None and self._is_whole(*made):
                 return self._left(*made)
             return [(full(self.space.factors(value)), 0)]
         return self._needed(value)
+
+    def _is_whole(self, op: int, position: int) -> bool:
+        return self.splits[op].terms[position] == 1 and op not in self.termwise
 
     def _left(self, op: int, position: int) -> list[tuple[Box, int]]:
         choice, split = self.strategy.choices[op], self.splits[op]
@@ -159,6 +164,9 @@ class _Lowering:
         self.arguments: list[list[int]] = []
         for n, device in enumerate(choice.devices):
             part = split.parts[n % choice.count]
+            if index in self.termwise:
+                self.arguments.append([self._term(v, device).slot for v in op.inputs])
+                continue
             self.arguments.append(
                 [
                     -1 if k in part.zeros else self._fetch(v, part.inputs[k], device).slot
@@ -167,11 +175,17 @@ class _Lowering:
             )
         self.build.flush()
 
+    def _term(self, value: int, device: int) -> Piece:
+        """The term of a partial Value that is on a device."""
+        return next(p for term in self.held[value].terms for p in term if p.device == device)
+
     def _compute(self, index: int) -> None:
         op, choice, split = self.graph.ops[index], self.strategy.choices[index], self.splits[index]
         description = lookup(op.kind)
         alias = description is not None and description.alias
-        made: list[list[list[Piece]]] = [[[] for _ in range(n)] for n in split.terms]
+        homes = self.termwise.get(index)
+        counts = split.terms if homes is None else (len(homes),) * len(split.terms)
+        made: list[list[list[Piece]]] = [[[] for _ in range(n)] for n in counts]
         for n, device in enumerate(choice.devices):
             part = split.parts[n % choice.count]
             arguments = self.arguments[n]
@@ -185,11 +199,13 @@ class _Lowering:
             if not alias:
                 self.build.touch(task)
             for position, piece in enumerate(outputs):
-                made[position][part.terms[position]].append(piece)
+                term = part.terms[position] if homes is None else homes.index(device)
+                made[position][term].append(piece)
         for position, value in enumerate(op.outputs):
             terms = [_distinct(pieces) for pieces in made[position]]
             local = _by_device(terms[0]) if len(terms) == 1 else {}
-            self.held[value] = _Holding(terms, split.reducers[position], local)
+            reducer = split.reducers[position] if homes is None else "sum"
+            self.held[value] = _Holding(terms, reducer, local)
 
     def _outputs(
         self, values: tuple[int, ...], part: Part, device: int, task: int, base: int
@@ -216,7 +232,7 @@ class _Lowering:
         """A layout onto which to reduce a partial Value, if that moves less than fetching all its
         terms."""
         held = self.held[value]
-        if not held.partial:
+        if not held.partial or self.termwise.keys() & set(self.graph.consumers[value]):
             return None
         itself = self._wanted_of(value)
         owners = list(dict.fromkeys(p.device for term in held.terms for p in term))

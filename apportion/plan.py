@@ -7,11 +7,12 @@ Plan can be simulated again without the model.
 from __future__ import annotations
 
 import json
+import math
 import os
-import tempfile
 import time
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from apportion.cluster import to_json as dump_cluster
 from apportion.cost import default_cost
 from apportion.lower import lower
 from apportion.report import page
-from apportion.search import SEARCHES, Problem
+from apportion.search import SEARCHES, Problem, Unsuitable
 from apportion.simulate import simulate
 from apportion.splits import Space
 from apportion.tasks import Storage, TaskGraph, with_storage
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
     from apportion.capture import Program
 
 FORMAT, VERSION = "apportion plan", 1
-AUTO = "data"  # what method "auto" stands for until there are searches to choose from
+AUTO = ("data", "fsdp", "tofu")  # what method "auto" chooses from
+
+
+class PlanWarning(UserWarning):
+    """What the user of a plan should know: operators that run unsplit, methods left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class Plan:
     memory_limit: tuple[int, ...]
     lower_bound: float | None = None
     model: str = ""
-    storage: Storage = Storage()
+    storage: Storage = field(default_factory=Storage)
 
     @property
     def feasible(self) -> bool:
@@ -193,17 +198,18 @@ def _storage(slots: Any, workspace: Any) -> Storage:
 
 
 def _write(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, whatever interrupts it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "w") as file:
+        try:
+            file = temporary.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot write {path}: {error.strerror}") from None
+        with file:
             file.write(text)
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _predicted(timeline: Timeline) -> Predicted:
@@ -222,10 +228,15 @@ def plan(
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
-    `memory_limit` is in bytes per device; None means the devices' own memory. Raises ValueError for
-    an unknown method.
+    `memory_limit` is in bytes per device; None means the devices' own memory. "auto" plans by data,
+    fsdp and, on 2, 4, 8, ... devices, tofu, with a third of the budget each, and keeps the fastest
+    feasible plan: the Plan's `method` says which. Raises ValueError for an unknown method or one
+    that is not for this cluster; warns (PlanWarning) once for each kind of operator that runs
+    unsplit because it has no description.
     """
+    _check_methods([method])
     space = Space(program if isinstance(program, graphs.Graph) else program.graph)
+    warn_unsplit(space)
     return _search(space, cluster, method, budget, memory_limit, seed)
 
 
@@ -237,19 +248,86 @@ def compare(
     memory_limit: int | None = None,
     seed: int = 0,
 ) -> list[Plan]:
-    """A Plan by each method, under one simulator."""
+    """A Plan by each method, under one simulator.
+
+    A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
+    """
+    _check_methods(methods)
     space = Space(program if isinstance(program, graphs.Graph) else program.graph)
+    warn_unsplit(space)
+    plans, refused = _each(space, cluster, methods, budget, memory_limit, seed)
+    if not plans and refused:
+        raise next(iter(refused.values()))
+    for method, why in refused.items():
+        warnings.warn(f"{method} is left out: {why}", PlanWarning, stacklevel=2)
+    return plans
+
+
+def warn_unsplit(space: Space) -> None:
+    """One PlanWarning for each kind of operator that runs unsplit for want of a description."""
+    graph = space.graph
+    for kind, why in space.undescribed.items():
+        ops = [
+            op
+            for index, op in enumerate(graph.ops)
+            if op.kind == kind
+            and not space.axes(index)
+            and any(_several(graph.values[v].shape) for v in op.outputs)
+        ]
+        if ops:
+            count = f"{len(ops)} operators, first" if len(ops) > 1 else "1 operator,"
+            where = next((op.line for op in ops if op.line), ops[0].name)
+            reason = "it has no description (ap.describe)" if why == "no description" else why
+            text = f"{kind} runs unsplit ({count} at {where}): {reason}"
+            warnings.warn(text, PlanWarning, stacklevel=3)
+
+
+def _several(shape: tuple[int, ...] | None) -> bool:
+    return shape is None or math.prod(shape) > 1
+
+
+def _check_methods(names: Sequence[str]) -> None:
+    for name in names:
+        if name != "auto" and name not in SEARCHES:
+            raise ValueError(f"unknown method {name!r}; known: auto, {', '.join(SEARCHES)}")
+
+
+def _each(
+    space: Space,
+    cluster: Cluster,
+    methods: Sequence[str],
+    budget: float,
+    memory_limit: int | None,
+    seed: int,
+) -> tuple[list[Plan], dict[str, Unsuitable]]:
+    """Plans by those methods that can be used here, and what the others say."""
+    plans, refused = [], {}
     for method in methods:
-        _method(method)
-    return [_search(space, cluster, m, budget, memory_limit, seed) for m in methods]
+        try:
+            plans.append(_search(space, cluster, method, budget, memory_limit, seed))
+        except Unsuitable as why:
+            refused[method] = why
+    return plans, refused
 
 
-def _method(name: str) -> str:
-    if name == "auto":
-        return AUTO
-    if name not in SEARCHES:
-        raise ValueError(f"unknown method {name!r}; known: auto, {', '.join(SEARCHES)}")
-    return name
+def _best(plans: Sequence[Plan]) -> Plan:
+    """The fastest feasible one, of equal ones that which moves less; if none is feasible, the one
+    that needs the least memory."""
+
+    def rank(plan: Plan) -> tuple[bool, float, int]:
+        guess = plan.predicted
+        cost = guess.step_seconds if plan.feasible else max(guess.peak_bytes)
+        return not plan.feasible, cost, guess.bytes_moved
+
+    best = min(plans, key=rank)
+    return _kept(best, replace(best, search_seconds=sum(p.search_seconds for p in plans)))
+
+
+def _kept(before: Plan, after: Plan) -> Plan:
+    """`after` with what `before` has worked out."""
+    for name in ("space", "tasks", "timeline"):
+        after.__dict__[name] = before.__dict__[name]
+    return after
 
 
 def _search(
@@ -260,7 +338,10 @@ def _search(
     memory_limit: int | None,
     seed: int,
 ) -> Plan:
-    search = SEARCHES[_method(method)]
+    if method == "auto":
+        share = budget / len(AUTO)
+        return _best(_each(space, cluster, AUTO, share, memory_limit, seed)[0])
+    search = SEARCHES[method]
     problem = Problem(space, cluster, default_cost(cluster))
     began = time.perf_counter()
     found = search(problem, budget=budget, seed=seed)
@@ -274,14 +355,11 @@ def _search(
     tasks = lower(space, found.strategy, len(limits))
     storage = _measured_storage(space, found.strategy, tasks, cluster)
     draft = Plan(
-        space.graph, cluster, found.strategy, _method(method), seed, budget, seconds, empty, limits,
+        space.graph, cluster, found.strategy, method, seed, budget, seconds, empty, limits,
         found.lower_bound, storage=storage,
     )  # fmt: skip
     draft.__dict__.update(space=space, tasks=with_storage(tasks, storage))
-    made = draft.simulate()
-    for name in ("space", "tasks", "timeline"):
-        made.__dict__[name] = draft.__dict__[name]
-    return made
+    return _kept(draft, draft.simulate())
 
 
 def _measured_storage(

@@ -486,7 +486,8 @@ class _Derivation:
     def _scales(
         self, frame: Frame, local: Local, args: tuple[Arg, ...], shapes: tuple[Shape, ...]
     ) -> tuple[float, ...]:
-        """The check of restriction. Parts of equal shape share it where nothing depends on origins."""
+        """The check of restriction. Parts of equal shape share it where nothing depends on
+        origins."""
         if not self.anywhere:
             return self._compared(frame, local, args, shapes)
         key = (args, local.inputs, shapes)

@@ -166,7 +166,7 @@ class Allocations(TorchDispatchMode):
     """Bytes of storages made while it is active, those that are still there, and their peak."""
 
     def __init__(self, threads: int | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.threads = threads
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
@@ -197,7 +197,7 @@ class Allocations(TorchDispatchMode):
         if self.threads is None:
             return 0
         if name in MEASURED:
-            return _measured(func, args, kwargs)
+            return _measured(func, args, kwargs, result)
         return EXTRA[name](args, result, self.threads, **kwargs) if name in EXTRA else 0
 
     def nbytes(self, tensor: torch.Tensor) -> int:
@@ -212,7 +212,8 @@ def _is_tensor(x: Any) -> bool:
 
 
 # Kernels that take more than their result, found by comparing every call of the zoo's models, in
-# float32 and float64, with the allocator's events (torch 2.13, CPU). Bytes beside inputs and results.
+# float32 and float64, with the allocator's events (torch 2.13, CPU). Bytes beside inputs and
+# results.
 
 
 def _scalar(args: Any, result: Any, threads: int, **named: Any) -> int:
@@ -323,7 +324,8 @@ EXTRA: dict[str, Callable[..., int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
 }
 
-# Kernels that choose among algorithms by shape: each distinct call is measured once on this machine.
+# Kernels that choose among algorithms by shape: each distinct call is measured once on this
+# machine.
 MEASURED = frozenset(
     [
         "aten.convolution.default",
@@ -335,22 +337,22 @@ MEASURED = frozenset(
         "aten.avg_pool2d_backward.default",
     ]
 )
-MEASURE_UP_TO = 1 << 26  # bytes of inputs; beyond, a bound is used and nothing runs
+MEASURE_UP_TO = 1 << 26  # bytes of operands; beyond, a bound is used and nothing runs
 _known: dict[str, int] = {}
 
 
-def _measured(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
+def _measured(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> int:
     """Workspace of a call by the allocator's events, on tensors of zeros of the same strides."""
-    tensors = [x for x in tree_leaves((args, kwargs)) if _is_tensor(x)]
-    size = sum(x.nbytes for x in tensors)
+    tensors = [x for x in tree_leaves((args, kwargs, result)) if _is_tensor(x)]
+    size = int(sum(x.nbytes for x in tensors))
     if size > MEASURE_UP_TO:
-        return 2 * size  # operands in another order, twice: more than was seen in any call
+        return 2 * size  # seen: at most one, for operands and results put into another order
     key = f"{func} {tree_map(_signature, (args, kwargs))}"
     if key not in _known:
         real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
         with _disable_current_modes(), torch.profiler.profile(profile_memory=True) as profile:
-            result = func(*real_args, **real_kwargs)
-        kept = sum(x.untyped_storage().nbytes() for x in tree_leaves(result) if _is_tensor(x))
+            made = func(*real_args, **real_kwargs)
+        kept = sum(x.untyped_storage().nbytes() for x in tree_leaves(made) if _is_tensor(x))
         _known[key] = max(allocated_peak(profile) - kept, 0)
     return _known[key]
 
@@ -384,7 +386,7 @@ KEPT: dict[str, Callable[[Any], int]] = {
 
 
 def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def _dense(shape: Sequence[int]) -> Stride:

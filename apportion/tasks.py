@@ -158,7 +158,7 @@ class TaskGraph:
 class Storage:
     """What kernels really allocate, where it differs from the slots' regions.
 
-    slots      (slot, base, bytes): storage shared with another slot than planned, or of another size
+    slots      (slot, base, bytes): storage that another slot shares, or of another size
     workspace  (task, bytes)
     """
 

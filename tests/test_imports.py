@@ -16,7 +16,7 @@ ORDER = [
     *("graph", "random", "trace", "rewrite", "decompose", "build", "optimizer", "capture"),
     *("interval", "tdl", "formula", "root", "restrict", "atoms", "splits", "ops"),
     *("cluster", "tasks", "cost"),
-    *("strategy", "task_builder", "lower"),
+    *("strategy", "termwise", "task_builder", "lower"),
     *("search",),
     *("timeline", "simulate"),
     *("kernels", "execute", "storage", "check", "processes"),

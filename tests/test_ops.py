@@ -331,7 +331,77 @@ ATTENTION = [
     ),
 ]  # fmt: skip
 
-SAMPLES = [*MATMUL, *REDUCTION, *NORM, *LOSS, *INDEX, *FACTORY, *VIEW, *ATTENTION]
+CONV = [  # more of them are in test_conv.py
+    S("aten.convolution.default", R(3, 4, 7, 8), NC(6, 4, 3, 3), R(6), [1, 1], [1, 1], [1, 1],
+      False, [0, 0], 1, axes="n o c i0 i1 k0 k1"),
+    S("aten.convolution.default", NC(3, 4, 9), R(6, 2, 3), None, [2], [1], [2], False, [0], 2,
+      axes="n g o c i0 k0"),
+    S("apportion.conv_backward_input", NC(3, 6, 7, 8), R(6, 4, 3, 3), (3, 4, 7, 8), (1, 1), (1, 1),
+      (1, 1), 1, axes="n o c y0 y1 k0 k1"),
+    S("apportion.conv_backward_input", R(3, 6, 4), NC(6, 2, 3), (3, 4, 9), (2,), (1,), (2,), 2,
+      axes="n g o c"),
+    S("apportion.conv_backward_weight", NC(3, 6, 7, 8), R(3, 4, 7, 8), (6, 4, 3, 3), (1, 1), (1, 1),
+      (1, 1), 1, axes="n o c i0 i1 k0 k1"),
+    S("apportion.conv_backward_weight", R(3, 6, 4), NC(3, 4, 9), (6, 2, 3), (2,), (1,), (2,), 2,
+      axes="n g o c i0 k0"),
+    S("aten.constant_pad_nd.default", R(5, 7), [1, 2], 0.5, axes="i0 i1"),
+    S("aten.constant_pad_nd.default", NC(5, 7), [0, 2, 1, 0], axes="i0 i1"),
+    S("aten.constant_pad_nd.default", R(5, 7), [-1, 2, 2, -1], axes="i0 i1"),
+    S("aten.constant_pad_nd.default", R(5, 7), [0, 9], axes="i0"),  # half of it is only padding
+]  # fmt: skip
+
+POOL = [
+    S("aten.max_pool2d_with_indices.default", R(3, 4, 7, 8), [3, 3], [2, 2], [1, 1], axes="i0 i1"),
+    S("aten.max_pool2d_with_indices.default", NC(4, 7, 8), [2], axes="i0"),
+    S("aten.max_pool2d_with_indices_backward.default", R(3, 4, 4, 4), NC(3, 4, 7, 8), [3, 3],
+      [2, 2], [1, 1], [1, 1], False, Z(50, 3, 4, 4, 4), axes="i0 i1"),
+    S("aten.avg_pool2d.default", NC(3, 4, 7, 8), [2, 3], axes="i0 i1 i2 i3"),
+    S("aten.avg_pool2d.default", R(3, 4, 7, 8), [3, 3], [2, 1], [1, 1], axes="i0 i1 i2 i3"),
+    S("aten.avg_pool2d.default", R(4, 7, 8), [3], [1], [1], False, False, 5, axes="i0 i1 i2"),
+    S("aten.avg_pool2d.default", R(3, 4, 7, 8), [3], [1], [1], False, False, axes="i0 i1"),
+    S("aten.avg_pool2d.default", R(3, 4, 7, 8), [3], [2], [1], True, axes="i0 i1"),
+    S("aten.avg_pool2d_backward.default", NC(3, 4, 4, 4), R(3, 4, 7, 8), [3, 3], [2, 2], [1, 1],
+      False, True, None, axes="i0 i1"),
+    S("aten._adaptive_avg_pool2d.default", NC(3, 4, 7, 8), [3, 2], axes="i0 i1"),
+    S("aten._adaptive_avg_pool2d_backward.default", R(3, 4, 3, 2), R(3, 4, 7, 8), axes="i0 i1"),
+]  # fmt: skip
+
+BATCH_NORM = [  # against torch's own in test_batch_norm.py
+    S("apportion.channel_sum", NC(5, 3, 4, 2), axes="c i0 i1 i2"),
+    S("apportion.channel_sum", R(5, 3), axes="c i0"),
+    S("apportion.channel_squares", R(5, 3, 4), R(3), 20, axes="c i0 i1"),
+    S("apportion.batch_norm", NC(5, 3, 4), R(3), U(3), R(3), R(3), 20, 1e-5, axes="c i0 i1"),
+    S("apportion.batch_norm", R(5, 3, 4), R(3), U(3), None, None, 20, 1e-5, axes="c i0 i1"),
+    S("apportion.batch_norm_reduce", NC(5, 3, 4), R(5, 3, 4), R(3), U(3), 20, 1e-5,
+      axes="c i0 i1"),
+    S("apportion.batch_norm_backward", R(5, 3, 4), NC(5, 3, 4), R(3), U(3), R(3), R(3), R(3), 20,
+      1e-5, axes="c i0 i1"),
+    S("apportion.batch_norm_backward", R(5, 3), R(5, 3), R(3), U(3), None, R(3), R(3), 5, 1e-5,
+      axes="c i0"),
+    S("aten.native_batch_norm.default", R(5, 3, 4), R(3), R(3), R(3), U(3), False, 0.1, 1e-5,
+      axes="c i0 i1"),
+    S("aten.native_batch_norm.default", R(5, 3, 4), R(3), R(3), R(3), U(3), True, 0.1, 1e-5,
+      axes=""),
+    S("aten._native_batch_norm_legit_no_training.default", NC(5, 3), R(3), R(3), R(3), U(3), 0.1,
+      1e-5, axes="c i0"),
+    *(
+        S("aten.native_batch_norm_backward.default", NC(5, 3, 4), R(5, 3, 4), weight, R(3), U(3),
+          None, None, False, 1e-5, mask, axes="c i0 i1")
+        for weight, mask in ((R(3), [True] * 3), (None, [True, False, False]))
+    ),
+]  # fmt: skip
+
+TOTAL = [
+    S("apportion.mm_total", [R(4, 5), NC(4, 5)], [NC(5, 6), R(5, 6)], axes="i j k"),
+    S("apportion.sum_total", [R(4, 5, 6), NC(4, 5, 6), R(4, 5, 6)], (0, 2), axes="i0 k0 k1"),
+    S("aten.unbind.int", R(4, 3, 5), 1, axes="i0 i1"),
+    S("aten.unbind.int", NC(4, 3), -2, axes="i0"),
+]
+
+SAMPLES = [
+    *MATMUL, *REDUCTION, *NORM, *LOSS, *INDEX, *FACTORY, *VIEW, *ATTENTION, *CONV, *POOL,
+    *BATCH_NORM, *TOTAL,
+]  # fmt: skip
 
 WITHOUT_SAMPLE = {
     "apportion.update": "needs the body of an optimizer: checked in the captured steps below",
@@ -563,7 +633,7 @@ def random_input(space: Space, value: int, generator: torch.Generator) -> torch.
     return uniform > 0.6 if meant.dtype == "bool" else uniform.to(getattr(torch, meant.dtype or ""))
 
 
-@pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny"])
+@pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny", "wresnet:tiny", "rnn:tiny"])
 def test_every_split_of_every_operator_of_a_step_is_right(spec: str) -> None:
     it = zoo.load(spec, seed=1)
     program = capture_as(

@@ -70,7 +70,7 @@ def test_the_table_counts_what_lowering_moves(source: str, reader: str) -> None:
     c, d = make.value(ROWS, INNER), make.value(INNER, COLUMNS)
     y = make.op("aten.mm.default", a, b, out=(ROWS, COLUMNS))
     if reader == "first":  # what is added to a product that is cut inside is added once
-        make.op("aten.addmm.default", y, c, d, out=(ROWS, COLUMNS))
+        make.op("aten.addmm.default", y, c, d, 1, 1, out=(ROWS, COLUMNS))
     else:
         make.op("aten.relu.default", y, out=(ROWS, COLUMNS))
     space = make.space()
@@ -112,8 +112,8 @@ def test_bytes_of_conv1d(
 ) -> None:
     monkeypatch.setattr(tdl, "DESCRIPTIONS", dict(tdl.DESCRIPTIONS))
     describe("test.conv1d")(
-        lambda data, filters: lambda b, co, x: Sum(
-            lambda ci, dx: data[b, ci, x + dx] * filters[ci, co, dx]
+        lambda data, filters: (
+            lambda b, co, x: Sum(lambda ci, dx: data[b, ci, x + dx] * filters[ci, co, dx])
         )
     )
     make = Maker()
@@ -269,15 +269,16 @@ def test_recursion_is_not_always_optimal() -> None:
 
 
 def test_no_tie_of_the_first_level_leads_to_the_joint_optimum() -> None:
-    first = list(plans(counterexample(), 1))
-    least = min(first)[0]
-    assert least == 288
-    ties = [choices for cost, (choices,) in first if cost == least]
-    assert len(ties) == 2
-    for choices in ties:
-        levels = counterexample()
+    """The two best first levels differ in how the first weight, read whole, is stored."""
+    space, ties = counterexample().space, 0
+    for choices in product(*(site.atoms for site in counterexample().sites)):
+        levels = Levels(space, False)
         levels._apply(list(choices))
-        assert min(plans(levels, 1))[0] == 768
+        assert levels.bytes_modelled >= 288 * 4
+        if levels.bytes_modelled == 288 * 4:
+            ties += 1
+            assert min(plans(levels, 1))[0] == 768
+    assert ties == 2
 
 
 # Bytes
@@ -322,11 +323,7 @@ def independent(space: Space, op: int, devices: int, rng: Random) -> Choice:
     for _ in range(8):
         parts = [1] * len(axes)
         while math.prod(parts) < devices:
-            able = [
-                k
-                for k, yes in enumerate(legal)
-                if yes and axes[k].extent >= 2 * parts[k]
-            ]  # fmt: skip
+            able = [k for k, yes in enumerate(legal) if yes and axes[k].extent >= 2 * parts[k]]
             if not able:
                 break
             parts[rng.choice(able)] *= 2
@@ -366,8 +363,12 @@ def full_device(space: Space, devices: int, seed: int) -> Strategy:
     return Strategy(tuple(independent(space, op, devices, rng) for op in ops))
 
 
-# 200 for all of them take minutes; the smallest margins of 200 of each kind are in
-# docs or the history of this file: 1.0 (mlp, 2 devices: the same strategy) and 1.29.
+# 200 of both kinds were run once for all (minutes). The least of them moved, as a multiple of tofu,
+#                independent 2, 4 devices    alike 2, 4 devices
+#   mlp:tiny              2.90, 3.47                1.00, 1.29
+#   rnn:tiny              9.92, 6.52                2.00, 1.61
+#   gpt2:tiny             10.2, 6.78                1.33, 1.49
+#   wresnet:tiny          8.81, 7.54                1.64, 1.78
 @pytest.mark.parametrize(
     ("spec", "devices", "count"),
     [

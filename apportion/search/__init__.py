@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from apportion.search.data import data
 from apportion.search.fsdp import fsdp
-from apportion.search.problem import Problem, SearchResult
+from apportion.search.problem import Problem, SearchResult, Unsuitable
 from apportion.search.random import random
 from apportion.search.single import single
 from apportion.search.tofu import tofu, tofu_paper
@@ -27,6 +27,7 @@ __all__ = [
     "SEARCHES",
     "Problem",
     "SearchResult",
+    "Unsuitable",
     "data",
     "fsdp",
     "random",

@@ -92,7 +92,9 @@ class Levels:
         alike: dict[tuple[object, ...], int] = {}
         members: list[list[int]] = []
         for index, op in enumerate(self.graph.ops):
-            key: tuple[object, ...] = (op.module, op.line, op.phase, self.space.calls[index])
+            groups = tuple(axis.group for axis in self.space.axes(index))
+            call = self.space.calls[index]
+            key: tuple[object, ...] = (op.module, op.line, op.phase, call, groups)
             if not op.line or op.phase == UPDATE:
                 key = (index,)
             number = alike.setdefault(key, len(members))
@@ -105,9 +107,9 @@ class Levels:
             axes, legal = self.space.axes(first), self.space.cuttable(first)
             able = tuple(k for k, yes in enumerate(legal) if yes)
             self._know([axis.group for axis in axes], [axis.extent for axis in axes])
-            groups = tuple(axes[k].group for k in able)
+            cut = tuple(axes[k].group for k in able)
             free = self._free(first)
-            self.sites.append(Site("op", tuple(group), able, groups, free))
+            self.sites.append(Site("op", tuple(group), able, cut, free))
         self._find_halos()
 
     def _free(self, op: int) -> bool:

@@ -23,6 +23,10 @@ class Problem:
         return len(self.cluster.devices)
 
 
+class Unsuitable(ValueError):
+    """The method cannot be used on this cluster or this step; the message says which would do."""
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """A Strategy, and a proven bound on what was minimised where the method gives one."""

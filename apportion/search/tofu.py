@@ -32,7 +32,7 @@ from apportion.lower import lower
 from apportion.search.data import data, sample_classes
 from apportion.search.fsdp import fsdp
 from apportion.search.levels import Levels
-from apportion.search.problem import Problem, SearchResult
+from apportion.search.problem import Problem, SearchResult, Unsuitable
 from apportion.splits import Space
 from apportion.strategy import Strategy
 
@@ -40,7 +40,8 @@ MARGIN = 0.99  # the modelled bytes are within a thousandth of the lowered ones 
 
 
 def tofu(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
-    """The strategy that moves the fewest bytes among recursion's, data parallelism and sharded state.
+    """The strategy that moves the fewest bytes among recursion's, data parallelism and sharded
+    state.
 
     Those two are lowered and counted only if recursion does not move less than they must.
     """
@@ -53,7 +54,8 @@ def tofu(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
 
 
 def _least_of_data(problem: Problem) -> int:
-    """Bytes that data parallelism moves at least: every gradient reduced, and gathered in some form."""
+    """Bytes that data parallelism moves at least: every gradient reduced, and gathered in some
+    form."""
     graph, samples = problem.space.graph, sample_classes(problem.space)
     extents = [
         axis.extent
@@ -81,7 +83,7 @@ def recurse(problem: Problem, *, shared: bool) -> Levels:
     """One exact two-way cut per level; ValueError unless the devices are a power of two."""
     devices = problem.devices
     if devices & (devices - 1):
-        raise ValueError(
+        raise Unsuitable(
             f"tofu cuts in two at every level and needs 2, 4, 8, ... devices, not {devices}; use "
             "data or fsdp there"
         )

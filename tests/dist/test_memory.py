@@ -1,0 +1,64 @@
+"""Memory on real processes: the peak of every rank, by the allocator's events, is the predicted
+one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from apportion import zoo
+from apportion.capture import capture
+from apportion.cluster import cluster
+from apportion.cost import default_cost
+from apportion.execute import Executable, threads
+from apportion.lower import lower
+from apportion.pool import Pool
+from apportion.search import SEARCHES, Problem
+from apportion.search.random import draw
+from apportion.simulate import simulate
+from apportion.splits import Space
+from apportion.storage import measure
+from apportion.strategy import Strategy
+from apportion.tasks import with_storage
+from apportion.worker import Train
+
+SEED = 7
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    with Pool(request.param, 120.0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def spaces() -> dict[str, Space]:
+    found = {}
+    for spec in ("mlp:tiny", "gpt2:tiny"):
+        it = zoo.load(spec, SEED)
+        found[spec] = Space(capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph)
+    return found
+
+
+def strategies(space: Space, devices: int) -> dict[str, Strategy]:
+    machine = cluster(f"local:{devices}")
+    problem = Problem(space, machine, default_cost(machine))
+    names = ["data", "fsdp", *(["tofu"] if devices == 2 else [])]
+    found = {name: SEARCHES[name](problem).strategy for name in names}
+    return found | {f"random {n}": draw(space, devices, Random(n)) for n in (1, 2)}
+
+
+@pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny"])
+def test_peaks_and_bytes_are_as_predicted(pool: Pool, spaces: dict[str, Space], spec: str) -> None:
+    devices = len(pool.pipes)
+    machine = cluster(f"local:{devices}")
+    for name, strategy in strategies(spaces[spec], devices).items():
+        space = Space(spaces[spec].graph, strategy.digits)
+        tasks = lower(space, strategy, devices)
+        storage = measure(Executable(space, strategy, tasks), threads(devices))
+        line = simulate(with_storage(tasks, storage), machine, default_cost(machine))
+        ranks = pool.train(Train(spec, SEED, False, strategy, devices, 1, SEED, profile=True))
+        assert [rank.peak_bytes for rank in ranks] == list(line.peak_bytes), name
+        assert sum(rank.sent_bytes for rank in ranks) == tasks.bytes_moved, name

@@ -1,0 +1,209 @@
+"""What kernels allocate: one step in this process against the allocator's own events."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import apportion.worker  # before torch: it silences the profiler  # isort: skip
+
+import numpy as np
+import pytest
+import torch
+from graphs import Maker, captured
+from make_tasks import EXACT, SURVIVES, ports
+from make_tasks import Maker as Tasks
+
+from apportion import storage, zoo
+from apportion.capture import Program, capture
+from apportion.cluster import cluster
+from apportion.cost import default_cost
+from apportion.execute import Executable
+from apportion.lower import lower
+from apportion.processes import worker
+from apportion.runner import Runner
+from apportion.search.problem import Problem
+from apportion.search.random import draw
+from apportion.search.single import single
+from apportion.simulate import simulate
+from apportion.splits import Space
+from apportion.storage import measure
+from apportion.strategy import Choice, Strategy
+from apportion.tasks import Storage, TaskGraph, verify, with_storage
+
+MODELS = ["mlp:tiny", "gpt2:tiny", "rnn:tiny", "wresnet:tiny"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def program_of(spec: str, double: bool) -> tuple[Program, Space]:
+    if double:
+        return captured(spec)
+    it = zoo.load(spec, seed=0)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    return program, Space(program.graph)
+
+
+def run(program: Program, executable: Executable) -> int:
+    """Peak bytes of a step of the only device, state included, by the allocator."""
+    with apportion.worker._Allocations(True) as allocations:
+        runner = Runner(program, worker(executable, 0))
+        allocations.mark()
+        runner.local_step(program.batch)
+    assert allocations.peak is not None
+    return allocations.peak
+
+
+def predicted(tasks: TaskGraph) -> int:
+    machine = cluster("local:1")
+    (peak,) = simulate(tasks, machine, default_cost(machine)).peak_bytes
+    return peak
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("spec", MODELS)
+def test_the_peak_of_one_device_is_predicted_to_the_byte(spec: str, double: bool) -> None:
+    program, space = program_of(spec, double)
+    machine = cluster("local:1")
+    strategy = single(Problem(space, machine, default_cost(machine))).strategy
+    tasks = lower(space, strategy, 1)
+    executable = Executable(space, strategy, tasks)
+    exact = with_storage(tasks, measure(executable, 1))
+    verify(exact)
+    assert run(program, executable) == predicted(exact)
+
+
+@pytest.mark.parametrize(("spec", "count"), [("mlp:tiny", 12), ("gpt2:tiny", 2), ("rnn:tiny", 3)])
+def test_the_peak_of_cut_operators_on_one_device_is_predicted_to_the_byte(
+    spec: str, count: int
+) -> None:
+    """Slices, padding, assemblies and partial sums, without messages."""
+    program, space = program_of(spec, True)
+    for seed in range(count):
+        strategy = draw(space, 1, Random(seed))
+        tasks = lower(space, strategy, 1)
+        executable = Executable(space, strategy, tasks)
+        exact = with_storage(tasks, measure(executable, 1))
+        verify(exact)
+        assert run(program, executable) == predicted(exact), seed
+
+
+def test_measuring_changes_nothing_else() -> None:
+    _, space = captured("mlp:tiny")
+    strategy = draw(space, 3, Random(1))
+    tasks = lower(space, strategy, 3)
+    found = measure(Executable(space, strategy, tasks), 1)
+    assert measure(Executable(space, strategy, tasks), 1) == found
+    assert torch.get_num_threads() == 1
+    exact = with_storage(tasks, found)
+    assert exact.bytes_moved == tasks.bytes_moved
+    assert (exact.slot_last >= tasks.slot_last).all()
+    alias = np.flatnonzero(exact.slot_base >= 0)
+    base = exact.slot_base[alias]
+    assert (exact.slot_base[base] == -1).all()
+    assert (exact.slot_last[base] >= exact.slot_last[alias]).all()
+    assert (exact.slot_device[base] == exact.slot_device[alias]).all()
+
+
+# Storage and with_storage
+
+
+def three_tasks() -> Tasks:
+    make = Tasks(1)
+    a = make.compute(0, flops=1)
+    b = make.compute(0, flops=1, after=[a])
+    c = make.compute(0, flops=1, after=[b])
+    make.slot(0, 100, a, b)
+    make.slot(0, 10, b, c)
+    make.slot(0, 1, c, SURVIVES)
+    return make
+
+
+def peak(tasks: TaskGraph) -> int:
+    return simulate(tasks, ports(1), EXACT).peak_bytes[0]
+
+
+def test_without_storage_the_plan_holds() -> None:
+    tasks = three_tasks().done()
+    same = with_storage(tasks, Storage())
+    assert peak(same) == peak(tasks) == 110
+    assert same.workspace.tolist() == [0, 0, 0]
+
+
+def test_a_slot_of_another_size_counts_as_that() -> None:
+    tasks = with_storage(three_tasks().done(), Storage(slots=((1, -1, 64),)))
+    assert peak(tasks) == 164
+
+
+def test_storage_that_is_shared_lives_as_long_as_its_last_user() -> None:
+    tasks = with_storage(three_tasks().done(), Storage(slots=((2, 0, 1),)))
+    assert tasks.slot_last.tolist() == [3, 2, 3]
+    assert peak(tasks) == 110
+    assert simulate(tasks, ports(1), EXACT).curves[0].nbytes[-1] == 100
+
+
+def test_workspace_is_held_while_its_task_runs() -> None:
+    tasks = with_storage(three_tasks().done(), Storage(workspace=((0, 7), (2, 1000))))
+    line = simulate(tasks, ports(1), EXACT)
+    assert line.peak_bytes == (10 + 1 + 1000,)
+    assert line.peak_categories[0]["workspace"] == 1000
+
+
+def test_a_view_that_the_kernel_must_copy_has_storage_of_its_own() -> None:
+    make = Maker()
+    x = make.value(4, 6)
+    y = make.op("aten.t.default", x, out=(6, 4))
+    z = make.op("aten.reshape.default", y, [24], out=(24,))
+    space = make.space()
+    strategy = Strategy(tuple(Choice((1,) * len(space.axes(op)), (0,)) for op in range(2)))
+    tasks = lower(space, strategy, 1)
+    slot = {int(v): s for s, v in enumerate(tasks.slot_value)}
+    assert tasks.slot_base[slot[z.index]] >= 0  # planned as a view
+    exact = with_storage(tasks, measure(Executable(space, strategy, tasks), 1))
+    assert exact.slot_base[slot[z.index]] == -1
+    assert exact.slot_nbytes[slot[z.index]] == 96
+    assert exact.slot_base[slot[y.index]] == slot[x.index]
+
+
+def test_a_kernel_that_cannot_run_without_data_is_taken_as_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make = Maker()
+    x = make.value(4, 6)
+    make.op("aten.relu.default", x, out=(4, 6))
+    space = make.space()
+    strategy = Strategy((Choice((1, 1), (0,)),))
+    tasks = lower(space, strategy, 1)
+    executable = Executable(space, strategy, tasks)
+    assert measure(executable, 1) == Storage()
+
+    def fails(*_: Any) -> Any:
+        raise NotImplementedError("no meta kernel")
+
+    monkeypatch.setattr(storage, "run_part", fails)
+    assert measure(executable, 1) == Storage()
+
+
+def test_elsewhere_workspace_is_not_known() -> None:
+    _, space = captured("gpt2:tiny")
+    strategy = draw(space, 1, Random(0))
+    executable = Executable(space, strategy, lower(space, strategy, 1))
+    assert measure(executable, 1).workspace
+    here, there = measure(executable, 1), measure(executable, None)
+    assert here.slots == there.slots
+    assert sum(n for _, n in there.workspace) < sum(n for _, n in here.workspace)
+
+
+def test_two_threads_need_no_less_than_one() -> None:
+    _, space = captured("gpt2:tiny")
+    strategy = draw(space, 1, Random(0))
+    executable = Executable(space, strategy, lower(space, strategy, 1))
+    one, two = (dict(measure(executable, n).workspace) for n in (1, 2))
+    assert all(two[task] >= n for task, n in one.items())
+    assert sum(two.values()) > sum(one.values())
