@@ -13,9 +13,8 @@ help: ## This list
 
 venv: $(STAMP) ## Create .venv and install the package with its tools
 
-demo: $(STAMP) ## Plan a small GPT for four local processes, run it, and check it against one device
-	$(BIN)/apportion run gpt2:layers=2,width=64,heads=4,vocab=512,seq=32,batch=8 \
-	    --procs 4 --method data --steps 5 --check
+demo: $(STAMP) ## Data parallelism against Tofu's plan of a small GPT: four processes, both checked
+	$(BIN)/python -m apportion.demo
 
 test: lint ## Lint, types, all tests, and a report of the project's size
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --ignore tests/dist

@@ -58,6 +58,8 @@ def status(arguments: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.filename:  # a file that the request names
             return _complain(f"{error.filename}: {error.strerror}.", 2)
         return _complain(str(error), 1)
+    except KeyboardInterrupt:
+        code = 130
     if code == 130:
         return _complain("Interrupted.", 130)
     return int(code or 0)

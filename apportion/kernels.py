@@ -231,6 +231,8 @@ def _batch_norm(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     x, total, squares, weight, bias, count, eps = args
     normalise = torch.ops.aten.native_batch_norm.default  # with statistics given: pointwise
     weight, bias = (None if t is None else t.to(total.dtype) for t in (weight, bias))
+    # On dense tensors only: other strides take another kernel, and replicas must be bit-equal.
+    x = x.contiguous()
     found = normalise(x, weight, bias, total / count, squares / count, False, 0.0, eps)
     return (found[0],)
 
@@ -255,6 +257,7 @@ def _batch_norm_backward(context: Context, args: Sequence[Any]) -> tuple[Any, ..
 def _per_channel_total(x: torch.Tensor) -> torch.Tensor:
     """The sum of all but channels, added in double like torch's own statistics, plane by plane."""
     kind = torch.promote_types(x.dtype, torch.float32)
+    x = x.contiguous()  # so that the order of additions does not depend on strides
     planes = x.sum(tuple(range(2, x.dim())), dtype=kind) if x.dim() > 2 else x
     return planes.sum(0, dtype=torch.float64).to(kind)
 

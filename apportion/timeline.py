@@ -1,13 +1,14 @@
 """Timeline: when each task ran and what memory was held; one type for simulated and measured.
 
-Memory of a device over time is the sum of
+Memory of a device is the sum of
 
-    slots      from the start of the task that makes them (or 0) to the end of the last that uses
-               them (or for ever); a slot that shares another's storage costs nothing
-    messages   on the sender, packed, while they travel; on the receiver from the start of the
-               transfer to the end of the assembly that takes them
+    slots      from the task that makes them (or the beginning) to the last that uses them (or for
+               ever); a slot that shares another's storage costs nothing
+    messages   on the sender, packed, during their exchange; on the receiver from the beginning of
+               the exchange to the end of the assembly that takes them
+    workspace  while its task runs
 
-Events at one instant count in the order of their tasks, and within a task allocation comes first.
+It changes in the order of the device's tasks; within a task allocation comes first.
 """
 
 from __future__ import annotations

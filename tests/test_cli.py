@@ -74,7 +74,7 @@ def test_help_teaches_by_example(capfd: pytest.CaptureFixture[str], command: str
 def test_help_names_every_method() -> None:
     from apportion.search import SEARCHES
 
-    assert set(re.findall(r"\w+", cli.METHODS)) == {"auto", "or", *SEARCHES}
+    assert set(re.findall(r"[\w-]+", cli.METHODS)) == {"auto", "or", *SEARCHES}
 
 
 def test_no_arguments_show_the_help(capfd: pytest.CaptureFixture[str]) -> None:
@@ -204,6 +204,50 @@ def test_compare(capfd: pytest.CaptureFixture[str]) -> None:
     assert all(row.keys() == STABLE for row in table["results"])
     status, out, _ = call(capfd, *compare)
     assert status == 0 and "single" in out and "data" in out
+
+
+def test_compare_leaves_out_what_is_not_for_the_cluster(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    compare = ["compare", "mlp:tiny", "--cluster", "local:3", "--methods"]
+    status, table = call_json(capfd, *compare, "data,tofu")
+    assert status == 0 and [row["method"] for row in table["results"]] == ["data"]
+    status, out, err = call(capfd, *compare, "data,tofu")
+    assert status == 0 and "tofu" not in out
+    assert err.startswith("note: tofu is left out: ") and err.count("\n") == 1
+    status, out, err = call(capfd, *compare, "tofu")
+    assert (status, out) == (2, "") and "needs 2, 4, 8, ... devices, not 3" in err
+
+
+UNDESCRIBED = """
+import torch
+
+
+def step(model, batch):
+    turned = torch.flip(model(batch), [1])
+    return (turned * torch.flip(turned, [0])).mean()
+
+
+def make():
+    model = torch.nn.Linear(4, 6)
+    return step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(8, 4)
+"""
+
+
+@pytest.mark.parametrize("command", ["plan", "compare"])
+def test_an_operator_that_runs_unsplit_is_noted_once(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "train.py").write_text(UNDESCRIBED)
+    call_it = [command, f"{tmp_path}/train.py:make", "--cluster", "local:2", "--json"]
+    status, out, err = call(capfd, *call_it)
+    assert status == 0 and json.loads(out)
+    (line,) = [line for line in err.splitlines() if "flip.default" in line]
+    assert line == (
+        "note: aten.flip.default runs unsplit (4 operators, first at "
+        f"{tmp_path}/train.py:6): it has no description (ap.describe)"
+    )
+    assert all(line.startswith("note: ") for line in err.splitlines())
 
 
 def test_what_a_users_file_prints_is_kept_from_the_json(

@@ -5,34 +5,64 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+import torch
 from graphs import captured, problem
 from test_execute import compare
 
+from apportion.root import Refused
 from apportion.search.data import data
 from apportion.search.random import draw
 from apportion.search.single import single
+from apportion.splits import Space
+from apportion.strategy import Choice, Strategy, whole
 
 MODELS = ["wresnet:tiny", "rnn:tiny"]
+
+
+def unchanged(task: int, message: torch.Tensor) -> torch.Tensor:
+    return message
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("spec", MODELS)
 def test_random_strategies_train_the_same_model(spec: str, devices: int) -> None:
+    """Within the tolerance: replicas whose inputs lie differently in memory may differ in bits."""
     program, space = captured(spec)
-    for seed in range(2):
+    for seed in range(4):
         strategy = draw(space, devices, Random(1000 * devices + seed))
-        found = compare(program, space, strategy, devices, seed=seed)
+        found = compare(program, space, strategy, devices, seed=seed, corrupt=unchanged)
         assert found.equal, (devices, seed, found)
 
 
-def test_random_strategies_have_halos() -> None:
-    """What makes these models harder than the others does occur."""
-    _, space = captured("wresnet:tiny")
-    strategy = draw(space, 2, Random(2000))
-    splits = [space.split(op, choice.parts) for op, choice in enumerate(strategy.choices)]
-    pads = [pad for split in splits for part in split.parts for pad in part.pads]
-    partial = [n for split in splits for n in split.terms if n > 1]
-    assert len(pads) > 10 and len(partial) > 10
+@pytest.mark.parametrize("devices", [2, 3])
+def test_every_plane_cut_into_strips(devices: int) -> None:
+    """Convolutions with halos on all sides of each other, batch norm with statistics between."""
+    program, space = captured("wresnet:tiny")
+    choices = tuple(strips(space, op, devices) for op in range(len(program.graph.ops)))
+    splits = [space.split(op, choice.parts) for op, choice in enumerate(choices)]
+    cut = [
+        o.kind for o, split in zip(program.graph.ops, splits, strict=True) if len(split.parts) > 1
+    ]
+    assert len({kind for kind in cut if "conv" in kind}) == 3 and len(cut) > 50
+    assert sum(len(part.pads) for split in splits for part in split.parts) > 10
+    assert compare(program, space, Strategy(choices), devices).equal
+
+
+def strips(space: Space, op: int, devices: int) -> Choice:
+    """The Op cut along its first spatial axis, if it can be."""
+    axes = space.axes(op)
+    for height in ("y0", "i0", "i1", "i2"):
+        names = [axis.name for axis in axes]
+        if height not in names or ("n" not in names and height in ("y0", "i0")):
+            continue  # in other Ops than convolutions the first axis is the sample
+        position = names.index(height)
+        parts = tuple(min(devices, a.extent) if k == position else 1 for k, a in enumerate(axes))
+        try:
+            space.split(op, parts)
+        except Refused:
+            continue
+        return Choice(parts, tuple(range(max(parts))))
+    return whole(space, op, range(devices))
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])

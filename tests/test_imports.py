@@ -21,7 +21,8 @@ ORDER = [
     *("timeline", "simulate"),
     *("kernels", "execute", "storage", "check", "processes"),
     *("zoo",),
-    *("report", "plan", "runner", "worker", "pool", "run", "tables", "cli", "__init__"),
+    *("report", "plan", "runner", "worker", "pool", "run", "tables", "cli", "demo"),
+    *("__init__",),
 ]
 
 

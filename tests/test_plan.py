@@ -14,7 +14,7 @@ import pytest
 from graphs import Maker, captured
 
 import apportion as ap
-from apportion.plan import Plan
+from apportion.plan import AUTO, Plan, PlanWarning
 from apportion.plan import plan as make_plan
 from apportion.search import SEARCHES
 from apportion.strategy import Choice, Strategy
@@ -204,6 +204,52 @@ def test_unknown_methods_are_refused_with_the_known_ones() -> None:
         made("magic")
     with pytest.raises(ValueError, match="unknown method 'magic'"):
         ap.compare(captured("mlp:tiny")[0], ap.cluster("local:2"), methods=["data", "magic"])
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_auto_keeps_the_fastest_feasible_plan(devices: int) -> None:
+    spec, cluster = "gpt2:tiny", ap.cluster(f"local:{devices}")
+    graph = captured(spec)[0]
+    names = [name for name in AUTO if name != "tofu" or devices == 2]
+    plans = ap.compare(graph, cluster, names)
+    auto = make_plan(graph, cluster, "auto")
+    fastest = min(plans, key=lambda p: (p.predicted.step_seconds, p.predicted.bytes_moved))
+    assert (auto.method, auto.predicted) == (fastest.method, fastest.predicted)
+    assert auto.search_seconds > 0 and auto.timeline.step_seconds == auto.predicted.step_seconds
+
+
+def test_auto_prefers_what_fits() -> None:
+    graph, cluster = captured("gpt2:tiny")[0], ap.cluster("local:3")
+    data, fsdp = ap.compare(graph, cluster, ["data", "fsdp"])
+    limit = max(fsdp.predicted.peak_bytes)
+    assert limit < max(data.predicted.peak_bytes)
+    assert make_plan(graph, cluster, memory_limit=limit).method == "fsdp"
+    nothing = make_plan(graph, cluster, memory_limit=1)  # the least memory, if nothing fits
+    assert nothing.method == "fsdp" and not nothing.feasible
+
+
+def test_a_method_that_is_not_for_the_cluster() -> None:
+    graph, cluster = captured("mlp:tiny")[0], ap.cluster("local:3")
+    with pytest.raises(ValueError, match=r"needs 2, 4, 8, \.\.\. devices, not 3"):
+        make_plan(graph, cluster, "tofu")
+    with pytest.warns(PlanWarning, match="tofu is left out: tofu cuts in two") as told:
+        (only,) = ap.compare(graph, cluster, ["data", "tofu"])
+    assert only.method == "data" and len(told) == 1
+    with pytest.raises(ValueError, match="not 3"):
+        ap.compare(graph, cluster, ["tofu", "tofu-paper"])
+
+
+def test_operators_that_run_unsplit_are_warned_of_once_each() -> None:
+    make = Maker()
+    x = make.value(4, 6)
+    for _ in range(2):
+        x = make.op("test.unknown.default", x, out=(4, 6))
+    make.op("test.scalar.default", x, out=())  # nothing to split, nothing to say
+    with pytest.warns(PlanWarning) as told:
+        make_plan(make.graph(), ap.cluster("local:2"), "single")
+    (text,) = [str(warning.message) for warning in told]
+    assert text.startswith("test.unknown.default runs unsplit (2 operators, first at ")
+    assert told[0].filename == __file__
 
 
 def test_compare_plans_by_every_method_under_one_simulator() -> None:

@@ -13,18 +13,23 @@ from apportion.search.data import data
 from apportion.search.problem import Problem, SearchResult
 from apportion.splits import Space
 from apportion.strategy import Choice, Strategy
+from apportion.termwise import termwise
 
 
 def fsdp(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """Data parallelism, updates and state sharded."""
     space = problem.space
     graph = space.graph
-    choices = list(data(problem).strategy.choices)
+    start = data(problem).strategy
+    splits = [space.split(o, choice.parts) for o, choice in enumerate(start.choices)]
+    partial = termwise(space, start, splits)  # computed on terms: nothing to shard yet
+    choices = list(start.choices)
     sharded: set[int] = set()
     for index in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[index]
         readers = {r for v in op.outputs for r in graph.consumers[v]}
-        leads_to_update = choices[index].count == 1 and bool(readers) and readers <= sharded
+        uncut = choices[index].count == 1 and index not in partial
+        leads_to_update = uncut and bool(readers) and readers <= sharded
         if op.phase == UPDATE or leads_to_update:
             choice = _sharded(space, index, problem.devices)
             if choice is not None:
@@ -35,7 +40,7 @@ def fsdp(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
 
 def _sharded(space: Space, op: int, devices: int) -> Choice | None:
     axes = space.axes(op)
-    for position, axis in enumerate(axes):
+    for position, axis in sorted(enumerate(axes), key=lambda pair: bool(pair[1].extent % devices)):
         if axis.extent >= devices:
             parts = tuple(devices if k == position else 1 for k in range(len(axes)))
             try:
