@@ -9,6 +9,7 @@ import torch
 
 from apportion import graph as g
 from apportion.capture import Program, batch_leaves, check_settings, setting, state_tensor
+from apportion.kernels import Context, kernel
 from apportion.random import whole
 
 State = dict[int, torch.Tensor]
@@ -68,6 +69,9 @@ def run_graph(program: Program, batch: Any, state: State, seed: int, step: int) 
         elif op.kind == "apportion.random_uniform":
             size, key, dtype = op.args
             results = whole((seed, step, key), size, getattr(torch, dtype.name))
+        elif op.kind.startswith("apportion."):  # kinds of our own have no operator of torch's
+            context = Context(seed, step, lambda e: setting(program.optimizer, e), graph.bodies)
+            results = kernel(op.kind)(context, _args(program, op.args, inputs))
         else:
             results = call(op.kind, _args(program, op.args, inputs))
         results = results if isinstance(results, tuple | list) else [results]

@@ -203,7 +203,7 @@ from apportion import zoo
 it = zoo.load(sys.argv[1])
 program = ap.capture(it.step, it.model, it.optimizer, it.batch)
 runner = ap.distribute(program, ap.Plan.load("p.json"))
-sys.stdout.write(f"{runner.step(it.batch).item()}\n")
+sys.stdout.write(f"{runner.step(it.batch).item()}\\n")
 """
 
 
