@@ -75,6 +75,8 @@ def _unaliased(trace: Trace, types: list[Type]) -> tuple[list[Node], tuple[int |
     nodes = []
     for call in trace.calls:
         node = _node(call, renamed)
+        if node.kind == SDPA:
+            _correct_logsumexp(node, types)
         same = _same(node, transposed, types)
         if same is None:
             nodes.append(node)
@@ -89,6 +91,14 @@ def _node(call: Call, renamed: dict[int, int]) -> Node:
     if kind == "aten._reshape_alias.default":
         args = args[:2]
     return Node(_KINDS.get(kind, kind), args, call.outputs, call.site)
+
+
+def _correct_logsumexp(node: Node, types: list[Type]) -> None:
+    """Attention's log of sums has the precision it is computed in, whatever a fake kernel says."""
+    query, result = node.args[0], node.outputs[1]
+    if isinstance(query, g.Ref) and result is not None:
+        wide = torch.promote_types(types[query.index][1], torch.float32)
+        types[result] = (types[result][0], wide)
 
 
 def _same(node: Node, transposed: dict[int, int], types: list[Type]) -> int | None:

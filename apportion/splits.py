@@ -129,7 +129,8 @@ class Space:
         self.graph = graph
         self.digits = digits
         formulas = _formulas(graph)
-        atoms = find_atoms(graph, [f for f, _ in formulas])
+        self.formulas: tuple[Formula | None, ...] = tuple(f for f, _ in formulas)
+        atoms = find_atoms(graph, self.formulas)
         self.atoms: Atoms = divide(atoms, digits) if digits else atoms
         self.undescribed: dict[str, str] = {
             op.kind: why for op, (_, why) in zip(graph.ops, formulas, strict=True) if why

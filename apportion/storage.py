@@ -350,7 +350,10 @@ def _measured(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> int:
     key = f"{func} {tree_map(_signature, (args, kwargs))}"
     if key not in _known:
         real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
-        with _disable_current_modes(), torch.profiler.profile(profile_memory=True) as profile:
+        with (
+            _disable_current_modes(),
+            torch.profiler.profile(profile_memory=True, acc_events=True) as profile,
+        ):
             made = func(*real_args, **real_kwargs)
         kept = sum(x.untyped_storage().nbytes() for x in tree_leaves(made) if _is_tensor(x))
         _known[key] = max(allocated_peak(profile) - kept, 0)

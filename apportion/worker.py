@@ -167,7 +167,9 @@ class _Allocations:
     def __init__(self, wanted: bool) -> None:
         self.peak: int | None = None
         self.from_ns = 0
-        self.profile = torch.profiler.profile(profile_memory=True) if wanted else None
+        self.profile = (
+            torch.profiler.profile(profile_memory=True, acc_events=True) if wanted else None
+        )
 
     def __enter__(self) -> _Allocations:
         if self.profile is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from graphs import Maker, captured
 
 import apportion as ap
@@ -237,6 +238,20 @@ def test_a_method_that_is_not_for_the_cluster() -> None:
     assert only.method == "data" and len(told) == 1
     with pytest.raises(ValueError, match="not 3"):
         ap.compare(graph, cluster, ["tofu", "tofu-paper"])
+
+
+@pytest.mark.filterwarnings("ignore::apportion.plan.PlanWarning")
+def test_equal_calls_of_one_line_need_not_be_cut_alike() -> None:
+    """The pieces of a cumulative product are on one line, on both sides of undescribed ones."""
+
+    def step(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return torch.cumprod(model(batch).cos(), 1).mean()
+
+    model = torch.nn.Linear(4, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    program = ap.capture(step, model, optimizer, torch.randn(8, 4))
+    plan = make_plan(program, ap.cluster("local:4"), "tofu")
+    assert plan.predicted.bytes_moved == plan.tasks.bytes_moved
 
 
 def test_operators_that_run_unsplit_are_warned_of_once_each() -> None:

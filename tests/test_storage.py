@@ -114,7 +114,7 @@ class Checked(_Measurement):
             for s in ins
         ]
         context = Context(0, 0, lambda expression: 1.0, self.graph.bodies)
-        with torch.profiler.profile(profile_memory=True) as profile:
+        with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
             run_part(self.executable.space, op, part, tensors, context)
         results = sum(r.nbytes for r in call.results if r.alias < 0)
         assert allocated_peak(profile) == results + call.workspace, op

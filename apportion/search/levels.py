@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from apportion.graph import UPDATE
-from apportion.interval import volume
+from apportion.interval import Affine
 from apportion.root import Refused
 from apportion.search.data import sample_classes
 from apportion.search.eliminate import Energy, Table, TooWide, descend, eliminate
 from apportion.splits import Space, Split
-from apportion.strategy import Choice, Layout, Strategy
-from apportion.tdl import lookup
+from apportion.strategy import Choice, Layout, Strategy, whole
+from apportion.tdl import Access, lookup
 
 WHOLE, PARTIAL, FIRST = -1, -2, -3
 UNCUT = -1  # the choice that cuts nothing
@@ -110,7 +110,7 @@ class Levels:
             cut = tuple(axes[k].group for k in able)
             free = self._free(first)
             self.sites.append(Site("op", tuple(group), able, cut, free))
-        self._find_halos()
+        self._find_rigid()
 
     def _free(self, op: int) -> bool:
         """Whether an Op may run whole everywhere: views cost nothing, and state may be
@@ -124,23 +124,29 @@ class Levels:
         for group, extent in zip(groups, extents, strict=True):
             self.classes.setdefault(group, _Class(extent))
 
-    def _find_halos(self) -> None:
-        """Classes whose digits would not be boxes for some Op: they are cut once, contiguously."""
-        self.rigid: set[int] = set()
-        for site in self.sites:
-            for position, group in zip(site.atoms, site.classes, strict=True):
-                if self._overlaps(site.members[0], position):
-                    self.rigid.add(group)
+    def _find_rigid(self) -> None:
+        """Classes that are cut once, contiguously: windows and slices run over them.
 
-    def _overlaps(self, op: int, position: int) -> bool:
-        split = self._halves(op, position)
-        return any(
-            volume(a) + volume(b) != volume(full) and a != b
-            for a, b, full in zip(
-                split.parts[0].inputs, split.parts[1].inputs, self._whole(op).parts[0].inputs,
-                strict=True,
-            )
-        )  # fmt: skip
+        Their digits would not be boxes for an Op that reads x[i + 1] or a range of x.
+        """
+        self.rigid: set[int] = set()
+        for index, formula in enumerate(self.space.formulas):
+            for access in formula.accesses if formula else ():
+                self._add_rigid(index, access)
+
+    def _add_rigid(self, op: int, access: Access) -> None:
+        atoms, value = self.space.atoms, self.graph.ops[op].inputs[access.tensor]
+        place = 0
+        for index, factors in zip(access.index, atoms.dims[value], strict=True):
+            groups = atoms.value_classes[value][place : place + len(factors)]
+            place += len(factors)
+            form = index[0]
+            if len(index) > 1 or not isinstance(form, Affine) or not form.terms:
+                continue
+            if form.axis is None or atoms.axes[op][form.axis] != factors:
+                self.rigid.update(groups)
+                for name, _ in form.terms:
+                    self.rigid.update(atoms.axis_classes[op][name])
 
     def _halves(self, op: int, position: int) -> Split:
         count = len(self.space.axes(op))
@@ -352,12 +358,11 @@ class Levels:
         number = self.op_site[op]
         groups = [axis.group for axis in self.space.axes(op)]
         parts, devices = self._grid(number, groups)
-        choice = Choice(parts, devices)
         try:
-            space.split(op, choice.parts)
-        except Refused as refusal:  # pragma: no cover - the levels only take legal cuts
-            raise AssertionError(f"{self.graph.ops[op].name}: {refusal}") from None
-        return choice
+            space.split(op, parts)
+        except Refused:  # each level's cut is legal, but not their product
+            return whole(space, op, range(2 ** len(self.chosen)))
+        return Choice(parts, devices)
 
     def _layout(self, space: Space, value: int, number: int) -> Layout:
         parts, devices = self._grid(number, list(self.space.atoms.value_classes[value]))
