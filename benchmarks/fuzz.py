@@ -236,7 +236,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--models", default="mlp:tiny,gpt2:tiny")
+    parser.add_argument("--models", default="mlp:tiny,gpt2:tiny,wresnet:tiny,rnn:tiny")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--plant", type=int, default=0)
