@@ -12,6 +12,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from apportion.version import VERSION
+
 if TYPE_CHECKING:
     from apportion.capture import CaptureError, Program, capture
     from apportion.cluster import Cluster, cluster
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from apportion.runner import Runner, distribute
     from apportion.tdl import ALL, Max, Min, Output, Prod, Sum, describe, f, opaque
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "capture": ("CaptureError", "Program", "capture"),

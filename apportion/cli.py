@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from apportion import tables
+from apportion.version import VERSION
 
 if TYPE_CHECKING:
     from apportion.capture import Program
@@ -102,7 +102,7 @@ PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file written b
 
 def _version(wanted: bool) -> None:
     if wanted:
-        _print(f"apportion {version('apportion')}")
+        _print(f"apportion {VERSION}")
         raise typer.Exit
 
 

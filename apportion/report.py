@@ -18,7 +18,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +40,7 @@ from apportion.tasks import (
     TaskGraph,
 )
 from apportion.timeline import LANES, Changes, Timeline, memory_changes
+from apportion.version import VERSION
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("base", "summary", "timeline", "memory", "traffic", "operators", "main")
@@ -187,7 +187,7 @@ def _facts(plan: Planned, lines: Sequence[Timeline]) -> dict[str, Any]:
         "feasible": plan.feasible,
         "ops": len(plan.graph.ops),
         "fingerprint": plan.graph.fingerprint,
-        "version": version("apportion"),
+        "version": VERSION,
         "predicted": _figures(plan.predicted),
         "renewed": _figures(plan.predicted) != _figures(lines[0]),
     }

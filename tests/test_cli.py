@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,6 +13,7 @@ import pytest
 import typer
 
 from apportion import cli, zoo
+from apportion.version import VERSION
 
 STABLE = {
     *("model", "cluster", "method", "step_seconds", "search_seconds", "peak_bytes"),
@@ -262,3 +265,12 @@ def test_what_a_users_file_prints_is_kept_from_the_json(
     )
     status, facts = call_json(capfd, "plan", f"{tmp_path}/train.py:make", "--cluster", "local:2")
     assert status == 0 and facts["model"] == f"{tmp_path}/train.py:make"
+
+
+def test_the_version_is_told() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", "from apportion.cli import main; main(['--version'])"],
+        capture_output=True,
+        text=True,
+    )
+    assert (found.returncode, found.stdout) == (0, f"apportion {VERSION}\n")

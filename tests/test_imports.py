@@ -13,7 +13,17 @@ PACKAGE = Path(__file__).parent.parent / "apportion"
 # A module may import those of earlier lines and those to its left. A name stands for a module or a
 # whole folder; inside a folder the modules are free among themselves, but must not form a circle.
 ORDER = [
-    *("graph", "random", "trace", "rewrite", "decompose", "build", "optimizer", "capture"),
+    *(
+        "version",
+        "graph",
+        "random",
+        "trace",
+        "rewrite",
+        "decompose",
+        "build",
+        "optimizer",
+        "capture",
+    ),
     *("interval", "tdl", "formula", "root", "restrict", "atoms", "splits", "ops"),
     *("cluster", "tasks", "cost"),
     *("strategy", "termwise", "task_builder", "lower"),
