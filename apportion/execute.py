@@ -194,8 +194,14 @@ def run_part(
             kind = dtype(space.graph.values[op.outputs[k]].dtype or "")
             results[k] = torch.empty(0, dtype=kind, device=context.device)
         elif part.scales[k] != 1.0:
-            results[k] = result.mul_(part.scales[k])
+            own = not any(same_storage(result, x) for x in tensors)
+            results[k] = result.mul_(part.scales[k]) if own else result * part.scales[k]
     return results
+
+
+def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are views of the same bytes."""
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def _zeros(space: Space, op: Op, part: Part, k: int, context: Context) -> torch.Tensor:

@@ -212,14 +212,24 @@ def _devices(plan: Planned) -> dict[str, Any]:
     }
 
 
+def _peak_provenance(plan: Planned) -> tuple[str, str, str]:
+    counted = "at each moment of the step"
+    if all(device.kind == "cpu" for device in plan.cluster.devices):
+        return "peak memory", "exact", f"counted: tensors, messages and workspaces alive {counted}"
+    return (
+        "peak memory", "at least",
+        f"counted: tensors and messages alive {counted}; the kernels' workspace on these devices "
+        "is not known",
+    )  # fmt: skip
+
+
 def _provenance(plan: Planned, lines: Sequence[Timeline]) -> list[tuple[str, str, str]]:
     """Rows (which figure, what it is, where it comes from)."""
     cost = default_cost(plan.cluster)
     bound = "none: this method proves no bound"
     rows = [
         ("bytes moved", "exact", "counted: the messages of the lowered step"),
-        ("peak memory", "exact", "counted: the tensors, messages and workspaces alive "
-         "at each moment of the step"),
+        _peak_provenance(plan),
         ("step time, timeline, busy", "estimated",
          f"simulated with the {cost.name} cost model: {cost.provenance}"),
         ("search time", "measured", "where the plan was made"),

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from apportion.execute import Executable, local_shape, run_part
+from apportion.execute import Executable, local_shape, run_part, same_storage
 from apportion.graph import Op
 from apportion.kernels import Context, dtype
 from apportion.splits import Part
@@ -100,7 +100,7 @@ class _Measurement:
         source = self._meta(copy.source)
         box = source.reshape(copy.source_shape)[copy.source_box].reshape(meant.shape)
         self.strides[slot] = box.stride()
-        self._settle(slot, copy.source if _shares(box, source) else -1, self.nbytes[slot])
+        self._settle(slot, copy.source if same_storage(box, source) else -1, self.nbytes[slot])
 
     def _settle(self, slot: int, source: int, nbytes: int) -> None:
         """Notes where a slot's bytes are, if that is not what was planned."""
@@ -146,7 +146,7 @@ class _Measurement:
         results, held = [], 0
         for out in outs:
             alias = next(
-                (k for k, x in enumerate(tensors) if x is not None and _shares(x, out)), -1
+                (k for k, x in enumerate(tensors) if x is not None and same_storage(x, out)), -1
             )
             nbytes = allocations.nbytes(out)
             held += nbytes if alias < 0 else 0
@@ -347,7 +347,7 @@ def _measured(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> int:
     size = int(sum(x.nbytes for x in tensors))
     if size > MEASURE_UP_TO:
         return 2 * size  # seen: at most one, for operands and results put into another order
-    key = f"{func} {tree_map(_signature, (args, kwargs))}"
+    key = f"{torch.get_num_threads()} {func} {tree_map(_signature, (args, kwargs))}"
     if key not in _known:
         real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
         with (
@@ -386,10 +386,6 @@ def allocated_peak(profile: Any, from_ns: int = 0) -> int:
 KEPT: dict[str, Callable[[Any], int]] = {
     "aten.mse_loss.default": lambda args: 0 if args[2:] and args[2] == 0 else int(args[0].nbytes),
 }
-
-
-def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def _dense(shape: Sequence[int]) -> Stride:

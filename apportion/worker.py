@@ -1,7 +1,7 @@
 """What a pool's process does: it answers requests from the parent, one at a time.
 
-    model   load and capture a specification, once per (specification, seed, precision)
-    train   run a strategy for some steps and report
+A request names a model and a strategy. The model is loaded and captured once per specification,
+seed and precision; the strategy runs for some steps; what was measured is the answer.
 
 Requests and answers go through a pipe between parent and child; tensors between children through
 gloo on the loopback address. A child that fails answers with the reason and leaves the rest to the
@@ -49,8 +49,7 @@ PATIENCE = 60.0  # seconds that gloo waits beyond the parent's timeout: the pare
 
 @dataclass(frozen=True)
 class Train:
-    """A request to run a strategy. `flip` = (message task, byte) plants an error in one transfer of
-    every step."""
+    """A request to run a strategy."""
 
     spec: str
     model_seed: int
@@ -61,7 +60,6 @@ class Train:
     seed: int
     state: bool = False
     profile: bool = False
-    flip: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,38 +107,30 @@ class _Process:
         mine = worker(Executable(space, job.strategy, tasks), self.rank)
         mine.progress = self.progress
         mine.progress[0] = 1
-        if job.flip is not None:
-            mine.rank.corrupt = _flipper(*job.flip)
         losses: list[float | None] = []
         seconds: list[float] = []
         with _Allocations(job.profile) as allocations:
             runner = Runner(program, mine, job.seed)
-            dist.barrier()
+            _meet()
             allocations.mark()
             losses.append(_timed(runner, vary(program.batch, job.seed, 0), seconds))
         for step in range(1, job.steps):
             mine.rank.spans.clear()
-            dist.barrier()
+            _meet()
             losses.append(_timed(runner, vary(program.batch, job.seed, step), seconds))
         state = [(s, t.numpy()) for s, (_, t) in mine.rank.state().items()] if job.state else []
         peak = allocations.peak
         return Trained(losses, seconds, mine.sent_bytes, peak, state, list(mine.rank.spans))
 
 
-def _flipper(task: int, byte: int) -> Any:
-    def corrupt(message_task: int, message: torch.Tensor) -> torch.Tensor:
-        if message_task != task:
-            return message
-        changed = message.clone()
-        changed[byte] ^= 0x20
-        return changed
-
-    return corrupt
+def _meet() -> None:
+    """Waits for all ranks, so that none counts another's lateness as its own step."""
+    with talking():
+        dist.barrier()
 
 
 def _timed(runner: Runner, batch: Any, seconds: list[float]) -> float | None:
-    with talking():
-        began = time.perf_counter()
+    began = time.perf_counter()
     loss = runner.local_step(batch)
     seconds.append(time.perf_counter() - began)
     return None if loss is None else float(loss)

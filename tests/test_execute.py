@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from graphs import Maker, captured, context_of, problem, start, step
 from torch import nn
 
+from apportion import execute
 from apportion.capture import Program, batch_leaves, capture, capture_as, eager_steps
 from apportion.execute import Executable, Rank, combine, gather, run_together
 from apportion.kernels import Context
@@ -309,3 +311,16 @@ def test_a_kernel_that_makes_another_shape_than_described_is_reported() -> None:
 def test_only_known_reducers_combine() -> None:
     with pytest.raises(AssertionError, match="no reducer"):
         combine(None, torch.zeros(1), torch.zeros(1))
+
+
+def test_a_scale_never_touches_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel may hand back its input; the part's scale must then make a new tensor."""
+    space = captured("mlp:tiny")[1]
+    index = next(i for i, op in enumerate(space.graph.ops) if op.kind == "aten.relu.default")
+    op = space.graph.ops[index]
+    part = space.split(index, [1] * len(space.axes(index))).parts[0]
+    monkeypatch.setattr(execute, "kernel", lambda kind: lambda context, args: (args[0],))
+    x = torch.ones(space.graph.values[op.inputs[0]].shape or ())
+    context = Context(0, 0, lambda expression: 1.0)
+    (made,) = execute.run_part(space, op, replace(part, scales=(0.5,)), [x], context)
+    assert made.eq(0.5).all() and x.eq(1.0).all()

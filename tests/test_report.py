@@ -271,3 +271,9 @@ def test_the_command_writes_the_page_and_the_trace(
     assert all(event["dur"] > 0 and {"name", "pid", "tid", "ts"} <= event.keys() for event in spans)
     moving = int((plan.tasks.kind == TRANSFER).sum())
     assert len(spans) == len(plan.tasks) + moving  # a message is on both its ends
+
+
+def test_a_peak_without_known_workspace_is_not_called_exact() -> None:
+    here, there = made(), make_plan(captured("mlp:tiny")[0], ap.cluster("4xh100"), "data")
+    assert report._peak_provenance(here)[1] == "exact"
+    assert report._peak_provenance(there)[1] == "at least"
