@@ -92,32 +92,50 @@ def _check(
     context: Context,
 ) -> Finding:
     op = space.graph.ops[index]
+    try:
+        made = run_split(space, index, split, tensors, context)
+    except Raised as raised:
+        return Finding(op.kind, parts, math.inf, str(raised))
+    error = max((distance(m, w) for m, w in zip(made, whole, strict=False)), default=0.0)
+    return Finding(op.kind, parts, error)
+
+
+class Raised(Exception):
+    """A part's kernel raised, or gave a result of another shape than the part's."""
+
+
+def run_split(
+    space: Space,
+    index: int,
+    split: Split,
+    tensors: Sequence[torch.Tensor],
+    context: Context,
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of an Op, computed part by part and recombined; raises Raised."""
+    op = space.graph.ops[index]
     made: list[list[torch.Tensor | None]] = [[None] * n for n in split.terms]
     for part in split.parts:
         local = [_input(space, v, part, k, tensors[k]) for k, v in enumerate(op.inputs)]
         try:
             results = run_op(op, part.args, padded(local, part), context)
         except Exception as raised:
-            return Finding(op.kind, parts, math.inf, f"the kernel raised: {str(raised)[:120]}")
+            raise Raised(f"the kernel raised: {str(raised)[:120]}") from None
         for k, value in enumerate(op.outputs):
             expected = local_shape(space, value, part.outputs[k])
             if tuple(results[k].shape) != expected:
-                return Finding(
-                    op.kind, parts, math.inf, f"shape {tuple(results[k].shape)}, not {expected}"
-                )
-            factors = space.factors(value)
+                raise Raised(f"shape {tuple(results[k].shape)}, not {expected}")
             target = made[k][part.terms[k]]
             if target is None:
+                factors = space.factors(value)
                 target = made[k][part.terms[k]] = torch.zeros(factors, dtype=results[k].dtype)
             box = target[slices(part.outputs[k])]
-            box.copy_(
-                results[k].reshape(box.shape) * (part.scales[k] if part.scales[k] != 1 else 1)
-            )
-    error = max(
-        (_distance(_total(made[k], split.reducers[k]), whole[k]) for k in range(len(op.outputs))),
-        default=0.0,
+            scale = part.scales[k]
+            box.copy_(results[k].reshape(box.shape) * (scale if scale != 1 else 1))
+    shapes = (space.graph.values[v].shape for v in op.outputs)
+    return tuple(
+        _total(terms, reducer).reshape(shape or ())
+        for terms, reducer, shape in zip(made, split.reducers, shapes, strict=True)
     )
-    return Finding(op.kind, parts, error)
 
 
 def _input(space: Space, value: int, part: Part, k: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -135,20 +153,26 @@ def _total(terms: list[torch.Tensor | None], reducer: str | None) -> torch.Tenso
     return total
 
 
-def _distance(made: torch.Tensor, whole: torch.Tensor) -> float:
-    whole = whole.reshape(made.shape)
+def distance(made: torch.Tensor, whole: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest element; infinite where the shapes, the
+    dtypes, the infinities or the NaNs differ."""
+    if made.shape != whole.shape or made.dtype != whole.dtype:
+        return math.inf
+    if made.is_complex():
+        made, whole = (
+            torch.view_as_real(made.resolve_conj()),
+            torch.view_as_real(whole.resolve_conj()),
+        )
     if not made.is_floating_point():
         return 0.0 if torch.equal(made, whole) else math.inf
-    if not torch.equal(made.isnan(), whole.isnan()):
-        return math.inf
     if whole.numel() == 0:
         return 0.0
+    if not torch.equal(made.isnan(), whole.isnan()):
+        return math.inf
     finite = whole.isfinite()
     if not torch.equal(made[~finite].nan_to_num(), whole[~finite].nan_to_num()):
         return math.inf
-    scale = whole[finite].abs().max().item() if finite.any() else 1.0
-    return (
-        float((made[finite] - whole[finite]).abs().max().item() / (scale or 1.0))
-        if finite.any()
-        else 0.0
-    )
+    if not finite.any():
+        return 0.0
+    scale = whole[finite].abs().max().item()
+    return float((made[finite] - whole[finite]).abs().max().item() / (scale or 1.0))

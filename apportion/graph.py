@@ -6,7 +6,7 @@ A Graph is functional: every Value is made by one Op, or by nobody (parameters, 
 buffers, inputs). Ops stand in an order in which they can run. State that survives the step is named
 twice, as the Value the step begins with and the Value it ends with (`Graph.state`).
 
-    Arg ::= Ref | Dtype | Setting | int | float | bool | str | None | (Arg, ...)
+    Arg ::= Ref | Dtype | Setting | int | float | complex | bool | str | None | (Arg, ...)
 
 An Op holds *all* arguments of its operator in schema order, defaults filled in, devices and layouts
 left out; its tensors are `Ref(k)`, the k-th of `Op.inputs`.
@@ -62,7 +62,7 @@ class Setting:
     expression: Any
 
 
-Arg = Ref | Dtype | Setting | int | float | bool | str | None | tuple["Arg", ...]
+Arg = Ref | Dtype | Setting | int | float | complex | bool | str | None | tuple["Arg", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +294,8 @@ def _dump_arg(arg: Any) -> Any:
         return [_dump_arg(a) for a in arg]
     if isinstance(arg, float) and not math.isfinite(arg):
         return {"float": str(arg)}
+    if isinstance(arg, complex):
+        return {"complex": str(arg)}
     return arg
 
 
@@ -310,6 +312,8 @@ def _load_arg(data: Any) -> Any:
             return Setting(_load_arg(item))
         if key == "float":
             return float(item)
+        if key == "complex":
+            return complex(item)
         raise ValueError(f"unknown argument kind {key!r}")
     return data
 

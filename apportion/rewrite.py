@@ -1,7 +1,8 @@
 """Trace -> Nodes: arguments in schema order, no aliases, no dead calls, device-neutral kernels.
 
-- detach, alias, lift_fresh, a copy to the same dtype, a view, expand or slice to the same shape and
-  t of t vanish: their result is renamed. _unsafe_view and _reshape_alias become view.
+- detach, alias, lift_fresh, a copy to the same dtype, a view, expand or slice to the same shape,
+  a cat with nothing but empty tensors and t of t vanish: their result is renamed. _unsafe_view and
+  _reshape_alias become view.
 - Flash attention for CPUs and its backward become apportion.sdpa and apportion.sdpa_backward.
 - nll_loss_forward with a mean becomes the sum and the total weight, then a division: parts of a sum
   can be added, parts of a mean cannot.
@@ -9,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,6 +105,8 @@ def _correct_logsumexp(node: Node, types: list[Type]) -> None:
 
 def _same(node: Node, transposed: dict[int, int], types: list[Type]) -> int | None:
     """The slot that the node's result is equal to, if it computes nothing."""
+    if node.kind == "aten.cat.default":
+        return _only_part(node, types)
     if not node.args or not isinstance(node.args[0], g.Ref) or not node.results:
         return None
     source, result = node.args[0].index, node.results[0]
@@ -114,6 +118,12 @@ def _same(node: Node, transposed: dict[int, int], types: list[Type]) -> int | No
         transposed[result] = source
         return transposed.get(source)
     return None
+
+
+def _only_part(node: Node, types: list[Type]) -> int | None:
+    """The one tensor of a cat that is not empty, as keys are that a new cache is extended by."""
+    full = [slot for slot in g.refs(node.args) if math.prod(types[slot][0])]
+    return full[0] if len(full) == 1 and types[full[0]] == types[node.results[0]] else None
 
 
 def _sum_then_divide(node: Node, types: list[Type]) -> list[Node]:
@@ -165,7 +175,7 @@ def _argument(value: Any) -> g.Arg:
         return tuple(_argument(x) for x in value)
     if isinstance(value, float):
         return float(value)  # torch may hand a subclass through
-    if value is None or isinstance(value, g.Ref | g.Dtype | bool | int | str):
+    if value is None or isinstance(value, g.Ref | g.Dtype | bool | int | complex | str):
         return value
     raise CaptureError(
         f"an operator has an argument of type {type(value).__name__}, which a Graph cannot hold"

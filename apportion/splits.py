@@ -320,7 +320,7 @@ class _Derivation:
         outputs = tuple(
             self._output_region(position, boxes) for position in range(len(self.call.outputs))
         )
-        local, args, shapes = self._local(inputs, outputs, pads)
+        local, args, shapes = self._local(inputs, outputs, pads, boxes)
         if self.description.reshape:
             self._check_order(inputs, outputs)
             scales: tuple[float, ...] = (1.0,) * len(outputs)
@@ -457,7 +457,11 @@ class _Derivation:
         return span
 
     def _local(
-        self, inputs: tuple[Box, ...], outputs: tuple[Box, ...], pads: tuple[Pad, ...]
+        self,
+        inputs: tuple[Box, ...],
+        outputs: tuple[Box, ...],
+        pads: tuple[Pad, ...],
+        boxes: dict[str, Box],
     ) -> tuple[Local, tuple[Arg, ...], tuple[Shape, ...]]:
         shapes = [_local_shape(b, d) for b, d in zip(inputs, self.call.inputs, strict=True)]
         for pad in pads:
@@ -467,8 +471,10 @@ class _Derivation:
         made = tuple(_local_shape(b, d) for b, d in zip(outputs, self.call.outputs, strict=True))
         positions = tuple(_positions(b, d) for b, d in zip(outputs, self.call.outputs, strict=True))
         padded = frozenset((pad.input, pad.dim) for pad in pads)
-        local = Local(tuple(shapes), made, positions, padded)
         rule = self.description.local
+        spans = {n: flatten(box, self.factors[n]) for n, box in boxes.items()} if rule else {}
+        ranges = {name: span for name, span in spans.items() if span is not None}
+        local = Local(tuple(shapes), made, positions, padded, ranges)
         return local, rule(self.call.args, local) if rule else self.call.args, made
 
     def _check_order(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> None:

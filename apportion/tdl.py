@@ -29,8 +29,8 @@ Nothing here says how an operator may be split; splits.py derives that.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from apportion.interval import Affine
@@ -330,6 +330,12 @@ class Local:
     padded: frozenset[tuple[int, int]] = frozenset()
     """Dimensions (input, dim) whose padding the part gets as elements, so that its arguments must
     ask for none: a part has its own before and after, which a symmetric argument cannot say."""
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """The part's range of every axis, where it is one."""
+
+    def first(self, name: str) -> int:
+        """Where the part begins along an axis: the offset of a kernel that must know its place."""
+        return self.ranges[name][0] if name in self.ranges else 0
 
 
 LocalRule = Callable[[tuple[Any, ...], Local], tuple[Any, ...]]

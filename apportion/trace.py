@@ -184,7 +184,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 return RULES[func](self, *args, **kwargs)
         self._refuse(func, args)
-        if _is_composite(func):
+        if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         if func is aten.native_batch_norm.default and args[5] and args[3] is not None:
@@ -201,7 +201,7 @@ class Recorder(TorchDispatchMode):
             {k: self._hold(v) for k, v in kwargs.items()},
         )
         outputs = tuple(
-            self.slot(x) if isinstance(x, torch.Tensor) else None for x in _flat_results(result)
+            self.slot(x) if isinstance(x, torch.Tensor) else None for x in flat_results(result)
         )
         if any(x is not None for x in outputs) or func._schema.is_mutable:
             self.calls.append(Call(func, held_args, held_kwargs, outputs, self._site()))
@@ -215,7 +215,7 @@ class Recorder(TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return func(*args, **kwargs)
+            return _FAKES.get(func, func)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise CaptureError(
                 f"{func} gives a result whose value or shape depends on data{_at(user_line())}; a "
@@ -245,7 +245,7 @@ class Recorder(TorchDispatchMode):
     def _mutate(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An in-place operator: its twin if its tensor is alone in memory, else for the replay."""
         target = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        twin = _functional_twin(func)
+        twin = functional_twin(func)
         if target is not None and not isinstance(target, FakeTensor):
             raise CaptureError(
                 f"the step changes a tensor that is no parameter and no buffer{_at(user_line())}; "
@@ -296,7 +296,7 @@ def _newest_node() -> int:
 
 
 @cache
-def _is_composite(func: Any) -> bool:
+def is_composite(func: Any) -> bool:
     """Whether the operator is nothing but calls of others; some that have kernels could be both."""
     own = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU")
     return not own and func._can_decompose()
@@ -306,12 +306,33 @@ def _unknown(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
 
-def _flat_results(result: Any) -> Iterator[Any]:
+def flat_results(result: Any) -> Iterator[Any]:
+    """The items of nested lists and tuples, in order."""
     if isinstance(result, list | tuple):
         for item in result:
-            yield from _flat_results(item)
+            yield from flat_results(item)
     else:
         yield result
+
+
+# fake kernels for operators whose shapes torch does not give, though the call has them in numbers
+
+
+def _fake_ctc(
+    scores: torch.Tensor, targets: torch.Tensor, frames: Any, letters: Any, *_: Any
+) -> Any:
+    steps, batch = scores.shape[:2]
+    return scores.new_empty(batch), scores.new_empty(batch, steps, 2 * max(letters) + 1)
+
+
+def _fake_ctc_backward(grad: torch.Tensor, scores: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(scores)
+
+
+_FAKES: dict[Any, Callable[..., Any]] = {
+    aten._ctc_loss.default: _fake_ctc,
+    aten._ctc_loss_backward.default: _fake_ctc_backward,
+}
 
 
 # functional twins of in-place operators
@@ -334,7 +355,7 @@ _TWINS: dict[Any, Callable[..., torch.Tensor]] = {
 
 
 @cache
-def _functional_twin(func: Any) -> Callable[..., torch.Tensor] | None:
+def functional_twin(func: Any) -> Callable[..., torch.Tensor] | None:
     """The operator without the trailing underscore, if `func` writes to its first argument only."""
     if func in _TWINS:
         return _TWINS[func]
@@ -390,7 +411,7 @@ def _drawn_slots(trace: Trace) -> list[int]:
 def _replay_call(call: Call, table: dict[int, Any]) -> None:
     args = g.substitute(call.args, table)
     kwargs = {k: g.substitute(v, table) for k, v in call.kwargs.items()}
-    for slot, value in zip(call.outputs, _flat_results(call.target(*args, **kwargs)), strict=True):
+    for slot, value in zip(call.outputs, flat_results(call.target(*args, **kwargs)), strict=True):
         if slot is not None:
             table[slot] = value
 

@@ -1,0 +1,107 @@
+"""Coverage: verdicts over PyTorch's operator database and our own inputs, counted.
+
+Entries are verified by several processes at once, each of which runs kernels in processes of its
+own that may die.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from apportion import inputs, ops
+from apportion.database import Sample, entries, entry_name, harvest
+from apportion.verify import RAISED, REFUSED, RIGHT, WRONG, Verdict, share_of, verify
+
+OWN = "own inputs"
+TUNE, REPORT, ALL = "tune", "report", "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to verify: `ops` are prefixes of operator names (none: all)."""
+
+    ops: tuple[str, ...] = ()
+    share: str = ALL
+    samples: int = 12
+    blind: bool = True
+    stride: int = 1
+    """Only every so many-th call of an entry."""
+
+    def wants(self, sample: Sample) -> bool:
+        name = str(sample.target)
+        if self.ops and not any(name == o or name.startswith(o + ".") for o in self.ops):
+            return False
+        return self.share == ALL or share_of(sample.key) == (self.share == REPORT)
+
+
+def verify_entry(name: str, request: Request) -> list[Verdict]:
+    """The verdicts on the calls of one entry, or on our own inputs."""
+    assert ops.__all__
+    torch.set_num_threads(1)
+    if name == OWN:
+        found: Iterable[Sample] = inputs.samples()
+    else:
+        entry = next(e for e in entries() if entry_name(e) == name)
+        found = harvest(entry, request.samples)
+    wanted = [s for s in found if request.wants(s)][:: request.stride]
+    return verify(wanted, blind=request.blind) if wanted else []
+
+
+def survey(
+    names: Sequence[str],
+    request: Request,
+    workers: int = 0,
+    progress: Callable[[int, str], None] = lambda done, name: None,
+) -> Iterator[tuple[str, list[Verdict]]]:
+    """The verdicts of many entries, in any order."""
+    workers = workers or os.cpu_count() or 1
+    work = [(name, request) for name in names]
+    with multiprocessing.get_context("spawn").Pool(min(workers, len(work))) as pool:
+        for done, (name, found) in enumerate(pool.imap_unordered(_verified, work, 4)):
+            progress(done + 1, name)
+            yield name, found
+
+
+def _verified(item: tuple[str, Request]) -> tuple[str, list[Verdict]]:
+    return item[0], verify_entry(*item)
+
+
+@dataclass
+class Counts:
+    """Verdicts added up; equal calls of several entries count once."""
+
+    calls: int = 0
+    right: int = 0
+    wrong: int = 0
+    raised: int = 0
+    refused: int = 0
+    falsely: int = 0
+    finds: int = 0
+    missing: int = 0
+    crashed: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    seen: set[str] = field(default_factory=set)
+
+    def add(self, verdict: Verdict) -> None:
+        """Counts a verdict, once."""
+        if verdict.key in self.seen:
+            return
+        self.seen.add(verdict.key)
+        self.calls += 1
+        statuses = Counter(c.status for c in verdict.cuts) + Counter(verdict.pairs)
+        self.right += statuses[RIGHT]
+        self.wrong += statuses[WRONG]
+        self.raised += statuses[RAISED]
+        self.refused += statuses[REFUSED]
+        self.falsely += len(verdict.falsely)
+        self.finds += verdict.finds
+        self.missing += len(verdict.missing)
+        self.crashed += verdict.crashed
+        if verdict.failure:
+            self.failures[verdict.failure] += 1

@@ -1,0 +1,69 @@
+"""Work in processes that may die: a kernel called with wrong shapes can crash, and loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+_SECONDS = 20  # for one piece of work
+_MEMORY = 8 << 30  # a wrong shape can ask for any amount
+
+
+def attempt(work: Sequence[Callable[[], Any]], seconds: int = _SECONDS) -> Iterator[Any]:
+    """The results of the pieces of work, which must be JSON, in order; None for one that killed
+    its process.
+
+    All run in one forked child; where it dies, the next child goes on behind the piece that did it.
+    """
+    done = 0
+    while done < len(work):
+        for result in _child(work[done:], seconds):
+            yield result
+            done += 1
+        if done < len(work):
+            yield None
+            done += 1
+
+
+def _child(work: Sequence[Callable[[], Any]], seconds: int) -> Iterator[Any]:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(reading)
+            _silence()
+            with os.fdopen(writing, "wb") as out:
+                for piece in work:
+                    signal.alarm(seconds)
+                    text = json.dumps(piece()).encode()
+                    out.write(struct.pack("<q", len(text)) + text)
+                    out.flush()
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    try:
+        with os.fdopen(reading, "rb") as source:
+            while len(head := source.read(8)) == 8:
+                size = struct.unpack("<q", head)[0]
+                text = source.read(size)
+                if len(text) < size:
+                    break
+                yield json.loads(text)
+    finally:
+        os.waitpid(pid, 0)
+
+
+def _silence() -> None:
+    """Crashes are expected here: no core files, no words from C."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)

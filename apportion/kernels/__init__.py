@@ -1,0 +1,25 @@
+"""From the kind of an Op to the kernel that computes it on this machine.
+
+A kernel here takes a Context and the Op's arguments in the Graph's order, and returns a tuple of
+tensors. Most are the operator itself; a kernel that torch picks by device is one kind in a Graph
+and is resolved here; the optimizer's update runs its body. One file per family.
+"""
+
+from apportion.kernels import attention, conv, dense, matmul, norm, random, update
+from apportion.kernels.base import LEFT_OUT, Context, Kernel, dtype, kernel, resolve
+
+__all__ = [
+    "LEFT_OUT",
+    "Context",
+    "Kernel",
+    "attention",
+    "conv",
+    "dense",
+    "dtype",
+    "kernel",
+    "matmul",
+    "norm",
+    "random",
+    "resolve",
+    "update",
+]

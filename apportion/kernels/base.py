@@ -1,0 +1,92 @@
+"""What all kernels share: their context, their table, and how torch's own are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from apportion.graph import Body
+
+# Arguments that a Graph leaves out, since they say where and not what.
+LEFT_OUT = frozenset(["device", "layout", "pin_memory", "generator", "memory_format"])
+
+
+@dataclass(slots=True)
+class Context:
+    """What kernels need beside their arguments: whose random numbers, which step, the optimizer's
+    settings now."""
+
+    seed: int
+    step: int
+    setting: Callable[[Any], float]
+    bodies: Sequence[Body] = ()
+    device: str = "cpu"
+
+
+Kernel = Callable[[Context, Sequence[Any]], tuple[Any, ...]]
+
+
+@cache
+def dtype(name: str) -> torch.dtype:
+    """torch's dtype of that name."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"torch has no dtype {name!r}")
+    return found
+
+
+OWN: dict[str, Kernel] = {}
+"""Kernels that are not simply torch's operator of that name."""
+
+
+def own(*kinds: str) -> Callable[[Kernel], Kernel]:
+    """Registers the decorated function as the kernel of kinds."""
+
+    def register(function: Kernel) -> Kernel:
+        OWN.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+@cache
+def kernel(kind: str) -> Kernel:
+    """The kernel of a kind; raises ValueError if torch has no such operator."""
+    own = OWN.get(kind)
+    if own is not None:
+        return own
+    overload = resolve(kind)
+    names = [a for a in overload._schema.arguments if a.name not in LEFT_OUT]
+    plain = sum(not a.kwarg_only for a in names)
+    named = [a.name for a in names[plain:]]
+    # Some overloads have an argument that is left out before one that is kept: then all go by name.
+    positional = [a.name for a in overload._schema.arguments if not a.kwarg_only][:plain]
+    if positional != [a.name for a in names[:plain]]:
+        plain, named = 0, [a.name for a in names]
+
+    placed = any(a.name == "device" for a in overload._schema.arguments)
+
+    def call(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+        keywords = dict(zip(named, args[plain:], strict=False)) if named else {}
+        if placed and context.device != "cpu":
+            keywords["device"] = context.device
+        result = overload(*args[:plain], **keywords)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+    return call
+
+
+def resolve(kind: str) -> Any:
+    """torch's overload object of a kind."""
+    found: Any = torch.ops
+    for name in kind.split("."):
+        found = getattr(found, name, None) if name.isidentifier() else None
+        if found is None:
+            raise ValueError(
+                f"torch has no operator {kind!r} here; import the library that defines it"
+            )
+    return found
