@@ -50,7 +50,18 @@ from apportion.interval import (
 )
 from apportion.restrict import Frame, Refused, ratio
 from apportion.root import Root, mentions, root_of
-from apportion.tdl import Access, All, Apply, Description, Index, Local, Opaque, Reduce, lookup
+from apportion.tdl import (
+    Access,
+    All,
+    Apply,
+    Description,
+    Index,
+    Local,
+    Opaque,
+    Reduce,
+    lookup,
+    reason,
+)
 
 Shape = tuple[int, ...]
 
@@ -210,7 +221,7 @@ def _formulas(graph: Graph) -> list[tuple[Formula | None, str]]:
 def _formula(graph: Graph, op: Op) -> tuple[Formula | None, str]:
     description = lookup(op.kind)
     if description is None:
-        return None, "no description"
+        return None, reason(op.kind) or "no description"
     inputs = [graph.values[v].shape for v in op.inputs]
     outputs = [graph.values[v].shape for v in op.outputs]
     if any(shape is None for shape in (*inputs, *outputs)):

@@ -388,6 +388,21 @@ def describe(
     return register
 
 
+REASONS: dict[str, str] = {}
+"""Operators that run unsplit, and why."""
+
+
+def unsplit(*operators: Any, why: str) -> None:
+    """Says that operators cannot be split, and why; a blind search checks it."""
+    for operator in operators:
+        REASONS[str(operator).replace("::", ".")] = why
+
+
+def reason(kind: str) -> str | None:
+    """Why an operator runs unsplit, if that is its nature."""
+    return REASONS.get(kind) or REASONS.get(kind.rpartition(".")[0])
+
+
 def lookup(kind: str) -> Description | None:
     """The description of an operator: of the overload, else of all overloads, else None."""
     return DESCRIPTIONS.get(kind) or DESCRIPTIONS.get(kind.rpartition(".")[0])

@@ -1,0 +1,48 @@
+"""Own inputs: calls of operators that training meets and the database does not, or hardly.
+
+One file per family; each has `samples()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from apportion.database import Sample
+from apportion.inputs import (
+    attention,
+    factory,
+    index,
+    linalg,
+    loss,
+    matmul,
+    norm,
+    optimizer,
+    pointwise,
+    reduction,
+    view,
+    window,
+)
+
+FAMILIES = (
+    attention,
+    factory,
+    index,
+    linalg,
+    loss,
+    matmul,
+    norm,
+    optimizer,
+    pointwise,
+    reduction,
+    view,
+    window,
+)
+
+
+def samples() -> Iterator[Sample]:
+    """All of them, the same at every call."""
+    for family in FAMILIES:
+        torch.manual_seed(0)
+        yield from family.samples()
