@@ -28,6 +28,7 @@ _REDUCERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "max": torch.maximum,
     "min": torch.minimum,
     "prod": torch.mul,
+    "logaddexp": torch.logaddexp,
 }
 
 Cut = tuple[int | None, ...]
@@ -78,9 +79,10 @@ def _halvable(sample: Sample, group: Sequence[int], d: int) -> bool:
 def try_cut(sample: Sample, draws: Sequence[Sequence[torch.Tensor]], cut: Cut) -> list[list[str]]:
     """The dispositions of every output under a cut, on all draws; empty if it does not hold."""
     found: list[set[str]] | None = None
+    shapes: set[tuple[torch.Size, ...]] = set()
     for tensors in draws:
-        held = _held(sample, tensors, cut)
-        if held is None:
+        held = _held(sample, tensors, cut, shapes)
+        if held is None or len(shapes) > 1:  # a part whose shape depends on data is none
             return []
         found = held if found is None else [a & b for a, b in zip(found, held, strict=True)]
         if not all(found):
@@ -90,7 +92,12 @@ def try_cut(sample: Sample, draws: Sequence[Sequence[torch.Tensor]], cut: Cut) -
     return [sorted(names) for names in found]
 
 
-def _held(sample: Sample, tensors: Sequence[torch.Tensor], cut: Cut) -> list[set[str]] | None:
+def _held(
+    sample: Sample,
+    tensors: Sequence[torch.Tensor],
+    cut: Cut,
+    shapes: set[tuple[torch.Size, ...]],
+) -> list[set[str]] | None:
     whole = outputs_of(sample.call(tensors))
     halves = []
     for half in (0, 1):
@@ -101,6 +108,7 @@ def _held(sample: Sample, tensors: Sequence[torch.Tensor], cut: Cut) -> list[set
             return None
     if {len(half) for half in halves} != {len(whole)}:
         return None
+    shapes.add(tuple(t.shape for half in halves for t in half))
     found = [_dispositions(*three) for three in zip(whole, *halves, strict=True)]
     return found if all(found) else None
 
@@ -127,7 +135,7 @@ def _dispositions(whole: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> set[
             try:
                 if _equal(reducer(a, b).to(whole.dtype), whole):
                     found.add(name)
-            except RuntimeError:  # no such reducer for complex numbers
+            except RuntimeError:  # no such reducer for this dtype
                 continue
         return found
     return {

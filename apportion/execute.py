@@ -383,6 +383,8 @@ def combine(reducer: str | None, target: torch.Tensor, term: torch.Tensor) -> No
         torch.maximum(target, term, out=target)
     elif reducer == "min":
         torch.minimum(target, term, out=target)
+    elif reducer == "logaddexp":
+        torch.logaddexp(target, term, out=target)
     else:
         raise AssertionError(f"no reducer for a partial value ({reducer})")
 

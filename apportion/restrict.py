@@ -22,6 +22,7 @@ from apportion.tdl import (
     Opaque,
     Output,
     Position,
+    Quotient,
     Reduce,
 )
 
@@ -109,15 +110,31 @@ def _all_same(a: tuple[Expr, ...], b: tuple[Expr, ...], frame: Frame) -> bool:
 def _same_index(
     a: tuple[Index, ...], b: tuple[Index, ...], tensor: int, dim: int, frame: Frame
 ) -> bool:
+    if len(a) != len(b):  # of a product, axes that are one element long here may be left out
+        a, b = _longer(a, frame), _longer(b, frame)
     if len(a) != len(b):
         return False
     if len(a) == 1 and isinstance(a[0], Affine) and a[0].axis is None:
         return isinstance(b[0], Affine) and _same_form(a[0], b[0], tensor, dim, frame)
+    if len(a) == 1 and isinstance(a[0], Quotient):
+        x, y = a[0], b[0]
+        return (
+            isinstance(y, Quotient)
+            and x.divisor == y.divisor
+            and _same_form(x.form, y.form, tensor, dim, frame, x.divisor)
+        )
     return all(_same_item(x, y, tensor, dim, frame) for x, y in zip(a, b, strict=True))
 
 
-def _same_form(a: Affine, b: Affine, tensor: int, dim: int, frame: Frame) -> bool:
-    shift = sum(c * frame.origin(n) for n, c in a.terms) - frame.input_origin(tensor, dim)
+def _longer(index: tuple[Index, ...], frame: Frame) -> tuple[Index, ...]:
+    """The items of an index that are not a single element's."""
+    kept = (i for i in index if not isinstance(i, Affine) or _plain(i, frame) != Affine(()))
+    return tuple(kept) or (Affine(()),)
+
+
+def _same_form(a: Affine, b: Affine, tensor: int, dim: int, frame: Frame, divisor: int = 1) -> bool:
+    begin = divisor * frame.input_origin(tensor, dim)
+    shift = sum(c * frame.origin(n) for n, c in a.terms) - begin
     return _plain(a + shift, frame) == _plain(b, frame)
 
 

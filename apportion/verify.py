@@ -32,9 +32,10 @@ from apportion.graph import substitute
 from apportion.interval import Affine
 from apportion.kernels import Context
 from apportion.lift import Lifted, lift
+from apportion.opening import opened
 from apportion.restrict import Refused
 from apportion.splits import Space, Split
-from apportion.trace import CaptureError
+from apportion.trace import HARMLESS, CaptureError
 
 RIGHT, WRONG, RAISED, REFUSED = "right", "wrong", "raised", "refused"
 _TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 2e-5}
@@ -165,9 +166,9 @@ def _accepts(sample: Sample, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 class Case:
-    """A sample, lifted, with every Value of its Graph computed whole on one draw."""
+    """A sample, lifted (and opened, if it is to be), every Value computed whole on one draw."""
 
-    def __init__(self, sample: Sample, seed: int = 0) -> None:
+    def __init__(self, sample: Sample, seed: int = 0, *, opening: bool = False) -> None:
         self.sample = sample
         self.tensors = draw(sample, seed)
         given = Sample(sample.target, sample.args, sample.kwargs, self.tensors)
@@ -176,6 +177,8 @@ class Case:
             substitute(given.args, self.tensors),
             {k: substitute(v, self.tensors) for k, v in sample.kwargs.items()},
         )
+        if opening:
+            self.lifted = replace(self.lifted, graph=opened(self.lifted.graph))
         self.space = Space(self.lifted.graph)
         self.context = Context(0, 0, lambda e: 0.0, self.lifted.graph.bodies)
         self.values = self._whole()
@@ -190,7 +193,7 @@ class Case:
 
     def lifting_error(self) -> str:
         """How the lifted operators differ from the call itself; "" if they do not."""
-        if torch.Tag.nondeterministic_seeded in getattr(self.sample.target, "tags", ()):
+        if _is_random(self.sample):
             return ""
         if "empty" in str(self.sample.target):
             return ""  # unspecified values
@@ -303,10 +306,11 @@ class Case:
         return "x".join(map(str, sorted(dims))) or SAME
 
     def _partial_dims(self, value: int, regions: Sequence[Any]) -> set[int]:
+        """The dimensions along which parts have different ranges."""
         dims, place = set(), 0
         for d, factors in enumerate(self.space.atoms.dims[value]):
-            for factor in factors:
-                if any(region[place] != (0, factor) for region in regions):
+            for _ in factors:
+                if len({region[place] for region in regions}) > 1:
                     dims.add(d)
                 place += 1
         return dims
@@ -376,7 +380,8 @@ def _verdict(sample: Sample, found: Any) -> Verdict:
 
 
 def _is_random(sample: Sample) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(sample.target, "tags", ())
+    tagged = torch.Tag.nondeterministic_seeded in getattr(sample.target, "tags", ())
+    return tagged and sample.target not in HARMLESS
 
 
 def _checked(sample: Sample) -> dict[str, Any]:
@@ -388,6 +393,15 @@ def _checked(sample: Sample) -> dict[str, Any]:
         return {"failure": text.splitlines()[0][:200], "kinds": []}
     cuts = list(case.cuts())
     refused = {c.axis for c in cuts if c.status == REFUSED}
+    if opened(case.lifted.graph) is not case.lifted.graph:
+        inner = Case(sample, opening=True)
+        failure = failure or inner.lifting_error()
+        known = {(c.parts, c.inputs, c.outputs) for c in cuts if c.status == RIGHT}
+        cuts += [
+            replace(c, axis=f"{c.axis} (opened)")
+            for c in inner.cuts()
+            if c.status != REFUSED and (c.parts, c.inputs, c.outputs) not in known
+        ]
     return {
         "failure": failure,
         "kinds": [op.kind for op in case.lifted.graph.ops],
