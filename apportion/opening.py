@@ -16,7 +16,7 @@ the Graph is bound to the opened one. docs/design/009-opening.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,21 +36,44 @@ def _rule(*kinds: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def opened(graph: Graph) -> Graph:
-    """The Graph with all composite operators opened; the Graph itself if it has none."""
-    if not any(op.kind in _RULES for op in graph.ops):
-        return graph
+STATISTICS = frozenset(
+    f"apportion.{name}"
+    for name in (
+        "log_sum_exp row_dot row_sum row_squares layer_norm_reduce sdpa_lse sdpa_values".split()
+    )
+)
+"""Kinds of opened operators that leave partial values just where a composite is cut inside."""
+
+
+def composites(graph: Graph) -> tuple[int, ...]:
+    """The operators that can be opened."""
+    return tuple(index for index, op in enumerate(graph.ops) if op.kind in _RULES)
+
+
+def opened(graph: Graph, which: Sequence[int] | None = None) -> Graph:
+    """The Graph with composite operators opened, all of them or those named; the Graph itself if
+    there are none. Raises ValueError for an operator that is no composite."""
+    return open_graph(graph, composites(graph) if which is None else which)[0]
+
+
+def open_graph(graph: Graph, which: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
+    """The opened Graph, and for each of its Ops the one of the Graph that it comes from."""
+    if not which:
+        return graph, tuple(range(len(graph.ops)))
+    if not set(which) <= set(composites(graph)):
+        raise ValueError("the strategy opens an operator that is no composite")
     opener = _Opener(graph)
+    origins: list[int] = []
     for index, op in enumerate(graph.ops):
         opener.moved[index] = len(opener.ops)
-        rule = _RULES.get(op.kind)
-        if rule is None or not rule(opener, op):
+        if index not in which or not _RULES[op.kind](opener, op):
             opener.ops.append(op)
+        origins += [index] * (len(opener.ops) - len(origins))
     ops = tuple(
         op if op.forward is None else replace(op, forward=opener.moved[op.forward])
         for op in opener.ops
     )
-    return replace(graph, values=tuple(opener.values), ops=ops)
+    return replace(graph, values=tuple(opener.values), ops=ops), tuple(origins)
 
 
 class _Opener:

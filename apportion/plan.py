@@ -86,7 +86,7 @@ class Plan:
     @cached_property
     def space(self) -> Space:
         """All legal splits of the Graph."""
-        return Space(self.graph, self.strategy.digits)
+        return strategies.space_of(self.graph, self.strategy)
 
     @cached_property
     def tasks(self) -> TaskGraph:
@@ -105,7 +105,7 @@ class Plan:
 
     def trace(self, path: str | Path) -> None:
         """Writes the simulated step for Perfetto."""
-        timelines.trace(self.timeline, self.tasks, self.graph, path)
+        timelines.trace(self.timeline, self.tasks, self.space.graph, path)
 
     def report(self, path: str | Path, measured: Timeline | None = None) -> None:
         """Writes one HTML page about the Plan, with a measured step beside it where there is
@@ -350,12 +350,12 @@ def _search(
     if memory_limit is not None:
         limits = (memory_limit,) * len(limits)
     empty = Predicted(0.0, (0,) * len(limits), 0, (0.0,) * len(limits))
-    if found.strategy.digits != space.digits:
-        space = Space(space.graph, found.strategy.digits)
+    if (found.strategy.digits, found.strategy.opening) != (space.digits, space.opening):
+        space = strategies.space_of(space.source, found.strategy)
     tasks = lower(space, found.strategy, len(limits))
     storage = _measured_storage(space, found.strategy, tasks, cluster)
     draft = Plan(
-        space.graph, cluster, found.strategy, method, seed, budget, seconds, empty, limits,
+        space.source, cluster, found.strategy, method, seed, budget, seconds, empty, limits,
         found.lower_bound, storage=storage,
     )  # fmt: skip
     draft.__dict__.update(space=space, tasks=with_storage(tasks, storage))

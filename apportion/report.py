@@ -152,7 +152,7 @@ def gather(plan: Planned, lines: Sequence[Timeline]) -> dict[str, Any]:
                 "figures": _figures(line),
                 "tasks": len(tasks),
                 "slices": slices(tasks, line, share),
-                "memory": _memory(plan.graph, tasks, line),
+                "memory": _memory(plan.space.graph, tasks, line),
             }
             for line in lines
         ],
@@ -427,7 +427,7 @@ def traffic(tasks: TaskGraph) -> dict[str, Any]:
 
 def operators(plan: Planned, lines: Sequence[Timeline]) -> dict[str, Any]:
     """A row per Op, and one for what the end of the step moves."""
-    ops, choices, tasks = plan.graph.ops, plan.strategy.choices, plan.tasks
+    ops, choices, tasks = plan.space.graph.ops, plan.strategy.choices, plan.tasks
     fetched, messages = _fetched(tasks, len(ops))
     sets = interned(tuple(sorted(set(choice.devices))) for choice in choices)
     return {

@@ -25,6 +25,7 @@ from apportion.plan import Plan
 from apportion.pool import Pool
 from apportion.runner import check_plan
 from apportion.splits import Space
+from apportion.strategy import space_of
 from apportion.worker import Train, Trained, vary
 
 RELATIVE, PER_STEP = 1e-9, 1e-6
@@ -133,7 +134,7 @@ def compare_with_eager(
     """Losses, parameters, buffers and optimizer state of a split run against plain PyTorch."""
     batches = [vary(program.batch, seed, step) for step in range(steps)]
     losses, state = eager_steps(program, batches, seed)
-    space = Space(program.graph, plan.strategy.digits)
+    space = space_of(program.graph, plan.strategy)
     split = gather(space, plan, ranks)
     rate = max(float(group["lr"]) for group in program.optimizer.param_groups)
     return distance(program, losses_of(ranks), split, losses, state, PER_STEP * rate * steps)

@@ -45,9 +45,11 @@ from apportion.interval import (
     full,
     lengths,
     part_range,
+    runs,
     unflatten,
     volume,
 )
+from apportion.opening import opened
 from apportion.restrict import Frame, Refused, ratio
 from apportion.root import Root, mentions, root_of
 from apportion.tdl import (
@@ -58,6 +60,7 @@ from apportion.tdl import (
     Index,
     Local,
     Opaque,
+    Quotient,
     Reduce,
     lookup,
     reason,
@@ -134,10 +137,14 @@ class Space:
     """Every way to cut every Op of a Graph. Equal Ops are analysed once.
 
     `digits` divides classes of atoms further than the Graph's views do, for cuts that commute.
+    `opening` names composite Ops that are opened, so that they can be cut inside: `graph` is the
+    Graph with these opened, `source` the one that was given.
     """
 
-    def __init__(self, graph: Graph, digits: Digits = ()) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, digits: Digits = (), opening: tuple[int, ...] = ()) -> None:
+        self.source = graph
+        self.opening = opening
+        self.graph = graph = opened(graph, opening)
         self.digits = digits
         formulas = _formulas(graph)
         self.formulas: tuple[Formula | None, ...] = tuple(f for f, _ in formulas)
@@ -152,6 +159,10 @@ class Space:
         self._axes: list[tuple[Axis, ...] | None] = [None] * len(graph.ops)
         self._splits: dict[tuple[Call, tuple[int, ...]], Split | Refused] = {}
         self._legal: dict[Call, tuple[bool, ...]] = {}
+
+    def with_digits(self, digits: Digits) -> Space:
+        """The same Graph, opened alike, its atoms divided so."""
+        return self if digits == self.digits else Space(self.source, digits, self.opening)
 
     def factors(self, value: int) -> Factors:
         """Atoms of a Value, all dimensions in a row."""
@@ -387,10 +398,12 @@ class _Derivation:
         return tuple(region), tuple(pads)
 
     def _clamped(
-        self, form: Affine, extent: int, boxes: dict[str, Box]
+        self, form: Affine | Quotient, extent: int, boxes: dict[str, Box]
     ) -> tuple[tuple[int, int], int, int]:
         """The range inside a dimension that is read, and how much is read before and after it."""
-        low, high = bounds(form, {name: self._flat(name, boxes) for name, _ in form.terms})
+        plain = form.form if isinstance(form, Quotient) else form
+        low, high = bounds(plain, {name: self._flat(name, boxes) for name, _ in form.terms})
+        low, high = form.whole(low, high) if isinstance(form, Quotient) else (low, high)
         inside = max(low, 0), min(high, extent)
         if inside[0] >= inside[1]:
             raise Refused(f"{self.call.kind}: a part reads nothing but padding")
@@ -485,19 +498,15 @@ class _Derivation:
         rule = self.description.local
         spans = {n: flatten(box, self.factors[n]) for n, box in boxes.items()} if rule else {}
         ranges = {name: span for name, span in spans.items() if span is not None}
-        local = Local(tuple(shapes), made, positions, padded, ranges)
+        local = Local(tuple(shapes), made, positions, padded, ranges, self.formula.extents)
         return local, rule(self.call.args, local) if rule else self.call.args, made
 
     def _check_order(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> None:
         # A reshape of the part is the part of the reshape if its atoms are the same, in one order.
-        before = [
-            (f, r)
-            for f, r in zip((f for d in self.call.inputs[0] for f in d), inputs[0], strict=True)
-        ]
-        after = [
-            (f, r)
-            for f, r in zip((f for d in self.call.outputs[0] for f in d), outputs[0], strict=True)
-        ]
+        before, after = (
+            runs(box, tuple(f for dim in dims for f in dim))
+            for box, dims in ((inputs[0], self.call.inputs[0]), (outputs[0], self.call.outputs[0]))
+        )
         if before != after and max(self.parts) > 1:
             raise Refused(f"{self.call.kind}: the atoms before and after are not the same")
 
@@ -557,10 +566,10 @@ def _reductions(expr: Any) -> list[Any]:
     return []
 
 
-def _form(index: tuple[Index, ...]) -> Affine | None:
-    """The affine form that an index is, if it is one."""
+def _form(index: tuple[Index, ...]) -> Affine | Quotient | None:
+    """The affine form or quotient that an index is, if it is one."""
     (item, *rest) = index
-    return item if not rest and isinstance(item, Affine) else None
+    return item if not rest and isinstance(item, Affine | Quotient) else None
 
 
 def _take(rest: list[int], extent: int) -> list[int] | None:

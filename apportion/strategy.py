@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apportion.atoms import Digits
+from apportion.graph import Graph
 from apportion.interval import Box, Factors, part_range
 from apportion.root import Refused
 from apportion.splits import Space
@@ -64,6 +65,13 @@ class Strategy:
     choices: tuple[Choice, ...]
     layouts: dict[int, Layout] = field(default_factory=dict)
     digits: Digits = ()
+    opening: tuple[int, ...] = ()
+    """Ops of the captured Graph that are opened; Choices and Layouts are of the opened Graph."""
+
+
+def space_of(graph: Graph, strategy: Strategy) -> Space:
+    """The Space that a strategy for a captured Graph is about."""
+    return Space(graph, strategy.digits, strategy.opening)
 
 
 def grid(factors: Sequence[int], parts: Sequence[int]) -> list[Box]:
@@ -84,8 +92,10 @@ def verify(space: Space, strategy: Strategy, devices: int) -> None:
     """Raises ValueError, naming the Op or Value, unless every Choice and Layout is legal on that
     many devices."""
     graph = space.graph
-    if space.digits != strategy.digits:
-        raise ValueError("the strategy divides atoms in another way than the space it is for")
+    if (space.digits, space.opening) != (strategy.digits, strategy.opening):
+        raise ValueError(
+            "the strategy divides or opens the graph in another way than the space it is for"
+        )
     if len(strategy.choices) != len(graph.ops):
         raise ValueError(
             f"the strategy has {len(strategy.choices)} choices for {len(graph.ops)} operators"
@@ -135,6 +145,7 @@ def to_json(strategy: Strategy) -> dict[str, Any]:
         "choices": [[list(c.parts), list(c.devices)] for c in strategy.choices],
         "layouts": [[v, list(y.parts), list(y.devices)] for v, y in strategy.layouts.items()],
         "digits": [[group, list(factors)] for group, factors in strategy.digits],
+        "opening": list(strategy.opening),
     }
 
 
@@ -145,6 +156,7 @@ def from_json(data: dict[str, Any]) -> Strategy:
             tuple(Choice(tuple(map(int, p)), tuple(map(int, d))) for p, d in data["choices"]),
             {int(v): Layout(tuple(map(int, p)), tuple(map(int, d))) for v, p, d in data["layouts"]},
             tuple((int(group), tuple(map(int, factors))) for group, factors in data["digits"]),
+            tuple(map(int, data.get("opening", ()))),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the strategy is malformed: {error}") from None

@@ -41,7 +41,7 @@ from apportion.processes import PeerLost, talking, worker
 from apportion.runner import Runner
 from apportion.splits import Space
 from apportion.storage import allocated_peak
-from apportion.strategy import Strategy
+from apportion.strategy import Strategy, space_of
 
 PR_SET_PDEATHSIG = 1
 PATIENCE = 60.0  # seconds that gloo waits beyond the parent's timeout: the parent decides
@@ -101,8 +101,8 @@ class _Process:
 
     def train(self, job: Train) -> Trained:
         program, space = self.program(job.spec, job.model_seed, job.double)
-        if space.digits != job.strategy.digits:
-            space = Space(program.graph, job.strategy.digits)
+        if (space.digits, space.opening) != (job.strategy.digits, job.strategy.opening):
+            space = space_of(program.graph, job.strategy)
         tasks = lower(space, job.strategy, job.devices)
         mine = worker(Executable(space, job.strategy, tasks), self.rank)
         mine.progress = self.progress

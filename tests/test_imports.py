@@ -25,7 +25,7 @@ ORDER = [
         "optimizer",
         "capture",
     ),
-    *("interval", "tdl", "formula", "root", "restrict", "atoms", "splits", "ops"),
+    *("interval", "tdl", "formula", "root", "restrict", "opening", "atoms", "splits", "ops"),
     *("cluster", "tasks", "cost"),
     *("strategy", "termwise", "task_builder", "lower"),
     *("search",),

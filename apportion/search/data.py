@@ -21,7 +21,7 @@ def data(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
     space, devices = problem.space, problem.devices
     samples = sample_classes(space)
     choices = tuple(_choice(space, op, samples, devices) for op in range(len(space.graph.ops)))
-    return SearchResult(Strategy(choices))
+    return SearchResult(Strategy(choices, opening=problem.space.opening))
 
 
 def sample_classes(space: Space) -> frozenset[int]:

@@ -35,7 +35,7 @@ def fsdp(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
             if choice is not None:
                 choices[index] = choice
                 sharded.add(index)
-    return SearchResult(Strategy(tuple(choices), digits=space.digits))
+    return SearchResult(Strategy(tuple(choices), digits=space.digits, opening=space.opening))
 
 
 def _sharded(space: Space, op: int, devices: int) -> Choice | None:

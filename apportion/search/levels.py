@@ -344,7 +344,7 @@ class Levels:
         )
         digits = tuple((g, fs if fs[-1] > 1 else fs[:-1]) for g, fs in digits)
         digits = tuple((g, fs) for g, fs in digits if len(fs) > 1)
-        space = Space(self.graph, digits)
+        space = self.space.with_digits(digits)
         choices = tuple(self._op_choice(space, op) for op in range(len(self.graph.ops)))
         layouts = {v: self._layout(space, v, site) for v, site in self.store.items()}
         if self.shared:
@@ -352,7 +352,7 @@ class Levels:
                 made = self.graph.producer[value]
                 if made and space.split(made[0], choices[made[0]].parts).terms[made[1]] > 1:
                     layouts[value] = self._layout(space, value, site)
-        return Strategy(choices, layouts, digits)
+        return Strategy(choices, layouts, digits, self.space.opening)
 
     def _op_choice(self, space: Space, op: int) -> Choice:
         number = self.op_site[op]

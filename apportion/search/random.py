@@ -1,6 +1,6 @@
 """random: legal choices drawn at random, for tests. Everything that a Strategy can say occurs.
 
-Per Op: a few axes cut (reductions too) into even and uneven parts, on any devices, several parts on
+Some composite Ops are opened. Per Op: a few axes cut (reductions too) into even and uneven parts, on any devices, several parts on
 one device, replicas. Some Values, state and inputs among them, get a random Layout.
 """
 
@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from random import Random
 
+from apportion.opening import composites
 from apportion.root import Refused
 from apportion.search.problem import Problem, SearchResult
 from apportion.splits import Space
 from apportion.strategy import Choice, Layout, Strategy, whole
 
 UNCUT, LAID_OUT = 0.25, 0.15  # shares of Ops left whole, and of Values with a Layout of their own
+OPENED = 0.5  # share of composite Ops that are opened
 
 
 def random(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """A strategy drawn with the given seed."""
-    return SearchResult(draw(problem.space, problem.devices, Random(seed)))
+    rng, space = Random(seed), problem.space
+    opening = tuple(op for op in composites(space.source) if rng.random() < OPENED)
+    if opening:
+        space = Space(space.source, (), opening)
+    return SearchResult(draw(space, problem.devices, rng))
 
 
 def draw(space: Space, devices: int, rng: Random) -> Strategy:
@@ -29,7 +35,7 @@ def draw(space: Space, devices: int, rng: Random) -> Strategy:
         for value in range(len(space.graph.values))
         if rng.random() < LAID_OUT and (layout := _layout(space, value, devices, rng))
     }
-    return Strategy(choices, layouts)
+    return Strategy(choices, layouts, opening=space.opening)
 
 
 def _choice(space: Space, op: int, devices: int, rng: Random) -> Choice:

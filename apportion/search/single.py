@@ -9,4 +9,5 @@ from apportion.strategy import Strategy, whole
 def single(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """The step as it was written."""
     space = problem.space
-    return SearchResult(Strategy(tuple(whole(space, o, (0,)) for o in range(len(space.graph.ops)))))
+    choices = tuple(whole(space, o, (0,)) for o in range(len(space.graph.ops)))
+    return SearchResult(Strategy(choices, opening=space.opening))

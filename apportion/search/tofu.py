@@ -28,13 +28,16 @@ alike.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from apportion.lower import lower
+from apportion.opening import STATISTICS, composites, open_graph
 from apportion.search.data import data
 from apportion.search.fsdp import fsdp
 from apportion.search.levels import Levels
 from apportion.search.problem import Problem, SearchResult, Unsuitable
 from apportion.splits import Space
-from apportion.strategy import Strategy
+from apportion.strategy import Strategy, space_of
 from apportion.termwise import termwise
 
 MARGIN = 0.95  # lowered bytes were at most half a percent above the modelled ones
@@ -47,11 +50,46 @@ def tofu(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
     Those two are lowered and counted only if recursion does not move less than they must.
     """
     levels = recurse(problem, shared=True)
-    found = levels.strategy()
-    if levels.bytes_modelled <= MARGIN * _least_of_data(problem):
+    bytes_modelled, found = _opened(problem, levels)
+    if bytes_modelled <= MARGIN * _least_of_data(problem):
         return SearchResult(found)
     candidates = [found, data(problem).strategy, fsdp(problem).strategy]
     return SearchResult(min(candidates, key=lambda s: bytes_moved(problem, s)))
+
+
+def _opened(problem: Problem, closed: Levels) -> tuple[float, Strategy]:
+    """The better of recursion on the Graph as it is and on the one with those composites opened
+    that are worth it: that recursion cuts inside if all are open."""
+    space, best = problem.space, closed
+    several = composites(space.source)
+    if several and not space.opening:
+        levels = _recursed(space, several, problem)
+        inside = _cut_inside(levels)
+        if inside:
+            some = levels if inside == several else _recursed(space, inside, problem)
+            best = min((best, some), key=lambda found: found.bytes_modelled)
+    return best.bytes_modelled, best.strategy()
+
+
+def _recursed(space: Space, opening: tuple[int, ...], problem: Problem) -> Levels:
+    return recurse(replace(problem, space=Space(space.source, (), opening)), shared=True)
+
+
+def _cut_inside(levels: Levels) -> tuple[int, ...]:
+    """The opened Ops some of whose statistics are partial."""
+    strategy = levels.strategy()
+    space = levels.space.with_digits(strategy.digits)
+    origins = open_graph(space.source, space.opening)[1]
+    return tuple(
+        sorted(
+            {
+                origins[index]
+                for index, op in enumerate(space.graph.ops)
+                if op.kind in STATISTICS
+                and max(space.split(index, strategy.choices[index].parts).terms) > 1
+            }
+        )
+    )
 
 
 def _least_of_data(problem: Problem) -> int:
@@ -99,6 +137,6 @@ def recurse(problem: Problem, *, shared: bool) -> Levels:
 def bytes_moved(problem: Problem, strategy: Strategy) -> int:
     """What a step of the strategy really moves."""
     space = problem.space
-    if strategy.digits != space.digits:
-        space = Space(space.graph, strategy.digits)
+    if (strategy.digits, strategy.opening) != (space.digits, space.opening):
+        space = space_of(space.source, strategy)
     return lower(space, strategy, problem.devices).bytes_moved
