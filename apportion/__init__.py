@@ -17,6 +17,7 @@ from apportion.version import VERSION
 if TYPE_CHECKING:
     from apportion.capture import CaptureError, Program, capture
     from apportion.cluster import Cluster, cluster
+    from apportion.findings import check_splits
     from apportion.graph import Graph
     from apportion.plan import Plan, compare, plan
     from apportion.runner import Runner, distribute
@@ -27,6 +28,7 @@ __version__ = VERSION
 _HOMES = {
     "capture": ("CaptureError", "Program", "capture"),
     "cluster": ("Cluster", "cluster"),
+    "findings": ("check_splits",),
     "graph": ("Graph",),
     "plan": ("Plan", "compare", "plan"),
     "runner": ("Runner", "distribute"),
@@ -35,8 +37,8 @@ _HOMES = {
 
 __all__ = [
     "ALL", "CaptureError", "Cluster", "Graph", "Max", "Min", "Output", "Plan", "Prod", "Program",
-    "Runner", "Sum", "capture", "cluster", "compare", "describe", "distribute", "f", "opaque",
-    "plan",
+    "Runner", "Sum", "capture", "check_splits", "cluster", "compare", "describe", "distribute", "f",
+    "opaque", "plan",
 ]  # fmt: skip
 
 

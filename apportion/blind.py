@@ -42,6 +42,14 @@ class Find:
     inputs: Cut
     outputs: tuple[tuple[str, ...], ...]
 
+    def __str__(self) -> str:
+        reads = [f"input {k} dim {d}" for k, d in enumerate(self.inputs) if d is not None]
+        leaves = [
+            f"output {k} {'dim ' + how[0] if how[0].isdigit() else how[0]}"
+            for k, how in enumerate(self.outputs)
+        ]
+        return f"{', '.join(reads)} cut; {', '.join(leaves)}"
+
 
 def candidates(sample: Sample) -> Iterator[Cut]:
     """Ways to cut the inputs, the tensors of one list argument alike; fewest cuts first."""
@@ -167,10 +175,10 @@ def ignored(sample: Sample, tensors: Sequence[torch.Tensor]) -> set[int]:
             changed[k] = ~tensor
         elif tensor.is_floating_point() or tensor.is_complex():
             changed[k] = tensor * 0.5 + 0.25
+        elif tensor.dim() and tensor.unique().numel() > 1:
+            changed[k] = tensor.flip(0)
         else:
-            changed[k] = (
-                tensor.flip(0) if tensor.dim() and tensor.unique().numel() > 1 else tensor // 2
-            )
+            changed[k] = tensor // 2 if tensor.any() else tensor + 1
         if torch.equal(changed[k], tensor):
             continue
         try:

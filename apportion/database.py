@@ -51,6 +51,26 @@ def sample_of(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Sample:
     return Sample(target, held, named, tuple(tensors))
 
 
+def resolved(packet: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The overload that a call of a packet of overloads runs; None if it fails."""
+    mode = _First()
+    with mode:
+        _quietly(lambda: packet(*args, **kwargs))
+    return mode.found
+
+
+class _First(TorchDispatchMode):
+    """Remembers the first operator that is called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: Any = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found = self.found or func
+        return func(*args, **(kwargs or {}))
+
+
 def entries() -> list[Any]:
     """All entries of the database; raises ValueError if what it needs is not installed."""
     try:

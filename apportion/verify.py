@@ -195,7 +195,7 @@ class Case:
         """How the lifted operators differ from the call itself; "" if they do not."""
         if _is_random(self.sample):
             return ""
-        if "empty" in str(self.sample.target):
+        if any(name in str(self.sample.target) for name in ("empty", "_ctc_loss.")):
             return ""  # unspecified values
         direct = outputs_of(self.sample.call(self.tensors))
         ours = [self.values[v] for v in self.lifted.outputs if v is not None]

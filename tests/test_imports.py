@@ -31,7 +31,7 @@ ORDER = [
     *("search",),
     *("timeline", "simulate"),
     *("kernels", "execute", "storage", "check", "processes"),
-    *("database", "disposable", "blind", "verify", "inputs", "coverage"),
+    *("database", "disposable", "blind", "verify", "findings", "inputs", "coverage"),
     *("zoo",),
     *("report", "plan", "runner", "worker", "pool", "run", "tables", "cli", "demo"),
     *("__init__",),
