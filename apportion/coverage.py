@@ -16,6 +16,7 @@ import torch
 
 from apportion import inputs, ops
 from apportion.database import Sample, entries, entry_name, harvest
+from apportion.tdl import reason
 from apportion.verify import RAISED, REFUSED, RIGHT, WRONG, Verdict, share_of, verify
 
 OWN = "own inputs"
@@ -85,7 +86,9 @@ class Counts:
     finds: int = 0
     missing: int = 0
     crashed: int = 0
+    searched: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    undescribed: Counter[str] = field(default_factory=Counter)
     seen: set[str] = field(default_factory=set)
 
     def add(self, verdict: Verdict) -> None:
@@ -103,5 +106,82 @@ class Counts:
         self.finds += verdict.finds
         self.missing += len(verdict.missing)
         self.crashed += verdict.crashed
+        self.searched += verdict.searched
         if verdict.failure:
             self.failures[verdict.failure] += 1
+        self.undescribed.update(verdict.undescribed)
+
+    @property
+    def status(self) -> str:
+        """What is known of an operator whose calls were counted."""
+        if self.wrong or self.raised:
+            return WRONG
+        if self.right:
+            return SPLIT
+        if self.finds or sum(self.failures.values()) == self.calls:
+            return NOTHING
+        if self.undescribed and not all(reason(kind) for kind in self.undescribed):
+            return NOTHING
+        return REASON if self.undescribed or self.refused else SMALL
+
+    def json(self) -> dict[str, int]:
+        """The figures by name."""
+        return {name: getattr(self, name) for name in FIGURES}
+
+
+FIGURES = (
+    "calls", "right", "wrong", "raised", "refused", "falsely", "finds", "missing", "crashed",
+    "searched",
+)  # fmt: skip
+SPLIT, REASON, SMALL, NOTHING = "split", "reason", "nothing to cut", "neither"
+"""Of an operator: some checked split; a stated reason, or refusals, that blind search does not
+contradict; calls without an axis longer than 1; or neither of these."""
+
+
+@dataclass
+class Summary:
+    """All verdicts of a survey, by operator and by entry."""
+
+    total: Counts = field(default_factory=Counts)
+    operators: dict[str, Counts] = field(default_factory=dict)
+    entries: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    bad: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, entry: str, verdicts: Sequence[Verdict]) -> None:
+        """Adds the verdicts of an entry."""
+        self.entries[entry] = tuple(sorted({v.target for v in verdicts}))
+        for verdict in verdicts:
+            if verdict.key not in self.total.seen:
+                self.bad += [(str(cut), verdict.key) for cut in verdict.bad]
+                if {WRONG, RAISED} & verdict.pairs.keys():
+                    self.bad.append((f"two axes: {verdict.pairs}", verdict.key))
+            self.total.add(verdict)
+            self.operators.setdefault(verdict.target, Counts()).add(verdict)
+
+    def entry_status(self, entry: str) -> str:
+        """The worst of its operators."""
+        order = (SPLIT, SMALL, REASON, NOTHING, WRONG)
+        found = [self.operators[name].status for name in self.entries[entry]]
+        return max(found, key=order.index, default=NOTHING)
+
+    def core(self) -> dict[str, str]:
+        """The status of every core operator of this torch with static tensor outputs."""
+        unseen = Counts()
+        return {name: self.operators.get(name, unseen).status for name in core_operators()}
+
+
+def core_operators() -> list[str]:
+    """Overloads with the tag core that return tensors whose shapes do not depend on data."""
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        if namespace != "aten":
+            continue
+        op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+        if op is None or torch.Tag.core not in op.tags or op._schema.is_mutable:
+            continue
+        tensors = any("Tensor" in str(r.type) for r in op._schema.returns)
+        if tensors and torch.Tag.dynamic_output_shape not in op.tags:
+            found.append(str(op))
+    return sorted(found)

@@ -20,7 +20,7 @@ from apportion.blind import Find
 from apportion.database import sample_of
 from apportion.tdl import lookup
 from apportion.trace import CaptureError
-from apportion.verify import REFUSED, RIGHT, Cut, Verdict, verify
+from apportion.verify import OPENED, REFUSED, RIGHT, Cut, Verdict, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Report:
             ("missing", self.missing),
             ("cannot be cut", self.unsplittable),
         ):
-            yield from (f"{title}: {item}" for item in items)  # type: ignore[attr-defined]
+            yield from (f"{title}: {item}" for item in items)
 
 
 def check_splits(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
@@ -99,14 +99,18 @@ def report_of(verdict: Verdict) -> Report:
             by_axis[f"{cut.axis} {number}"] = [cut]
         else:
             by_axis.setdefault(cut.axis, []).append(cut)
-    splits, wrong, unsplittable = [], [], []
+    splits: list[Cut] = []
+    wrong: list[Cut] = []
+    unsplittable: list[Unsplit] = []
+    inner = {(c.axis.removesuffix(OPENED), c.inputs) for c in verdict.cuts if OPENED in c.axis}
     for cuts in by_axis.values():
         bad = [c for c in cuts if c.status not in (RIGHT, REFUSED)]
         right = [c for c in cuts if c.status == RIGHT]
         wrong += [_blamed(c) for c in bad]
         if right and not bad:
-            splits.append(right[0])
-        elif not bad and not any(f"{cuts[0].axis} (opened)" == c.axis for c in verdict.cuts):
+            if (cuts[0].axis, right[0].inputs) not in inner:  # opened, the same cut goes further
+                splits.append(right[0])
+        elif not bad and not any(cuts[0].axis == axis for axis, _ in inner):
             unsplittable.append(Unsplit(f"axis {cuts[0].axis}", cuts[0].why))
     unsplittable += [Unsplit(kind, why) for kind, why in verdict.undescribed.items()]
     return Report(splits, wrong, list(verdict.missing), unsplittable, verdict.kinds)

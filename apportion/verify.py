@@ -38,6 +38,7 @@ from apportion.splits import Space, Split
 from apportion.trace import HARMLESS, CaptureError
 
 RIGHT, WRONG, RAISED, REFUSED = "right", "wrong", "raised", "refused"
+OPENED = " (opened)"  # of an axis that is cut inside a composite
 _TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 2e-5}
 _PAIRS = 6
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
@@ -398,7 +399,7 @@ def _checked(sample: Sample) -> dict[str, Any]:
         failure = failure or inner.lifting_error()
         known = {(c.parts, c.inputs, c.outputs) for c in cuts if c.status == RIGHT}
         cuts += [
-            replace(c, axis=f"{c.axis} (opened)")
+            replace(c, axis=f"{c.axis}{OPENED}")
             for c in inner.cuts()
             if c.status != REFUSED and (c.parts, c.inputs, c.outputs) not in known
         ]
