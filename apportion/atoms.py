@@ -131,7 +131,7 @@ def _equate(
     parts = tuple(p for p in parts if extents[p] != 1)
     if len(parts) == 1:
         nodes.join(dim, parts[0])
-    elif parts:
+    elif parts and extents[dim]:  # nothing has no factors
         equations.append((dim, parts))
 
 

@@ -163,6 +163,18 @@ def unflatten(span: Range, factors: Factors) -> Box | None:
     return None if rest is None else ((block, block + 1), *rest)
 
 
+def runs(box: Box, factors: Factors) -> list[tuple[int, Range]]:
+    """Atoms in a row, each with its range, neighbours that are whole joined to one."""
+    found: list[tuple[int, Range]] = []
+    for span, factor in zip(box, factors, strict=True):
+        last = found[-1][0] if found else 0
+        if found and found[-1][1] == (0, last) and span == (0, factor):
+            found[-1] = (last * factor, (0, last * factor))
+        else:
+            found.append((factor, span))
+    return found
+
+
 def refine(a: Factors, b: Factors) -> Factors | None:
     """The coarsest common refinement of two factorings of one extent, or None if there is none."""
     if a == b:

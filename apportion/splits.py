@@ -29,9 +29,11 @@ from typing import Any
 
 from apportion.atoms import Atoms, Digits, divide, find_atoms
 from apportion.formula import (
+    BadDescription,
     Formula,
     Undescribed,
     accesses_of,
+    check_formula,
     depends_on_position,
     evaluate_formula,
 )
@@ -239,9 +241,15 @@ def _formula(graph: Graph, op: Op) -> tuple[Formula | None, str]:
         return None, "a shape is unknown"
     body = None if op.body is None else graph.bodies[op.body]
     try:
-        return evaluate_formula(description, op.args, inputs, outputs, body), ""  # type: ignore[arg-type]
+        formula = evaluate_formula(description, op.args, inputs, outputs, body)  # type: ignore[arg-type]
+        check_formula(description, formula, inputs, outputs)  # type: ignore[arg-type]
+        return formula, ""
     except Undescribed as why:
         return None, str(why)
+    except BadDescription:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise BadDescription(f"{op.kind} is {description.where}, which fails: {error}") from error
 
 
 def _call(graph: Graph, op: Op, atoms: Atoms, index: int) -> Call:

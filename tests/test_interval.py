@@ -22,6 +22,7 @@ from apportion.interval import (
     part_range,
     refine,
     relative,
+    runs,
     subtract,
     unflatten,
     volume,
@@ -235,3 +236,21 @@ def test_the_whole_of_no_atoms_is_one_point() -> None:
     assert flatten((), ()) == (0, 1)
     assert unflatten((0, 1), ()) == ()
     assert unflatten((0, 2), ()) is None
+
+
+def test_joined_atoms_hold_the_same_elements_in_the_same_order() -> None:
+    factors = (2, 3, 2)
+    spans = [[(a, b) for a in range(f) for b in range(a + 1, f + 1)] for f in factors]
+    for box in itertools.product(*spans):
+        found = runs(box, factors)
+        joined, sizes = tuple(r for _, r in found), tuple(f for f, _ in found)
+        assert flat(joined, sizes) == flat(box, factors)
+        assert math.prod(sizes) == 12
+        whole = [r == (0, f) for f, r in found]
+        assert not any(a and b for a, b in itertools.pairwise(whole))
+
+
+def test_different_places_are_told_apart_by_their_runs() -> None:
+    assert runs(((0, 1), (0, 2), (0, 9)), (2, 2, 9)) == runs(((0, 1), (0, 3), (0, 6)), (2, 3, 6))
+    assert runs(((0, 1), (0, 2), (0, 9)), (2, 2, 9)) != runs(((1, 2), (0, 3), (0, 6)), (2, 3, 6))
+    assert runs(((0, 2), (0, 2)), (2, 4)) != runs(((0, 4), (0, 1)), (4, 2))

@@ -1,4 +1,7 @@
-"""Views: operators that rename elements. Nearly all share the storage of their input."""
+"""Views: operators that rename elements. Nearly all share the storage of their input.
+
+Those that take a piece of a tensor are in slice.py, those that put pieces together in join.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Any
 
 from apportion.formula import Undescribed
 from apportion.interval import Affine
-from apportion.tdl import ALL, Local, Output, axes, axis, describe, f, opaque
+from apportion.root import Refused
+from apportion.tdl import ALL, Local, Output, axes, axis, describe, f, opaque, unsplit
 
 
 def _size(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
@@ -36,7 +40,12 @@ def _cuts(extents: list[int]) -> list[int]:
     return products
 
 
-@describe("aten.view", "aten._unsafe_view", "aten.reshape", local=_size, alias=True, reshape=True)
+@describe(
+    *("aten.view.default", "aten._unsafe_view", "aten.reshape"),
+    local=_size,
+    alias=True,
+    reshape=True,
+)
 def view(x: Any, size: Any, *rest: Any, out: Any) -> Any:
     """Dimensions that are merged or divided are products of common axes."""
     (shape,) = out
@@ -73,7 +82,8 @@ def _divide(
     below, factors = 1, []
     for cut in cuts:
         if cut % below:
-            raise Undescribed("a view whose dimensions have no common factors")
+            _divide_outside(group, a, left, before, b, right, after, extents)
+            return
         factors.append(cut // below)
         below = cut
     factors.reverse()
@@ -87,6 +97,30 @@ def _divide(
                 size *= factors[position]
                 position += 1
             places[d] = tuple(names[start:position])
+
+
+def _divide_outside(
+    group: int,
+    a: tuple[int, ...],
+    left: list[int],
+    before: list[Any],
+    b: tuple[int, ...],
+    right: list[int],
+    after: list[tuple[Affine, ...]],
+    extents: dict[str, int],
+) -> None:
+    """Axes for a group without common refinement: [4, 9] and [6, 6] still have two halves."""
+    outer = math.gcd(a[left[0]], b[right[0]])
+    if outer == 1:
+        raise Undescribed("a view whose dimensions have no common factors")
+    shared, inner = axis(f"g{group}_0"), axis(f"g{group}_1")
+    before[left[0]] = (shared, ALL(a[left[0]] // outer))
+    before[left[0] + 1 : left[-1] + 1] = [slice(None)] * (left[-1] - left[0])
+    after[right[0]] = (shared, inner)
+    extents.update({f"g{group}_0": outer, f"g{group}_1": b[right[0]] // outer})
+    for k, d in enumerate(right[1:], start=2):
+        after[d] = (axis(f"g{group}_{k}"),)
+        extents[f"g{group}_{k}"] = b[d]
 
 
 @describe("aten.expand", local=_size, alias=True)
@@ -133,141 +167,147 @@ def squeeze(x: Any, dims: Any, *, out: Any) -> Any:
     return output
 
 
-def _select_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
-    return (args[0], args[1], 0)
+@describe("aten.flip")
+def flip(x: Any, dims: Any) -> Any:
+    gone = {d % x.ndim for d in dims} if x.ndim else set()
+    return lambda *i: x[tuple(x.shape[d] - 1 - a if d in gone else a for d, a in enumerate(i))]
 
 
-@describe("aten.select.int", local=_select_local, alias=True)
-def select(x: Any, dim: Any, index: Any) -> Any:
-    d, place = dim % x.ndim, index % x.shape[dim]
-    return lambda *i: x[(*i[:d], place, *i[d:])]
-
-
-def _slice_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
-    return (args[0], args[1], 0, local.inputs[0][args[1]], *args[4:])
-
-
-@describe("aten.slice.Tensor", local=_slice_local, alias=True)
-def slice_(x: Any, dim: Any, start: Any, end: Any, step: Any) -> Any:
-    d, n = dim % x.ndim, x.shape[dim]
-    first = min(max(start + n if (start or 0) < 0 else start or 0, 0), n)
-    return lambda *i: x[tuple(step * a + first if k == d else a for k, a in enumerate(i))]
-
-
-def _split_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
-    return (args[0], local.outputs[0][args[2]], *args[2:])
-
-
-@describe("aten.split.Tensor", local=_split_local, alias=True)
-def split(x: Any, size: Any, dim: Any) -> Any:
-    d, n = dim % x.ndim, x.shape[dim]
-    size = min(size, n) or 1
-    count = -(-n // size)
-    if n % size:
-        whole = [opaque_dim(x, d, p) for p in range(count)]
-        return tuple(whole)
-
-    def piece(p: int) -> Any:
-        return lambda *i: f(
-            f"piece {p}", x[tuple((ALL(count), a) if k == d else a for k, a in enumerate(i))]
-        )
-
-    return tuple(piece(p) for p in range(count))
-
-
-@describe("aten.unbind", alias=True)
-def unbind(x: Any, dim: Any) -> Any:
-    d = dim % x.ndim
-
-    def piece(p: int) -> Any:
-        # All pieces read all of the dimension, so that they agree about what a part reads.
-        return lambda *i: f(f"piece {p}", x[(*i[:d], ALL(x.shape[d]), *i[d:])])
-
-    return tuple(piece(p) for p in range(x.shape[d]))
-
-
-def _split_sizes_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
-    return (args[0], tuple(shape[args[2]] for shape in local.outputs), *args[2:])
-
-
-@describe("aten.split_with_sizes", local=_split_sizes_local, alias=True)
-def split_with_sizes(x: Any, sizes: Any, dim: Any) -> Any:
-    if len(set(sizes)) == 1:
-        return split(x, sizes[0], dim)
-    return tuple(opaque_dim(x, dim % x.ndim, p) for p in range(len(sizes)))
-
-
-def opaque_dim(x: Any, d: int, p: int) -> Any:
-    """Piece p of a split into unequal pieces: not cut along the split dimension, whose axis is the
-    piece's own."""
-    i = list(axes("i", x.ndim))
-    i[d] = axis(f"piece{p}")
-    source = x[tuple(slice(None) if k == d else a for k, a in enumerate(i))]
-    return Output.of(i, f(f"piece {p}", opaque(source)[i[d]]))
-
-
-@describe("aten.cat")
-def cat(tensors: Any, dim: Any) -> Any:
-    first = tensors[0]
-    d = dim % first.ndim
-    i = list(axes("i", first.ndim))
-    if len({x.shape for x in tensors}) == 1:
-        p = axis("p")
-        chosen = f("pick", p, *(x[tuple(i)] for x in tensors))
-        dims = [(p, a) if k == d else a for k, a in enumerate(i)]
-        return Output.of(dims, chosen, p=len(tensors))
-    if any(x.ndim != first.ndim for x in tensors):
-        raise Undescribed("a concatenation of tensors of several ranks")
-    slices = [x[tuple(slice(None) if k == d else a for k, a in enumerate(i))] for x in tensors]
-    return Output.of(i, opaque(*slices)[i[d]])
-
-
-@describe("aten.stack")
-def stack(tensors: Any, dim: Any) -> Any:
-    d = dim % (tensors[0].ndim + 1)
+@describe("aten.rot90")
+def rot90(x: Any, k: Any, dims: Any) -> Any:
+    a, b = (d % x.ndim for d in dims)
+    rows, columns = x.shape[a] - 1, x.shape[b] - 1
 
     def output(*i: Any) -> Any:
-        inner = (*i[:d], *i[d + 1 :])
-        return f("pick", i[d], *(x[inner] for x in tensors))
+        turned = {
+            0: (i[a], i[b]),
+            1: (i[b], columns - i[a]),
+            2: (rows - i[a], columns - i[b]),
+            3: (rows - i[b], i[a]),
+        }[k % 4]
+        index = list(i)
+        index[a], index[b] = turned
+        return x[tuple(index)]
 
     return output
 
 
-def _pad_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
-    x, widths, *rest = args
-    dims = len(local.inputs[x.index])
-    cut = [2 * (dims - 1 - dim) for tensor, dim in local.padded if tensor == x.index]
-    own = tuple(0 if k - k % 2 in cut else width for k, width in enumerate(widths))
-    return (x, own, *rest)
-
-
-@describe("aten.constant_pad_nd", local=_pad_local)
-def constant_pad_nd(x: Any, widths: Any, value: Any) -> Any:
-    before = dict(zip(reversed(range(x.ndim)), widths[::2], strict=False))
-    return lambda *i: x.padded(value)[tuple(a - before.get(d, 0) for d, a in enumerate(i))]
-
-
-def _backward_size(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
-    return (args[0], local.outputs[0], *args[2:])
-
-
-@describe("aten.slice_backward", local=_backward_size)
-def slice_backward(grad: Any, sizes: Any, dim: Any, start: Any, end: Any, step: Any) -> Any:
-    d = dim % grad.ndim
+@describe("aten.roll")
+def roll(x: Any, shifts: Any, dims: Any) -> Any:
+    """A part along a rolled dimension would read its end and its beginning: no box."""
+    if math.prod(x.shape) == 0:
+        raise Undescribed("a result without elements")
+    if not dims and shifts[0] % math.prod(x.shape):
+        raise Undescribed("a roll over all elements in a row")
+    moved = [d % x.ndim for d, n in zip(dims, shifts, strict=False) if n % x.shape[d]]
 
     def output(*i: Any) -> Any:
-        source = grad[tuple(slice(None) if k == d else a for k, a in enumerate(i))]
-        return f("place", i[d], source)
+        source = x[tuple(slice(None) if d in moved else a for d, a in enumerate(i))]
+        return opaque(source)[tuple(i[d] for d in moved)] if moved else source
 
     return output
 
 
-@describe("aten.select_backward", local=_backward_size)
-def select_backward(grad: Any, sizes: Any, dim: Any, index: Any) -> Any:
-    d = dim % (grad.ndim + 1)
-    return lambda *i: f("place", i[d], grad[(*i[:d], *i[d + 1 :])])
+def _repeat_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+    (shape,), (source, *_) = local.outputs, local.inputs
+    extents = (*[1] * (len(shape) - len(source)), *source)
+    return (args[0], tuple(n // m for n, m in zip(shape, extents, strict=True)))
 
 
-@describe("aten.tril", "aten.triu")
-def triangle(x: Any) -> Any:
-    return lambda *i: f("triangle", i[-2] - i[-1], x[i])
+@describe("aten.repeat", local=_repeat_local)
+def repeat(x: Any, repeats: Any, *, out: Any) -> Any:
+    if math.prod(out[0]) == 0:
+        raise Undescribed("a result without elements")
+    new = len(repeats) - x.ndim
+    i = axes("i", len(repeats))
+    dims = [(axis(f"p{d}"), i[d]) if d >= new else axis(f"p{d}") for d in range(len(repeats))]
+    extents = {f"p{d}": n for d, n in enumerate(repeats)}
+    return Output.of(dims, f("repeat", x[i[new:]]), **extents)
+
+
+@describe("aten.pixel_shuffle")
+def pixel_shuffle(x: Any, factor: Any, *, out: Any) -> Any:
+    *_, c, height, width = out[0]
+    _require_shape(x.shape[-3:], (c * factor * factor, height // factor, width // factor))
+    lead = axes("i", x.ndim - 3)
+    c, h, w, a, b = map(axis, "chwab")
+    return Output.of([*lead, c, (h, a), (w, b)], x[(*lead, (c, a, b), h, w)], a=factor, b=factor)
+
+
+@describe("aten.pixel_unshuffle")
+def pixel_unshuffle(x: Any, factor: Any, *, out: Any) -> Any:
+    *_, channels, height, width = x.shape
+    _require_shape(out[0][-3:], (channels * factor * factor, height // factor, width // factor))
+    lead = axes("i", x.ndim - 3)
+    c, h, w, a, b = map(axis, "chwab")
+    return Output.of([*lead, (c, a, b), h, w], x[(*lead, c, (h, a), (w, b))], a=factor, b=factor)
+
+
+def _require_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if shape != expected:
+        raise Undescribed("the pixels of a block belong together")
+
+
+def _shuffle_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+    if "g" not in local.ranges:
+        raise Refused("aten.channel_shuffle: a part's groups are not contiguous")
+    low, high = local.ranges["g"]
+    return (args[0], high - low)
+
+
+@describe("aten.channel_shuffle", "aten.native_channel_shuffle", local=_shuffle_local)
+def channel_shuffle(x: Any, groups: Any) -> Any:
+    n, *rest = axes("i", x.ndim - 1)
+    g, c = axis("g"), axis("c")
+    return Output.of([n, (c, g), *rest], x[(n, (g, c), *rest)], g=groups)
+
+
+@describe("aten.view_as_real", alias=True)
+def view_as_real(x: Any) -> Any:
+    return lambda *i: f("part", i[-1], x[i[:-1]])
+
+
+@describe("aten.view_as_complex", alias=True)
+def view_as_complex(x: Any) -> Any:
+    return lambda *i: f("complex", x[(*i, slice(None))])
+
+
+@describe("aten.view.dtype", alias=True)
+def view_dtype(x: Any, dtype: Any, *, out: Any) -> Any:
+    """Other bits of the same bytes: one element becomes several, or several one."""
+    if out[0] == x.shape:
+        return lambda *i: f("bits", x[i])
+    if math.prod(out[0]) == 0:
+        raise Undescribed("a result without elements")
+    *rest, last = axes("i", x.ndim)
+    if out[0][-1] > x.shape[-1]:
+        k, several = axis("k"), out[0][-1] // x.shape[-1]
+        return Output.of([*rest, (last, k)], f("bits", k, x[(*rest, last)]), k=several)
+    several = x.shape[-1] // out[0][-1]
+    return Output.of([*rest, last], f("bits", x[(*rest, (last, ALL(several)))]))
+
+
+@describe(
+    "aten.alias", "aten.detach", "aten.alias_copy", "aten.detach_copy", "aten.lift_fresh_copy"
+)
+def same(x: Any) -> Any:
+    return lambda *i: x[i]
+
+
+_MEMORY = "it addresses memory, not elements"
+unsplit("aten.as_strided", "aten.as_strided_scatter", why=_MEMORY)
+unsplit("aten.repeat_interleave.Tensor", why="the result's shape depends on data")
+
+
+@describe("aten.resize", local=_size)
+def resize(x: Any, size: Any, *, out: Any) -> Any:
+    if x.shape != out[0]:
+        raise Undescribed(_MEMORY)
+    return lambda *i: x[i]
+
+
+@describe("aten.resize_as")
+def resize_as(x: Any, like: Any) -> Any:
+    if x.shape != like.shape:
+        raise Undescribed(_MEMORY)
+    return lambda *i: f("like", x[i], like[i])
