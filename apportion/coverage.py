@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
 
 import torch
 
@@ -31,7 +34,7 @@ class Request:
     share: str = ALL
     samples: int = 12
     blind: bool = True
-    stride: int = 1
+    every: int = 1
     """Only every so many-th call of an entry."""
 
     def wants(self, sample: Sample) -> bool:
@@ -50,8 +53,28 @@ def verify_entry(name: str, request: Request) -> list[Verdict]:
     else:
         entry = next(e for e in entries() if entry_name(e) == name)
         found = harvest(entry, request.samples)
-    wanted = [s for s in found if request.wants(s)][:: request.stride]
+    wanted = [s for s in found if request.wants(s)]
+    wanted = wanted[share_of(name) % request.every :: request.every]
     return verify(wanted, blind=request.blind) if wanted else []
+
+
+def verified(request: Request, workers: int, note: Callable[[str], None]) -> Summary:
+    """The Summary of a request over the whole database and our own inputs."""
+    if request.share not in (TUNE, REPORT, ALL):
+        raise ValueError(f"there is no share {request.share!r}; shares: {TUNE}, {REPORT}, {ALL}")
+    names = [OWN, *(entry_name(entry) for entry in entries())]
+    summary, began = Summary(request), time.perf_counter()
+
+    def progress(done: int, name: str) -> None:
+        if done % 50 == 0 or done == len(names):
+            seconds = time.perf_counter() - began
+            note(f"{done} of {len(names)} entries, {summary.total.calls:,} calls, {seconds:.0f} s")
+
+    for name, verdicts in survey(names, request, workers, progress):
+        summary.add(name, verdicts)
+    if not summary.total.calls:
+        raise ValueError(f"no call of {' or '.join(request.ops)} is known")
+    return summary
 
 
 def survey(
@@ -109,7 +132,7 @@ class Counts:
         self.searched += verdict.searched
         if verdict.failure:
             self.failures[verdict.failure] += 1
-        self.undescribed.update(verdict.undescribed)
+        self.undescribed.update(verdict.undescribed.keys())
 
     @property
     def status(self) -> str:
@@ -142,6 +165,7 @@ contradict; calls without an axis longer than 1; or neither of these."""
 class Summary:
     """All verdicts of a survey, by operator and by entry."""
 
+    request: Request = field(default_factory=Request)
     total: Counts = field(default_factory=Counts)
     operators: dict[str, Counts] = field(default_factory=dict)
     entries: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -168,6 +192,83 @@ class Summary:
         """The status of every core operator of this torch with static tensor outputs."""
         unseen = Counts()
         return {name: self.operators.get(name, unseen).status for name in core_operators()}
+
+    def lines(self) -> list[str]:
+        """The findings in sentences: what is wrong, and how much is covered."""
+        bad = [f"WRONG {cut} | {key}" for cut, key in self.bad]
+        if self.request.ops:
+            return bad
+        entries = Counter(self.entry_status(e) for e in self.entries if e != OWN)
+        core = Counter(self.core().values())
+        return [
+            *bad,
+            f"of {sum(entries.values())} database entries: {_told(entries)}",
+            f"of {sum(core.values())} core operators: {_told(core)}",
+        ]
+
+    def json(self) -> dict[str, Any]:
+        """All figures."""
+        return {
+            "torch": torch.__version__,
+            "date": date.today().isoformat(),
+            "total": self.total.json(),
+            "failures": dict(self.total.failures),
+            "bad": [{"cut": cut, "call": key} for cut, key in self.bad],
+            "core": self.core(),
+            "entries": {e: self.entry_status(e) for e in self.entries if e != OWN},
+            "operators": {
+                name: {**counts.json(), "status": counts.status}
+                for name, counts in sorted(self.operators.items())
+            },
+        }
+
+
+def _told(statuses: Counter[str]) -> str:
+    named = {
+        SPLIT: "with a checked split",
+        SMALL: "with nothing to cut in their calls",
+        REASON: "unsplit for a checked reason",
+        NOTHING: "with neither",
+        WRONG: "with a wrong split",
+    }
+    return ", ".join(f"{statuses[s]} {text}" for s, text in named.items() if statuses[s])
+
+
+def page(summary: Summary) -> str:
+    """The Summary as a page of Markdown."""
+    total, request = summary.total, summary.request
+    rows = [f"| {name} | {getattr(total, name):,} |" for name in FIGURES]
+    odd = [
+        f"| `{name}` | {c.status} | {c.calls} | {c.right} | {c.finds} | {c.missing} |"
+        for name, c in sorted(summary.operators.items())
+        if c.status != SPLIT or c.missing
+    ]
+    found = total.finds or 1
+    return "\n".join(
+        [
+            "# Splits against kernels",
+            "",
+            f"`apportion ops --verify`, torch {torch.__version__}, {date.today().isoformat()}, "
+            f"share {request.share}: PyTorch's operator database (up to {request.samples} samples "
+            "an entry, forward and backward) and our own inputs.",
+            "",
+            "| | |",
+            "|---|---|",
+            *rows,
+            "",
+            f"Missing: {100 * total.missing / found:.1f}% of what blind search finds; falsely "
+            f"refused: {100 * total.falsely / (total.right + total.falsely or 1):.2f}% of good "
+            "cuts.",
+            *(f"- {line}" for line in summary.lines()),
+            "",
+            "Operators without a checked split, or with a split that was missed:",
+            "",
+            "| operator | status | calls | right | finds | missing |",
+            "|---|---|---|---|---|---|",
+            *odd,
+            "",
+        ]
+    )
 
 
 def core_operators() -> list[str]:

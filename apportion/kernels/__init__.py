@@ -5,7 +5,22 @@ tensors. Most are the operator itself; a kernel that torch picks by device is on
 and is resolved here; the optimizer's update runs its body. One file per family.
 """
 
-from apportion.kernels import attention, conv, dense, matmul, norm, random, update
+from apportion.kernels import (
+    attention,
+    conv,
+    dense,
+    factory,
+    index,
+    loss,
+    matmul,
+    norm,
+    opened,
+    pool,
+    random,
+    reduction,
+    update,
+    view,
+)
 from apportion.kernels.base import LEFT_OUT, Context, Kernel, dtype, kernel, resolve
 
 __all__ = [
@@ -16,10 +31,17 @@ __all__ = [
     "conv",
     "dense",
     "dtype",
+    "factory",
+    "index",
     "kernel",
+    "loss",
     "matmul",
     "norm",
+    "opened",
+    "pool",
     "random",
+    "reduction",
     "resolve",
     "update",
+    "view",
 ]

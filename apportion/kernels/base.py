@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from apportion.graph import Body
+from apportion.trace import flat_results
 
 # Arguments that a Graph leaves out, since they say where and not what.
 LEFT_OUT = frozenset(["device", "layout", "pin_memory", "generator", "memory_format"])
@@ -75,7 +76,7 @@ def kernel(kind: str) -> Kernel:
         if placed and context.device != "cpu":
             keywords["device"] = context.device
         result = overload(*args[:plain], **keywords)
-        return tuple(result) if isinstance(result, tuple | list) else (result,)
+        return tuple(flat_results(result))
 
     return call
 

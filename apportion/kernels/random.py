@@ -15,11 +15,11 @@ from apportion.random import uniform
 def _random_uniform(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     size, key, kind, *place = args
     where = place[0] if place else [((n, 0, n),) for n in size]
-    indices = [_global_index(atoms, context.device) for atoms in where]
+    indices = [global_index(atoms, context.device) for atoms in where]
     return (uniform((context.seed, context.step, key), indices, kind),)
 
 
-def _global_index(atoms: Sequence[tuple[int, int, int]], device: str) -> torch.Tensor:
+def global_index(atoms: Sequence[tuple[int, int, int]], device: str) -> torch.Tensor:
     """Global indices along a dimension whose atoms are (factor, low, high)."""
     index = torch.zeros(1, dtype=torch.int64, device=device)
     for factor, low, high in atoms:

@@ -8,11 +8,11 @@ from functools import reduce as fold
 from operator import add
 from typing import Any
 
-from apportion.tdl import Sum, describe, reduce
+from apportion.tdl import Output, Sum, describe, f, reduce
 from apportion.tdl import axes as make_axes
 
 
-@describe("aten.mm")
+@describe("aten.mm", "aten._int_mm")
 def mm(a: Any, b: Any) -> Any:
     return lambda i, j: Sum(lambda k: a[i, k] * b[k, j])
 
@@ -42,6 +42,46 @@ def mv(a: Any, x: Any) -> Any:
 @describe("aten.dot", "aten.vdot")
 def dot(a: Any, b: Any) -> Any:
     return lambda: Sum(lambda k: a[k] * b[k])
+
+
+@describe("aten.addmv")
+def addmv(bias: Any, a: Any, x: Any, beta: Any, alpha: Any) -> Any:
+    return lambda i: beta * bias.at((i,)) + alpha * Sum(lambda k: a[i, k] * x[k])
+
+
+@describe("aten.addr")
+def addr(bias: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
+    return lambda i, j: beta * bias.at((i, j)) + alpha * (a[i] * b[j])
+
+
+@describe("aten.addbmm")
+def addbmm(bias: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
+    return lambda i, j: beta * bias.at((i, j)) + alpha * Sum(lambda n, k: a[n, i, k] * b[n, k, j])
+
+
+@describe("aten._addmm_activation")
+def addmm_activation(bias: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
+    return lambda i, j: f("activation", addmm(bias, a, b, beta, alpha)(i, j))
+
+
+@describe("aten._trilinear")
+def trilinear(a: Any, b: Any, c: Any, no_a: Any, no_b: Any, no_c: Any, summed: Any) -> Any:
+    """The product of three tensors, each without some dimensions, summed over others."""
+    rank = a.ndim + len(no_a)
+    every = make_axes("d", rank)
+    extents: dict[str, int] = {}
+
+    def element(x: Any, absent: Any) -> Any:
+        missing = {d % rank for d in absent}
+        dims = [d for d in range(rank) if d not in missing]
+        for d, n in zip(dims, x.shape, strict=True):
+            extents[f"d{d}"] = max(n, extents.get(f"d{d}", 0))
+        return x[tuple(0 if n == 1 else every[d] for d, n in zip(dims, x.shape, strict=True))]
+
+    product = element(a, no_a) * element(b, no_b) * element(c, no_c)
+    over = [d % rank for d in summed]
+    kept = [every[d] for d in range(rank) if d not in over]
+    return Output.of(kept, reduce("sum", [every[d] for d in over], product), **extents)
 
 
 Shapes = Sequence[tuple[int, ...]]

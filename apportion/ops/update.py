@@ -1,4 +1,5 @@
-"""The optimizer's update of one parameter: composite, pointwise if all of its body is."""
+"""The optimizer's update of one parameter: composite, pointwise if all of its body is, or fused.
+Updates of several parameters are taken apart before (decompose/foreach.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 from apportion.formula import Undescribed
 from apportion.graph import Body, refs
 from apportion.ops.elementwise import ELEMENTWISE
-from apportion.tdl import Operand, describe, f
+from apportion.tdl import Operand, axes, describe, f, reduce, unsplit
 
 
 def _sources(body: Body) -> list[set[int]]:
@@ -34,3 +35,36 @@ def update(*operands: Operand, body: Body, out: tuple[tuple[int, ...], ...]) -> 
 
 def _pointwise(used: list[Operand]) -> Any:
     return lambda *i: f("update", *(x.at(i) if x.ndim else x[()] for x in used))
+
+
+@describe(*(f"aten._fused_{name}" for name in ("adam", "adamw", "sgd", "adagrad")))
+def fused(*args: Any, out: tuple[tuple[int, ...], ...]) -> Any:
+    """One parameter, its gradient and its state, elementwise; numbers of steps and rates are
+    scalars."""
+    lists = [arg for arg in args if isinstance(arg, tuple)]
+    if any(len(items) > 1 for items in lists):
+        raise Undescribed("several parameters in one call")
+    used = [x for items in (*lists, args) for x in items if isinstance(x, Operand)]
+    if any(x.ndim and x.shape != out[0] for x in used):
+        raise Undescribed("state of another shape than the parameter's")
+    scalars = [x for x in used if not x.ndim]
+    return tuple(_pointwise(used if shape == out[0] else scalars) for shape in out)
+
+
+@describe("aten._amp_foreach_non_finite_check_and_unscale")
+def unscale(tensors: Any, found: Operand, scale: Operand) -> Any:
+    """One gradient, scaled, and whether it has an element that is not finite, or one before had."""
+    if len(tensors) > 1:
+        raise Undescribed("several gradients in one call")
+    (x,) = tensors
+    k = axes("i", x.ndim)
+    one = (0,) * scale.ndim
+
+    def seen(*j: Any) -> Any:
+        check = f("finite", x[k], found[(0,) * found.ndim])
+        return reduce("max", k, check) if k else check
+
+    return lambda *i: f("unscale", x[i], scale[one]), seen
+
+
+unsplit("aten._amp_update_scale", why="the scale of a loss is one number")
