@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from apportion.graph import Arg, Body, substitute
-from apportion.interval import Affine
+from apportion.interval import Affine, bounds
 from apportion.tdl import (
     Access,
     Apply,
@@ -25,6 +25,7 @@ from apportion.tdl import (
     Operand,
     Output,
     Position,
+    Quotient,
     Reduce,
     evaluate,
 )
@@ -69,6 +70,70 @@ def evaluate_formula(
     return Formula(found, extents, accesses)
 
 
+class BadDescription(ValueError):
+    """A description that cannot be right; the message names the operator and the line."""
+
+
+def check_formula(
+    description: Description, formula: Formula, inputs: Sequence[Shape], outputs: Sequence[Shape]
+) -> None:
+    """Raises BadDescription where a formula reads outside of an input, has an output of another
+    shape, or uses an axis that nothing introduces."""
+
+    def bad(what: str) -> BadDescription:
+        return BadDescription(f"{description.kind} is {description.where}, but {what}")
+
+    for number, (output, shape) in enumerate(zip(formula.outputs, outputs, strict=True)):
+        if output is None:
+            continue
+        if len(output.dims) != len(shape):
+            raise bad(f"output {number} has {len(shape)} dims, not {len(output.dims)}")
+        for dim, (names, extent) in enumerate(zip(output.dims, shape, strict=True)):
+            length = math.prod(formula.extents[name] for name in names)
+            if length != extent:
+                raise bad(f"output {number} is {extent} long along dim {dim}, not {length}")
+        known = {name for dim in output.dims for name in dim}
+        for name in _free(output.body, known):
+            raise bad(f"axis {name} of output {number} is neither one of its axes nor reduced")
+    for access in formula.accesses:
+        for dim, (index, extent) in enumerate(
+            zip(access.index, inputs[access.tensor], strict=True)
+        ):
+            item = index[0] if len(index) == 1 else None
+            if access.fill is None and isinstance(item, Affine) and _some(item, formula):
+                ranges = {name: (0, formula.extents[name]) for name, _ in item.terms}
+                low, high = bounds(item, ranges)
+                if low < 0 or high > extent:
+                    raise bad(
+                        f"it reads [{low}, {high}) along dim {dim} of input {access.tensor}, "
+                        f"which is {extent} long"
+                    )
+
+
+def _some(item: Affine, formula: Formula) -> bool:
+    return all(formula.extents[name] > 0 for name, _ in item.terms)
+
+
+def _free(expr: Expr, known: set[str]) -> Iterator[str]:
+    """Axes that an expression uses and nothing introduces."""
+    if isinstance(expr, Reduce):
+        yield from _free(expr.body, known | set(expr.axes))
+    elif isinstance(expr, Apply | Opaque):
+        for arg in expr.args:
+            yield from _free(arg, known)
+        if isinstance(expr, Opaque):
+            yield from (name for name in expr.axes if name not in known)
+    elif isinstance(expr, Position):
+        yield from (name for name, _ in expr.form.terms if name not in known)
+    elif isinstance(expr, Access):
+        for index in expr.index:
+            for item in index:
+                if isinstance(item, Affine | Quotient):
+                    yield from (name for name, _ in item.terms if name not in known)
+                elif isinstance(item, Gather):
+                    yield from _free(item.source, known)
+
+
 def _call(
     description: Description, values: list[Any], body: Body | None, outputs: Sequence[Shape]
 ) -> Any:
@@ -90,7 +155,9 @@ def _parameters(function: Callable[..., Any]) -> tuple[int | None, tuple[str, ..
 def depends_on_position(formula: Formula) -> bool:
     """Whether a part's place matters to what it computes, beside which regions it reads."""
     plain = all(
-        not isinstance(item, Affine) or item.axis is not None or not item.terms
+        not isinstance(item, Affine | Quotient)
+        or (isinstance(item, Affine) and item.axis is not None)
+        or not item.terms
         for access in formula.accesses
         for index in access.index
         for item in index

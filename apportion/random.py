@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 _GOLDEN = 0x9E3779B9
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+_BISECTIONS = 40  # enough for a Poisson mean of 10**11
 
 aten = torch.ops.aten
 
@@ -107,8 +108,8 @@ class Source(Protocol):
     def assign(self, target: torch.Tensor, value: torch.Tensor) -> torch.Tensor: ...
 
 
-Rule = Callable[..., Any]
-RULES: dict[Any, Rule] = {}
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+RULES: dict[Any, Callable[..., Any]] = {}
 
 
 def _rule(*overloads: Any) -> Callable[[Rule], Rule]:
@@ -135,49 +136,106 @@ def _drawn(source: Source, size: Sequence[int], dtype: torch.dtype) -> torch.Ten
     return value if value.dtype == dtype else value.to(dtype)
 
 
-@_rule(aten.rand.default)
+@_rule(aten.rand.default, aten.rand.generator)
 def _rand(s: Source, size: Sequence[int], dtype: Any = None, **_: Any) -> torch.Tensor:
     return _drawn(s, size, _floating(dtype))
 
 
-@_rule(aten.randn.default)
+@_rule(aten.randn.default, aten.randn.generator)
 def _randn(s: Source, size: Sequence[int], dtype: Any = None, **_: Any) -> torch.Tensor:
     return _normal(s, size, _floating(dtype))
 
 
-@_rule(aten.rand_like.default)
+@_rule(aten.rand_like.default, aten.rand_like.generator)
 def _rand_like(s: Source, x: torch.Tensor, dtype: Any = None, **_: Any) -> torch.Tensor:
     return _drawn(s, x.shape, dtype or x.dtype)
 
 
-@_rule(aten.randn_like.default)
+@_rule(aten.randn_like.default, aten.randn_like.generator)
 def _randn_like(s: Source, x: torch.Tensor, dtype: Any = None, **_: Any) -> torch.Tensor:
     return _normal(s, x.shape, dtype or x.dtype)
 
 
-@_rule(aten.uniform_.default)
-def _uniform_(
-    s: Source, x: torch.Tensor, low: float = 0.0, high: float = 1.0, **_: Any
-) -> torch.Tensor:
+# Distributions that overwrite a tensor, or give a new one of its shape: `uniform_` and `uniform`
+
+
+def _overwriting(*overloads: str) -> Callable[[Rule], Rule]:
+    """Registers a function (source, tensor, ...) -> values for both forms of operators."""
+
+    def register(function: Rule) -> Rule:
+        def values(s: Source, x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+            named.pop("generator", None)
+            found: torch.Tensor = function(s, x, *args, **named)
+            return found if found.dtype == x.dtype else found.to(x.dtype)
+
+        def overwrite(s: Source, x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+            return s.assign(x, values(s, x, *args, **named))
+
+        for overload in overloads:
+            name, _, form = overload.partition(".")
+            RULES[getattr(getattr(aten, f"{name}_"), form or "default")] = overwrite
+            RULES[getattr(getattr(aten, name), form or "default")] = values
+        return function
+
+    return register
+
+
+@_overwriting("uniform")
+def _uniform(s: Source, x: torch.Tensor, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
     value = _drawn(s, x.shape, x.dtype)
-    return s.assign(x, value if (low, high) == (0.0, 1.0) else value * (high - low) + low)
+    return value if (low, high) == (0.0, 1.0) else value * (high - low) + low
 
 
-@_rule(aten.normal_.default)
-def _normal_(
-    s: Source, x: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
-) -> torch.Tensor:
-    return s.assign(x, _normal(s, x.shape, x.dtype) * std + mean)
+@_overwriting("exponential")
+def _exponential(s: Source, x: torch.Tensor, lambd: float = 1.0) -> torch.Tensor:
+    return (1.0 - _drawn(s, x.shape, _wide(x.dtype))).log() / -lambd
 
 
-@_rule(aten.exponential_.default)
-def _exponential_(s: Source, x: torch.Tensor, rate: float = 1.0, **_: Any) -> torch.Tensor:
-    return s.assign(x, ((1.0 - _drawn(s, x.shape, _wide(x.dtype))).log() / -rate).to(x.dtype))
+@_overwriting("cauchy")
+def _cauchy(s: Source, x: torch.Tensor, median: float = 0.0, sigma: float = 1.0) -> torch.Tensor:
+    return (math.pi * (_drawn(s, x.shape, _wide(x.dtype)) - 0.5)).tan() * sigma + median
 
 
-@_rule(aten.bernoulli_.float, aten.bernoulli_.Tensor)
-def _bernoulli_(s: Source, x: torch.Tensor, p: Any = 0.5, **_: Any) -> torch.Tensor:
-    return s.assign(x, (s.uniform(x.shape, torch.float32) < p).to(x.dtype))
+@_overwriting("log_normal")
+def _log_normal(s: Source, x: torch.Tensor, mean: float = 1.0, std: float = 2.0) -> torch.Tensor:
+    return (_normal(s, x.shape, _wide(x.dtype)) * std + mean).exp()
+
+
+@_overwriting("geometric")
+def _geometric(s: Source, x: torch.Tensor, p: float) -> torch.Tensor:
+    """The number of the first success, from 1."""
+    failed = (1.0 - s.uniform(x.shape, torch.float64)).log() / math.log1p(-p)
+    return failed.floor() + 1.0
+
+
+@_overwriting("random")
+def _random(s: Source, x: torch.Tensor) -> torch.Tensor:
+    return _integers(s, x.shape, 0, _largest(x.dtype) + 1)
+
+
+@_overwriting("random.to")
+def _random_to(s: Source, x: torch.Tensor, to: int) -> torch.Tensor:
+    return _integers(s, x.shape, 0, to)
+
+
+@_overwriting("random.from")
+def _random_from(s: Source, x: torch.Tensor, low: int, to: int | None) -> torch.Tensor:
+    return _integers(s, x.shape, low, _largest(x.dtype) + 1 if to is None else to)
+
+
+@_overwriting("bernoulli.Tensor")
+def _bernoulli_tensor(s: Source, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    return torch.lt(s.uniform(x.shape, torch.float32), p)
+
+
+@_rule(aten.bernoulli_.float)
+def _bernoulli_(s: Source, x: torch.Tensor, p: float = 0.5, **_: Any) -> torch.Tensor:
+    return s.assign(x, _bernoulli_of(s, x, p))
+
+
+@_rule(aten.bernoulli.p)
+def _bernoulli_of(s: Source, x: torch.Tensor, p: float = 0.5, **_: Any) -> torch.Tensor:
+    return torch.lt(s.uniform(x.shape, torch.float32), p).to(x.dtype)
 
 
 @_rule(aten.bernoulli.default)
@@ -185,9 +243,119 @@ def _bernoulli(s: Source, p: torch.Tensor, **_: Any) -> torch.Tensor:
     return torch.lt(s.uniform(p.shape, torch.float32), p).to(p.dtype)
 
 
-@_rule(aten.bernoulli.p, aten.bernoulli.Tensor)
-def _bernoulli_of(s: Source, x: torch.Tensor, p: Any = 0.5, **_: Any) -> torch.Tensor:
-    return torch.lt(s.uniform(x.shape, torch.float32), p).to(x.dtype)
+@_rule(aten.normal_functional.default)
+def _normal_functional(
+    s: Source, x: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
+) -> torch.Tensor:
+    return _normal(s, x.shape, x.dtype) * std + mean
+
+
+@_rule(aten.normal_.default)
+def _normal_(
+    s: Source, x: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
+) -> torch.Tensor:
+    return s.assign(x, _normal_functional(s, x, mean, std))
+
+
+@_rule(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor)
+def _normal_around(s: Source, mean: Any, std: Any = 1.0, **_: Any) -> torch.Tensor:
+    tensors = [x for x in (mean, std) if isinstance(x, torch.Tensor)]
+    size = torch.broadcast_shapes(*(x.shape for x in tensors))
+    found: torch.Tensor = _normal(s, size, tensors[0].dtype) * std + mean
+    return found
+
+
+@_rule(aten.normal.float_float)
+def _normal_of_size(
+    s: Source, mean: float, std: float, size: Sequence[int], dtype: Any = None, **_: Any
+) -> torch.Tensor:
+    return _normal(s, size, _floating(dtype)) * std + mean
+
+
+# Whole numbers
+
+
+def _fine(s: Source, size: Sequence[int]) -> torch.Tensor:
+    """Numbers in [0, 1) of 48 bits, in float64."""
+    return s.uniform(size, torch.float64) + s.uniform(size, torch.float64) * 2.0**-24
+
+
+def _integers(s: Source, size: Sequence[int], low: int, high: int) -> torch.Tensor:
+    """Whole numbers in [low, high), int64. Ranges of more than 2**48 leave numbers out."""
+    draw = s.uniform(size, torch.float64) if high - low <= 1 << 12 else _fine(s, size)
+    return (draw * float(high - low)).floor().to(torch.int64) + low
+
+
+def _largest(dtype: torch.dtype) -> int:
+    """The largest whole number that random_ draws for a dtype."""
+    if dtype.is_floating_point:
+        return round(2 / torch.finfo(dtype).eps)
+    return 1 if dtype == torch.bool else min(torch.iinfo(dtype).max, (1 << 62) - 1)
+
+
+@_rule(aten.randint.default, aten.randint.generator)
+def _randint(
+    s: Source, high: int, size: Sequence[int], dtype: Any = torch.int64, **_: Any
+) -> torch.Tensor:
+    return _randint_low(s, 0, high, size, dtype)
+
+
+@_rule(aten.randint.low, aten.randint.low_generator)
+def _randint_low(
+    s: Source, low: int, high: int, size: Sequence[int], dtype: Any = torch.int64, **_: Any
+) -> torch.Tensor:
+    value = _integers(s, size, low, high)
+    return value if dtype in (None, torch.int64) else value.to(dtype)
+
+
+@_rule(aten.randint_like.default, aten.randint_like.generator)
+def _randint_like(
+    s: Source, x: torch.Tensor, high: int, dtype: Any = None, **_: Any
+) -> torch.Tensor:
+    return _randint_low(s, 0, high, x.shape, dtype or x.dtype)
+
+
+@_rule(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype)
+def _randint_like_low(
+    s: Source, x: torch.Tensor, low: int, high: int, dtype: Any = None, **_: Any
+) -> torch.Tensor:
+    return _randint_low(s, low, high, x.shape, dtype or x.dtype)
+
+
+@_rule(aten.randperm.default, aten.randperm.generator)
+def _randperm(s: Source, n: int, dtype: Any = torch.int64, **_: Any) -> torch.Tensor:
+    order = torch.sort(_fine(s, (n,)), stable=True).indices
+    return order if dtype in (None, torch.int64) else order.to(dtype)
+
+
+@_rule(aten.multinomial.default)
+def _multinomial(
+    s: Source, weights: torch.Tensor, count: int, replacement: bool = False, **_: Any
+) -> torch.Tensor:
+    """With replacement by the inverse of the sums of weights; without, the classes that are first
+    in a race of exponential clocks, whose rates are the weights."""
+    wide = weights.to(torch.float64)
+    if replacement:
+        sums = wide.cumsum(-1)
+        draw = _fine(s, (*weights.shape[:-1], count)) * sums[..., -1:]
+        return torch.searchsorted(sums, draw, right=True).clamp(max=weights.shape[-1] - 1)
+    times = (1.0 - _fine(s, weights.shape)).log() / -wide
+    return torch.topk(times, count, dim=-1, largest=False).indices
+
+
+@_rule(aten.poisson.default)
+def _poisson(s: Source, rate: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """The smallest whole number whose cumulative probability exceeds the draw, by bisection."""
+    mean, draw = rate.to(torch.float64), s.uniform(rate.shape, torch.float64)
+    low, high = torch.zeros_like(mean), (mean + 12.0 * mean.sqrt() + 24.0).ceil()
+    for _step in range(_BISECTIONS):
+        middle = ((low + high) * 0.5).floor()
+        below = torch.special.gammaincc(middle + 1.0, mean) <= draw
+        low, high = torch.where(below, middle + 1.0, low), torch.where(below, high, middle)
+    return low.to(rate.dtype)
+
+
+# Dropout
 
 
 @_rule(aten.native_dropout.default)
@@ -196,6 +364,34 @@ def _native_dropout(s: Source, x: torch.Tensor, p: float, train: bool | None) ->
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = s.uniform(x.shape, torch.float32) < 1.0 - p
     return x * mask * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), mask
+
+
+@_rule(aten.rrelu_with_noise_functional.default)
+def _rrelu_functional(
+    s: Source, x: torch.Tensor, noise: torch.Tensor, lower: float = 0.125, upper: float = 1 / 3,
+    training: bool = False, *_: Any, **__: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
+    slope = _drawn(s, x.shape, x.dtype) * (upper - lower) + lower
+    slope = torch.where(x <= 0, slope, torch.ones_like(x))
+    return x * slope, slope
+
+
+@_rule(aten.rrelu_with_noise.default)
+def _rrelu(
+    s: Source, x: torch.Tensor, noise: torch.Tensor, *args: Any, **named: Any
+) -> torch.Tensor:
+    value, slope = _rrelu_functional(s, x, noise, *args, **named)
+    s.assign(noise, slope)
+    return value
+
+
+@_rule(aten.rrelu_with_noise_.default)
+def _rrelu_(
+    s: Source, x: torch.Tensor, noise: torch.Tensor, *args: Any, **named: Any
+) -> torch.Tensor:
+    return s.assign(x, _rrelu(s, x, noise, *args, **named))
 
 
 class Numbering:

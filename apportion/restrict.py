@@ -120,7 +120,7 @@ def _same_index(
         x, y = a[0], b[0]
         return (
             isinstance(y, Quotient)
-            and x.divisor == y.divisor
+            and (x.divisor, x.rounded) == (y.divisor, y.rounded)
             and _same_form(x.form, y.form, tensor, dim, frame, x.divisor)
         )
     return all(_same_item(x, y, tensor, dim, frame) for x, y in zip(a, b, strict=True))

@@ -36,7 +36,7 @@ _ALIASES = frozenset(
     f"aten.{name}.default" for name in ("detach", "alias", "lift_fresh", "lift_fresh_copy", "lift")
 )
 # Arguments that name a place or a memory order; a Graph has neither.
-_DROPPED = frozenset(["device", "layout", "pin_memory", "generator", "memory_format"])
+DROPPED = frozenset(["device", "layout", "pin_memory", "generator", "memory_format"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _unaliased(trace: Trace, types: list[Type]) -> tuple[list[Node], tuple[int |
     transposed: dict[int, int] = {}
     nodes = []
     for call in trace.calls:
-        node = _node(call, renamed)
+        node = _node(call, renamed, types)
         if node.kind == SDPA:
             _correct_logsumexp(node, types)
         same = _same(node, transposed, types)
@@ -88,8 +88,8 @@ def _unaliased(trace: Trace, types: list[Type]) -> tuple[list[Node], tuple[int |
     return nodes, ends
 
 
-def _node(call: Call, renamed: dict[int, int]) -> Node:
-    kind, args = str(call.target), _renamed(_arguments(call), renamed)
+def _node(call: Call, renamed: dict[int, int], types: list[Type]) -> Node:
+    kind, args = str(call.target), _renamed(_arguments(call, types), renamed)
     if kind == "aten._reshape_alias.default":
         args = args[:2]
     return Node(_KINDS.get(kind, kind), args, call.outputs, call.site)
@@ -152,18 +152,24 @@ def live(nodes: list[Node], outputs: tuple[int | None, ...]) -> list[Node]:
     return kept[::-1]
 
 
-def _arguments(call: Call) -> tuple[g.Arg, ...]:
-    """All arguments in schema order with defaults filled in, places and memory orders left out."""
+def _arguments(call: Call, types: list[Type]) -> tuple[g.Arg, ...]:
+    """All arguments in schema order with defaults filled in, places and memory orders left out.
+
+    What is made from no tensor has the dtype it was recorded with, whatever torch's default is.
+    """
     if isinstance(call.target, str):
         return call.args
+    made = not any(True for _ in g.refs((call.args, *call.kwargs.values())))
     given = []
     for position, argument in enumerate(call.target._schema.arguments):
-        if argument.name in _DROPPED:
+        if argument.name in DROPPED:
             continue
         if position < len(call.args):
             value = call.args[position]
         else:
             value = call.kwargs.get(argument.name, argument.default_value)
+        if made and argument.name == "dtype" and call.outputs[0] is not None:
+            value = types[call.outputs[0]][1]
         given.append(_argument(value))
     return tuple(given)
 

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 
 from apportion.formula import accesses_of
 from apportion.interval import Affine
-from apportion.tdl import Access, Apply, Const, Expr, Gather, Opaque, Output, Position, Reduce
+from apportion.tdl import (
+    Access,
+    Apply,
+    Const,
+    Expr,
+    Gather,
+    Opaque,
+    Output,
+    Position,
+    Quotient,
+    Reduce,
+)
 
 
 class Refused(Exception):
@@ -122,7 +133,7 @@ def mentions(expr: Expr, name: str) -> bool:
 
 
 def _index_mentions(item: object, name: str) -> bool:
-    if isinstance(item, Affine):
+    if isinstance(item, Affine | Quotient):
         return any(n == name for n, _ in item.terms)
     return isinstance(item, Gather) and mentions(item.source, name)
 

@@ -39,7 +39,7 @@ aten = torch.ops.aten
 RANDOM_UNIFORM = "apportion.random_uniform"
 
 # Tagged as random because of their dropout, which torch never gives them on a CPU.
-_HARMLESS = frozenset([aten._scaled_dot_product_flash_attention_for_cpu.default])
+HARMLESS = frozenset([aten._scaled_dot_product_flash_attention_for_cpu.default])
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = str(Path(os.__file__).parent) + os.sep
@@ -235,11 +235,17 @@ class Recorder(TorchDispatchMode):
                 "step must not depend on data, so keep it a tensor (torch.where instead of if) or "
                 "move it out of the step"
             )
-        if torch.Tag.nondeterministic_seeded in func.tags and func not in _HARMLESS:
+        if torch.Tag.nondeterministic_seeded in func.tags and func not in HARMLESS:
             raise CaptureError(
                 f"the random operator {func}{_at(user_line())} is not supported; use dropout, "
                 "rand, randn, bernoulli, uniform_, normal_ or exponential_, or draw it outside and "
                 "pass it in the batch"
+            )
+
+        if func in _FACTORED_BY_STRIDES and not args[0].is_contiguous():
+            raise CaptureError(
+                f"{func} of a matrix that is not contiguous{_at(user_line())} keeps other factors "
+                "than of one that is; give it matrix.contiguous()"
             )
 
     def _mutate(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -315,6 +321,15 @@ def flat_results(result: Any) -> Iterator[Any]:
         yield result
 
 
+_FACTORED_BY_STRIDES = (
+    aten._linalg_det.default,
+    aten._linalg_slogdet.default,
+    aten._linalg_solve_ex.default,
+)
+"""Operators that factor the transpose of a contiguous matrix, as their backward knows; a part may
+have other strides than the tensor that was captured, so that our kernels make it contiguous."""
+
+
 # fake kernels for operators whose shapes torch does not give, though the call has them in numbers
 
 
@@ -351,6 +366,8 @@ _TWINS: dict[Any, Callable[..., torch.Tensor]] = {
     aten.copy_.default: _copied,
     aten.zero_.default: torch.zeros_like,
     aten.fill_.Scalar: _filled,
+    aten.pow_.Scalar: aten.pow.Tensor_Scalar,
+    aten.pow_.Tensor: aten.pow.Tensor_Tensor,
 }
 
 
@@ -365,7 +382,13 @@ def functional_twin(func: Any) -> Callable[..., torch.Tensor] | None:
     if written != [0] or not name.endswith("_") or name.endswith("__"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    return getattr(packet, schema.overload_name or "default", None)
+    twin = getattr(packet, schema.overload_name or "default", None)
+    return twin if twin is not None and _alike(schema, twin._schema) else None
+
+
+def _alike(schema: Any, other: Any) -> bool:
+    """Whether two operators take the same arguments: some of equal names do not."""
+    return [str(a.type) for a in schema.arguments] == [str(a.type) for a in other.arguments]
 
 
 # replay under torch's functionalization, for mutated views

@@ -124,6 +124,8 @@ def draw(sample: Sample, seed: int) -> tuple[torch.Tensor, ...]:
 
 
 def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if tensor.dtype == torch.bool and tensor.numel() > 1 and tensor.unique().numel() == 1:
+        return torch.rand(tensor.shape, generator=generator) < 0.5  # a mask of nothing hides much
     order = torch.randperm(tensor.numel(), generator=generator)
     return tensor.reshape(-1)[order].reshape(tensor.shape)
 
@@ -426,7 +428,7 @@ class _Search:
 
     def _drawn(self) -> list[Sequence[torch.Tensor]]:
         if not self.draws:
-            self.draws = [draw(self.sample, seed) for seed in (1, 2, 3)]
+            self.draws = [draw(self.sample, seed) for seed in range(1, 7)]
         return self.draws
 
     def _ignored(self) -> list[int]:
