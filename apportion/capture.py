@@ -11,13 +11,16 @@ PyTorch on a copy.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import _engine_run_backward
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from apportion import graph as g
@@ -60,6 +63,7 @@ class Program:
     constants  tensors found in the trace, by value index
     bindings   for every state Value the step begins with, what it is bound to
     fixed      the optimizer settings that decided which operators the update has
+    widened    a dtype, and the one that the step gets wherever it names that
     """
 
     graph: g.Graph
@@ -72,6 +76,7 @@ class Program:
     inputs: tuple[tuple[int, int], ...]
     bindings: dict[int, Binding]
     fixed: tuple[updates.Fixed, ...]
+    widened: tuple[torch.dtype, torch.dtype] | None = None
 
     def __repr__(self) -> str:
         return f"<Program {type(self.model).__name__}, {len(self.graph.ops)} ops>"
@@ -89,20 +94,32 @@ def capture(
     Parameters may be on the meta device. Raises CaptureError, one sentence with the user's line,
     for a step that depends on data or uses something unsupported.
     """
+    return _capture(step, model, optimizer, batch, clip_norm, None)
+
+
+def _capture(
+    step: Step,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    clip_norm: float | None,
+    widened: tuple[torch.dtype, torch.dtype] | None,
+) -> Program:
     updates.check_supported(optimizer)
     tensors = _tensors(model, optimizer, batch)
     mode = fake_mode()
     leaves = _leaves(tensors)
     with mode:
         fakes = [_fake(leaf.tensor) for leaf in leaves]
-    trace = record(_traced(step, model, tensors, leaves, batch, clip_norm), fakes, mode, model)
+    traced = _traced(step, model, tensors, leaves, batch, clip_norm, widened)
+    trace = record(traced, fakes, mode, model)
     templates = _Templates(optimizer, mode)
     nodes = decompose(rewrite(trace))
     built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
     g.verify(built.graph)
     return Program(
         built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, updates.fixed_settings(optimizer),
+        built.bindings, updates.fixed_settings(optimizer), widened,
     )  # fmt: skip
 
 
@@ -164,6 +181,7 @@ def _traced(
     leaves: Sequence[Leaf],
     batch: Any,
     clip_norm: float | None,
+    widened: tuple[torch.dtype, torch.dtype] | None,
 ) -> Any:
     """The function to record: all leaves -> loss, gradients, clipped gradients, state after."""
 
@@ -174,7 +192,8 @@ def _traced(
             if leaf.role != g.INPUT
         }
         fake_batch = _filled(batch, leaves, fakes)
-        with _reparametrize_module(model, state, tie_weights=True), torch.enable_grad():
+        bound = _reparametrize_module(model, state, tie_weights=True)
+        with bound, torch.enable_grad(), _widening(widened):
             loss = _loss(step(model, fake_batch), step)
             _refuse_backward(state)
             after = state | dict(model.named_buffers())
@@ -229,7 +248,7 @@ def _refuse_backward(state: Mapping[str, torch.Tensor]) -> None:
 
 
 def _gradients(loss: torch.Tensor, trained: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    grads = _backward(loss, tuple(trained.values()))
     missing = [name for name, grad in zip(trained, grads, strict=True) if grad is None]
     if missing:
         raise CaptureError(
@@ -237,6 +256,18 @@ def _gradients(loss: torch.Tensor, trained: Mapping[str, torch.Tensor]) -> list[
             "requires_grad_(False) or use them in the step"
         )
     return [grad for grad in grads if grad is not None]
+
+
+def _backward(loss: torch.Tensor, inputs: tuple[torch.Tensor, ...] = ()) -> Sequence[Any]:
+    """Gradients of the inputs, or, for none, the `grad` of all parameters.
+
+    The engine is called as `loss.backward()` calls it, which however would suspend `_Widened`, and
+    activation checkpointing runs the step's code again in here.
+    """
+    ones = (torch.ones_like(loss),)
+    return _engine_run_backward(
+        (loss,), ones, False, False, inputs, allow_unreachable=True, accumulate_grad=not inputs
+    )
 
 
 def _clipped(grads: Sequence[torch.Tensor], clip_norm: float) -> list[torch.Tensor]:
@@ -370,9 +401,10 @@ def _eager_step(
     number: int,
 ) -> float:
     optimizer.zero_grad(set_to_none=True)
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]), CounterRandom(seed, number):
+    random = CounterRandom(seed, number)
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), random, _widening(program.widened):
         loss = _loss(program.step(model, batch), program.step)
-        loss.backward()
+        _backward(loss)
     if program.clip_norm is not None:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         torch.nn.utils.clip_grad_norm_(trained, program.clip_norm)
@@ -380,8 +412,16 @@ def _eager_step(
     return float(loss.detach())
 
 
+# the step in another precision
+
+
 def capture_as(program: Program, dtype: torch.dtype) -> Program:
-    """The step captured again with model, optimizer state and floating batch cast to `dtype`."""
+    """The step captured again with model, optimizer state and floating batch cast to `dtype`.
+
+    Where the step itself names the precision of the model (`logits.float()` in a float32 model), it
+    gets `dtype` as well: such a cast does nothing in the model's own precision, nor may it here.
+    """
+    own = _precision(program.model)
     model, optimizer = copy.deepcopy((program.model, program.optimizer))
     model.to(dtype)
     for state in optimizer.state.values():
@@ -389,7 +429,57 @@ def capture_as(program: Program, dtype: torch.dtype) -> Program:
             if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point():
                 state[name] = value.to(dtype)
     batch = cast_batch(program.batch, dtype)
-    return capture(program.step, model, optimizer, batch, program.clip_norm)
+    widened = None if own == dtype else (own, dtype)
+    return _capture(program.step, model, optimizer, batch, program.clip_norm, widened)
+
+
+def _precision(model: torch.nn.Module) -> torch.dtype:
+    """The widest dtype of the floating parameters."""
+    return max(
+        (p.dtype for p in model.parameters() if p.is_floating_point()),
+        key=lambda dtype: torch.finfo(dtype).bits,
+        default=torch.get_default_dtype(),
+    )
+
+
+_CASTS = {  # casts that name a dtype by themselves
+    torch.float64: torch.Tensor.double,
+    torch.float32: torch.Tensor.float,
+    torch.float16: torch.Tensor.half,
+    torch.bfloat16: torch.Tensor.bfloat16,
+}
+
+
+class _Widened(TorchFunctionMode):
+    """Runs Python code with one dtype replaced by another wherever a call of torch names it."""
+
+    def __init__(self, widened: tuple[torch.dtype, torch.dtype]) -> None:
+        super().__init__()
+        self._narrow, self._wide = widened
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = {key: self._wider(value) for key, value in (kwargs or {}).items()}
+        if func is _CASTS.get(self._narrow):
+            func = _CASTS.get(self._wide, func)
+        return func(*map(self._wider, args), **named)
+
+    def _wider(self, value: Any) -> Any:
+        return self._wide if value is self._narrow else value
+
+
+@contextmanager
+def _widening(widened: tuple[torch.dtype, torch.dtype] | None) -> Iterator[None]:
+    """Named dtypes and the default one replaced, if any are to be."""
+    if widened is None:
+        yield
+        return
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(widened[1] if before == widened[0] else before)
+    try:
+        with _Widened(widened):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def cast_batch(batch: Any, dtype: torch.dtype) -> Any:

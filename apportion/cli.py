@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from apportion.cluster import Cluster
     from apportion.plan import Plan
     from apportion.run import Run
+    from apportion.splits import Space
 
 app = typer.Typer(
     name="apportion",
@@ -120,30 +121,60 @@ def _options(
 
 
 @app.command()
-def models() -> None:
-    """List the zoo's models with their settings.
+def models(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Show this one and its settings.")
+    ] = None,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Capture each model to count its operators: a minute.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the zoo's models with their sources and, at default settings, their parameters.
 
-    Example: apportion models
+    Example: apportion models gpt2
     """
     from apportion import zoo
 
-    _print(tables.models(zoo.known()))
+    known = zoo.known()
+    if name is not None:
+        names = [model.name for model in known]
+        known = tuple(model for model in known if model.name == name)
+        if not known:
+            raise ValueError(f"Unknown model {name!r}; known are {', '.join(names)}.")
+    sizes: dict[str, dict[str, int]] = {}
+    for number, model in enumerate(known, start=1):
+        parameters = zoo.load(model.name, meta=True).model.parameters()
+        sizes[model.name] = {"parameters": sum(p.numel() for p in parameters)}
+        if ops:
+            _note(f"capturing {model.name}, {number} of {len(known)}")
+            sizes[model.name]["operators"] = len(_capture(model.name, seed=0).graph.ops)
+    facts = {"models": [asdict(model) | sizes[model.name] for model in known]}
+    shown: list[Table | str] = [tables.models(known, sizes)]
+    _show(as_json, facts, shown if name is None else [*shown, *map(tables.settings, known)])
 
 
 @app.command()
 def show(
     model: Model,
     ops: Annotated[bool, typer.Option("--ops", help="Print every operator as well.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Capture a model and show its training step.
+    """Capture a model and show its training step: what it does, and how that can be cut.
 
     Example: apportion show gpt2:tiny
     """
-    graph = _capture(model, seed=0).graph
-    _print(tables.summary(model, graph))
-    _print(tables.kinds(graph))
-    if ops:
-        _print(str(graph))
+    import apportion.ops  # noqa: F401 (registers the descriptions)
+    from apportion.splits import Space
+
+    with _stdout_kept(as_json):
+        space = Space(_capture(model, seed=0).graph)
+        kinds = tables.inventory(space)
+    shown: list[Table | str] = [
+        tables.summary(model, space.graph, kinds),
+        tables.operators_by_kind(kinds, space.undescribed),
+    ]
+    _show(as_json, _step_facts(model, space, kinds), [*shown, *([str(space.graph)] if ops else [])])
 
 
 @app.command()
@@ -165,15 +196,59 @@ def clusters(
 
 
 @app.command()
-def ops() -> None:
-    """List the operators that have a description, and so can be split.
+def ops(
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Check every split against its kernel, and search for more."),
+    ] = False,
+    op: Annotated[
+        list[str] | None,
+        typer.Option("--op", metavar="NAME", help="Only these: aten.mm, or aten.mm.default."),
+    ] = None,
+    share: Annotated[
+        str, typer.Option("--share", help="Calls to verify: tune, report (the other half), or all.")
+    ] = "all",
+    every: Annotated[
+        int, typer.Option("--every", metavar="N", min=1, help="Only every N-th call.")
+    ] = 1,
+    blind: Annotated[
+        bool, typer.Option("--blind/--no-blind", help="Search for splits that were not derived.")
+    ] = True,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=0, help="Processes; 0: one per core.")
+    ] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PAGE", help="Write the result as Markdown.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the operators that have a description, and so can be split; or verify them.
 
-    Example: apportion ops
+    With --verify, calls from PyTorch's operator database and of our own run whole and in pieces.
+
+    Example: apportion ops --verify --op aten.mm
     """
     import apportion.ops  # noqa: F401 (registers the descriptions)
-    from apportion.tdl import DESCRIPTIONS
+    from apportion.tdl import DESCRIPTIONS, REASONS
 
-    _print(tables.operators(DESCRIPTIONS))
+    names = tuple(name.replace("::", ".") for name in op or ())
+    if not verify:
+        chosen = {k: d for k, d in DESCRIPTIONS.items() if not names or k.startswith(names)}
+        if not chosen:
+            raise ValueError(f"No operator described begins with {' or '.join(names)}.")
+        facts = [{"operator": k, "where": d.where} for k, d in chosen.items()]
+        _show(as_json, {"operators": facts, "unsplit": REASONS}, [tables.operators(chosen)])
+        return
+    from apportion import coverage
+
+    request = coverage.Request(names, share, blind=blind, every=every)
+    with _stdout_kept(as_json):
+        summary = coverage.verified(request, workers, _note)
+    if out is not None:
+        out.write_text(coverage.page(summary), encoding="utf-8")
+    _show(as_json, summary.json(), [tables.coverage(summary), *summary.lines()])
+    if summary.total.wrong or summary.total.raised:
+        raise typer.Exit(1)
 
 
 # Planning
@@ -310,6 +385,7 @@ def run(
 
     Example: apportion run gpt2:tiny --procs 4 --method data --check
     """
+    from apportion import zoo
     from apportion.plan import Plan, warn_unsplit
     from apportion.run import run as run_plan
 
@@ -317,6 +393,7 @@ def run(
         raise ValueError("Give either --plan, or --procs and --method, not both.")
     with _stdout_kept(as_json), _warnings_noted():
         if plan is not None:
+            zoo.load(model, seed, meta=True)  # its file may describe operators of its own
             made = Plan.load(plan)
             warn_unsplit(made.space)
         else:
@@ -394,6 +471,34 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "ops": len(plan.graph.ops),
         "feasible": plan.feasible,
         "lower_bound": plan.lower_bound,
+    }
+
+
+def _step_facts(model: str, space: Space, kinds: dict[str, tables.Kind]) -> dict[str, Any]:
+    """What `show` tells of a captured step."""
+    begin = tables.beginnings(space.graph)
+    return {
+        "model": model,
+        "fingerprint": space.graph.fingerprint,
+        "parameters": begin.get("parameter", (0, 0, 0))[1],
+        "ops": len(space.graph.ops),
+        "flops": sum(kind.flops for kind in kinds.values()),
+        "bytes": sum(kind.nbytes for kind in kinds.values()),
+        "begin": {
+            role: {"values": values, "elements": elements, "bytes": nbytes}
+            for role, (values, elements, nbytes) in begin.items()
+        },
+        "kinds": [
+            {
+                "kind": name,
+                "count": kind.count,
+                "flops": kind.flops,
+                "bytes": kind.nbytes,
+                "undescribed": kind.undescribed,
+                "axes": {axis: {"of": of, "cut": cut} for axis, (of, cut) in kind.axes.items()},
+            }
+            for name, kind in kinds.items()
+        ],
     }
 
 

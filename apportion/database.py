@@ -45,6 +45,38 @@ class Sample:
         return self.target(*substitute(self.args, given), **named)
 
 
+class Absent:
+    """An operator that this version of torch does not have."""
+
+    def __getattr__(self, name: str) -> Absent:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise AttributeError("this version of torch does not have the operator")
+
+
+class _Packet:
+    def __init__(self, packet: Any) -> None:
+        self._packet = packet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._packet, name, Absent())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._packet(*args, **kwargs)
+
+
+class _Operators:
+    """torch.ops.aten; what it lacks is Absent."""
+
+    def __getattr__(self, name: str) -> Any:
+        packet = getattr(torch.ops.aten, name, None)
+        return Absent() if packet is None else _Packet(packet)
+
+
+aten: Any = _Operators()
+
+
 def sample_of(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Sample:
     """The Sample of a call with real tensors."""
     held, named, tensors = flatten_arguments(args, kwargs)

@@ -106,13 +106,15 @@ def report_of(verdict: Verdict) -> Report:
     for cuts in by_axis.values():
         bad = [c for c in cuts if c.status not in (RIGHT, REFUSED)]
         right = [c for c in cuts if c.status == RIGHT]
-        wrong += [_blamed(c) for c in bad]
+        wrong += [_blamed(c) for c in bad[:1]]
         if right and not bad:
             if (cuts[0].axis, right[0].inputs) not in inner:  # opened, the same cut goes further
                 splits.append(right[0])
         elif not bad and not any(cuts[0].axis == axis for axis, _ in inner):
             unsplittable.append(Unsplit(f"axis {cuts[0].axis}", cuts[0].why))
     unsplittable += [Unsplit(kind, why) for kind, why in verdict.undescribed.items()]
+    if not verdict.cuts and not unsplittable:
+        unsplittable += [Unsplit(kind, "it has no axis longer than 1") for kind in verdict.kinds]
     return Report(splits, wrong, list(verdict.missing), unsplittable, verdict.kinds)
 
 

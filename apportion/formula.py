@@ -66,7 +66,7 @@ def evaluate_formula(
     result = _call(description, values, body, outputs)
     found = evaluate(result, [len(shape) for shape in outputs])
     accesses = tuple(dict.fromkeys(a for o in found if o is not None for a in accesses_of(o.body)))
-    extents = _extents(description.kind, found, accesses, inputs, outputs, known or {})
+    extents = _extents(description, found, accesses, inputs, outputs, known or {})
     return Formula(found, extents, accesses)
 
 
@@ -74,27 +74,31 @@ class BadDescription(ValueError):
     """A description that cannot be right; the message names the operator and the line."""
 
 
+def bad(description: Description, what: str) -> BadDescription:
+    """The error that says what is wrong with a description."""
+    return BadDescription(f"{description.kind} is {description.where}, but {what}")
+
+
 def check_formula(
     description: Description, formula: Formula, inputs: Sequence[Shape], outputs: Sequence[Shape]
 ) -> None:
     """Raises BadDescription where a formula reads outside of an input, has an output of another
     shape, or uses an axis that nothing introduces."""
-
-    def bad(what: str) -> BadDescription:
-        return BadDescription(f"{description.kind} is {description.where}, but {what}")
-
     for number, (output, shape) in enumerate(zip(formula.outputs, outputs, strict=True)):
         if output is None:
             continue
         if len(output.dims) != len(shape):
-            raise bad(f"output {number} has {len(shape)} dims, not {len(output.dims)}")
+            what = f"output {number} has {len(shape)} dims, not {len(output.dims)}"
+            raise bad(description, what)
         for dim, (names, extent) in enumerate(zip(output.dims, shape, strict=True)):
             length = math.prod(formula.extents[name] for name in names)
             if length != extent:
-                raise bad(f"output {number} is {extent} long along dim {dim}, not {length}")
+                what = f"output {number} is {extent} long along dim {dim}, not {length}"
+                raise bad(description, what)
         known = {name for dim in output.dims for name in dim}
         for name in _free(output.body, known):
-            raise bad(f"axis {name} of output {number} is neither one of its axes nor reduced")
+            what = f"axis {name} of output {number} is neither one of its axes nor reduced"
+            raise bad(description, what)
     for access in formula.accesses:
         for dim, (index, extent) in enumerate(
             zip(access.index, inputs[access.tensor], strict=True)
@@ -104,10 +108,8 @@ def check_formula(
                 ranges = {name: (0, formula.extents[name]) for name, _ in item.terms}
                 low, high = bounds(item, ranges)
                 if low < 0 or high > extent:
-                    raise bad(
-                        f"it reads [{low}, {high}) along dim {dim} of input {access.tensor}, "
-                        f"which is {extent} long"
-                    )
+                    where = f"along dim {dim} of input {access.tensor}, which is {extent} long"
+                    raise bad(description, f"it reads [{low}, {high}) {where}")
 
 
 def _some(item: Affine, formula: Formula) -> bool:
@@ -195,7 +197,7 @@ def accesses_of(expr: Expr) -> Iterator[Access]:
 
 
 def _extents(
-    kind: str,
+    description: Description,
     outputs: Sequence[Output | None],
     accesses: Sequence[Access],
     inputs: Sequence[Shape],
@@ -220,21 +222,21 @@ def _extents(
     for names, extent in products:
         missing = [n for n in names if n not in known]
         if len(missing) > 1:
-            raise ValueError(f"description of {kind}: the extents of axes {missing} are not known")
+            raise bad(description, f"the extents of axes {missing} are not known")
         rest = math.prod(known[n] for n in names if n in known)
         for name in missing:
             known[name] = extent // rest if rest else 0
-    _require(kind, outputs, known)
+    _require(description, outputs, known)
     return known
 
 
-def _require(kind: str, outputs: Sequence[Output | None], known: dict[str, int]) -> None:
+def _require(
+    description: Description, outputs: Sequence[Output | None], known: dict[str, int]
+) -> None:
     for output in outputs:
         for name in _names(output.body) if output else ():
             if name not in known:
-                raise ValueError(
-                    f"description of {kind}: no dimension says how long axis {name} is"
-                )
+                raise bad(description, f"no dimension says how long axis {name} is")
 
 
 def _names(expr: Expr) -> Iterator[str]:

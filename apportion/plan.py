@@ -31,6 +31,7 @@ from apportion.search import SEARCHES, Problem, Unsuitable
 from apportion.simulate import simulate
 from apportion.splits import Space
 from apportion.tasks import Storage, TaskGraph, with_storage
+from apportion.tdl import lookup, reason
 from apportion.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -180,7 +181,10 @@ def _parse(data: Any) -> Plan:
     count = len(plan.cluster.devices)
     if len(plan.memory_limit) != count or len(plan.predicted.peak_bytes) != count:
         raise ValueError(f"its figures are not for the {count} devices of its cluster")
-    strategies.verify(plan.space, plan.strategy, count)
+    try:
+        strategies.verify(plan.space, plan.strategy, count)
+    except ValueError as error:
+        raise ValueError(f"{error}{_unknown(graph)}") from None
     tasks = lower(plan.space, plan.strategy, count)
     slots, workspace = plan.storage.slots, plan.storage.workspace
     if not all(0 <= s < len(tasks.slot_base) and -1 <= b < s for s, b, _ in slots) or not all(
@@ -188,6 +192,15 @@ def _parse(data: Any) -> Plan:
     ):
         raise ValueError("its storage is not that of its strategy's tasks")
     return plan
+
+
+def _unknown(graph: graphs.Graph) -> str:
+    """What to do about operators of the user's own, if they are not described here."""
+    own = {op.kind for op in graph.ops if not op.kind.startswith(("aten.", "apportion."))}
+    missing = sorted(kind for kind in own if lookup(kind) is None and reason(kind) is None)
+    if not missing:
+        return ""
+    return f"; {missing[0]} is not described here, so import the file that describes it first"
 
 
 def _storage(slots: Any, workspace: Any) -> Storage:

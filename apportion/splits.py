@@ -33,6 +33,7 @@ from apportion.formula import (
     Formula,
     Undescribed,
     accesses_of,
+    bad,
     check_formula,
     depends_on_position,
     evaluate_formula,
@@ -248,8 +249,8 @@ def _formula(graph: Graph, op: Op) -> tuple[Formula | None, str]:
         return None, str(why)
     except BadDescription:
         raise
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise BadDescription(f"{op.kind} is {description.where}, which fails: {error}") from error
+    except Exception as error:
+        raise bad(description, f"that fails: {error}") from error
 
 
 def _call(graph: Graph, op: Op, atoms: Atoms, index: int) -> Call:
@@ -507,7 +508,10 @@ class _Derivation:
         spans = {n: flatten(box, self.factors[n]) for n, box in boxes.items()} if rule else {}
         ranges = {name: span for name, span in spans.items() if span is not None}
         local = Local(tuple(shapes), made, positions, padded, ranges, self.formula.extents)
-        return local, rule(self.call.args, local) if rule else self.call.args, made
+        try:
+            return local, rule(self.call.args, local) if rule else self.call.args, made
+        except Exception as error:
+            raise bad(self.description, f"its local rule fails: {error}") from error
 
     def _check_order(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> None:
         # A reshape of the part is the part of the reshape if its atoms are the same, in one order.

@@ -335,6 +335,10 @@ MEASURED = frozenset(
         "aten.max_pool2d_with_indices_backward.default",
         "aten.avg_pool2d.default",
         "aten.avg_pool2d_backward.default",
+        "aten.max_pool3d_with_indices.default",
+        "aten.max_pool3d_with_indices_backward.default",
+        "aten.avg_pool3d.default",
+        "aten.avg_pool3d_backward.default",
     ]
 )
 MEASURE_UP_TO = 1 << 26  # bytes of operands; beyond, a bound is used and nothing runs

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import TYPE_CHECKING
 
@@ -13,18 +14,30 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from apportion.cluster import Cluster
+    from apportion.coverage import Summary
     from apportion.graph import Graph
     from apportion.plan import Plan
     from apportion.run import Run
+    from apportion.splits import Space
     from apportion.tdl import Description
     from apportion.zoo import Known
 
 
-def models(known: Iterable[Known]) -> Table:
-    """The zoo."""
-    table = _table("model", "settings and defaults", "tiny", "what it is")
+def models(known: Iterable[Known], sizes: Mapping[str, Mapping[str, int]]) -> Table:
+    """The zoo, with the figures of each model at its defaults."""
+    heads = [head for head in ("parameters", "operators") if any(head in s for s in sizes.values())]
+    table = _table("model", *heads, "what it is, and its source")
     for model in known:
-        table.add_row(model.name, _settings(model.defaults), _settings(model.tiny), model.about)
+        figures = [f"{sizes[model.name][head]:,}" for head in heads]
+        table.add_row(model.name, *figures, f"{model.about}\n{model.source}")
+    return table
+
+
+def settings(model: Known) -> Table:
+    """The settings of one model."""
+    table = _table("setting", "default", "tiny")
+    for name, default in model.defaults.items():
+        table.add_row(name, str(default), str(model.tiny[name]))
     return table
 
 
@@ -33,6 +46,25 @@ def clusters(known: Iterable[tuple[str, str]]) -> Table:
     table = _table("cluster", "what it is")
     for name, about in known:
         table.add_row(name, about)
+    return table
+
+
+def coverage(summary: Summary) -> Table:
+    """Counts of a verification."""
+    table = _table("calls and splits", "", "")
+    told = {
+        "calls": "distinct operator calls",
+        "right": "derived splits that equal the whole",
+        "wrong": "derived splits that silently differ",
+        "raised": "derived splits whose kernel raised",
+        "refused": "cuts that the analysis does not allow",
+        "falsely": "of those, cuts that blind search shows to hold",
+        "finds": "splits found by blind search",
+        "missing": "of those, splits that were not derived",
+        "crashed": "tries of the blind search that killed their process",
+    }
+    for name, text in told.items():
+        table.add_row(name, f"{getattr(summary.total, name):,}", text)
     return table
 
 
@@ -93,27 +125,82 @@ def measured(plan: Plan, run: Run) -> list[Table | str]:
     return shown
 
 
-def summary(model: str, graph: Graph) -> Table:
-    """What a Graph begins with, and its Ops by phase."""
+@dataclass(slots=True)
+class Kind:
+    """All Ops of one kind together. `axes` gives for each axis how many Ops have it and in how many
+    of them it can be cut in two; `undescribed` is how many Ops have no axes for want of a
+    description."""
+
+    count: int = 0
+    flops: float = 0.0
+    nbytes: int = 0
+    undescribed: int = 0
+    axes: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def inventory(space: Space) -> dict[str, Kind]:
+    """What the Ops of a Graph do, by kind, those with the most operations first."""
+    from apportion.tdl import lookup
+
+    found: dict[str, Kind] = {}
+    for index, op in enumerate(space.graph.ops):
+        kind = found.setdefault(op.kind, Kind())
+        axes, description = space.axes(index), lookup(op.kind)
+        kind.count += 1
+        kind.undescribed += space.formulas[index] is None
+        kind.flops += space.split(index, [1] * len(axes)).parts[0].flops
+        if description is None or not description.alias:  # a view moves nothing
+            kind.nbytes += sum(space.graph.values[v].nbytes for v in (*op.inputs, *op.outputs))
+        cut: dict[str, bool] = {}
+        for axis, can in zip(axes, space.cuttable(index), strict=True):
+            name = axis.name.partition(".")[0]
+            cut[name] = cut.get(name, False) or can
+        for name, can in cut.items():
+            having, cutting = kind.axes.get(name, (0, 0))
+            kind.axes[name] = (having + 1, cutting + can)
+    return dict(sorted(found.items(), key=lambda item: (-item[1].flops, -item[1].count, item[0])))
+
+
+def summary(model: str, graph: Graph, kinds: Mapping[str, Kind]) -> Table:
+    """What a Graph begins with, its Ops by phase, and what they do in all."""
     table = _table(model, "")
-    begin = [v for v, made in zip(graph.values, graph.producer, strict=True) if made is None]
-    for role in dict.fromkeys(value.role for value in begin):
-        sizes = [value.nbytes for value in begin if value.role == role]
-        table.add_row(role, f"{len(sizes)} values, {_bytes(sum(sizes))}")
+    for role, (values, elements, nbytes) in beginnings(graph).items():
+        table.add_row(role, f"{values} values, {_count(elements)} elements, {_bytes(nbytes)}")
     for phase in dict.fromkeys(op.phase for op in graph.ops):
-        table.add_row(f"{phase} ops", str(sum(op.phase == phase for op in graph.ops)))
+        table.add_row(f"{phase} ops", f"{sum(op.phase == phase for op in graph.ops):,}")
+    table.add_row("floating-point operations", _count(sum(k.flops for k in kinds.values())))
+    table.add_row("bytes read and written", _bytes(sum(k.nbytes for k in kinds.values())))
     table.add_row("fingerprint", graph.fingerprint)
     return table
 
 
-def kinds(graph: Graph) -> Table:
-    """How often each operator is called."""
-    counts: dict[str, int] = {}
-    for op in graph.ops:
-        counts[op.kind] = counts.get(op.kind, 0) + 1
-    table = _table("operator", "count")
-    for kind, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        table.add_row(kind, str(count))
+def beginnings(graph: Graph) -> dict[str, tuple[int, int, int]]:
+    """For each role the number of Values a Graph begins with, their elements and bytes."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for value, made in zip(graph.values, graph.producer, strict=True):
+        if made is None:
+            values, elements, nbytes = found.get(value.role, (0, 0, 0))
+            size = math.prod(value.shape or ())
+            found[value.role] = (values + 1, elements + size, nbytes + value.nbytes)
+    return found
+
+
+def operators_by_kind(kinds: Mapping[str, Kind], reasons: Mapping[str, str]) -> Table:
+    """How often each operator is called, what its calls do, and along which axes they can be
+    cut."""
+    table = _table("operator", "count", "FLOPs", "bytes", "axes that can be cut, and not")
+    for name, kind in kinds.items():
+        can = [
+            axis if cut == having else f"{axis} ({cut} of {having})"
+            for axis, (having, cut) in kind.axes.items()
+            if cut
+        ]
+        cannot = [axis for axis, (_, cut) in kind.axes.items() if not cut]
+        text = " ".join([*can, *(["not", *cannot] if cannot else [])])
+        if kind.undescribed:
+            text = f"{text}{text and '; '}{kind.undescribed} unsplit: {reasons[name]}"
+        shown = name.removesuffix(".default")
+        table.add_row(shown, f"{kind.count:,}", _count(kind.flops), _bytes(kind.nbytes), text)
     return table
 
 
@@ -160,10 +247,6 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _settings(settings: dict[str, int | float]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in settings.items())
-
-
 def _yes(truth: bool) -> str:
     return "yes" if truth else "no"
 
@@ -173,6 +256,13 @@ def _seconds(seconds: float) -> str:
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+def _count(number: float) -> str:
+    for power, unit in ((5, "P"), (4, "T"), (3, "G"), (2, "M")):
+        if number >= 1000**power:
+            return f"{number / 1000**power:.2f} {unit}"
+    return f"{number:,.0f}"
 
 
 def _bytes(count: int) -> str:

@@ -288,6 +288,8 @@ def evaluate(result: Any, ranks: Sequence[int]) -> tuple[Output | None, ...]:
     items = result if isinstance(result, tuple) else (result,)
     while len(items) > len(ranks) and items[-1] is None:
         items = items[:-1]
+    if len(items) != len(ranks):
+        raise TypeError(f"it gives {len(items)} outputs, and the operator has {len(ranks)}")
     return tuple(
         item if item is None or isinstance(item, Output) else _apply_lambda(item, rank)
         for item, rank in zip(items, ranks, strict=True)
@@ -303,7 +305,7 @@ def parameter_axes(function: Callable[..., Any], rank: int) -> list[str]:
     """Axis names from a lambda's parameters; `*i` becomes i0, i1, ... up to `rank` in all."""
     code = getattr(function, "__code__", None)
     if code is None or code.co_kwonlyargcount:
-        raise TypeError(f"{function} is not a lambda over axes")
+        raise TypeError(f"a lambda over axes is needed, not this {type(function).__name__}")
     plain = list(code.co_varnames[: code.co_argcount])
     if code.co_flags & inspect.CO_VARARGS:
         starred = code.co_varnames[code.co_argcount]
@@ -393,7 +395,6 @@ class Description:
     reshape: bool = False
     flops: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], float] | None = None
 
-
     @property
     def where(self) -> str:
         """The file and line of the description."""
@@ -430,10 +431,8 @@ def describe(
             raise ValueError(f"a description is a function, not {function!r}")
         for operator in operators:
             kind = str(operator).replace("::", ".")
-            if kind in DESCRIPTIONS and not _again(DESCRIPTIONS[kind].formula, function):  # TEMPORARY: until families are merged
-                import sys
-                print(f"TWICE: {kind} is described already, by {DESCRIPTIONS[kind].formula}", file=sys.stderr)
-                continue
+            if kind in DESCRIPTIONS and not _again(DESCRIPTIONS[kind].formula, function):
+                raise ValueError(f"{kind} is {DESCRIPTIONS[kind].where} already")
             DESCRIPTIONS[kind] = Description(kind, function, local, alias, reshape, flops)
         return function
 

@@ -212,6 +212,8 @@ class Case:
     def cuts(self) -> Iterator[Cut]:
         """Every axis cut alone, into 2 and 3 parts."""
         graph = self.lifted.graph
+        if not graph.ops:
+            yield from self._renamed()
         if len(graph.ops) == 1:
             for position, axis in enumerate(self.space.axes(0)):
                 for count in (2, 3):
@@ -230,6 +232,13 @@ class Case:
             longest = max(self.space.axes(i)[p].extent for i, ps in places.items() for p in ps)
             for count in range(2, min(longest, 3) + 1):
                 yield self.cut(names[group], count, places)
+
+    def _renamed(self) -> Iterator[Cut]:
+        """Cuts of a call that only gives its input another name: a Graph has no Op for it."""
+        if len(self.lifted.inputs) == 1 and set(self.lifted.outputs) == set(self.lifted.inputs):
+            for d, extent in enumerate(self.tensors[0].shape):
+                for count in range(2, min(extent, 3) + 1):
+                    yield Cut(f"i{d}", count, RIGHT, ((d,),), (str(d),))
 
     def pairs(self) -> dict[str, int]:
         """Two axes of one operator cut at once, by status."""
@@ -372,8 +381,8 @@ def _verdict(sample: Sample, found: Any) -> Verdict:
     target, key = str(sample.target), sample.key
     if found is None:
         return Verdict(target, key, failure="the process died")
-    if found["failure"] or not found["kinds"]:
-        return Verdict(target, key, failure=found["failure"] or "no operator is left")
+    if found["failure"]:
+        return Verdict(target, key, failure=found["failure"])
     cuts = tuple(
         Cut(c["axis"], c["parts"], c["status"], tuple(map(tuple, c["inputs"])),
             tuple(c["outputs"]), c["why"])
@@ -391,10 +400,10 @@ def _checked(sample: Sample) -> dict[str, Any]:
     try:
         case = Case(sample)
         failure = case.lifting_error()
+        cuts = list(case.cuts())
     except (CaptureError, NotImplementedError, RuntimeError, ValueError, TypeError) as why:
         text = str(why) or type(why).__name__
         return {"failure": text.splitlines()[0][:200], "kinds": []}
-    cuts = list(case.cuts())
     refused = {c.axis for c in cuts if c.status == REFUSED}
     if opened(case.lifted.graph) is not case.lifted.graph:
         inner = Case(sample, opening=True)

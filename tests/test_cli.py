@@ -47,8 +47,8 @@ def surface() -> dict[str, set[str]]:
 def test_the_surface_is_what_it_was() -> None:
     """Other programs call these: a change here is a change of the contract."""
     assert surface() == {
-        "models": set(),
-        "show": {"model", "--ops"},
+        "models": {"name", "--ops", "--json"},
+        "show": {"model", "--ops", "--json"},
         "clusters": {"name"},
         "ops": set(),
         "plan": {
@@ -88,6 +88,22 @@ def test_no_arguments_show_the_help(capfd: pytest.CaptureFixture[str]) -> None:
 def test_models_lists_the_zoo(capfd: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capfd, "models")
     assert status == 0 and all(model.name in out for model in zoo.known())
+    assert "124,439,808" in out
+    status, facts = call_json(capfd, "models")
+    assert status == 0 and [m["name"] for m in facts["models"]] == [m.name for m in zoo.known()]
+    sizes = {m["name"]: m["parameters"] for m in facts["models"]}
+    assert sizes["mlp"] == 4 * (1024 * 1024 + 1024) and sizes["gpt2"] == 124_439_808
+    assert all(m["source"] and "operators" not in m for m in facts["models"])
+
+
+def test_one_model_is_shown_with_its_settings(capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capfd, "models", "mlp")
+    assert status == 0 and re.search(r"width +1024 +10\b", out) and "gpt2" not in out
+    status, out, err = call(capfd, "models", "mlp", "--ops", "--json")
+    (facts,) = json.loads(out)["models"]
+    assert status == 0 and err == "capturing mlp, 1 of 1\n"
+    assert facts["operators"] == call_json(capfd, "show", "mlp")[1]["ops"] > 40
+    assert (facts["defaults"]["width"], facts["tiny"]["width"]) == (1024, 10)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +132,8 @@ def test_models_lists_the_zoo(capfd: pytest.CaptureFixture[str]) -> None:
         ("run mlp:tiny --plan p.json --procs 2", "Give either --plan, or --procs and --method"),
         ("run mlp:tiny --plan none.json", "none.json: No such file"),
         ("show nothing", "Unknown model 'nothing'"),
+        ("models nothing", "Unknown model 'nothing'"),
+        ("models train.py:make", "Unknown model 'train.py:make'"),
         ("clusters nowhere", "nowhere"),
     ],
 )
@@ -162,6 +180,37 @@ def test_show_and_lists(capfd: pytest.CaptureFixture[str]) -> None:
     assert status == 0 and out
     status, out, _ = call(capfd, "ops")
     assert status == 0 and "aten.mm" in out
+
+
+def test_show_counts_what_a_step_does(capfd: pytest.CaptureFixture[str]) -> None:
+    """Three Linear modules of 10 by 10 on 7 samples: each is one product forward, and backward one
+    for its weights and, but for the first, one for its input."""
+    status, facts = call_json(capfd, "show", "mlp:tiny")
+    assert status == 0 and facts["parameters"] == 3 * 110
+    assert facts["begin"]["parameter"] == {"values": 6, "elements": 330, "bytes": 4 * 330}
+    kinds = {kind["kind"]: kind for kind in facts["kinds"]}
+    assert facts["ops"] == sum(kind["count"] for kind in kinds.values())
+    assert facts["flops"] == sum(kind["flops"] for kind in kinds.values())
+    assert facts["bytes"] == sum(kind["bytes"] for kind in kinds.values())
+    assert kinds["aten.mm.default"]["count"] == 3 + 2
+    assert kinds["aten.mm.default"]["flops"] == 5 * 2 * 7 * 10 * 10
+    assert kinds["aten.mm.default"]["bytes"] == 5 * 4 * (70 + 70 + 100)
+    assert kinds["aten.mm.default"]["axes"] == {axis: {"of": 5, "cut": 5} for axis in "ijk"}
+    assert kinds["aten.t.default"]["flops"] == kinds["aten.t.default"]["bytes"] == 0
+
+
+def test_show_tells_which_axes_can_be_cut(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    status, out, _ = call(capfd, "show", "gpt2:tiny")
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert status == 0 and lines["aten._log_softmax"].rstrip().endswith("i0 not i1")
+    (tmp_path / "train.py").write_text(UNDESCRIBED)
+    status, facts = call_json(capfd, "show", f"{tmp_path}/train.py:make")
+    (turn,) = [kind for kind in facts["kinds"] if kind["kind"] == "mine.turn.default"]
+    assert status == 0 and (turn["count"], turn["undescribed"], turn["axes"]) == (4, 4, {})
+    status, out, _ = call(capfd, "show", f"{tmp_path}/train.py:make")
+    assert "4 unsplit: no description" in " ".join(out.split())
 
 
 def test_plan_as_a_table(capfd: pytest.CaptureFixture[str]) -> None:
@@ -227,8 +276,20 @@ import torch
 
 
 def step(model, batch):
-    turned = torch.flip(model(batch), [1])
-    return (turned * torch.flip(turned, [0])).mean()
+    turned = turn(model(batch), 1)
+    return (turned * turn(turned, 0)).mean()
+
+
+@torch.library.custom_op("mine::turn", mutates_args=())
+def turn(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return x.flip(dim)
+
+
+turn.register_fake(lambda x, dim: torch.empty_like(x))
+turn.register_autograd(
+    lambda ctx, grad: (turn(grad, ctx.dim), None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "dim", inputs[1]),
+)
 
 
 def make():
@@ -245,9 +306,9 @@ def test_an_operator_that_runs_unsplit_is_noted_once(
     call_it = [command, f"{tmp_path}/train.py:make", "--cluster", "local:2", "--json"]
     status, out, err = call(capfd, *call_it)
     assert status == 0 and json.loads(out)
-    (line,) = [line for line in err.splitlines() if "flip.default" in line]
+    (line,) = [line for line in err.splitlines() if "turn.default" in line]
     assert line == (
-        "note: aten.flip.default runs unsplit (4 operators, first at "
+        "note: mine.turn.default runs unsplit (4 operators, first at "
         f"{tmp_path}/train.py:6): it has no description (ap.describe)"
     )
     assert all(line.startswith("note: ") for line in err.splitlines())

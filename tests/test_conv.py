@@ -114,13 +114,12 @@ def test_which_axes_can_be_cut(groups: int, stride: int) -> None:
     channels = {"n", "c", "o", *(["g"] if groups > 1 else [])}
     assert it.forward.cuttable() == channels | names("i") | names("k")
     assert it.for_weight.cuttable() == channels | names("i") | names("k")
-    space = names("y") | names("k") if stride == 1 else set()
-    assert it.for_input.cuttable() == channels | space
+    assert it.for_input.cuttable() == channels | names("y") | names("k")
 
 
 def test_a_dimension_without_stride_is_cut_beside_one_with_stride() -> None:
     it = Case((7, 8), (3, 3), (1, 2), (1, 1), (1, 1)).for_input
-    assert it.cuttable() == {"n", "c", "o", "y0", "k0"}
+    assert it.cuttable() == {"n", "c", "o", *names("y"), *names("k")}
     assert_right(it)
 
 
@@ -161,6 +160,29 @@ def test_the_input_gradient_reads_backwards() -> None:
     assert [p.args[4] for p in parts] == [(4,)] * 2
 
 
+def test_the_input_gradient_of_a_stride_reads_what_can_touch_it() -> None:
+    it = Case((9,), (3,), (2,), (1,), (1,)).for_input
+    parts = it.space.split(0, it.parts(y0=2)).parts
+    # grad[(y + 1 - k)/2]: y in 0..3 meets 0 .. 2, y in 4..8 meets 2 .. 4
+    assert [p.outputs[0][2] for p in parts] == [(0, 4), (4, 9)]
+    assert [p.inputs[0][2] for p in parts] == [(0, 3), (2, 5)]
+    # 2*i + k - p = y from the part's first: 2*0 + 1 - 1 = 0 and 2*0 + 1 - 1 = 0
+    assert [p.args[4] for p in parts] == [(1,), (1,)]
+    parts = it.space.split(0, it.parts(y0=3)).parts
+    assert [p.outputs[0][2] for p in parts] == [(0, 3), (3, 6), (6, 9)]
+    assert [p.args[4] for p in parts] == [(1,), (2,), (1,)]
+
+
+def test_one_tap_of_a_stride_may_ask_for_less_than_no_padding() -> None:
+    it = Case((9,), (1,), (2,), (0,), (1,)).for_input
+    parts = it.space.split(0, it.parts(y0=3)).parts
+    assert [p.inputs[0][2] for p in parts] == [(0, 2), (2, 3), (3, 5)]
+    assert [p.args[4] for p in parts] == [(0,), (-1,), (0,)]
+    with pytest.raises(Refused, match="nothing but padding"):
+        it.space.split(0, it.parts(y0=9))
+    assert_right(it)
+
+
 def test_taps_can_be_cut_too() -> None:
     """Tofu's conv1d: cutting the window leaves partial sums."""
     it = Case((9,), (4,), (1,), (0,), (1,), bias=False).forward
@@ -190,10 +212,67 @@ def test_groups_come_from_the_local_shapes() -> None:
         assert [p.args[8] for p in split.parts] == groups
 
 
-def test_transposed_convolutions_run_whole() -> None:
-    x, w = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(3, 4, 3, dtype=torch.float64)
-    it = one("aten.convolution.default", x, w, None, [1], [0], [1], True, [0], 1)
-    assert "transposed" in it.space.undescribed["aten.convolution.default"]
+# Transposed
+
+
+def transposed(
+    rank: int, kernel: int, stride: int, padding: int, dilation: int, more: int, groups: int,
+    bias: bool = True,
+) -> tuple[One, torch.Tensor]:  # fmt: skip
+    """A transposed convolution and torch's result."""
+    generator = torch.Generator().manual_seed(5)
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    plane = {1: (7,), 2: (4, 5), 3: (3, 4, 5)}[rank]
+    x = made(3, groups * 2, *plane)
+    weight = made(groups * 2, 3, *[kernel] * rank)
+    shift = made(groups * 3) if bias else None
+    settings = [stride] * rank, [padding] * rank, [dilation] * rank
+    out = torch.ops.aten.convolution.default(
+        x, weight, shift, *settings, True, [more] * rank, groups
+    )
+    kind = "apportion.conv_transpose"
+    it = one(kind, x, weight, shift, tuple(out.shape), *map(tuple, settings), groups)
+    return it, out
+
+
+TRANSPOSED = [
+    case
+    for number, case in enumerate(
+        itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 3), (0, 1, 2), (1, 2), (0, 1, 2), (1, 2))
+    )
+    if case[5] < max(case[2], case[4])
+    and case[3] <= case[4] * (case[1] - 1)
+    and number % {1: 11, 2: 37, 3: 131}[case[0]] == 0
+]
+
+
+@pytest.mark.parametrize("case", TRANSPOSED, ids=str)
+def test_every_split_of_a_transposed_convolution_is_right(case: Any) -> None:
+    it, out = transposed(*case)
+    torch.testing.assert_close(run_op_of(it), out)
+    assert assert_right(it) > 0
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_which_axes_of_a_transposed_convolution_can_be_cut(stride: int) -> None:
+    it, _ = transposed(2, 3, stride, 1, 1, 0, 2)
+    assert it.cuttable() == {"n", "g", "c", "o", *names("y"), *names("k")}
+    parts = it.space.split(0, it.parts(c=2)).parts
+    assert [p.zeros for p in parts] == [(), (2,)]  # the bias counts once
+
+
+def test_a_part_of_a_transposed_convolution_reads_what_can_touch_it() -> None:
+    it, out = transposed(1, 3, 2, 1, 1, 1, 1, bias=False)
+    assert out.shape[2] == 14
+    parts = it.space.split(0, it.parts(y0=2)).parts
+    # x[(y + 1 - k)/2]: y in 0..6 meets 0 .. 3, y in 7..13 meets 3 .. 7, of which 7 is not there
+    assert [p.inputs[0][2] for p in parts] == [(0, 4), (3, 7)]
+    assert [p.pads for p in parts] == [(), (Pad(0, 2, 0, 1, 0),)]
+    assert [p.args[3][2] for p in parts] == [7, 7]
+    assert [p.args[5] for p in parts] == [(1,), (2,)]
 
 
 # Several axes at once
@@ -254,11 +333,10 @@ def test_capture_asks_only_for_the_gradients_that_are_needed() -> None:
     program = capture(lambda m, b: m(b).square().mean(), model, optimizer, batch)
     kinds = [op.kind for op in program.graph.ops]
     assert kinds.count("apportion.conv_backward_input") == 1  # nobody needs that of the batch
-    assert kinds.count("apportion.conv_backward_weight") == 2
-    assert kinds.count("aten.sum.dim_IntList") == 1  # the bias of the second
-    assert kinds.count("aten.convolution_backward.default") == 1  # transposed: as torch has it
-    assert set(Space(program.graph).undescribed) == {
-        "aten.convolution.default", "aten.convolution_backward.default",
-    }  # fmt: skip
+    assert kinds.count("apportion.conv_backward_weight") == 3
+    assert kinds.count("aten.sum.dim_IntList") == 2  # the biases of the second and third
+    assert kinds.count("apportion.conv_transpose") == 1
+    assert kinds.count("aten.convolution.default") == 3  # one is the gradient of the transposed
+    assert Space(program.graph).undescribed == {}
     backward = next(op for op in program.graph.ops if op.kind == "apportion.conv_backward_input")
     assert backward.module == "second" and backward.forward is not None

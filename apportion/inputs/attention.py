@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from apportion.database import Sample, sample_of
+from apportion.database import Sample, aten, sample_of
 
-aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from apportion.database import Sample, sample_of
+from apportion.database import Sample, aten, sample_of
 
-aten = torch.ops.aten
 randn, randint = torch.randn, torch.randint
 
 

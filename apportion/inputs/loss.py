@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from apportion.database import Sample, sample_of
-
-aten = torch.ops.aten
+from apportion.database import Sample, aten, sample_of
 
 REDUCTIONS = (0, 1, 2)
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from apportion.database import Sample, sample_of
-
-aten = torch.ops.aten
+from apportion.database import Sample, aten, sample_of
 
 _UNARY = """
 abs acos asin atan ceil clone cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg

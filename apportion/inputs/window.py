@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from apportion.database import Sample, sample_of
+from apportion.database import Sample, aten, sample_of
 
-aten = torch.ops.aten
 PLANES = {1: (9,), 2: (7, 10), 3: (5, 6, 7)}
 
 

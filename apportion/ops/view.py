@@ -128,6 +128,11 @@ def expand(x: Any, size: Any) -> Any:
     return lambda *i: f("expand", x.at(i))
 
 
+@describe("aten._conj", "aten._neg_view", alias=True)
+def lazy(x: Any) -> Any:
+    return lambda *i: f("lazily", x[i])
+
+
 @describe("aten.t", alias=True)
 def t(x: Any) -> Any:
     return (lambda i, j: x[j, i]) if x.ndim == 2 else (lambda *i: x[i])

@@ -24,7 +24,30 @@ import numpy as np
 import torch
 from torch import nn
 
-from apportion.zoo import gpt2, mlp, rnn, wresnet
+from apportion.zoo import (
+    alexnet,
+    amoebanet,
+    bert,
+    deepspeech,
+    gnmt,
+    gpt2,
+    inception,
+    lenet,
+    llama,
+    mlp,
+    moe,
+    nasnet,
+    nmt,
+    resnet,
+    rnn,
+    rnnlm,
+    rnntc,
+    transformer_xl,
+    vgg,
+    wavenet,
+    wgan,
+    wresnet,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +64,48 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A model of the zoo: its settings with their defaults, and those of its tiny form."""
+    """A model of the zoo: where it comes from, its settings with their defaults, and those of its
+    tiny form."""
 
     name: str
     about: str
+    source: str
     defaults: dict[str, int | float]
     tiny: dict[str, int | float]
 
 
-_MODELS: dict[str, Any] = {"mlp": mlp, "gpt2": gpt2, "wresnet": wresnet, "rnn": rnn}
+_MODELS: dict[str, Any] = {
+    "mlp": mlp,
+    "gpt2": gpt2,
+    "bert": bert,
+    "llama": llama,
+    "transformer-xl": transformer_xl,
+    "transformer-moe": moe,
+    "rnn": rnn,
+    "rnnlm": rnnlm,
+    "rnntc": rnntc,
+    "nmt": nmt,
+    "gnmt": gnmt,
+    "wresnet": wresnet,
+    "lenet": lenet,
+    "alexnet": alexnet,
+    "vgg16": vgg,
+    "resnet50": resnet.RESNET50,
+    "resnet101": resnet.RESNET101,
+    "resnet152": resnet.RESNET152,
+    "inception-v3": inception,
+    "nasnet-a": nasnet,
+    "amoebanet": amoebanet,
+    "wavenet": wavenet,
+    "deepspeech": deepspeech,
+    "wgan-gp": wgan,
+}
 
 
 def known() -> tuple[Known, ...]:
     """All models of the zoo."""
     return tuple(
-        Known(name, m.ABOUT, dataclasses.asdict(m.Settings()), dataclasses.asdict(m.TINY))
+        Known(name, m.ABOUT, m.SOURCE, *map(dataclasses.asdict, (m.Settings(), m.TINY)))
         for name, m in _MODELS.items()
     )
 

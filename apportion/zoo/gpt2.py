@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ABOUT = "GPT-2 on random tokens: cross-entropy, AdamW with decay on matrices only"
+SOURCE = "Radford et al., 2019 (Language models are unsupervised multitask learners)"
 
 Batch = tuple[Tensor, Tensor]
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ABOUT = "multilayer perceptron: Linear and ReLU, mean squared error, SGD with momentum"
+SOURCE = "the textbook"
 
 Batch = tuple[Tensor, Tensor]
 

@@ -3,6 +3,7 @@ operators."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ABOUT = "multi-layer LSTM on random tokens, unrolled: cross-entropy, Adam"
+SOURCE = "Wang, Huang and Li, EuroSys 2019 (Tofu); Jozefowicz et al., arXiv 1602.02410"
 
 Batch = tuple[Tensor, Tensor]
+State = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +32,32 @@ TINY = Settings(layers=2, hidden=6, steps=3, vocab=11, batch=5)
 
 
 class Cell(nn.Module):
-    """An LSTM cell; the four gates are blocks of one Linear of the input and one of the state."""
+    """An LSTM cell; the four gates are blocks of one Linear of the input and one of the state.
+    The input has `inward` units, or `hidden`."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, inward: int | None = None) -> None:
         super().__init__()
-        self.input, self.state = nn.Linear(hidden, 4 * hidden), nn.Linear(hidden, 4 * hidden)
+        self.hidden = hidden
+        self.input = nn.Linear(hidden if inward is None else inward, 4 * hidden)
+        self.state = nn.Linear(hidden, 4 * hidden)
 
-    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> State:
         keep, write, new, show = (self.input(x) + self.state(h)).chunk(4, dim=1)
         c = torch.sigmoid(keep) * c + torch.sigmoid(write) * torch.tanh(new)
         return torch.sigmoid(show) * torch.tanh(c), c
+
+    def begin(self, x: Tensor) -> State:
+        """A state of zeros for inputs like x."""
+        return (x.new_zeros(x.shape[0], self.hidden),) * 2
+
+
+def unroll(cell: nn.Module, xs: Sequence[Tensor], state: State) -> tuple[list[Tensor], State]:
+    """What a cell shows for each input (batch, units) in turn, and the state it ends in."""
+    ys = []
+    for x in xs:
+        state = cell(x, *state)
+        ys.append(state[0])
+    return ys, state
 
 
 class RNN(nn.Module):
@@ -53,12 +72,8 @@ class RNN(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         xs = self.tokens(tokens).unbind(1)  # each batch, hidden
         for cell in self.cells:
-            h = c = torch.zeros_like(xs[0])
-            ys = []
-            for x in xs:
-                h, c = cell(x, h, c)
-                ys.append(h)
-            xs = tuple(ys)
+            zeros = torch.zeros_like(xs[0])
+            xs, _ = unroll(cell, xs, (zeros, zeros))
         logits: Tensor = self.head(torch.stack(xs, dim=1))
         return logits
 

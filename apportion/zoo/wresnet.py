@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ABOUT = "wide ResNet on random images: batch norm, cross-entropy, SGD with momentum"
+SOURCE = "Wang, Huang and Li, EuroSys 2019 (Tofu); Zagoruyko and Komodakis, BMVC 2016"
 
 Batch = tuple[Tensor, Tensor]
 
