@@ -54,13 +54,20 @@ def own(*kinds: str) -> Callable[[Kernel], Kernel]:
     return register
 
 
-@cache
 def kernel(kind: str) -> Kernel:
     """The kernel of a kind; raises ValueError if torch has no such operator."""
+    # A user's operator is looked up anew: its file may be run again, and the old one is gone then.
+    return _kernel(kind) if kind.startswith(("aten.", "apportion.")) else _caller(resolve(kind))
+
+
+@cache
+def _kernel(kind: str) -> Kernel:
     own = OWN.get(kind)
-    if own is not None:
-        return own
-    overload = resolve(kind)
+    return _caller(resolve(kind)) if own is None else own
+
+
+@cache
+def _caller(overload: Any) -> Kernel:
     names = [a for a in overload._schema.arguments if a.name not in LEFT_OUT]
     plain = sum(not a.kwarg_only for a in names)
     named = [a.name for a in names[plain:]]
