@@ -40,7 +40,8 @@ class Sample:
 
     def call(self, tensors: Sequence[torch.Tensor] | None = None) -> Any:
         """The operator on these tensors, or on the sample's own."""
-        given = self.tensors if tensors is None else tensors
+        # Detached: a function may ask for gradients of its arguments.
+        given = [t.detach() for t in (self.tensors if tensors is None else tensors)]
         named = {k: substitute(v, given) for k, v in self.kwargs.items()}
         return self.target(*substitute(self.args, given), **named)
 

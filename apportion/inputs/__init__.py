@@ -12,6 +12,7 @@ import torch
 from apportion.database import Absent, Sample
 from apportion.inputs import (
     attention,
+    core,
     factory,
     index,
     linalg,
@@ -27,6 +28,7 @@ from apportion.inputs import (
 
 FAMILIES = (
     attention,
+    core,
     factory,
     index,
     linalg,

@@ -183,7 +183,7 @@ def nll_loss_forward(
     # The class number is a value: it is compared with the label.
     label = (c + first, target[n])
     chosen = f("pick", *label, x[(*n[:1], c, *n[1:])], *scale)
-    if reduction == SUM:
+    if reduction == SUM or not n:  # of a single row the weight is told in any case
         total = reduce("sum", (*n, c), f("weigh", *label, *scale))
         return Output.of((), reduce("sum", (*n, c), chosen)), Output.of((), total)
     # Kernels leave the total weight at zero, not summed, when they do not reduce.
