@@ -205,6 +205,10 @@ def ops(
         list[str] | None,
         typer.Option("--op", metavar="NAME", help="Only these: aten.mm, or aten.mm.default."),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="MODEL", help="Verify the operators of this step instead."),
+    ] = None,
     share: Annotated[
         str, typer.Option("--share", help="Calls to verify: tune, report (the other half), or all.")
     ] = "all",
@@ -241,7 +245,7 @@ def ops(
         return
     from apportion import coverage
 
-    request = coverage.Request(names, share, blind=blind, every=every)
+    request = coverage.Request(names, share, blind=blind, every=every, models=tuple(model or ()))
     with _stdout_kept(as_json):
         summary = coverage.verified(request, workers, _note)
     if out is not None:

@@ -17,12 +17,15 @@ from typing import Any
 
 import torch
 
-from apportion import inputs, ops
+from apportion import inputs, ops, zoo
+from apportion.capture import capture, capture_as
 from apportion.database import Sample, entries, entry_name, harvest
+from apportion.steps import verify_step
 from apportion.tdl import reason
 from apportion.verify import RAISED, REFUSED, RIGHT, WRONG, Verdict, share_of, verify
 
 OWN = "own inputs"
+STEP = "step of "  # before the name of a model
 TUNE, REPORT, ALL = "tune", "report", "all"
 
 
@@ -34,6 +37,9 @@ class Request:
     share: str = ALL
     samples: int = 12
     blind: bool = True
+    models: tuple[str, ...] = ()
+    """Steps to verify instead of calls; none: the database, our own inputs, and the zoo's tiny
+    models."""
     every: int = 1
     """Only every so many-th call of an entry."""
 
@@ -48,6 +54,8 @@ def verify_entry(name: str, request: Request) -> list[Verdict]:
     """The verdicts on the calls of one entry, or on our own inputs."""
     assert ops.__all__
     torch.set_num_threads(1)
+    if name.startswith(STEP):
+        return _verify_model(name.removeprefix(STEP))
     if name == OWN:
         found: Iterable[Sample] = inputs.samples()
     else:
@@ -58,11 +66,22 @@ def verify_entry(name: str, request: Request) -> list[Verdict]:
     return verify(wanted, blind=request.blind) if wanted else []
 
 
+def _verify_model(spec: str) -> list[Verdict]:
+    it = zoo.load(spec, seed=0)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    return verify_step(capture_as(program, torch.float64), spec)
+
+
 def verified(request: Request, workers: int, note: Callable[[str], None]) -> Summary:
     """The Summary of a request over the whole database and our own inputs."""
     if request.share not in (TUNE, REPORT, ALL):
         raise ValueError(f"there is no share {request.share!r}; shares: {TUNE}, {REPORT}, {ALL}")
-    names = [OWN, *(entry_name(entry) for entry in entries())]
+    steps = request.models
+    if not steps and not request.ops:
+        steps = tuple(f"{model.name}:tiny" for model in zoo.known())
+    names = [f"{STEP}{spec}" for spec in steps]
+    if not request.models:
+        names += [OWN, *(entry_name(entry) for entry in entries())]
     summary, began = Summary(request), time.perf_counter()
 
     def progress(done: int, name: str) -> None:
@@ -182,6 +201,11 @@ class Summary:
             self.total.add(verdict)
             self.operators.setdefault(verdict.target, Counts()).add(verdict)
 
+    @property
+    def database(self) -> list[str]:
+        """The entries that are PyTorch's."""
+        return [name for name in self.entries if name != OWN and not name.startswith(STEP)]
+
     def entry_status(self, entry: str) -> str:
         """The worst of its operators."""
         order = (SPLIT, SMALL, REASON, NOTHING, WRONG)
@@ -196,9 +220,9 @@ class Summary:
     def lines(self) -> list[str]:
         """The findings in sentences: what is wrong, and how much is covered."""
         bad = [f"WRONG {cut} | {key}" for cut, key in self.bad]
-        if self.request.ops:
+        if self.request.ops or self.request.models:
             return bad
-        entries = Counter(self.entry_status(e) for e in self.entries if e != OWN)
+        entries = Counter(self.entry_status(e) for e in self.database)
         core = Counter(self.core().values())
         return [
             *bad,
@@ -215,7 +239,7 @@ class Summary:
             "failures": dict(self.total.failures),
             "bad": [{"cut": cut, "call": key} for cut, key in self.bad],
             "core": self.core(),
-            "entries": {e: self.entry_status(e) for e in self.entries if e != OWN},
+            "entries": {e: self.entry_status(e) for e in self.database},
             "operators": {
                 name: {**counts.json(), "status": counts.status}
                 for name, counts in sorted(self.operators.items())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 
 from apportion import ops as ops
 from apportion.blind import Find
@@ -64,6 +65,8 @@ def check_splits(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     Values are compared in float64 where the kernels have it. Raises ValueError if the call cannot
     be traced or fails.
     """
+    if isinstance(op, CustomOpDef):
+        op = op._opoverload
     if isinstance(op, torch._ops.OpOverloadPacket):
         op = _overload(op, args, kwargs)
     sample = sample_of(op, *args, **kwargs)
@@ -75,6 +78,8 @@ def check_splits(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{name} fails on these inputs: {text}") from None
     (verdict,) = verify([sample])
+    if " is described at " in verdict.failure:
+        raise ValueError(verdict.failure)
     if verdict.failure:
         raise ValueError(f"{name} cannot be checked: {verdict.failure}")
     return report_of(verdict)

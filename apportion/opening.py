@@ -36,12 +36,8 @@ def _rule(*kinds: str) -> Callable[[Rule], Rule]:
     return register
 
 
-STATISTICS = frozenset(
-    f"apportion.{name}"
-    for name in (
-        "log_sum_exp row_dot row_sum row_squares layer_norm_reduce sdpa_lse sdpa_values".split()
-    )
-)
+_PARTIAL = "log_sum_exp row_dot row_sum row_squares layer_norm_reduce sdpa_lse sdpa_values"
+STATISTICS = frozenset(f"apportion.{name}" for name in _PARTIAL.split())
 """Kinds of opened operators that leave partial values just where a composite is cut inside."""
 
 

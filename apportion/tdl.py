@@ -405,6 +405,14 @@ class Description:
 DESCRIPTIONS: dict[str, Description] = {}
 
 
+def _kind(operator: Any) -> str:
+    """The kind that an operator's name, or torch's object, stands for."""
+    kind = str(getattr(operator, "_opoverload", operator)).replace("::", ".")
+    if not all(name.isidentifier() for name in kind.split(".")) or "." not in kind:
+        raise ValueError(f"operators are named like 'aten.mm' or 'mylib::op', not {kind!r}")
+    return kind
+
+
 def _again(before: Callable[..., Any], function: Callable[..., Any]) -> bool:
     """Whether a description is the same one, its file or cell run again."""
     if (before.__module__, before.__qualname__) != (function.__module__, function.__qualname__):
@@ -430,7 +438,7 @@ def describe(
         if not hasattr(function, "__code__"):
             raise ValueError(f"a description is a function, not {function!r}")
         for operator in operators:
-            kind = str(operator).replace("::", ".")
+            kind = _kind(operator)
             if kind in DESCRIPTIONS and not _again(DESCRIPTIONS[kind].formula, function):
                 raise ValueError(f"{kind} is {DESCRIPTIONS[kind].where} already")
             DESCRIPTIONS[kind] = Description(kind, function, local, alias, reshape, flops)
@@ -446,7 +454,7 @@ REASONS: dict[str, str] = {}
 def unsplit(*operators: Any, why: str) -> None:
     """Says that operators cannot be split, and why; a blind search checks it."""
     for operator in operators:
-        REASONS[str(operator).replace("::", ".")] = why
+        REASONS[_kind(operator)] = why
 
 
 def reason(kind: str) -> str | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -168,6 +168,31 @@ def _accepts(sample: Sample, tensors: Sequence[torch.Tensor]) -> bool:
         return False
 
 
+def judge(
+    space: Space,
+    index: int,
+    parts: tuple[int, ...],
+    values: Mapping[int, torch.Tensor],
+    context: Context,
+) -> tuple[str, Split | None, str]:
+    """Whether a cut of an Op is right, given the whole Values that it reads and makes."""
+    op = space.graph.ops[index]
+    try:
+        split = space.split(index, parts)
+    except Refused as why:
+        return REFUSED, None, str(why)
+    try:
+        made = run_split(space, index, split, [values[v] for v in op.inputs], context)
+    except Raised as why:
+        return RAISED, split, f"{op.kind}: {why}"
+    for v, tensor in zip(op.outputs, made, strict=True):
+        whole = values[v]
+        away = distance(tensor, whole)
+        if away > _tolerance(whole):
+            return WRONG, split, f"{op.kind}: differs by {away:.1e}"
+    return RIGHT, split, ""
+
+
 class Case:
     """A sample, lifted (and opened, if it is to be), every Value computed whole on one draw."""
 
@@ -280,23 +305,7 @@ class Case:
         return Cut(name, count, worst, inputs, outputs, why if worst != RIGHT else "")
 
     def _try(self, index: int, parts: tuple[int, ...]) -> tuple[str, Split | None, str]:
-        op = self.lifted.graph.ops[index]
-        try:
-            split = self.space.split(index, parts)
-        except Refused as why:
-            return REFUSED, None, str(why)
-        try:
-            made = run_split(
-                self.space, index, split, [self.values[v] for v in op.inputs], self.context
-            )
-        except Raised as why:
-            return RAISED, split, f"{op.kind}: {why}"
-        for v, tensor in zip(op.outputs, made, strict=True):
-            whole = self.values[v]
-            away = distance(tensor, whole)
-            if away > _tolerance(whole):
-                return WRONG, split, f"{op.kind}: differs by {away:.1e}"
-        return RIGHT, split, ""
+        return judge(self.space, index, parts, self.values, self.context)
 
     def _cut_dims(self, value: int, chosen: dict[int, Split]) -> tuple[int, ...]:
         dims: set[int] = set()

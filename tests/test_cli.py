@@ -50,7 +50,10 @@ def test_the_surface_is_what_it_was() -> None:
         "models": {"name", "--ops", "--json"},
         "show": {"model", "--ops", "--json"},
         "clusters": {"name"},
-        "ops": set(),
+        "ops": {
+            *("--verify", "--op", "--model", "--share", "--every", "--blind", "--workers"),
+            *("--out", "--json"),
+        },
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
             "--json",

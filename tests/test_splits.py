@@ -12,6 +12,7 @@ from graphs import CONTEXT, Maker, One, one
 
 from apportion import tdl
 from apportion.check import check_op
+from apportion.formula import BadDescription
 from apportion.graph import Arg
 from apportion.root import Refused
 from apportion.splits import Space, Split
@@ -283,9 +284,9 @@ def test_an_argument_that_depends_on_the_part_is_not_cut() -> None:
     assert described(with_extent, (8,), (8,)).cuttable() == set()
 
 
-def test_a_region_outside_its_tensor_is_refused() -> None:
-    it = described(lambda x: lambda i: x[i - 1], (8,), (8,))
-    assert "reads [-1, 3) of a dimension of 8" in refusal(it, i=2)
+def test_a_region_outside_its_tensor_is_a_mistake() -> None:
+    with pytest.raises(BadDescription, match=r"it reads \[-1, 7\) along dim 0 of input 0"):
+        described(lambda x: lambda i: x[i - 1], (8,), (8,))
 
 
 def test_an_output_axis_that_no_access_mentions_is_refused_without_a_local_rule() -> None:
@@ -367,13 +368,9 @@ def test_an_operator_on_nothing_runs_unsplit(kind: str, shape: Any, args: Any, o
     assert part.inputs[0] == tuple((0, n) for n in shape if n != 1)
 
 
-def test_a_description_that_does_not_fit_a_call_leaves_it_unsplit() -> None:
-    """Five rows of weights read by axis i of a longer output: no cut, but the call itself is
-    fine."""
-    it = described(lambda x: lambda i: f("cyclic", x[i]), (5,), (10,))
-    (part,) = split(it).parts
-    assert part.inputs == (((0, 5),),)
-    assert it.cuttable() == set()
+def test_a_description_that_does_not_fit_a_call_is_a_mistake() -> None:
+    with pytest.raises(BadDescription, match=r"described at .*test_splits.py:\d+, but it reads"):
+        described(lambda x: lambda i: f("cyclic", x[i]), (5,), (10,))
 
 
 def test_equal_calls_are_analysed_once() -> None:

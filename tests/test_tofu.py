@@ -32,7 +32,7 @@ from apportion.search.fsdp import fsdp
 from apportion.search.levels import FIRST, UNCUT, Levels, _factors, _hit
 from apportion.search.tofu import bytes_moved, recursive, tofu
 from apportion.splits import Space
-from apportion.strategy import Choice, Layout, Strategy, verify
+from apportion.strategy import Choice, Layout, Strategy, space_of, verify
 from apportion.tdl import Sum, describe
 
 BOTH = (0, 1)
@@ -284,7 +284,7 @@ def test_no_tie_of_the_first_level_leads_to_the_joint_optimum() -> None:
 # Bytes
 
 
-@pytest.mark.parametrize("spec", ["mlp:tiny,width=8", "gpt2:tiny"])
+@pytest.mark.parametrize("spec", ["mlp:tiny,width=8", "gpt2:tiny,vocab=16"])
 def test_modelled_bytes_are_those_moved(spec: str) -> None:
     space = captured(spec)[1]
     levels = Levels(space, True)
@@ -385,7 +385,7 @@ def full_device(space: Space, devices: int, seed: int) -> Strategy:
 def test_nobody_moves_fewer_bytes(spec: str, devices: int, count: int) -> None:
     given = problem(devices, spec)
     strategy = tofu(given).strategy
-    verify(Space(given.space.graph, strategy.digits), strategy, devices)
+    verify(space_of(given.space.source, strategy), strategy, devices)
     least = bytes_moved(given, strategy)
     assert 0 < least <= bytes_moved(given, recursive(given, shared=True))
     assert least <= bytes_moved(given, data(given).strategy)

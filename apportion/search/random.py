@@ -1,7 +1,8 @@
 """random: legal choices drawn at random, for tests. Everything that a Strategy can say occurs.
 
-Some composite Ops are opened. Per Op: a few axes cut (reductions too) into even and uneven parts, on any devices, several parts on
-one device, replicas. Some Values, state and inputs among them, get a random Layout.
+Some composite Ops are opened. Per Op: a few axes cut (reductions too) into even and uneven parts,
+on any devices, several parts on one device, replicas. Some Values, state and inputs among them, get
+a random Layout.
 """
 
 from __future__ import annotations

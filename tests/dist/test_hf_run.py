@@ -1,0 +1,52 @@
+"""Models of the transformers package on real processes: plans train what a single device trains."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import apportion as ap
+from apportion import zoo
+from apportion.capture import capture, capture_as
+from apportion.plan import PlanWarning
+from apportion.pool import Pool
+from apportion.run import compare_with_eager
+from apportion.worker import Train
+
+pytest.importorskip("transformers")
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+STEPS, PROCESSES = 2, 4
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(PROCESSES, 200.0) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "seed"),
+    [
+        ("llama", "tofu", 0),
+        ("mixtral", "random", 4),
+        ("bert", "random", 5),
+        ("convnext", "random", 7),
+    ],
+)
+def test_plans_train_the_same_model(pool: Pool, family: str, method: str, seed: int) -> None:
+    spec = f"{EXAMPLES / f'hf_{family}.py'}:make"
+    it = zoo.load(spec, seed)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlanWarning)  # some operators run unsplit
+        plan = ap.plan(program, ap.cluster(f"local:{PROCESSES}"), method=method, seed=seed)
+    job = Train(spec, seed, True, plan.strategy, PROCESSES, STEPS, seed, state=True)
+    ranks = pool.train(job)
+    found = compare_with_eager(capture_as(program, torch.float64), plan, ranks, STEPS, seed)
+    assert found.equal, found
+    assert plan.predicted.bytes_moved > 0
