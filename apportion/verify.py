@@ -370,7 +370,10 @@ def _tolerance(whole: torch.Tensor) -> float:
 
 def verify(samples: Sequence[Sample], *, blind: bool = True) -> list[Verdict]:
     """The verdicts on calls. Kernels run in disposable processes."""
-    checked = list(attempt([partial(_checked, sample) for sample in samples]))
+    # Autograd's threads, which machines with a GPU have, do not survive a fork.
+    plain = all(isinstance(sample.target, torch._ops.OpOverload) for sample in samples)
+    here = torch.cuda.is_available() and not plain
+    checked = list(attempt([partial(_checked, sample) for sample in samples], here=here))
     verdicts = [_verdict(sample, found) for sample, found in zip(samples, checked, strict=True)]
     if not blind:
         return verdicts
@@ -378,7 +381,8 @@ def verify(samples: Sequence[Sample], *, blind: bool = True) -> list[Verdict]:
         _Search(sample) if not (verdict.failure or _is_random(sample)) else None
         for sample, verdict in zip(samples, verdicts, strict=True)
     ]
-    results = iter(attempt([w for search in searches if search for w in search.work()]))
+    work = [piece for search in searches if search for piece in search.work()]
+    results = iter(attempt(work, here=here))
     for k, (search, found) in enumerate(zip(searches, checked, strict=True)):
         if search is not None:
             own = list(itertools.islice(results, 1 + len(search.ways)))
