@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from apportion.extents import Extent, Watch, pattern
 from apportion.graph import Arg, Body, substitute
 from apportion.interval import Affine, bounds
 from apportion.tdl import (
@@ -61,13 +62,72 @@ def evaluate_formula(
     `known` gives extents of axes that the shapes need not tell: a dimension of extent 1 is not
     indexed.
     """
+    found, accesses = _of_any_size(description, args, inputs, outputs, body) or _evaluated(
+        description, args, inputs, outputs, body
+    )
+    extents = _extents(description, found, accesses, inputs, outputs, known or {})
+    return Formula(found, extents, accesses)
+
+
+_Evaluated = tuple[tuple[Output | None, ...], tuple[Access, ...]]
+
+
+def _evaluated(
+    description: Description,
+    args: Sequence[Arg],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    body: Body | None,
+) -> _Evaluated:
     operands = [Operand(k, shape) for k, shape in enumerate(inputs)]
     values = [substitute(arg, operands) for arg in args]
     result = _call(description, values, body, outputs)
     found = evaluate(result, [len(shape) for shape in outputs])
-    accesses = tuple(dict.fromkeys(a for o in found if o is not None for a in accesses_of(o.body)))
-    extents = _extents(description, found, accesses, inputs, outputs, known or {})
-    return Formula(found, extents, accesses)
+    return found, tuple(
+        dict.fromkeys(a for o in found if o is not None for a in accesses_of(o.body))
+    )
+
+
+_SHARED: dict[tuple[Any, ...], _Evaluated] = {}
+_SIZED: set[Description] = set()  # descriptions that look at sizes
+
+
+def _of_any_size(
+    description: Description,
+    args: Sequence[Arg],
+    inputs: Sequence[Shape],
+    outputs: Sequence[Shape],
+    body: Body | None,
+) -> _Evaluated | None:
+    """The expressions of a call if they are those of such calls of all sizes; else None."""
+    if description in _SIZED:
+        return None
+    forms = tuple(map(pattern, inputs)), tuple(map(pattern, outputs))
+    key = (description, tuple(args), *forms, body)
+    found = _SHARED.get(key)
+    if found is None:
+        watch = Watch()
+        sizes, made = (
+            [tuple(Extent(n, watch) for n in shape) for shape in side] for side in (inputs, outputs)
+        )
+        try:
+            found = _evaluated(description, args, sizes, made, body)
+        except Exception:  # whatever it is, it comes again when evaluated for these sizes
+            return None
+        if watch.seen or any(_holds_extent(o) for o in found[0]):
+            _SIZED.add(description)
+            return None
+        _SHARED[key] = found
+    return found
+
+
+def _holds_extent(item: Any) -> bool:
+    if isinstance(item, Extent):
+        return True
+    if isinstance(item, tuple | list):
+        return any(map(_holds_extent, item))
+    fields = getattr(item, "__dataclass_fields__", ())
+    return any(_holds_extent(getattr(item, name)) for name in fields)
 
 
 class BadDescription(ValueError):

@@ -35,6 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from apportion.extents import single
 from apportion.interval import Affine
 
 
@@ -209,7 +210,7 @@ class Operand:
     def at(self, axes: Sequence[Affine]) -> Access:
         """The element at the given axes under right-aligned broadcasting."""
         skip = len(axes) - len(self.shape)
-        items = [0 if n == 1 else axes[skip + d] for d, n in enumerate(self.shape)]
+        items = [0 if single(n) else axes[skip + d] for d, n in enumerate(self.shape)]
         return Access(self.index, tuple(_index(item) for item in items), self.fill)
 
 

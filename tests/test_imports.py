@@ -27,6 +27,7 @@ ORDER = [
     ),
     *(
         "interval",
+        "extents",
         "tdl",
         "formula",
         "root",
