@@ -59,7 +59,8 @@ class _Union:
     def join(self, a: Node, b: Node) -> None:
         a, b = self.find(a), self.find(b)
         if a != b:
-            self.parent[max(a, b, key=repr)] = min(a, b, key=repr)
+            low, high = (a, b) if a < b else (b, a)
+            self.parent[high] = low
 
 
 def find_atoms(graph: Graph, formulas: Sequence[Formula | None]) -> Atoms:

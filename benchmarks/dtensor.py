@@ -232,8 +232,8 @@ _DERIVATION = (
     "_common_rules", "_einsum_strategy", "autogen", "single_dim_strategy", "utils", "__init__",
 )  # fmt: skip
 _LANGUAGE = (
-    "tdl", "formula", "root", "restrict", "derive", "splits", "interval", "atoms", "opening",
-    "termwise",
+    "tdl", "extents", "formula", "root", "restrict", "derive", "splits", "interval", "atoms",
+    "opening", "termwise",
 )  # fmt: skip
 
 
