@@ -124,7 +124,7 @@ def _one(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if d in dims else n for d, n in enumerate(shape))
 
 
-@_rule("aten._softmax.default", "aten._log_softmax.default")
+@_rule("aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default")
 def _softmax(make: _Opener, op: Op) -> bool:
     x, dim = make.input(op, 0), op.args[1]
     assert x is not None and isinstance(dim, int)
@@ -135,7 +135,7 @@ def _softmax(make: _Opener, op: Op) -> bool:
     wide = make.wide(op.outputs[0])
     lse = make.value(op, "lse", _one(shape, (d,)), wide)
     make.op(op, "log_sum_exp", [x], [lse], d)
-    what = "log_softmax_of" if "log" in op.kind else "softmax_of"
+    what = f"{op.kind.split('.')[1].strip('_')}_of"
     make.op(op, what, [x, lse], list(op.outputs), make.values[op.outputs[0]].dtype)
     return True
 

@@ -34,6 +34,13 @@ def _softmax_of(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     return ((_wide(x) - lse).exp_().to(dtype(kind)),)
 
 
+@own("apportion.safe_softmax_of")
+def _safe_softmax_of(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    x, lse, kind = args
+    lse = lse.masked_fill(lse == float("-inf"), 0.0)  # rows of nothing are zeros
+    return ((_wide(x) - lse).exp_().to(dtype(kind)),)
+
+
 @own("apportion.log_softmax_of")
 def _log_softmax_of(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     x, lse, kind = args

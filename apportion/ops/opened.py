@@ -27,7 +27,7 @@ def row_dot(grad: Any, out: Any, dim: Any) -> Any:
     return Output.of(kept, reduce("sum", (k,), element), one0=1)
 
 
-@describe("apportion.softmax_of", "apportion.log_softmax_of")
+@describe("apportion.softmax_of", "apportion.safe_softmax_of", "apportion.log_softmax_of")
 def softmax_of(x: Any, lse: Any) -> Any:
     return lambda *i: f("softmax", x[i], lse.at(i))
 
