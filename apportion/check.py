@@ -93,10 +93,10 @@ def _check(
 ) -> Finding:
     op = space.graph.ops[index]
     try:
-        made = run_split(space, index, split, tensors, context)
+        made = recombined(space, index, split, tensors, context)
     except Raised as raised:
         return Finding(op.kind, parts, math.inf, str(raised))
-    error = max((distance(m, w) for m, w in zip(made, whole, strict=False)), default=0.0)
+    error = max((distance(m, w, n) for (m, n), w in zip(made, whole, strict=False)), default=0.0)
     return Finding(op.kind, parts, error)
 
 
@@ -104,14 +104,15 @@ class Raised(Exception):
     """A part's kernel raised, or gave a result of another shape than the part's."""
 
 
-def run_split(
+def recombined(
     space: Space,
     index: int,
     split: Split,
     tensors: Sequence[torch.Tensor],
     context: Context,
-) -> tuple[torch.Tensor, ...]:
-    """The outputs of an Op, computed part by part and recombined; raises Raised."""
+) -> tuple[tuple[torch.Tensor, float], ...]:
+    """The outputs of an Op, computed part by part and recombined, each with the largest element of
+    its partial values; raises Raised."""
     op = space.graph.ops[index]
     made: list[list[torch.Tensor | None]] = [[None] * n for n in split.terms]
     for part in split.parts:
@@ -133,9 +134,27 @@ def run_split(
             box.copy_(results[k].reshape(box.shape) * (scale if scale != 1 else 1))
     shapes = (space.graph.values[v].shape for v in op.outputs)
     return tuple(
-        _total(terms, reducer).reshape(shape or ())
-        for terms, reducer, shape in zip(made, split.reducers, shapes, strict=True)
+        (_total(terms, reducer).reshape(shape or ()), largest)
+        for terms, reducer, shape, largest in zip(
+            made, split.reducers, shapes, [_largest(terms) for terms in made], strict=True
+        )
     )
+
+
+def run_split(
+    space: Space, index: int, split: Split, tensors: Sequence[torch.Tensor], context: Context
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of an Op, computed part by part and recombined; raises Raised."""
+    return tuple(made for made, _ in recombined(space, index, split, tensors, context))
+
+
+def _largest(terms: Sequence[torch.Tensor | None]) -> float:
+    """The largest element of partial values: what the rounding of their sum is measured by. 0 of a
+    Value that is not partial."""
+    if len(terms) < 2 or terms[0] is None or not terms[0].is_floating_point():
+        return 0.0
+    finite = [t[t.isfinite()].abs() for t in terms if t is not None]
+    return max((float(t.max()) for t in finite if t.numel()), default=0.0)
 
 
 def _input(space: Space, value: int, part: Part, k: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -153,9 +172,9 @@ def _total(terms: list[torch.Tensor | None], reducer: str | None) -> torch.Tenso
     return total
 
 
-def distance(made: torch.Tensor, whole: torch.Tensor) -> float:
-    """The largest difference, as a share of the largest element; infinite where the shapes, the
-    dtypes, the infinities or the NaNs differ."""
+def distance(made: torch.Tensor, whole: torch.Tensor, largest: float = 0.0) -> float:
+    """The largest difference, as a share of the largest element, that of partial values included;
+    infinite where the shapes, the dtypes, the infinities or the NaNs differ."""
     if made.shape != whole.shape or made.dtype != whole.dtype:
         return math.inf
     if made.is_complex():
@@ -174,5 +193,5 @@ def distance(made: torch.Tensor, whole: torch.Tensor) -> float:
         return math.inf
     if not finite.any():
         return 0.0
-    scale = whole[finite].abs().max().item()
+    scale = max(whole[finite].abs().max().item(), largest)
     return float((made[finite] - whole[finite]).abs().max().item() / (scale or 1.0))

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from apportion.blind import SAME, Find, candidates, ignored, outputs_of, try_cut
-from apportion.check import Raised, distance, run_op, run_split
+from apportion.check import Raised, distance, recombined, run_op
 from apportion.database import Sample
 from apportion.disposable import attempt
 from apportion.graph import substitute
@@ -182,12 +182,12 @@ def judge(
     except Refused as why:
         return REFUSED, None, str(why)
     try:
-        made = run_split(space, index, split, [values[v] for v in op.inputs], context)
+        made = recombined(space, index, split, [values[v] for v in op.inputs], context)
     except Raised as why:
         return RAISED, split, f"{op.kind}: {why}"
-    for v, tensor in zip(op.outputs, made, strict=True):
+    for v, (tensor, largest) in zip(op.outputs, made, strict=True):
         whole = values[v]
-        away = distance(tensor, whole)
+        away = distance(tensor, whole, largest)
         if away > _tolerance(whole):
             return WRONG, split, f"{op.kind}: differs by {away:.1e}"
     return RIGHT, split, ""
