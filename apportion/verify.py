@@ -196,9 +196,11 @@ def judge(
 class Case:
     """A sample, lifted (and opened, if it is to be), every Value computed whole on one draw."""
 
-    def __init__(self, sample: Sample, seed: int = 0, *, opening: bool = False) -> None:
+    def __init__(
+        self, sample: Sample, seed: int = 0, *, opening: bool = False, as_given: bool = False
+    ) -> None:
         self.sample = sample
-        self.tensors = draw(sample, seed)
+        self.tensors = sample.tensors if as_given else draw(sample, seed)
         given = Sample(sample.target, sample.args, sample.kwargs, self.tensors)
         self.lifted: Lifted = lift(
             sample.target,
@@ -417,6 +419,7 @@ def _checked(sample: Sample) -> dict[str, Any]:
     except (CaptureError, NotImplementedError, RuntimeError, ValueError, TypeError) as why:
         text = str(why) or type(why).__name__
         return {"failure": text.splitlines()[0][:200], "kinds": []}
+    cuts += _other_dtypes(sample, cuts)
     refused = {c.axis for c in cuts if c.status == REFUSED}
     if opened(case.lifted.graph) is not case.lifted.graph:
         inner = Case(sample, opening=True)
@@ -435,6 +438,21 @@ def _checked(sample: Sample) -> dict[str, Any]:
         "pairs": case.pairs(),
         "outlines": {name: case.outline(name) for name in refused},
     }
+
+
+def _other_dtypes(sample: Sample, cuts: Sequence[Cut]) -> list[Cut]:
+    """The first right cut again in the precision that was given, if its parts have other dtypes or
+    shapes there."""
+    first = next((c for c in cuts if c.status == RIGHT), None)
+    case = Case(sample, as_given=True)
+    if first is None or not case.lifted.graph.ops:
+        return []
+    for cut in case.cuts():
+        if (cut.axis, cut.parts) == (first.axis, first.parts):
+            odd = cut.status == RAISED or "differs by inf" in cut.why
+            finite = all(bool(t.isfinite().all()) for t in sample.tensors if t.is_floating_point())
+            return [replace(cut, axis=f"{cut.axis} (as given)")] if odd and finite else []
+    return []
 
 
 class _Search:
