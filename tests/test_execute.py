@@ -242,9 +242,10 @@ def test_partial_values_are_combined_by_their_reducer(
     (place,) = [k for k, axis in enumerate(space.axes(0)) if axis.name == "k0"]
     parts = tuple(3 if k == place else 1 for k in range(2))
     strategy = Strategy((Choice(parts, (2, 0, 1)),), {} if layout is None else {old.index: layout})
-    tensor = torch.randn(7, 4)
+    tensor = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
     ranks = run_once(make, strategy, 3, v0=tensor, v1=torch.zeros(4))
-    assert torch.allclose(gather(ranks)[old.index], reference(tensor))
+    # elements are about 1 in float32, and their sums may cancel
+    assert torch.allclose(gather(ranks)[old.index], reference(tensor), atol=1e-6)
 
 
 def test_terms_are_added_in_rising_order_wherever_they_are_added() -> None:
