@@ -238,8 +238,8 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and func not in HARMLESS:
             raise CaptureError(
                 f"the random operator {func}{_at(user_line())} is not supported; use dropout, "
-                "rand, randn, bernoulli, uniform_, normal_ or exponential_, or draw it outside and "
-                "pass it in the batch"
+                "rand, randn, randint, randperm, bernoulli, multinomial or another one that draws "
+                "each element by itself, or draw it outside and pass it in the batch"
             )
 
         if func in _FACTORED_BY_STRIDES and not args[0].is_contiguous():
