@@ -328,7 +328,7 @@ def test_a_captured_step_is_refused_too() -> None:
 @pytest.mark.parametrize(
     ("kernel", "description", "axis", "left", "blame"),
     [
-        (mean, lambda x: lambda i: Sum(lambda k: x[i, k]), "k", "sum", "differs by 1.0e"),
+        (mean, lambda x: lambda i: Sum(lambda k: x[i, k]), "k", "sum", "differs by"),
         (largest, lambda x: lambda i: Sum(lambda k: x[i, k]), "k", "sum", "differs by"),
         (gated, lambda x: lambda i: Sum(lambda k: f("relu", x[i, k])), "k", "sum", "differs by"),
         (mean, lambda x: lambda i: Max(lambda k: x[i, k]), "k", "max", "differs by"),
