@@ -2,8 +2,8 @@
 
 Every tensor argument is left whole or halved along one dimension; the operator runs on both halves;
 each output must come back from the two results by concatenation, by a reducer, or be the same in
-both. What holds on two independent draws of the inputs is a Find. Slices at equal positions are all
-that is tried: halos, strided regions and offsets cannot be found this way.
+both. What holds on several independent draws of the inputs is a Find. Slices at equal positions are
+all that is tried: halos, strided regions and offsets cannot be found this way.
 """
 
 from __future__ import annotations

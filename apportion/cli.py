@@ -244,12 +244,15 @@ def ops(
         _show(as_json, {"operators": facts, "unsplit": REASONS}, [tables.operators(chosen)])
         return
     from apportion import coverage
+    from apportion.plan import write_whole
 
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"There is no folder {str(out.parent)!r} to write {out.name} into.")
     request = coverage.Request(names, share, blind=blind, every=every, models=tuple(model or ()))
     with _stdout_kept(as_json):
         summary = coverage.verified(request, workers, _note)
     if out is not None:
-        out.write_text(coverage.page(summary), encoding="utf-8")
+        write_whole(out, coverage.page(summary))
     _show(as_json, summary.json(), [tables.coverage(summary), *summary.lines()])
     if summary.total.wrong or summary.total.raised:
         raise typer.Exit(1)

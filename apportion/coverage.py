@@ -11,6 +11,8 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -103,16 +105,17 @@ def survey(
     progress: Callable[[int, str], None] = lambda done, name: None,
 ) -> Iterator[tuple[str, list[Verdict]]]:
     """The verdicts of many entries, in any order."""
-    workers = workers or os.cpu_count() or 1
-    work = [(name, request) for name in names]
-    with multiprocessing.get_context("spawn").Pool(min(workers, len(work))) as pool:
-        for done, (name, found) in enumerate(pool.imap_unordered(_verified, work, 4)):
-            progress(done + 1, name)
-            yield name, found
-
-
-def _verified(item: tuple[str, Request]) -> tuple[str, list[Verdict]]:
-    return item[0], verify_entry(*item)
+    count = min(workers or os.cpu_count() or 1, len(names))
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
+    try:
+        names_of = {pool.submit(verify_entry, name, request): name for name in names}
+        for done, future in enumerate(as_completed(names_of), start=1):
+            progress(done, names_of[future])
+            yield names_of[future], future.result()
+    except BrokenProcessPool:
+        raise RuntimeError("a process that verified operators was killed; verify again") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @dataclass

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _SECONDS = 20  # for one piece of work
-_MEMORY = 8 << 30  # a wrong shape can ask for any amount
 
 
 def attempt(

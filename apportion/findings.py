@@ -18,7 +18,7 @@ from torch._library.custom_ops import CustomOpDef
 
 from apportion import ops as ops
 from apportion.blind import Find
-from apportion.database import sample_of
+from apportion.database import resolved, sample_of
 from apportion.tdl import lookup
 from apportion.trace import CaptureError
 from apportion.verify import OPENED, REFUSED, RIGHT, Cut, Verdict, verify
@@ -87,8 +87,6 @@ def check_splits(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
 
 def _overload(packet: Any, args: Any, kwargs: Any) -> Any:
     """The overload that a call of torch.ops.aten.name resolves to."""
-    from apportion.database import resolved
-
     found = resolved(packet, args, kwargs)
     if found is None:
         raise CaptureError(f"{packet} has no overload for these arguments")

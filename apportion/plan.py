@@ -111,7 +111,7 @@ class Plan:
     def report(self, path: str | Path, measured: Timeline | None = None) -> None:
         """Writes one HTML page about the Plan, with a measured step beside it where there is
         one."""
-        _write(Path(path), page(self, measured))
+        write_whole(Path(path), page(self, measured))
 
     def save(self, path: str | Path) -> None:
         """Writes the Plan; an existing file is replaced whole or not at all."""
@@ -137,7 +137,7 @@ class Plan:
             "strategy": strategies.to_json(self.strategy),
             "storage": [list(self.storage.slots), list(self.storage.workspace)],
         }
-        _write(Path(path), json.dumps(data, separators=(",", ":")))
+        write_whole(Path(path), json.dumps(data, separators=(",", ":")))
 
     @staticmethod
     def load(path: str | Path) -> Plan:
@@ -210,7 +210,7 @@ def _storage(slots: Any, workspace: Any) -> Storage:
     )
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Writes a file whole or not at all, whatever interrupts it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

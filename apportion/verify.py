@@ -147,11 +147,8 @@ def _perturbed(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor
     low, high = finite.min(), finite.max()
     if low == high:  # a gradient of ones or zeros makes false splits hold
         return tensor * (0.8 + 0.4 * noise) if low != 0 else tensor + 0.01 + 0.1 * noise
-    return (
-        (tensor * (0.99 + 0.02 * noise)).where(~tensor.isfinite(), tensor).clamp(low, high)
-        if (bool(tensor.isfinite().all()))
-        else tensor * (0.99 + 0.02 * noise)
-    )
+    changed = tensor * (0.99 + 0.02 * noise)
+    return changed.clamp(low, high).where(tensor.isfinite(), tensor)
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:
@@ -201,10 +198,9 @@ class Case:
     ) -> None:
         self.sample = sample
         self.tensors = sample.tensors if as_given else draw(sample, seed)
-        given = Sample(sample.target, sample.args, sample.kwargs, self.tensors)
         self.lifted: Lifted = lift(
             sample.target,
-            substitute(given.args, self.tensors),
+            substitute(sample.args, self.tensors),
             {k: substitute(v, self.tensors) for k, v in sample.kwargs.items()},
         )
         if opening:
@@ -380,8 +376,8 @@ def verify(samples: Sequence[Sample], *, blind: bool = True) -> list[Verdict]:
     if not blind:
         return verdicts
     searches = [
-        _Search(sample) if not (verdict.failure or _is_random(sample)) else None
-        for sample, verdict in zip(samples, verdicts, strict=True)
+        None if found is None or found["failure"] or _is_random(sample) else _Search(sample)
+        for sample, found in zip(samples, checked, strict=True)
     ]
     work = [piece for search in searches if search for piece in search.work()]
     results = iter(attempt(work, here=here))
@@ -395,7 +391,8 @@ def verify(samples: Sequence[Sample], *, blind: bool = True) -> list[Verdict]:
 def _verdict(sample: Sample, found: Any) -> Verdict:
     target, key = str(sample.target), sample.key
     if found is None:
-        return Verdict(target, key, failure="the process died")
+        died = Cut("some cut", 2, RAISED, why=f"{target}: a kernel killed its process")
+        return Verdict(target, key, cuts=(died,))
     if found["failure"]:
         return Verdict(target, key, failure=found["failure"])
     cuts = tuple(
@@ -414,8 +411,7 @@ def _is_random(sample: Sample) -> bool:
 def _checked(sample: Sample) -> dict[str, Any]:
     try:
         case = Case(sample)
-        failure = case.lifting_error()
-        cuts = list(case.cuts())
+        cuts = [*_lifted_wrongly(case), *case.cuts()]
     except (CaptureError, NotImplementedError, RuntimeError, ValueError, TypeError) as why:
         text = str(why) or type(why).__name__
         return {"failure": text.splitlines()[0][:200], "kinds": []}
@@ -423,7 +419,7 @@ def _checked(sample: Sample) -> dict[str, Any]:
     refused = {c.axis for c in cuts if c.status == REFUSED}
     if opened(case.lifted.graph) is not case.lifted.graph:
         inner = Case(sample, opening=True)
-        failure = failure or inner.lifting_error()
+        cuts += [replace(c, axis=f"{c.axis}{OPENED}") for c in _lifted_wrongly(inner)]
         known = {(c.parts, c.inputs, c.outputs) for c in cuts if c.status == RIGHT}
         cuts += [
             replace(c, axis=f"{c.axis}{OPENED}")
@@ -431,13 +427,19 @@ def _checked(sample: Sample) -> dict[str, Any]:
             if c.status != REFUSED and (c.parts, c.inputs, c.outputs) not in known
         ]
     return {
-        "failure": failure,
+        "failure": "",
         "kinds": [op.kind for op in case.lifted.graph.ops],
         "undescribed": case.space.undescribed,
         "cuts": [asdict(c) for c in cuts],
         "pairs": case.pairs(),
         "outlines": {name: case.outline(name) for name in refused},
     }
+
+
+def _lifted_wrongly(case: Case) -> list[Cut]:
+    """The whole, where the operators that stand for a call compute something else than it does."""
+    why = case.lifting_error()
+    return [Cut("the whole", 1, WRONG, why=f"{case.sample.target}: {why}")] if why else []
 
 
 def _other_dtypes(sample: Sample, cuts: Sequence[Cut]) -> list[Cut]:
