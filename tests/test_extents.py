@@ -11,7 +11,7 @@ from apportion import ops as ops
 from apportion.extents import Extent, Watch, pattern, single
 from apportion.formula import evaluate_formula
 from apportion.graph import Ref
-from apportion.tdl import ALL, Description, Output, Sum, axes, f, lookup
+from apportion.tdl import Description, Output, Sum, axes, f, lookup
 
 LOOKS: list[Any] = [
     lambda n: n == 3,
@@ -87,9 +87,6 @@ def test_calls_do_not_share_what_depends_on_sizes() -> None:
         i = axes("i", 2)
         return Output.of(i, f("long" if x.shape[0] > 4 else "short", x[i]))
 
-    def product(x: Any) -> Any:
-        return lambda i: Sum(lambda k: x[i, (ALL(x.shape[1]), k)])
-
     shapes = ((3, 4), (3,)), ((5, 6), (5,))
     assert count(mean, *shapes) == 3  # once watched, then for each
     assert count(picky, ((3, 4), (3, 4)), ((5, 6), (5, 6))) == 3
@@ -97,7 +94,6 @@ def test_calls_do_not_share_what_depends_on_sizes() -> None:
     for n in (4, 6):
         found = evaluate_formula(description, (Ref(0),), [(3, n)], [(3,)])
         assert found.outputs[0] is not None and f"value={n}" in repr(found.outputs[0].body)
-    assert product is not None
 
 
 def test_common_descriptions_are_of_any_size() -> None:
