@@ -136,7 +136,7 @@ def recombined(
     return tuple(
         (_total(terms, reducer).reshape(shape or ()), largest)
         for terms, reducer, shape, largest in zip(
-            made, split.reducers, shapes, [_largest(terms) for terms in made], strict=True
+            made, split.reducers, shapes, map(_largest, made, split.reducers), strict=True
         )
     )
 
@@ -148,10 +148,10 @@ def run_split(
     return tuple(made for made, _ in recombined(space, index, split, tensors, context))
 
 
-def _largest(terms: Sequence[torch.Tensor | None]) -> float:
-    """The largest element of partial values: what the rounding of their sum is measured by. 0 of a
-    Value that is not partial."""
-    if len(terms) < 2 or terms[0] is None or not terms[0].is_floating_point():
+def _largest(terms: Sequence[torch.Tensor | None], reducer: str | None) -> float:
+    """The largest element of partial values: what the rounding of their sum is measured by. 0 where
+    they are not added."""
+    if reducer != "sum" or terms[0] is None or not terms[0].is_floating_point():
         return 0.0
     finite = [t[t.isfinite()].abs() for t in terms if t is not None]
     return max((float(t.max()) for t in finite if t.numel()), default=0.0)
