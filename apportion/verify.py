@@ -412,10 +412,10 @@ def _checked(sample: Sample) -> dict[str, Any]:
     try:
         case = Case(sample)
         cuts = [*_lifted_wrongly(case), *case.cuts()]
+        cuts += _other_dtypes(sample, cuts)
     except (CaptureError, NotImplementedError, RuntimeError, ValueError, TypeError) as why:
         text = str(why) or type(why).__name__
         return {"failure": text.splitlines()[0][:200], "kinds": []}
-    cuts += _other_dtypes(sample, cuts)
     refused = {c.axis for c in cuts if c.status == REFUSED}
     if opened(case.lifted.graph) is not case.lifted.graph:
         inner = Case(sample, opening=True)
