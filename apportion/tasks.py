@@ -2,12 +2,14 @@
 
 A task's index is its place in the order.
 
-Three kinds of task:
+Four kinds of task:
 
     COMPUTE   one part of one Op on one device
     TRANSFER  one message from `device` to `peer`: all boxes that go from the one to the other at
               one position, packed. All transfers at one position form one exchange.
     ASSEMBLE  one region of a Value put together on one device, from local slots and received boxes
+    COLLECTIVE  an exchange in which every member of a group sends as much to every other one: one
+              row instead of a TRANSFER per pair
 
 A **slot** is a tensor on a device: a piece of a Value that an Op part left there, or an assembled
 region. Slots are made by a task (or are there when the step begins) and die after the last task
@@ -26,8 +28,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-COMPUTE, TRANSFER, ASSEMBLE = 0, 1, 2
-KINDS = ("compute", "transfer", "assemble")
+COMPUTE, TRANSFER, ASSEMBLE, COLLECTIVE = 0, 1, 2, 3
+KINDS = ("compute", "transfer", "assemble", "collective")
+
+# What the blocks of a COLLECTIVE are: different for every pair, the same for all receivers of one
+# sender, or terms that each receiver adds up.
+ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER = 0, 1, 2
+PATTERNS = ("all-to-all", "all-gather", "reduce-scatter")
 
 # What the bytes of a slot are. The first seven are the roles of Values, ordered as in graph.ROLES.
 CATEGORIES = (
@@ -125,6 +132,25 @@ class TaskGraph:
     """Rows (slot at the end of the step, slot at the beginning of the next) of the state that
     survives."""
 
+    group: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """n: index into groups for a COLLECTIVE, else -1; empty where there is none. Its `device` is
+    the first member, its `nbytes` what all pairs send together."""
+
+    pattern: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """n: index into PATTERNS for a COLLECTIVE, else -1; empty where there is none."""
+
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Members of collectives, rising."""
+
+    kinds: tuple[str, ...] = ()
+    """o: what each Op computes, as in Op.kind; empty where it is not known."""
+
+    work: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """n: index into works of a COMPUTE, else -1; empty where it is not known."""
+
+    works: tuple[str, ...] = ()
+    """The distinct kernel calls, with shapes, strides and dtypes: what a cost is measured for."""
+
     def __len__(self) -> int:
         return len(self.kind)
 
@@ -151,7 +177,7 @@ class TaskGraph:
     @property
     def bytes_moved(self) -> int:
         """Bytes that leave a device in one step."""
-        return int(self.nbytes[self.kind == TRANSFER].sum())
+        return int(self.nbytes[(self.kind == TRANSFER) | (self.kind == COLLECTIVE)].sum())
 
 
 @dataclass(frozen=True, slots=True)
