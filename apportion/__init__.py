@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from apportion.cluster import Cluster, cluster
     from apportion.findings import check_splits
     from apportion.graph import Graph
-    from apportion.plan import Plan, compare, plan
+    from apportion.plan import Plan
+    from apportion.planning import compare, plan
     from apportion.runner import Runner, distribute
     from apportion.tdl import ALL, Max, Min, Output, Prod, Sum, describe, f, opaque
 
@@ -30,7 +31,8 @@ _HOMES = {
     "cluster": ("Cluster", "cluster"),
     "findings": ("check_splits",),
     "graph": ("Graph",),
-    "plan": ("Plan", "compare", "plan"),
+    "plan": ("Plan",),
+    "planning": ("compare", "plan"),
     "runner": ("Runner", "distribute"),
     "tdl": ("ALL", "Max", "Min", "Output", "Prod", "Sum", "describe", "f", "opaque"),
 }

@@ -8,7 +8,6 @@ should not.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -24,14 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from apportion import tables
+from apportion.facts import finite, plan_facts, run_facts, step_facts, why_facts
 from apportion.version import VERSION
 
 if TYPE_CHECKING:
     from apportion.capture import Program
     from apportion.cluster import Cluster
     from apportion.plan import Plan
-    from apportion.run import Run
-    from apportion.splits import Space
 
 app = typer.Typer(
     name="apportion",
@@ -97,6 +95,15 @@ Seed = Annotated[
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+]
+Calibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate/--no-calibrate", help="On local:N, measure kernel calls not yet known."
+    ),
+]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write the step for Perfetto too.")
 ]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file written by plan --out.")]
 
@@ -174,25 +181,26 @@ def show(
         tables.summary(model, space.graph, kinds),
         tables.operators_by_kind(kinds, space.undescribed),
     ]
-    _show(as_json, _step_facts(model, space, kinds), [*shown, *([str(space.graph)] if ops else [])])
+    _show(as_json, step_facts(model, space, kinds), [*shown, *([str(space.graph)] if ops else [])])
 
 
 @app.command()
 def clusters(
     name: Annotated[str | None, typer.Argument(metavar="[C]", help="Show this one.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List the clusters known by name, or show one.
+    """List the clusters known by name, or show one; a file is checked.
 
     Example: apportion clusters 8xh100
     """
+    from apportion import cluster_tables
     from apportion.cluster import known
 
     if name is None:
-        _print(tables.clusters(known()))
+        _show(as_json, {"clusters": dict(known())}, cluster_tables.listed(known()))
         return
-    shown = _cluster(name)
-    for item in (f"{shown}; {shown.description}", tables.devices(shown), tables.links(shown)):
-        _print(item)
+    place = _cluster(name)
+    _show(as_json, cluster_tables.facts(place), cluster_tables.described(place))
 
 
 @app.command()
@@ -272,6 +280,8 @@ def plan(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PLAN", help="Save the plan as JSON.")
     ] = None,
+    trace: Trace = None,
+    calibrate: Calibrate = True,
     as_json: AsJson = False,
 ) -> None:
     """Search for a good way to divide a model over a cluster.
@@ -281,15 +291,14 @@ def plan(
     Example: apportion plan gpt2:tiny --cluster local:4 --method data --out p.json
     """
     limit = _size(memory_limit)
-    if out is not None and not out.absolute().parent.is_dir():
-        raise ValueError(
-            f"There is no folder {str(out.absolute().parent)!r} to write {out.name} to."
-        )
+    _check_folders(out, trace)
     with _stdout_kept(as_json), _warnings_noted():
-        made = _plan(model, _cluster(cluster), method, budget, limit, seed)
+        made = _plan(model, _cluster(cluster), method, budget, limit, seed, calibrate)
         if out is not None:
             made.save(out)
-    _show(as_json, _facts(made), tables.predicted(made))
+        if trace is not None:
+            made.trace(trace)
+    _show(as_json, plan_facts(made) | why_facts(made), tables.planned(made))
     raise typer.Exit(0 if made.feasible else 1)
 
 
@@ -303,6 +312,7 @@ def compare(
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
     seed: Seed = 0,
+    calibrate: Calibrate = True,
     as_json: AsJson = False,
 ) -> None:
     """Plan with several methods and set the results side by side.
@@ -311,7 +321,8 @@ def compare(
 
     Example: apportion compare gpt2:tiny --cluster local:4 --methods single,data
     """
-    from apportion.plan import compare as compare_methods
+    from apportion.calibrate import Source
+    from apportion.planning import compare as compare_methods
     from apportion.search import SEARCHES
 
     limit = _size(memory_limit)
@@ -319,34 +330,84 @@ def compare(
     with _stdout_kept(as_json), _warnings_noted():
         place = _cluster(cluster)
         program = _capture(model, seed)
-        plans = compare_methods(program, place, names, budget, limit, seed)
+        source = Source(program.graph, model, seed)
+        plans = compare_methods(
+            program, place, names, budget, limit, seed, calibrate, _note, source
+        )
     plans = [replace(made, model=model) for made in plans]
-    facts = {"model": model, "cluster": place.name, "results": [_facts(made) for made in plans]}
+    facts = {"model": model, "cluster": place.name, "results": [plan_facts(made) for made in plans]}
     _show(as_json, facts, tables.side_by_side(plans))
     raise typer.Exit(0 if any(made.feasible for made in plans) else 1)
 
 
 @app.command()
-def simulate(plan: PlanFile, as_json: AsJson = False) -> None:
+def calibrate(
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL ...]", help="Steps to measure.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="C", help="local:N; the same as --procs N.")
+    ] = None,
+    procs: Annotated[
+        int | None, typer.Option("--procs", metavar="N", min=1, help="Processes at a time (2).")
+    ] = None,
+    budget: Annotated[
+        float, typer.Option("--budget", metavar="S", min=1.0, help="Seconds for each model.")
+    ] = 60.0,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="TABLE", help="Write the table as JSON too.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what kernels, copies and messages cost on this machine, and keep it.
+
+    Kernel calls are those of the models' steps, whole and divided in several ways.
+
+    Example: apportion calibrate gpt2:tiny mlp:tiny --procs 2
+    """
+    from apportion.calibrate_command import facts, measured, shown
+
+    _check_folders(out)
+    with _stdout_kept(as_json), _warnings_noted():
+        table = measured(tuple(models or ()), cluster, procs, budget, device, seed, out, _note)
+    _show(as_json, facts(table), shown(table))
+
+
+@app.command()
+def simulate(
+    plan: PlanFile,
+    trace: Trace = None,
+    chakra: Annotated[
+        Path | None,
+        typer.Option("--chakra", metavar="DIR", help="Write Chakra execution traces there too."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Simulate a saved plan; neither the model nor a device is needed.
 
-    Example: apportion simulate p.json
+    Example: apportion simulate p.json --trace p.trace.json
     """
+    from apportion.chakra import export
     from apportion.plan import Plan
 
+    _check_folders(trace)
     with _stdout_kept(as_json):
         made = Plan.load(plan).simulate()
-    _show(as_json, _facts(made), tables.predicted(made))
+        if trace is not None:
+            made.trace(trace)
+        if chakra is not None:
+            paths = export(made.timeline, made.tasks, made.space.graph, chakra)
+            _note(f"wrote {paths[0]} to {paths[-1].name}")
+    _show(as_json, plan_facts(made) | why_facts(made), tables.planned(made))
 
 
 @app.command()
 def report(
     plan: PlanFile,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="PAGE", help="The page to write.")],
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="FILE", help="Write the simulated step for Perfetto too."),
-    ] = None,
+    trace: Trace = None,
 ) -> None:
     """Write a saved plan as one HTML page: timeline, memory, traffic, the choice of each operator.
 
@@ -386,6 +447,8 @@ def run(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
     ] = 600.0,
+    trace: Trace = None,
+    calibrate: Calibrate = True,
     as_json: AsJson = False,
 ) -> None:
     """Train a few steps on real processes and set what was measured beside what was predicted.
@@ -393,24 +456,29 @@ def run(
     Example: apportion run gpt2:tiny --procs 4 --method data --check
     """
     from apportion import zoo
+    from apportion.perfetto import trace as write_trace
     from apportion.plan import Plan, warn_unsplit
     from apportion.run import run as run_plan
 
     if plan is not None and (procs is not None or method is not None):
         raise ValueError("Give either --plan, or --procs and --method, not both.")
+    _check_folders(trace)
     with _stdout_kept(as_json), _warnings_noted():
         if plan is not None:
             zoo.load(model, seed, meta=True)  # its file may describe operators of its own
             made = Plan.load(plan)
             warn_unsplit(made.space)
         else:
-            made = _plan(model, _cluster(f"local:{procs or 2}"), method or "auto", 30.0, None, seed)
+            place = _cluster(f"local:{procs or 2}")
+            made = _plan(model, place, method or "auto", 30.0, None, seed, calibrate)
         if not as_json:
             _print(tables.predicted(made))
         done = run_plan(
             model, made, steps=steps, seed=seed, check=check, timeout=timeout, note=_note
         )
-    _show(as_json, _facts(made) | _measured_facts(done), tables.measured(made, done))
+        if trace is not None:
+            write_trace(done.timeline, made.tasks, made.space.graph, trace)
+    _show(as_json, plan_facts(made) | run_facts(done), tables.measured(made, done))
     raise typer.Exit(1 if done.equal is False else 0)
 
 
@@ -433,12 +501,30 @@ def _cluster(name: str) -> Cluster:
 
 
 def _plan(
-    model: str, cluster: Cluster, method: str, budget: float, limit: int | None, seed: int
+    model: str,
+    cluster: Cluster,
+    method: str,
+    budget: float,
+    limit: int | None,
+    seed: int,
+    calibrate: bool,
 ) -> Plan:
-    from apportion.plan import plan
+    from apportion.calibrate import Source
+    from apportion.planning import plan
 
     program = _capture(model, seed)
-    return replace(plan(program, cluster, method, budget, limit, seed), model=model)
+    source = Source(program.graph, model, seed)
+    made = plan(program, cluster, method, budget, limit, seed, calibrate, _note, source)
+    return replace(made, model=model)
+
+
+def _check_folders(*files: Path | None) -> None:
+    """Before any work: ValueError unless all these files can be put where they are to go."""
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ValueError(
+                f"There is no folder {str(file.absolute().parent)!r} to write {file.name} to."
+            )
 
 
 _UNITS = {"B": 1} | {
@@ -460,79 +546,6 @@ def _size(text: str | None) -> int | None:
             f"{text!r} is not a size; write a number and one of {', '.join(_UNITS)}, such as 16GB."
         )
     return size
-
-
-# From results to JSON
-
-
-def _facts(plan: Plan) -> dict[str, Any]:
-    """The keys that stay stable."""
-    return {
-        "model": plan.model,
-        "cluster": plan.cluster.name,
-        "method": plan.method,
-        "step_seconds": plan.predicted.step_seconds,
-        "search_seconds": plan.search_seconds,
-        "peak_bytes": list(plan.predicted.peak_bytes),
-        "bytes_moved": plan.predicted.bytes_moved,
-        "ops": len(plan.graph.ops),
-        "feasible": plan.feasible,
-        "lower_bound": plan.lower_bound,
-    }
-
-
-def _step_facts(model: str, space: Space, kinds: dict[str, tables.Kind]) -> dict[str, Any]:
-    """What `show` tells of a captured step."""
-    begin = tables.beginnings(space.graph)
-    return {
-        "model": model,
-        "fingerprint": space.graph.fingerprint,
-        "parameters": begin.get("parameter", (0, 0, 0))[1],
-        "ops": len(space.graph.ops),
-        "flops": sum(kind.flops for kind in kinds.values()),
-        "bytes": sum(kind.nbytes for kind in kinds.values()),
-        "begin": {
-            role: {"values": values, "elements": elements, "bytes": nbytes}
-            for role, (values, elements, nbytes) in begin.items()
-        },
-        "kinds": [
-            {
-                "kind": name,
-                "count": kind.count,
-                "flops": kind.flops,
-                "bytes": kind.nbytes,
-                "undescribed": kind.undescribed,
-                "axes": {axis: {"of": of, "cut": cut} for axis, (of, cut) in kind.axes.items()},
-            }
-            for name, kind in kinds.items()
-        ],
-    }
-
-
-def _measured_facts(run: Run) -> dict[str, Any]:
-    facts = {
-        "measured_step_seconds": run.measured_step_seconds,
-        "measured_peak_bytes": list(run.measured_peak_bytes),
-        "measured_bytes_moved": run.measured_bytes_moved,
-        "losses": list(run.losses),
-    }
-    if run.equal is None:
-        return facts
-    return facts | {
-        "max_abs_loss_diff": run.max_abs_loss_diff,
-        "max_rel_param_diff": run.max_rel_param_diff,
-        "equal": run.equal,
-        "float32": run.float32,
-    }
-
-
-def _finite(data: Any) -> Any:
-    """`data` with null for numbers that JSON cannot hold."""
-    if isinstance(data, dict):
-        return {key: _finite(item) for key, item in data.items()}
-    if isinstance(data, list):
-        return [_finite(item) for item in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 # Streams
@@ -576,7 +589,7 @@ def _warnings_noted() -> Iterator[None]:
 
 def _show(as_json: bool, facts: dict[str, Any], shown: Table | list[Table | str]) -> None:
     if as_json:
-        print(json.dumps(_finite(facts), allow_nan=False), flush=True)
+        print(json.dumps(finite(facts), allow_nan=False), flush=True)
         return
     for item in shown if isinstance(shown, list) else [shown]:
         _print(item)

@@ -3,41 +3,10 @@
     cluster("p2.8xlarge")   a preset (`known()` lists them; the files are in presets/)
     cluster("8xh100")       one node of eight;  cluster("2x8xa100"): two nodes of eight
     cluster("local:4")      this machine, its cores shared by four processes
+    cluster("p2.8xlarge:4") the first four devices of a preset
     cluster("mine.toml")    a file of one's own
 
-A file describes a tree: devices hang on switches, switches on other switches.
-
-    name = "two small boxes"
-    description = "one line for people"            # optional
-    communication_on_device = false                # optional; true where sending burns the device
-
-    [[switch]]
-    name = "network"                               # exactly one switch has no parent
-
-    [[switch]]
-    name = "box"
-    parent = "network"
-    count = 2                                      # optional: so many, with all that hangs on each
-    uplink = {bandwidth = 7e9, latency = 2e-6}     # optional: to the parent, one link each way
-    bus = {bandwidth = 16e9, latency = 0.0}        # optional: occupied by all messages through it
-    host = {bandwidth = 10e9, latency = 1e-5}      # optional: devices to host memory, shared
-    provenance = "where these numbers come from"
-
-    [[device]]
-    name = "gpu"
-    kind = "mygpu"
-    on = "box"
-    count = 4                                      # optional: so many on each `box`
-    memory_bytes = 12_000_000_000
-    memory_bandwidth = 240e9
-    launch_seconds = 1e-5                          # overhead of one kernel
-    flops = {float64 = 1.4e12, float32 = 4.3e12, float16 = 4.3e12}
-    port = {bandwidth = 16e9, latency = 2e-6}      # one link out and one in
-    nic = {bandwidth = 25e9, latency = 5e-6}       # optional: instead of the port for
-    provenance = "where these numbers come from"   # messages that leave `box`
-
-Bytes, seconds, bytes per second and floating-point operations per second; nothing else. A message
-takes the sum of the latencies of its links and the smallest of their bandwidths.
+cluster_file.py tells what a file says.
 """
 
 from __future__ import annotations
@@ -46,19 +15,29 @@ import json
 import math
 import os
 import re
-import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-SCHEMA_VERSION = 1
-MAX_DEVICES = 1024  # routes are kept for every pair
+from apportion.cluster_file import (
+    MAX_DEVICES,
+    DeviceTable,
+    File,
+    Flops,
+    Switch,
+    Wire,
+    checked,
+    kinds,
+    preset,
+    preset_names,
+    read,
+    sentence,
+)
 
-PRESETS = Path(__file__).parent / "presets"
-
+SCHEMA_VERSION = 2
 # A core of an unknown CPU and gloo on it, until `calibrate` has measured them. Transport:
 # one-way messages between 2 ranks, and between more ranks than cores, on a 2-core EPYC.
 CORE_FLOPS = ((2, 30e9), (4, 30e9), (8, 15e9))
@@ -72,7 +51,11 @@ Route = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`flops` holds (bytes per element, operations per second) pairs, rising."""
+    """`flops` holds (bytes per element, operations per second) pairs, rising.
+
+    An asynchronous device runs behind a host that issues its kernels ahead; `launch_seconds` is
+    then the host's time to issue one, else what one kernel costs on the device.
+    """
 
     name: str
     kind: str
@@ -81,6 +64,10 @@ class Device:
     memory_bandwidth: float
     launch_seconds: float
     provenance: str
+    asynchronous: bool = False
+    rates: tuple[tuple[str, float], ...] = ()
+    """Operations per second by type of number, as far as they are known; `flops` are those that
+    costs are taken from, and leave out that types of one size may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +77,16 @@ class Link:
     name: str
     bandwidth: float
     latency: float
+    provenance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The memory that some devices share and that is not theirs."""
+
+    name: str
+    memory_bytes: int
+    devices: tuple[int, ...]
     provenance: str
 
 
@@ -107,6 +104,7 @@ class Cluster:
     routes: tuple[tuple[Route, ...], ...]
     host_routes: tuple[Route, ...]
     communication_on_device: bool
+    hosts: tuple[Host, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}: {len(self.devices)} devices, {len(self.links)} links"
@@ -115,29 +113,56 @@ class Cluster:
 def cluster(spec: str) -> Cluster:
     """The Cluster that `spec` names (see the head of this file); ValueError if there is none."""
     if spec.endswith(".toml"):
-        return _build(_read(Path(spec)), f"cluster file {spec}")
+        return _build(read(Path(spec)), f"cluster file {spec}")
     if spec.startswith("local:"):
         return _local(_whole(spec.removeprefix("local:"), "processes", spec))
     counted = re.fullmatch(r"(?:([^x]*)x)?([^x]*)x(.+)", spec)
-    if counted and counted[3] in _kinds():
+    if counted and counted[3] in kinds():
         nodes = 1 if counted[1] is None else _whole(counted[1], "nodes", spec)
         return _counted(spec, counted[3], nodes, _whole(counted[2], "devices", spec))
-    if spec in _preset_names():
-        return _build(_read(PRESETS / f"{spec}.toml"), f"preset {spec}")
+    name, colon, count = spec.partition(":")
+    if name in preset_names():
+        whole = _build(preset(name), f"preset {name}")
+        return first(whole, _whole(count, "devices", spec), spec) if colon else whole
     raise ValueError(
-        f"unknown cluster {spec!r}; known: {', '.join(_preset_names())}, local:N, counts such as "
+        f"unknown cluster {spec!r}; known: {', '.join(preset_names())}, local:N, counts such as "
         "8xh100 or 2x8xa100, and paths that end in .toml"
     )
 
 
 def known() -> list[tuple[str, str]]:
     """(name, one line about it) of everything `cluster` understands but files."""
-    presets = [(n, str(_read(PRESETS / f"{n}.toml")["description"])) for n in _preset_names()]
+    presets = [(name, str(preset(name)["description"])) for name in preset_names()]
     return [
         *presets,
-        ("NxKIND, MxNxKIND", f"M nodes of N devices; kinds: {', '.join(_kinds())}"),
+        ("PRESET:N", "the first N devices of a preset"),
+        ("NxKIND, MxNxKIND", f"M nodes of N devices; kinds: {', '.join(kinds())}"),
         ("local:N", "this machine, its cores shared by N processes"),
     ]
+
+
+def first(whole: Cluster, count: int, name: str) -> Cluster:
+    """The first `count` devices of a Cluster and the links that they use, under another name."""
+    if count > len(whole.devices):
+        raise ValueError(f"cluster {name!r}: {whole.name!r} has {len(whole.devices)} devices")
+    routes = [row[:count] for row in (*whole.routes[:count], whole.host_routes)]
+    used = sorted({link for row in routes for route in row for link in route})
+    number = {link: k for k, link in enumerate(used)}
+    kept = tuple(tuple(tuple(number[k] for k in route) for route in row) for row in routes)
+    hosts = (
+        replace(host, devices=tuple(device for device in host.devices if device < count))
+        for host in whole.hosts
+    )
+    return replace(
+        whole,
+        name=name,
+        description=f"{count} of: {whole.description}",
+        devices=whole.devices[:count],
+        links=tuple(whole.links[link] for link in used),
+        routes=kept[:-1],
+        host_routes=kept[-1],
+        hosts=tuple(host for host in hosts if host.devices),
+    )
 
 
 def verify(cluster: Cluster) -> None:
@@ -156,6 +181,9 @@ def verify(cluster: Cluster) -> None:
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"cluster {cluster.name!r} has two parts named {twice!r}")
     _verify_routes(cluster)
+    for host in cluster.hosts:
+        if host.memory_bytes < 1 or not all(0 <= device < count for device in host.devices):
+            raise ValueError(f"host {host.name!r} has no memory, or a device that is not there")
 
 
 def to_json(cluster: Cluster) -> dict[str, Any]:
@@ -173,7 +201,7 @@ def from_json(data: dict[str, Any]) -> Cluster:
         # refuse a text for a number.
         loaded = _CLUSTER.validate_json(json.dumps(fields), strict=True, extra="forbid")
     except ValidationError as error:
-        raise ValueError(_sentence("the cluster", error)) from None
+        raise ValueError(sentence("the cluster", error)) from None
     except TypeError as error:
         raise ValueError(f"the cluster is not plain JSON data: {error}") from None
     verify(loaded)
@@ -187,7 +215,8 @@ def _verify_device(device: Device) -> None:
     sizes = [size for size, _ in device.flops]
     if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
         raise ValueError(f"device {device.name!r} needs rates for rising element sizes")
-    numbers = [device.memory_bytes, device.memory_bandwidth, *(rate for _, rate in device.flops)]
+    rates = [rate for _, rate in (*device.flops, *device.rates)]
+    numbers = [device.memory_bytes, device.memory_bandwidth, *rates]
     if not (all(map(_positive, numbers)) and _positive(device.launch_seconds, or_zero=True)):
         raise ValueError(f"device {device.name!r} has a number that is not positive and finite")
 
@@ -214,15 +243,6 @@ def _positive(number: float, or_zero: bool = False) -> bool:
 # Specifications
 
 
-def _preset_names() -> list[str]:
-    return sorted(path.stem for path in PRESETS.glob("*.toml"))
-
-
-def _kinds() -> list[str]:
-    """Presets that can be counted: those named after the kind of their one device."""
-    return [n for n in _preset_names() if _read(PRESETS / f"{n}.toml")["device"][0]["kind"] == n]
-
-
 def _whole(text: str, what: str, spec: str) -> int:
     if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or not 1 <= int(text) <= MAX_DEVICES:
         raise ValueError(f"cluster {spec!r}: the number of {what} must be 1 to {MAX_DEVICES}")
@@ -231,7 +251,7 @@ def _whole(text: str, what: str, spec: str) -> int:
 
 def _counted(spec: str, kind: str, nodes: int, count: int) -> Cluster:
     """The preset `kind` with so many nodes and so many devices on each."""
-    tables = _read(PRESETS / f"{kind}.toml")
+    tables = preset(kind)
     tables["name"] = spec
     tables["device"][0]["count"] = count
     for switch in tables["switch"]:
@@ -280,133 +300,13 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-# Files
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-_Name = Annotated[str, Field(min_length=1)]
-_Positive = Annotated[float, Field(gt=0)]
-_NotNegative = Annotated[float, Field(ge=0)]
-_Count = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
-
-
-class _Wire(_Table):
-    bandwidth: _Positive
-    latency: _NotNegative
-
-
-class _Flops(_Table):
-    float16: _Positive
-    float32: _Positive
-    float64: _Positive
-
-
-class _Switch(_Table):
-    name: _Name
-    parent: _Name | None = None
-    count: _Count = 1
-    uplink: _Wire | None = None
-    bus: _Wire | None = None
-    host: _Wire | None = None
-    provenance: str = ""
-
-
-class _DeviceTable(_Table):
-    name: _Name
-    kind: _Name
-    on: _Name
-    count: _Count = 1
-    memory_bytes: Annotated[int, Field(gt=0)]
-    memory_bandwidth: _Positive
-    launch_seconds: _NotNegative
-    flops: _Flops
-    port: _Wire
-    nic: _Wire | None = None
-    provenance: _Name
-
-
-class _File(_Table):
-    name: _Name
-    description: str = ""
-    communication_on_device: bool = False
-    switch: Annotated[list[_Switch], Field(min_length=1)]
-    device: Annotated[list[_DeviceTable], Field(min_length=1)]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cluster file {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise ValueError(f"cluster file {path} is not TOML: {error}") from None
-
-
 def _build(tables: dict[str, Any], where: str) -> Cluster:
     """The Cluster that the tables of a file describe; `where` heads every complaint."""
+    file = checked(tables, where)
     try:
-        file = _File.model_validate(tables)
-    except ValidationError as error:
-        raise ValueError(_sentence(where, error)) from None
-    try:
-        _check_tree(file)
         return _grow(file)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-
-
-def _sentence(where: str, error: ValidationError) -> str:
-    """The first complaint of pydantic, as one sentence that names the field."""
-    first = error.errors()[0]
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-    field = "".join(steps).lstrip(".")
-    if first["type"] == "missing":
-        return f"{where}: field {field} is missing"
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{where}: field {field} is not known"
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return f"{where}: field {field}: {message}" if field else f"{where}: {message}"
-
-
-def _check_tree(file: _File) -> None:
-    """Raises ValueError unless the switches form one tree on which all devices hang."""
-    switches = {switch.name: switch for switch in file.switch}
-    names = [switch.name for switch in file.switch] + [device.name for device in file.device]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two switches or devices are named {twice!r}")
-    roots = [switch for switch in file.switch if switch.parent is None]
-    if len(roots) != 1 or roots[0].count != 1 or roots[0].uplink is not None:
-        raise ValueError("exactly one switch must have no parent; it has no count and no uplink")
-    for device in file.device:
-        if device.on not in switches:
-            raise ValueError(f"device {device.name!r} is on {device.on!r}, which is no switch")
-    for switch in file.switch:
-        if (switch.uplink or switch.bus or switch.host) and not switch.provenance:
-            raise ValueError(f"field switch.provenance of {switch.name!r} is missing")
-        _check_ancestry(switch, switches)
-    total = sum(d.count * _copies(switches[d.on], switches) for d in file.device)
-    if total > MAX_DEVICES:
-        raise ValueError(f"{total} devices are more than {MAX_DEVICES}")
-
-
-def _check_ancestry(switch: _Switch, switches: dict[str, _Switch]) -> None:
-    seen = {switch.name}
-    while switch.parent is not None:
-        if switch.parent not in switches:
-            raise ValueError(f"switch {switch.name!r} has the unknown parent {switch.parent!r}")
-        if switch.parent in seen:
-            raise ValueError(f"switch {switch.name!r} is its own ancestor")
-        seen.add(switch.parent)
-        switch = switches[switch.parent]
-
-
-def _copies(switch: _Switch, switches: dict[str, _Switch]) -> int:
-    above = 1 if switch.parent is None else _copies(switches[switch.parent], switches)
-    return switch.count * above
 
 
 # Growing the tree: every switch and device `count` times, then a route for every pair
@@ -421,6 +321,8 @@ class _Hub:
     down: Route
     bus: Route
     host: Route
+    memory_bytes: int
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,9 +333,10 @@ class _Leaf:
     path: tuple[_Hub, ...]
     port: tuple[Route, Route]
     nic: tuple[Route, Route]
+    host: Route
 
 
-def _grow(file: _File) -> Cluster:
+def _grow(file: File) -> Cluster:
     links: list[Link] = []
     root = next(switch for switch in file.switch if switch.parent is None)
     leaves = list(_leaves(file, root, (), links))
@@ -446,15 +349,16 @@ def _grow(file: _File) -> Cluster:
         devices=tuple(leaf.device for leaf in leaves),
         links=tuple(links),
         routes=tuple(tuple(_route(a, b, middles) for b in leaves) for a in leaves),
-        host_routes=tuple(_host_route(leaf.path) for leaf in leaves),
+        host_routes=tuple(_host_route(leaf) for leaf in leaves),
         communication_on_device=file.communication_on_device,
+        hosts=tuple(_hosts(leaves)),
     )
     verify(grown)
     return grown
 
 
 def _leaves(
-    file: _File, switch: _Switch, above: tuple[_Hub, ...], links: list[Link]
+    file: File, switch: Switch, above: tuple[_Hub, ...], links: list[Link]
 ) -> Iterator[_Leaf]:
     """All devices below `switch`, in the order of the file; their links are added to `links`."""
     for hub in _hubs(switch, above, links):
@@ -467,7 +371,7 @@ def _leaves(
                 yield from _leaves(file, child, path, links)
 
 
-def _hubs(switch: _Switch, above: tuple[_Hub, ...], links: list[Link]) -> Iterator[_Hub]:
+def _hubs(switch: Switch, above: tuple[_Hub, ...], links: list[Link]) -> Iterator[_Hub]:
     for name in _numbered(switch.name, switch.count, above):
         source = switch.provenance
         yield _Hub(
@@ -476,21 +380,44 @@ def _hubs(switch: _Switch, above: tuple[_Hub, ...], links: list[Link]) -> Iterat
             down=_link(f"{name}.in", switch.uplink, source, links),
             bus=_link(f"{name}.bus", switch.bus, source, links),
             host=_link(f"{name}.host", switch.host, source, links),
+            memory_bytes=switch.host.memory_bytes if switch.host else 0,
+            provenance=source,
         )
 
 
-def _copies_of(table: _DeviceTable, path: tuple[_Hub, ...], links: list[Link]) -> Iterator[_Leaf]:
-    rates = table.flops
-    flops = ((2, rates.float16), (4, rates.float32), (8, rates.float64))
+def _copies_of(table: DeviceTable, path: tuple[_Hub, ...], links: list[Link]) -> Iterator[_Leaf]:
+    rates = _rates(table.flops)
     source = table.provenance
-    for name in _numbered(table.name, table.count, path):
+    nic: tuple[Route, Route] = ((), ())
+    for position, name in enumerate(_numbered(table.name, table.count, path)):
         device = Device(
-            name, table.kind, table.memory_bytes, flops, table.memory_bandwidth,
-            table.launch_seconds, source,
-        )  # fmt: skip
+            name=name,
+            kind=table.kind,
+            memory_bytes=table.memory_bytes,
+            flops=tuple((size, rates[kind]) for size, kind in _BY_SIZE if kind in rates),
+            memory_bandwidth=table.memory_bandwidth,
+            launch_seconds=table.launch_seconds,
+            provenance=source,
+            asynchronous=table.kind != "cpu" if table.asynchronous is None else table.asynchronous,
+            rates=tuple(rates.items()),
+        )
         out, into = (_link(f"{name}.{way}", table.port, source, links) for way in ("out", "in"))
-        nic = tuple(_link(f"{name}.nic.{w}", table.nic, source, links) for w in ("out", "in"))
-        yield _Leaf(device, path, (out, into), (nic[0] or out, nic[1] or into))
+        if table.nic is None:
+            nic = (out, into)
+        elif position % table.nic.devices == 0:  # the first of those that share one
+            ways = (f"{name}.nic.{way}" for way in ("out", "in"))
+            sending, receiving = (_link(way, table.nic, source, links) for way in ways)
+            nic = (sending, receiving)
+        hosted = any(hub.host for hub in path)
+        host = _link(f"{name}.host", table.host if hosted else None, source, links)
+        yield _Leaf(device, path, (out, into), nic, host)
+
+
+_BY_SIZE = ((1, "int8"), (2, "float16"), (4, "float32"), (8, "float64"))
+
+
+def _rates(flops: Flops) -> dict[str, float]:
+    return {kind: rate for kind, rate in flops.model_dump().items() if rate is not None}
 
 
 def _numbered(name: str, count: int, above: tuple[_Hub, ...]) -> list[str]:
@@ -499,7 +426,7 @@ def _numbered(name: str, count: int, above: tuple[_Hub, ...]) -> list[str]:
     return [f"{prefix}{name}{k if count > 1 else ''}" for k in range(count)]
 
 
-def _link(name: str, wire: _Wire | None, source: str, links: list[Link]) -> Route:
+def _link(name: str, wire: Wire | None, source: str, links: list[Link]) -> Route:
     if wire is None:
         return ()
     links.append(Link(name, wire.bandwidth, wire.latency, source))
@@ -531,5 +458,20 @@ def _middle(a: tuple[_Hub, ...], b: tuple[_Hub, ...]) -> tuple[Route, bool, bool
     return route, bool(rising), bool(falling)
 
 
-def _host_route(path: tuple[_Hub, ...]) -> Route:
-    return next((hub.host for hub in reversed(path) if hub.host), ())
+def _host_hub(leaf: _Leaf) -> _Hub | None:
+    return next((hub for hub in reversed(leaf.path) if hub.host), None)
+
+
+def _host_route(leaf: _Leaf) -> Route:
+    hub = _host_hub(leaf)
+    return leaf.host + hub.host if hub else ()
+
+
+def _hosts(leaves: list[_Leaf]) -> Iterator[Host]:
+    found: dict[str, tuple[_Hub, list[int]]] = {}
+    for index, leaf in enumerate(leaves):
+        hub = _host_hub(leaf)
+        if hub is not None:
+            found.setdefault(hub.name, (hub, []))[1].append(index)
+    for hub, devices in found.values():
+        yield Host(hub.name, hub.memory_bytes, tuple(devices), hub.provenance)

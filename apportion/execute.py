@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from apportion.graph import INPUT, Op, substitute
+from apportion.graph import INPUT, Op
 from apportion.interval import Box, flatten, full, lengths, volume
-from apportion.kernels import Context, dtype, kernel
+from apportion.kernels import Context, Template, dtype, kernel, template
 from apportion.splits import Part, Space
 from apportion.strategy import Strategy
-from apportion.tasks import COMPUTE, TRANSFER, TaskGraph
+from apportion.tasks import COLLECTIVE, COMPUTE, TRANSFER, TaskGraph
 
 Corrupt = Callable[[int, torch.Tensor], torch.Tensor]
-"""Changes a packed message (task, bytes): how tests plant errors."""
+"""Changes a packed message (parcel, bytes): how tests plant errors."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,16 @@ class _Slot:
     region: Box
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What one device sends to another in a TRANSFER, or in its share of a COLLECTIVE."""
+
+    task: int
+    sender: int
+    receiver: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class _Compute:
     number: int
     ins: tuple[int, ...]
     outs: tuple[int, ...]
+    args: Template
 
 
 class Executable:
@@ -82,6 +93,7 @@ class Executable:
                 self.frees[last].append(slot)
         self.unread = [s for s in self.begin if tasks.slot_last[s] < 0]
         self.copies: dict[int, list[_Copy]] = {}
+        self.parcels: list[Parcel] = []
         self.packed: dict[int, list[_Copy]] = {}
         self.readers: dict[int, int] = {}
         self._bind_copies()
@@ -110,26 +122,33 @@ class Executable:
         # Large items first, so that every box of a message starts at a multiple of its item size.
         order = sorted(range(len(rows)), key=lambda r: -self.slots[rows[r][0]].dtype.itemsize)
         ends: dict[int, int] = {}
+        numbers: dict[tuple[int, int, int], int] = {}
         bound: dict[int, _Copy] = {}
         for row in order:
-            source, _, here, there, term, message, _, nbytes = rows[row]
-            offset = ends.get(message, 0)
+            source, target, here, there, term, message, _, nbytes = rows[row]
+            parcel = -1
             if message >= 0:
-                ends[message] = offset + nbytes
+                pair = (message, self.slot_device[source], self.slot_device[target])
+                parcel = numbers.setdefault(pair, len(numbers))
+            offset = ends.get(parcel, 0)
+            if parcel >= 0:
+                ends[parcel] = offset + nbytes
             box = tasks.boxes[here]
             bound[row] = _Copy(
                 source, lengths(self.slots[source].region), slices(box),
-                slices(tasks.boxes[there]), term, message, offset, nbytes,
+                slices(tasks.boxes[there]), term, parcel, offset, nbytes,
                 self.slots[source].dtype, lengths(box),
             )  # fmt: skip
-            if message >= 0:
-                self.packed.setdefault(message, []).append(bound[row])
+            if parcel >= 0:
+                self.packed.setdefault(parcel, []).append(bound[row])
+        self.parcels = [Parcel(*pair, ends[number]) for pair, number in numbers.items()]
         for row in sorted(bound, key=lambda r: (rows[r][6], rows[r][4], r)):
             self.copies.setdefault(rows[row][6], []).append(bound[row])
             self.readers[bound[row].message] = rows[row][6]
 
     def _bind_computes(self, strategy: Strategy) -> dict[int, _Compute]:
         tasks, found = self.tasks, {}
+        templates: dict[int, Template] = {}  # by identity of a Part, which `space` keeps
         for task in range(len(tasks)):
             if self.kind[task] == COMPUTE:
                 index, number = int(tasks.op[task]), int(tasks.part[task])
@@ -138,7 +157,9 @@ class Executable:
                 ins = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
                 outs = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]]
                 op = self.graph.ops[index]
-                found[task] = _Compute(op, part, number, tuple(ins.tolist()), tuple(outs.tolist()))
+                args = templates.setdefault(id(part), template(part.args))
+                slots = tuple(ins.tolist()), tuple(outs.tolist())
+                found[task] = _Compute(op, part, number, *slots, args)
         return found
 
     def _loss_slots(self) -> list[int]:
@@ -155,7 +176,14 @@ class Executable:
 
 def threads(processes: int) -> int:
     """Threads of each of so many processes on this machine."""
-    return max(1, (os.cpu_count() or 1) // processes)
+    return max(1, cores() // processes)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def local_shape(space: Space, value: int, region: Box) -> tuple[int, ...]:
@@ -180,15 +208,21 @@ def dim_spans(space: Space, value: int, region: Box) -> tuple[slice, ...] | None
 
 
 def run_part(
-    space: Space, op: Op, part: Part, ins: Sequence[torch.Tensor | None], context: Context
+    space: Space,
+    op: Op,
+    part: Part,
+    ins: Sequence[torch.Tensor | None],
+    context: Context,
+    args: Template | None = None,
 ) -> list[torch.Tensor]:
-    """The kernel of one part of an Op; an input that is None is a block of zeros."""
+    """The kernel of one part of an Op; an input that is None is a block of zeros. `args` are
+    template(part.args), where they are known."""
     tensors = [_zeros(space, op, part, k, context) if x is None else x for k, x in enumerate(ins)]
     tensors = padded(tensors, part)
-    args = [substitute(a, tensors, dtype=dtype, setting=context.setting) for a in part.args]
+    given = (args or template(part.args)).fill(tensors, context)
     if op.body is not None:
-        args = [op.body, *args]
-    results = list(kernel(op.kind)(context, args))[: len(op.outputs)]
+        given = [op.body, *given]
+    results = list(kernel(op.kind)(context, given))[: len(op.outputs)]
     for k, result in enumerate(results):
         if result is None:
             kind = dtype(space.graph.values[op.outputs[k]].dtype or "")
@@ -234,6 +268,8 @@ class Rank:
     messages: dict[int, torch.Tensor] = field(default_factory=dict)
     spans: list[tuple[int, int, int]] = field(default_factory=list)
     corrupt: Corrupt | None = None
+    place: str = "cpu"  # torch's name of the device that holds them
+    clock: Callable[[], int] = time.perf_counter_ns
 
     def load(self, source: Callable[[int], torch.Tensor]) -> None:
         """Copies this device's regions of the state out of whole tensors, `source(value)`."""
@@ -265,7 +301,7 @@ class Rank:
                     f"the batch function returned {list(tensor.shape)} for {name!r}, asked for "
                     f"{list(meant.shape)}"
                 )
-            self.tensors[slot] = tensor.detach().to(meant.dtype, copy=True)
+            self.tensors[slot] = tensor.detach().to(self.place, meant.dtype, copy=True)
 
     def _drop_unread(self) -> None:
         for slot in self.program.unread:
@@ -284,23 +320,28 @@ class Rank:
         meant = self.program.slots[slot]
         factors = self.program.space.factors(meant.value)
         whole = source(meant.value).detach().reshape(factors)
-        return whole[slices(meant.region)].reshape(meant.shape).to(meant.dtype, copy=True)
+        here = whole[slices(meant.region)].reshape(meant.shape)
+        return here.to(self.place, meant.dtype, copy=True)
 
     def run(self, task: int, context: Context) -> None:
         """One COMPUTE or ASSEMBLE, and the frees after it."""
-        began = time.perf_counter_ns()
+        began = self.clock()
+        self.make(task, context)
+        self.free(task)
+        self.spans.append((task, began, self.clock()))
+
+    def make(self, task: int, context: Context) -> None:
+        """What one COMPUTE or ASSEMBLE makes."""
         if self.program.kind[task] == COMPUTE:
             self._compute(self.program.computes[task], context)
         else:
             self._assemble(task)
-        self.free(task)
-        self.spans.append((task, began, time.perf_counter_ns()))
 
     def _compute(self, work: _Compute, context: Context) -> None:
         ins = [self.tensors[slot] if slot >= 0 else None for slot in work.ins]
-        results = run_part(self.program.space, work.op, work.part, ins, context)
+        results = run_part(self.program.space, work.op, work.part, ins, context, work.args)
         for slot, result in zip(work.outs, results, strict=True):
-            if tuple(result.shape) != self.program.slots[slot].shape:
+            if result.shape != self.program.slots[slot].shape:
                 raise RuntimeError(
                     f"operator {work.op.name!r} ({work.op.kind}), part {work.number}: the kernel "
                     f"made {list(result.shape)} where its description says "
@@ -308,14 +349,15 @@ class Rank:
                 )
             self.tensors[slot] = result
 
-    def pack(self, task: int) -> torch.Tensor:
-        """The bytes of a message."""
-        message = torch.empty(self.program.nbytes[task], dtype=torch.uint8)
-        for copy in self.program.packed[task]:
+    def pack(self, parcel: int) -> torch.Tensor:
+        """The bytes of a parcel."""
+        meant = self.program.parcels[parcel]
+        message = torch.empty(meant.nbytes, dtype=torch.uint8)
+        for copy in self.program.packed[parcel]:
             room = message[copy.offset : copy.offset + copy.nbytes].view(copy.dtype)
             source = self.tensors[copy.source].reshape(copy.source_shape)
             room.reshape(copy.shape).copy_(source[copy.source_box])
-        return message if self.corrupt is None else self.corrupt(task, message)
+        return message if self.corrupt is None else self.corrupt(parcel, message)
 
     def _assemble(self, task: int) -> None:
         copies = self.program.copies[task]
@@ -324,7 +366,7 @@ class Rank:
         if self.program.tasks.slot_base[slot] >= 0:
             self.tensors[slot] = self._box(copies[0]).reshape(meant.shape)
             return
-        target = torch.empty(lengths(meant.region), dtype=meant.dtype)
+        target = torch.empty(lengths(meant.region), dtype=meant.dtype, device=self.place)
         reducer = self.program.reducers.get(meant.value) or "sum"  # of terms of a linear Op
         for copy in copies:
             place = target[copy.target_box]
@@ -340,7 +382,7 @@ class Rank:
     def _box(self, copy: _Copy) -> torch.Tensor:
         if copy.message >= 0:
             raw = self.messages[copy.message][copy.offset : copy.offset + copy.nbytes]
-            return raw.view(copy.dtype).reshape(copy.shape)
+            return raw.view(copy.dtype).reshape(copy.shape).to(self.place)
         return self.tensors[copy.source].reshape(copy.source_shape)[copy.source_box]
 
     def free(self, task: int) -> None:
@@ -392,13 +434,18 @@ def combine(reducer: str | None, target: torch.Tensor, term: torch.Tensor) -> No
 def run_together(ranks: Sequence[Rank], context: Context) -> torch.Tensor | None:
     """One step of all ranks in this process, in the global order; returns the loss."""
     program = ranks[0].program
+    parcels: dict[int, list[int]] = {}
+    for number, parcel in enumerate(program.parcels):
+        parcels.setdefault(parcel.task, []).append(number)
     for task, kind in enumerate(program.kind):
-        rank = ranks[program.device[task]]
-        if kind == TRANSFER:
-            ranks[program.peer[task]].messages[task] = rank.pack(task)
-            rank.free(task)
-        else:
-            rank.run(task, context)
+        if kind not in (TRANSFER, COLLECTIVE):
+            ranks[program.device[task]].run(task, context)
+            continue
+        for number in parcels[task]:
+            parcel = program.parcels[number]
+            ranks[parcel.receiver].messages[number] = ranks[parcel.sender].pack(number)
+        for sender in {program.parcels[number].sender for number in parcels[task]}:
+            ranks[sender].free(task)
     losses = [rank.finish() for rank in ranks]
     return next((loss for loss in losses if loss is not None), None)
 

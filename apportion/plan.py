@@ -12,23 +12,24 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from apportion import graph as graphs
 from apportion import ops as ops
 from apportion import strategy as strategies
-from apportion import timeline as timelines
 from apportion.cluster import Cluster
 from apportion.cluster import from_json as load_cluster
 from apportion.cluster import to_json as dump_cluster
-from apportion.cost import default_cost
+from apportion.cost import CostModel, default_cost, dump_cost, load_cost, restricted
 from apportion.lower import lower
+from apportion.perfetto import Links, trace
 from apportion.report import page
+from apportion.schedule import link_spans
 from apportion.search import SEARCHES, Problem, Unsuitable
-from apportion.simulate import simulate
+from apportion.simulate import network, simulate
 from apportion.splits import Space
 from apportion.tasks import Storage, TaskGraph, with_storage
 from apportion.tdl import lookup, reason
@@ -37,7 +38,7 @@ from apportion.timeline import Timeline
 if TYPE_CHECKING:
     from apportion.capture import Program
 
-FORMAT, VERSION = "apportion plan", 1
+FORMAT, VERSION = "apportion plan", 2
 AUTO = ("data", "fsdp", "tofu")  # what method "auto" chooses from
 
 
@@ -61,6 +62,7 @@ class Plan:
 
     model           the specification it was made from, or ""
     memory_limit    bytes per device that a feasible plan stays under
+    cost            the CostModel, or as much of it as the plan needs
     search_seconds  how long the method took
     lower_bound     proven least cost, where the method gives one
     """
@@ -74,6 +76,7 @@ class Plan:
     search_seconds: float
     predicted: Predicted
     memory_limit: tuple[int, ...]
+    cost: CostModel
     lower_bound: float | None = None
     model: str = ""
     storage: Storage = field(default_factory=Storage)
@@ -98,7 +101,7 @@ class Plan:
     @cached_property
     def timeline(self) -> Timeline:
         """The simulated step."""
-        return simulate(self.tasks, self.cluster, default_cost(self.cluster))
+        return simulate(self.tasks, self.cluster, self.cost)
 
     def simulate(self) -> Plan:
         """The same Plan with its prediction made anew."""
@@ -106,7 +109,10 @@ class Plan:
 
     def trace(self, path: str | Path) -> None:
         """Writes the simulated step for Perfetto."""
-        timelines.trace(self.timeline, self.tasks, self.space.graph, path)
+        line, net = self.timeline, network(self.tasks, self.cluster, self.cost)
+        names = tuple(link.name for link in self.cluster.links)
+        links = Links(names, link_spans(net, (line.start_ns, line.end_ns)))
+        trace(line, self.tasks, self.space.graph, path, links)
 
     def report(self, path: str | Path, measured: Timeline | None = None) -> None:
         """Writes one HTML page about the Plan, with a measured step beside it where there is
@@ -135,7 +141,8 @@ class Plan:
             "fingerprint": self.graph.fingerprint,
             "graph": graphs.to_json(self.graph),
             "strategy": strategies.to_json(self.strategy),
-            "storage": [list(self.storage.slots), list(self.storage.workspace)],
+            "storage": [list(part) for part in astuple(self.storage)],
+            "cost": dump_cost(restricted(self.cost, self.tasks)),
         }
         write_whole(Path(path), json.dumps(data, separators=(",", ":")))
 
@@ -174,6 +181,7 @@ def _parse(data: Any) -> Plan:
             tuple(map(float, predicted["busy"])),
         ),
         memory_limit=tuple(map(int, data["memory_limit"])),
+        cost=load_cost(data["cost"]),
         lower_bound=data["lower_bound"],
         model=str(data["model"]),
         storage=_storage(*data["storage"]),
@@ -187,8 +195,12 @@ def _parse(data: Any) -> Plan:
         raise ValueError(f"{error}{_unknown(graph)}") from None
     tasks = lower(plan.space, plan.strategy, count)
     slots, workspace = plan.storage.slots, plan.storage.workspace
-    if not all(0 <= s < len(tasks.slot_base) and -1 <= b < s for s, b, _ in slots) or not all(
-        0 <= t < len(tasks) for t, _ in workspace
+    works, work = plan.storage.works, plan.storage.work
+    if (
+        not all(0 <= s < len(tasks.slot_base) and -1 <= b < s for s, b, _ in slots)
+        or not all(0 <= t < len(tasks) for t, _ in workspace)
+        or len(work) not in (0, len(tasks))
+        or not all(-1 <= w < len(works) for w in work)
     ):
         raise ValueError("its storage is not that of its strategy's tasks")
     return plan
@@ -203,10 +215,12 @@ def _unknown(graph: graphs.Graph) -> str:
     return f"; {missing[0]} is not described here, so import the file that describes it first"
 
 
-def _storage(slots: Any, workspace: Any) -> Storage:
+def _storage(slots: Any, workspace: Any, works: Any, work: Any) -> Storage:
     return Storage(
         tuple((int(s), int(b), int(n)) for s, b, n in slots),
         tuple((int(t), int(n)) for t, n in workspace),
+        tuple(map(str, works)),
+        tuple(map(int, work)),
     )
 
 
@@ -225,6 +239,29 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+class Prices(Protocol):
+    """Where the costs of a search and of what it finds come from."""
+
+    def known(self) -> CostModel:
+        """What is known before there is a strategy."""
+
+    def cost(self, strategy: strategies.Strategy, tasks: TaskGraph) -> CostModel:
+        """What the tasks of a strategy cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """Prices from what comes with the package: nothing is measured."""
+
+    cluster: Cluster
+
+    def known(self) -> CostModel:
+        return default_cost(self.cluster)
+
+    def cost(self, strategy: strategies.Strategy, tasks: TaskGraph) -> CostModel:
+        return default_cost(self.cluster)
+
+
 def _predicted(timeline: Timeline) -> Predicted:
     return Predicted(
         timeline.step_seconds, timeline.peak_bytes, timeline.bytes_moved, timeline.busy
@@ -238,6 +275,7 @@ def plan(
     budget: float = 30.0,
     memory_limit: int | None = None,
     seed: int = 0,
+    prices: Prices | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -250,7 +288,8 @@ def plan(
     _check_methods([method])
     space = Space(program if isinstance(program, graphs.Graph) else program.graph)
     warn_unsplit(space)
-    return _search(space, cluster, method, budget, memory_limit, seed)
+    prices = prices or Shipped(cluster)
+    return _search(space, cluster, method, budget, memory_limit, seed, prices)
 
 
 def compare(
@@ -260,6 +299,7 @@ def compare(
     budget: float = 30.0,
     memory_limit: int | None = None,
     seed: int = 0,
+    prices: Prices | None = None,
 ) -> list[Plan]:
     """A Plan by each method, under one simulator.
 
@@ -268,7 +308,8 @@ def compare(
     _check_methods(methods)
     space = Space(program if isinstance(program, graphs.Graph) else program.graph)
     warn_unsplit(space)
-    plans, refused = _each(space, cluster, methods, budget, memory_limit, seed)
+    prices = prices or Shipped(cluster)
+    plans, refused = _each(space, cluster, methods, budget, memory_limit, seed, prices)
     if not plans and refused:
         raise next(iter(refused.values()))
     for method, why in refused.items():
@@ -312,12 +353,13 @@ def _each(
     budget: float,
     memory_limit: int | None,
     seed: int,
+    prices: Prices,
 ) -> tuple[list[Plan], dict[str, Unsuitable]]:
     """Plans by those methods that can be used here, and what the others say."""
     plans, refused = [], {}
     for method in methods:
         try:
-            plans.append(_search(space, cluster, method, budget, memory_limit, seed))
+            plans.append(_search(space, cluster, method, budget, memory_limit, seed, prices))
         except Unsuitable as why:
             refused[method] = why
     return plans, refused
@@ -350,12 +392,13 @@ def _search(
     budget: float,
     memory_limit: int | None,
     seed: int,
+    prices: Prices,
 ) -> Plan:
     if method == "auto":
         share = budget / len(AUTO)
-        return _best(_each(space, cluster, AUTO, share, memory_limit, seed)[0])
+        return _best(_each(space, cluster, AUTO, share, memory_limit, seed, prices)[0])
     search = SEARCHES[method]
-    problem = Problem(space, cluster, default_cost(cluster))
+    problem = Problem(space, cluster, prices.known())
     began = time.perf_counter()
     found = search(problem, budget=budget, seed=seed)
     seconds = time.perf_counter() - began
@@ -367,11 +410,13 @@ def _search(
         space = strategies.space_of(space.source, found.strategy)
     tasks = lower(space, found.strategy, len(limits))
     storage = _measured_storage(space, found.strategy, tasks, cluster)
+    tasks = with_storage(tasks, storage)
+    cost = prices.cost(found.strategy, tasks)
     draft = Plan(
-        space.source, cluster, found.strategy, method, seed, budget, seconds, empty, limits,
+        space.source, cluster, found.strategy, method, seed, budget, seconds, empty, limits, cost,
         found.lower_bound, storage=storage,
     )  # fmt: skip
-    draft.__dict__.update(space=space, tasks=with_storage(tasks, storage))
+    draft.__dict__.update(space=space, tasks=tasks)
     return _kept(draft, draft.simulate())
 
 

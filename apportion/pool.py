@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -58,7 +60,8 @@ class Pool:
                 daemon=True,
             )
             self.children.append(child)
-            child.start()
+            with _nameless_main():
+                child.start()
             theirs.close()
 
     def __enter__(self) -> Pool:
@@ -74,6 +77,11 @@ class Pool:
 
     def train(self, job: Train) -> list[Trained]:
         """Runs the request on all processes; raises RuntimeError naming the rank that failed."""
+        answers: list[Trained] = self.ask(job)
+        return answers
+
+    def ask(self, job: Any) -> list[Any]:
+        """What each process answers to any request (worker.py)."""
         self.progress[:] = 0
         try:
             for rank, pipe in enumerate(self.pipes):
@@ -86,10 +94,10 @@ class Pool:
             self.close()
             raise
 
-    def _collect(self) -> list[Trained]:
+    def _collect(self) -> list[Any]:
         """Everybody's answer. What ends it sooner, in this order: a rank that died, one that failed
         by itself, one that lost its peer."""
-        answers: dict[int, Trained] = {}
+        answers: dict[int, Any] = {}
         lost: dict[int, str] = {}
         deadline = time.monotonic() + self.timeout
         while len(answers) < len(self.pipes):
@@ -104,7 +112,7 @@ class Pool:
                     raise RuntimeError(self._ended(rank))
             for rank in [r for r in asked if self.pipes[r] in ready]:
                 answer = self._receive(rank)
-                if isinstance(answer, Trained):
+                if not isinstance(answer, Failed):
                     answers[rank] = answer
                 elif answer.lost_peer:
                     deadline = min(deadline, time.monotonic() + GRACE) if not lost else deadline
@@ -115,12 +123,11 @@ class Pool:
                 raise RuntimeError(self._gave_up(open_ranks, lost))
         return [answers[r] for r in range(len(self.pipes))]
 
-    def _receive(self, rank: int) -> Trained | Failed:
+    def _receive(self, rank: int) -> Any:
         try:
-            answer: Trained | Failed = self.pipes[rank].recv()
+            return self.pipes[rank].recv()
         except (EOFError, ConnectionError):
             raise RuntimeError(self._ended(rank)) from None
-        return answer
 
     def _ended(self, rank: int) -> str:
         self.children[rank].join(GRACE)
@@ -162,6 +169,18 @@ def _start_server(context: Any) -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _nameless_main() -> Iterator[None]:
+    """Children do not run the user's script again, as multiprocessing would have them: they need
+    nothing of it, and a script without a guard for that would start its own children."""
+    main_module = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main_module
 
 
 def _is_stopped(pid: int) -> bool:

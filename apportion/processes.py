@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from apportion.execute import Executable, Rank
 from apportion.kernels import Context
-from apportion.tasks import TRANSFER
+from apportion.tasks import COLLECTIVE, TRANSFER
 
 
 class PeerLost(RuntimeError):
@@ -40,7 +40,7 @@ def talking() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one rank sends and receives at one position: (task, other rank)."""
+    """What one rank sends and receives at one position: (parcel, other rank)."""
 
     position: int
     sends: tuple[tuple[int, int], ...]
@@ -77,14 +77,15 @@ class Worker:
         rank, began = self.rank, time.perf_counter_ns()
         self.progress[0] = (self.rounds << 32) + exchange.position
         pending = []
-        for task, source in exchange.receives:
-            buffer = torch.empty(rank.program.nbytes[task], dtype=torch.uint8)
-            rank.messages[task] = buffer
+        parcels = rank.program.parcels
+        for parcel, source in exchange.receives:
+            buffer = torch.empty(parcels[parcel].nbytes, dtype=torch.uint8)
+            rank.messages[parcel] = buffer
             with talking():
                 pending.append(dist.irecv(buffer, source))
         outgoing = []
-        for task, target in exchange.sends:
-            message = rank.pack(task)
+        for parcel, target in exchange.sends:
+            message = rank.pack(parcel)
             outgoing.append(message)
             self.sent_bytes += message.nbytes
             with talking():
@@ -94,35 +95,39 @@ class Worker:
                 assert work is not None
                 work.wait()
         ended = time.perf_counter_ns()
-        for task, _ in exchange.sends:
+        for task in dict.fromkeys(parcels[parcel].task for parcel, _ in exchange.sends):
             rank.free(task)
+        parties = (*exchange.sends, *exchange.receives)
+        for task in dict.fromkeys(parcels[parcel].task for parcel, _ in parties):
             rank.spans.append((task, began, ended))
 
 
-def worker(executable: Executable, device: int) -> Worker:
-    """The part of a TaskGraph that belongs to one device, ready to run in this process."""
+def worker(executable: Executable, device: int, place: str = "cpu") -> Worker:
+    """The part of a TaskGraph that belongs to one device, ready to run in this process, its tensors
+    on the device that torch calls `place`."""
+    exchanges = _exchanges(executable, device)
     steps: list[int | Exchange] = []
-    position, sends, receives = -1, [], []  # type: ignore[var-annotated]
-
-    def close() -> None:
-        if sends or receives:
-            steps.append(Exchange(position, tuple(sends), tuple(receives)))
-            sends.clear()
-            receives.clear()
-
     for task, kind in enumerate(executable.kind):
-        source, target = executable.device[task], executable.peer[task]
-        if kind != TRANSFER:
-            if source == device:
-                close()
-                steps.append(task)
-            continue
-        if executable.position[task] != position:
-            close()
-            position = executable.position[task]
-        if source == device:
-            sends.append((task, target))
-        if target == device:
-            receives.append((task, source))
-    close()
-    return Worker(Rank(executable, device), steps)
+        if kind in (TRANSFER, COLLECTIVE):
+            steps += exchanges.pop(executable.position[task], ())  # once for all of a position
+        elif executable.device[task] == device:
+            steps.append(task)
+    return Worker(Rank(executable, device, place=place), steps)
+
+
+def _exchanges(executable: Executable, device: int) -> dict[int, tuple[Exchange]]:
+    """The exchanges that a device takes part in, by position."""
+    sends: dict[int, list[tuple[int, int]]] = {}
+    receives: dict[int, list[tuple[int, int]]] = {}
+    for number, parcel in enumerate(executable.parcels):
+        position = executable.position[parcel.task]
+        if parcel.sender == device:
+            sends.setdefault(position, []).append((number, parcel.receiver))
+        if parcel.receiver == device:
+            receives.setdefault(position, []).append((number, parcel.sender))
+    return {
+        position: (
+            Exchange(position, tuple(sends.get(position, ())), tuple(receives.get(position, ()))),
+        )
+        for position in sends.keys() | receives.keys()
+    }

@@ -17,29 +17,27 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from apportion.cluster import Cluster
-from apportion.cost import default_cost
-from apportion.graph import Graph, Value
+from apportion.cost import CostModel, shares
+from apportion.footprint import Curve, Peak, peaks
+from apportion.graph import Graph
 from apportion.splits import Space
 from apportion.strategy import Choice, Strategy
 from apportion.tasks import (
     CATEGORIES,
-    COMMUNICATION,
+    COLLECTIVE,
     KINDS,
     TRANSFER,
-    WORKSPACE,
     Ints,
-    Task,
     TaskGraph,
 )
-from apportion.timeline import LANES, Changes, Timeline, memory_changes
+from apportion.timeline import LANES, Timeline
 from apportion.version import VERSION
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -48,10 +46,6 @@ MAX_SLICES = 200_000
 MAX_POINTS = 12_000  # of all memory curves together; each keeps at least MIN_POINTS
 MIN_POINTS = 60
 MAX_BLOCKS = 64  # rows of the table of traffic
-TOP_VALUES = 12  # named at a peak
-
-Held = tuple[str, str, str]
-"""Name, type and category of something that has bytes."""
 
 
 class Figures(Protocol):
@@ -88,6 +82,8 @@ class Planned(Protocol):
     def predicted(self) -> Figures: ...
     @property
     def memory_limit(self) -> tuple[int, ...]: ...
+    @property
+    def cost(self) -> CostModel: ...
     @property
     def lower_bound(self) -> float | None: ...
     @property
@@ -145,6 +141,7 @@ def gather(plan: Planned, lines: Sequence[Timeline]) -> dict[str, Any]:
         "categories": CATEGORIES,
         "kinds": KINDS,
         "lanes": LANES,
+        "groups": tasks.groups,
         "lines": [
             {
                 "source": line.source,
@@ -223,14 +220,23 @@ def _peak_provenance(plan: Planned) -> tuple[str, str, str]:
     )  # fmt: skip
 
 
+def _sources(shares: dict[str, float]) -> str:
+    """Where times come from: one word, or the share of each."""
+    used = {source: share for source, share in shares.items() if share}
+    if len(used) == 1:
+        return next(iter(used))
+    return ", ".join(f"{share:.0%} {source}" for source, share in used.items()) or "nothing runs"
+
+
 def _provenance(plan: Planned, lines: Sequence[Timeline]) -> list[tuple[str, str, str]]:
     """Rows (which figure, what it is, where it comes from)."""
-    cost = default_cost(plan.cluster)
+    cost = plan.cost
+    sure = _sources(shares(plan.tasks, plan.cluster, cost))
     bound = "none: this method proves no bound"
     rows = [
         ("bytes moved", "exact", "counted: the messages of the lowered step"),
         _peak_provenance(plan),
-        ("step time, timeline, busy", "estimated",
+        ("step time, timeline, busy", sure,
          f"simulated with the {cost.name} cost model: {cost.provenance}"),
         ("search time", "measured", "where the plan was made"),
         ("lower bound", "none" if plan.lower_bound is None else "proven",
@@ -247,44 +253,75 @@ def _provenance(plan: Planned, lines: Sequence[Timeline]) -> list[tuple[str, str
 # The timeline
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """What is on lanes, in columns, by device, receiver and start; a collective on every member."""
+
+    task: Ints
+    device: Ints
+    peer: Ints
+    start: Ints
+    end: Ints
+    nbytes: Ints  # of a collective, what this member sends
+
+
 def slices(tasks: TaskGraph, line: Timeline, limit: int) -> dict[str, Any]:
     """Columns of what is drawn, starts as differences; at most about `limit` rows.
 
     A row stands for `count` tasks: neighbours on one lane (and to one receiver), each short.
     """
-    order = np.lexsort((line.start_ns, tasks.peer, tasks.device))
-    heads = np.flatnonzero(_heads(tasks, line, order, limit))
-    first = order[heads]
-    start = line.start_ns[first]
-    ends = np.maximum.reduceat(line.end_ns[order], heads) if len(heads) else heads
-    nbytes = np.add.reduceat(tasks.nbytes[order], heads) if len(heads) else heads
+    drawn = _drawn(tasks, line)
+    heads = np.flatnonzero(_heads(drawn, int(line.end_ns.max(initial=0)), limit))
+    first, start = drawn.task[heads], drawn.start[heads]
+    ends = np.maximum.reduceat(drawn.end, heads) if len(heads) else heads
+    nbytes = np.add.reduceat(drawn.nbytes, heads) if len(heads) else heads
+    rows = len(drawn.task)
     return {
         "kind": tasks.kind[first].tolist(),
-        "device": tasks.device[first].tolist(),
-        "peer": tasks.peer[first].tolist(),
+        "device": drawn.device[heads].tolist(),
+        "peer": drawn.peer[heads].tolist(),
         "op": tasks.op[first].tolist(),
         "part": tasks.part[first].tolist(),
         "start": np.diff(start, prepend=0).tolist(),
         "length": (ends - start).tolist(),
         "nbytes": nbytes.tolist(),
-        "count": np.diff(heads, append=len(order)).tolist() if len(heads) < len(order) else None,
+        "group": tasks.group[first].tolist() if len(tasks.groups) else None,
+        "count": np.diff(heads, append=rows).tolist() if len(heads) < rows else None,
     }
 
 
-def _heads(tasks: TaskGraph, line: Timeline, order: Ints, limit: int) -> np.typing.NDArray[Any]:
-    """Which rows of `order` begin a slice: all, or those that stand apart at some grain of time."""
-    if len(order) <= limit:
-        return np.ones(len(order), bool)
-    start, length = line.start_ns[order], (line.end_ns - line.start_ns)[order]
-    device, peer = tasks.device[order], tasks.peer[order]
-    apart = np.ones(len(order), bool)
-    apart[1:] = (np.diff(device) != 0) | (np.diff(peer) != 0)
-    step = int(line.end_ns.max(initial=0))
+def _drawn(tasks: TaskGraph, line: Timeline) -> Drawn:
+    alone, joint = (
+        np.flatnonzero(tasks.kind != COLLECTIVE),
+        np.flatnonzero(tasks.kind == COLLECTIVE),
+    )
+    groups = [tasks.groups[group] for group in tasks.group[joint].tolist()] if len(joint) else []
+    sizes = np.array([len(group) for group in groups], np.int64)
+    members = np.array([device for group in groups for device in group], np.int64)
+    task = np.concatenate([alone, np.repeat(joint, sizes)])
+    device = np.concatenate([tasks.device[alone], members])
+    shares = tasks.nbytes[joint] // np.maximum(sizes, 1)
+    nbytes = np.concatenate([tasks.nbytes[alone], np.repeat(shares, sizes)])
+    order = np.lexsort((line.start_ns[task], tasks.peer[task], device))
+    task = task[order]
+    return Drawn(
+        task, device[order], tasks.peer[task], line.start_ns[task], line.end_ns[task], nbytes[order]
+    )
+
+
+def _heads(drawn: Drawn, step: int, limit: int) -> np.typing.NDArray[Any]:
+    """Which rows begin a slice: all, or those that stand apart at some grain of time."""
+    count = len(drawn.task)
+    if count <= limit:
+        return np.ones(count, bool)
+    length = drawn.end - drawn.start
+    apart = np.ones(count, bool)
+    apart[1:] = (np.diff(drawn.device) != 0) | (np.diff(drawn.peer) != 0)
     grain = max(step // limit, 1)
     while True:
         long = length >= grain
         heads = apart | long
-        heads[1:] |= long[:-1] | (np.diff(start // grain) != 0)
+        heads[1:] |= long[:-1] | (np.diff(drawn.start // grain) != 0)
         if heads.sum() <= limit or grain > step:
             return heads
         grain *= 2
@@ -293,117 +330,36 @@ def _heads(tasks: TaskGraph, line: Timeline, order: Ints, limit: int) -> np.typi
 # Memory
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bands:
-    """Bytes of one device after each change, a column per category.
-
-    Row `peak` is the first of the highest sum (-1 if there are no rows). `alive` are the bytes at
-    that moment of each slot, then of each task: its message or its workspace.
-    """
-
-    time_ns: Ints
-    nbytes: Ints
-    peak: int
-    alive: Ints
-
-
-def bands(tasks: TaskGraph, line: Timeline) -> tuple[Bands, ...]:
-    """The memory of each device by category; the sums are the Timeline's curves."""
-    changes = memory_changes(tasks, line.start_ns, line.end_ns)
-    # The same changes once more, with the number of the slot or task in place of its bytes.
-    numbered = memory_changes(_numbered(tasks), line.start_ns, line.end_ns)
-    owner = np.abs(numbered.nbytes) - 1
-    assert np.array_equal(changes.nbytes > 0, numbered.nbytes > 0), "the two orders differ"
-    edges = np.searchsorted(changes.device, np.arange(tasks.devices + 1)).tolist()
-    things = len(tasks.slot_nbytes) + len(tasks)
-    spans = [slice(low, high) for low, high in pairwise(edges)]
-    return tuple(_bands(changes, owner, span, things) for span in spans)
-
-
-def _numbered(tasks: TaskGraph) -> TaskGraph:
-    slots = len(tasks.slot_nbytes)
-    slot, task = 1 + np.arange(slots), 1 + slots + np.arange(len(tasks))
-    return replace(
-        tasks,
-        slot_nbytes=np.where(tasks.slot_nbytes > 0, slot, 0),
-        nbytes=np.where(tasks.nbytes > 0, task, 0),
-        workspace=np.where(tasks.workspace > 0, task[: len(tasks.workspace)], 0),
-    )
-
-
-def _bands(changes: Changes, owner: Ints, span: slice, things: int) -> Bands:
-    change, category, of = changes.nbytes[span], changes.category[span], owner[span]
-    nbytes = np.zeros((len(change), len(CATEGORIES)), np.int64)
-    nbytes[np.arange(len(change)), category] = change
-    nbytes = np.cumsum(nbytes, axis=0)
-    peak = int(np.argmax(nbytes.sum(axis=1))) if len(change) else -1
-    alive = np.zeros(things, np.int64)
-    real = np.flatnonzero(of[: peak + 1] >= 0)  # what has no bytes has no number
-    np.add.at(alive, of[real], change[real])
-    return Bands(changes.time[span], nbytes, peak, alive)
-
-
-def thinned(band: Bands, points: int) -> Ints:
+def thinned(curve: Curve, points: int) -> Ints:
     """Rows to draw: where there are too many, the highest and the last of each span of time."""
-    count = len(band.time_ns)
+    count = len(curve.time_ns)
     if count <= points:
         return np.arange(count)
-    total, rows = band.nbytes.sum(axis=1), np.arange(count)
-    span = band.time_ns * max(points // 2, 1) // (int(band.time_ns[-1]) + 1)
-    by_height = np.lexsort((-rows, total, span))  # the first of equal heights comes last
+    rows = np.arange(count)
+    span = curve.time_ns * max(points // 2, 1) // (int(curve.time_ns[-1]) + 1)
+    by_height = np.lexsort((-rows, curve.nbytes, span))  # the first of equal heights comes last
     ends = np.append(np.flatnonzero(np.diff(span)), count - 1)
     return np.unique(np.concatenate([by_height[ends], ends]))
 
 
 def _memory(graph: Graph, tasks: TaskGraph, line: Timeline) -> list[dict[str, Any]]:
     points = max(MAX_POINTS // max(tasks.devices, 1), MIN_POINTS)
-    found = []
-    for device, band in enumerate(bands(tasks, line)):
-        held = _held(graph, tasks, band.alive, device)
-        found.append(_curve(band, thinned(band, points), held.most_common()))
-    return found
+    found = peaks(line.curves, tasks, graph)
+    curves = zip(line.curves, found, strict=True)
+    return [_curve(curve, thinned(curve, points), peak) for curve, peak in curves]
 
 
-def _curve(band: Bands, rows: Ints, held: list[tuple[Held, int]]) -> dict[str, Any]:
-    peak = band.nbytes[band.peak] if band.peak >= 0 else np.zeros(len(CATEGORIES), np.int64)
+def _curve(curve: Curve, rows: Ints, peak: Peak) -> dict[str, Any]:
     return {
-        "time": band.time_ns[rows].tolist(),
-        "bands": [column if any(column) else None for column in band.nbytes[rows].T.tolist()],
-        "changes": len(band.time_ns),
-        "peak_ns": int(band.time_ns[band.peak]) if band.peak >= 0 else 0,
-        "peak": peak.tolist(),
-        "alive": [[*what, nbytes] for what, nbytes in held[:TOP_VALUES]],
-        "others": [len(held[TOP_VALUES:]), sum(n for _, n in held[TOP_VALUES:])],
+        "time": curve.time_ns[rows].tolist(),
+        "bands": [column if any(column) else None for column in curve.bands()[rows].T.tolist()],
+        "changes": len(curve.time_ns),
+        "peak_ns": peak.time_ns,
+        "peak_op": peak.op,
+        "peak": list(peak.categories.values()),
+        "alive": [[c.name, c.type, c.category, c.nbytes, c.op, c.line] for c in peak.causes],
+        "others": peak.others,
     }
-
-
-def _held(graph: Graph, tasks: TaskGraph, alive: Ints, device: int) -> Counter[Held]:
-    """Bytes by (name, type, category) of what is alive on a device."""
-    held: Counter[Held] = Counter()
-    slots = len(tasks.slot_nbytes)
-    for thing in np.flatnonzero(alive > 0).tolist():
-        nbytes = int(alive[thing])
-        if thing < slots:
-            value = graph.values[tasks.slot_value[thing]]
-            category = CATEGORIES[tasks.slot_category[thing]]
-            held[value.name, _type(value), category] += nbytes
-        else:
-            held[_transient(graph, tasks.task(thing - slots), device)] += nbytes
-    return held
-
-
-def _transient(graph: Graph, task: Task, device: int) -> Held:
-    """What a task holds while it runs."""
-    op = graph.ops[task.op].name if task.op < len(graph.ops) else "the end of the step"
-    if task.kind != TRANSFER:
-        return op, "", CATEGORIES[WORKSPACE]
-    where = f"to device {task.peer}" if task.device == device else f"from device {task.device}"
-    return f"message {where} for {op}", "", CATEGORIES[COMMUNICATION]
-
-
-def _type(value: Value) -> str:
-    shape = "?" if value.shape is None else ",".join(map(str, value.shape))
-    return f"{value.dtype or '?'}[{shape}]"
 
 
 # Traffic
@@ -419,6 +375,14 @@ def traffic(tasks: TaskGraph) -> dict[str, Any]:
     ends = tasks.device[moving] // block, tasks.peer[moving] // block
     np.add.at(nbytes, ends, tasks.nbytes[moving])
     np.add.at(messages, ends, 1)
+    joint = np.flatnonzero(tasks.kind == COLLECTIVE)
+    for group in np.unique(tasks.group[joint]).tolist() if len(joint) else []:
+        mine = joint[tasks.group[joint] == group]
+        pairs = [(a, b) for a in tasks.groups[group] for b in tasks.groups[group] if a != b]
+        sent = int(tasks.nbytes[mine].sum()) // len(pairs)
+        for a, b in pairs:
+            nbytes[a // block, b // block] += sent
+            messages[a // block, b // block] += len(mine)
     return {"block": block, "nbytes": nbytes.tolist(), "messages": messages.tolist()}
 
 
@@ -463,16 +427,20 @@ def interned(items: Iterable[Any]) -> dict[str, list[Any]]:
 def _fetched(tasks: TaskGraph, count: int) -> tuple[Ints, Ints]:
     """Bytes and messages that arrive for each Op, and for the end of the step."""
     nbytes, messages = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    moving = tasks.kind == TRANSFER
+    moving = (tasks.kind == TRANSFER) | (tasks.kind == COLLECTIVE)
     np.add.at(nbytes, tasks.op[moving], tasks.nbytes[moving])
-    np.add.at(messages, tasks.op[moving], 1)
+    np.add.at(messages, tasks.op[tasks.kind == TRANSFER], 1)
+    joint = np.flatnonzero(tasks.kind == COLLECTIVE)
+    pairs = np.array([len(group) * (len(group) - 1) for group in tasks.groups], np.int64)
+    if len(joint):
+        np.add.at(messages, tasks.op[joint], pairs[tasks.group[joint]])
     return nbytes, messages
 
 
 def _lengths(tasks: TaskGraph, line: Timeline, count: int) -> Ints:
     """Nanoseconds that each Op takes (its assemblies included) on the device where it takes
     most."""
-    work = tasks.kind != TRANSFER
+    work = (tasks.kind != TRANSFER) & (tasks.kind != COLLECTIVE)
     pairs, which = np.unique(
         tasks.op[work] * tasks.devices + tasks.device[work], return_inverse=True
     )

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from apportion import zoo
+from apportion.breakdown import Row, comparison, measured_timeline
 from apportion.capture import Program, capture, capture_as, eager_steps
 from apportion.execute import slices
 from apportion.graph import OPTIMIZER_STATE, PARAMETER
@@ -26,6 +27,7 @@ from apportion.pool import Pool
 from apportion.runner import check_plan
 from apportion.splits import Space
 from apportion.strategy import space_of
+from apportion.timeline import Timeline
 from apportion.worker import Train, Trained, vary
 
 RELATIVE, PER_STEP = 1e-9, 1e-6
@@ -44,13 +46,16 @@ class Distance:
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured. The last four are None unless the run was checked."""
+    """What was measured: all steps, and in `timeline` the last one. The last four are None unless
+    the run was checked."""
 
     losses: list[float]
     measured_step_seconds: float
+    measured_steps: tuple[float, ...]
     measured_peak_bytes: tuple[int, ...]
     measured_bytes_moved: int
-    spans: tuple[tuple[tuple[int, int, int], ...], ...]
+    timeline: Timeline
+    comparison: tuple[Row, ...]
     max_abs_loss_diff: float | None = None
     max_rel_param_diff: float | None = None
     equal: bool | None = None
@@ -81,7 +86,7 @@ def run(
         job = Train(spec, seed, False, plan.strategy, devices, steps, seed, check, profile=True)
         ranks = pool.train(job)
         note(f"ran {steps} steps")
-        measured = _measured(ranks, steps)
+        measured = _measured(plan, ranks, steps)
         if not check:
             return measured
         own = compare_with_eager(program, plan, ranks, steps, seed)
@@ -97,15 +102,14 @@ def _load(spec: str, seed: int) -> Program:
     return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
 
 
-def _measured(ranks: list[Trained], steps: int) -> Run:
-    per_step = [max(r.step_seconds[k] for r in ranks) for k in range(steps)]
-    return Run(
-        losses=losses_of(ranks),
-        measured_step_seconds=statistics.median(per_step[1:] or per_step),
-        measured_peak_bytes=tuple(r.peak_bytes or 0 for r in ranks),
-        measured_bytes_moved=sum(r.sent_bytes for r in ranks) // steps,
-        spans=tuple(tuple(r.spans) for r in ranks),
-    )
+def _measured(plan: Plan, ranks: list[Trained], steps: int) -> Run:
+    per_step = tuple(max(r.step_seconds[k] for r in ranks) for k in range(steps))
+    seconds = statistics.median(per_step[1:] or per_step)
+    peaks = tuple(r.peak_bytes or 0 for r in ranks)
+    moved = sum(r.sent_bytes for r in ranks) // steps
+    line = measured_timeline(plan.tasks, (r.spans for r in ranks))
+    rows = comparison(plan.tasks, plan.timeline, line, seconds, peaks, moved)
+    return Run(losses_of(ranks), seconds, per_step, peaks, moved, line, rows)
 
 
 def losses_of(ranks: list[Trained]) -> list[float]:

@@ -48,6 +48,10 @@ class Runner:
 
     def local_step(self, batch: Any) -> torch.Tensor | None:
         """One training step; returns the loss where the plan leaves it, None on other ranks."""
+        return self.worker.run(self.begin(batch))
+
+    def begin(self, batch: Any) -> Context:
+        """Takes this rank's regions of the batch; what its tasks need to run the step."""
         check_settings(self.program)
         rank = self.worker.rank
         if callable(batch):
@@ -60,9 +64,10 @@ class Runner:
             self.steps_done,
             lambda expression: setting(self.program.optimizer, expression),
             self.program.graph.bodies,
+            rank.place,
         )
         self.steps_done += 1
-        return self.worker.run(context)
+        return context
 
     def _asked(self, batch: Callable[[str, Region], torch.Tensor]) -> Any:
         values = self.program.graph.values
@@ -75,14 +80,15 @@ class Runner:
         if len(holders) < executable.tasks.devices:
             if loss is None:
                 slot = executable.slots[executable.loss_slots[0]]
-                loss = torch.empty(slot.shape, dtype=slot.dtype)
+                loss = torch.empty(slot.shape, dtype=slot.dtype, device=self.worker.rank.place)
             dist.broadcast(loss, holders[0])
         assert loss is not None
         return loss
 
 
-def distribute(program: Program, plan: Plan, seed: int = 0) -> Runner:
-    """A Runner for this rank; starts the process group unless somebody has.
+def distribute(program: Program, plan: Plan, seed: int = 0, device: str = "cpu") -> Runner:
+    """A Runner for this rank, its tensors on torch's `device`; starts the process group unless
+    somebody has.
 
     Raises ValueError if the plan is for another step or another number of ranks.
     """
@@ -100,7 +106,7 @@ def distribute(program: Program, plan: Plan, seed: int = 0) -> Runner:
             f"{dist.get_world_size()} processes; start as many or plan again"
         )
     executable = Executable(plan.space, plan.strategy, plan.tasks)
-    return Runner(program, worker(executable, dist.get_rank()), seed)
+    return Runner(program, worker(executable, dist.get_rank(), device), seed)
 
 
 def check_plan(program: Program, plan: Plan) -> None:

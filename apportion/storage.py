@@ -9,9 +9,10 @@ figures were found.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,12 +21,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from apportion.execute import Executable, local_shape, run_part, same_storage
-from apportion.graph import Op
+from apportion.graph import Body, Op
+from apportion.interval import lengths
 from apportion.kernels import Context, dtype
 from apportion.splits import Part
 from apportion.tasks import ASSEMBLE, COMPUTE, Storage
+from apportion.trace import RANDOM_UNIFORM
 
 Stride = tuple[int, ...]
+ASSEMBLY = "apportion.assemble"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +44,87 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a call allocates."""
+    """What a call allocates, and its number among the distinct works."""
 
     results: tuple[_Result, ...]
     workspace: int
+    work: int = -1
 
 
-def measure(executable: Executable, threads: int | None) -> Storage:
+@dataclass(frozen=True)
+class Accelerator:
+    """What is known of memory on a CUDA device, from measurements there.
+
+    workspaces  bytes by signature; a call that is not listed is taken to need what it leaves to the
+                allocator on tensors without data
+    resident    bytes that libraries take at their first call and keep, such as cuBLAS
+    """
+
+    workspaces: Mapping[str, int] = field(default_factory=dict)
+    resident: int = 0
+
+
+def measure(
+    executable: Executable, threads: int | None, accelerator: Accelerator | None = None
+) -> Storage:
     """The real storage of every slot and the workspace of every task, where not as planned.
 
     `threads` is how many threads a kernel uses, some need workspace for each; None if it does not
-    run on this machine's CPU: then workspace is not known and not counted.
+    run on this machine's CPU: then workspace is known only as far as `accelerator` says.
     """
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads or before)
-        return _Measurement(executable, threads).run()
+        return _Measurement(executable, threads, accelerator).run()
     finally:
         torch.set_num_threads(before)
 
 
+def signature(kind: str, body: Body | None, part: Part, inputs: Sequence[Any]) -> str:
+    """The text by which the cost of a call is known: `aten.mm.default(float32[8,4]) #0a1b2c3d4e`.
+
+    Inputs are (shape, stride, dtype), or the region of a block of zeros. Strides are left out where
+    they are dense; what else the cost depends on is in the digest.
+    """
+    args: tuple[Any, ...] = part.args
+    if kind == RANDOM_UNIFORM:
+        args = (args[0], args[2])  # not which numbers are drawn
+    digest = hashlib.sha256(repr((body, args, part.pads, part.scales)).encode()).hexdigest()
+    return f"{kind}({' '.join(map(_input, inputs))}) #{digest[:10]}"
+
+
+def assembly(meant: Any, copies: Sequence[tuple[Any, Stride | None]]) -> str:
+    """The same for a region that is put together: from so many boxes, received (`message`), or of
+    local tensors with their strides; further terms are added."""
+    boxes = tuple(
+        (c.shape, c.term > 0, "message" if c.message >= 0 else (c.source_shape, stride))
+        for c, stride in copies
+    )
+    digest = hashlib.sha256(repr(boxes).encode()).hexdigest()
+    name = str(meant.dtype).removeprefix("torch.")
+    return f"{ASSEMBLY}({name}[{','.join(map(str, meant.shape))}] {len(boxes)}) #{digest[:10]}"
+
+
+def _input(given: Any) -> str:
+    if len(given) != 3 or not isinstance(given[2], torch.dtype):
+        return f"zeros{list(lengths(given))}".replace(" ", "")
+    shape, stride, kind = given
+    strides = "" if stride == _dense(shape) else f":{','.join(map(str, stride))}"
+    return f"{str(kind).removeprefix('torch.')}[{','.join(map(str, shape))}{strides}]"
+
+
 class _Measurement:
-    def __init__(self, executable: Executable, threads: int | None) -> None:
+    def __init__(
+        self, executable: Executable, threads: int | None, accelerator: Accelerator | None
+    ) -> None:
         self.executable = executable
         self.threads = threads
+        self.accelerator = accelerator or Accelerator()
         self.tasks = executable.tasks
         self.graph = executable.graph
         bodies = executable.graph.bodies
-        self.context = Context(0, 0, lambda expression: 1.0, bodies, device="meta")
+        like = "cpu" if accelerator is None else "cuda"
+        self.context = Context(0, 0, lambda expression: 1.0, bodies, "meta", like)
         self.strides: dict[int, Stride] = {}
         self.roots: dict[int, int] = {}
         self.base: list[int] = self.tasks.slot_base.tolist()
@@ -75,6 +132,8 @@ class _Measurement:
         self.known: dict[tuple[Any, ...], _Call] = {}
         self.slots: list[tuple[int, int, int]] = []
         self.workspace: list[tuple[int, int]] = []
+        self.works: dict[str, int] = {}
+        self.work = [-1] * len(self.tasks)
 
     def run(self) -> Storage:
         for slot in self.executable.begin:
@@ -84,7 +143,9 @@ class _Measurement:
                 self._compute(task)
             elif kind == ASSEMBLE:
                 self._assemble(task)
-        return Storage(tuple(self.slots), tuple(self.workspace))
+        return Storage(
+            tuple(self.slots), tuple(self.workspace), tuple(self.works), tuple(self.work)
+        )
 
     def _own(self, slot: int, stride: Stride) -> None:
         self.strides[slot] = stride
@@ -93,6 +154,10 @@ class _Measurement:
     def _assemble(self, task: int) -> None:
         slot = int(self.tasks.out_slot[self.tasks.out_start[task]])
         meant = self.executable.slots[slot]
+        text = assembly(
+            meant, [(c, self.strides.get(c.source)) for c in self.executable.copies[task]]
+        )
+        self.work[task] = self.works.setdefault(text, len(self.works))
         if self.base[slot] < 0:
             self._own(slot, _dense(meant.shape))
             return
@@ -122,12 +187,19 @@ class _Measurement:
         key = (work.op.kind, work.op.body, *shaped, inputs)
         call = self.known.get(key)
         if call is None:
-            call = self.known[key] = self._run(work.op, part, work.ins)
+            body = None if work.op.body is None else self.graph.bodies[work.op.body]
+            text = signature(work.op.kind, body, part, inputs)
+            number = self.works.setdefault(text, len(self.works))
+            call = self._run(work.op, part, work.ins)
+            workspace = self.accelerator.workspaces.get(text, call.workspace)
+            call = self.known[key] = replace(call, workspace=workspace, work=number)
+        self.work[task] = call.work
         for slot, result in zip(work.outs, call.results, strict=True):
             self.strides[slot] = result.stride
             self._settle(slot, work.ins[result.alias] if result.alias >= 0 else -1, result.nbytes)
-        if call.workspace:
-            self.workspace.append((task, call.workspace))
+        workspace = call.workspace + self.accelerator.resident
+        if workspace:
+            self.workspace.append((task, workspace))
 
     def _meta(self, slot: int) -> torch.Tensor:
         meant = self.executable.slots[slot]

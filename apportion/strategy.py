@@ -100,12 +100,8 @@ def verify(space: Space, strategy: Strategy, devices: int) -> None:
         raise ValueError(
             f"the strategy has {len(strategy.choices)} choices for {len(graph.ops)} operators"
         )
-    for index, (op, choice) in enumerate(zip(graph.ops, strategy.choices, strict=True)):
-        _verify_devices(f"operator {op.name!r}", choice.parts, choice.devices, devices)
-        try:
-            space.split(index, choice.parts)
-        except Refused as refusal:
-            raise ValueError(f"operator {op.name!r} cannot be cut so: {refusal}") from None
+    for index, choice in enumerate(strategy.choices):
+        verify_choice(space, index, choice, devices)
     for value, layout in strategy.layouts.items():
         if not 0 <= value < len(graph.values):
             raise ValueError(
@@ -121,6 +117,16 @@ def verify(space: Space, strategy: Strategy, devices: int) -> None:
             if not 1 <= count <= max(factor, 1):
                 raise ValueError(f"{name}: an atom of {factor} cannot be cut into {count} parts")
         _verify_devices(name, layout.parts, layout.devices, devices)
+
+
+def verify_choice(space: Space, op: int, choice: Choice, devices: int) -> None:
+    """Raises ValueError, naming the Op, unless the Choice is legal on that many devices."""
+    name = space.graph.ops[op].name
+    _verify_devices(f"operator {name!r}", choice.parts, choice.devices, devices)
+    try:
+        space.split(op, choice.parts)
+    except Refused as refusal:
+        raise ValueError(f"operator {name!r} cannot be cut so: {refusal}") from None
 
 
 def _verify_devices(

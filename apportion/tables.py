@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from apportion.cluster import Cluster
     from apportion.coverage import Summary
+    from apportion.footprint import Peak
     from apportion.graph import Graph
     from apportion.plan import Plan
     from apportion.run import Run
     from apportion.splits import Space
     from apportion.tdl import Description
     from apportion.zoo import Known
+
+
+SHOWN_CAUSES = 6  # of a peak
+ACTIVITIES = ("computes", "assembles", "exchanges", "waits")
 
 
 def models(known: Iterable[Known], sizes: Mapping[str, Mapping[str, int]]) -> Table:
@@ -38,14 +41,6 @@ def settings(model: Known) -> Table:
     table = _table("setting", "default", "tiny")
     for name, default in model.defaults.items():
         table.add_row(name, str(default), str(model.tiny[name]))
-    return table
-
-
-def clusters(known: Iterable[tuple[str, str]]) -> Table:
-    """Clusters that have a name."""
-    table = _table("cluster", "what it is")
-    for name, about in known:
-        table.add_row(name, about)
     return table
 
 
@@ -91,6 +86,42 @@ def predicted(plan: Plan) -> Table:
     return table
 
 
+def planned(plan: Plan) -> list[Table | str]:
+    """What a Plan is expected to cost, why its fullest device is full, and how sure that is."""
+    from apportion.cost import shares
+    from apportion.footprint import peaks
+
+    cost, line = plan.cost, plan.timeline
+    parts = shares(plan.tasks, plan.cluster, cost).items()
+    sure = ", ".join(f"{share:.0%} {source}" for source, share in parts if share)
+    fullest = max(range(len(line.peak_bytes)), key=line.peak_bytes.__getitem__)
+    peak = peaks(line.curves, plan.tasks, plan.space.graph, top=SHOWN_CAUSES)[fullest]
+    held = sorted(peak.categories.items(), key=lambda item: -item[1])
+    kinds = ", ".join(f"{name} {_bytes(nbytes)}" for name, nbytes in held if nbytes)
+    shown: list[Table | str] = [predicted(plan)]
+    if peak.causes:
+        shown += [causes(peak), f"in all: {kinds}"]
+    return [*shown, f"times: {sure}; cost model {cost.name}: {cost.provenance}"]
+
+
+def causes(peak: Peak) -> Table:
+    """What fills a device at its peak."""
+    made = any(cause.op for cause in peak.causes)
+    table = _table("at the peak", "category", "bytes", "share", *(["made by"] if made else []))
+    when = f"{_seconds(peak.time_ns / 1e9)} into the step" if peak.task >= 0 else "as it begins"
+    during = f", in {peak.op}" if peak.op else ""
+    table.title = f"device {peak.device} holds most, {_bytes(peak.nbytes)}, {when}{during}"
+    table.title_justify = "left"
+    for cause in peak.causes:
+        share, maker = f"{cause.nbytes / peak.nbytes:.0%}", f"{cause.op} {cause.line}".strip()
+        name = f"{cause.name} {cause.type}".rstrip()
+        table.add_row(name, cause.category, _bytes(cause.nbytes), share, *([maker] if made else []))
+    count, nbytes = peak.others
+    if count:
+        table.add_row(f"{count} others", "", _bytes(nbytes), f"{nbytes / peak.nbytes:.0%}")
+    return table
+
+
 def side_by_side(plans: Iterable[Plan]) -> Table:
     """One row per Plan."""
     table = _table("method", "step time", "peak memory", "bytes moved", "search time", "feasible")
@@ -108,13 +139,12 @@ def side_by_side(plans: Iterable[Plan]) -> Table:
 
 def measured(plan: Plan, run: Run) -> list[Table | str]:
     """Measured beside predicted; after a check the verdict on the last line."""
-    table = _table("", "predicted", "measured")
-    guess = plan.predicted
-    table.add_row("step time", _seconds(guess.step_seconds), _seconds(run.measured_step_seconds))
-    table.add_row(
-        "peak memory per device", _peaks(guess.peak_bytes), _peaks(run.measured_peak_bytes)
-    )
-    table.add_row("bytes moved", f"{guess.bytes_moved:,}", f"{run.measured_bytes_moved:,}")
+    table = _table("a step", "predicted", "measured", "error")
+    for row in run.comparison:
+        figures = (row.predicted, row.measured)
+        both = [_seconds(x) if row.unit == "s" else _bytes(int(x)) for x in figures]
+        error = "" if row.error is None else f"{row.error:+.1%}"
+        table.add_row(f"a device {row.name}" if row.name in ACTIVITIES else row.name, *both, error)
     shown: list[Table | str] = [table, "losses: " + " ".join(f"{x:.6f}" for x in run.losses)]
     if run.equal is not None:
         shown += [
@@ -201,31 +231,6 @@ def operators_by_kind(kinds: Mapping[str, Kind], reasons: Mapping[str, str]) -> 
             text = f"{text}{text and '; '}{kind.undescribed} unsplit: {reasons[name]}"
         shown = name.removesuffix(".default")
         table.add_row(shown, f"{kind.count:,}", _count(kind.flops), _bytes(kind.nbytes), text)
-    return table
-
-
-def devices(cluster: Cluster) -> Table:
-    """Equal devices in one row."""
-    table = _table("devices", "kind", "memory", "operations/s", "bytes/s", "source")
-    counts = Counter(replace(device, name="") for device in cluster.devices)
-    for device, count in counts.items():
-        flops = ", ".join(f"{rate:.3g} ({8 * size} bit)" for size, rate in device.flops)
-        table.add_row(
-            str(count),
-            device.kind,
-            _bytes(device.memory_bytes),
-            flops,
-            f"{device.memory_bandwidth:.3g}",
-            device.provenance,
-        )
-    return table
-
-
-def links(cluster: Cluster) -> Table:
-    """Equal links in one row."""
-    table = _table("links", "bytes/s", "latency", "source")
-    for link, count in Counter(replace(link, name="") for link in cluster.links).items():
-        table.add_row(str(count), f"{link.bandwidth:.3g}", _seconds(link.latency), link.provenance)
     return table
 
 

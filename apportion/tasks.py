@@ -146,7 +146,7 @@ class TaskGraph:
     """o: what each Op computes, as in Op.kind; empty where it is not known."""
 
     work: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    """n: index into works of a COMPUTE, else -1; empty where it is not known."""
+    """n: index into works of a COMPUTE or ASSEMBLE, else -1; empty where it is not known."""
 
     works: tuple[str, ...] = ()
     """The distinct kernel calls, with shapes, strides and dtypes: what a cost is measured for."""
@@ -186,10 +186,14 @@ class Storage:
 
     slots      (slot, base, bytes): storage that another slot shares, or of another size
     workspace  (task, bytes)
+    works      the distinct kernel calls, as text
+    work       which of them each task makes, -1 for none; empty where it is not known
     """
 
     slots: tuple[tuple[int, int, int], ...] = ()
     workspace: tuple[tuple[int, int], ...] = ()
+    works: tuple[str, ...] = ()
+    work: tuple[int, ...] = ()
 
 
 def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
@@ -203,7 +207,15 @@ def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
             last[new_base] = max(last[new_base], last[slot])
     for task, size in storage.workspace:
         workspace[task] = size
-    return replace(tasks, slot_base=base, slot_nbytes=nbytes, slot_last=last, workspace=workspace)
+    return replace(
+        tasks,
+        slot_base=base,
+        slot_nbytes=nbytes,
+        slot_last=last,
+        workspace=workspace,
+        works=storage.works,
+        work=np.array(storage.work, np.int64),
+    )
 
 
 def verify(tasks: TaskGraph) -> None:

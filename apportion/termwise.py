@@ -9,10 +9,13 @@ Choice says the same either way.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
 from apportion.graph import Graph, Op, Ref
 from apportion.interval import full
 from apportion.splits import Space, Split
-from apportion.strategy import Strategy
+from apportion.strategy import Choice, Strategy
 from apportion.tdl import lookup
 
 LINEAR = frozenset(
@@ -30,58 +33,95 @@ LINEAR = frozenset(
 Devices = tuple[int, ...]
 
 
-def termwise(space: Space, strategy: Strategy, splits: list[Split]) -> dict[int, Devices]:
+def termwise(space: Space, strategy: Strategy, splits: Sequence[Split]) -> dict[int, Devices]:
     """The Ops to compute term by term, each with the device of every term."""
-    graph = space.graph
-    kept = {after for _, after in graph.state} | {graph.loss}
-    found: dict[int, Devices] = {}
-    at: dict[int, Devices] = {}
-    for index, op in enumerate(graph.ops):
-        devices = _shared_terms(graph, op, strategy, index, at)
+    return Terms(space, strategy, splits).settled()
+
+
+class Terms:
+    """Which Ops could be computed term by term, as far as what they read says.
+
+    candidates  those Ops, each with the device of every term
+    at          Values that are left as whole terms, each with the device of every term
+    """
+
+    def __init__(self, space: Space, strategy: Strategy, splits: Sequence[Split]) -> None:
+        self.space = space
+        self.layouts = strategy.layouts
+        graph = space.graph
+        self.kept: set[int | None] = {after for _, after in graph.state}
+        self.kept.add(graph.loss)
+        self.candidates: dict[int, Devices] = {}
+        self.at: dict[int, Devices] = {}
+        for op in range(len(graph.ops)):
+            self._look(op, strategy.choices[op], splits[op])
+
+    def update(
+        self, ops: Iterable[int], choices: Sequence[Choice], splits: Sequence[Split]
+    ) -> None:
+        """Looks again at Ops whose Choices have changed, and at what follows from them."""
+        graph = self.space.graph
+        waiting = sorted(set(ops))
+        while waiting:
+            op = heappop(waiting)
+            if self._look(op, choices[op], splits[op]):
+                for value in graph.ops[op].outputs:
+                    for reader in graph.consumers[value]:
+                        if reader not in waiting:
+                            heappush(waiting, reader)
+
+    def settled(self) -> dict[int, Devices]:
+        """The Ops that are computed term by term: all readers of a Value, or none."""
+        if not self.candidates:
+            return {}
+        return _all_or_none(self.space.graph, dict(self.candidates), dict(self.at))
+
+    def _look(self, index: int, choice: Choice, split: Split) -> bool:
+        """Looks at one Op; whether what it leaves has changed."""
+        op = self.space.graph.ops[index]
+        devices = self._shared_terms(op, choice)
+        left: dict[int, Devices] = {}
         if devices is not None:
-            found[index] = devices
-            at |= dict.fromkeys(op.outputs, devices)
-        elif not kept.intersection(op.outputs):
-            at |= _left_terms(space, op, strategy, splits[index], index)
-    return _all_or_none(graph, found, at)
+            self.candidates[index] = devices
+            left = dict.fromkeys(op.outputs, devices)
+        else:
+            self.candidates.pop(index, None)
+            if not self.kept.intersection(op.outputs):
+                left = self._left_terms(op, choice, split)
+        before = {v: self.at[v] for v in op.outputs if v in self.at}
+        for value in before:
+            del self.at[value]
+        self.at |= left
+        return left != before
 
+    def _left_terms(self, op: Op, choice: Choice, split: Split) -> dict[int, Devices]:
+        """The Values that an Op leaves as whole terms, one on each of several devices."""
+        found: dict[int, Devices] = {}
+        for position, value in enumerate(op.outputs):
+            if split.reducers[position] != "sum" or value in self.layouts or choice.replicas != 1:
+                continue
+            whole = full(self.space.factors(value))
+            terms = [part.terms[position] for part in split.parts]
+            if (
+                sorted(terms) == list(range(split.terms[position]))
+                and all(part.outputs[position] == whole for part in split.parts)
+                and len(set(choice.devices)) == len(terms) > 1
+            ):
+                by_term = dict(zip(terms, choice.devices, strict=True))
+                found[value] = tuple(by_term[t] for t in range(len(terms)))
+        return found
 
-def _left_terms(
-    space: Space, op: Op, strategy: Strategy, split: Split, index: int
-) -> dict[int, Devices]:
-    """The Values that an Op leaves as whole terms, one on each of several devices."""
-    choice = strategy.choices[index]
-    found: dict[int, Devices] = {}
-    for position, value in enumerate(op.outputs):
-        whole = full(space.factors(value))
-        terms = [part.terms[position] for part in split.parts]
-        if (
-            split.reducers[position] == "sum"
-            and value not in strategy.layouts
-            and choice.replicas == 1
-            and sorted(terms) == list(range(split.terms[position]))
-            and all(part.outputs[position] == whole for part in split.parts)
-            and len(set(choice.devices)) == len(terms) > 1
-        ):
-            by_term = dict(zip(terms, choice.devices, strict=True))
-            found[value] = tuple(by_term[t] for t in range(len(terms)))
-    return found
-
-
-def _shared_terms(
-    graph: Graph, op: Op, strategy: Strategy, index: int, at: dict[int, Devices]
-) -> Devices | None:
-    """The devices of the terms that all inputs of a linear Op have in common."""
-    choice = strategy.choices[index]
-    homes = {at.get(v) for v in op.inputs}
-    if not _linear(op) or choice.count != 1 or len(homes) != 1:
-        return None
-    (devices,) = homes
-    if devices is None or set(devices) != set(choice.devices):
-        return None
-    if any(v in strategy.layouts for v in op.outputs):
-        return None
-    return devices
+    def _shared_terms(self, op: Op, choice: Choice) -> Devices | None:
+        """The devices of the terms that all inputs of a linear Op have in common."""
+        homes = {self.at.get(v) for v in op.inputs}
+        if len(homes) != 1 or choice.count != 1:
+            return None
+        (devices,) = homes
+        if devices is None or set(devices) != set(choice.devices) or not _linear(op):
+            return None
+        if any(v in self.layouts for v in op.outputs):
+            return None
+        return devices
 
 
 def _linear(op: Op) -> bool:

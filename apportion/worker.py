@@ -64,11 +64,13 @@ class Train:
 
 @dataclass(frozen=True)
 class Trained:
-    """One rank's answer. `state` is (slot, tensor) pairs; `spans` are (task, start, end) of the
-    last step."""
+    """One rank's answer. `cpu_seconds` is what the process used of its cores in each step, all its
+    threads together; `state` is (slot, tensor) pairs; `spans` are (task, start, end) of the last
+    step."""
 
     losses: list[float | None]
     step_seconds: list[float]
+    cpu_seconds: list[float]
     sent_bytes: int
     peak_bytes: int | None
     state: list[tuple[int, Any]]
@@ -99,6 +101,10 @@ class _Process:
             self.programs[key] = (made, Space(made.graph))
         return self.programs[key]
 
+    def answer(self, job: Any) -> Any:
+        """What a request asks for: to train, or what it does itself, given this process."""
+        return self.train(job) if isinstance(job, Train) else job(self)
+
     def train(self, job: Train) -> Trained:
         program, space = self.program(job.spec, job.model_seed, job.double)
         if (space.digits, space.opening) != (job.strategy.digits, job.strategy.opening):
@@ -109,18 +115,20 @@ class _Process:
         mine.progress[0] = 1
         losses: list[float | None] = []
         seconds: list[float] = []
+        used: list[float] = []
         with _Allocations(job.profile) as allocations:
             runner = Runner(program, mine, job.seed)
             _meet()
             allocations.mark()
-            losses.append(_timed(runner, vary(program.batch, job.seed, 0), seconds))
+            losses.append(_timed(runner, vary(program.batch, job.seed, 0), seconds, used))
         for step in range(1, job.steps):
             mine.rank.spans.clear()
             _meet()
-            losses.append(_timed(runner, vary(program.batch, job.seed, step), seconds))
+            losses.append(_timed(runner, vary(program.batch, job.seed, step), seconds, used))
         state = [(s, t.numpy()) for s, (_, t) in mine.rank.state().items()] if job.state else []
         peak = allocations.peak
-        return Trained(losses, seconds, mine.sent_bytes, peak, state, list(mine.rank.spans))
+        spans = list(mine.rank.spans)
+        return Trained(losses, seconds, used, mine.sent_bytes, peak, state, spans)
 
 
 def _meet() -> None:
@@ -129,10 +137,11 @@ def _meet() -> None:
         dist.barrier()
 
 
-def _timed(runner: Runner, batch: Any, seconds: list[float]) -> float | None:
-    began = time.perf_counter()
+def _timed(runner: Runner, batch: Any, seconds: list[float], used: list[float]) -> float | None:
+    began, before = time.perf_counter(), time.process_time()
     loss = runner.local_step(batch)
     seconds.append(time.perf_counter() - began)
+    used.append(time.process_time() - before)
     return None if loss is None else float(loss)
 
 
@@ -191,7 +200,7 @@ def main(
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe
         while True:
             job = pipe.recv()
-            pipe.send(failed or _attempt(process.train, job))
+            pipe.send(failed or _attempt(process.answer, job))
 
 
 def _join(rank: int, world: int, store: str, timeout: float) -> None:

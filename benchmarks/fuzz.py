@@ -188,14 +188,14 @@ def planted(spec: str, count: int, first: int) -> dict[str, object]:
 
 def plant(plan: Plan, rng: Random, change: float) -> tuple[Corrupt, str, bool]:
     executable = Executable(plan.space, plan.strategy, plan.tasks)
-    task = rng.choice(sorted(executable.packed))
-    copy = rng.choice(executable.packed[task])
+    parcel = rng.choice(sorted(executable.packed))
+    task, copy = executable.parcels[parcel].task, rng.choice(executable.packed[parcel])
     element = rng.randrange(copy.nbytes // copy.dtype.itemsize)
     seen = Counter[int]()
 
     def corrupt(number: int, message: torch.Tensor) -> torch.Tensor:
         seen[number] += 1
-        if number != task or seen[number] != STEPS:
+        if number != parcel or seen[number] != STEPS:
             return message
         changed = message.clone()
         box = changed[copy.offset : copy.offset + copy.nbytes].view(copy.dtype)

@@ -12,9 +12,12 @@ from apportion.cluster import Cluster, Device, Link, Route
 from apportion.cost import CostModel
 from apportion.graph import Graph, Op
 from apportion.tasks import (
+    ALL_TO_ALL,
     ASSEMBLE,
     CATEGORIES,
+    COLLECTIVE,
     COMPUTE,
+    PATTERNS,
     TRANSFER,
     Ints,
     TaskGraph,
@@ -37,6 +40,7 @@ class Maker:
     deps: list[tuple[int, ...]] = field(default_factory=list)
     slots: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     copies: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    together: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
     def compute(
         self, device: int, flops: float = 0, nbytes: int = 0, after: Sequence[int] = ()
@@ -45,6 +49,18 @@ class Maker:
 
     def transfer(self, device: int, peer: int, nbytes: int, after: Sequence[int] = ()) -> int:
         return self._task(TRANSFER, device, peer, nbytes, 0.0, after)
+
+    def collective(
+        self,
+        members: Sequence[int],
+        nbytes: int,
+        after: Sequence[int] = (),
+        pattern: int = ALL_TO_ALL,
+    ) -> int:
+        """`nbytes` are what all pairs send together."""
+        made = self._task(COLLECTIVE, members[0], -1, nbytes, 0.0, after)
+        self.together[made] = (tuple(members), pattern)
+        return made
 
     def assemble(self, device: int, nbytes: int, after: Sequence[int] = ()) -> int:
         return self._task(ASSEMBLE, device, -1, nbytes, 0.0, after)
@@ -61,9 +77,11 @@ class Maker:
         self.slots.append((device, nbytes, category, base, first, last))
         return len(self.slots) - 1
 
-    def copy(self, source: int, target: int, message: int, assembly: int) -> None:
-        """All bytes of the message go from the one slot into the other."""
-        nbytes = self.tasks[message][3]
+    def copy(
+        self, source: int, target: int, message: int, assembly: int, nbytes: int | None = None
+    ) -> None:
+        """All bytes of the message, or so many, go from the one slot into the other."""
+        nbytes = self.tasks[message][3] if nbytes is None else nbytes
         self.copies.append((source, target, message, assembly, nbytes))
 
     def done(self) -> TaskGraph:
@@ -73,6 +91,10 @@ class Maker:
         slot_device, slot_nbytes, category, base, first, last = _columns(slots, 6)
         source, target, message, assembly, copied = _columns(self.copies, 5)
         none, zeros = np.zeros(0, np.int64), np.zeros(n + 1, np.int64)
+        groups = tuple(dict.fromkeys(members for members, _ in self.together.values()))
+        group, pattern = np.full(n, -1), np.full(n, -1)
+        for task, (members, way) in self.together.items():
+            group[task], pattern[task] = groups.index(members), way
         return TaskGraph(
             devices=self.devices, kind=kind, op=np.arange(n), part=np.zeros(n, np.int64),
             device=device, peer=peer, position=np.arange(n), nbytes=nbytes,
@@ -88,6 +110,7 @@ class Maker:
             copy_message=message, copy_task=assembly, copy_nbytes=copied,
             op_start=np.append(np.arange(n + 1), n), edge_op=none, edge_value=none,
             edge_start=np.zeros(1, np.int64), boxes=((),),
+            group=group, pattern=pattern, groups=groups,
         )  # fmt: skip
 
     def _task(
@@ -117,7 +140,7 @@ def ports(
     return Cluster(
         name="test", description="", communication_on_device=on_device,
         devices=tuple(
-            Device(f"d{k}", "test", 1000, ((4, rate),), rate, 0.0, "test") for k in range(devices)
+            Device(f"d{k}", "cpu", 1000, ((4, rate),), rate, 0.0, "test") for k in range(devices)
         ),
         links=tuple(Link(name, rate, latency, "test") for name in names),
         routes=tuple(
@@ -128,7 +151,9 @@ def ports(
     )  # fmt: skip
 
 
-def random_tasks(seed: int, count: int = 60, devices: int = 3) -> TaskGraph:
+def random_tasks(
+    seed: int, count: int = 60, devices: int = 3, *, collectives: bool = False
+) -> TaskGraph:
     """Valid tasks with random kinds, dependencies, lengths and slots."""
     rng = random.Random(seed)
     make = Maker(devices)
@@ -137,7 +162,10 @@ def random_tasks(seed: int, count: int = 60, devices: int = 3) -> TaskGraph:
         after = sorted(rng.sample(range(index), min(index, rng.randrange(4))))
         device, size = rng.randrange(devices), rng.choice([1, 1, 2, 5, 40])
         if devices > 1 and rng.random() < 0.5:
-            _message(make, rng, device, size, after)
+            if collectives and rng.random() < 0.3:
+                _exchange(make, rng, size, after)
+            else:
+                _message(make, rng, device, size, after)
         else:
             made = make.compute(device, flops=size, nbytes=rng.randrange(3), after=after)
             make.slot(device, size, made, rng.choice([made, SURVIVES]))
@@ -152,3 +180,17 @@ def _message(make: Maker, rng: random.Random, device: int, size: int, after: Seq
     assembly = make.assemble(peer, size, [message])
     source = make.slot(device, size, -1, message)
     make.copy(source, make.slot(peer, size, assembly, assembly), message, assembly)
+
+
+def _exchange(make: Maker, rng: random.Random, size: int, after: Sequence[int]) -> None:
+    """Every one of some devices sends `size` bytes to every other one."""
+    members = sorted(rng.sample(range(make.devices), rng.randint(2, make.devices)))
+    k = len(members)
+    message = make.collective(members, k * (k - 1) * size, after, rng.randrange(len(PATTERNS)))
+    sources = [make.slot(device, size, -1, message) for device in members]
+    for device in members:
+        assembly = make.assemble(device, size * (k - 1), [message])
+        target = make.slot(device, size * (k - 1), assembly, assembly)
+        for other, source in zip(members, sources, strict=True):
+            if other != device:
+                make.copy(source, target, message, assembly, size)

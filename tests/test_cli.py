@@ -49,23 +49,23 @@ def test_the_surface_is_what_it_was() -> None:
     assert surface() == {
         "models": {"name", "--ops", "--json"},
         "show": {"model", "--ops", "--json"},
-        "clusters": {"name"},
+        "clusters": {"name", "--json"},
         "ops": {
             *("--verify", "--op", "--model", "--share", "--every", "--blind", "--workers"),
             *("--out", "--json"),
         },
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
-            "--json",
+            *("--trace", "--json"),
         },
         "compare": {
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed", "--json"),
         },
-        "simulate": {"plan", "--json"},
+        "simulate": {"plan", "--trace", "--chakra", "--json"},
         "report": {"plan", "--out", "-o", "--trace"},
         "run": {
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
-            *("--timeout", "--json"),
+            *("--timeout", "--trace", "--json"),
         },
     }
 
@@ -180,7 +180,12 @@ def test_show_and_lists(capfd: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capfd, "clusters")
     assert status == 0 and out
     status, out, _ = call(capfd, "clusters", "local:3")
-    assert status == 0 and out
+    assert status == 0 and "process x 3" in out and "3 processes share" in out
+    status, facts = call_json(capfd, "clusters")
+    assert status == 0 and "p2.8xlarge" in facts["clusters"]
+    status, facts = call_json(capfd, "clusters", "2x4xk80")
+    assert status == 0 and len(facts["devices"]) == 8
+    assert [pair["to"] for pair in facts["pairs"]] == ["node0/gpu1", "node1/gpu0"]
     status, out, _ = call(capfd, "ops")
     assert status == 0 and "aten.mm" in out
 
@@ -226,7 +231,7 @@ def test_plan_as_a_table(capfd: pytest.CaptureFixture[str]) -> None:
 def test_plan_save_and_simulate_agree(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = str(tmp_path / "p.json")
     status, facts = call_json(capfd, *PLAN, "--out", file)
-    assert status == 0 and facts.keys() == STABLE
+    assert status == 0 and facts.keys() == STABLE | {"cost", "peak_causes"}
     assert (facts["model"], facts["cluster"], facts["method"]) == ("mlp:tiny", "local:2", "data")
     assert len(facts["peak_bytes"]) == 2 and facts["feasible"] is True
     assert call_json(capfd, "simulate", file) == (0, facts)

@@ -24,7 +24,7 @@ from apportion.search.data import data
 from apportion.search.random import draw
 from apportion.splits import Space
 from apportion.strategy import Choice, Layout, Strategy, whole
-from apportion.tasks import TRANSFER, TaskGraph
+from apportion.tasks import TaskGraph
 from apportion.worker import vary
 
 STEPS = 2
@@ -172,13 +172,12 @@ def test_state_that_is_not_trained_survives_the_steps() -> None:
 
 def one_element_off(executable: Executable, rng: Random) -> Corrupt:
     """Adds 1 to one element of one message, in every step."""
-    tasks = [t for t, kind in enumerate(executable.kind) if kind == TRANSFER]
-    task = rng.choice(tasks)
-    element = rng.randrange(executable.nbytes[task] // 8)
-    assert {copy.dtype for copy in executable.packed[task]} == {torch.float64}
+    parcel = rng.randrange(len(executable.parcels))
+    element = rng.randrange(executable.parcels[parcel].nbytes // 8)
+    assert {copy.dtype for copy in executable.packed[parcel]} == {torch.float64}
 
     def corrupt(number: int, message: torch.Tensor) -> torch.Tensor:
-        if number == task:
+        if number == parcel:
             message = message.clone()
             message.view(torch.float64)[element] += 1.0
         return message

@@ -17,7 +17,7 @@ from apportion.search.data import data
 from apportion.search.random import draw
 from apportion.splits import Space
 from apportion.strategy import Choice, Layout, Strategy
-from apportion.tasks import COMPUTE, TRANSFER, TaskGraph, verify
+from apportion.tasks import COLLECTIVE, COMPUTE, TRANSFER, TaskGraph, verify
 from apportion.tdl import Sum, describe
 
 ROWS, COLUMNS = 8, 6
@@ -239,13 +239,17 @@ def test_slots_die_after_their_last_use(spec: str, count: int) -> None:
         tasks, ranks = start(program, space, strategy, 3)
         for rank in ranks:
             rank.feed(lambda value: leaves[value])
+        parcels = ranks[0].program.parcels
         for number, kind in enumerate(tasks.kind):
-            rank = ranks[tasks.device[number]]
-            if kind == TRANSFER:
-                ranks[tasks.peer[number]].messages[number] = rank.pack(number).clone()
-                rank.free(number)
-            else:
-                rank.run(number, context_of(program, 0, 0))
+            if kind not in (TRANSFER, COLLECTIVE):
+                ranks[tasks.device[number]].run(number, context_of(program, 0, 0))
+                continue
+            mine = [k for k, parcel in enumerate(parcels) if parcel.task == number]
+            for k in mine:
+                message = ranks[parcels[k].sender].pack(k).clone()
+                ranks[parcels[k].receiver].messages[k] = message
+            for k in mine:
+                ranks[parcels[k].sender].free(number)
         for rank in ranks:
             unread = {  # nobody reads it, so no task frees it
                 s for s in range(len(tasks.slot_device)) if tasks.slot_first[s] == -1

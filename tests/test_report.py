@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import captured
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from make_tasks import EXACT, Maker, ports, random_tasks
 
 import apportion as ap
@@ -20,7 +18,7 @@ from apportion import cli, report
 from apportion.plan import Plan
 from apportion.plan import plan as make_plan
 from apportion.simulate import simulate
-from apportion.tasks import CATEGORIES, COMMUNICATION, TRANSFER, WORKSPACE, TaskGraph
+from apportion.tasks import ALL_TO_ALL, COLLECTIVE, TRANSFER, TaskGraph
 from apportion.timeline import MEASURED, Timeline, timeline
 
 HOSTILE = "</script><script>alert('{{css}}')</script><!-- & \u2028 \u00e9 \\"
@@ -44,50 +42,37 @@ def data_of(page: str) -> Any:
 # Memory
 
 
-def check_bands(tasks: TaskGraph, line: Timeline) -> None:
-    for curve, band in zip(line.curves, report.bands(tasks, line), strict=True):
-        assert band.time_ns.tolist() == curve.time_ns.tolist()
-        assert band.nbytes.sum(axis=1).tolist() == curve.nbytes.tolist()
-        assert (band.nbytes >= 0).all() and (band.alive >= 0).all()
-        if band.peak < 0:
-            continue
-        peak = band.nbytes[band.peak]
-        assert peak.tolist() == list(curve.peak_categories)
-        assert peak.sum() == curve.peak_bytes == band.alive.sum()
-        held = np.bincount(
-            tasks.slot_category, band.alive[: len(tasks.slot_nbytes)], minlength=len(CATEGORIES)
+def check_memory(plan: Plan, line: Timeline) -> None:
+    """The page's bands are the Timeline's curves, and what is alive adds up to the peak."""
+    for curve, shown in zip(
+        line.curves, report._memory(plan.space.graph, plan.tasks, line), strict=True
+    ):
+        bands = [band or [0] * len(shown["time"]) for band in shown["bands"]]
+        total = np.sum(bands, axis=0).tolist()
+        assert set(zip(shown["time"], total, strict=True)) <= set(
+            zip(curve.time_ns.tolist(), curve.nbytes.tolist(), strict=True)
         )
-        transient = [COMMUNICATION, WORKSPACE]
-        assert (held <= peak).all()
-        assert np.delete(held, transient).tolist() == np.delete(peak, transient).tolist()
-
-
-@settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 10**6))
-def test_the_bands_of_random_tasks_sum_to_the_curves(seed: int) -> None:
-    tasks = random_tasks(seed)
-    workspace = np.random.default_rng(seed).integers(0, 3, len(tasks))
-    workspace[tasks.kind == TRANSFER] = 0
-    tasks = replace(tasks, workspace=workspace)
-    check_bands(tasks, simulate(tasks, ports(3), EXACT))
+        assert max(total, default=0) == sum(shown["peak"]) == curve.peak_bytes
+        assert shown["peak"] == list(curve.peak_categories) and shown["peak_ns"] == curve.peak_ns
+        assert sum(row[3] for row in shown["alive"]) + shown["others"][1] == curve.peak_bytes
 
 
 @pytest.mark.parametrize("method", ["single", "data", "random"])
 def test_the_bands_of_a_plan_sum_to_the_curves(method: str) -> None:
     plan = made(method, spec="gpt2:tiny")
-    check_bands(plan.tasks, plan.timeline)
-    check_bands(plan.tasks, measured(plan))
+    check_memory(plan, plan.timeline)
+    check_memory(plan, measured(plan))
 
 
 def test_a_thinned_curve_keeps_its_peak_and_its_end() -> None:
     plan = made("random", spec="gpt2:tiny")
-    for band in report.bands(plan.tasks, plan.timeline):
-        rows = report.thinned(band, 50)
-        assert len(rows) <= 50 < len(band.time_ns)
-        assert band.peak in rows and rows[-1] == len(band.time_ns) - 1
+    for curve in plan.timeline.curves:
+        rows = report.thinned(curve, 50)
+        assert len(rows) <= 50 < len(curve.time_ns)
+        assert curve.peak in rows and rows[-1] == len(curve.time_ns) - 1
         assert (np.diff(rows) > 0).all()
-        everything = report.thinned(band, 10**6)
-        assert everything.tolist() == list(range(len(band.time_ns)))
+        everything = report.thinned(curve, 10**6)
+        assert everything.tolist() == list(range(len(curve.time_ns)))
 
 
 def test_what_is_alive_at_the_peak_is_named() -> None:
@@ -100,6 +85,9 @@ def test_what_is_alive_at_the_peak_is_named() -> None:
         assert sizes == sorted(sizes, reverse=True)
     names = {row[0] for curve in found for row in curve["alive"]}
     assert names & {value.name for value in plan.graph.values}
+    makers = {row[4] for curve in found for row in curve["alive"]} - {""}
+    assert makers <= {op.name for op in plan.space.graph.ops}
+    assert {curve["peak_op"] for curve in found} <= {op.name for op in plan.space.graph.ops}
 
 
 # The timeline
@@ -146,7 +134,38 @@ def test_traffic_is_what_the_messages_carry() -> None:
     found = report.traffic(plan.tasks)
     assert found["block"] == 1 and np.trace(found["nbytes"]) == 0
     assert np.sum(found["nbytes"]) == plan.predicted.bytes_moved
-    assert np.sum(found["messages"]) == (plan.tasks.kind == TRANSFER).sum()
+    assert np.sum(found["messages"]) == messages_of(plan.tasks)
+
+
+def messages_of(tasks: TaskGraph) -> int:
+    """A collective is a message from each member to each other."""
+    joint = np.flatnonzero(tasks.kind == COLLECTIVE)
+    sizes = [len(tasks.groups[tasks.group[task]]) for task in joint]
+    return int((tasks.kind == TRANSFER).sum()) + sum(k * (k - 1) for k in sizes)
+
+
+def collective() -> TaskGraph:
+    """Devices 1, 2 and 3 exchange 60 bytes in all, and device 0 sends 7 to device 2."""
+    make = Maker(4)
+    make._task(COLLECTIVE, 1, -1, 60, 0.0, [])
+    make.transfer(0, 2, 7)
+    tasks = make.done()
+    here = tasks.kind == COLLECTIVE
+    return replace(
+        tasks, group=np.where(here, 0, -1), pattern=np.where(here, ALL_TO_ALL, -1),
+        groups=((1, 2, 3),),
+    )  # fmt: skip
+
+
+def test_a_collective_counts_for_every_pair() -> None:
+    found, tasks = report.traffic(collective()), collective()
+    assert found["nbytes"] == [[0, 0, 7, 0], [0, 0, 10, 10], [0, 10, 0, 10], [0, 10, 10, 0]]
+    assert np.sum(found["messages"]) == messages_of(tasks) == 7
+    assert [column.tolist() for column in report._fetched(tasks, 1)] == [[60, 7], [6, 1]]
+    line = simulate(tasks, ports(4), EXACT)
+    columns = report.slices(tasks, line, 100)
+    rows = zip(*(columns[k] for k in ("kind", "device", "nbytes", "group")), strict=True)
+    assert sorted(rows) == [(1, 0, 7, -1), (3, 1, 20, 0), (3, 2, 20, 0), (3, 3, 20, 0)]
 
 
 def test_traffic_of_many_devices_is_shown_in_blocks() -> None:
@@ -164,7 +183,7 @@ def test_operators_show_their_choices() -> None:
     ops, count = plan.graph.ops, len(plan.graph.ops)
     assert found["name"] == [*(op.name for op in ops), "end of step"]
     assert sum(found["fetched"]) == plan.predicted.bytes_moved
-    assert sum(found["messages"]) == (plan.tasks.kind == TRANSFER).sum()
+    assert sum(found["messages"]) == messages_of(plan.tasks)
     for key in ("kind", "phase", "line", "module", "cut", "devices"):
         assert len(found[key]["of"]) == count + 1
     for index, choice in enumerate(plan.strategy.choices):
@@ -267,10 +286,9 @@ def test_the_command_writes_the_page_and_the_trace(
     assert data_of(page.read_text())["plan"]["method"] == "data"
     events = json.loads(trace.read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
-    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    assert {event["ph"] for event in events} == {"M", "X", "C", "s", "t", "f"}
     assert all(event["dur"] > 0 and {"name", "pid", "tid", "ts"} <= event.keys() for event in spans)
-    moving = int((plan.tasks.kind == TRANSFER).sum())
-    assert len(spans) == len(plan.tasks) + moving  # a message is on both its ends
+    assert {event["args"]["task"] for event in spans} == set(range(len(plan.tasks)))
 
 
 def test_a_peak_without_known_workspace_is_not_called_exact() -> None:

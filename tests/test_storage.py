@@ -222,14 +222,14 @@ def test_a_kernel_that_cannot_run_without_data_is_taken_to_make_dense_results(
     strategy = Strategy((Choice((1, 1), (0,)),) * 2)
     tasks = lower(space, strategy, 1)
     executable = Executable(space, strategy, tasks)
-    assert measure(executable, 1) == Storage()
+    assert not measure(executable, 1).slots
 
     def fails(*_: Any) -> Any:
         raise NotImplementedError("no kernel for tensors without data")
 
     monkeypatch.setattr(storage, "run_part", fails)
     (slot,) = np.flatnonzero(tasks.slot_value == y.index)
-    assert measure(executable, 1) == Storage(slots=((int(slot), -1, 96),))
+    assert measure(executable, 1).slots == ((int(slot), -1, 96),)
 
 
 def test_elsewhere_workspace_is_not_known() -> None:

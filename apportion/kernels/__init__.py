@@ -21,12 +21,22 @@ from apportion.kernels import (
     update,
     view,
 )
-from apportion.kernels.base import LEFT_OUT, Context, Kernel, dtype, kernel, resolve
+from apportion.kernels.base import (
+    LEFT_OUT,
+    Context,
+    Kernel,
+    Template,
+    dtype,
+    kernel,
+    resolve,
+    template,
+)
 
 __all__ = [
     "LEFT_OUT",
     "Context",
     "Kernel",
+    "Template",
     "attention",
     "conv",
     "dense",
@@ -42,6 +52,7 @@ __all__ = [
     "random",
     "reduction",
     "resolve",
+    "template",
     "update",
     "view",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from apportion.graph import Body
+from apportion.graph import Arg, Body, Ref, Setting, substitute
 from apportion.trace import flat_results
 
 # Arguments that a Graph leaves out, since they say where and not what.
@@ -19,13 +19,19 @@ LEFT_OUT = frozenset(["device", "layout", "pin_memory", "generator", "memory_for
 @dataclass(slots=True)
 class Context:
     """What kernels need beside their arguments: whose random numbers, which step, the optimizer's
-    settings now."""
+    settings now. Tensors are made on `device`; where that is meta, they are meant for `like`."""
 
     seed: int
     step: int
     setting: Callable[[Any], float]
     bodies: Sequence[Body] = ()
     device: str = "cpu"
+    like: str = "cpu"
+
+    @property
+    def cuda(self) -> bool:
+        """Whether the kernels of CUDA devices are meant."""
+        return (self.like if self.device == "meta" else self.device).startswith("cuda")
 
 
 Kernel = Callable[[Context, Sequence[Any]], tuple[Any, ...]]
@@ -38,6 +44,42 @@ def dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"torch has no dtype {name!r}")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Arguments of a call, with room for what differs between calls.
+
+    tensors  (argument, input) for arguments that are inputs
+    others   (argument, what to put there) for those with inputs or settings inside
+    """
+
+    fixed: tuple[Any, ...]
+    tensors: tuple[tuple[int, int], ...]
+    others: tuple[tuple[int, Arg], ...]
+
+    def fill(self, tensors: Sequence[Any], context: Context) -> list[Any]:
+        """The arguments of one call."""
+        args = list(self.fixed)
+        for place, index in self.tensors:
+            args[place] = tensors[index]
+        for place, arg in self.others:
+            args[place] = substitute(arg, tensors, dtype=dtype, setting=context.setting)
+        return args
+
+
+def template(args: Sequence[Arg]) -> Template:
+    """What does not change about a call's arguments, worked out once."""
+    fixed = tuple(None if _changes(a) else substitute(a, (), dtype=dtype) for a in args)
+    tensors = tuple((k, a.index) for k, a in enumerate(args) if isinstance(a, Ref))
+    others = tuple((k, a) for k, a in enumerate(args) if _changes(a) and not isinstance(a, Ref))
+    return Template(fixed, tensors, others)
+
+
+def _changes(arg: Arg) -> bool:
+    if isinstance(arg, tuple):
+        return any(map(_changes, arg))
+    return isinstance(arg, Ref | Setting)
 
 
 OWN: dict[str, Kernel] = {}

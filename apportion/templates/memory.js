@@ -129,7 +129,7 @@ function chooseMemory(position) {
   const line = data.lines[chosen.line], curve = line.memory[chosen.device];
   const title = `Device ${chosen.device} ${data.devices.name[chosen.device]}, ${line.source}`;
   byId("memory-device").textContent = `${title}: peak ${bytesText(sum(curve.peak))} of ` +
-    bytesText(data.devices.limit[chosen.device]);
+    bytesText(data.devices.limit[chosen.device]) + (curve.peak_op ? `, in ${curve.peak_op}` : "");
   byId("memory-canvas").setAttribute("aria-label", `Memory over time. ${title}, ` +
     present.map((k) => `${data.categories[k]} ${bytesText(curve.peak[k])}`).join(", "));
   alive(curve);
@@ -138,19 +138,21 @@ function chooseMemory(position) {
 
 function alive(curve) {
   const peak = Math.max(sum(curve.peak), 1);
-  const rows = curve.alive.map(([name, type, category, nbytes]) => {
+  const rows = curve.alive.map(([name, type, category, nbytes, op, line]) => {
     const dot = el("span", { class: "dot" });
     dot.style.background = categoryColour(data.categories.indexOf(category));
     return el("tr", {}, el("td", {}, name), el("td", {}, type), el("td", {}, dot, category),
       el("td", { class: "number", title: exactBytes(nbytes) }, bytesText(nbytes)),
-      el("td", { class: "number" }, percent(nbytes / peak)));
+      el("td", { class: "number" }, percent(nbytes / peak)),
+      el("td", {}, [op, line].filter((text) => text).join(", ")));
   });
   const [count, nbytes] = curve.others;
   if (count) rows.push(el("tr", {}, el("td", {}, `${plural(count, "other")}`), el("td"), el("td"),
     el("td", { class: "number" }, bytesText(nbytes)),
-    el("td", { class: "number" }, percent(nbytes / peak))));
+    el("td", { class: "number" }, percent(nbytes / peak)), el("td")));
   byId("alive").replaceChildren(
-    el("thead", {}, heading(["value", "whole value", "category", "bytes here", "share"], [3, 4])),
+    el("thead", {}, heading(["value", "whole value", "category", "bytes here", "share",
+      "made by"], [3, 4])),
     el("tbody", {}, ...rows));
 }
 

@@ -2,6 +2,7 @@
 
 const GUTTER = 128, AXIS = 24, HEIGHTS = [20, 9, 9], LANE_GAP = 2, BLOCK_GAP = 10;
 const TRANSFER = data.kinds.indexOf("transfer"), ASSEMBLE = data.kinds.indexOf("assemble");
+const COLLECTIVE = data.kinds.indexOf("collective");
 const stepNs = Math.max(...data.lines.map((line) => line.step_ns), 1);
 const view = { low: 0, high: stepNs, lanes: [], height: 0, width: 0, kinds: new Map() };
 
@@ -15,6 +16,7 @@ function laneRows(line) {
   const { kind, device, peer } = line.slices;
   for (let i = 0; i < kind.length; i += 1) {
     if (kind[i] === TRANSFER) { rows[device[i]][1].push(i); rows[peer[i]][2].push(i); }
+    else if (kind[i] === COLLECTIVE) rows[device[i]][1].push(i);
     else rows[device[i]][0].push(i);
   }
   const start = line.slices.start;
@@ -40,7 +42,7 @@ function arrangeLanes() {
 }
 
 function colourOf(slices, i) {
-  if (slices.kind[i] === TRANSFER) return PHASES.transfer;
+  if (slices.kind[i] === TRANSFER || slices.kind[i] === COLLECTIVE) return PHASES.transfer;
   if (slices.kind[i] === ASSEMBLE) return PHASES.assemble;
   if (byId("colour-by").value === "phase") return PHASES[named(data.ops.phase, slices.op[i])] || OTHER;
   return view.kinds.get(data.ops.kind.of[slices.op[i]]) || OTHER;
@@ -192,13 +194,15 @@ function sliceAt(event) {
 }
 
 function describeSlice({ lane, i }) {
-  const s = lane.line.slices, op = s.op[i], moving = s.kind[i] === TRANSFER;
+  const s = lane.line.slices, op = s.op[i], joint = s.kind[i] === COLLECTIVE;
+  const moving = joint || s.kind[i] === TRANSFER;
   const name = data.ops.name[op];
   const lines = [moving ? `message for ${name}` : s.kind[i] === ASSEMBLE ? `${name}: assemble` : name];
   const many = s.count ? s.count[i] : 1;
   if (many > 1) lines[0] = `${plural(many, "short task")}, the first: ${lines[0]}`;
   if (named(data.ops.kind, op)) lines.push(named(data.ops.kind, op));
-  if (moving) lines.push(`device ${s.device[i]} to device ${s.peer[i]}`);
+  if (joint) lines.push(`collective of devices ${data.groups[s.group[i]].join(", ")}`);
+  else if (moving) lines.push(`device ${s.device[i]} to device ${s.peer[i]}`);
   else if (s.part[i] >= 0) lines.push(`part ${s.part[i]} (of ${data.ops.parts[op] * data.ops.replicas[op]})` +
     (named(data.ops.cut, op) ? `, cut ${named(data.ops.cut, op)}` : "") + `, device ${s.device[i]}`);
   lines.push(`${timeText(s.length[i])}, from ${timeText(s.start[i])}; ${lane.line.source}`);

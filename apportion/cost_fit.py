@@ -1,0 +1,92 @@
+"""Fits: seconds of calls that were not measured, from those that were.
+
+    seconds = launch + flops * per_flop + bytes * per_byte        none of the three below zero
+
+The deviation that is made small is the relative one, so that small calls count as much as large
+ones. There is a fit for each kind of Op and size of element, where enough calls were measured, and
+one for each family of kinds: where launch and rates are all that is known of a kernel, the share of
+a rate that it reaches grows with its size as x / (x + a), and that is what such a line says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from scipy.optimize import nnls
+
+from apportion.cost_table import Fit, Line, Work, kind_of
+from apportion.tasks import Floats
+
+DENSE = ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "attention")
+FEWEST = 4  # works for a fit of a kind
+LEFT_OUT = 12  # at most so many fits to see how well one does on works that it was not made from
+
+
+def family(kind: str) -> str:
+    """`family:dense` for kinds that are bound by arithmetic, else `family:other`."""
+    name = kind.split(".")[1] if "." in kind else kind
+    return "family:dense" if name in DENSE or "attention" in name else "family:other"
+
+
+def key(name: str, itemsize: int) -> str:
+    """The name of a fit in a table: `aten.mm.default/4`."""
+    return f"{name}/{itemsize}"
+
+
+def fits(works: Mapping[str, Work]) -> dict[str, Fit]:
+    """A Fit for each kind and size of element with enough works, and for each family."""
+    groups: dict[str, list[Work]] = {}
+    for signature, work in works.items():
+        kind = kind_of(signature)
+        groups.setdefault(key(kind, work.itemsize), []).append(work)
+        groups.setdefault(key(family(kind), work.itemsize), []).append(work)
+    return {name: fit(found) for name, found in sorted(groups.items()) if len(found) >= FEWEST}
+
+
+def fit(works: Sequence[Work]) -> Fit:
+    """The line through works, and how far it is from works left out in turn (the median)."""
+    rows = np.array([(1.0, w.flops, w.nbytes) for w in works])
+    seconds = np.array([w.seconds for w in works])
+    best = least(rows, seconds)
+    folds = min(len(works), LEFT_OUT)
+    errors = np.zeros(len(works))
+    for fold in range(folds):
+        out = np.arange(len(works)) % folds == fold
+        guess = rows[out] @ least(rows[~out], seconds[~out])
+        errors[out] = np.abs(guess / seconds[out] - 1)
+    launch, per_flop, per_byte = best.tolist()
+    return Fit(launch, per_flop, per_byte, float(np.median(errors)), len(works))
+
+
+def line(samples: Iterable[tuple[int, int, float]]) -> Line:
+    """The Line through (boxes, bytes, seconds)."""
+    given = np.array(list(samples), np.float64).reshape(-1, 3)
+    if not len(given):
+        return Line(0.0, 0.0, 0.0, 0.0, 0)
+    rows = np.column_stack([np.ones(len(given)), given[:, 0], given[:, 1]])
+    found = least(rows, given[:, 2])
+    error = float(np.median(np.abs(rows @ found / given[:, 2] - 1)))
+    each, per_box, per_byte = found.tolist()
+    return Line(each, per_box, per_byte, error, len(given))
+
+
+def least(rows: Floats, seconds: Floats) -> Floats:
+    """Non-negative coefficients that make the relative deviations small."""
+    relative = rows / seconds[:, None]
+    scale = np.abs(relative).max(axis=0)
+    scale[scale == 0] = 1.0
+    try:
+        found, _ = nnls(relative / scale, np.ones(len(seconds)))
+    except RuntimeError:  # no convergence: the best of one term at a time
+        found = _one_term(relative / scale)
+    answer: Floats = found / scale
+    return answer
+
+
+def _one_term(rows: Floats) -> Floats:
+    tries = [np.zeros(rows.shape[1]) for _ in range(rows.shape[1])]
+    for k in range(rows.shape[1]):
+        square = float(rows[:, k] @ rows[:, k])
+        tries[k][k] = float(rows[:, k].sum()) / square if square else 0.0
+    return min(tries, key=lambda found: float(((rows @ found - 1) ** 2).sum()))

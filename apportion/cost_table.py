@@ -1,0 +1,205 @@
+"""CostTable: what was measured on one kind of device, and its file.
+
+A file is JSON with a version and holds tables of one machine, one for each Condition: costs on a
+CPU depend on how many threads a kernel has and how many processes run beside it.
+
+    {"format": "apportion costs", "version": 1, "machine": "...", "torch": "2.13.0", "tables": [{
+      "condition": {"kind": "cpu", "threads": 1, "processes": 2},
+      "measured": "2026-01-31", "noise": 0.03,
+      "works": {"aten.mm.default(float32[8,4] float32[4,8]) #0a1b2c3d4e":
+                [seconds, flops, bytes, itemsize, workspace bytes]},
+      "fits": {"aten.mm.default": [launch, per flop, per byte, relative error, points]},
+      "lines": {"assemble": [each, per box, per byte, relative error, points]},
+      "issue": {"": 1.2e-05}, "resident": 33554432}]}
+
+works   seconds of one kernel call by its signature (`storage.signature`), with what fits need
+fits    seconds = launch + flops * per flop + bytes * per byte, for a kind of Op or a family
+lines   seconds = each + boxes * per box + bytes * per byte: "assemble" (a region put together),
+        "pack" (a message put together; bytes read and written),
+        "exchange" (the messages of one position as one process sees them, boxes being messages)
+issue   seconds of the host for issuing one task to an asynchronous device, by kind of Op; "" else;
+        by signature for calls that are far from the others of their kind. "ahead": how many such
+        seconds the host may be ahead of the device, whose queue has an end
+resident  bytes that libraries take at their first call on a device and keep
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+FORMAT, VERSION = "apportion costs", 1
+ASSEMBLE_LINE, PACK_LINE, EXCHANGE_LINE = "assemble", "pack", "exchange"
+AHEAD = "ahead"  # among issue costs
+
+
+class Work(NamedTuple):
+    """One kernel call: measured seconds, and what it computes, reads and writes."""
+
+    seconds: float
+    flops: float
+    nbytes: int
+    itemsize: int
+    workspace: int = 0
+
+
+class Fit(NamedTuple):
+    """A line through measured works; `error` is relative, of works left out in turn."""
+
+    launch: float
+    per_flop: float
+    per_byte: float
+    error: float
+    points: int
+
+
+class Line(NamedTuple):
+    """Costs of copies or messages; `error` is relative, over the measured ones."""
+
+    each: float
+    per_box: float
+    per_byte: float
+    error: float
+    points: int
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What costs depend on beside the call: kind of device, threads of each process, processes
+    that run at the same time."""
+
+    kind: str
+    threads: int = 1
+    processes: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class CostTable:
+    """Measurements of one kind of device under one Condition. `noise` is the relative spread of a
+    reference kernel over the rounds."""
+
+    condition: Condition
+    measured: str = ""
+    noise: float = 0.0
+    works: Mapping[str, Work] = field(default_factory=dict)
+    fits: Mapping[str, Fit] = field(default_factory=dict)
+    lines: Mapping[str, Line] = field(default_factory=dict)
+    issue: Mapping[str, float] = field(default_factory=dict)
+    resident: int = 0
+
+    def __str__(self) -> str:
+        at = self.condition
+        return (
+            f"{at.kind}, {at.threads} thread(s), {at.processes} process(es): {len(self.works)} "
+            f"works, {len(self.fits)} fits, measured {self.measured or 'at an unknown date'}"
+        )
+
+
+@dataclass(frozen=True)
+class CostFile:
+    """The tables of one machine."""
+
+    machine: str
+    torch: str
+    tables: tuple[CostTable, ...] = ()
+
+    def table(self, condition: Condition) -> CostTable:
+        """The table under a Condition; an empty one if there is none yet."""
+        empty = CostTable(condition)
+        return next((t for t in self.tables if t.condition == condition), empty)
+
+    def with_table(self, table: CostTable) -> CostFile:
+        """The same file with one table put in the place of the old one."""
+        others = tuple(t for t in self.tables if t.condition != table.condition)
+        return replace(self, tables=(*others, table))
+
+
+def kind_of(signature: str) -> str:
+    """The kind of Op of a signature."""
+    return signature.partition("(")[0]
+
+
+def to_json(file: CostFile) -> dict[str, Any]:
+    """The file as plain JSON data."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "machine": file.machine,
+        "torch": file.torch,
+        "tables": [table_to_json(table) for table in file.tables],
+    }
+
+
+def table_to_json(table: CostTable) -> dict[str, Any]:
+    """One table as plain JSON data."""
+    at = table.condition
+    return {
+        "condition": {"kind": at.kind, "threads": at.threads, "processes": at.processes},
+        "measured": table.measured,
+        "noise": table.noise,
+        "works": {name: list(work) for name, work in table.works.items()},
+        "fits": {name: list(fit) for name, fit in table.fits.items()},
+        "lines": {name: list(line) for name, line in table.lines.items()},
+        "issue": dict(table.issue),
+        "resident": table.resident,
+    }
+
+
+_TABLE = TypeAdapter(CostTable)
+
+
+def table_from_json(data: Any) -> CostTable:
+    """The table written by `table_to_json`; ValueError on anything else."""
+    try:
+        table = _TABLE.validate_json(json.dumps(data), strict=True, extra="forbid")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"the cost table: {where}: {first['msg']}") from None
+    numbers = (*table.works.values(), *table.fits.values(), *table.lines.values())
+    if not all(0 <= x < float("inf") for row in numbers for x in row):
+        raise ValueError("the cost table has a number that is negative or not finite")
+    if not all(0 <= x < float("inf") for x in table.issue.values()):
+        raise ValueError("the cost table has an issue cost that is negative or not finite")
+    return table
+
+
+def from_json(data: Any) -> CostFile:
+    """The file written by `to_json`; ValueError on anything else."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError("it does not say that it is one; make one with `apportion calibrate`")
+    if data.get("version") != VERSION:
+        raise ValueError(f"it has version {data.get('version')}, this is version {VERSION}")
+    if not isinstance(data.get("tables"), list):
+        raise ValueError("field tables is missing")
+    tables = tuple(table_from_json(table) for table in data["tables"])
+    return CostFile(str(data.get("machine", "")), str(data.get("torch", "")), tables)
+
+
+def load(path: str | Path) -> CostFile:
+    """Reads a file of tables; ValueError, naming the file and what is wrong, if it is not one."""
+    try:
+        return from_json(json.loads(Path(path).read_bytes()))
+    except OSError as error:
+        raise ValueError(f"the cost table {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not a cost table that can be read: {error}") from None
+
+
+def save(file: CostFile, path: str | Path) -> None:
+    """Writes a file of tables whole or not at all."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        temporary.write_text(json.dumps(to_json(file), separators=(",", ":")), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,473 @@
+"""delta: what one changed Choice does to the simulated step, without simulating the rest again.
+
+    live = Delta(space, strategy, cluster, cost)
+    live.step_seconds
+    live.change({op: choice})   # lowers what is near the Op again, and looks again at what moves
+    live.undo()                 # as it was before; or live.keep()
+
+Of a changed Op only its neighbourhood is lowered anew: the Flows of the Values that it reads and
+makes, and the Blocks of the Ops that make or read them. Of the schedule only what moves is worked
+out again (relax.py). The times are those of `simulate(lower(...))` bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from apportion import relax
+from apportion.block import Block
+from apportion.cluster import Cluster
+from apportion.cost import (
+    CostModel,
+    ahead_nanoseconds,
+    issue_nanoseconds,
+    nanoseconds,
+    times_messages,
+)
+from apportion.flow import MADE, Flow
+from apportion.hops import hops, no_hops
+from apportion.lower import Lowering
+from apportion.relax import Live
+from apportion.simulate import issued
+from apportion.splits import Space, Split
+from apportion.stamp import offsets, stamp
+from apportion.strategy import Choice, Strategy, verify, verify_choice
+from apportion.tasks import COLLECTIVE, TRANSFER, Ints, TaskGraph
+from apportion.termwise import Devices, Terms
+
+ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
+PATIENCE = 50  # evaluations per Op after which a change is simulated from the beginning
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Costed:
+    """A Block with its times: what is written into a Live schedule."""
+
+    block: Block
+    duration: Ints
+    issue: Ints
+    latency: Ints
+    hop_start: Ints
+    hop_link: Ints
+    hop_occupancy: Ints
+    stand_start: Ints
+    stand: Ints
+
+
+@dataclass(slots=True)
+class _Before:
+    """What a change replaced, outside of the arrays."""
+
+    choices: dict[int, tuple[Choice, Split]] = field(default_factory=dict)
+    termwise: dict[int, Devices] = field(default_factory=dict)
+    flows: dict[int, tuple[Flow, int]] = field(default_factory=dict)
+    blocks: dict[int, Block] = field(default_factory=dict)
+    step: int = 0
+    tops: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class Delta:
+    """A simulated step under a Strategy whose Choices can be changed."""
+
+    def __init__(self, space: Space, strategy: Strategy, cluster: Cluster, cost: CostModel) -> None:
+        devices = len(cluster.devices)
+        verify(space, strategy, devices)
+        self.space, self.cluster, self.cost = space, cluster, cost
+        self.given = strategy
+        self.lowering = Lowering(space, strategy, devices)
+        self.terms = Terms(space, strategy, self.lowering.splits)
+        self.flows = [self.lowering.flow_of(v) for v in range(len(space.graph.values))]
+        self.blocks = self._blocks(range(len(space.graph.ops) + 1))
+        self.costed: dict[int, _Costed] = {}
+        self.asynchronous = any(d.asynchronous for d in cluster.devices)
+        self.ahead = ahead_nanoseconds(cluster, cost)
+        self.before: _Before | None = None
+        self._build()
+
+    # What it says
+
+    @property
+    def step_seconds(self) -> float:
+        """The simulated step time."""
+        return self.step_ns / 1e9
+
+    @property
+    def strategy(self) -> Strategy:
+        """The Strategy as it is now."""
+        choices = tuple(self.lowering.choices)
+        return Strategy(choices, self.given.layouts, self.given.digits, self.given.opening)
+
+    def times(self) -> tuple[Ints, Ints]:
+        """Start and end of every task, in the order of the TaskGraph."""
+        live = self.live
+        cells, at = live.cells, live.at
+        count = len(live.op)
+        return tuple(  # type: ignore[return-value]
+            relax.in_order(live, cells[at[segment] : at[segment] + count])
+            for segment in (relax.START, relax.END)
+        )
+
+    def tasks(self) -> TaskGraph:
+        """The TaskGraph as it is now."""
+        return stamp(self.lowering.lowered())
+
+    @property
+    def looks(self) -> int:
+        """How many times the tasks of an Op were worked out, since the beginning."""
+        return int(self.live.counters[relax.LOOKS])
+
+    # Changing it
+
+    def change(self, choices: Mapping[int, Choice]) -> int:
+        """Gives Ops other Choices; the new step time in nanoseconds. Raises ValueError, and changes
+        nothing, if one is not legal."""
+        assert self.before is None, "the last change is neither kept nor undone"
+        lowering = self.lowering
+        for op, choice in choices.items():
+            verify_choice(self.space, op, choice, lowering.devices)
+        if 4 * self.live.counters[relax.TASKS] > 3 * len(self.live.op):
+            self._build()
+        before = self.before = _Before(step=self.step_ns, termwise=lowering.termwise)
+        before.tops = self.live.counters.copy()
+        self.live.counters[relax.WRITTEN] = 0
+        for op, choice in choices.items():
+            before.choices[op] = (lowering.choices[op], lowering.splits[op])
+            lowering.choices[op] = choice
+            lowering.splits[op] = self.space.split(op, choice.parts)
+        self._retell(choices)
+        touched = set(choices) | _differing(before.termwise, lowering.termwise)
+        values = self._new_flows(touched)
+        ops = self._new_blocks(touched, values)
+        self._restamp(values, ops)
+        return self.step_ns
+
+    def undo(self) -> None:
+        """As it was before the last change."""
+        before = self.before
+        assert before is not None, "there is nothing to undo"
+        lowering = self.lowering
+        for op, (choice, split) in before.choices.items():
+            lowering.choices[op], lowering.splits[op] = choice, split
+        self.terms.update(before.choices, lowering.choices, lowering.splits)
+        lowering.termwise = before.termwise
+        for op, block in before.blocks.items():
+            self.blocks[op] = block
+        for value, (flow, at) in before.flows.items():
+            self.flows[value], self.flow_at[value] = flow, at
+        self.before = None
+        if self.live.counters[relax.WRITTEN] > self.live.journal.shape[1] or len(before.tops) == 0:
+            self._build()
+            return
+        relax.undo(self.live)
+        looks = self.live.counters[relax.LOOKS]
+        self.live.counters[:] = before.tops
+        self.live.counters[relax.LOOKS], self.live.counters[relax.WRITTEN] = looks, 0
+        self.step_ns = before.step
+
+    def keep(self) -> None:
+        """The last change stays."""
+        self.before = None
+
+    def _retell(self, ops: Iterable[int]) -> None:
+        lowering = self.lowering
+        self.terms.update(ops, lowering.choices, lowering.splits)
+        lowering.termwise = self.terms.settled()
+
+    def _new_flows(self, touched: set[int]) -> list[int]:
+        """Values whose Flow is another one now."""
+        graph, lowering = self.lowering.graph, self.lowering
+        values = {v for op in touched for v in lowering.values[op]}
+        for op in touched:
+            for value in graph.ops[op].outputs:
+                values.update(lowering.befores.get(value, ()))
+        changed = []
+        for value in sorted(values):
+            found = lowering.flow_of(value)
+            if found is not self.flows[value]:
+                assert self.before is not None
+                self.before.flows[value] = (self.flows[value], self.flow_at[value])
+                self.flows[value] = found
+                changed.append(value)
+        return changed
+
+    def _new_blocks(self, touched: set[int], values: list[int]) -> list[int]:
+        """Ops whose tasks are other ones now."""
+        graph, ops = self.lowering.graph, set(touched)
+        for value in values:
+            made = graph.producer[value]
+            ops.update(graph.consumers[value])
+            if made is not None:
+                ops.add(made[0])
+            if value in self.ending:
+                ops.add(len(graph.ops))
+        assert self.before is not None
+        found = sorted(ops)
+        for op, block in zip(found, self._blocks(found), strict=True):
+            self.before.blocks[op] = self.blocks[op]
+            self.blocks[op] = block
+        return found
+
+    def _blocks(self, ops: Iterable[int]) -> list[Block]:
+        last = len(self.lowering.graph.ops)
+        lowering = self.lowering
+        return [
+            lowering.end_of(self.flows) if op == last else lowering.block_of(op, self.flows)
+            for op in ops
+        ]
+
+    # The arrays
+
+    def _restamp(self, values: list[int], ops: list[int]) -> None:
+        """Writes changed Flows and Blocks, and works out what moves."""
+        assert self.before is not None
+        self._cost(ops)
+        if not self._fits(values, ops):
+            self.before.tops = np.zeros(0, np.int64)
+            self._build()
+            return
+        for value in values:
+            self._write_flow(value)
+        for op in ops:
+            first = self._write_block(op)
+            relax.replace(self.live, op, first, len(self.blocks[op]))
+        self._settle()
+
+    def _settle(self) -> None:
+        live = self.live
+        if self.asynchronous:
+            device, issue, duration = (
+                relax.in_order(live, c) for c in (self.device, self.issue, live.duration)
+            )
+            relax.release_all(live, issued(device, issue, duration, self.ahead))
+        if not relax.relax(live, PATIENCE * live.ops):
+            if self.before is not None:
+                self.before.tops = np.zeros(0, np.int64)
+            raise AssertionError("the schedule does not settle")
+        self.step_ns = int(relax.finish(live))
+
+    def _build(self) -> None:
+        """The arrays, from the Flows and Blocks there are."""
+        ops = len(self.blocks)
+        self._cost(range(ops))
+        self.live, self.device, self.issue = self._room()
+        self.ending = set(self.lowering.ending)
+        self.flow_at = [0] * len(self.flows)
+        for value in range(len(self.flows)):
+            self._write_flow(value)
+        _begin_lanes(self.live)
+        for op in range(ops):
+            first = self._write_block(op)
+            relax.replace(self.live, op, first, len(self.blocks[op]))
+        self._settle()
+        self.live.counters[relax.WRITTEN] = 0
+
+    def _room(self) -> tuple[Live, Ints, Ints]:
+        """Empty arrays with room for changes."""
+        costed = [self.costed[id(b)] for b in self.blocks]
+        sizes = [ROOM * n + 4096 for n in _sizes(costed)]
+        tasks, reads, waits, makes, stands, hop = sizes
+        pieces = ROOM * sum(len(f.device) for f in self.flows) + 4096
+        devices, ops = len(self.cluster.devices), len(self.blocks)
+        rows = (ops + 2) * devices
+        cells = (tasks, tasks, tasks, tasks, pieces, hop, hop, ops, ops, rows, rows, rows)
+        readers = [[*r] for r in self.lowering.graph.consumers]
+        for value in self.lowering.ending:
+            readers[value].append(ops - 1)
+        links = max(len(self.cluster.links), 1)
+        longest = int(_by_link(costed, links).max())
+        live = Live(
+            devices, ops, _new(sum(cells)), offsets(np.array(cells)), _new(10), _new(tasks),
+            _new(tasks), _new(tasks), _new(tasks + 1), _new(reads), _new(tasks + 1), _new(waits),
+            _new(tasks + 1), _new(makes), _new(tasks + 1), _new(stands), _new(tasks + 1),
+            _new(hop), _new(hop), _new(hop), _new(pieces),
+            offsets(np.array([len(r) for r in readers])),
+            np.array([op for r in readers for op in r], np.int64),
+            np.zeros((links, ROOM * longest + 256), np.int64), _new(links),
+            np.zeros((2, 8 * tasks), np.int64), _new(ops + 1), _new(ops + 1), _new(devices),
+            np.full(devices, -1),
+        )  # fmt: skip
+        live.cells[live.at[relax.KEY] : live.at[relax.KEY] + hop] = relax.ABSENT
+        return live, _new(tasks), _new(tasks)
+
+    def _fits(self, values: list[int], ops: list[int]) -> bool:
+        """Whether there is room for new Flows and Blocks."""
+        live, used = self.live, self.live.counters
+        costed = [self.costed[id(self.blocks[op])] for op in ops]
+        columns = (live.op, live.read, live.wait, live.make, live.stand, live.hop_link)
+        for which, (column, more) in enumerate(zip(columns, _sizes(costed), strict=True)):
+            if used[which] + more > len(column):
+                return False
+        pieces = used[relax.PIECES] + sum(len(self.flows[v].device) for v in values)
+        longest = (live.queued + _by_link(costed, len(live.queued))).max()
+        return bool(pieces <= len(live.piece_value) and longest <= live.queue.shape[1])
+
+    def _write_flow(self, value: int) -> None:
+        live, flow = self.live, self.flows[value]
+        at = int(live.counters[relax.PIECES])
+        self.flow_at[value] = at
+        live.counters[relax.PIECES] = at + len(flow.device)
+        live.piece_value[at : at + len(flow.device)] = value
+        available = live.at[relax.AVAILABLE] + at
+        live.cells[available : available + len(flow.device)] = -1
+        if self.lowering.graph.producer[value] is None:
+            low, high = flow.made_at(MADE)
+            live.cells[available + low : available + high] = 0
+
+    def _write_block(self, op: int) -> int:
+        """Adds the tasks of an Op; the first of them."""
+        live, costed = self.live, self.costed[id(self.blocks[op])]
+        block, used = costed.block, live.counters
+        first, n = int(used[relax.TASKS]), len(costed.block)
+        flow_at = np.array([self.flow_at[v] for v in self.lowering.values[op]], np.int64)
+        real = block.in_j >= 0
+        reads = np.where(real, block.in_p + flow_at[np.maximum(block.in_j, 0)], -1)[real]
+        counts = np.diff(block.in_start)
+        if not real.all():
+            counts = np.bincount(np.repeat(np.arange(n), counts)[real], minlength=n)
+        made = np.bincount(block.created_task, minlength=n)
+        order = np.argsort(block.created_task, kind="stable")
+        makes = (block.created_p + flow_at[block.created_j])[order]
+        rows = slice(first, first + n)
+        live.op[rows], live.duration[rows] = op, costed.duration
+        live.latency[rows], self.device[rows] = costed.latency, block.device
+        self.issue[rows] = costed.issue
+        for which, starts, column, many, items in (
+            (relax.READS, live.read_start, live.read, counts, reads),
+            (relax.WAITS, live.wait_start, live.wait, np.diff(block.after_start),
+             block.after + first),
+            (relax.MAKES, live.make_start, live.make, made, makes),
+            (relax.STANDS, live.stand_start, live.stand, np.diff(costed.stand_start),
+             costed.stand),
+            (relax.HOPS, live.hop_start, live.hop_link, np.diff(costed.hop_start),
+             costed.hop_link),
+        ):  # fmt: skip
+            at = int(used[which])
+            starts[first] = at
+            np.cumsum(many, out=starts[first + 1 : first + n + 1])
+            starts[first + 1 : first + n + 1] += at
+            column[at : at + len(items)] = items
+            used[which] = at + len(items)
+        here = slice(int(live.hop_start[first]), int(live.hop_start[first + n]))
+        live.hop_occupancy[here] = costed.hop_occupancy
+        live.hop_task[here] = np.repeat(np.arange(first, first + n), np.diff(costed.hop_start))
+        keys = live.at[relax.KEY]
+        live.cells[keys + here.start : keys + here.stop] = relax.ABSENT
+        for segment in (relax.START, relax.END, relax.READY, relax.RELEASE):
+            low = live.at[segment] + first
+            live.cells[low : low + n] = 0
+        used[relax.TASKS] = first + n
+        return first
+
+    def _cost(self, ops: Iterable[int]) -> None:
+        """Times of the Blocks of Ops that have none yet."""
+        last, graph = len(self.lowering.graph.ops), self.lowering.graph
+        new: dict[int, tuple[Block, str]] = {}
+        for op in ops:
+            block = self.blocks[op]
+            if id(block) not in self.costed:
+                new[id(block)] = (block, "" if op == last else graph.ops[op].kind)
+        if not new:
+            return
+        blocks = [block for block, _ in new.values()]
+        tasks = _together(blocks, [kind for _, kind in new.values()], len(self.cluster.devices))
+        duration = nanoseconds(tasks, self.cluster, self.cost)
+        issue = issue_nanoseconds(tasks, self.cluster, self.cost)
+        quiet = times_messages(self.cluster, self.cost)
+        message = no_hops(len(tasks)) if quiet else hops(tasks, self.cluster)
+        stand_start, stand = _stands(tasks, self.cluster.communication_on_device)
+        for k, block in enumerate(blocks):
+            rows = slice(int(tasks.op_start[k]), int(tasks.op_start[k + 1]))
+            edges = slice(rows.start, rows.stop + 1)
+            hop_start, own_start = message.start[edges], stand_start[edges]
+            hop, own = slice(hop_start[0], hop_start[-1]), slice(own_start[0], own_start[-1])
+            self.costed[id(block)] = _Costed(
+                block, duration[rows], issue[rows], message.latency[rows],
+                hop_start - hop_start[0], message.link[hop], message.occupancy[hop],
+                own_start - own_start[0], stand[own],
+            )  # fmt: skip
+
+
+def _new(count: int) -> Ints:
+    return np.zeros(count, np.int64)
+
+
+def _sizes(costed: Sequence[_Costed]) -> list[int]:
+    """How many tasks, reads, waits, makes, stands and hops these have."""
+    columns = [
+        (len(c.block), len(c.block.in_j), len(c.block.after), len(c.block.created_j), len(c.stand),
+         len(c.hop_link)) for c in costed
+    ]  # fmt: skip
+    return [sum(column) for column in zip(*columns, strict=True)] or [0] * 6
+
+
+def _by_link(costed: Sequence[_Costed], links: int) -> Ints:
+    """How many hops every link has."""
+    return np.bincount(np.concatenate([_new(0), *(c.hop_link for c in costed)]), minlength=links)
+
+
+def _differing(a: dict[int, Devices], b: dict[int, Devices]) -> set[int]:
+    return {op for op in a.keys() | b.keys() if a.get(op) != b.get(op)}
+
+
+def _begin_lanes(live: Live) -> None:
+    """All lanes empty: from the row before the first Op to the row after the last."""
+    rows, devices = live.ops + 2, live.devices
+    for segment in (relax.BEFORE, relax.AFTER):
+        live.cells[live.at[segment] : live.at[segment] + rows * devices] = relax.ABSENT
+    after, before = live.at[relax.AFTER], live.at[relax.BEFORE] + (rows - 1) * devices
+    live.cells[after : after + devices] = rows - 1
+    live.cells[before : before + devices] = 0
+
+
+def _together(blocks: list[Block], kinds: list[str], devices: int) -> TaskGraph:
+    """Blocks in a row as far as costs need them: no slots, no dependencies."""
+    start = offsets(np.array([len(b) for b in blocks]))
+    owner = np.repeat(np.arange(len(blocks)), np.diff(start))
+    numbers: dict[tuple[int, ...], int] = {}
+    groups = [
+        np.array([*(numbers.setdefault(g, len(numbers)) for g in b.groups), -1], np.int64)[b.group]
+        for b in blocks
+    ]
+    none = np.zeros(0, np.int64)
+    sent, joined = [], []
+    for block, first in zip(blocks, start[:-1].tolist(), strict=True):
+        sent.append(np.where(block.copy_message < 0, -1, block.copy_message + first))
+        joined.append(block.copy_task + first)
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(b, name) for b in blocks])
+
+    return TaskGraph(
+        devices, kind=column("kind"), op=owner, part=column("part"), device=column("device"),
+        peer=column("peer"), position=2 * owner + column("late"), nbytes=column("nbytes"),
+        flops=column("flops"), itemsize=column("itemsize"), dep_start=none, dep=none,
+        slot_device=none, slot_value=none, slot_region=none, slot_nbytes=none,
+        slot_category=none, slot_base=none, slot_first=none, slot_last=none, in_start=none,
+        in_slot=none, out_start=none, out_slot=none, copy_source=none, copy_target=none,
+        copy_source_box=none, copy_target_box=none, copy_term=none,
+        copy_message=np.concatenate(sent), copy_task=np.concatenate(joined), copy_nbytes=none,
+        op_start=start, edge_op=none, edge_value=none, edge_start=none, boxes=(),
+        group=np.concatenate(groups), pattern=column("pattern"), groups=tuple(numbers),
+        kinds=tuple(kinds),
+    )  # fmt: skip
+
+
+def _stands(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:
+    """The devices in whose lanes each task stands, as offsets and devices."""
+    kind = tasks.kind
+    counts = np.ones(len(tasks), np.int64)
+    moving, among = kind == TRANSFER, kind == COLLECTIVE
+    counts[moving] = 2 if on_device else 0
+    sizes = np.array([len(g) for g in tasks.groups], np.int64)
+    counts[among] = sizes[tasks.group[among]] if on_device else 0
+    start = offsets(counts)
+    stand = np.repeat(tasks.device, counts)
+    if on_device:
+        stand[start[:-1][moving] + 1] = tasks.peer[moving]
+        for task in np.flatnonzero(among).tolist():
+            stand[start[task] : start[task + 1]] = tasks.groups[tasks.group[task]]
+    return start, stand

@@ -1,0 +1,247 @@
+"""Requests to a pool's processes that measure: what kernels cost inside a step, and what messages
+cost.
+
+A rehearsal runs one rank's tasks of a whole step in their order, all ranks at the same time, round
+after round: every kernel finds its inputs as they are in a step, just written or long unused, and
+memory is taken and given back as in a step. Nothing is sent: a message arrives as bytes just
+written. So ranks never wait for each other and a round is nothing but work. Where a process has one
+thread, its own time on the processor counts: what other programs take of the cores does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from apportion.capture import Program, batch_leaves, setting, state_tensor
+from apportion.execute import Executable, Rank, cores
+from apportion.graph import INPUT, PARAMETER, Graph
+from apportion.kernels import Context, dtype
+from apportion.lower import lower
+from apportion.processes import Exchange, talking, worker
+from apportion.strategy import Strategy, space_of
+from apportion.tasks import Floats, Ints
+
+LEAST_ROUNDS = 3  # the first is not counted: pages, caches and threads are new then
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """One rank's answer: seconds of `task` (columns) in each round (rows), and of packing its
+    messages (task, seconds)."""
+
+    task: Ints
+    seconds: Floats
+    packed: list[tuple[int, float]]
+    reference: list[float]
+
+
+@dataclass(frozen=True)
+class Rehearse:
+    """Runs rounds of a step's tasks for about `budget` seconds.
+
+    The step is that of the model `spec`; or, if that is empty, `graph`, with the tensors `given`
+    for Values and made up ones for the rest.
+    """
+
+    spec: str
+    model_seed: int
+    graph: Graph | None
+    given: dict[int, Any]  # arrays
+    strategy: Strategy
+    devices: int
+    rounds: int
+    budget: float
+
+    def __call__(self, process: Any) -> Rehearsed:
+        """Runs in a process of a pool."""
+        if self.spec:
+            program, _ = process.program(self.spec, self.model_seed, False)
+            step = of_program(program)
+        else:
+            assert self.graph is not None
+            step = of_graph(self.graph, {v: torch.from_numpy(a) for v, a in self.given.items()})
+        space = space_of(step.graph, self.strategy)
+        executable = Executable(space, self.strategy, lower(space, self.strategy, self.devices))
+        process.progress[0] = 1
+        return rehearse(executable, process.rank, step, self.rounds, self.budget)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rehearsal needs of a captured step: its Graph, tensors and settings."""
+
+    graph: Graph
+    tensor: Callable[[int], torch.Tensor]
+    setting: Callable[[Any], float]
+
+
+def of_program(program: Program) -> Step:
+    """The step of a live model."""
+    leaves = batch_leaves(program, program.batch)
+
+    def tensor(value: int) -> torch.Tensor:
+        return leaves[value] if value in leaves else state_tensor(program, value)
+
+    return Step(program.graph, tensor, lambda expression: setting(program.optimizer, expression))
+
+
+def of_graph(graph: Graph, given: dict[int, torch.Tensor]) -> Step:
+    """The step of a Graph, where tensors that are not given are made up: state small and positive,
+    parameters around zero, whole numbers zero."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tensor(value: int) -> torch.Tensor:
+        if value in given:
+            return given[value]
+        meant = graph.values[value]
+        made = torch.zeros(meant.shape or (), dtype=dtype(meant.dtype or ""))
+        if made.is_floating_point():
+            low = -0.05 if meant.role in (PARAMETER, INPUT) else 0.01
+            made.uniform_(low, 0.05, generator=generator)
+        return made
+
+    return Step(graph, tensor, lambda expression: 0.1)
+
+
+def rehearse(
+    executable: Executable, device: int, step: Step, rounds: int, budget: float
+) -> Rehearsed:
+    """Rounds of one device's tasks, together with the other ranks if there are any."""
+    mine = worker(executable, device)
+    rank = mine.rank
+    clock, crowd = _clock(executable.tasks.devices)
+    rank.clock = clock
+    rank.load(step.tensor)
+    packed: list[tuple[int, float]] = []
+    seconds: list[list[float]] = []
+    reference: list[float] = []
+    tasks = [task for task in mine.steps if isinstance(task, int)]
+    began = time.perf_counter()
+    for number in range(max(rounds, LEAST_ROUNDS)):
+        spent = _latest(time.perf_counter() - began)
+        if number >= LEAST_ROUNDS and spent * (number + 1) / number > budget:
+            break
+        context = Context(0, number, step.setting, executable.graph.bodies)
+        reference.append(_reference())
+        rank.spans.clear()
+        rank.feed(step.tensor)
+        for task in mine.steps:
+            if isinstance(task, Exchange):
+                packed += _pretend(rank, task, clock)
+            else:
+                rank.run(task, context)
+        rank.finish()
+        seconds.append([crowd * (end - start) / 1e9 for _, start, end in rank.spans])
+    packed = [(task, crowd * each) for task, each in packed]
+    return Rehearsed(np.array(tasks, np.int64), np.array(seconds[1:]), packed, reference[1:])
+
+
+def _clock(processes: int) -> tuple[Callable[[], int], float]:
+    """How the time of a task is taken, and what it is multiplied with.
+
+    Time on the processor where a kernel runs in the one thread that calls it; processes that share
+    cores take turns of some milliseconds, longer than most tasks, so that each takes as many times
+    longer as there are processes to a core. Wall time where kernels have threads of their own.
+    """
+    if torch.get_num_threads() > 1:
+        return time.perf_counter_ns, 1.0
+    return time.thread_time_ns, max(1.0, processes / cores())
+
+
+def _latest(spent: float) -> float:
+    """Meets the other ranks; returns the longest of their times, so that all decide alike."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return spent
+    longest = torch.tensor([spent])
+    with talking():
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return float(longest)
+
+
+def _pretend(rank: Rank, exchange: Exchange, clock: Callable[[], int]) -> list[tuple[int, float]]:
+    """An exchange without anybody else; (task, seconds) of packing what would be sent."""
+    found = []
+    parcels = rank.program.parcels
+    for parcel, _ in exchange.receives:
+        rank.messages[parcel] = torch.empty(parcels[parcel].nbytes, dtype=torch.uint8).fill_(0)
+    for parcel, _ in exchange.sends:
+        began = time.perf_counter()
+        rank.pack(parcel)
+        found.append((parcels[parcel].task, time.perf_counter() - began))
+    for task in dict.fromkeys(parcels[parcel].task for parcel, _ in exchange.sends):
+        rank.free(task)
+    return found
+
+
+_REFERENCE = 192
+
+
+def _reference() -> float:
+    """Seconds of a kernel that should always take the same: how noisy the machine is."""
+    x = torch.full((_REFERENCE, _REFERENCE), 0.5)
+    began = time.perf_counter()
+    for _ in range(8):
+        x.mm(x)
+    return time.perf_counter() - began
+
+
+# Messages
+
+
+@dataclass(frozen=True)
+class Talked:
+    """One rank's answer: (start, end) in nanoseconds of each exchange in each round; negative where
+    it took no part."""
+
+    times: Ints  # rounds, exchanges, 2
+
+
+@dataclass(frozen=True)
+class Talk:
+    """Exchanges of given messages: each is ((sender, receiver, bytes), ...)."""
+
+    exchanges: tuple[tuple[tuple[int, int, int], ...], ...]
+    rounds: int
+    budget: float
+    between: int = 128  # size of the matrices multiplied between two exchanges
+
+    def __call__(self, process: Any) -> Talked:
+        """Runs in a process of a pool."""
+        process.progress[0] = 1
+        found = []
+        work = torch.full((self.between, self.between), 0.01)
+        began = time.perf_counter()
+        for number in range(max(self.rounds, LEAST_ROUNDS)):
+            spent = _latest(time.perf_counter() - began)
+            if number >= LEAST_ROUNDS and spent * (number + 1) / number > self.budget:
+                break
+            row = []
+            for messages in self.exchanges:
+                _latest(0.0)
+                for _ in range(4):
+                    work.mm(work)
+                row.append(_talk(process.rank, messages))
+            found.append(row)
+        return Talked(np.array(found[1:], np.int64))
+
+
+def _talk(me: int, messages: tuple[tuple[int, int, int], ...]) -> tuple[int, int]:
+    """One exchange, as a step does it (processes.py)."""
+    out = [(to, torch.empty(n, dtype=torch.uint8).fill_(1)) for a, to, n in messages if a == me]
+    began = time.perf_counter_ns()
+    with talking():
+        pending = [
+            dist.irecv(torch.empty(n, dtype=torch.uint8), a) for a, to, n in messages if to == me
+        ]
+        pending += [dist.isend(message, to) for to, message in out]
+        for work in pending:
+            assert work is not None
+            work.wait()
+    return (began, time.perf_counter_ns()) if pending else (-1, -1)

@@ -1,0 +1,420 @@
+"""relax: a schedule that can be changed, in arrays; what delta.py works on.
+
+It is the schedule of schedule.py, kept as the solution of equations: the ready time of a task
+follows from the pieces it reads, the messages it waits for and its lanes; the turn of a message on
+a link from the message before it in that link's queue, which is sorted by (ready, order). There is
+exactly one solution, since what a task depends on comes before it in time. So after a change it is
+enough to look again at Ops of which something they depend on has changed, the first in order first,
+until nothing changes any more.
+
+All numbers that this changes are in one array, `cells`; a journal keeps what was there before, so
+that a change can be undone. Tasks are only ever added: an Op's old ones stay where they were.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from apportion.tasks import Ints
+
+# Segments of `cells`; `Live.at` says where each begins.
+START, END, READY, RELEASE, AVAILABLE, TURN, KEY, FIRST, COUNT, FREE, BEFORE, AFTER = range(12)
+
+ABSENT = -1  # the key of a hop that is in no queue; the pointers of a lane that an Op is not in
+
+
+class Live(NamedTuple):  # numba takes no dataclass
+    """Tasks t, pieces p, hops h, Ops o (the end of the step is one), devices d; capacities are
+    larger. `counters` are numbers of tasks, references, waits, makes, stands, hops, pieces, journal
+    entries, waiting Ops, evaluations."""
+
+    devices: int
+    ops: int
+    cells: Ints
+    at: Ints
+    counters: Ints
+    # by task, written once
+    op: Ints
+    duration: Ints
+    latency: Ints
+    read_start: Ints  # t + 1
+    read: Ints  # pieces
+    wait_start: Ints  # t + 1
+    wait: Ints  # tasks
+    make_start: Ints  # t + 1
+    make: Ints  # pieces
+    stand_start: Ints  # t + 1
+    stand: Ints  # devices in whose lanes the task stands
+    hop_start: Ints  # t + 1
+    hop_link: Ints
+    hop_occupancy: Ints
+    hop_task: Ints
+    piece_value: Ints
+    # by Value
+    reader_start: Ints
+    reader: Ints  # Ops
+    # queues of links, sorted by (key, task order)
+    queue: Ints  # links x capacity: hops
+    queued: Ints  # links
+    # the journal: cell or -1 - hop, and what was there
+    journal: Ints  # 2 x capacity
+    # Ops to look at again: a heap, and whether an Op is in it
+    waiting: Ints
+    awaited: Ints
+    # lanes while an Op is evaluated
+    lane: Ints
+    seen: Ints
+
+
+TASKS, READS, WAITS, MAKES, STANDS, HOPS, PIECES, WRITTEN, WAITING, LOOKS = range(10)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _put(live: Live, segment: int, index: int, value: int) -> bool:
+    """Writes a cell, and in the journal what it was; whether that differs."""
+    cell = live.at[segment] + index
+    old = live.cells[cell]
+    if old == value:
+        return False
+    _note(live, cell, old)
+    live.cells[cell] = value
+    return True
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _note(live: Live, what: int, old: int) -> None:
+    written = live.counters[WRITTEN]
+    if written < live.journal.shape[1]:
+        live.journal[0, written], live.journal[1, written] = what, old
+    live.counters[WRITTEN] = written + 1
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _get(live: Live, segment: int, index: int) -> int:
+    return int(live.cells[live.at[segment] + index])
+
+
+# Ops to look at again
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def look_again(live: Live, op: int) -> None:
+    """The Op will be evaluated."""
+    if op < 0 or op >= live.ops or live.awaited[op]:
+        return
+    live.awaited[op] = 1
+    hole = live.counters[WAITING]
+    live.counters[WAITING] = hole + 1
+    while hole > 0 and live.waiting[(hole - 1) // 2] > op:
+        live.waiting[hole] = live.waiting[(hole - 1) // 2]
+        hole = (hole - 1) // 2
+    live.waiting[hole] = op
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _next(live: Live) -> int:
+    first, size = live.waiting[0], live.counters[WAITING] - 1
+    live.counters[WAITING] = size
+    last, hole = live.waiting[size], 0
+    while 2 * hole + 1 < size:
+        below = 2 * hole + 1
+        if below + 1 < size and live.waiting[below + 1] < live.waiting[below]:
+            below += 1
+        if last <= live.waiting[below]:
+            break
+        live.waiting[hole] = live.waiting[below]
+        hole = below
+    live.waiting[hole] = last
+    live.awaited[first] = 0
+    return int(first)
+
+
+# Queues of links
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _precedes(live: Live, hop: int, key: int, other: int) -> bool:
+    """Whether a queued hop comes before (key, other hop's task)."""
+    own = _get(live, KEY, hop)
+    if own != key:
+        return bool(own < key)
+    a, b = live.hop_task[hop], live.hop_task[other]
+    if live.op[a] != live.op[b]:
+        return bool(live.op[a] < live.op[b])
+    return bool(a < b)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _find(live: Live, hop: int, key: int) -> int:
+    """Where in its link's queue a hop with this key is, or would be."""
+    link = live.hop_link[hop]
+    low, high = 0, live.queued[link]
+    while low < high:
+        middle = (low + high) // 2
+        if _precedes(live, live.queue[link, middle], key, hop):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _take_out(live: Live, hop: int) -> int:
+    """Takes a hop out of its queue; where it was."""
+    link = live.hop_link[hop]
+    place, size = _find(live, hop, _get(live, KEY, hop)), live.queued[link]
+    for k in range(place, size - 1):
+        live.queue[link, k] = live.queue[link, k + 1]
+    live.queued[link] = size - 1
+    live.cells[live.at[KEY] + hop] = ABSENT
+    return place
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _put_in(live: Live, hop: int, key: int) -> int:
+    """Puts a hop into its queue; where it is."""
+    link = live.hop_link[hop]
+    place, size = _find(live, hop, key), live.queued[link]
+    for k in range(size, place, -1):
+        live.queue[link, k] = live.queue[link, k - 1]
+    live.queue[link, place] = hop
+    live.queued[link] = size + 1
+    live.cells[live.at[KEY] + hop] = key
+    return place
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _look_again_at(live: Live, link: int, place: int) -> None:
+    """The Op of the message at a place of a queue will be evaluated."""
+    if place < live.queued[link]:
+        look_again(live, live.op[live.hop_task[live.queue[link, place]]])
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _stays(live: Live, hop: int, key: int, place: int) -> bool:
+    """Whether a hop at a place of its queue is still in order with a new key."""
+    link = live.hop_link[hop]
+    if place > 0 and not _precedes(live, live.queue[link, place - 1], key, hop):
+        return False
+    if place + 1 < live.queued[link]:
+        return not _precedes(live, live.queue[link, place + 1], key, hop)
+    return True
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _turn(live: Live, hop: int, key: int) -> int:
+    """When its link turns to a message that is ready at `key`."""
+    link, old = live.hop_link[hop], _get(live, KEY, hop)
+    if old == ABSENT:
+        _note(live, -1 - hop, ABSENT)
+        place = _put_in(live, hop, key)
+        _look_again_at(live, link, place + 1)
+    else:
+        place = _find(live, hop, old)
+        if old != key:
+            _note(live, -1 - hop, old)
+            if _stays(live, hop, key, place):
+                live.cells[live.at[KEY] + hop] = key
+            else:
+                _look_again_at(live, link, _take_out(live, hop))
+                place = _put_in(live, hop, key)
+                _look_again_at(live, link, place + 1)
+    turn = key
+    if place > 0:
+        before = live.queue[link, place - 1]
+        turn = max(turn, _get(live, TURN, before) + live.hop_occupancy[before])
+    if _put(live, TURN, hop, turn):
+        _look_again_at(live, link, place + 1)
+    return turn
+
+
+# Evaluation
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _ready(live: Live, task: int, row: int) -> int:
+    """When a task is ready, as things stand."""
+    ready = _get(live, RELEASE, task)
+    for k in range(live.read_start[task], live.read_start[task + 1]):
+        ready = max(ready, _get(live, AVAILABLE, live.read[k]))
+    for k in range(live.wait_start[task], live.wait_start[task + 1]):
+        ready = max(ready, _get(live, END, live.wait[k]))
+    for k in range(live.stand_start[task], live.stand_start[task + 1]):
+        device = live.stand[k]
+        if live.seen[device] != row:
+            live.seen[device] = row
+            before = _get(live, BEFORE, row * live.devices + device)
+            live.lane[device] = _get(live, FREE, before * live.devices + device)
+        ready = max(ready, live.lane[device])
+    return ready
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _evaluate(live: Live, op: int) -> None:
+    """Times of all tasks of an Op from what they depend on."""
+    row = op + 1
+    first = _get(live, FIRST, op)
+    last = first + _get(live, COUNT, op)
+    for task in range(first, last):
+        ready = _ready(live, task, row)
+        start, end = ready, ready + live.duration[task]
+        if live.hop_start[task] < live.hop_start[task + 1]:
+            end = 0
+            for hop in range(live.hop_start[task], live.hop_start[task + 1]):
+                turn = _turn(live, hop, ready)
+                start = max(start, turn)
+                end = max(end, turn + live.hop_occupancy[hop] + live.latency[task])
+        _put(live, READY, task, ready)
+        _put(live, START, task, start)
+        _put(live, END, task, end)
+        for k in range(live.stand_start[task], live.stand_start[task + 1]):
+            live.lane[live.stand[k]] = end
+        for k in range(live.make_start[task], live.make_start[task + 1]):
+            if _put(live, AVAILABLE, live.make[k], end):
+                value = live.piece_value[live.make[k]]
+                for r in range(live.reader_start[value], live.reader_start[value + 1]):
+                    if live.reader[r] > op:
+                        look_again(live, live.reader[r])
+    for task in range(first, last):
+        for k in range(live.stand_start[task], live.stand_start[task + 1]):
+            device = live.stand[k]
+            if live.seen[device] == row:
+                live.seen[device] = -1
+                if _put(live, FREE, row * live.devices + device, live.lane[device]):
+                    look_again(live, _get(live, AFTER, row * live.devices + device) - 1)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def relax(live: Live, limit: int) -> bool:
+    """Evaluates what has to be, at most so many times; whether that was enough."""
+    looks = 0
+    while live.counters[WAITING] > 0:
+        if looks >= limit:
+            return False
+        _evaluate(live, _next(live))
+        looks += 1
+    live.counters[LOOKS] += looks
+    return True
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def finish(live: Live) -> int:
+    """When the last lane is free."""
+    latest = 0
+    for device in range(live.devices):
+        before = _get(live, BEFORE, (live.ops + 1) * live.devices + device)
+        latest = max(latest, _get(live, FREE, before * live.devices + device))
+    return latest
+
+
+# Changing what an Op does
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def replace(live: Live, op: int, first: int, count: int) -> None:
+    """The Op's tasks are now those from `first` on: its messages leave their queues, it enters and
+    leaves lanes."""
+    old, many, row = _get(live, FIRST, op), _get(live, COUNT, op), op + 1
+    for task in range(old, old + many):
+        for hop in range(live.hop_start[task], live.hop_start[task + 1]):
+            key = _get(live, KEY, hop)
+            if key != ABSENT:
+                _note(live, -1 - hop, key)
+                _look_again_at(live, live.hop_link[hop], _take_out(live, hop))
+    live.seen[:] = -1
+    for task in range(first, first + count):
+        for k in range(live.stand_start[task], live.stand_start[task + 1]):
+            live.seen[live.stand[k]] = row
+    for device in range(live.devices):
+        here = row * live.devices + device
+        stands = _get(live, BEFORE, here) != ABSENT
+        if stands and live.seen[device] != row:
+            _leave(live, here, device)
+        elif not stands and live.seen[device] == row:
+            _enter(live, row, device)
+    live.seen[:] = -1
+    _put(live, FIRST, op, first)
+    _put(live, COUNT, op, count)
+    look_again(live, op)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _leave(live: Live, here: int, device: int) -> None:
+    before, after = _get(live, BEFORE, here), _get(live, AFTER, here)
+    _put(live, AFTER, before * live.devices + device, after)
+    _put(live, BEFORE, after * live.devices + device, before)
+    _put(live, BEFORE, here, ABSENT)
+    _put(live, AFTER, here, ABSENT)
+    look_again(live, after - 1)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _enter(live: Live, row: int, device: int) -> None:
+    before = row - 1
+    while _get(live, AFTER, before * live.devices + device) == ABSENT:
+        before -= 1
+    after = _get(live, AFTER, before * live.devices + device)
+    here = row * live.devices + device
+    _put(live, AFTER, before * live.devices + device, row)
+    _put(live, BEFORE, after * live.devices + device, row)
+    _put(live, BEFORE, here, before)
+    _put(live, AFTER, here, after)
+    _put(live, FREE, here, ABSENT)
+    look_again(live, after - 1)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def release(live: Live, op: int, first: int, released: Ints) -> None:
+    """The host issues the tasks of an Op then."""
+    changed = False
+    for k in range(len(released)):
+        changed = _put(live, RELEASE, first + k, released[k]) or changed
+    if changed:
+        look_again(live, op)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def release_all(live: Live, released: Ints) -> None:
+    """The host issues all tasks then, in the order of Ops."""
+    at = 0
+    for op in range(live.ops):
+        first, count = _get(live, FIRST, op), _get(live, COUNT, op)
+        changed = False
+        for k in range(count):
+            changed = _put(live, RELEASE, first + k, released[at + k]) or changed
+        at += count
+        if changed:
+            look_again(live, op)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def in_order(live: Live, column: Ints) -> Ints:
+    """A column by task, of the tasks that are, in the order of Ops."""
+    total = 0
+    for op in range(live.ops):
+        total += _get(live, COUNT, op)
+    found, at = np.empty(total, column.dtype), 0
+    for op in range(live.ops):
+        first, count = _get(live, FIRST, op), _get(live, COUNT, op)
+        found[at : at + count] = column[first : first + count]
+        at += count
+    return found
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def undo(live: Live) -> None:
+    """Everything as it was when the journal was empty."""
+    for entry in range(live.counters[WRITTEN] - 1, -1, -1):
+        what, old = live.journal[0, entry], live.journal[1, entry]
+        if what >= 0:
+            live.cells[what] = old
+            continue
+        hop = -1 - what
+        if _get(live, KEY, hop) != ABSENT:
+            _take_out(live, hop)
+        if old != ABSENT:
+            _put_in(live, hop, old)
+    live.counters[WRITTEN] = 0

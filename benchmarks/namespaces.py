@@ -1,0 +1,154 @@
+"""Network namespaces of one's own: machines that share nothing but a cable, on one machine.
+
+    with cabled(Cable(rate=12.5e6, burst=32_000)) as machines:
+        process = machines[1].start([sys.executable, "rank.py"])
+
+A namespace lives as long as a process is in it, and has no name. Each is held by a process that
+dies with this one, however it dies, so nothing is ever left over. Needs Linux, root, `ip` and `tc`;
+`why_not()` says what is lacking.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+HELD_SECONDS = 3600
+INFINITE = float("inf")  # a rate without a limit
+PATIENCE = 10.0  # seconds for a namespace to come up
+INTERFACE = "cable"
+TOOLS = ("ip", "nsenter", "setpriv", "tc", "unshare")
+WITH_US = ("setpriv", "--pdeathsig", "KILL")
+
+
+@dataclass(frozen=True)
+class Cable:
+    """A full-duplex cable: each end sends `rate` bytes per second through a token bucket of `burst`
+    bytes; at most `queue` seconds' worth wait there."""
+
+    rate: float
+    burst: int = 32_000
+    queue: float = 0.2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One namespace: the process that holds it, and its address on the cable."""
+
+    holder: int
+    address: str
+
+    def call(self, *command: str) -> str:
+        """Runs a command inside; returns its output. RuntimeError with what it says if it fails."""
+        return _call(*self._inside(), *command)
+
+    def start(self, command: Sequence[str], **named: Any) -> subprocess.Popen[str]:
+        """Starts a command inside that dies with this process."""
+        return subprocess.Popen([*self._inside(), *WITH_US, *command], text=True, **named)
+
+    def sent_bytes(self, interface: str) -> int:
+        """The kernel's count of bytes, headers included, that have left by the interface."""
+        return sent_bytes(interface, self.holder)
+
+    def _inside(self) -> list[str]:
+        return ["nsenter", f"--net=/proc/{self.holder}/ns/net"]
+
+
+def why_not() -> str:
+    """What this machine lacks; empty if it can do all of this."""
+    if not sys.platform.startswith("linux"):
+        return "network namespaces need Linux"
+    for tool in TOOLS:
+        if shutil.which(tool) is None:
+            return f"network namespaces need the command {tool}"
+    try:
+        with cabled(Cable(rate=1e6)):
+            return ""
+    except RuntimeError as error:
+        return f"network namespaces cannot be made here: {error}"
+
+
+def sent_bytes(interface: str, process: int | str = "self") -> int:
+    """The kernel's count of bytes sent by an interface of a process's namespace."""
+    with open(f"/proc/{process}/net/dev", encoding="ascii") as file:
+        for line in file:
+            name, _, counts = line.partition(":")
+            if name.strip() == interface:
+                return int(counts.split()[8])
+    raise ValueError(f"there is no network interface {interface!r} here")
+
+
+@contextmanager
+def alone() -> Iterator[Machine]:
+    """A namespace with nothing but a loopback interface."""
+    holder = subprocess.Popen([*WITH_US, "unshare", "--net", "sleep", str(HELD_SECONDS)],
+                              stderr=subprocess.PIPE, text=True)  # fmt: skip
+    try:
+        _await_namespace(holder)
+        machine = Machine(holder.pid, "127.0.0.1")
+        machine.call("ip", "link", "set", "lo", "up")
+        yield machine
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+@contextmanager
+def cabled(cable: Cable) -> Iterator[tuple[Machine, Machine]]:
+    """Two namespaces and a cable between them."""
+    with ExitStack() as stack:
+        ends = [stack.enter_context(alone()) for _ in range(2)]
+        ends[0].call(
+            "ip", "link", "add", INTERFACE, "type", "veth",
+            "peer", "name", INTERFACE, "netns", str(ends[1].holder),
+        )  # fmt: skip
+        machines = [Machine(end.holder, f"10.77.0.{k}") for k, end in enumerate(ends, 1)]
+        for machine in machines:
+            machine.call("ip", "address", "add", f"{machine.address}/24", "dev", INTERFACE)
+            machine.call("ip", "link", "set", INTERFACE, "up")
+            machine.call("tc", "qdisc", "replace", "dev", INTERFACE, "root", *_discipline(cable))
+        yield machines[0], machines[1]
+
+
+def limit(cable: Cable) -> None:
+    """Sets the limit of this process's end of the cable."""
+    _call("tc", "qdisc", "replace", "dev", INTERFACE, "root", *_discipline(cable))
+
+
+def _discipline(cable: Cable) -> list[str]:
+    if cable.rate == INFINITE:
+        return ["pfifo"]
+    return [
+        "tbf", "rate", f"{round(8 * cable.rate)}bit", "burst", str(cable.burst),
+        "latency", f"{round(1000 * cable.queue)}ms",
+    ]  # fmt: skip
+
+
+def _await_namespace(holder: subprocess.Popen[str]) -> None:
+    """Waits until the process has left our own namespace."""
+    ours = os.readlink("/proc/self/ns/net")
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if holder.poll() is not None:
+            raise RuntimeError(holder.communicate()[1].strip() or "unshare failed")
+        try:
+            if os.readlink(f"/proc/{holder.pid}/ns/net") != ours:
+                return
+        except OSError:  # not ours to look at
+            pass
+        time.sleep(0.002)
+    raise RuntimeError(f"no namespace came up within {PATIENCE:g} s")
+
+
+def _call(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,69 @@
+"""The benchmark of the simulator, on small steps, and the speed that it must not fall below."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from apportion.cluster import cluster
+from apportion.cost import PUBLISHED
+from apportion.schedule import schedule, schedule_compiled
+from apportion.simulate import network, simulate
+from apportion.tasks import TRANSFER
+from apportion.timeline import verify
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import made_up
+
+    return made_up.made_up
+
+
+def test_a_made_up_step_is_one(made_up: Any) -> None:
+    tasks = made_up(1000, devices=5)
+    assert 1000 <= len(tasks) < 1000 + 5 * 9
+    assert (tasks.kind == TRANSFER).mean() == pytest.approx(2 / 9)
+    net = network(tasks, cluster("5xh100"), PUBLISHED)
+    for one, other in zip(schedule(net), schedule_compiled(net), strict=True):
+        assert np.array_equal(one, other)
+    line = simulate(tasks, cluster("5xh100"), PUBLISHED)
+    verify(line, tasks)
+    assert min(line.peak_bytes) > max(tasks.nbytes)
+
+
+def test_a_million_tasks_a_second(made_up: Any) -> None:
+    tasks, on = made_up(100_000), cluster("8x8xh100")
+    took = []
+    for _ in range(6):
+        began = time.process_time()
+        simulate(tasks, on, PUBLISHED)  # with contention, and memory over time
+        took.append(time.process_time() - began)
+    assert len(tasks) / min(took) > 1e6
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    plot = tmp_path / "out.svg"
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "simulation.py", "--largest", "3000", "--without-models",
+         "--json", "--plot", plot],
+        env=dict(os.environ), stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert [row["tasks"] for row in found["made up"]] == [1152, 3456]
+    assert all(row["seconds"] > row["schedule_seconds"] > 0 for row in found["made up"])
+    assert found["compilation"]["first"] > found["compilation"]["cached"]
+    drawn = ElementTree.fromstring(plot.read_text())
+    assert len(drawn.findall("{http://www.w3.org/2000/svg}circle")) == 2
