@@ -28,7 +28,7 @@ from apportion.tasks import (
     Ints,
 )
 
-EVEN = 1.25  # members of a collective send about equally much: the most over the least
+EVEN = 2.0  # members of a collective send about equally much: the most over the least
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,7 @@ import torch
 from apportion import cost_fit
 from apportion.capture import Program, batch_leaves
 from apportion.cluster import Cluster
-from apportion.cost import ASSUMED, CostModel
+from apportion.cost import ASSUMED, CostModel, feeds
 from apportion.cost_table import (
     ASSEMBLE_LINE,
     EXCHANGE_LINE,
@@ -45,7 +45,7 @@ from apportion.rehearse import Rehearse, Rehearsed, Talk, Talked
 from apportion.simulate import simulate
 from apportion.storage import measure
 from apportion.strategy import Strategy, space_of
-from apportion.tasks import ASSEMBLE, Ints, TaskGraph, with_storage
+from apportion.tasks import ASSEMBLE, Floats, Ints, TaskGraph, with_storage
 
 QUANTILE = 0.25
 ROUNDS = 12
@@ -268,13 +268,16 @@ def with_measured(table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearse
     joins: list[tuple[int, int, float]] = []
     boxes = np.bincount(tasks.copy_task, minlength=len(tasks))
     for answer in answers:
-        low = np.quantile(answer.seconds, QUANTILE, axis=0)
+        low = _low(answer.seconds)
         for task, seconds in zip(answer.task.tolist(), low.tolist(), strict=True):
             found.setdefault(int(tasks.work[task]), []).append(seconds)
             first.setdefault(int(tasks.work[task]), task)
             if tasks.kind[task] == ASSEMBLE:
                 joins.append((int(boxes[task]), int(tasks.nbytes[task]), seconds))
     works = dict(table.works)
+    for name, nbytes, device in feeds(tasks):
+        low_ends = float(np.quantile(answers[device].ends, QUANTILE))
+        works[name] = Work(low_ends, 0.0, nbytes, 1)
     for work, seconds in found.items():
         task = first[work]
         works[tasks.works[work]] = Work(
@@ -295,6 +298,15 @@ def with_measured(table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearse
         fits=cost_fit.fits(works),
         noise=max(_spread(answer.reference) for answer in answers),
     )
+
+
+def _low(seconds: Floats) -> Floats:
+    """Seconds of each task (columns) over the rounds (rows): low quantiles, scaled so that together
+    they are the low quantile of whole rounds, which is what a step is compared with."""
+    each = np.quantile(seconds, QUANTILE, axis=0)
+    whole = float(np.quantile(seconds.sum(axis=1), QUANTILE))
+    scaled: Floats = each * (whole / max(float(each.sum()), 1e-12))
+    return scaled
 
 
 def _packs(tasks: TaskGraph, answers: Sequence[Rehearsed]) -> list[tuple[int, int, float]]:

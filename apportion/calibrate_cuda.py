@@ -13,20 +13,22 @@ memory     The allocator's peak during a task less what is left after it; what i
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from apportion.capture import Program
 from apportion.cost_fit import fits, line
 from apportion.cost_table import AHEAD, ASSEMBLE_LINE, Condition, CostTable, Work, kind_of
 from apportion.execute import Executable, Rank
+from apportion.plan import Plan
 from apportion.processes import worker
 from apportion.runner import Runner
 from apportion.tasks import ASSEMBLE, COMPUTE, Storage
@@ -37,8 +39,9 @@ LONG = 0.4  # seconds, longer than the host takes to fill the device's queue
 SLEEP_CYCLES = 2.0e9  # of a device's clock in a second, at most
 QUANTILE = 0.25
 LEAST = 1e-9  # seconds of a call that the device does not notice, such as a view
-FAR, FAR_SECONDS = 0.25, 3e-6  # from the usual time of its kind's calls, for one to be listed
+FAR, FAR_SECONDS = 0.5, 1e-5  # from the usual time of its kind's calls, for one to be listed
 Floats = Sequence[float]
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,39 @@ class Measured:
 def runner_on(program: Program, executable: Executable, place: str = "cuda") -> Runner:
     """A Runner of the only device of a plan, in this process."""
     return Runner(program, worker(executable, 0, place))
+
+
+def on_device(batch: Any, place: str = "cuda") -> Any:
+    """The batch with its tensors on a device."""
+    return tree_map(lambda x: x.to(place) if isinstance(x, torch.Tensor) else x, batch)
+
+
+def step_seconds(runner: Runner, batch: Any, count: int) -> list[float]:
+    """Seconds of steps, from an idle device to an idle device."""
+    found = []
+    for _ in range(count):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        runner.local_step(batch)
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - began)
+        runner.worker.rank.spans.clear()
+    return found
+
+
+def peak_bytes(runner: Runner, batch: Any) -> int:
+    """The allocator's peak over a step; the batch comes from the host."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    runner.local_step(batch)
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated())
+
+
+def device_kind() -> str:
+    """The kind of this machine's CUDA device, as clusters call it: h200, a100."""
+    found = re.search(r"[A-Za-z]*\d{2,}", torch.cuda.get_device_name())
+    return found.group().lower() if found else "gpu"
 
 
 def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS) -> Measured:
@@ -198,6 +234,26 @@ def _resident(rank: Rank, batch: Any) -> int:
 # tables
 
 
+def calibrate(
+    steps: Iterable[tuple[Program, Plan]], rounds: int = ROUNDS, note: Note = lambda text: None
+) -> CostTable:
+    """Measures the steps of plans for one device on this machine's CUDA device."""
+    if not torch.cuda.is_available():
+        raise ValueError("this machine has no CUDA device that torch can use")
+    samples = Samples()
+    for program, plan in steps:
+        if len(plan.cluster.devices) != 1:
+            raise ValueError(f"a plan for {len(plan.cluster.devices)} devices is not for one GPU")
+        executable = Executable(plan.space, plan.strategy, plan.tasks)
+        runner = runner_on(program, executable)
+        figures = measured(runner, plan.storage, on_device(program.batch), rounds)
+        samples.add(executable, plan.storage, figures)
+        note(f"measured {len(executable.tasks)} tasks, {len(plan.storage.works)} different calls")
+        del runner
+        torch.cuda.empty_cache()
+    return samples.table(device_kind(), time.strftime("%Y-%m-%d"))
+
+
 class Samples:
     """Measured steps, put together by kernel call."""
 
@@ -216,9 +272,10 @@ class Samples:
         self.ahead += [figures.ahead] if figures.ahead else []
         for task, kind in enumerate(executable.kind):
             if kind == ASSEMBLE:
-                boxes = len(executable.copies[task])
-                seconds = max(figures.device[task], LEAST)
-                self.assembled.append((boxes, int(tasks.nbytes[task]), seconds))
+                boxes, nbytes = len(executable.copies[task]), int(tasks.nbytes[task])
+                if nbytes:
+                    seconds = max(figures.device[task], LEAST)
+                    self.assembled.append((boxes, nbytes, seconds))
                 self.host[ASSEMBLE_LINE].append(figures.host[task])
             elif kind == COMPUTE:
                 work = storage.work[task]

@@ -84,7 +84,7 @@ ClusterName = Annotated[
 METHODS = "auto, single, data, fsdp, tofu, tofu-paper or random"
 Method = Annotated[str, typer.Option("--method", metavar="M", help=f"How to search: {METHODS}.")]
 Budget = Annotated[
-    float, typer.Option("--budget", metavar="S", min=0.0, help="Seconds a search may take.")
+    float, typer.Option("--budget", metavar="S", min=0.0, help="Seconds that it may take.")
 ]
 MemoryLimit = Annotated[
     str | None,
@@ -96,11 +96,11 @@ Seed = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
+Procs = Annotated[
+    int | None, typer.Option("--procs", metavar="N", min=1, help="N local processes (2).")
+]
 Calibrate = Annotated[
-    bool,
-    typer.Option(
-        "--calibrate/--no-calibrate", help="On local:N, measure kernel calls not yet known."
-    ),
+    bool, typer.Option("--calibrate/--no-calibrate", help="On local:N, measure what is not known.")
 ]
 Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the step for Perfetto too.")
@@ -331,9 +331,8 @@ def compare(
         place = _cluster(cluster)
         program = _capture(model, seed)
         source = Source(program.graph, model, seed)
-        plans = compare_methods(
-            program, place, names, budget, limit, seed, calibrate, _note, source
-        )
+        how = (budget, limit, seed, calibrate, _note, source)
+        plans = compare_methods(program, place, names, *how)
     plans = [replace(made, model=model) for made in plans]
     facts = {"model": model, "cluster": place.name, "results": [plan_facts(made) for made in plans]}
     _show(as_json, facts, tables.side_by_side(plans))
@@ -342,23 +341,15 @@ def compare(
 
 @app.command()
 def calibrate(
-    models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL ...]", help="Steps to measure.")
-    ] = None,
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL ...]")] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="C", help="local:N; the same as --procs N.")
     ] = None,
-    procs: Annotated[
-        int | None, typer.Option("--procs", metavar="N", min=1, help="Processes at a time (2).")
-    ] = None,
-    budget: Annotated[
-        float, typer.Option("--budget", metavar="S", min=1.0, help="Seconds for each model.")
-    ] = 60.0,
+    procs: Procs = None,
+    budget: Budget = 60.0,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     seed: Seed = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="TABLE", help="Write the table as JSON too.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the table as JSON too.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure what kernels, copies and messages cost on this machine, and keep it.
@@ -432,10 +423,7 @@ def run(
     plan: Annotated[
         Path | None, typer.Option("--plan", metavar="PLAN", help="Run this saved plan.")
     ] = None,
-    procs: Annotated[
-        int | None,
-        typer.Option("--procs", metavar="N", min=1, help="Plan for N local processes (2)."),
-    ] = None,
+    procs: Procs = None,
     method: Annotated[
         str | None, typer.Option("--method", metavar="M", help=f"How to search: {METHODS} (auto).")
     ] = None,

@@ -45,7 +45,16 @@ from apportion.cost_table import (
     table_from_json,
     table_to_json,
 )
-from apportion.tasks import ASSEMBLE, COLLECTIVE, COMPUTE, TRANSFER, Floats, Ints, TaskGraph
+from apportion.tasks import (
+    ASSEMBLE,
+    CATEGORIES,
+    COLLECTIVE,
+    COMPUTE,
+    TRANSFER,
+    Floats,
+    Ints,
+    TaskGraph,
+)
 from apportion.wire import wire_lines, wire_seconds
 
 Bools = npt.NDArray[np.bool_]
@@ -53,6 +62,7 @@ Bools = npt.NDArray[np.bool_]
 LARGEST_ITEM = 16  # bytes of a complex128
 MEASURED, FITTED, ESTIMATED = 0, 1, 2
 SOURCES = ("measured", "fitted", "estimated")
+INPUT_CATEGORY = CATEGORIES.index("input")
 SHIPPED = Path(__file__).parent / "costs"
 
 
@@ -98,13 +108,14 @@ def shipped() -> tuple[CostTable, ...]:
 def restricted(cost: CostModel, tasks: TaskGraph) -> CostModel:
     """The CostModel with no more than what these tasks need: what a saved Plan keeps."""
     kinds = set(tasks.kinds) | {kind_of(work) for work in tasks.works}
-    names = kinds | {cost_fit.family(kind) for kind in kinds}
+    names = kinds | {cost_fit.family(kind) for kind in kinds} | {"apportion.feed"}
+    calls = (*tasks.works, *(name for name, _, _ in feeds(tasks)))
     always = {"", ASSEMBLE_LINE, AHEAD, *tasks.works}
 
     def needed(table: CostTable) -> CostTable:
         return replace(
             table,
-            works={w: table.works[w] for w in tasks.works if w in table.works},
+            works={w: table.works[w] for w in calls if w in table.works},
             fits={n: f for n, f in table.fits.items() if n.rpartition("/")[0] in names},
             issue={k: s for k, s in table.issue.items() if k in kinds | always},
         )
@@ -226,6 +237,7 @@ def _costs(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> tuple[Floats,
             cost, cluster, tasks.device[joins], boxes, tasks.nbytes[joins]
         )
     _put_measured(tasks, cluster, cost, seconds, source)
+    _put_feeds(tasks, cluster, cost, seconds)
     _put_messages(tasks, cluster, cost, seconds, source)
     return seconds, source
 
@@ -247,6 +259,37 @@ def _put_measured(
         measured = np.array([*found, np.nan])[tasks.work]
         here = where[tasks.device] & ~np.isnan(measured)
         seconds[here], source[here] = measured[here], MEASURED
+
+
+def feeds(tasks: TaskGraph) -> list[tuple[str, int, int]]:
+    """What takes the batch into each device that gets some of it: (signature, bytes, device)."""
+    given = (tasks.slot_first == -1) & (tasks.slot_category == INPUT_CATEGORY)
+    device, nbytes = tasks.slot_device[given], tasks.slot_nbytes[given]
+    slots = np.bincount(device, minlength=tasks.devices).tolist()
+    sizes = np.bincount(device, nbytes, tasks.devices).astype(np.int64).tolist()
+    return [
+        (f"apportion.feed({count} {size})", size, number)
+        for number, (count, size) in enumerate(zip(slots, sizes, strict=True))
+        if count
+    ]
+
+
+def _put_feeds(tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Floats) -> None:
+    """The first task of a device also waits for its part of the batch, where that was measured."""
+    if not cost.tables or not len(tasks.work):
+        return
+    working = np.flatnonzero((tasks.kind == COMPUTE) | (tasks.kind == ASSEMBLE))
+    devices, first = np.unique(tasks.device[working], return_index=True)
+    begins = dict(zip(devices.tolist(), working[first].tolist(), strict=True))
+    for name, nbytes, device in feeds(tasks):
+        table = cost.tables.get(cluster.devices[device].kind)
+        if table is None or device not in begins:
+            continue
+        fit = table.fits.get(cost_fit.key(kind_of(name), 1))
+        if name in table.works:
+            seconds[begins[device]] += table.works[name].seconds
+        elif fit is not None:
+            seconds[begins[device]] += fit.launch + fit.per_byte * nbytes
 
 
 # Devices of one kind and rate are one class: (which devices, one of them)
@@ -341,6 +384,8 @@ def _assemble_seconds(
         else:
             seconds[here] = line.each + boxes[here] * line.per_box + nbytes[here] * line.per_byte
             source[here] = FITTED
+        if one.asynchronous:
+            seconds[here & (nbytes == 0)] = 0.0  # a view: the device does not notice
     return seconds, source
 
 

@@ -18,7 +18,11 @@ from scipy.optimize import nnls
 from apportion.cost_table import Fit, Line, Work, kind_of
 from apportion.tasks import Floats
 
-DENSE = ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "attention")
+DENSE = (
+    "mm", "bmm", "addmm", "baddbmm", "mm_total", "convolution", "convolution_backward",
+    "conv_backward_input", "conv_backward_weight", "conv_transpose", "sdpa", "sdpa_backward",
+    "sdpa_lse", "sdpa_values",
+)  # fmt: skip
 FEWEST = 4  # works for a fit of a kind
 LEFT_OUT = 12  # at most so many fits to see how well one does on works that it was not made from
 
@@ -40,7 +44,8 @@ def fits(works: Mapping[str, Work]) -> dict[str, Fit]:
     for signature, work in works.items():
         kind = kind_of(signature)
         groups.setdefault(key(kind, work.itemsize), []).append(work)
-        groups.setdefault(key(family(kind), work.itemsize), []).append(work)
+        if work.flops or work.nbytes:  # views say nothing about others
+            groups.setdefault(key(family(kind), work.itemsize), []).append(work)
     return {name: fit(found) for name, found in sorted(groups.items()) if len(found) >= FEWEST}
 
 

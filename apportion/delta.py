@@ -32,6 +32,7 @@ from apportion.flow import MADE, Flow
 from apportion.hops import hops, no_hops
 from apportion.lower import Lowering
 from apportion.relax import Live
+from apportion.schedule import Times, schedule_compiled
 from apportion.simulate import issued
 from apportion.splits import Space, Split
 from apportion.stamp import offsets, stamp
@@ -40,7 +41,8 @@ from apportion.tasks import COLLECTIVE, TRANSFER, Ints, TaskGraph
 from apportion.termwise import Devices, Terms
 
 ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
-PATIENCE = 50  # evaluations per Op after which a change is simulated from the beginning
+SPARE = 4096  # and so much more
+PATIENCE = 0.1  # share of all tasks and hops that may move before everything is scheduled anew
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +88,7 @@ class Delta:
         self.asynchronous = any(d.asynchronous for d in cluster.devices)
         self.ahead = ahead_nanoseconds(cluster, cost)
         self.before: _Before | None = None
+        self.whole: Times | None = None  # times of all tasks, where they were all worked out
         self._build()
 
     # What it says
@@ -103,6 +106,8 @@ class Delta:
 
     def times(self) -> tuple[Ints, Ints]:
         """Start and end of every task, in the order of the TaskGraph."""
+        if self.whole is not None:
+            return self.whole
         live = self.live
         cells, at = live.cells, live.at
         count = len(live.op)
@@ -158,7 +163,7 @@ class Delta:
             self.blocks[op] = block
         for value, (flow, at) in before.flows.items():
             self.flows[value], self.flow_at[value] = flow, at
-        self.before = None
+        self.before = self.whole = None
         if self.live.counters[relax.WRITTEN] > self.live.journal.shape[1] or len(before.tops) == 0:
             self._build()
             return
@@ -170,7 +175,9 @@ class Delta:
 
     def keep(self) -> None:
         """The last change stays."""
-        self.before = None
+        if self.whole is not None:
+            relax.seed(self.live, *self.whole)
+        self.before = self.whole = None
 
     def _retell(self, ops: Iterable[int]) -> None:
         lowering = self.lowering
@@ -237,17 +244,22 @@ class Delta:
         self._settle()
 
     def _settle(self) -> None:
+        """Works out what moves; if that is nearly everything, then everything, which is faster."""
+        self._release()
+        live = self.live
+        if relax.relax(live, int(PATIENCE * self.size)):
+            self.step_ns = int(relax.finish(live))
+            return
+        self.whole = schedule_compiled(relax.current(live))
+        self.step_ns = int(self.whole[1].max(initial=0))
+
+    def _release(self) -> None:
         live = self.live
         if self.asynchronous:
             device, issue, duration = (
                 relax.in_order(live, c) for c in (self.device, self.issue, live.duration)
             )
             relax.release_all(live, issued(device, issue, duration, self.ahead))
-        if not relax.relax(live, PATIENCE * live.ops):
-            if self.before is not None:
-                self.before.tops = np.zeros(0, np.int64)
-            raise AssertionError("the schedule does not settle")
-        self.step_ns = int(relax.finish(live))
 
     def _build(self) -> None:
         """The arrays, from the Flows and Blocks there are."""
@@ -262,15 +274,20 @@ class Delta:
         for op in range(ops):
             first = self._write_block(op)
             relax.replace(self.live, op, first, len(self.blocks[op]))
-        self._settle()
+        self._release()
+        net = relax.current(self.live)
+        self.size = len(net.duration) + len(net.hop_link)
+        relax.seed(self.live, *schedule_compiled(net))
+        self.step_ns = int(relax.finish(self.live))
+        self.whole = None
         self.live.counters[relax.WRITTEN] = 0
 
     def _room(self) -> tuple[Live, Ints, Ints]:
         """Empty arrays with room for changes."""
         costed = [self.costed[id(b)] for b in self.blocks]
-        sizes = [ROOM * n + 4096 for n in _sizes(costed)]
+        sizes = [ROOM * n + SPARE for n in _sizes(costed)]
         tasks, reads, waits, makes, stands, hop = sizes
-        pieces = ROOM * sum(len(f.device) for f in self.flows) + 4096
+        pieces = ROOM * sum(len(f.device) for f in self.flows) + SPARE
         devices, ops = len(self.cluster.devices), len(self.blocks)
         rows = (ops + 2) * devices
         cells = (tasks, tasks, tasks, tasks, pieces, hop, hop, ops, ops, rows, rows, rows)
@@ -280,13 +297,13 @@ class Delta:
         links = max(len(self.cluster.links), 1)
         longest = int(_by_link(costed, links).max())
         live = Live(
-            devices, ops, _new(sum(cells)), offsets(np.array(cells)), _new(10), _new(tasks),
+            devices, ops, _new(sum(cells)), offsets(np.array(cells)), _new(11), _new(tasks),
             _new(tasks), _new(tasks), _new(tasks + 1), _new(reads), _new(tasks + 1), _new(waits),
             _new(tasks + 1), _new(makes), _new(tasks + 1), _new(stands), _new(tasks + 1),
             _new(hop), _new(hop), _new(hop), _new(pieces),
             offsets(np.array([len(r) for r in readers])),
             np.array([op for r in readers for op in r], np.int64),
-            np.zeros((links, ROOM * longest + 256), np.int64), _new(links),
+            np.zeros((links, ROOM * longest + SPARE), np.int64), _new(links),
             np.zeros((2, 8 * tasks), np.int64), _new(ops + 1), _new(ops + 1), _new(devices),
             np.full(devices, -1),
         )  # fmt: skip

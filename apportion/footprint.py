@@ -402,8 +402,8 @@ def handed_out(size: int, granule: int) -> int:
 
     PyTorch's for CUDA does not split a remainder of up to 1 MiB off a block above 1 MiB, and takes
     memory of the device in segments of 2 MiB from 10 MiB on. What remains with a block depends on
-    what was freed before; this is the remainder of a fresh segment, else an allowance above the
-    average that was measured (0.16 MiB).
+    what was freed before; this is the remainder of a fresh segment, or of a block cut into such
+    sizes, else an allowance above the average that was measured (0.16 MiB).
     """
     size = (size + granule - 1) // granule * granule
     if granule != CUDA_GRANULE or size <= MIB:
@@ -411,7 +411,7 @@ def handed_out(size: int, granule: int) -> int:
     rest = -size % (2 * MIB)
     if rest == 0 or rest == MIB or (size >= 10 * MIB and rest < MIB):
         return size + rest
-    return size + MIB // 4
+    return size + (MIB // 2 if size % (MIB // 2) == 0 else MIB // 4)
 
 
 # Peaks
@@ -449,10 +449,11 @@ def peaks(
     curves: Sequence[Curve], tasks: TaskGraph, graph: Graph, top: int = TOP_CAUSES
 ) -> tuple[Peak, ...]:
     """The peak of every device, with its `top` largest causes."""
-    return tuple(_peak(device, curve, tasks, graph, top) for device, curve in enumerate(curves))
+    return tuple(peak(device, curve, tasks, graph, top) for device, curve in enumerate(curves))
 
 
-def _peak(device: int, curve: Curve, tasks: TaskGraph, graph: Graph, top: int) -> Peak:
+def peak(device: int, curve: Curve, tasks: TaskGraph, graph: Graph, top: int = TOP_CAUSES) -> Peak:
+    """The peak of one device."""
     slots, held = len(tasks.slot_nbytes), Counter[Cause]()
     for thing, nbytes in curve.alive().items():
         held[_cause(thing, device, tasks, graph)] += nbytes

@@ -425,8 +425,12 @@ def _measured_storage(
 ) -> Storage:
     """What the kernels allocate. Needs torch, which a loaded Plan does not: it has the result."""
     from apportion.execute import Executable, threads
-    from apportion.storage import measure
+    from apportion.storage import accelerator, measure
 
-    here = all(device.kind == "cpu" for device in cluster.devices)
-    count = threads(len(cluster.devices)) if here else None
-    return measure(Executable(space, strategy, tasks), count)
+    executable = Executable(space, strategy, tasks)
+    kinds = {device.kind for device in cluster.devices}
+    if kinds == {"cpu"}:
+        return measure(executable, threads(len(cluster.devices)))
+    tables = default_cost(cluster).tables
+    known = next((tables[kind] for kind in sorted(kinds) if kind in tables), None)
+    return measure(executable, None, accelerator(known))

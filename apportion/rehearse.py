@@ -33,11 +33,17 @@ LEAST_ROUNDS = 3  # the first is not counted: pages, caches and threads are new 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """One rank's answer: seconds of `task` (columns) in each round (rows), and of packing its
-    messages (task, seconds)."""
+    """One rank's answer.
+
+    seconds    of `task` (columns) in each round (rows), what the interpreter adds included
+    ends       of taking the batch and of leaving the state for the next step, in each round
+    packed     (task, seconds) of packing messages
+    reference  of a kernel that should always take the same
+    """
 
     task: Ints
     seconds: Floats
+    ends: list[float]
     packed: list[tuple[int, float]]
     reference: list[float]
 
@@ -120,7 +126,8 @@ def rehearse(
     rank.clock = clock
     rank.load(step.tensor)
     packed: list[tuple[int, float]] = []
-    seconds: list[list[float]] = []
+    seconds: list[Floats] = []
+    ends: list[float] = []
     reference: list[float] = []
     tasks = [task for task in mine.steps if isinstance(task, int)]
     began = time.perf_counter()
@@ -131,16 +138,25 @@ def rehearse(
         context = Context(0, number, step.setting, executable.graph.bodies)
         reference.append(_reference())
         rank.spans.clear()
+        fed = clock()
         rank.feed(step.tensor)
+        first, aside = clock(), 0.0
         for task in mine.steps:
             if isinstance(task, Exchange):
+                before = clock()
                 packed += _pretend(rank, task, clock)
+                aside += clock() - before
             else:
                 rank.run(task, context)
+        last = clock()
         rank.finish()
-        seconds.append([crowd * (end - start) / 1e9 for _, start, end in rank.spans])
+        ends.append(crowd * (clock() - last + first - fed) / 1e9)
+        took = np.array([end - start for _, start, end in rank.spans], np.float64)
+        between = max(last - first - aside - took.sum(), 0.0) / max(len(took), 1)
+        seconds.append(crowd * (took + between) / 1e9)
     packed = [(task, crowd * each) for task, each in packed]
-    return Rehearsed(np.array(tasks, np.int64), np.array(seconds[1:]), packed, reference[1:])
+    counted = np.array(seconds[1:]).reshape(len(seconds) - 1, len(tasks))
+    return Rehearsed(np.array(tasks, np.int64), counted, ends[1:], packed, reference[1:])
 
 
 def _clock(processes: int) -> tuple[Callable[[], int], float]:

@@ -18,18 +18,21 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from apportion.schedule import Network
 from apportion.tasks import Ints
 
 # Segments of `cells`; `Live.at` says where each begins.
 START, END, READY, RELEASE, AVAILABLE, TURN, KEY, FIRST, COUNT, FREE, BEFORE, AFTER = range(12)
+
+CHEAP = 32  # places that are moved in a queue in the time that a task takes
 
 ABSENT = -1  # the key of a hop that is in no queue; the pointers of a lane that an Op is not in
 
 
 class Live(NamedTuple):  # numba takes no dataclass
     """Tasks t, pieces p, hops h, Ops o (the end of the step is one), devices d; capacities are
-    larger. `counters` are numbers of tasks, references, waits, makes, stands, hops, pieces, journal
-    entries, waiting Ops, evaluations."""
+    larger. `counters` are numbers of tasks, reads, waits, makes, stands, hops, pieces, journal
+    entries, waiting Ops, evaluations, and of tasks and hops in these since the last change."""
 
     devices: int
     ops: int
@@ -69,7 +72,7 @@ class Live(NamedTuple):  # numba takes no dataclass
     seen: Ints
 
 
-TASKS, READS, WAITS, MAKES, STANDS, HOPS, PIECES, WRITTEN, WAITING, LOOKS = range(10)
+TASKS, READS, WAITS, MAKES, STANDS, HOPS, PIECES, WRITTEN, WAITING, LOOKS, SPENT = range(11)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -166,6 +169,7 @@ def _take_out(live: Live, hop: int) -> int:
     """Takes a hop out of its queue; where it was."""
     link = live.hop_link[hop]
     place, size = _find(live, hop, _get(live, KEY, hop)), live.queued[link]
+    live.counters[SPENT] += (size - place) // CHEAP
     for k in range(place, size - 1):
         live.queue[link, k] = live.queue[link, k + 1]
     live.queued[link] = size - 1
@@ -178,6 +182,7 @@ def _put_in(live: Live, hop: int, key: int) -> int:
     """Puts a hop into its queue; where it is."""
     link = live.hop_link[hop]
     place, size = _find(live, hop, key), live.queued[link]
+    live.counters[SPENT] += (size - place) // CHEAP
     for k in range(size, place, -1):
         live.queue[link, k] = live.queue[link, k - 1]
     live.queue[link, place] = hop
@@ -258,6 +263,7 @@ def _evaluate(live: Live, op: int) -> None:
     row = op + 1
     first = _get(live, FIRST, op)
     last = first + _get(live, COUNT, op)
+    live.counters[SPENT] += last - first + live.hop_start[last] - live.hop_start[first]
     for task in range(first, last):
         ready = _ready(live, task, row)
         start, end = ready, ready + live.duration[task]
@@ -289,14 +295,15 @@ def _evaluate(live: Live, op: int) -> None:
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def relax(live: Live, limit: int) -> bool:
-    """Evaluates what has to be, at most so many times; whether that was enough."""
-    looks = 0
+    """Evaluates what has to be, tasks and hops up to a limit; whether that was enough."""
+    live.counters[SPENT] = 0
     while live.counters[WAITING] > 0:
-        if looks >= limit:
+        if live.counters[SPENT] > limit:
+            while live.counters[WAITING] > 0:
+                _next(live)
             return False
         _evaluate(live, _next(live))
-        looks += 1
-    live.counters[LOOKS] += looks
+        live.counters[LOOKS] += 1
     return True
 
 
@@ -308,6 +315,114 @@ def finish(live: Live) -> int:
         before = _get(live, BEFORE, (live.ops + 1) * live.devices + device)
         latest = max(latest, _get(live, FREE, before * live.devices + device))
     return latest
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def current(live: Live) -> Network:
+    """The tasks that are, in the order of Ops, for a schedule from the beginning."""
+    tasks = np.arange(len(live.op))
+    order = in_order(live, tasks)
+    n = len(order)
+    place = np.full(live.counters[TASKS], -1)
+    maker = np.full(live.counters[PIECES], -1)
+    hop_start = np.zeros(n + 1, np.int64)
+    for k in range(n):
+        task = order[k]
+        place[task] = k
+        hop_start[k + 1] = hop_start[k] + live.hop_start[task + 1] - live.hop_start[task]
+        for m in range(live.make_start[task], live.make_start[task + 1]):
+            maker[live.make[m]] = k
+    hop_link, occupancy = np.empty(hop_start[n], np.int64), np.empty(hop_start[n], np.int64)
+    duration, release = np.empty(n, np.int64), np.empty(n, np.int64)
+    latency, pending = np.empty(n, np.int64), np.zeros(n, np.int64)
+    starts = np.zeros(n + 2, np.int64)
+    for k in range(n):
+        task = order[k]
+        duration[k], latency[k] = live.duration[task], live.latency[task]
+        release[k] = _get(live, RELEASE, task)
+        low, high = live.hop_start[task], live.hop_start[task + 1]
+        hop_link[hop_start[k] : hop_start[k + 1]] = live.hop_link[low:high]
+        occupancy[hop_start[k] : hop_start[k + 1]] = live.hop_occupancy[low:high]
+    after = np.empty(0, np.int64)
+    for fill in range(2):  # count, then write
+        live.lane[:] = -1
+        for k in range(n):
+            task = order[k]
+            for r in range(live.read_start[task], live.read_start[task + 1]):
+                _precede(maker[live.read[r]], k, fill, starts, after, pending)
+            for w in range(live.wait_start[task], live.wait_start[task + 1]):
+                _precede(place[live.wait[w]], k, fill, starts, after, pending)
+            for s in range(live.stand_start[task], live.stand_start[task + 1]):
+                _precede(live.lane[live.stand[s]], k, fill, starts, after, pending)
+                live.lane[live.stand[s]] = k
+        if fill == 0:
+            for k in range(n):
+                starts[k + 2] += starts[k + 1]
+            after = np.empty(starts[n + 1], np.int64)
+    return Network(
+        len(live.queued), duration, release, np.zeros(n, np.int64), latency, pending,
+        starts[: n + 1], after, hop_start, hop_link, occupancy,
+    )  # fmt: skip
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _precede(before: int, k: int, fill: int, starts: Ints, after: Ints, pending: Ints) -> None:
+    if before < 0:
+        return
+    if fill == 0:
+        starts[before + 2] += 1
+        pending[k] += 1
+    else:
+        after[starts[before + 1]] = k
+        starts[before + 1] += 1
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def seed(live: Live, start: Ints, end: Ints) -> None:
+    """Takes over a schedule that was worked out elsewhere: times in the order of Ops."""
+    at = 0
+    for op in range(live.ops):
+        first, count = _get(live, FIRST, op), _get(live, COUNT, op)
+        for task in range(first, first + count):
+            live.cells[live.at[START] + task] = start[at]
+            live.cells[live.at[END] + task] = end[at]
+            for k in range(live.make_start[task], live.make_start[task + 1]):
+                live.cells[live.at[AVAILABLE] + live.make[k]] = end[at]
+            for k in range(live.stand_start[task], live.stand_start[task + 1]):
+                lane = (op + 1) * live.devices + live.stand[k]
+                live.cells[live.at[FREE] + lane] = end[at]
+            at += 1
+    while live.counters[WAITING] > 0:
+        _next(live)
+    live.queued[:] = 0
+    for op in range(live.ops):
+        _seed_messages(live, op)
+    for link in range(len(live.queued)):
+        size, free = live.queued[link], 0
+        key = live.cells[live.at[KEY] + live.queue[link, :size]]
+        live.queue[link, :size] = live.queue[link, :size][np.argsort(key, kind="mergesort")]
+        for place in range(size):
+            hop = live.queue[link, place]
+            turn = max(_get(live, KEY, hop), free)
+            live.cells[live.at[TURN] + hop] = turn
+            free = turn + live.hop_occupancy[hop]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _seed_messages(live: Live, op: int) -> None:
+    """Adds the messages of an Op to the queues; what they depend on has its times."""
+    first, row = _get(live, FIRST, op), op + 1
+    for task in range(first, first + _get(live, COUNT, op)):
+        ready = _ready(live, task, row)
+        live.cells[live.at[READY] + task] = ready
+        for hop in range(live.hop_start[task], live.hop_start[task + 1]):
+            link = live.hop_link[hop]
+            live.queue[link, live.queued[link]] = hop
+            live.queued[link] += 1
+            live.cells[live.at[KEY] + hop] = ready
+        for k in range(live.stand_start[task], live.stand_start[task + 1]):
+            live.lane[live.stand[k]] = _get(live, END, task)
+    live.seen[:] = -1
 
 
 # Changing what an Op does

@@ -71,7 +71,8 @@ def run(
     timeout: float = 600.0,
     note: Callable[[str], None] = lambda text: None,
 ) -> Run:
-    """Runs a plan of the model `spec` on as many processes as it has devices.
+    """Runs a plan of the model `spec` on as many processes as it has devices. A plan for one GPU
+    runs on the GPU of this machine, if it has one; all others on its CPU.
 
     Raises ValueError for a wrong request (a plan for another model), RuntimeError if a process
     fails.
@@ -81,9 +82,10 @@ def run(
     program = _load(spec, seed)
     check_plan(program, plan)
     devices = len(plan.cluster.devices)
-    note(f"starting {devices} processes")
+    place = place_of(plan)
+    note(f"starting {devices} processes" if place == "cpu" else f"running on {place}")
     with Pool(devices, timeout) as pool:
-        job = Train(spec, seed, False, plan.strategy, devices, steps, seed, check, profile=True)
+        job = Train(spec, seed, False, plan.strategy, devices, steps, seed, check, True, place)
         ranks = pool.train(job)
         note(f"ran {steps} steps")
         measured = _measured(plan, ranks, steps)
@@ -92,9 +94,15 @@ def run(
         own = compare_with_eager(program, plan, ranks, steps, seed)
         note("checking in float64")
         exact = capture_as(program, torch.float64)
-        double = Train(spec, seed, True, plan.strategy, devices, steps, seed, True)
+        double = replace(job, double=True, state=True, profile=False)
         distance = compare_with_eager(exact, plan, pool.train(double), steps, seed)
     return _checked(measured, distance, own)
+
+
+def place_of(plan: Plan) -> str:
+    """The device that torch runs a plan on here: a GPU if it is for one and there is one."""
+    one = len(plan.cluster.devices) == 1 and plan.cluster.devices[0].kind != "cpu"
+    return "cuda" if one and torch.cuda.is_available() else "cpu"
 
 
 def _load(spec: str, seed: int) -> Program:

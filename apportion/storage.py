@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from apportion.cost_table import CostTable, kind_of
 from apportion.execute import Executable, local_shape, run_part, same_storage
 from apportion.graph import Body, Op
 from apportion.interval import lengths
@@ -30,6 +32,7 @@ from apportion.trace import RANDOM_UNIFORM
 
 Stride = tuple[int, ...]
 ASSEMBLY = "apportion.assemble"
+WORKSPACE_QUANTILE, FEWEST_SHARES = 0.75, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,33 @@ class _Call:
 class Accelerator:
     """What is known of memory on a CUDA device, from measurements there.
 
-    workspaces  bytes by signature; a call that is not listed is taken to need what it leaves to the
-                allocator on tensors without data
+    workspaces  bytes by signature
+    shares      for calls that are not listed, by kind: workspace for each byte read and written. A
+                kind that is not listed either is taken to need what it leaves to the allocator on
+                tensors without data
     resident    bytes that libraries take at their first call and keep, such as cuBLAS
     """
 
     workspaces: Mapping[str, int] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
     resident: int = 0
+
+
+def accelerator(table: CostTable | None) -> Accelerator:
+    """What a table of measurements says of memory."""
+    if table is None:
+        return Accelerator()
+    shares: dict[str, list[float]] = {}
+    for text, work in table.works.items():
+        if work.nbytes:
+            shares.setdefault(kind_of(text), []).append(work.workspace / work.nbytes)
+    usual = {
+        kind: float(np.quantile(found, WORKSPACE_QUANTILE))
+        for kind, found in shares.items()
+        if len(found) >= FEWEST_SHARES
+    }
+    known = {text: work.workspace for text, work in table.works.items()}
+    return Accelerator(known, usual, table.resident)
 
 
 def measure(
@@ -115,7 +138,10 @@ def _input(given: Any) -> str:
 
 class _Measurement:
     def __init__(
-        self, executable: Executable, threads: int | None, accelerator: Accelerator | None
+        self,
+        executable: Executable,
+        threads: int | None,
+        accelerator: Accelerator | None = None,
     ) -> None:
         self.executable = executable
         self.threads = threads
@@ -191,7 +217,9 @@ class _Measurement:
             text = signature(work.op.kind, body, part, inputs)
             number = self.works.setdefault(text, len(self.works))
             call = self._run(work.op, part, work.ins)
-            workspace = self.accelerator.workspaces.get(text, call.workspace)
+            share = self.accelerator.shares.get(work.op.kind, 0.0)
+            guess = max(call.workspace, int(share * int(self.tasks.nbytes[task])))
+            workspace = self.accelerator.workspaces.get(text, guess)
             call = self.known[key] = replace(call, workspace=workspace, work=number)
         self.work[task] = call.work
         for slot, result in zip(work.outs, call.results, strict=True):

@@ -89,18 +89,19 @@ def predicted(plan: Plan) -> Table:
 def planned(plan: Plan) -> list[Table | str]:
     """What a Plan is expected to cost, why its fullest device is full, and how sure that is."""
     from apportion.cost import shares
-    from apportion.footprint import peaks
+    from apportion.footprint import peak
 
     cost, line = plan.cost, plan.timeline
     parts = shares(plan.tasks, plan.cluster, cost).items()
     sure = ", ".join(f"{share:.0%} {source}" for source, share in parts if share)
-    fullest = max(range(len(line.peak_bytes)), key=line.peak_bytes.__getitem__)
-    peak = peaks(line.curves, plan.tasks, plan.space.graph, top=SHOWN_CAUSES)[fullest]
-    held = sorted(peak.categories.items(), key=lambda item: -item[1])
+    fullest = max(range(len(line.curves)), key=line.peak_bytes.__getitem__)
+    curve, graph = line.curves[fullest], plan.space.graph
+    most = peak(fullest, curve, plan.tasks, graph, SHOWN_CAUSES)
+    held = sorted(most.categories.items(), key=lambda item: -item[1])
     kinds = ", ".join(f"{name} {_bytes(nbytes)}" for name, nbytes in held if nbytes)
     shown: list[Table | str] = [predicted(plan)]
-    if peak.causes:
-        shown += [causes(peak), f"in all: {kinds}"]
+    if most.causes:
+        shown += [causes(most), f"in all: {kinds}"]
     return [*shown, f"times: {sure}; cost model {cost.name}: {cost.provenance}"]
 
 

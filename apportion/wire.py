@@ -22,9 +22,11 @@ def wire_seconds(
 ) -> Floats:
     """For each message how long the wire needs for all of its `exchange` (any numbers); 0 where the
     exchange stays inside hosts."""
+    if not cluster.hosts:
+        return np.zeros(len(exchange))
+    outside = np.flatnonzero(_apart(cluster)[sender, receiver])
     numbers, which = np.unique(exchange, return_inverse=True)
     busiest, latest = np.zeros(len(numbers)), np.zeros(len(numbers))
-    outside = np.flatnonzero(_apart(cluster)[sender, receiver])
     messages = (which[outside], sender[outside], receiver[outside], nbytes[outside])
     for link, mine in _crossing(*messages[1:3], cluster):
         group, size = messages[0][mine], messages[3][mine] / cluster.links[link].bandwidth
@@ -46,13 +48,13 @@ def wire_lines(groups: Sequence[tuple[int, ...]], cluster: Cluster) -> tuple[Flo
 
 
 def _wire_line(group: tuple[int, ...], cluster: Cluster) -> tuple[float, float]:
-    pairs = np.array([(a, b) for a in group for b in group if a != b])
-    everything = np.zeros(len(pairs), np.int64)
+    sender, receiver = np.array([(a, b) for a in group for b in group if a != b]).T
+    together = np.zeros(len(sender), np.int64)
     empty, full = (
-        float(wire_seconds(everything, *pairs.T, np.full(len(pairs), size), cluster)[0])
+        float(wire_seconds(together, sender, receiver, np.full(len(sender), size), cluster)[0])
         for size in (0, 1 << 30)
     )
-    return empty, (full - empty) / (len(pairs) << 30)
+    return empty, (full - empty) / (len(sender) << 30)
 
 
 def _apart(cluster: Cluster) -> npt.NDArray[np.bool_]:

@@ -49,7 +49,7 @@ PATIENCE = 60.0  # seconds that gloo waits beyond the parent's timeout: the pare
 
 @dataclass(frozen=True)
 class Train:
-    """A request to run a strategy."""
+    """A request to run a strategy, on the device that torch calls `place`."""
 
     spec: str
     model_seed: int
@@ -60,6 +60,7 @@ class Train:
     seed: int
     state: bool = False
     profile: bool = False
+    place: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,13 @@ class _Process:
         if (space.digits, space.opening) != (job.strategy.digits, job.strategy.opening):
             space = space_of(program.graph, job.strategy)
         tasks = lower(space, job.strategy, job.devices)
-        mine = worker(Executable(space, job.strategy, tasks), self.rank)
+        mine = worker(Executable(space, job.strategy, tasks), self.rank, job.place)
         mine.progress = self.progress
         mine.progress[0] = 1
         losses: list[float | None] = []
         seconds: list[float] = []
         used: list[float] = []
-        with _Allocations(job.profile) as allocations:
+        with _allocations(job) as allocations:
             runner = Runner(program, mine, job.seed)
             _meet()
             allocations.mark()
@@ -125,7 +126,8 @@ class _Process:
             mine.rank.spans.clear()
             _meet()
             losses.append(_timed(runner, vary(program.batch, job.seed, step), seconds, used))
-        state = [(s, t.numpy()) for s, (_, t) in mine.rank.state().items()] if job.state else []
+        held = mine.rank.state().items() if job.state else ()
+        state = [(slot, tensor.cpu().numpy()) for slot, (_, tensor) in held]
         peak = allocations.peak
         spans = list(mine.rank.spans)
         return Trained(losses, seconds, used, mine.sent_bytes, peak, state, spans)
@@ -140,6 +142,8 @@ def _meet() -> None:
 def _timed(runner: Runner, batch: Any, seconds: list[float], used: list[float]) -> float | None:
     began, before = time.perf_counter(), time.process_time()
     loss = runner.local_step(batch)
+    if runner.worker.rank.place != "cpu":
+        torch.cuda.synchronize()
     seconds.append(time.perf_counter() - began)
     used.append(time.process_time() - before)
     return None if loss is None else float(loss)
@@ -158,6 +162,26 @@ def vary(batch: Any, seed: int, step: int) -> Any:
         return leaf.reshape(-1)[order].reshape(leaf.shape)
 
     return torch.utils._pytree.tree_map(shuffled, batch)
+
+
+def _allocations(job: Train) -> _Allocations | _DeviceAllocations:
+    return _Allocations(job.profile) if job.place == "cpu" else _DeviceAllocations()
+
+
+class _DeviceAllocations:
+    """Peak bytes by the allocator of a CUDA device, from `mark` to the end."""
+
+    def __init__(self) -> None:
+        self.peak: int | None = None
+
+    def __enter__(self) -> _DeviceAllocations:
+        return self
+
+    def mark(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def __exit__(self, *error: Any) -> None:
+        self.peak = int(torch.cuda.max_memory_allocated())
 
 
 class _Allocations:

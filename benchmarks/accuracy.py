@@ -186,6 +186,7 @@ def _joined(loops: list[list[Any]]) -> list[Any]:
             replace(
                 answers[0],
                 seconds=np.concatenate([a.seconds for a in answers]),
+                ends=[e for a in answers for e in a.ends],
                 packed=[p for a in answers for p in a.packed],
                 reference=[r for a in answers for r in a.reference],
             )

@@ -15,13 +15,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 HELD_SECONDS = 3600
-INFINITE = float("inf")  # a rate without a limit
 PATIENCE = 10.0  # seconds for a namespace to come up
 INTERFACE = "cable"
 TOOLS = ("ip", "nsenter", "setpriv", "tc", "unshare")
@@ -88,16 +87,15 @@ def sent_bytes(interface: str, process: int | str = "self") -> int:
 @contextmanager
 def alone() -> Iterator[Machine]:
     """A namespace with nothing but a loopback interface."""
-    holder = subprocess.Popen([*WITH_US, "unshare", "--net", "sleep", str(HELD_SECONDS)],
-                              stderr=subprocess.PIPE, text=True)  # fmt: skip
-    try:
-        _await_namespace(holder)
-        machine = Machine(holder.pid, "127.0.0.1")
-        machine.call("ip", "link", "set", "lo", "up")
-        yield machine
-    finally:
-        holder.kill()
-        holder.communicate()
+    command = [*WITH_US, "unshare", "--net", "sleep", str(HELD_SECONDS)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as holder:
+        try:
+            _await_namespace(holder)
+            machine = Machine(holder.pid, "127.0.0.1")
+            machine.call("ip", "link", "set", "lo", "up")
+            yield machine
+        finally:
+            holder.kill()
 
 
 @contextmanager
@@ -123,8 +121,6 @@ def limit(cable: Cable) -> None:
 
 
 def _discipline(cable: Cable) -> list[str]:
-    if cable.rate == INFINITE:
-        return ["pfifo"]
     return [
         "tbf", "rate", f"{round(8 * cable.rate)}bit", "burst", str(cable.burst),
         "latency", f"{round(1000 * cable.queue)}ms",
@@ -137,7 +133,8 @@ def _await_namespace(holder: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if holder.poll() is not None:
-            raise RuntimeError(holder.communicate()[1].strip() or "unshare failed")
+            assert holder.stderr is not None
+            raise RuntimeError(holder.stderr.read().strip() or "unshare failed")
         try:
             if os.readlink(f"/proc/{holder.pid}/ns/net") != ours:
                 return
@@ -147,8 +144,8 @@ def _await_namespace(holder: subprocess.Popen[str]) -> None:
     raise RuntimeError(f"no namespace came up within {PATIENCE:g} s")
 
 
-def _call(*command: str, environment: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+def _call(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
     return done.stdout

@@ -1,22 +1,8 @@
-"""Graph + Strategy -> TaskGraph.
+"""Lowering Op by Op, in plain Python: the oracle of the one that works by patterns.
 
-Ops are lowered in the Graph's order. For each: fetch the regions that its parts read (one
-exchange), compute the parts, and, where the strategy or the form of the result asks for it, move
-the result to its layout (a second exchange).
-
-A **piece** is a slot that holds a region of a Value: a whole one, or one term of a partial Value,
-to be combined with the other terms. To fetch a region onto a device:
-
-    held there already      nothing to do
-    inside one local piece  a view of it
-    otherwise               an assembly of disjoint boxes: local pieces first, then the nearest
-                            device that has them; for a partial Value one cover per term, combined
-                            in rising order, so that all devices that assemble the region get the
-                            same bits
-
-What was fetched stays until its last use and serves later fetches on that device. A partial Value
-that no layout was chosen for is either fetched term by term by all its consumers or first reduced
-onto a layout, whichever moves less.
+Fetches, compute and layouts are worked out one after another as they happen, with a TRANSFER for
+every pair of devices. Which partial Values are reduced onto a layout before they are read can be
+told (`reduced`); else it is guessed from what each consumer would fetch by itself.
 """
 
 from __future__ import annotations
@@ -39,10 +25,12 @@ Source = tuple[Piece, Box, int]
 """A piece, the box taken from it, and the term that it is of."""
 
 
-def lower(space: Space, strategy: Strategy, devices: int) -> TaskGraph:
+def lower(
+    space: Space, strategy: Strategy, devices: int, reduced: set[int] | None = None
+) -> TaskGraph:
     """The tasks of one step; raises ValueError if the strategy is not legal."""
     verify(space, strategy, devices)
-    return _Lowering(space, strategy, devices).run()
+    return _Lowering(space, strategy, devices, reduced).run()
 
 
 @dataclass(slots=True)
@@ -60,7 +48,10 @@ class _Holding:
 
 
 class _Lowering:
-    def __init__(self, space: Space, strategy: Strategy, devices: int) -> None:
+    def __init__(
+        self, space: Space, strategy: Strategy, devices: int, chosen: set[int] | None
+    ) -> None:
+        self.chosen = chosen
         self.space = space
         self.graph: Graph = space.graph
         self.strategy = strategy
@@ -238,6 +229,8 @@ class _Lowering:
         itself = self._wanted_of(value)
         owners = list(dict.fromkeys(p.device for term in held.terms for p in term))
         layout = _spread(self.space.factors(value), owners)
+        if self.chosen is not None:
+            return layout if value in self.chosen else None
         direct = sum(self._cost(value, region, device) for region, device in itself)
         pieces = layout.pieces(self.space.factors(value))
         reduced = sum(self._cost(value, region, device) for region, device in pieces)

@@ -56,16 +56,21 @@ def test_the_surface_is_what_it_was() -> None:
         },
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
-            *("--trace", "--json"),
+            *("--trace", "--calibrate", "--json"),
         },
         "compare": {
-            *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed", "--json"),
+            *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),
+            *("--calibrate", "--json"),
+        },
+        "calibrate": {
+            *("models", "--cluster", "--procs", "--budget", "--device", "--seed", "--out"),
+            "--json",
         },
         "simulate": {"plan", "--trace", "--chakra", "--json"},
         "report": {"plan", "--out", "-o", "--trace"},
         "run": {
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
-            *("--timeout", "--trace", "--json"),
+            *("--timeout", "--trace", "--calibrate", "--json"),
         },
     }
 

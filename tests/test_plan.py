@@ -19,6 +19,7 @@ from apportion.plan import AUTO, Plan, PlanWarning
 from apportion.plan import plan as make_plan
 from apportion.search import SEARCHES
 from apportion.strategy import Choice, Strategy
+from apportion.tasks import Storage
 
 
 def made(method: str = "random", spec: str = "mlp:tiny", devices: int = 3) -> Plan:
@@ -115,7 +116,7 @@ def put(key: str, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_version, "version 999, this is version 1"),
+        (set_version, "version 999, this is version 2"),
         (drop("version"), "version None"),
         (put("format", "something else"), "does not say that it is one"),
         (change_graph, "was changed"),
@@ -281,7 +282,8 @@ def test_a_plan_with_not_finite_numbers_is_the_same_after_saving(tmp_path: Path)
     make.op("aten.masked_fill.Scalar", x, make.value(4, 6, dtype="bool"), float("-inf"), out=(4, 6))
     graph = make.graph()
     plan = make_plan(graph, ap.cluster("local:2"), "single")
-    plan = replace(plan, strategy=Strategy((Choice((2, 1), (0, 1)),)))
+    strategy = Strategy((Choice((2, 1), (0, 1)),))
+    plan = replace(plan, strategy=strategy, storage=Storage())
     plan.save(tmp_path / "p.json")
     text = (tmp_path / "p.json").read_text()
     assert Plan.load(tmp_path / "p.json").graph == graph

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from make_tasks import Maker
 
 from apportion.cluster import Cluster, cluster
+from apportion.cost import CostModel
+from apportion.cost_table import EXCHANGE_LINE, PACK_LINE, Condition, CostTable, Line
+from apportion.simulate import simulate
 from apportion.wire import wire_lines, wire_seconds
 
 FILE = """
@@ -75,3 +80,26 @@ def test_a_group_is_all_its_pairs(tmp_path: Path) -> None:
     assert latency.tolist() == pytest.approx([0.0, 0.25 * 2, 0.25 * 2])
     # two thirds of the messages cross, half of them each way
     assert pace.tolist() == pytest.approx([0.0, 0.5e-6, 1e-6 / 3])
+
+
+def seconds(place: Cluster, *messages: tuple[int, int, int], per_byte: float) -> float:
+    """Simulated seconds of one exchange between processes that were measured."""
+    make = Maker(len(place.devices))
+    for message in messages:
+        make.transfer(*message)
+    lines = {EXCHANGE_LINE: Line(0.125, 0.0, per_byte, 0.0, 1), PACK_LINE: Line(1, 0, 0, 0, 1)}
+    cost = CostModel("test", "test", 1.0, {"cpu": CostTable(Condition("cpu"), lines=lines)})
+    tasks = replace(make.done(), position=np.zeros(len(messages), np.int64))
+    return simulate(tasks, place, cost).step_seconds
+
+
+def test_an_exchange_takes_what_processes_or_wire_need(tmp_path: Path) -> None:
+    place = boxes(tmp_path, 2)
+    both = ((0, 1, 4_000_000), (1, 0, 4_000_000))
+    # 0.125 for the exchange, 1 for packing, then 4 MB each way at 1 MB/s and two latencies
+    assert seconds(place, *both, per_byte=0.0) == pytest.approx(0.125 + 1 + 4.5)
+    assert seconds(place, both[0], per_byte=0.0) == pytest.approx(0.125 + 1 + 4.5)
+    # processes that handle 1 MB/s, sent and received, need longer than the wire
+    assert seconds(place, *both, per_byte=1e-6) == pytest.approx(0.125 + 1 + 8)
+    # and inside one host nothing else counts
+    assert seconds(cluster("local:2"), *both, per_byte=1e-7) == pytest.approx(0.125 + 1 + 0.8)

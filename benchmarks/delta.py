@@ -1,0 +1,241 @@
+"""Delta simulation against full simulation, both with lowering, in one run.
+
+    python benchmarks/delta.py                    # the table: six models, 4 to 64 devices
+    python benchmarks/delta.py --models nmt --devices 16,64 --proposals 20
+    python benchmarks/delta.py --edits 10000      # bit for bit: every edit against a full one
+
+A proposal gives one operator another Choice, drawn at random: one axis cut into up to as many parts
+as there are devices, on neighbouring devices from a random one on. It is kept if the step does not
+become slower, else undone, as a search would. From time to time the same proposal is also lowered
+and simulated from the beginning; the times must be equal.
+
+FlexFlow (MLSys 2019) reports, for whole searches on 64 devices, 3.0 (AlexNet), 3.3 (ResNet), 6.9
+(Inception), 3.0 (RNNTC), 3.6 (RNNLM) and 4.1 (NMT) times less time with delta than with full
+simulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from random import Random
+
+import numpy as np
+
+from apportion import ops as ops
+from apportion import zoo
+from apportion.capture import capture
+from apportion.cluster import cluster
+from apportion.cost import default_cost
+from apportion.delta import Delta
+from apportion.lower import lower
+from apportion.root import Refused
+from apportion.search import SEARCHES, Problem
+from apportion.search.random import draw
+from apportion.simulate import simulate
+from apportion.splits import Space
+from apportion.strategy import Choice, whole
+
+# FlexFlow's models, with a batch that 64 devices can share
+MODELS = {
+    "alexnet": "alexnet:batch=1024",
+    "resnet101": "resnet101:batch=256",
+    "inception-v3": "inception-v3:batch=256",
+    "rnntc": "rnntc:batch=256",
+    "rnnlm": "rnnlm:batch=256",
+    "nmt": "nmt:batch=256",
+}
+DEVICES = (4, 8, 16, 32, 64)
+CLUSTER = "flexflow-k80"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model on one number of devices; milliseconds per proposal."""
+
+    model: str
+    devices: int
+    ops: int
+    tasks: int
+    full: float
+    full_simulation: float
+    delta: float
+    delta_simulation: float
+    proposals: int
+    kept: int
+
+    @property
+    def ratio(self) -> float:
+        return self.full / self.delta
+
+    @property
+    def simulation_ratio(self) -> float:
+        return self.full_simulation / self.delta_simulation
+
+
+class Timed(Delta):
+    """Delta that says how long the simulation alone took."""
+
+    settling = 0.0
+
+    def _settle(self) -> None:
+        began = time.perf_counter()
+        super()._settle()
+        self.settling += time.perf_counter() - began
+
+
+def loaded(spec: str) -> Space:
+    it = zoo.load(spec, 0)
+    return Space(capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph)
+
+
+def propose(space: Space, devices: int, rng: Random) -> tuple[int, Choice]:
+    """An Op and another Choice for it."""
+    while True:
+        op = rng.randrange(len(space.graph.ops))
+        axes = [k for k, able in enumerate(space.cuttable(op)) if able]
+        first = rng.randrange(devices)
+        if not axes or rng.random() < 0.1:
+            return op, whole(space, op, [first])
+        axis = rng.choice(axes)
+        count = rng.randint(2, min(devices, space.axes(op)[axis].extent))
+        parts = tuple(count if k == axis else 1 for k in range(len(space.axes(op))))
+        try:
+            space.split(op, parts)
+        except Refused:
+            continue
+        return op, Choice(parts, tuple((first + k) % devices for k in range(count)))
+
+
+def measure(model: str, spec: str, devices: int, proposals: int, fulls: int, seed: int) -> Row:
+    """Full and delta interleaved; every full simulation also checks the delta before it."""
+    space, rng = loaded(spec), Random(seed)
+    them = cluster(f"{CLUSTER}:{devices}")
+    cost = default_cost(them)
+    strategy = SEARCHES["data"](Problem(space, them, cost), budget=0.0, seed=0).strategy
+    live = Timed(space, strategy, them, cost)
+    best, kept = live.step_ns, 0
+    full, full_simulation, delta, delta_simulation = [], [], [], []
+    every = max(proposals // fulls, 1)
+    for number in range(proposals):
+        op, choice = propose(space, devices, rng)
+        live.settling, began = 0.0, time.perf_counter()
+        now = live.change({op: choice})
+        changed = time.perf_counter() - began
+        alone = live.settling
+        if number % every == 0:
+            began = time.perf_counter()
+            tasks = lower(space, live.strategy, devices)
+            lowered = time.perf_counter()
+            line = simulate(tasks, them, cost)
+            ended = time.perf_counter()
+            full.append(ended - began)
+            full_simulation.append(ended - lowered)
+            start, end = live.times()
+            same = np.array_equal(start, line.start_ns) and np.array_equal(end, line.end_ns)
+            assert same, f"{model} on {devices}: delta and full differ"
+        began = time.perf_counter()
+        if now <= best:
+            live.keep()
+            best, kept = now, kept + 1
+        else:
+            live.undo()
+        delta.append(changed + time.perf_counter() - began)
+        delta_simulation.append(alone)
+    milliseconds = [1e3 * statistics.mean(x) for x in (full, full_simulation, delta)]
+    return Row(
+        model, devices, len(space.graph.ops), len(tasks), *milliseconds,
+        1e3 * statistics.mean(delta_simulation), proposals, kept,
+    )  # fmt: skip
+
+
+def edits(count: int, seed: int) -> None:
+    """Random edits of random strategies, every one compared with a full simulation."""
+    specs = ["mlp:tiny", "rnn:tiny", "gpt2:tiny", "wresnet:tiny", "inception-v3:tiny", "nmt:tiny"]
+    machines = ["4xh100", "2x2xk80", "p2.8xlarge", "local:3", "4xh200", "mixed-a100-v100"]
+    done, session = 0, 0
+    spaces: dict[str, Space] = {}
+    while done < count:
+        rng = Random(seed + session)
+        spec = specs[session % len(specs)]
+        them = cluster(machines[(session // len(specs) + session) % len(machines)])
+        session += 1
+        space = spaces.setdefault(spec, None) or loaded(spec)  # type: ignore[arg-type]
+        spaces[spec] = space
+        devices, cost = len(them.devices), default_cost(them)
+        live = Delta(space, draw(space, devices, rng), them, cost)
+        for _ in range(min(50, count - done)):
+            _edit(live, space, devices, rng)
+            done += 1
+        print(f"{done} edits, equal ({spec} on {them.name})", file=sys.stderr, flush=True)
+    print(json.dumps({"edits": done, "different": 0}))
+
+
+def _edit(live: Delta, space: Space, devices: int, rng: Random) -> None:
+    drawn = dict(propose(space, devices, rng) for _ in range(rng.choice((1, 1, 1, 2, 5))))
+    live.change(drawn)
+    tasks = lower(space, live.strategy, devices)
+    line = simulate(tasks, live.cluster, live.cost)
+    start, end = live.times()
+    assert np.array_equal(start, line.start_ns) and np.array_equal(end, line.end_ns), drawn
+    if rng.random() < 0.5:
+        live.keep()
+        return
+    before = live.before
+    assert before is not None
+    live.undo()
+    assert live.step_ns == before.step
+
+
+def table(rows: list[Row]) -> str:
+    """The rows in Markdown."""
+    lines = [
+        "| model | devices | ops | tasks | full, ms | delta, ms | ratio | simulation alone: full, "
+        "ms | delta, ms | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.model} | {r.devices} | {r.ops:,} | {r.tasks:,} | {r.full:,.0f} | {r.delta:.1f} | "
+        f"{r.ratio:.0f} | {r.full_simulation:.1f} | {r.delta_simulation:.1f} | "
+        f"{r.simulation_ratio:.1f} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--devices", default=",".join(map(str, DEVICES)))
+    parser.add_argument("--proposals", type=int, default=40)
+    parser.add_argument("--fulls", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--edits", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    if asked.edits:
+        edits(asked.edits, asked.seed)
+        return
+    rows = []
+    for devices in map(int, asked.devices.split(",")):
+        for model in asked.models.split(","):
+            row = measure(model, MODELS[model], devices, asked.proposals, asked.fulls, asked.seed)
+            rows.append(row)
+            print(table([row]).splitlines()[-1], file=sys.stderr, flush=True)
+    ratio = math.exp(statistics.mean(math.log(row.ratio) for row in rows))
+    alone = math.exp(statistics.mean(math.log(row.simulation_ratio) for row in rows))
+    if asked.json:
+        found = [asdict(r) | {"ratio": r.ratio} for r in rows]
+        print(json.dumps({"rows": found, "ratio": ratio, "simulation_ratio": alone}))
+    else:
+        print(table(rows))
+        print(f"\ngeometric mean {ratio:.1f}; of simulation alone {alone:.1f}")
+
+
+if __name__ == "__main__":
+    main()
