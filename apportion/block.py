@@ -24,8 +24,10 @@ from apportion.tasks import (
     COMPUTE,
     REDUCE_SCATTER,
     TRANSFER,
+    Ends,
     Floats,
     Ints,
+    ends_of,
 )
 
 EVEN = 2.0  # members of a collective send about equally much: the most over the least
@@ -78,6 +80,8 @@ class Block:
     copy_row: Ints  # the source's row in the Flow
     copy_message: Ints  # task, or -1
     copy_task: Ints
+    taken: Ints  # n: boxes that a message carries, or that an assembly puts together
+    ends: Ends  # of messages
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -95,7 +99,8 @@ class _Columns:
     outs: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     afters: list[tuple[Ints, Ints]] = field(default_factory=list)
     created: list[tuple[Ints, ...]] = field(default_factory=list)  # j p task fetched base_j base_p
-    copies: list[tuple[Ints, ...]] = field(default_factory=list)  # j target source row message task
+    copies: list[tuple[Ints, ...]] = field(default_factory=list)
+    """j, target, source, row, message, task; sender, receiver, bytes"""
 
     def add(
         self,
@@ -172,6 +177,7 @@ def _fetch(
             _identity(boxes)[sent], devices, late,
         )  # fmt: skip
     _assemble(columns, fetched, itemsizes, late, (where, target, source, row, nbytes), message)
+    columns.copies[-1] = (*columns.copies[-1], sender, receiver, nbytes)
 
 
 def _rows(j: int, flow: Flow, low: int, high: int) -> tuple[Ints, ...]:
@@ -363,12 +369,19 @@ def _freeze(columns: _Columns) -> Block:
     out_start, out_j, out_p = _by_task(columns.outs, n, 2)
     after_start, after = _by_task(columns.afters, n, 1)
     created = [np.concatenate(c) for c in zip(*columns.created, strict=True)] or [empty] * 6
-    copies = [np.concatenate(c) for c in zip(*columns.copies, strict=True)] or [empty] * 6
+    copies = [np.concatenate(c) for c in zip(*columns.copies, strict=True)] or [empty] * 9
+    message, task = copies[4:6]
+    taken = np.bincount(task, minlength=n) + np.bincount(message[message >= 0], minlength=n)
+    named = (kind, device, peer, nbytes, group)
+    ends = ends_of(named, columns.groups, (message, task, *copies[6:]))
     flops = np.concatenate(columns.flops) if columns.flops else np.zeros(0)
+    created_j, created_p, created_task, fetched, base_j, base_p = created
+    copy_j, target, source, row, *_ = copies
     return Block(
         kind, part, device, peer, late, nbytes, flops, itemsize, group, pattern,
         tuple(columns.groups), in_start, in_j, in_p, out_start, out_j, out_p, after_start, after,
-        *created, *copies,
+        created_j, created_p, created_task, fetched, base_j, base_p, copy_j, target, source, row,
+        message, task, taken, ends,
     )  # fmt: skip
 
 

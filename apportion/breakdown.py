@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apportion.footprint import message_ends
 from apportion.tasks import ASSEMBLE, COMPUTE, TRANSFER, Ints, TaskGraph
 from apportion.timeline import MEASURED, Timeline, timeline
 
@@ -53,7 +52,7 @@ class Row:
 
 def breakdowns(tasks: TaskGraph, line: Timeline) -> tuple[Breakdown, ...]:
     """Where the time of every device goes."""
-    step, ends = int(line.end_ns.max(initial=0)), message_ends(tasks)
+    step, ends = int(line.end_ns.max(initial=0)), tasks.ends
     length = line.end_ns - line.start_ns
     found = []
     for device in range(tasks.devices):

@@ -13,7 +13,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ from apportion.cost_table import (
     Condition,
     CostFile,
     CostTable,
+    Line,
     Work,
     load,
     save,
@@ -45,9 +46,18 @@ from apportion.rehearse import Rehearse, Rehearsed, Talk, Talked
 from apportion.simulate import simulate
 from apportion.storage import measure
 from apportion.strategy import Strategy, space_of
-from apportion.tasks import ASSEMBLE, Floats, Ints, TaskGraph, with_storage
+from apportion.tasks import (
+    ASSEMBLE,
+    COLLECTIVE,
+    TRANSFER,
+    Floats,
+    Ints,
+    TaskGraph,
+    with_storage,
+)
 
 QUANTILE = 0.25
+EXCHANGE = "apportion.exchange"
 ROUNDS = 12
 BUDGET = 20.0  # seconds for measuring by itself what a plan needs
 MOST_OF_ONE = 8.0  # seconds for one strategy
@@ -266,7 +276,7 @@ def with_measured(table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearse
     found: dict[int, list[float]] = {}
     first: dict[int, int] = {}
     joins: list[tuple[int, int, float]] = []
-    boxes = np.bincount(tasks.copy_task, minlength=len(tasks))
+    boxes = tasks.taken
     for answer in answers:
         low = _low(answer.seconds)
         for task, seconds in zip(answer.task.tolist(), low.tolist(), strict=True):
@@ -290,6 +300,10 @@ def with_measured(table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearse
     packs = _packs(tasks, answers)
     if len(packs) >= 8:
         lines[PACK_LINE] = cost_fit.line(packs)
+    spoken = _spoken(tasks, answers, lines.get(PACK_LINE))
+    works |= _exchange_works(_averaged(spoken))
+    if samples := exchange_samples(works):
+        lines[EXCHANGE_LINE] = _scaled(cost_fit.line(samples), spoken)
     return replace(
         table,
         measured=time.strftime("%Y-%m-%d"),
@@ -310,8 +324,7 @@ def _low(seconds: Floats) -> Floats:
 
 
 def _packs(tasks: TaskGraph, answers: Sequence[Rehearsed]) -> list[tuple[int, int, float]]:
-    sent = tasks.copy_message[tasks.copy_message >= 0]
-    boxes = np.bincount(sent, minlength=len(tasks))
+    boxes = tasks.taken
     found = []
     for answer in answers:
         times: dict[int, list[float]] = {}
@@ -355,15 +368,100 @@ def with_messages(table: CostTable, count: int, spoken: Sequence[list[Talked]]) 
     if not spoken:
         return table
     times = np.concatenate([np.stack([a.times for a in turn]) for turn in spoken], axis=1)
-    samples = _exchange_samples(_exchanges(count), times)
-    return replace(table, lines=dict(table.lines) | {EXCHANGE_LINE: cost_fit.line(samples)})
+    works = dict(table.works) | _exchange_works(_exchange_samples(_exchanges(count), times))
+    line = cost_fit.line(exchange_samples(works))
+    return replace(table, works=works, lines=dict(table.lines) | {EXCHANGE_LINE: line})
+
+
+def _exchange_works(samples: Iterable[tuple[int, int, float]]) -> dict[str, Work]:
+    """(messages, bytes, seconds) of exchanges as works: messages are in the place of flops."""
+    return {
+        f"{EXCHANGE}({messages} {nbytes})": Work(seconds, messages, nbytes, 0)
+        for messages, nbytes, seconds in samples
+    }
+
+
+def exchange_samples(works: Mapping[str, Work]) -> list[tuple[int, int, float]]:
+    """(messages, bytes, seconds) of the exchanges among works."""
+    rows = [w for name, w in works.items() if name.startswith(f"{EXCHANGE}(")]
+    return [(int(w.flops), w.nbytes, w.seconds) for w in rows]
+
+
+def _spoken(
+    tasks: TaskGraph, answers: Sequence[Rehearsed], pack: Line | None
+) -> list[tuple[int, int, float]]:
+    """(messages, bytes, seconds) of the exchanges in rehearsals, without packing: from when the
+    last process has come, for the one that has the most to do."""
+    times: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    for answer in answers:
+        for number, position, start, end in answer.exchanged:
+            times.setdefault(position, {}).setdefault(number, []).append((start, end))
+    boxes = tasks.taken
+    took = [
+        [max(e for _, e in turn) - max(s for s, _ in turn) for turn in turns.values()]
+        for turns in times.values()
+    ]
+    found = []
+    for position, seconds in zip(
+        times, (_low(np.array(took).T) / 1e9 if took else ()), strict=True
+    ):
+        messages, nbytes, packing = _busiest(tasks, position, boxes, pack)
+        if messages and seconds > packing:
+            found.append((messages, nbytes, float(seconds) - packing))
+    return found
+
+
+def _scaled(line: Line, spoken: Sequence[tuple[int, int, float]]) -> Line:
+    """The Line by which these exchanges together take what they took. Most take as long as
+    exchanges by themselves do, some several times longer because a thread has lost its core: what
+    counts in a step is the sum."""
+    if not spoken:
+        return line
+    guess = sum(line.each + m * line.per_box + n * line.per_byte for m, n, _ in spoken)
+    scale = sum(seconds for _, _, seconds in spoken) / guess
+    each, per_box, per_byte = (scale * x for x in line[:3])
+    return line._replace(each=each, per_box=per_box, per_byte=per_byte)
+
+
+def _busiest(
+    tasks: TaskGraph, position: int, boxes: Ints, pack: Line | None
+) -> tuple[int, int, float]:
+    """Messages and bytes of the process with most bytes at a position, and its seconds of
+    packing."""
+    low, high = np.searchsorted(tasks.position, [position, position + 1])
+    most = (0, 0, 0.0)
+    each = pack or Line(0.0, 0.0, 0.0, 0.0, 0)
+    for device in range(tasks.devices):
+        count, size, packing = 0, 0, 0.0
+        for task in range(int(low), int(high)):
+            nbytes = int(tasks.nbytes[task])
+            if tasks.kind[task] == TRANSFER and device in (tasks.device[task], tasks.peer[task]):
+                count, size = count + 1, size + nbytes
+                if device == tasks.device[task]:
+                    packing += each.each + boxes[task] * each.per_box + 2 * nbytes * each.per_byte
+            elif tasks.kind[task] == COLLECTIVE and device in tasks.groups[tasks.group[task]]:
+                members = len(tasks.groups[tasks.group[task]])
+                share = nbytes // members
+                count, size = count + 2 * (members - 1), size + 2 * share
+                packing += (members - 1) * (each.each + each.per_box) + 2 * share * each.per_byte
+        if size > most[1]:
+            most = (count, size, packing)
+    return most
+
+
+def _averaged(samples: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+    """One sample for equal exchanges."""
+    groups: dict[tuple[int, int], list[float]] = {}
+    for messages, nbytes, seconds in samples:
+        groups.setdefault((messages, nbytes), []).append(seconds)
+    return [(m, n, float(np.mean(seconds))) for (m, n), seconds in groups.items()]
 
 
 def _exchange_samples(exchanges: Sequence[Exchanged], times: Ints) -> list[tuple[int, int, float]]:
     """(messages, bytes, seconds) of each exchange, as the process with the most of them sees it,
     from when the last one has come. `times`: ranks, rounds, exchanges, (start, end)."""
     took = times[..., 1].max(axis=0) - times[..., 0].max(axis=0)
-    low = np.quantile(took, QUANTILE, axis=0) / 1e9
+    low = np.median(took, axis=0) / 1e9
     found = []
     for messages, seconds in zip(exchanges, low.tolist(), strict=True):
         per_rank = [

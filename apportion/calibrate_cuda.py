@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from apportion.capture import Program
 from apportion.cost_fit import fits, line
-from apportion.cost_table import AHEAD, ASSEMBLE_LINE, Condition, CostTable, Work, kind_of
+from apportion.cost_table import AHEAD, ASSEMBLE_LINE, Condition, CostTable, Work, alike, kind_of
 from apportion.execute import Executable, Rank
 from apportion.plan import Plan
 from apportion.processes import worker
@@ -37,7 +37,7 @@ ROUNDS = 6
 AT_ONCE = 1.5e-3  # seconds of the host's work that a sleeping device lets it be ahead
 LONG = 0.4  # seconds, longer than the host takes to fill the device's queue
 SLEEP_CYCLES = 2.0e9  # of a device's clock in a second, at most
-QUANTILE = 0.25
+QUANTILE = 0.25  # of the device's times; of the host's, which always has other things to do, 0.5
 LEAST = 1e-9  # seconds of a call that the device does not notice, such as a view
 FAR, FAR_SECONDS = 0.5, 1e-5  # from the usual time of its kind's calls, for one to be listed
 Floats = Sequence[float]
@@ -102,7 +102,7 @@ def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS)
         runner.step(batch)  # libraries load their kernels and take their buffers
     torch.cuda.synchronize()
     resident = _resident(runner.worker.rank, batch)
-    host = _low([_host_round(runner, batch) for _ in range(rounds)])
+    host = _quantile([_host_round(runner, batch) for _ in range(rounds)], 0.5)
     chunks = _chunks(host)
     found, apart, together = [], 0.0, 0.0
     for _ in range(rounds):
@@ -111,14 +111,13 @@ def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS)
         apart += total
         together += _device_round(runner, batch, chunks, host, each=False)[1]
     event = max(apart - together, 0.0) / (rounds * max(len(host), 1))
-    device = [max(seconds - event, 0.0) for seconds in _low(found)]
+    device = [max(seconds - event, 0.0) for seconds in _quantile(found, QUANTILE)]
     workspace = _memory_round(runner, batch, storage)
     return Measured(device, host, workspace, resident, event, _ahead(runner, batch, host))
 
 
-def _low(rounds: Sequence[Floats]) -> list[float]:
-    low = np.nanquantile(np.array(rounds), QUANTILE, axis=0)
-    return [float(x) for x in low]
+def _quantile(rounds: Sequence[Floats], share: float) -> list[float]:
+    return [float(x) for x in np.nanquantile(np.array(rounds), share, axis=0)]
 
 
 def _host_round(runner: Runner, batch: Any) -> list[float]:
@@ -302,17 +301,19 @@ class Samples:
         )
 
     def _issue(self) -> dict[str, float]:
-        """The host's seconds by kind of Op, and by call where that is far from its kind's."""
+        """The host's seconds by kind of Op, by kind and number of inputs, and by call where that is
+        far from those alike."""
         kinds: dict[str, list[float]] = defaultdict(list)
         for text, seconds in self.host.items():
-            kinds[kind_of(text)] += seconds
-            kinds[""] += seconds
-        usual = {kind: _rounded(float(np.median(seconds))) for kind, seconds in kinds.items()}
-        own = {text: _rounded(float(np.median(seconds))) for text, seconds in self.host.items()}
+            for name in {kind_of(text), alike(text), ""}:
+                kinds[name] += seconds
+        usual = {kind: _rounded(float(np.mean(seconds))) for kind, seconds in kinds.items()}
+        usual[""] = _rounded(float(np.median(kinds[""])))
+        own = {text: _rounded(float(np.mean(seconds))) for text, seconds in self.host.items()}
         far = {
             text: seconds
             for text, seconds in own.items()
-            if abs(seconds - usual[kind_of(text)]) > FAR * usual[kind_of(text)] + FAR_SECONDS
+            if abs(seconds - usual[alike(text)]) > FAR * usual[alike(text)] + FAR_SECONDS
         }
         # A queue holds so many kernels: the fewest seconds are those of tasks that are all kernels.
         ahead = {AHEAD: _rounded(min(self.ahead))} if self.ahead else {}

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apportion.footprint import message_ends, op_name
+from apportion.footprint import op_name
 from apportion.graph import Graph
 from apportion.interval import lengths
 from apportion.tasks import (
@@ -80,7 +80,7 @@ def _write(path: Path, pieces: Iterable[bytes]) -> None:
 
 def _ranks(tasks: TaskGraph) -> list[list[tuple[int, int]]]:
     """For every rank its nodes: (task, type), by task."""
-    ends = message_ends(tasks)
+    ends = tasks.ends
     work = np.flatnonzero((tasks.kind != TRANSFER) & (tasks.kind != COLLECTIVE))
     sends = tasks.device[ends.task] == ends.device
     types = np.where(sends, COMM_SEND_NODE, COMM_RECV_NODE)

@@ -40,6 +40,7 @@ from apportion.cost_table import (
     CostTable,
     Fit,
     Line,
+    alike,
     kind_of,
     load,
     table_from_json,
@@ -110,7 +111,7 @@ def restricted(cost: CostModel, tasks: TaskGraph) -> CostModel:
     kinds = set(tasks.kinds) | {kind_of(work) for work in tasks.works}
     names = kinds | {cost_fit.family(kind) for kind in kinds} | {"apportion.feed"}
     calls = (*tasks.works, *(name for name, _, _ in feeds(tasks)))
-    always = {"", ASSEMBLE_LINE, AHEAD, *tasks.works}
+    always = {"", ASSEMBLE_LINE, AHEAD, *tasks.works, *map(alike, tasks.works)}
 
     def needed(table: CostTable) -> CostTable:
         return replace(
@@ -180,7 +181,8 @@ def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> In
         issue[mine] = known.get("assemble", usual)
         issue[computes] = per_op[np.minimum(tasks.op[computes], len(names))]
         if len(tasks.work):
-            own = np.array([*(known.get(work, np.nan) for work in tasks.works), np.nan])[tasks.work]
+            calls = [known.get(w, known.get(alike(w), np.nan)) for w in tasks.works]
+            own = np.array([*calls, np.nan])[tasks.work]
             issue[computes] = np.where(np.isnan(own), issue, own)[computes]
     return np.rint(issue * 1e9).astype(np.int64)
 
@@ -232,7 +234,7 @@ def _costs(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> tuple[Floats,
     )  # fmt: skip
     joins = np.flatnonzero(tasks.kind == ASSEMBLE)
     if len(joins):
-        boxes = np.bincount(tasks.copy_task, minlength=len(tasks))[joins]
+        boxes = tasks.taken[joins]
         seconds[joins], source[joins] = _assemble_seconds(
             cost, cluster, tasks.device[joins], boxes, tasks.nbytes[joins]
         )
@@ -425,8 +427,7 @@ def _put_exchanges(
     pack = lines.get(PACK_LINE) or lines.get(ASSEMBLE_LINE) or Line(0.0, 0.0, 0.0, 0.0, 0)
     moving = np.flatnonzero(tasks.kind == TRANSFER)
     if len(moving):
-        sent = tasks.copy_message[tasks.copy_message >= 0]
-        boxes = np.bincount(sent, minlength=len(tasks))[moving]
+        boxes = tasks.taken[moving]
         nbytes = tasks.nbytes[moving]
         moved = line.per_box + nbytes * line.per_byte
         packed = moved + pack.each + boxes * pack.per_box + 2 * nbytes * pack.per_byte

@@ -18,6 +18,7 @@ lines   seconds = each + boxes * per box + bytes * per byte: "assemble" (a regio
         "pack" (a message put together; bytes read and written),
         "exchange" (the messages of one position as one process sees them, boxes being messages)
 issue   seconds of the host for issuing one task to an asynchronous device, by kind of Op; "" else;
+        by kind and number of inputs (`aten.cat.default/3`), where that is known;
         by signature for calls that are far from the others of their kind. "ahead": how many such
         seconds the host may be ahead of the device, whose queue has an end
 resident  bytes that libraries take at their first call on a device and keep
@@ -118,6 +119,13 @@ class CostFile:
         """The same file with one table put in the place of the old one."""
         others = tuple(t for t in self.tables if t.condition != table.condition)
         return replace(self, tables=(*others, table))
+
+
+def alike(signature: str) -> str:
+    """The kind of a signature and its number of inputs, `aten.cat.default/3`: a host takes about as
+    long for all of these."""
+    kind, _, rest = signature.partition("(")
+    return f"{kind}/{len(rest.partition(')')[0].split())}"
 
 
 def kind_of(signature: str) -> str:

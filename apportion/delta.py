@@ -37,7 +37,7 @@ from apportion.simulate import issued
 from apportion.splits import Space, Split
 from apportion.stamp import offsets, stamp
 from apportion.strategy import Choice, Strategy, verify, verify_choice
-from apportion.tasks import COLLECTIVE, TRANSFER, Ints, TaskGraph
+from apportion.tasks import COLLECTIVE, TRANSFER, Copies, Ends, Ints, TaskGraph
 from apportion.termwise import Devices, Terms
 
 ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
@@ -287,6 +287,7 @@ class Delta:
         costed = [self.costed[id(b)] for b in self.blocks]
         sizes = [ROOM * n + SPARE for n in _sizes(costed)]
         tasks, reads, waits, makes, stands, hop = sizes
+        waits, hop = waits + tasks, hop + 2 * tasks  # a plan without messages may get many
         pieces = ROOM * sum(len(f.device) for f in self.flows) + SPARE
         devices, ops = len(self.cluster.devices), len(self.blocks)
         rows = (ops + 2) * devices
@@ -450,10 +451,6 @@ def _together(blocks: list[Block], kinds: list[str], devices: int) -> TaskGraph:
         for b in blocks
     ]
     none = np.zeros(0, np.int64)
-    sent, joined = [], []
-    for block, first in zip(blocks, start[:-1].tolist(), strict=True):
-        sent.append(np.where(block.copy_message < 0, -1, block.copy_message + first))
-        joined.append(block.copy_task + first)
 
     def column(name: str) -> Any:
         return np.concatenate([getattr(b, name) for b in blocks])
@@ -464,13 +461,15 @@ def _together(blocks: list[Block], kinds: list[str], devices: int) -> TaskGraph:
         flops=column("flops"), itemsize=column("itemsize"), dep_start=none, dep=none,
         slot_device=none, slot_value=none, slot_region=none, slot_nbytes=none,
         slot_category=none, slot_base=none, slot_first=none, slot_last=none, in_start=none,
-        in_slot=none, out_start=none, out_slot=none, copy_source=none, copy_target=none,
-        copy_source_box=none, copy_target_box=none, copy_term=none,
-        copy_message=np.concatenate(sent), copy_task=np.concatenate(joined), copy_nbytes=none,
-        op_start=start, edge_op=none, edge_value=none, edge_start=none, boxes=(),
+        in_slot=none, out_start=none, out_slot=none, op_start=start, copies=_nothing,
+        taken=column("taken"), ends=Ends(none, none, none, none, none),
         group=np.concatenate(groups), pattern=column("pattern"), groups=tuple(numbers),
         kinds=tuple(kinds),
     )  # fmt: skip
+
+
+def _nothing() -> Copies:
+    raise AssertionError("costs need no copies")
 
 
 def _stands(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:

@@ -35,6 +35,7 @@ from apportion.tasks import (
     PATTERNS,
     TRANSFER,
     WORKSPACE,
+    Ends,
     Ints,
     TaskGraph,
 )
@@ -116,7 +117,7 @@ def curves(
         tasks.slot_first, tasks.slot_last,
     )))  # fmt: skip
     exchange = _exchanges(_plain(tasks.kind), _plain(tasks.position))
-    ends = message_ends(tasks)
+    ends = tasks.ends
     work = _Work(_plain(tasks.device), _plain(tasks.workspace), *exchange)
     edges, order = _ordered(slots, ends, work, tasks.devices)
     time, nbytes = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
@@ -151,16 +152,6 @@ class _Slots(NamedTuple):  # numba takes no dataclass
     last: Ints
 
 
-class Ends(NamedTuple):
-    """Buffers of messages: a row for each device that a TRANSFER or a COLLECTIVE involves."""
-
-    task: Ints
-    device: Ints
-    sent: Ints  # bytes packed to be sent
-    received: Ints  # bytes that arrive
-    taker: Ints  # the last task that reads what arrives
-
-
 class _Times(NamedTuple):
     start: Ints  # n
     end: Ints  # n
@@ -177,87 +168,11 @@ class _Rows(NamedTuple):
     peaks: Ints
 
 
-class _Messages(NamedTuple):
-    kind: Ints  # n
-    device: Ints  # n
-    peer: Ints  # n
-    nbytes: Ints  # n
-    group: Ints  # n, or empty
-    member_start: Ints  # per group, and one
-    members: Ints
-
-
-class _Copies(NamedTuple):
-    message: Ints
-    task: Ints
-    source: Ints  # device
-    target: Ints  # device
-    nbytes: Ints
-
-
 class _Work(NamedTuple):
     device: Ints  # n
     workspace: Ints  # n, or empty
     first: Ints  # n: the first task of its exchange, itself if it is no message
     last: Ints  # n
-
-
-def message_ends(tasks: TaskGraph) -> Ends:
-    """The ends of all messages, in the order of their tasks; of a TRANSFER the sender's first."""
-    sizes = np.zeros(len(tasks), np.int64)
-    sizes[tasks.kind == TRANSFER] = 2
-    member_start = np.cumsum([0, *map(len, tasks.groups)])
-    members = np.array([device for group in tasks.groups for device in group], np.int64)
-    if len(tasks.group):
-        joint = tasks.kind == COLLECTIVE
-        sizes[joint] = np.diff(member_start)[tasks.group[joint]]
-    start = np.zeros(len(tasks) + 1, np.int64)
-    np.cumsum(sizes, out=start[1:])
-    messages = (tasks.kind, tasks.device, tasks.peer, tasks.nbytes, tasks.group)
-    at = tasks.slot_device
-    copies = (
-        tasks.copy_message, tasks.copy_task, at[tasks.copy_source], at[tasks.copy_target],
-        tasks.copy_nbytes,
-    )  # fmt: skip
-    ends: Ends = _fill_ends(
-        _Messages(*map(_plain, (*messages, member_start, members))),
-        _Copies(*map(_plain, copies)),
-        start,
-    )
-    return ends
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _fill_ends(messages: _Messages, copies: _Copies, start: Ints) -> Ends:
-    kind, device, peer, nbytes, group, member_start, members = messages
-    count = start[-1]
-    task, at = np.empty(count, np.int64), np.empty(count, np.int64)
-    sent, received = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    taker = np.empty(count, np.int64)
-    for t in range(len(kind)):
-        row = start[t]
-        task[row : start[t + 1]] = t
-        taker[row : start[t + 1]] = t
-        if kind[t] == TRANSFER:
-            at[row], at[row + 1] = device[t], peer[t]
-            sent[row], received[row + 1] = nbytes[t], nbytes[t]
-        elif kind[t] == COLLECTIVE:
-            low = member_start[group[t]]
-            at[row : start[t + 1]] = members[low : low + start[t + 1] - row]
-    for copy in range(len(copies.message)):
-        t = copies.message[copy]
-        if t < 0:
-            continue
-        if kind[t] == TRANSFER:
-            row = start[t] + 1
-        else:
-            inside = at[start[t] : start[t + 1]]
-            row = start[t] + np.searchsorted(inside, copies.source[copy])
-            sent[row] += copies.nbytes[copy]
-            row = start[t] + np.searchsorted(inside, copies.target[copy])
-            received[row] += copies.nbytes[copy]
-        taker[row] = max(taker[row], copies.task[copy])
-    return Ends(task, at, sent, received, taker)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from apportion.footprint import Curve, message_ends, op_name
+from apportion.footprint import Curve, op_name
 from apportion.graph import Graph
 from apportion.schedule import LinkSpans
 from apportion.tasks import (
@@ -106,7 +106,7 @@ def _events(
 
 def slices(timeline: Timeline, tasks: TaskGraph) -> Slices:
     """Every task on the threads of the devices it involves."""
-    ends = message_ends(tasks)
+    ends = tasks.ends
     sends = (tasks.kind[ends.task] == COLLECTIVE) | (tasks.device[ends.task] == ends.device)
     work = np.flatnonzero((tasks.kind != TRANSFER) & (tasks.kind != COLLECTIVE))
     task = np.concatenate([work, ends.task])
@@ -193,7 +193,7 @@ def _arrows(timeline: Timeline, tasks: TaskGraph, drawn: Slices) -> Iterator[dic
     rows = zip(drawn.task.tolist(), drawn.device.tolist(), drawn.lane.tolist(), strict=True)
     at = {row: k for k, row in enumerate(rows)}
     threads = [_thread(*p) for p in zip(drawn.lane.tolist(), drawn.copy.tolist(), strict=True)]
-    starts, ends = timeline.start_ns.tolist(), message_ends(tasks)
+    starts, ends = timeline.start_ns.tolist(), tasks.ends
     for row in np.flatnonzero(ends.received).tolist():
         task, device, taker = int(ends.task[row]), int(ends.device[row]), int(ends.taker[row])
         stops = [(task, device, SENDING)]

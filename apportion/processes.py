@@ -66,14 +66,15 @@ class Worker:
         """One step; returns the loss if it is here."""
         for step in self.steps:
             if isinstance(step, Exchange):
-                self._exchange(step)
+                self.exchange(step)
             else:
                 self.rank.run(step, context)
         self.rounds += 1
         self.progress[0] = self.rounds << 32
         return self.rank.finish()
 
-    def _exchange(self, exchange: Exchange) -> None:
+    def exchange(self, exchange: Exchange) -> None:
+        """All messages of one position, sent and received."""
         rank, began = self.rank, time.perf_counter_ns()
         self.progress[0] = (self.rounds << 32) + exchange.position
         pending = []

@@ -3,16 +3,17 @@ cost.
 
 A rehearsal runs one rank's tasks of a whole step in their order, all ranks at the same time, round
 after round: every kernel finds its inputs as they are in a step, just written or long unused, and
-memory is taken and given back as in a step. Nothing is sent: a message arrives as bytes just
-written. So ranks never wait for each other and a round is nothing but work. Where a process has one
+memory is taken and given back as in a step. In every other round nothing is sent: a message arrives
+as bytes just written, so that ranks never wait for each other and a round is nothing but work. In
+the rounds between messages are sent, and it is those that are timed. Where a process has one
 thread, its own time on the processor counts: what other programs take of the cores does not.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from apportion.execute import Executable, Rank, cores
 from apportion.graph import INPUT, PARAMETER, Graph
 from apportion.kernels import Context, dtype
 from apportion.lower import lower
-from apportion.processes import Exchange, talking, worker
+from apportion.processes import Exchange, Worker, talking, worker
 from apportion.strategy import Strategy, space_of
 from apportion.tasks import Floats, Ints
 
@@ -38,6 +39,7 @@ class Rehearsed:
     seconds    of `task` (columns) in each round (rows), what the interpreter adds included
     ends       of taking the batch and of leaving the state for the next step, in each round
     packed     (task, seconds) of packing messages
+    exchanged  (round, position, start, end) in nanoseconds of exchanges that took place
     reference  of a kernel that should always take the same
     """
 
@@ -45,6 +47,7 @@ class Rehearsed:
     seconds: Floats
     ends: list[float]
     packed: list[tuple[int, float]]
+    exchanged: list[tuple[int, int, int, int]]
     reference: list[float]
 
 
@@ -125,38 +128,67 @@ def rehearse(
     clock, crowd = _clock(executable.tasks.devices)
     rank.clock = clock
     rank.load(step.tensor)
-    packed: list[tuple[int, float]] = []
+    found = Rehearsed(np.array([t for t in mine.steps if isinstance(t, int)], np.int64),
+                      np.zeros((0, 0)), [], [], [], [])  # fmt: skip
     seconds: list[Floats] = []
-    ends: list[float] = []
-    reference: list[float] = []
-    tasks = [task for task in mine.steps if isinstance(task, int)]
     began = time.perf_counter()
+    speaks = any(isinstance(step, Exchange) for step in mine.steps)
     for number in range(max(rounds, LEAST_ROUNDS)):
         spent = _latest(time.perf_counter() - began)
         if number >= LEAST_ROUNDS and spent * (number + 1) / number > budget:
             break
         context = Context(0, number, step.setting, executable.graph.bodies)
-        reference.append(_reference())
-        rank.spans.clear()
+        found.reference.append(_reference())
+        _latest(0.0)
         fed = clock()
         rank.feed(step.tensor)
-        first, aside = clock(), 0.0
-        for task in mine.steps:
-            if isinstance(task, Exchange):
-                before = clock()
-                packed += _pretend(rank, task, clock)
-                aside += clock() - before
-            else:
-                rank.run(task, context)
-        last = clock()
+        begun = clock()
+        seconds.append(crowd * _round(mine, context, clock, found.packed))
+        ended = clock()
         rank.finish()
-        ends.append(crowd * (clock() - last + first - fed) / 1e9)
-        took = np.array([end - start for _, start, end in rank.spans], np.float64)
-        between = max(last - first - aside - took.sum(), 0.0) / max(len(took), 1)
-        seconds.append(crowd * (took + between) / 1e9)
-    packed = [(task, crowd * each) for task, each in packed]
-    counted = np.array(seconds[1:]).reshape(len(seconds) - 1, len(tasks))
-    return Rehearsed(np.array(tasks, np.int64), counted, ends[1:], packed, reference[1:])
+        found.ends.append(crowd * (clock() - ended + begun - fed) / 1e9)
+        if _any(speaks):
+            rank.feed(step.tensor)
+            found.exchanged.extend(_spoken_round(mine, context, number))
+            rank.finish()
+    counted = np.array(seconds[1:]).reshape(len(seconds) - 1, len(found.task))
+    packed = [(task, crowd * each) for task, each in found.packed]
+    return replace(
+        found, seconds=counted, packed=packed, ends=found.ends[1:], reference=found.reference[1:]
+    )
+
+
+def _round(
+    mine: Worker, context: Context, clock: Callable[[], int], packed: list[tuple[int, float]]
+) -> Floats:
+    """Seconds of each task in a round without messages, what is between them shared out."""
+    rank, aside = mine.rank, 0.0
+    rank.spans.clear()
+    begun = clock()
+    for step in mine.steps:
+        if isinstance(step, Exchange):
+            before = clock()
+            packed += _pretend(rank, step, clock)
+            aside += clock() - before
+        else:
+            rank.run(step, context)
+    took = np.array([end - start for _, start, end in rank.spans], np.float64)
+    between = max(clock() - begun - aside - took.sum(), 0.0) / max(len(took), 1)
+    seconds: Floats = (took + between) / 1e9
+    return seconds
+
+
+def _spoken_round(
+    mine: Worker, context: Context, number: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """A round with messages: (round, position, start, end) of its exchanges."""
+    for step in mine.steps:
+        if isinstance(step, Exchange):
+            began = time.perf_counter_ns()
+            mine.exchange(step)
+            yield number, step.position, began, time.perf_counter_ns()
+        else:
+            mine.rank.run(step, context)
 
 
 def _clock(processes: int) -> tuple[Callable[[], int], float]:
@@ -179,6 +211,11 @@ def _latest(spent: float) -> float:
     with talking():
         dist.all_reduce(longest, dist.ReduceOp.MAX)
     return float(longest)
+
+
+def _any(mine: bool) -> bool:
+    """Whether it is so for any rank."""
+    return _latest(float(mine)) > 0
 
 
 def _pretend(rank: Rank, exchange: Exchange, clock: Callable[[], int]) -> list[tuple[int, float]]:

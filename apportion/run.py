@@ -28,7 +28,7 @@ from apportion.runner import check_plan
 from apportion.splits import Space
 from apportion.strategy import space_of
 from apportion.timeline import Timeline
-from apportion.worker import Train, Trained, vary
+from apportion.worker import Train, Trained, step_seconds, vary
 
 RELATIVE, PER_STEP = 1e-9, 1e-6
 """equal: |a - b| <= RELATIVE * max|tensor| + PER_STEP * learning rate * steps, in float64."""
@@ -111,7 +111,7 @@ def _load(spec: str, seed: int) -> Program:
 
 
 def _measured(plan: Plan, ranks: list[Trained], steps: int) -> Run:
-    per_step = tuple(max(r.step_seconds[k] for r in ranks) for k in range(steps))
+    per_step = tuple(step_seconds(ranks))
     seconds = statistics.median(per_step[1:] or per_step)
     peaks = tuple(r.peak_bytes or 0 for r in ranks)
     moved = sum(r.sent_bytes for r in ranks) // steps

@@ -17,7 +17,7 @@ from apportion.block import Block
 from apportion.flow import Flow
 from apportion.graph import ROLES, Graph
 from apportion.interval import Box
-from apportion.tasks import COMMUNICATION, Ints, TaskGraph
+from apportion.tasks import COMMUNICATION, Copies, Ends, Ints, TaskGraph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,9 +121,6 @@ class _Stamp:
         slots = self._slots(n, in_rows, in_slot)
         dep_start, dep = self._dependencies(n, in_rows, in_slot, slots["first"])
         boxes = _Boxes()
-        regions = self._regions(boxes)
-        copies = self._copies(boxes)
-        edge_op, edge_value, edge_start = self._edges(copies)
         group, groups = self._groups()
         return TaskGraph(
             self.it.devices,
@@ -132,16 +129,13 @@ class _Stamp:
             position=2 * op + 1 + self._task_column("late"), nbytes=self._task_column("nbytes"),
             flops=self._task_column("flops"), itemsize=self._task_column("itemsize"),
             dep_start=dep_start, dep=dep,
-            slot_device=slots["device"], slot_value=slots["value"], slot_region=regions,
-            slot_nbytes=slots["nbytes"], slot_category=slots["category"], slot_base=slots["base"],
+            slot_device=slots["device"], slot_value=slots["value"],
+            slot_region=self._regions(boxes), slot_nbytes=slots["nbytes"],
+            slot_category=slots["category"], slot_base=slots["base"],
             slot_first=slots["first"], slot_last=slots["last"],
             in_start=in_start, in_slot=in_slot, out_start=out_start, out_slot=out_slot,
-            copy_source=copies["source"], copy_target=copies["target"],
-            copy_source_box=copies["source_box"], copy_target_box=copies["target_box"],
-            copy_term=copies["term"], copy_message=copies["message"], copy_task=copies["task"],
-            copy_nbytes=copies["nbytes"],
-            op_start=self.rows.start, edge_op=edge_op, edge_value=edge_value,
-            edge_start=edge_start, boxes=boxes.all(), carry=self._carry(),
+            op_start=self.rows.start, copies=lambda: self._copies(boxes),
+            taken=self._task_column("taken"), ends=self._ends(), carry=self._carry(),
             group=group, pattern=self._task_column("pattern"), groups=groups,
             kinds=tuple(o.kind for o in graph.ops[:ops]),
         )  # fmt: skip
@@ -226,7 +220,16 @@ class _Stamp:
         found: Ints = numbers[self.piece_of]
         return found
 
-    def _copies(self, boxes: _Boxes) -> dict[str, Ints]:
+    def _ends(self) -> Ends:
+        rows = self.blocks.rows(lambda b: len(b.ends.task))
+        task, device, sent, received, taker = (
+            np.concatenate(columns)[rows.index]
+            for columns in zip(*(b.ends for b in self.blocks.distinct), strict=True)
+        )
+        begun = self.rows.start[rows.owner]
+        return Ends(task + begun, device, sent, received, taker + begun)
+
+    def _copies(self, boxes: _Boxes) -> Copies:
         rows = self.blocks.rows(lambda b: len(b.copy_j))
         column = self.blocks.column
         j = column(lambda b: b.copy_j)[rows.index]
@@ -239,20 +242,14 @@ class _Stamp:
         there = self.flows.column(lambda f: boxes.number(_relative(f, _targets(f))))
         message = column(lambda b: b.copy_message)[rows.index]
         begun = self.rows.start[rows.owner]
-        return {
-            "source": self.slot_of[source], "target": self.slot_of[target], "owner": rows.owner,
-            "value": value, "source_box": here[row], "target_box": there[row],
-            "term": self.flows.column(lambda f: f.source_term)[row],
-            "nbytes": self.flows.column(lambda f: f.source_nbytes)[row],
-            "message": np.where(message < 0, -1, message + begun),
-            "task": column(lambda b: b.copy_task)[rows.index] + begun,
-        }  # fmt: skip
-
-    def _edges(self, copies: dict[str, Ints]) -> tuple[Ints, Ints, Ints]:
-        owner, value = copies["owner"], copies["value"]
-        change = (owner[1:] != owner[:-1]) | (value[1:] != value[:-1])
-        start = np.flatnonzero(np.append(True, change))[: len(owner)]
-        return owner[start], value[start], np.append(start, len(owner))
+        return Copies(
+            self.slot_of[source], self.slot_of[target], here[row], there[row],
+            self.flows.column(lambda f: f.source_term)[row],
+            np.where(message < 0, -1, message + begun),
+            column(lambda b: b.copy_task)[rows.index] + begun,
+            self.flows.column(lambda f: f.source_nbytes)[row],
+            *_edges(rows.owner, value), boxes.all(),
+        )  # fmt: skip
 
     def _groups(self) -> tuple[Ints, tuple[tuple[int, ...], ...]]:
         numbers: dict[tuple[int, ...], int] = {}
@@ -298,6 +295,13 @@ class _Boxes:
         return tuple(
             tuple((low, high) for low, high in box.reshape(-1, 2).tolist()) for box in self.found
         )
+
+
+def _edges(owner: Ints, value: Ints) -> tuple[Ints, Ints, Ints]:
+    """Stretches of copies for one Op and one Value: the Op, the Value, and where each begins."""
+    change = (owner[1:] != owner[:-1]) | (value[1:] != value[:-1])
+    start = np.flatnonzero(np.append(True, change))[: len(owner)]
+    return owner[start], value[start], np.append(start, len(owner))
 
 
 def _targets(flow: Flow) -> Ints:

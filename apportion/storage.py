@@ -32,7 +32,7 @@ from apportion.trace import RANDOM_UNIFORM
 
 Stride = tuple[int, ...]
 ASSEMBLY = "apportion.assemble"
-WORKSPACE_QUANTILE, FEWEST_SHARES = 0.75, 4
+WORKSPACE_QUANTILE, FEWEST_ALIKE, ALIKE = 0.75, 4, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +59,37 @@ class Accelerator:
     """What is known of memory on a CUDA device, from measurements there.
 
     workspaces  bytes by signature
-    shares      for calls that are not listed, by kind: workspace for each byte read and written. A
-                kind that is not listed either is taken to need what it leaves to the allocator on
-                tensors without data
+    shares      by kind, (bytes read and written, workspace for each of them) of the listed calls.
+                A kind that is not there is taken to need what it leaves to the allocator on tensors
+                without data
     resident    bytes that libraries take at their first call and keep, such as cuBLAS
     """
 
     workspaces: Mapping[str, int] = field(default_factory=dict)
-    shares: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     resident: int = 0
+
+    def usual(self, kind: str, nbytes: int) -> int:
+        """Workspace of a call that is not listed: as much as most calls of about its size need."""
+        found = self.shares.get(kind, ())
+        if not found or not nbytes:
+            return 0
+        near = [share for size, share in found if nbytes <= ALIKE * size and size <= ALIKE * nbytes]
+        some = near if len(near) >= FEWEST_ALIKE else [share for _, share in found]
+        return int(np.quantile(some, WORKSPACE_QUANTILE) * nbytes)
 
 
 def accelerator(table: CostTable | None) -> Accelerator:
     """What a table of measurements says of memory."""
     if table is None:
         return Accelerator()
-    shares: dict[str, list[float]] = {}
+    shares: dict[str, list[tuple[int, float]]] = {}
     for text, work in table.works.items():
         if work.nbytes:
-            shares.setdefault(kind_of(text), []).append(work.workspace / work.nbytes)
-    usual = {
-        kind: float(np.quantile(found, WORKSPACE_QUANTILE))
-        for kind, found in shares.items()
-        if len(found) >= FEWEST_SHARES
-    }
+            share = (work.nbytes, work.workspace / work.nbytes)
+            shares.setdefault(kind_of(text), []).append(share)
     known = {text: work.workspace for text, work in table.works.items()}
-    return Accelerator(known, usual, table.resident)
+    return Accelerator(known, shares, table.resident)
 
 
 def measure(
@@ -217,8 +222,8 @@ class _Measurement:
             text = signature(work.op.kind, body, part, inputs)
             number = self.works.setdefault(text, len(self.works))
             call = self._run(work.op, part, work.ins)
-            share = self.accelerator.shares.get(work.op.kind, 0.0)
-            guess = max(call.workspace, int(share * int(self.tasks.nbytes[task])))
+            usual = self.accelerator.usual(work.op.kind, int(self.tasks.nbytes[task]))
+            guess = max(call.workspace, usual)
             workspace = self.accelerator.workspaces.get(text, guess)
             call = self.known[key] = replace(call, workspace=workspace, work=number)
         self.work[task] = call.work

@@ -22,11 +22,14 @@ Ops and edges own consecutive rows: `op_start` buckets tasks by Op, `edge_start`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 COMPUTE, TRANSFER, ASSEMBLE, COLLECTIVE = 0, 1, 2, 3
 KINDS = ("compute", "transfer", "assemble", "collective")
@@ -70,9 +73,38 @@ class Task:
         return f"{self.index}: {what} on {where}, {self.nbytes} bytes"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Copies:
+    """Boxes that go from a slot into another, in columns. Lengths: copies c, edges e."""
+
+    source: Ints  # c: slot
+    target: Ints  # c: slot
+    source_box: Ints  # c: index into boxes, relative to the source slot's region
+    target_box: Ints  # c: index into boxes, relative to the target slot's region
+    term: Ints  # c: which partial value; the target adds terms up in rising order
+    message: Ints  # c: the message that carries it, or -1 if it stays on the device
+    task: Ints  # c: the ASSEMBLE it is for
+    nbytes: Ints  # c
+    edge_op: Ints  # e
+    edge_value: Ints  # e
+    edge_start: Ints  # e + 1: copies of edge i
+    boxes: tuple[Box, ...]  # those of copies and of slots
+
+
+class Ends(NamedTuple):  # numba takes no dataclass
+    """Buffers of messages: a row for each device that a message involves, in the order of tasks; of
+    a TRANSFER the sender's comes first."""
+
+    task: Ints
+    device: Ints
+    sent: Ints  # bytes packed to be sent
+    received: Ints  # bytes that arrive
+    taker: Ints  # the last task that reads what arrives
+
+
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
-    """Columns. Lengths: tasks n, slots s, copies c, Ops o, edges e."""
+    """Columns. Lengths: tasks n, slots s, Ops o."""
 
     devices: int
 
@@ -105,24 +137,18 @@ class TaskGraph:
     out_start: Ints  # n + 1
     out_slot: Ints
 
-    # copies
-    copy_source: Ints  # c: slot
-    copy_target: Ints  # c: slot
-    copy_source_box: Ints  # c: index into boxes, relative to the source slot's region
-    copy_target_box: Ints  # c: index into boxes, relative to the target slot's region
-    copy_term: Ints  # c: which partial value; the target adds terms up in rising order
-    copy_message: Ints  # c: the TRANSFER that carries it, or -1 if it stays on the device
-    copy_task: Ints  # c: the ASSEMBLE it is for
-    copy_nbytes: Ints  # c
-
     # buckets
     op_start: Ints  # o + 2: tasks of Op i (its fetches and parts) are op_start[i]:op_start[i+1];
     #                 the last bucket brings state back to where it began
-    edge_op: Ints  # e
-    edge_value: Ints  # e
-    edge_start: Ints  # e + 1: copies of edge i
 
-    boxes: tuple[Box, ...]
+    copies: Copies | Callable[[], Copies]
+    """The copies, or what makes them: there are many, and a simulation needs none of them."""
+
+    taken: Ints
+    """n: boxes that a message carries, or that an assembly puts together."""
+
+    ends: Ends
+    """Who sends and receives how much in which message."""
 
     workspace: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """n, or empty where it is not known: bytes that a task needs while it runs, beside its
@@ -153,6 +179,59 @@ class TaskGraph:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    @cached_property
+    def _copies(self) -> Copies:
+        return self.copies if isinstance(self.copies, Copies) else self.copies()
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """What slot_region and the boxes of copies index."""
+        return self._copies.boxes
+
+    @property
+    def copy_source(self) -> Ints:
+        return self._copies.source
+
+    @property
+    def copy_target(self) -> Ints:
+        return self._copies.target
+
+    @property
+    def copy_source_box(self) -> Ints:
+        return self._copies.source_box
+
+    @property
+    def copy_target_box(self) -> Ints:
+        return self._copies.target_box
+
+    @property
+    def copy_term(self) -> Ints:
+        return self._copies.term
+
+    @property
+    def copy_message(self) -> Ints:
+        return self._copies.message
+
+    @property
+    def copy_task(self) -> Ints:
+        return self._copies.task
+
+    @property
+    def copy_nbytes(self) -> Ints:
+        return self._copies.nbytes
+
+    @property
+    def edge_op(self) -> Ints:
+        return self._copies.edge_op
+
+    @property
+    def edge_value(self) -> Ints:
+        return self._copies.edge_value
+
+    @property
+    def edge_start(self) -> Ints:
+        return self._copies.edge_start
 
     def task(self, index: int) -> Task:
         """One row."""
@@ -244,6 +323,111 @@ def verify(tasks: TaskGraph) -> None:
     assert len(tasks.slot_last) == s
     sent = tasks.copy_message >= 0
     carried = np.bincount(tasks.copy_message[sent], tasks.copy_nbytes[sent], minlength=n)
+    moving |= tasks.kind == COLLECTIVE
     assert (carried[moving] == tasks.nbytes[moving]).all(), (
         "a message's bytes are not those of its copies"
     )
+    told = counted(tasks)
+    assert (told.taken == tasks.taken).all(), "the boxes that a task takes are not its copies"
+    assert all(np.array_equal(a, b) for a, b in zip(told.ends, tasks.ends, strict=True)), (
+        "the ends of messages are not those of their copies"
+    )
+
+
+# The ends of messages, from copies
+
+
+class _Messages(NamedTuple):
+    kind: Ints  # n
+    device: Ints  # n
+    peer: Ints  # n
+    nbytes: Ints  # n
+    group: Ints  # n, or empty
+    member_start: Ints  # per group, and one
+    members: Ints
+
+
+class _Copied(NamedTuple):
+    message: Ints
+    task: Ints
+    source: Ints  # device
+    target: Ints  # device
+    nbytes: Ints
+
+
+NO_ENDS = Ends(*(np.zeros(0, np.int64),) * 5)
+
+
+def counted(tasks: TaskGraph) -> TaskGraph:
+    """The tasks with `taken` and `ends` as the copies have it."""
+    sent = tasks.copy_message[tasks.copy_message >= 0]
+    taken = np.bincount(tasks.copy_task, minlength=len(tasks))
+    taken = taken + np.bincount(sent, minlength=len(tasks))
+    return replace(tasks, taken=taken, ends=message_ends(tasks))
+
+
+def message_ends(tasks: TaskGraph) -> Ends:
+    """The ends of all messages as the copies have it."""
+    at = tasks.slot_device
+    copied = (
+        tasks.copy_message, tasks.copy_task, at[tasks.copy_source], at[tasks.copy_target],
+        tasks.copy_nbytes,
+    )  # fmt: skip
+    columns = (tasks.kind, tasks.device, tasks.peer, tasks.nbytes, tasks.group)
+    return ends_of(columns, tasks.groups, copied)
+
+
+def ends_of(
+    columns: tuple[Ints, ...], groups: Sequence[tuple[int, ...]], copied: tuple[Ints, ...]
+) -> Ends:
+    """The ends of messages; `columns` are kind, device, peer, nbytes and group of all tasks,
+    `copied` are message, task, sender, receiver and bytes of all copies."""
+    kind, group = columns[0], columns[4]
+    sizes = np.zeros(len(kind), np.int64)
+    sizes[kind == TRANSFER] = 2
+    member_start = np.cumsum([0, *map(len, groups)])
+    members = np.array([device for group in groups for device in group], np.int64)
+    if len(group):
+        joint = kind == COLLECTIVE
+        sizes[joint] = np.diff(member_start)[group[joint]]
+    start = np.zeros(len(kind) + 1, np.int64)
+    np.cumsum(sizes, out=start[1:])
+    ends: Ends = _fill_ends(
+        _Messages(*(np.ascontiguousarray(c, np.int64) for c in (*columns, member_start, members))),
+        _Copied(*(np.ascontiguousarray(c, np.int64) for c in copied)),
+        start,
+    )
+    return ends
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _fill_ends(messages: _Messages, copies: _Copied, start: Ints) -> Ends:
+    kind, device, peer, nbytes, group, member_start, members = messages
+    count = start[-1]
+    task, at = np.empty(count, np.int64), np.empty(count, np.int64)
+    sent, received = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    taker = np.empty(count, np.int64)
+    for t in range(len(kind)):
+        row = start[t]
+        task[row : start[t + 1]] = t
+        taker[row : start[t + 1]] = t
+        if kind[t] == TRANSFER:
+            at[row], at[row + 1] = device[t], peer[t]
+            sent[row], received[row + 1] = nbytes[t], nbytes[t]
+        elif kind[t] == COLLECTIVE:
+            low = member_start[group[t]]
+            at[row : start[t + 1]] = members[low : low + start[t + 1] - row]
+    for copy in range(len(copies.message)):
+        t = copies.message[copy]
+        if t < 0:
+            continue
+        if kind[t] == TRANSFER:
+            row = start[t] + 1
+        else:
+            inside = at[start[t] : start[t + 1]]
+            row = start[t] + np.searchsorted(inside, copies.source[copy])
+            sent[row] += copies.nbytes[copy]
+            row = start[t] + np.searchsorted(inside, copies.target[copy])
+            received[row] += copies.nbytes[copy]
+        taker[row] = max(taker[row], copies.task[copy])
+    return Ends(task, at, sent, received, taker)

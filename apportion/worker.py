@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import forkserver
@@ -65,17 +65,25 @@ class Train:
 
 @dataclass(frozen=True)
 class Trained:
-    """One rank's answer. `cpu_seconds` is what the process used of its cores in each step, all its
-    threads together; `state` is (slot, tensor) pairs; `spans` are (task, start, end) of the last
-    step."""
+    """One rank's answer. `steps` are (start, end) of steps in seconds, by a clock that all have;
+    `cpu_seconds` is what the process used of its cores in each step, all its threads together;
+    `state` is (slot, tensor) pairs; `spans` are (task, start, end) of the last step."""
 
     losses: list[float | None]
-    step_seconds: list[float]
+    steps: list[tuple[float, float]]
     cpu_seconds: list[float]
     sent_bytes: int
     peak_bytes: int | None
     state: list[tuple[int, Any]]
     spans: list[tuple[int, int, int]]
+
+
+def step_seconds(ranks: Sequence[Trained]) -> list[float]:
+    """How long each step took: from when the last rank began it to when the last was done."""
+    found = []
+    for steps in zip(*(rank.steps for rank in ranks), strict=True):
+        found.append(max(end for _, end in steps) - max(start for start, _ in steps))
+    return found
 
 
 @dataclass(frozen=True)
@@ -115,22 +123,23 @@ class _Process:
         mine.progress = self.progress
         mine.progress[0] = 1
         losses: list[float | None] = []
-        seconds: list[float] = []
+        steps: list[tuple[float, float]] = []
         used: list[float] = []
         with _allocations(job) as allocations:
             runner = Runner(program, mine, job.seed)
             _meet()
             allocations.mark()
-            losses.append(_timed(runner, vary(program.batch, job.seed, 0), seconds, used))
+            losses.append(_timed(runner, vary(program.batch, job.seed, 0), steps, used))
         for step in range(1, job.steps):
             mine.rank.spans.clear()
+            batch = vary(program.batch, job.seed, step)
             _meet()
-            losses.append(_timed(runner, vary(program.batch, job.seed, step), seconds, used))
+            losses.append(_timed(runner, batch, steps, used))
         held = mine.rank.state().items() if job.state else ()
         state = [(slot, tensor.cpu().numpy()) for slot, (_, tensor) in held]
         peak = allocations.peak
         spans = list(mine.rank.spans)
-        return Trained(losses, seconds, used, mine.sent_bytes, peak, state, spans)
+        return Trained(losses, steps, used, mine.sent_bytes, peak, state, spans)
 
 
 def _meet() -> None:
@@ -139,12 +148,14 @@ def _meet() -> None:
         dist.barrier()
 
 
-def _timed(runner: Runner, batch: Any, seconds: list[float], used: list[float]) -> float | None:
+def _timed(
+    runner: Runner, batch: Any, steps: list[tuple[float, float]], used: list[float]
+) -> float | None:
     began, before = time.perf_counter(), time.process_time()
     loss = runner.local_step(batch)
     if runner.worker.rank.place != "cpu":
         torch.cuda.synchronize()
-    seconds.append(time.perf_counter() - began)
+    steps.append((began, time.perf_counter()))
     used.append(time.process_time() - before)
     return None if loss is None else float(loss)
 

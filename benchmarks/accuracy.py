@@ -124,6 +124,7 @@ def _cases(
     from apportion.cost import shares
     from apportion.cost_table import CostTable
     from apportion.simulate import simulate
+    from apportion.worker import step_seconds
 
     rounds: dict[str, list[Any]] = {label: [] for label in found}
     steps: dict[str, list[float]] = {label: [] for label in found}
@@ -138,7 +139,7 @@ def _cases(
             job = _train(source.spec, one, processes, profile=loop == 0)
             ranks = pool.train(job)
             last.setdefault(label, ranks)
-            steps[label] += [max(r.step_seconds[k] for r in ranks) for k in range(1, STEPS)]
+            steps[label] += step_seconds(ranks)[1:]
             used[label] += [max(r.cpu_seconds[k] for r in ranks) for k in range(1, STEPS)]
     empty = with_messages(CostTable(condition(place)), processes, spoken)
     cases = []
@@ -188,6 +189,11 @@ def _joined(loops: list[list[Any]]) -> list[Any]:
                 seconds=np.concatenate([a.seconds for a in answers]),
                 ends=[e for a in answers for e in a.ends],
                 packed=[p for a in answers for p in a.packed],
+                exchanged=[
+                    (1000 * turn + number, *rest)
+                    for turn, a in enumerate(answers)
+                    for number, *rest in a.exchanged
+                ],
                 reference=[r for a in answers for r in a.reference],
             )
         )
@@ -263,7 +269,8 @@ def page(cases: Sequence[Case], machine: str) -> str:
         f"{max(peaks):+.2%}.",
         f"- Bytes moved: {'exact in all cases' if exact else 'NOT exact in some cases'}.",
         "",
-        "*measured* is the lower quartile over the steps of all turns, the slowest rank of each;",
+        "*measured* is the lower quartile over the steps of all turns, from when the last rank",
+        "begins a step to when the last is done;",
         "*spread* is how far the upper quartile is above it. *predicted* is the simulated step.",
         "*unrehearsed* is the prediction without this strategy's own measurements.",
         "",

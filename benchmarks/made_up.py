@@ -11,7 +11,18 @@ import math
 
 import numpy as np
 
-from apportion.tasks import ASSEMBLE, CATEGORIES, COMPUTE, TRANSFER, Ints, TaskGraph, verify
+from apportion.tasks import (
+    ASSEMBLE,
+    CATEGORIES,
+    COMPUTE,
+    NO_ENDS,
+    TRANSFER,
+    Copies,
+    Ints,
+    TaskGraph,
+    counted,
+    verify,
+)
 
 COMPUTES, MESSAGES = 6, 2
 PER_ROUND = COMPUTES + MESSAGES + 1
@@ -40,10 +51,10 @@ def made_up(count: int, devices: int = 64, seed: int = 0) -> TaskGraph:
         position=np.repeat(np.arange(rounds * PER_ROUND), devices), nbytes=nbytes.ravel(),
         flops=np.where(kind == COMPUTE, nbytes * 100.0, 0.0).ravel(), itemsize=np.full(n, 4),
         dep_start=dep_start, dep=dep, **_slots(index, nbytes), in_start=zeros, in_slot=none,
-        out_start=zeros, out_slot=none, **_copies(index, taker, nbytes),
-        op_start=np.append(np.arange(0, n + 1, devices), n), edge_op=none, edge_value=none,
-        edge_start=np.zeros(1, np.int64), boxes=((),),
+        out_start=zeros, out_slot=none, copies=_copies(index, taker, nbytes),
+        op_start=np.append(np.arange(0, n + 1, devices), n), taken=none, ends=NO_ENDS,
     )  # fmt: skip
+    tasks = counted(tasks)
     verify(tasks)
     return tasks
 
@@ -83,20 +94,14 @@ def _slots(index: Ints, nbytes: Ints) -> dict[str, Ints]:
     }
 
 
-def _copies(index: Ints, taker: Ints, nbytes: Ints) -> dict[str, Ints]:
+def _copies(index: Ints, taker: Ints, nbytes: Ints) -> Copies:
     """One for each message."""
     rounds, _, devices = index.shape
     slot = np.arange(rounds * (COMPUTES + 1) * devices).reshape(rounds, COMPUTES + 1, devices)
     source = np.broadcast_to(slot[:, COMPUTES - 1 : COMPUTES], taker.shape).ravel()
     target = slot[:, -1].ravel()[taker // (PER_ROUND * devices) * devices + taker % devices]
-    zeros = np.zeros(taker.size, np.int64)
-    return {
-        "copy_source": source,
-        "copy_target": target.ravel(),
-        "copy_source_box": zeros,
-        "copy_target_box": zeros,
-        "copy_term": zeros,
-        "copy_message": index[:, COMPUTES:-1].ravel(),
-        "copy_task": taker.ravel(),
-        "copy_nbytes": nbytes[:, COMPUTES:-1].ravel(),
-    }
+    zeros, none = np.zeros(taker.size, np.int64), np.zeros(0, np.int64)
+    return Copies(
+        source, target.ravel(), zeros, zeros, zeros, index[:, COMPUTES:-1].ravel(), taker.ravel(),
+        nbytes[:, COMPUTES:-1].ravel(), none, none, np.zeros(1, np.int64), ((),),
+    )  # fmt: skip

@@ -17,10 +17,13 @@ from apportion.tasks import (
     CATEGORIES,
     COLLECTIVE,
     COMPUTE,
+    NO_ENDS,
     PATTERNS,
     TRANSFER,
+    Copies,
     Ints,
     TaskGraph,
+    counted,
     verify,
 )  # fmt: skip
 
@@ -95,7 +98,7 @@ class Maker:
         group, pattern = np.full(n, -1), np.full(n, -1)
         for task, (members, way) in self.together.items():
             group[task], pattern[task] = groups.index(members), way
-        return TaskGraph(
+        made = TaskGraph(
             devices=self.devices, kind=kind, op=np.arange(n), part=np.zeros(n, np.int64),
             device=device, peer=peer, position=np.arange(n), nbytes=nbytes,
             flops=flops.astype(np.float64), itemsize=np.full(n, 4),
@@ -105,13 +108,15 @@ class Maker:
             slot_region=np.zeros_like(slot_device), slot_nbytes=slot_nbytes,
             slot_category=category, slot_base=base, slot_first=first, slot_last=last,
             in_start=zeros, in_slot=none, out_start=zeros, out_slot=none,
-            copy_source=source, copy_target=target, copy_source_box=np.zeros_like(source),
-            copy_target_box=np.zeros_like(source), copy_term=np.zeros_like(source),
-            copy_message=message, copy_task=assembly, copy_nbytes=copied,
-            op_start=np.append(np.arange(n + 1), n), edge_op=none, edge_value=none,
-            edge_start=np.zeros(1, np.int64), boxes=((),),
+            copies=Copies(
+                source, target, np.zeros_like(source), np.zeros_like(source),
+                np.zeros_like(source), message, assembly, copied, none, none,
+                np.zeros(1, np.int64), ((),),
+            ),
+            op_start=np.append(np.arange(n + 1), n), taken=none, ends=NO_ENDS,
             group=group, pattern=pattern, groups=groups,
         )  # fmt: skip
+        return counted(made)
 
     def _task(
         self, kind: int, device: int, peer: int, nbytes: int, flops: float, after: Sequence[int]

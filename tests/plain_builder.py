@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from apportion.interval import Box, relative, volume
-from apportion.tasks import ASSEMBLE, TRANSFER, Ints, TaskGraph
+from apportion.tasks import ASSEMBLE, NO_ENDS, TRANSFER, Copies, Ints, TaskGraph, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Builder:
         slots = np.array(self.slots, np.int64).reshape(-1, 8)
         copies = np.array(self.copies, np.int64).reshape(-1, 8)
         edges = np.array(self.edges, np.int64).reshape(-1, 3)
-        return TaskGraph(
+        made = TaskGraph(
             self.devices,
             kind=np.array(columns[0], np.int64),
             op=np.array(columns[1], np.int64),
@@ -230,21 +230,19 @@ class Builder:
             in_slot=_flat(self.ins),
             out_start=_offsets(self.outs),
             out_slot=_flat(self.outs),
-            copy_source=copies[:, 0].copy(),
-            copy_target=copies[:, 1].copy(),
-            copy_source_box=copies[:, 2].copy(),
-            copy_target_box=copies[:, 3].copy(),
-            copy_term=copies[:, 4].copy(),
-            copy_message=copies[:, 5].copy(),
-            copy_task=copies[:, 6].copy(),
-            copy_nbytes=copies[:, 7].copy(),
+            copies=Copies(
+                *(copies[:, k].copy() for k in range(8)),
+                edge_op=edges[:, 0].copy(),
+                edge_value=edges[:, 1].copy(),
+                edge_start=np.append(edges[:, 2], len(self.copies)).astype(np.int64),
+                boxes=tuple(self.boxes),
+            ),
             op_start=np.array(self.op_start, np.int64),
-            edge_op=edges[:, 0].copy(),
-            edge_value=edges[:, 1].copy(),
-            edge_start=np.append(edges[:, 2], len(self.copies)).astype(np.int64),
-            boxes=tuple(self.boxes),
+            taken=np.zeros(0, np.int64),
+            ends=NO_ENDS,
             carry=np.array(self.carry, np.int64).reshape(-1, 2),
         )
+        return counted(made)
 
 
 def _offsets(rows: list[list[int]]) -> Ints:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from graphs import captured
 from make_tasks import EXACT, SURVIVES, Maker, graph_of, ports, random_tasks
@@ -21,7 +19,6 @@ from apportion.simulate import simulate
 from apportion.tasks import (
     ALL_GATHER,
     ALL_TO_ALL,
-    COLLECTIVE,
     REDUCE_SCATTER,
     TRANSFER,
     TaskGraph,
@@ -161,17 +158,12 @@ def test_computation_on_a_rank_is_one_chain(tmp_path: Path) -> None:
 def test_a_collective_is_on_all_members(pattern: int, kind: int, size: int, tmp_path: Path) -> None:
     make = Maker(4)
     make.compute(0, flops=1)
-    joint = make._task(COLLECTIVE, 1, -1, 60, 0.0, [])
+    joint = make.collective((1, 2, 3), 60, pattern=pattern)
     for d in (1, 2, 3):
         source, taken = make.slot(d, 20, -1, joint), make.assemble(d, 20, [joint])
         target = make.slot(d, 20, taken, SURVIVES)
         make.copies += [(source, target, joint, taken, 10)]
     tasks = make.done()
-    there = tasks.kind == COLLECTIVE
-    tasks = replace(
-        tasks, group=np.where(there, 0, -1), pattern=np.where(there, pattern, -1),
-        groups=((1, 2, 3),),
-    )  # fmt: skip
     ranks = exported(tasks, simulate(tasks, ports(4), EXACT), tmp_path)
     assert [joint in nodes for nodes in ranks] == [False, True, True, True]
     facts = attributes(ranks[2][joint])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from graphs import captured
 from hypothesis import HealthCheck, given, settings
@@ -22,7 +20,7 @@ from apportion.plan import Plan
 from apportion.plan import plan as make_plan
 from apportion.schedule import link_spans
 from apportion.simulate import network, simulate
-from apportion.tasks import ALL_GATHER, CATEGORIES, COLLECTIVE, TRANSFER, TaskGraph
+from apportion.tasks import ALL_GATHER, CATEGORIES, TRANSFER, TaskGraph
 from apportion.timeline import MEASURED, Timeline, timeline
 
 Event = dict[str, Any]
@@ -122,7 +120,7 @@ def test_the_trace_shows_devices_lanes_links_and_memory(tmp_path: Path) -> None:
 
 def test_a_collective_is_on_all_its_members(tmp_path: Path) -> None:
     make = Maker(3)
-    joint = make._task(COLLECTIVE, 0, -1, 60, 0.0, [])
+    joint = make.collective((0, 1, 2), 60, pattern=ALL_GATHER)
     sources = [make.slot(d, 20, -1, joint) for d in range(3)]
     for d in range(3):
         taken = make.assemble(d, 20, [joint])
@@ -130,9 +128,6 @@ def test_a_collective_is_on_all_its_members(tmp_path: Path) -> None:
         make.copies += [(sources[o], target, joint, taken, 10) for o in range(3) if o != d]
     make.compute(0, flops=1)
     tasks = make.done()
-    group = np.where(tasks.kind == COLLECTIVE, 0, -1)
-    pattern = np.where(tasks.kind == COLLECTIVE, ALL_GATHER, -1)
-    tasks = replace(tasks, group=group, pattern=pattern, groups=((0, 1, 2),))
     line = simulate(tasks, ports(3), EXACT)
     trace(line, tasks, graph_of(tasks), tmp_path / "t.json", links_of(tasks, line, 3))
     events = events_of(tmp_path / "t.json")

@@ -18,7 +18,7 @@ from apportion import cli, report
 from apportion.plan import Plan
 from apportion.plan import plan as make_plan
 from apportion.simulate import simulate
-from apportion.tasks import ALL_TO_ALL, COLLECTIVE, TRANSFER, TaskGraph
+from apportion.tasks import COLLECTIVE, TRANSFER, TaskGraph
 from apportion.timeline import MEASURED, Timeline, timeline
 
 HOSTILE = "</script><script>alert('{{css}}')</script><!-- & \u2028 \u00e9 \\"
@@ -147,14 +147,9 @@ def messages_of(tasks: TaskGraph) -> int:
 def collective() -> TaskGraph:
     """Devices 1, 2 and 3 exchange 60 bytes in all, and device 0 sends 7 to device 2."""
     make = Maker(4)
-    make._task(COLLECTIVE, 1, -1, 60, 0.0, [])
+    make.collective((1, 2, 3), 60)
     make.transfer(0, 2, 7)
-    tasks = make.done()
-    here = tasks.kind == COLLECTIVE
-    return replace(
-        tasks, group=np.where(here, 0, -1), pattern=np.where(here, ALL_TO_ALL, -1),
-        groups=((1, 2, 3),),
-    )  # fmt: skip
+    return make.done()
 
 
 def test_a_collective_counts_for_every_pair() -> None:

@@ -20,7 +20,6 @@ from apportion.graph import Graph, Op, Value
 from apportion.plan import plan as make_plan
 from apportion.simulate import simulate
 from apportion.tasks import (
-    ALL_TO_ALL,
     ASSEMBLE,
     CATEGORIES,
     COLLECTIVE,
@@ -252,15 +251,13 @@ def together(tasks: TaskGraph) -> list[list[int]]:
 def random_collectives(seed: int, devices: int = 4) -> TaskGraph:
     """Rounds of computation and an exchange among some devices: each sends every other as much."""
     rng = Random(seed)
-    make, groups, group, position = Maker(devices), [], [], []
+    make, position = Maker(devices), []
     for turn in range(5):
         members = sorted(rng.sample(range(devices), rng.randint(2, devices)))
-        groups.append(tuple(members))
         made = {d: make.compute(d, flops=rng.randint(1, 9)) for d in members}
-        size, k = rng.randint(1, 20), len(members)
-        joint = make._task(COLLECTIVE, members[0], -1, k * (k - 1) * size, 0.0, [*made.values()])
+        size, k = 2 * rng.randint(1, 10), len(members)
+        joint = make.collective(members, k * (k - 1) * size, [*made.values()])
         source = {d: make.slot(d, (k - 1) * size, made[d], joint, rng.randrange(7)) for d in made}
-        group += [-1] * k + [turn]
         position += [2 * turn] * k + [2 * turn + 1]
         for d in members:
             for _ in range(halves := rng.randint(1, 2)):  # perhaps a second assembly takes a part
@@ -269,13 +266,9 @@ def random_collectives(seed: int, devices: int = 4) -> TaskGraph:
                 for other in members:
                     if other != d:
                         make.copies.append((source[other], target, joint, taken, size // halves))
-                group.append(-1)
                 position.append(2 * turn + 1)
     tasks = make.done()
-    return replace(
-        tasks, position=np.array(position), group=np.array(group), groups=tuple(groups),
-        pattern=np.where(np.array(group) >= 0, ALL_TO_ALL, -1),
-    )  # fmt: skip
+    return replace(tasks, position=np.array(position))
 
 
 def random_exchanges(seed: int, devices: int = 4) -> TaskGraph:
