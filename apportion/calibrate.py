@@ -225,7 +225,11 @@ class Calibrator:
         lacking, count = missing(self.table, tasks), len(self.cluster.devices)
         if lacking and self.left > 0 and self.fits(tasks):
             self.note(f"measuring {lacking} kernel calls on {count} processes")
-            self.measure(strategy, tasks)
+            try:
+                self.measure(strategy, tasks)
+            except (RuntimeError, ValueError) as error:  # planning goes on without
+                self.note(f"not measured: {error}")
+                self.left = 0.0
         return self.known()
 
     def measure(self, strategy: Strategy, tasks: TaskGraph) -> None:
@@ -300,7 +304,8 @@ def with_measured(table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearse
     packs = _packs(tasks, answers)
     if len(packs) >= 8:
         lines[PACK_LINE] = cost_fit.line(packs)
-    spoken = _spoken(tasks, answers, lines.get(PACK_LINE))
+    pack = lines.get(PACK_LINE) or lines.get(ASSEMBLE_LINE)
+    spoken = _spoken(tasks, answers, pack)
     works |= _exchange_works(_averaged(spoken))
     if samples := exchange_samples(works):
         lines[EXCHANGE_LINE] = _scaled(cost_fit.line(samples), spoken)
@@ -418,7 +423,7 @@ def _scaled(line: Line, spoken: Sequence[tuple[int, int, float]]) -> Line:
     if not spoken:
         return line
     guess = sum(line.each + m * line.per_box + n * line.per_byte for m, n, _ in spoken)
-    scale = sum(seconds for _, _, seconds in spoken) / guess
+    scale = float(sum(seconds for _, _, seconds in spoken) / guess)
     each, per_box, per_byte = (scale * x for x in line[:3])
     return line._replace(each=each, per_box=per_box, per_byte=per_byte)
 

@@ -6,16 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 
+from apportion import calibrate_cuda, zoo
 from apportion import ops as ops
-from apportion import zoo
 from apportion.calibrate import Calibrator, Source, cached, condition, machine, missing, piece
 from apportion.capture import capture
 from apportion.cluster import Cluster
 from apportion.cluster import cluster as cluster_of
 from apportion.cost import ASSUMED
 from apportion.cost_table import CostFile, CostTable, kind_of, save
+from apportion.plan import plan as make_plan
 from apportion.search import SEARCHES, Problem, Unsuitable
 from apportion.splits import Space
 from apportion.strategy import Strategy
@@ -39,7 +41,7 @@ def measured(
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device {device!r} is neither cpu nor cuda")
     if device == "cuda":
-        raise ValueError("give a model to `python -m benchmarks.accuracy_gpu` for CUDA devices")
+        return _saved(_cuda(models or USUAL, seed, note), out)
     if cluster is not None and not cluster.startswith("local:"):
         raise ValueError(f"only processes of this machine can be measured, not {cluster!r}")
     if cluster is not None and procs is not None:
@@ -47,12 +49,26 @@ def measured(
     place = cluster_of(cluster or f"local:{procs or 2}")
     for spec in models or USUAL:
         _model(spec, place, budget, seed, note)
-    table = cached().table(condition(place))
-    if out is not None:
-        import torch
+    return _saved(cached().table(condition(place)), out)
 
+
+def _saved(table: CostTable, out: Path | None) -> CostTable:
+    if out is not None:
         save(CostFile(machine(), torch.__version__, (table,)), out)
     return table
+
+
+def _cuda(models: Sequence[str], seed: int, note: Note) -> CostTable:
+    """What whole steps cost on this machine's CUDA device."""
+    if not torch.cuda.is_available():
+        raise ValueError("this machine has no CUDA device that torch can use")
+    place = cluster_of(f"1x{calibrate_cuda.device_kind()}")
+    steps = []
+    for spec in models:
+        it = zoo.load(spec, seed)
+        program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+        steps.append((program, make_plan(program, place, "single")))
+    return calibrate_cuda.calibrate(steps, note=note)
 
 
 def _model(spec: str, place: Cluster, budget: float, seed: int, note: Note) -> None:

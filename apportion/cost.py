@@ -32,11 +32,13 @@ from numba import njit
 
 from apportion import cost_fit
 from apportion.cluster import Cluster, Device
+from apportion.cluster import cluster as named
 from apportion.cost_table import (
     AHEAD,
     ASSEMBLE_LINE,
     EXCHANGE_LINE,
     PACK_LINE,
+    Condition,
     CostTable,
     Fit,
     Line,
@@ -89,15 +91,49 @@ ASSUMED = CostModel("assumed", "assumed rates of a CPU core, taken as what a ker
 
 
 def default_cost(cluster: Cluster) -> CostModel:
-    """The CostModel for a Cluster from what is shipped: measured tables of some GPUs."""
+    """The CostModel for a Cluster from what is shipped: measured tables of some GPUs, for others as
+    large a share of their published rates as a measured one reaches."""
     if all(device.kind == "cpu" for device in cluster.devices):
         return ASSUMED
-    tables = {t.condition.kind: t for t in shipped()}
-    here = {device.kind for device in cluster.devices} & tables.keys()
-    if not here:
+    known = {t.condition.kind: t for t in shipped()}
+    tables, guessed = {}, set()
+    for _, device in _classes(cluster):
+        if device.kind in known:
+            tables[device.kind] = known[device.kind]
+        elif device.asynchronous and REFERENCE in known and device.kind not in tables:
+            tables[device.kind] = _like(device)
+            guessed.add(device.kind)
+    if not tables:
         return PUBLISHED
-    text = f"measured on {', '.join(sorted(here))}; else {PUBLISHED.provenance}"
-    return CostModel("measured", text, PUBLISHED.efficiency, {k: tables[k] for k in sorted(here)})
+    texts = [f"measured on {kind}" for kind in sorted(tables.keys() - guessed)]
+    texts += [
+        f"{kind} is taken to reach the share of its published rates that {REFERENCE} was measured "
+        "to reach" for kind in sorted(guessed)
+    ]  # fmt: skip
+    name = "estimated" if guessed else "measured"
+    return CostModel(name, "; ".join(texts), PUBLISHED.efficiency, dict(sorted(tables.items())))
+
+
+REFERENCE = "h200"
+
+
+@lru_cache(maxsize=32)
+def _like(device: Device) -> CostTable:
+    """A table without works for a device that nobody has measured: the lines of the reference, at
+    the pace of the device, and never faster than its published rates."""
+    table = next(t for t in shipped() if t.condition.kind == REFERENCE)
+    (model,) = named(f"1x{REFERENCE}").devices
+    old, new = _rates(model), _rates(device)
+    fits = {}
+    for name, fit in cost_fit.fits(table.works).items():
+        size = min(int(name.rpartition("/")[2]), LARGEST_ITEM)
+        flop = fit.per_flop * old[size] / new[size]
+        byte = fit.per_byte * model.memory_bandwidth / device.memory_bandwidth
+        fits[name] = fit._replace(
+            per_flop=max(flop, 1 / new[size]) if flop else 0.0,
+            per_byte=max(byte, 1 / device.memory_bandwidth) if byte else 0.0,
+        )
+    return CostTable(Condition(device.kind), fits=fits)
 
 
 @lru_cache(maxsize=1)
@@ -351,7 +387,7 @@ def _distinct(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], Ints]:
 @lru_cache(maxsize=64)
 def _fit_columns(table: CostTable, kinds: tuple[str, ...]) -> tuple[Floats, Ints]:
     """Launch, per flop and per byte of every kind and size of element, zeros where nothing is
-    known; and whether they are FITTED or ESTIMATED."""
+    known; and whether they are FITTED or ESTIMATED, as all are of a table without works."""
     lines = np.zeros((3, len(kinds), LARGEST_ITEM + 1))
     origin = np.full((len(kinds), LARGEST_ITEM + 1), ESTIMATED)
     for k, kind in enumerate(kinds):
@@ -360,7 +396,7 @@ def _fit_columns(table: CostTable, kinds: tuple[str, ...]) -> tuple[Floats, Ints
             found: Fit | None = own or table.fits.get(cost_fit.key(cost_fit.family(kind), size))
             if found is not None:
                 lines[:, k, size] = found[:3]
-                origin[k, size] = FITTED if own else ESTIMATED
+                origin[k, size] = FITTED if own and table.works else ESTIMATED
     return lines, origin
 
 

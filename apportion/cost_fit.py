@@ -5,7 +5,9 @@
 The deviation that is made small is the relative one, so that small calls count as much as large
 ones. There is a fit for each kind of Op and size of element, where enough calls were measured, and
 one for each family of kinds: where launch and rates are all that is known of a kernel, the share of
-a rate that it reaches grows with its size as x / (x + a), and that is what such a line says.
+a rate that it reaches grows with its size as x / (x + a), and that is what such a line says. Kinds
+that are not bound by arithmetic have no term for it: their flops are as good as a second count of
+their bytes, but would tell other devices a wrong pace.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ DENSE = (
     "conv_backward_input", "conv_backward_weight", "conv_transpose", "sdpa", "sdpa_backward",
     "sdpa_lse", "sdpa_values",
 )  # fmt: skip
+OTHER = "family:other"
 FEWEST = 4  # works for a fit of a kind
 LEFT_OUT = 12  # at most so many fits to see how well one does on works that it was not made from
 
@@ -30,7 +33,7 @@ LEFT_OUT = 12  # at most so many fits to see how well one does on works that it 
 def family(kind: str) -> str:
     """`family:dense` for kinds that are bound by arithmetic, else `family:other`."""
     name = kind.split(".")[1] if "." in kind else kind
-    return "family:dense" if name in DENSE or "attention" in name else "family:other"
+    return "family:dense" if name in DENSE or "attention" in name else OTHER
 
 
 def key(name: str, itemsize: int) -> str:
@@ -43,6 +46,8 @@ def fits(works: Mapping[str, Work]) -> dict[str, Fit]:
     groups: dict[str, list[Work]] = {}
     for signature, work in works.items():
         kind = kind_of(signature)
+        if family(kind) == OTHER and work.nbytes:
+            work = work._replace(flops=0.0)
         groups.setdefault(key(kind, work.itemsize), []).append(work)
         if work.flops or work.nbytes:  # views say nothing about others
             groups.setdefault(key(family(kind), work.itemsize), []).append(work)

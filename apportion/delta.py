@@ -42,7 +42,7 @@ from apportion.termwise import Devices, Terms
 
 ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
 SPARE = 4096  # and so much more
-PATIENCE = 0.1  # share of all tasks and hops that may move before everything is scheduled anew
+PATIENCE = 0.03  # share of all tasks and hops that may move before everything is scheduled anew
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,7 +167,7 @@ class Delta:
         if self.live.counters[relax.WRITTEN] > self.live.journal.shape[1] or len(before.tops) == 0:
             self._build()
             return
-        relax.undo(self.live)
+        relax.undo(self.live, 0)
         looks = self.live.counters[relax.LOOKS]
         self.live.counters[:] = before.tops
         self.live.counters[relax.LOOKS], self.live.counters[relax.WRITTEN] = looks, 0
@@ -236,30 +236,51 @@ class Delta:
             self.before.tops = np.zeros(0, np.int64)
             self._build()
             return
+        since = min(int(relax.first_ready(self.live, op)) for op in ops)
         for value in values:
             self._write_flow(value)
         for op in ops:
             first = self._write_block(op)
             relax.replace(self.live, op, first, len(self.blocks[op]))
-        self._settle()
+        self._settle(since, ops)
 
-    def _settle(self) -> None:
-        """Works out what moves; if that is nearly everything, then everything, which is faster."""
-        self._release()
+    def _settle(self, since: int, ops: list[int]) -> None:
+        """Works out what moves; if that is much, everything from the time on at which something
+        changes. `since` is when the first of the tasks was ready that these Ops had."""
         live = self.live
+        since = min(since, self._release())
+        replaced = np.zeros(live.ops, np.int64)
+        replaced[ops] = 1
+        since = min(since, *(int(relax.first_entry(live, op, replaced)) for op in ops))
+        written = int(live.counters[relax.WRITTEN])
         if relax.relax(live, int(PATIENCE * self.size)):
             self.step_ns = int(relax.finish(live))
             return
-        self.whole = schedule_compiled(relax.current(live))
-        self.step_ns = int(self.whole[1].max(initial=0))
+        if live.counters[relax.WRITTEN] > live.journal.shape[1]:
+            since, written = 0, -1  # too much to undo what was tried
+        else:
+            relax.undo(live, written)
+        net, tasks, where = relax.current(live, since)
+        times = schedule_compiled(net)
+        cells, at = live.cells, live.at
+        start, end = (
+            relax.in_order(live, cells[at[k] : at[k] + len(live.op)])
+            for k in (relax.START, relax.END)
+        )
+        assert len(times[0]) == len(live.queued) + len(tasks)
+        start[where], end[where] = (x[len(live.queued) :] for x in times)
+        self.whole = (start, end)
+        self.step_ns = int(end.max(initial=0))
 
-    def _release(self) -> None:
+    def _release(self) -> int:
+        """When hosts issue tasks; the first time that this changes anything."""
         live = self.live
-        if self.asynchronous:
-            device, issue, duration = (
-                relax.in_order(live, c) for c in (self.device, self.issue, live.duration)
-            )
-            relax.release_all(live, issued(device, issue, duration, self.ahead))
+        if not self.asynchronous:
+            return relax.NEVER
+        device, issue, duration = (
+            relax.in_order(live, c) for c in (self.device, self.issue, live.duration)
+        )
+        return int(relax.release_all(live, issued(device, issue, duration, self.ahead)))
 
     def _build(self) -> None:
         """The arrays, from the Flows and Blocks there are."""
@@ -275,9 +296,11 @@ class Delta:
             first = self._write_block(op)
             relax.replace(self.live, op, first, len(self.blocks[op]))
         self._release()
-        net = relax.current(self.live)
+        net, _, _ = relax.current(self.live, 0)
         self.size = len(net.duration) + len(net.hop_link)
-        relax.seed(self.live, *schedule_compiled(net))
+        links = len(self.live.queued)
+        start, end = (x[links:] for x in schedule_compiled(net))
+        relax.seed(self.live, start, end)
         self.step_ns = int(relax.finish(self.live))
         self.whole = None
         self.live.counters[relax.WRITTEN] = 0
@@ -374,9 +397,10 @@ class Delta:
         live.hop_task[here] = np.repeat(np.arange(first, first + n), np.diff(costed.hop_start))
         keys = live.at[relax.KEY]
         live.cells[keys + here.start : keys + here.stop] = relax.ABSENT
-        for segment in (relax.START, relax.END, relax.READY, relax.RELEASE):
+        for segment, value in ((relax.START, 0), (relax.END, 0), (relax.READY, relax.ABSENT),
+                               (relax.RELEASE, 0)):  # fmt: skip
             low = live.at[segment] + first
-            live.cells[low : low + n] = 0
+            live.cells[low : low + n] = value
         used[relax.TASKS] = first + n
         return first
 

@@ -317,16 +317,16 @@ def handed_out(size: int, granule: int) -> int:
 
     PyTorch's for CUDA does not split a remainder of up to 1 MiB off a block above 1 MiB, and takes
     memory of the device in segments of 2 MiB from 10 MiB on. What remains with a block depends on
-    what was freed before; this is the remainder of a fresh segment, or of a block cut into such
-    sizes, else an allowance above the average that was measured (0.16 MiB).
+    what was freed before; this is the remainder of a fresh segment, else an allowance above the
+    average that was measured (0.16 MiB).
     """
     size = (size + granule - 1) // granule * granule
     if granule != CUDA_GRANULE or size <= MIB:
         return size
     rest = -size % (2 * MIB)
-    if rest == 0 or rest == MIB or (size >= 10 * MIB and rest < MIB):
+    if rest == 0 or (size >= 10 * MIB and rest <= MIB):
         return size + rest
-    return size + (MIB // 2 if size % (MIB // 2) == 0 else MIB // 4)
+    return size + MIB // 4
 
 
 # Peaks

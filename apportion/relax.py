@@ -24,6 +24,8 @@ from apportion.tasks import Ints
 # Segments of `cells`; `Live.at` says where each begins.
 START, END, READY, RELEASE, AVAILABLE, TURN, KEY, FIRST, COUNT, FREE, BEFORE, AFTER = range(12)
 
+NEVER = np.iinfo(np.int64).max
+
 CHEAP = 32  # places that are moved in a queue in the time that a task takes
 
 ABSENT = -1  # the key of a hop that is in no queue; the pointers of a lane that an Op is not in
@@ -318,63 +320,121 @@ def finish(live: Live) -> int:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def current(live: Live) -> Network:
-    """The tasks that are, in the order of Ops, for a schedule from the beginning."""
-    tasks = np.arange(len(live.op))
-    order = in_order(live, tasks)
-    n = len(order)
-    place = np.full(live.counters[TASKS], -1)
-    maker = np.full(live.counters[PIECES], -1)
+def current(live: Live, since: int) -> tuple[Network, Ints, Ints]:
+    """The tasks that are and become ready at `since` or later, or have no times yet, in the order
+    of Ops, for a schedule; which tasks these are; and where in the order of all.
+
+    Those before keep their times. What they leave behind becomes releases and, for every link that
+    is still busy, an item at the front that keeps it busy as long.
+    """
+    every = in_order(live, np.arange(len(live.op)))
+    links, tops = len(live.queued), live.counters
+    ready = live.cells[live.at[READY] : live.at[READY] + tops[TASKS]]
+    turn = live.cells[live.at[TURN] : live.at[TURN] + tops[HOPS]]
+    order, where = np.empty(len(every), np.int64), np.empty(len(every), np.int64)
+    place, maker = np.full(tops[TASKS], -1), np.full(tops[PIECES], -1)
+    n, free = links, np.zeros(links, np.int64)
+    for k in range(len(every)):
+        task = every[k]
+        if ready[task] == ABSENT or since <= ready[task]:
+            place[task], order[n - links], where[n - links] = n, task, k
+            for m in range(live.make_start[task], live.make_start[task + 1]):
+                maker[live.make[m]] = n
+            n += 1
+        else:
+            for hop in range(live.hop_start[task], live.hop_start[task + 1]):
+                link = live.hop_link[hop]
+                free[link] = max(free[link], turn[hop] + live.hop_occupancy[hop])
+    order, where = order[: n - links], where[: n - links]
+    release, pending, next_start, after = _precedence(live, order, place, maker)
     hop_start = np.zeros(n + 1, np.int64)
-    for k in range(n):
-        task = order[k]
-        place[task] = k
-        hop_start[k + 1] = hop_start[k] + live.hop_start[task + 1] - live.hop_start[task]
-        for m in range(live.make_start[task], live.make_start[task + 1]):
-            maker[live.make[m]] = k
+    hop_start[: links + 1] = np.arange(links + 1)
+    for k in range(n - links):
+        hops = live.hop_start[order[k] + 1] - live.hop_start[order[k]]
+        hop_start[links + k + 1] = hop_start[links + k] + hops
     hop_link, occupancy = np.empty(hop_start[n], np.int64), np.empty(hop_start[n], np.int64)
-    duration, release = np.empty(n, np.int64), np.empty(n, np.int64)
-    latency, pending = np.empty(n, np.int64), np.zeros(n, np.int64)
-    starts = np.zeros(n + 2, np.int64)
-    for k in range(n):
-        task = order[k]
-        duration[k], latency[k] = live.duration[task], live.latency[task]
-        release[k] = _get(live, RELEASE, task)
-        low, high = live.hop_start[task], live.hop_start[task + 1]
-        hop_link[hop_start[k] : hop_start[k + 1]] = live.hop_link[low:high]
-        occupancy[hop_start[k] : hop_start[k + 1]] = live.hop_occupancy[low:high]
-    after = np.empty(0, np.int64)
-    for fill in range(2):  # count, then write
-        live.lane[:] = -1
-        for k in range(n):
-            task = order[k]
-            for r in range(live.read_start[task], live.read_start[task + 1]):
-                _precede(maker[live.read[r]], k, fill, starts, after, pending)
-            for w in range(live.wait_start[task], live.wait_start[task + 1]):
-                _precede(place[live.wait[w]], k, fill, starts, after, pending)
-            for s in range(live.stand_start[task], live.stand_start[task + 1]):
-                _precede(live.lane[live.stand[s]], k, fill, starts, after, pending)
-                live.lane[live.stand[s]] = k
-        if fill == 0:
-            for k in range(n):
-                starts[k + 2] += starts[k + 1]
-            after = np.empty(starts[n + 1], np.int64)
-    return Network(
-        len(live.queued), duration, release, np.zeros(n, np.int64), latency, pending,
-        starts[: n + 1], after, hop_start, hop_link, occupancy,
+    hop_link[:links], occupancy[:links] = np.arange(links), free
+    duration, latency = np.ones(n, np.int64), np.zeros(n, np.int64)
+    for k in range(n - links):
+        task, item = order[k], links + k
+        duration[item], latency[item] = live.duration[task], live.latency[task]
+        shift = live.hop_start[task] - hop_start[item]
+        for hop in range(hop_start[item], hop_start[item + 1]):
+            hop_link[hop] = live.hop_link[hop + shift]
+            occupancy[hop] = live.hop_occupancy[hop + shift]
+    net = Network(
+        links, duration, release, np.zeros(n, np.int64), latency, pending, next_start, after,
+        hop_start, hop_link, occupancy,
     )  # fmt: skip
+    return net, order, where
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _precede(before: int, k: int, fill: int, starts: Ints, after: Ints, pending: Ints) -> None:
-    if before < 0:
-        return
-    if fill == 0:
-        starts[before + 2] += 1
-        pending[k] += 1
-    else:
-        after[starts[before + 1]] = k
-        starts[before + 1] += 1
+def _precedence(live: Live, order: Ints, place: Ints, maker: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Of items, links first: releases, how many each waits for, and those that wait for each."""
+    links, tops = len(live.queued), live.counters
+    n = links + len(order)
+    available = live.cells[live.at[AVAILABLE] : live.at[AVAILABLE] + tops[PIECES]]
+    end = live.cells[live.at[END] : live.at[END] + tops[TASKS]]
+    released = live.cells[live.at[RELEASE] : live.at[RELEASE] + tops[TASKS]]
+    release, pending, starts = (
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+        np.zeros(n + 2, np.int64),
+    )
+    before = np.empty(tops[READS] + tops[WAITS] + tops[STANDS], np.int64)
+    count = 0
+    live.lane[:] = -1
+    for k in range(len(order)):
+        task, item = order[k], links + k
+        latest, begun = released[task], count
+        for r in range(live.read_start[task], live.read_start[task + 1]):
+            before[count] = maker[live.read[r]]
+            if before[count] < 0:
+                latest = max(latest, available[live.read[r]])
+            else:
+                count += 1
+        for w in range(live.wait_start[task], live.wait_start[task + 1]):
+            before[count] = place[live.wait[w]]
+            if before[count] < 0:
+                latest = max(latest, end[live.wait[w]])
+            else:
+                count += 1
+        for s in range(live.stand_start[task], live.stand_start[task + 1]):
+            device = live.stand[s]
+            before[count] = live.lane[device]
+            if before[count] < 0:
+                latest = max(latest, _lane_before(live, task, device, place))
+            else:
+                count += 1
+            live.lane[device] = item
+        release[item], pending[item] = latest, count - begun
+        for at in range(begun, count):
+            starts[before[at] + 2] += 1
+    for item in range(n):
+        starts[item + 2] += starts[item + 1]
+    after, at = np.empty(starts[n + 1], np.int64), 0
+    for item in range(links, n):
+        for _ in range(pending[item]):
+            after[starts[before[at] + 1]] = item
+            starts[before[at] + 1] += 1
+            at += 1
+    return release, pending, starts[: n + 1], after
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _lane_before(live: Live, task: int, device: int, place: Ints) -> int:
+    """When a lane is free for the first of its tasks that is scheduled again."""
+    op = live.op[task]
+    free = 0
+    for earlier in range(_get(live, FIRST, op), task):
+        for k in range(live.stand_start[earlier], live.stand_start[earlier + 1]):
+            if live.stand[k] == device and place[earlier] < 0:
+                free = max(free, _get(live, END, earlier))
+    if free > 0:
+        return free
+    row = _get(live, BEFORE, (op + 1) * live.devices + device)
+    return max(_get(live, FREE, row * live.devices + device), 0)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -441,6 +501,8 @@ def replace(live: Live, op: int, first: int, count: int) -> None:
                 _look_again_at(live, live.hop_link[hop], _take_out(live, hop))
     live.seen[:] = -1
     for task in range(first, first + count):
+        for k in range(live.make_start[task], live.make_start[task + 1]):
+            _put(live, AVAILABLE, live.make[k], ABSENT)
         for k in range(live.stand_start[task], live.stand_start[task + 1]):
             live.seen[live.stand[k]] = row
     for device in range(live.devices):
@@ -482,27 +544,69 @@ def _enter(live: Live, row: int, device: int) -> None:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def release(live: Live, op: int, first: int, released: Ints) -> None:
-    """The host issues the tasks of an Op then."""
-    changed = False
-    for k in range(len(released)):
-        changed = _put(live, RELEASE, first + k, released[k]) or changed
-    if changed:
-        look_again(live, op)
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def release_all(live: Live, released: Ints) -> None:
-    """The host issues all tasks then, in the order of Ops."""
-    at = 0
+def release_all(live: Live, released: Ints) -> int:
+    """The host issues all tasks then, in the order of Ops; the first time that this changes."""
+    at, since = 0, NEVER
     for op in range(live.ops):
         first, count = _get(live, FIRST, op), _get(live, COUNT, op)
         changed = False
         for k in range(count):
-            changed = _put(live, RELEASE, first + k, released[at + k]) or changed
+            task, new = first + k, released[at + k]
+            old, ready = _get(live, RELEASE, task), _get(live, READY, task)
+            if not _put(live, RELEASE, task, new):
+                continue
+            changed = True
+            if ready == ABSENT:
+                continue
+            if new > ready:
+                since = min(since, ready)
+            elif old >= ready:
+                since = min(since, max(new, _read_at(live, task)))
         at += count
         if changed:
             look_again(live, op)
+    return since
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _read_at(live: Live, task: int) -> int:
+    """When all is there that a task reads, as far as that is known."""
+    there = 0
+    for k in range(live.read_start[task], live.read_start[task + 1]):
+        there = max(there, _get(live, AVAILABLE, live.read[k]))
+    return there
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def first_ready(live: Live, op: int) -> int:
+    """When the first of an Op's tasks was ready."""
+    since, first = NEVER, _get(live, FIRST, op)
+    for task in range(first, first + _get(live, COUNT, op)):
+        since = min(since, _get(live, READY, task))
+    return since
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def first_entry(live: Live, op: int, replaced: Ints) -> int:
+    """When the first of an Op's new tasks is ready that depends on nothing that is replaced."""
+    since, first, row = NEVER, _get(live, FIRST, op), op + 1
+    live.seen[:] = -1
+    for task in range(first, first + _get(live, COUNT, op)):
+        ready = _get(live, RELEASE, task)
+        own = live.wait_start[task] < live.wait_start[task + 1]
+        for k in range(live.read_start[task], live.read_start[task + 1]):
+            available = _get(live, AVAILABLE, live.read[k])
+            own, ready = own or available == ABSENT, max(ready, available)
+        for k in range(live.stand_start[task], live.stand_start[task + 1]):
+            device = live.stand[k]
+            before = _get(live, BEFORE, row * live.devices + device)
+            own = own or live.seen[device] == row or (before > 0 and replaced[before - 1] == 1)
+            live.seen[device] = row
+            ready = max(ready, _get(live, FREE, before * live.devices + device))
+        if not own:
+            since = min(since, ready)
+    live.seen[:] = -1
+    return since
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -520,9 +624,9 @@ def in_order(live: Live, column: Ints) -> Ints:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def undo(live: Live) -> None:
-    """Everything as it was when the journal was empty."""
-    for entry in range(live.counters[WRITTEN] - 1, -1, -1):
+def undo(live: Live, until: int) -> None:
+    """Everything as it was when the journal had so many entries."""
+    for entry in range(live.counters[WRITTEN] - 1, until - 1, -1):
         what, old = live.journal[0, entry], live.journal[1, entry]
         if what >= 0:
             live.cells[what] = old
@@ -532,4 +636,4 @@ def undo(live: Live) -> None:
             _take_out(live, hop)
         if old != ABSENT:
             _put_in(live, hop, old)
-    live.counters[WRITTEN] = 0
+    live.counters[WRITTEN] = until

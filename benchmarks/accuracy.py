@@ -3,7 +3,8 @@
     python benchmarks/accuracy.py --out docs/accuracy.md            # all of it, some 15 minutes
     python benchmarks/accuracy.py --models mlp --procs 2 --loops 2  # a part, printed
 
-Every model is divided in several ways over 1, 2 and 4 processes, one thread each. Calibration and
+Every model is divided in several ways over 1, 2 and 4 processes, one thread each; `data/4` is data
+parallelism of four parts, all in one process. Calibration and
 measurement take turns, so that both see the same machine: some rounds of a rehearsal, some steps of
 real training, some messages, and again. One process is kept on one core. Results go to a JSON file
 beside the page, and a plot.
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ MODELS = {
     "alexnet": "alexnet:base=16,hidden=256,image=95,classes=100,batch=16",
 }
 STRATEGIES = {
-    1: ("single", "random:1", "random:2", "random:3"),
+    1: ("single", "data/2", "data/4", "random:1"),
     2: ("data", "fsdp", "tofu", "random:1"),
     4: ("data", "fsdp", "tofu"),
 }
@@ -95,12 +97,20 @@ def measured(name: str, processes: int, loops: int) -> list[Case]:
     place, space = cluster(f"local:{processes}"), Space(program.graph)
     found = {}
     for label in STRATEGIES[processes]:
-        method, _, seed = label.partition(":")
-        problem = Problem(space, place, ASSUMED)
+        plain, _, fold = label.partition("/")
+        method, _, seed = plain.partition(":")
+        problem = Problem(space, cluster(f"local:{fold}") if fold else place, ASSUMED)
         strategy = SEARCHES[method](problem, budget=10.0, seed=int(seed or 0)).strategy
-        found[label] = piece(program.graph, strategy, processes)
+        found[label] = piece(program.graph, folded(strategy) if fold else strategy, processes)
     with Pool(processes) as pool:
         return _cases(name, processes, pool, Source(program.graph, spec), place, found, loops)
+
+
+def folded(strategy: Any) -> Any:
+    """The strategy with all its parts on one device; each replica is there once."""
+    choices = tuple(replace(c, devices=(0,) * c.count) for c in strategy.choices)
+    layouts = {v: replace(x, devices=(0,) * prod(x.parts)) for v, x in strategy.layouts.items()}
+    return replace(strategy, choices=choices, layouts=layouts)
 
 
 def _cases(
@@ -360,6 +370,7 @@ def main() -> None:
     parser.add_argument("--loops", type=int, default=LOOPS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--cases", type=Path, nargs="*", help="JSON files to make the page from")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--cores", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -368,8 +379,8 @@ def main() -> None:
         found = measured(given.one, int(given.procs), given.loops)
         given.json.write_text(json.dumps([asdict(case) for case in found]))
         return
-    cases = []
-    for name in given.models.split(","):
+    cases = [Case(**row) for file in given.cases or () for row in json.loads(file.read_text())]
+    for name in given.models.split(",") if not given.cases else ():
         for processes in map(int, given.procs.split(",")):
             for case in in_own_process(name, processes, given.loops):
                 cases.append(case)

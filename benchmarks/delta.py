@@ -22,10 +22,13 @@ import math
 import statistics
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from random import Random
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from apportion import ops as ops
 from apportion import zoo
@@ -83,9 +86,9 @@ class Timed(Delta):
 
     settling = 0.0
 
-    def _settle(self) -> None:
+    def _settle(self, since: int, ops: list[int]) -> None:
         began = time.perf_counter()
-        super()._settle()
+        super()._settle(since, ops)
         self.settling += time.perf_counter() - began
 
 
@@ -154,26 +157,76 @@ def measure(model: str, spec: str, devices: int, proposals: int, fulls: int, see
     )  # fmt: skip
 
 
+class Tangle(nn.Module):
+    """A network drawn at random: every layer reads one or two earlier values."""
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__()
+        self.width = rng.choice((6, 8, 12))
+        self.plan = [
+            (rng.choice(("linear", "relu", "add", "mul", "softmax", "mix", "norm")),
+             rng.randrange(k + 1), rng.randrange(k + 1)) for k in range(rng.randint(4, 12))
+        ]  # fmt: skip
+        many = sum(what == "linear" for what, _, _ in self.plan)
+        self.linears = nn.ModuleList(nn.Linear(self.width, self.width) for _ in range(many + 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        values, used = [self.linears[0](x)], 1
+        for what, a, b in self.plan:
+            left, right = values[a], values[b]
+            if what == "linear":
+                left = self.linears[used](left)
+                used += 1
+            elif what == "mix":
+                left = left @ (right.T @ right)
+            elif what in ("add", "mul"):
+                left = left + right if what == "add" else left * right
+            elif what == "norm":
+                left = nn.functional.layer_norm(left, (self.width,))
+            else:
+                left = left.relu() if what == "relu" else left.softmax(-1)
+            values.append(left)
+        return sum(values[1:], values[0])
+
+
+def tangle(seed: int) -> Space:
+    """A step of a random network."""
+    rng = Random(seed)
+    torch.manual_seed(seed)
+    model = Tangle(rng)
+    batch = torch.randn(rng.choice((5, 8, 12)), model.width)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=rng.choice((0.0, 0.9)))
+    step = lambda net, x: net(x).square().mean()  # noqa: E731
+    return Space(capture(step, model, optimizer, batch).graph)
+
+
+REAL = {  # edits in a row
+    "mlp:tiny": 200, "rnn:tiny": 40, "gpt2:tiny": 25, "wresnet:tiny": 25, "inception-v3:tiny": 10,
+    "nmt:tiny": 10,
+}  # fmt: skip
+MACHINES = (
+    "4xh100", "2x2xk80", "p2.8xlarge", "local:3", "4xh200", "mixed-a100-v100", "flexflow-k80:12",
+)  # fmt: skip
+
+
 def edits(count: int, seed: int) -> None:
     """Random edits of random strategies, every one compared with a full simulation."""
-    specs = ["mlp:tiny", "rnn:tiny", "gpt2:tiny", "wresnet:tiny", "inception-v3:tiny", "nmt:tiny"]
-    machines = ["4xh100", "2x2xk80", "p2.8xlarge", "local:3", "4xh200", "mixed-a100-v100"]
-    done, session = 0, 0
-    spaces: dict[str, Space] = {}
-    while done < count:
-        rng = Random(seed + session)
-        spec = specs[session % len(specs)]
-        them = cluster(machines[(session // len(specs) + session) % len(machines)])
-        session += 1
-        space = spaces.setdefault(spec, None) or loaded(spec)  # type: ignore[arg-type]
-        spaces[spec] = space
-        devices, cost = len(them.devices), default_cost(them)
-        live = Delta(space, draw(space, devices, rng), them, cost)
-        for _ in range(min(50, count - done)):
+    done: Counter[str] = Counter()
+    spaces = {spec: loaded(spec) for spec in REAL}
+    turn = seed
+    while done.total() < count:
+        rng = Random(turn)
+        them = cluster(MACHINES[turn % len(MACHINES)])
+        spec = list(REAL)[turn // 2 % len(REAL)] if turn % 2 else "random"
+        space, many = (spaces[spec], REAL[spec]) if turn % 2 else (tangle(turn), 100)
+        devices = len(them.devices)
+        live = Delta(space, draw(space, devices, rng), them, default_cost(them))
+        for _ in range(many):
             _edit(live, space, devices, rng)
-            done += 1
-        print(f"{done} edits, equal ({spec} on {them.name})", file=sys.stderr, flush=True)
-    print(json.dumps({"edits": done, "different": 0}))
+        done[spec] += many
+        turn += 1
+        print(f"{done.total()} edits, equal ({spec}, {them.name})", file=sys.stderr, flush=True)
+    print(json.dumps({"edits": done.total(), "different": 0, "of": done}))
 
 
 def _edit(live: Delta, space: Space, devices: int, rng: Random) -> None:

@@ -34,7 +34,7 @@ def peak_gigabytes() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--layers", type=int, default=900)
+    parser.add_argument("--layers", type=int, default=1165)
     parser.add_argument("--devices", type=int, default=64)
     parser.add_argument("--method", default="data")
     asked = parser.parse_args()

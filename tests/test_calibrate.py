@@ -30,7 +30,7 @@ from apportion.calibrate import (
 )
 from apportion.calibrate_command import facts, measured, shown
 from apportion.cluster import cluster
-from apportion.cost import ASSUMED, FITTED, MEASURED, feeds, sources
+from apportion.cost import ASSUMED, FITTED, MEASURED, feeds, nanoseconds, sources
 from apportion.cost_fit import family, fit, fits, line
 from apportion.cost_table import (
     Condition,
@@ -48,7 +48,7 @@ from apportion.rehearse import Rehearsed, Talked, of_graph
 from apportion.search.random import draw
 from apportion.simulate import simulate
 from apportion.strategy import Strategy
-from apportion.tasks import ASSEMBLE, COMPUTE, TaskGraph
+from apportion.tasks import ASSEMBLE, COMPUTE, TRANSFER, TaskGraph
 
 
 def random_piece(spec: str = "gpt2:tiny", devices: int = 2, seed: int = 0) -> TaskGraph:
@@ -212,9 +212,8 @@ def rehearsed(tasks: TaskGraph, seconds: dict[int, float], rounds: int = 4) -> l
     for device in range(tasks.devices):
         mine = np.flatnonzero(np.isin(tasks.kind, [COMPUTE, ASSEMBLE]) & (tasks.device == device))
         row = [seconds[int(tasks.work[k])] for k in mine]
-        answers.append(
-            Rehearsed(mine, np.array([row] * rounds), [1e-5] * rounds, [], [1.0] * rounds)
-        )
+        ones, ends = [1.0] * rounds, [1e-5] * rounds
+        answers.append(Rehearsed(mine, np.array([row] * rounds), ends, [], [], ones))
     return answers
 
 
@@ -283,6 +282,24 @@ def test_exchanges_are_timed_from_when_the_last_process_has_come() -> None:
     assert table.lines["exchange"][:3] == pytest.approx((1e-4, 1e-5, 1e-9), rel=1e-3)
 
 
+def test_exchanges_of_a_rehearsal_take_together_what_they_took() -> None:
+    tasks = random_piece("mlp:tiny")
+    moving = np.flatnonzero(tasks.kind == TRANSFER)
+    positions = sorted(set(tasks.position[moving].tolist()))
+    seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
+    times = [
+        (number, position, 0, 2_000_000 if (number + k) % 4 == 0 else 200_000)
+        for number in range(12)
+        for k, position in enumerate(positions)
+    ]  # a fourth of them is late
+    answers = [replace(a, exchanged=times) for a in rehearsed(tasks, seconds)]
+    place = cluster("local:2")
+    table = with_measured(CostTable(condition(place)), tasks, answers)
+    found = nanoseconds(tasks, place, measured_cost(table))
+    whole = [sum(end for n, _, _, end in times if n == number) for number in range(12)]
+    assert found[moving].sum() == pytest.approx(np.quantile(whole, QUANTILE), rel=1e-3)
+
+
 # Calibrator
 
 
@@ -323,6 +340,22 @@ def test_what_is_too_large_is_not_measured(
     assert complaint in note
 
 
+def test_planning_goes_on_when_measuring_fails(
+    calibrating: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("rank 1 was ended by signal SIGKILL")
+
+    monkeypatch.setattr("apportion.calibrate.Pool", fails)
+    notes: list[str] = []
+    source = source_of(captured("mlp:tiny")[0])
+    with Calibrator(source, cluster("local:2"), 20.0, notes.append) as prices:
+        for _ in range(2):
+            assert prices.cost(Strategy(()), random_piece("mlp:tiny")) is ASSUMED
+    assert [note for note in notes if "rank 1 was ended" in note] == notes[1:]
+    assert len(notes) == 2
+
+
 def test_a_source_gives_the_batch() -> None:
     program = captured("gpt2:tiny")[0]
     given = source_of(program).given
@@ -343,6 +376,11 @@ def test_a_source_gives_the_batch() -> None:
     ("given", "complaint"),
     [
         ({"device": "tpu"}, "neither cpu nor cuda"),
+        pytest.param(
+            {"device": "cuda"},
+            "no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
         ({"cluster": "8xh100"}, "only processes of this machine"),
         ({"cluster": "local:2", "procs": 2}, "either --cluster or --procs"),
     ],

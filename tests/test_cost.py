@@ -115,9 +115,35 @@ def test_too_few_devices_are_refused() -> None:
 
 
 def test_default_says_where_its_numbers_come_from() -> None:
-    assert default_cost(cluster("p2.8xlarge")) is PUBLISHED
     assert default_cost(cluster("local:2")) is ASSUMED
     assert "half" in PUBLISHED.provenance
+    assert default_cost(ports(2)) is ASSUMED
+    assert "measured on h200" in default_cost(cluster("1xh200")).provenance
+    mixed = default_cost(cluster("mixed-a100-v100"))
+    assert mixed.name == "estimated"
+    assert set(mixed.tables) == {"a100", "v100"}
+
+
+def test_a_gpu_that_nobody_measured_reaches_the_share_of_its_rates_that_another_does() -> None:
+    """Never more than all of it, and less the smaller the kernel."""
+    place = cluster("1xa100")
+    cost, (device,) = default_cost(place), place.devices
+    make = Maker(1)
+    for size in (10**6, 10**9, 10**12):
+        make.compute(0, flops=size, nbytes=1000)
+    for size in (10**4, 10**7, 10**10):
+        make.compute(0, flops=1, nbytes=size)
+    kinds = ("aten.mm.default",) * 3 + ("aten.add.Tensor",) * 3
+    tasks = replace(make.done(), kinds=kinds)
+    found = nanoseconds(tasks, place, cost) / 1e9
+    best = [n / dict(device.flops)[4] for n in (1e6, 1e9, 1e12)]
+    best += [n / device.memory_bandwidth for n in (1e4, 1e7, 1e10)]
+    shares = np.array(best) / found
+    assert (shares < 1.0).all()
+    assert (np.diff(shares[:3]) > 0).all()
+    assert (np.diff(shares[3:]) > 0).all()
+    assert shares[[2, 5]].min() > 0.5
+    assert set(sources(tasks, place, cost).tolist()) == {ESTIMATED}
 
 
 @pytest.mark.parametrize("efficiency", [0.0, -1.0, 1.5, float("nan")])
