@@ -25,6 +25,7 @@ import torch
 from apportion import cost_fit
 from apportion.capture import Program, batch_leaves
 from apportion.cluster import Cluster
+from apportion.cluster import cluster as cluster_of
 from apportion.cost import ASSUMED, CostModel, feeds
 from apportion.cost_table import (
     ASSEMBLE_LINE,
@@ -42,7 +43,7 @@ from apportion.execute import Executable, threads
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import lower
 from apportion.pool import Pool
-from apportion.rehearse import Rehearse, Rehearsed, Talk, Talked
+from apportion.rehearse import WHOLE, Rehearse, Rehearsed, Talk, Talked
 from apportion.simulate import simulate
 from apportion.storage import measure
 from apportion.strategy import Strategy, space_of
@@ -309,7 +310,7 @@ def with_measured(table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearse
     works |= _exchange_works(_averaged(spoken))
     if samples := exchange_samples(works):
         lines[EXCHANGE_LINE] = _scaled(cost_fit.line(samples), spoken)
-    return replace(
+    found_table = replace(
         table,
         measured=time.strftime("%Y-%m-%d"),
         works=works,
@@ -317,6 +318,29 @@ def with_measured(table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearse
         fits=cost_fit.fits(works),
         noise=max(_spread(answer.reference) for answer in answers),
     )
+    return _with_waiting(found_table, tasks, answers, len(spoken))
+
+
+def _with_waiting(
+    table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearsed], exchanges: int
+) -> CostTable:
+    """The table in which an exchange also costs what processes wait for each other before it: no
+    two take equally long every time, and the later one counts. That is what whole rounds take
+    beyond what their simulation says."""
+    rounds: dict[int, list[tuple[int, int]]] = {}
+    for answer in answers:
+        for number, position, start, end in answer.exchanged:
+            if position == WHOLE:
+                rounds.setdefault(number, []).append((start, end))
+    if not rounds or not exchanges:
+        return table
+    took = [max(e for _, e in turn) - max(s for s, _ in turn) for turn in rounds.values()]
+    place = cluster_of(f"local:{tasks.devices}")
+    guess = simulate(tasks, place, measured_cost(table)).step_seconds
+    more = max(float(np.quantile(took, QUANTILE)) / 1e9 - guess, 0.0) / exchanges
+    line = table.lines[EXCHANGE_LINE]
+    waiting = line._replace(each=line.each + more)
+    return replace(table, lines=dict(table.lines) | {EXCHANGE_LINE: waiting})
 
 
 def _low(seconds: Floats) -> Floats:
@@ -400,7 +424,8 @@ def _spoken(
     times: dict[int, dict[int, list[tuple[int, int]]]] = {}
     for answer in answers:
         for number, position, start, end in answer.exchanged:
-            times.setdefault(position, {}).setdefault(number, []).append((start, end))
+            if position != WHOLE:
+                times.setdefault(position, {}).setdefault(number, []).append((start, end))
     boxes = tasks.taken
     took = [
         [max(e for _, e in turn) - max(s for s, _ in turn) for turn in turns.values()]

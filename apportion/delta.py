@@ -138,7 +138,7 @@ class Delta:
             self._build()
         before = self.before = _Before(step=self.step_ns, termwise=lowering.termwise)
         before.tops = self.live.counters.copy()
-        self.live.counters[relax.WRITTEN] = 0
+        self.live.counters[relax.WRITTEN] = self.live.counters[relax.LEFT] = 0
         for op, choice in choices.items():
             before.choices[op] = (lowering.choices[op], lowering.splits[op])
             lowering.choices[op] = choice
@@ -252,6 +252,7 @@ class Delta:
         replaced = np.zeros(live.ops, np.int64)
         replaced[ops] = 1
         since = min(since, *(int(relax.first_entry(live, op, replaced)) for op in ops))
+        since = min(since, int(relax.first_follower(live, replaced)))
         written = int(live.counters[relax.WRITTEN])
         if relax.relax(live, int(PATIENCE * self.size)):
             self.step_ns = int(relax.finish(live))
@@ -321,14 +322,15 @@ class Delta:
         links = max(len(self.cluster.links), 1)
         longest = int(_by_link(costed, links).max())
         live = Live(
-            devices, ops, _new(sum(cells)), offsets(np.array(cells)), _new(11), _new(tasks),
+            devices, ops, _new(sum(cells)), offsets(np.array(cells)), _new(12), _new(tasks),
             _new(tasks), _new(tasks), _new(tasks + 1), _new(reads), _new(tasks + 1), _new(waits),
             _new(tasks + 1), _new(makes), _new(tasks + 1), _new(stands), _new(tasks + 1),
             _new(hop), _new(hop), _new(hop), _new(pieces),
             offsets(np.array([len(r) for r in readers])),
             np.array([op for r in readers for op in r], np.int64),
             np.zeros((links, ROOM * longest + SPARE), np.int64), _new(links),
-            np.zeros((2, 8 * tasks), np.int64), _new(ops + 1), _new(ops + 1), _new(devices),
+            np.zeros((2, 8 * tasks), np.int64), _new(ops + 1), _new(ops + 1),
+            np.zeros((2, SPARE + 16 * devices), np.int64), _new(devices),
             np.full(devices, -1),
         )  # fmt: skip
         live.cells[live.at[relax.KEY] : live.at[relax.KEY] + hop] = relax.ABSENT

@@ -29,7 +29,9 @@ from apportion.processes import Exchange, Worker, talking, worker
 from apportion.strategy import Strategy, space_of
 from apportion.tasks import Floats, Ints
 
-LEAST_ROUNDS = 3  # the first is not counted: pages, caches and threads are new then
+WHOLE = -1  # in the place of a position: the whole round
+WARM = 2  # rounds that are not counted: pages, caches and threads are new then
+LEAST_ROUNDS = WARM + 2
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Rehearsed:
     seconds    of `task` (columns) in each round (rows), what the interpreter adds included
     ends       of taking the batch and of leaving the state for the next step, in each round
     packed     (task, seconds) of packing messages
-    exchanged  (round, position, start, end) in nanoseconds of exchanges that took place
+    exchanged  (round, position, start, end) in nanoseconds of exchanges that took place, and of
+               whole rounds (WHOLE)
     reference  of a kernel that should always take the same
     """
 
@@ -148,13 +151,20 @@ def rehearse(
         rank.finish()
         found.ends.append(crowd * (clock() - ended + begun - fed) / 1e9)
         if _any(speaks):
+            begun = time.perf_counter_ns()
             rank.feed(step.tensor)
-            found.exchanged.extend(_spoken_round(mine, context, number))
+            spoken = list(_spoken_round(mine, context, number))
             rank.finish()
-    counted = np.array(seconds[1:]).reshape(len(seconds) - 1, len(found.task))
+            whole = (number, WHOLE, begun, time.perf_counter_ns())
+            found.exchanged.extend([*spoken, whole] if number >= WARM else ())
+    counted = np.array(seconds[WARM:]).reshape(len(seconds) - WARM, len(found.task))
     packed = [(task, crowd * each) for task, each in found.packed]
     return replace(
-        found, seconds=counted, packed=packed, ends=found.ends[1:], reference=found.reference[1:]
+        found,
+        seconds=counted,
+        packed=packed,
+        ends=found.ends[WARM:],
+        reference=found.reference[WARM:],
     )
 
 

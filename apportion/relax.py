@@ -69,12 +69,14 @@ class Live(NamedTuple):  # numba takes no dataclass
     # Ops to look at again: a heap, and whether an Op is in it
     waiting: Ints
     awaited: Ints
+    # lanes that Ops have left in this change: the row that came after, and the device
+    left: Ints  # 2 x capacity
     # lanes while an Op is evaluated
     lane: Ints
     seen: Ints
 
 
-TASKS, READS, WAITS, MAKES, STANDS, HOPS, PIECES, WRITTEN, WAITING, LOOKS, SPENT = range(11)
+TASKS, READS, WAITS, MAKES, STANDS, HOPS, PIECES, WRITTEN, WAITING, LOOKS, SPENT, LEFT = range(12)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -525,6 +527,10 @@ def _leave(live: Live, here: int, device: int) -> None:
     _put(live, BEFORE, after * live.devices + device, before)
     _put(live, BEFORE, here, ABSENT)
     _put(live, AFTER, here, ABSENT)
+    many = live.counters[LEFT]
+    if many < live.left.shape[1]:
+        live.left[0, many], live.left[1, many] = after, device
+    live.counters[LEFT] = many + 1
     look_again(live, after - 1)
 
 
@@ -588,7 +594,8 @@ def first_ready(live: Live, op: int) -> int:
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def first_entry(live: Live, op: int, replaced: Ints) -> int:
-    """When the first of an Op's new tasks is ready that depends on nothing that is replaced."""
+    """When the first of an Op's new tasks is ready that depends on nothing that is replaced, or the
+    first was that now comes after one of them in a lane."""
     since, first, row = NEVER, _get(live, FIRST, op), op + 1
     live.seen[:] = -1
     for task in range(first, first + _get(live, COUNT, op)):
@@ -605,8 +612,44 @@ def first_entry(live: Live, op: int, replaced: Ints) -> int:
             ready = max(ready, _get(live, FREE, before * live.devices + device))
         if not own:
             since = min(since, ready)
+    for device in range(live.devices):
+        after = _get(live, AFTER, row * live.devices + device)
+        if live.seen[device] == row and after <= live.ops and replaced[after - 1] == 0:
+            since = min(since, _get(live, READY, _task_on(live, after - 1, device)))
     live.seen[:] = -1
     return since
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def first_follower(live: Live, replaced: Ints) -> int:
+    """When the first task can be ready that came after one which has left its lane."""
+    many, since = live.counters[LEFT], NEVER
+    if many > live.left.shape[1]:
+        return 0
+    for k in range(many):
+        row, device = live.left[0, k], live.left[1, k]
+        if row > live.ops or replaced[row - 1] == 1:
+            continue
+        before = _get(live, BEFORE, row * live.devices + device)
+        task = _task_on(live, row - 1, device)
+        if before == ABSENT or task < 0:
+            continue
+        since = min(since, _get(live, READY, task))
+        if before == 0 or replaced[before - 1] == 0:
+            free = max(_get(live, FREE, before * live.devices + device), 0)
+            since = min(since, max(free, _get(live, RELEASE, task), _read_at(live, task)))
+    return since
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _task_on(live: Live, op: int, device: int) -> int:
+    """The first of an Op's tasks in a lane, or -1."""
+    first = _get(live, FIRST, op)
+    for task in range(first, first + _get(live, COUNT, op)):
+        for k in range(live.stand_start[task], live.stand_start[task + 1]):
+            if live.stand[k] == device:
+                return task
+    return -1
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]

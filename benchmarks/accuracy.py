@@ -40,7 +40,7 @@ STRATEGIES = {
     2: ("data", "fsdp", "tofu", "random:1"),
     4: ("data", "fsdp", "tofu"),
 }
-STEPS, ROUNDS, LOOPS = 6, 5, 3
+STEPS, WARM, ROUNDS, LOOPS = 10, 4, 6, 4  # of a turn's steps the first few are not counted
 QUANTILE = 0.25
 MEAN_ERROR, RANKS = 0.15, 0.9  # what must hold
 
@@ -149,8 +149,8 @@ def _cases(
             job = _train(source.spec, one, processes, profile=loop == 0)
             ranks = pool.train(job)
             last.setdefault(label, ranks)
-            steps[label] += step_seconds(ranks)[1:]
-            used[label] += [max(r.cpu_seconds[k] for r in ranks) for k in range(1, STEPS)]
+            steps[label] += step_seconds(ranks)[WARM:]
+            used[label] += [max(r.cpu_seconds[k] for r in ranks) for k in range(WARM, STEPS)]
     empty = with_messages(CostTable(condition(place)), processes, spoken)
     cases = []
     for label, one in found.items():
@@ -256,9 +256,6 @@ def grouped(cases: Iterable[Case]) -> dict[tuple[str, int], list[Case]]:
 
 def page(cases: Sequence[Case], machine: str) -> str:
     """The results in Markdown."""
-    few = [c for c in cases if c.processes < 4]
-    errors = [abs(c.error) for c in few]
-    blind = [abs(c.fitted_error) for c in few]
     peaks = [
         p / m - 1 for c in cases for p, m in zip(c.predicted_peak, c.measured_peak, strict=True)
     ]
@@ -270,17 +267,22 @@ def page(cases: Sequence[Case], machine: str) -> str:
         "by `python benchmarks/accuracy.py --out docs/accuracy.md`. 1 and 2 processes have a core",
         "each, 4 share two cores.",
         "",
-        f"- Step time, 1 and 2 processes: mean absolute error **{np.mean(errors):.1%}**, largest "
-        f"{max(errors):.1%}, {len(few)} cases.",
-        f"- The same when the strategy itself was never rehearsed, only the model's other "
-        f"strategies (calls in common are measured, others fitted): mean {np.mean(blind):.1%}, "
-        f"largest {max(blind):.1%}.",
+        *(
+            f"- Step time, {count} process{'es' * (count > 1)}, rehearsed: mean absolute error "
+            f"{_mean(cases, count, 'error')}; unrehearsed: {_mean(cases, count, 'fitted_error')}."
+            for count in sorted({c.processes for c in cases})
+        ),
+        "- *Rehearsed*: this very strategy was run for the calibration, in turns with the",
+        "  measurement, and that the cost of messages was scaled to its rounds: it says that the",
+        "  simulation puts measured pieces together rightly, not how well a step is foreseen that",
+        "  never ran. *Unrehearsed* says that: only the model's other strategies were run.",
         f"- Peak memory of tensors, by the allocator's events: {min(peaks):+.2%} to "
         f"{max(peaks):+.2%}.",
         f"- Bytes moved: {'exact in all cases' if exact else 'NOT exact in some cases'}.",
         "",
-        "*measured* is the lower quartile over the steps of all turns, from when the last rank",
-        "begins a step to when the last is done;",
+        f"*measured* is the lower quartile over the steps of all turns but the first {WARM} of",
+        "each, while memory and threads are still new; from when the last rank begins a step to",
+        "when the last is done;",
         "*spread* is how far the upper quartile is above it. *predicted* is the simulated step.",
         "*unrehearsed* is the prediction without this strategy's own measurements.",
         "",
@@ -298,6 +300,11 @@ def page(cases: Sequence[Case], machine: str) -> str:
             f"{c.fitted_error:+.1%} | {part} |"
         )
     return "\n".join([*lines, "", *_ranking(cases), ""])
+
+
+def _mean(cases: Sequence[Case], processes: int, name: str) -> str:
+    found = [abs(getattr(c, name)) for c in cases if c.processes == processes]
+    return f"{np.mean(found):.1%}, largest {max(found):.1%} ({len(found)} cases)"
 
 
 def _ranking(cases: Sequence[Case]) -> list[str]:

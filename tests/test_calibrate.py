@@ -44,7 +44,7 @@ from apportion.cost_table import (
     save,
     to_json,
 )
-from apportion.rehearse import Rehearsed, Talked, of_graph
+from apportion.rehearse import WHOLE, Rehearsed, Talked, of_graph
 from apportion.search.random import draw
 from apportion.simulate import simulate
 from apportion.strategy import Strategy
@@ -298,6 +298,21 @@ def test_exchanges_of_a_rehearsal_take_together_what_they_took() -> None:
     found = nanoseconds(tasks, place, measured_cost(table))
     whole = [sum(end for n, _, _, end in times if n == number) for number in range(12)]
     assert found[moving].sum() == pytest.approx(np.quantile(whole, QUANTILE), rel=1e-3)
+
+
+def test_processes_that_wait_for_each_other_wait_at_exchanges() -> None:
+    tasks, place = random_piece("mlp:tiny"), cluster("local:2")
+    positions = sorted(set(tasks.position[tasks.kind == TRANSFER].tolist()))
+    seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
+    calm = [(n, position, 0, 200_000) for n in range(4) for position in positions]
+    tables = []
+    for longer in (0, 50_000_000):
+        whole = [(n, WHOLE, 0, longer) for n in range(4)]
+        answers = [replace(a, exchanged=calm + whole) for a in rehearsed(tasks, seconds)]
+        tables.append(with_measured(CostTable(condition(place)), tasks, answers))
+    alone, waiting = (simulate(tasks, place, measured_cost(t)).step_seconds for t in tables)
+    assert alone < 0.03
+    assert waiting == pytest.approx(0.05, rel=0.02)
 
 
 # Calibrator
