@@ -7,7 +7,7 @@
 
 Of a changed Op only its neighbourhood is lowered anew: the Flows of the Values that it reads and
 makes, and the Blocks of the Ops that make or read them. Of the schedule only what moves is worked
-out again (relax.py). The times are those of `simulate(lower(...))` bit for bit.
+out again (relax.py, resume.py). The times are those of `simulate(lower(...))` bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from apportion import relax
+from apportion import live as lives
+from apportion import relax, resume
 from apportion.block import Block
 from apportion.cluster import Cluster
 from apportion.cost import (
@@ -30,8 +31,8 @@ from apportion.cost import (
 )
 from apportion.flow import MADE, Flow
 from apportion.hops import hops, no_hops
+from apportion.live import Live
 from apportion.lower import Lowering
-from apportion.relax import Live
 from apportion.schedule import Times, schedule_compiled
 from apportion.simulate import issued
 from apportion.splits import Space, Split
@@ -42,6 +43,7 @@ from apportion.termwise import Devices, Terms
 
 ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
 SPARE = 4096  # and so much more
+MEMORY = 8  # Flows and Blocks that are remembered, as a multiple of those of the Graph
 PATIENCE = 0.03  # share of all tasks and hops that may move before everything is scheduled anew
 
 
@@ -112,8 +114,8 @@ class Delta:
         cells, at = live.cells, live.at
         count = len(live.op)
         return tuple(  # type: ignore[return-value]
-            relax.in_order(live, cells[at[segment] : at[segment] + count])
-            for segment in (relax.START, relax.END)
+            lives.in_order(live, cells[at[segment] : at[segment] + count])
+            for segment in (lives.START, lives.END)
         )
 
     def tasks(self) -> TaskGraph:
@@ -123,7 +125,7 @@ class Delta:
     @property
     def looks(self) -> int:
         """How many times the tasks of an Op were worked out, since the beginning."""
-        return int(self.live.counters[relax.LOOKS])
+        return int(self.live.counters[lives.LOOKS])
 
     # Changing it
 
@@ -134,11 +136,14 @@ class Delta:
         lowering = self.lowering
         for op, choice in choices.items():
             verify_choice(self.space, op, choice, lowering.devices)
-        if 4 * self.live.counters[relax.TASKS] > 3 * len(self.live.op):
+        if lowering.remembered > MEMORY * (len(self.flows) + len(self.blocks)) + SPARE:
+            lowering.forget(self.flows, self.blocks)
+            self.costed = {id(b): self.costed[id(b)] for b in self.blocks}
+        if 4 * self.live.counters[lives.TASKS] > 3 * len(self.live.op):
             self._build()
         before = self.before = _Before(step=self.step_ns, termwise=lowering.termwise)
         before.tops = self.live.counters.copy()
-        self.live.counters[relax.WRITTEN] = self.live.counters[relax.LEFT] = 0
+        self.live.counters[lives.WRITTEN] = self.live.counters[lives.LEFT] = 0
         for op, choice in choices.items():
             before.choices[op] = (lowering.choices[op], lowering.splits[op])
             lowering.choices[op] = choice
@@ -164,19 +169,19 @@ class Delta:
         for value, (flow, at) in before.flows.items():
             self.flows[value], self.flow_at[value] = flow, at
         self.before = self.whole = None
-        if self.live.counters[relax.WRITTEN] > self.live.journal.shape[1] or len(before.tops) == 0:
+        if self.live.counters[lives.WRITTEN] > self.live.journal.shape[1] or len(before.tops) == 0:
             self._build()
             return
-        relax.undo(self.live, 0)
-        looks = self.live.counters[relax.LOOKS]
+        lives.undo(self.live, 0)
+        looks = self.live.counters[lives.LOOKS]
         self.live.counters[:] = before.tops
-        self.live.counters[relax.LOOKS], self.live.counters[relax.WRITTEN] = looks, 0
+        self.live.counters[lives.LOOKS], self.live.counters[lives.WRITTEN] = looks, 0
         self.step_ns = before.step
 
     def keep(self) -> None:
         """The last change stays."""
         if self.whole is not None:
-            relax.seed(self.live, *self.whole)
+            resume.seed(self.live, *self.whole)
         self.before = self.whole = None
 
     def _retell(self, ops: Iterable[int]) -> None:
@@ -236,12 +241,12 @@ class Delta:
             self.before.tops = np.zeros(0, np.int64)
             self._build()
             return
-        since = min(int(relax.first_ready(self.live, op)) for op in ops)
+        since = min(int(resume.first_ready(self.live, op)) for op in ops)
         for value in values:
             self._write_flow(value)
         for op in ops:
             first = self._write_block(op)
-            relax.replace(self.live, op, first, len(self.blocks[op]))
+            lives.replace(self.live, op, first, len(self.blocks[op]))
         self._settle(since, ops)
 
     def _settle(self, since: int, ops: list[int]) -> None:
@@ -251,22 +256,22 @@ class Delta:
         since = min(since, self._release())
         replaced = np.zeros(live.ops, np.int64)
         replaced[ops] = 1
-        since = min(since, *(int(relax.first_entry(live, op, replaced)) for op in ops))
-        since = min(since, int(relax.first_follower(live, replaced)))
-        written = int(live.counters[relax.WRITTEN])
+        since = min(since, *(int(resume.first_entry(live, op, replaced)) for op in ops))
+        since = min(since, int(resume.first_follower(live, replaced)))
+        written = int(live.counters[lives.WRITTEN])
         if relax.relax(live, int(PATIENCE * self.size)):
             self.step_ns = int(relax.finish(live))
             return
-        if live.counters[relax.WRITTEN] > live.journal.shape[1]:
+        if live.counters[lives.WRITTEN] > live.journal.shape[1]:
             since, written = 0, -1  # too much to undo what was tried
         else:
-            relax.undo(live, written)
-        net, tasks, where = relax.current(live, since)
+            lives.undo(live, written)
+        net, tasks, where = resume.current(live, since)
         times = schedule_compiled(net)
         cells, at = live.cells, live.at
         start, end = (
-            relax.in_order(live, cells[at[k] : at[k] + len(live.op)])
-            for k in (relax.START, relax.END)
+            lives.in_order(live, cells[at[k] : at[k] + len(live.op)])
+            for k in (lives.START, lives.END)
         )
         assert len(times[0]) == len(live.queued) + len(tasks)
         start[where], end[where] = (x[len(live.queued) :] for x in times)
@@ -277,11 +282,11 @@ class Delta:
         """When hosts issue tasks; the first time that this changes anything."""
         live = self.live
         if not self.asynchronous:
-            return relax.NEVER
+            return lives.NEVER
         device, issue, duration = (
-            relax.in_order(live, c) for c in (self.device, self.issue, live.duration)
+            lives.in_order(live, c) for c in (self.device, self.issue, live.duration)
         )
-        return int(relax.release_all(live, issued(device, issue, duration, self.ahead)))
+        return int(resume.release_all(live, issued(device, issue, duration, self.ahead)))
 
     def _build(self) -> None:
         """The arrays, from the Flows and Blocks there are."""
@@ -295,16 +300,16 @@ class Delta:
         _begin_lanes(self.live)
         for op in range(ops):
             first = self._write_block(op)
-            relax.replace(self.live, op, first, len(self.blocks[op]))
+            lives.replace(self.live, op, first, len(self.blocks[op]))
         self._release()
-        net, _, _ = relax.current(self.live, 0)
+        net, _, _ = resume.current(self.live, 0)
         self.size = len(net.duration) + len(net.hop_link)
         links = len(self.live.queued)
         start, end = (x[links:] for x in schedule_compiled(net))
-        relax.seed(self.live, start, end)
+        resume.seed(self.live, start, end)
         self.step_ns = int(relax.finish(self.live))
         self.whole = None
-        self.live.counters[relax.WRITTEN] = 0
+        self.live.counters[lives.WRITTEN] = 0
 
     def _room(self) -> tuple[Live, Ints, Ints]:
         """Empty arrays with room for changes."""
@@ -333,7 +338,7 @@ class Delta:
             np.zeros((2, SPARE + 16 * devices), np.int64), _new(devices),
             np.full(devices, -1),
         )  # fmt: skip
-        live.cells[live.at[relax.KEY] : live.at[relax.KEY] + hop] = relax.ABSENT
+        live.cells[live.at[lives.KEY] : live.at[lives.KEY] + hop] = lives.ABSENT
         return live, _new(tasks), _new(tasks)
 
     def _fits(self, values: list[int], ops: list[int]) -> bool:
@@ -344,17 +349,17 @@ class Delta:
         for which, (column, more) in enumerate(zip(columns, _sizes(costed), strict=True)):
             if used[which] + more > len(column):
                 return False
-        pieces = used[relax.PIECES] + sum(len(self.flows[v].device) for v in values)
+        pieces = used[lives.PIECES] + sum(len(self.flows[v].device) for v in values)
         longest = (live.queued + _by_link(costed, len(live.queued))).max()
         return bool(pieces <= len(live.piece_value) and longest <= live.queue.shape[1])
 
     def _write_flow(self, value: int) -> None:
         live, flow = self.live, self.flows[value]
-        at = int(live.counters[relax.PIECES])
+        at = int(live.counters[lives.PIECES])
         self.flow_at[value] = at
-        live.counters[relax.PIECES] = at + len(flow.device)
+        live.counters[lives.PIECES] = at + len(flow.device)
         live.piece_value[at : at + len(flow.device)] = value
-        available = live.at[relax.AVAILABLE] + at
+        available = live.at[lives.AVAILABLE] + at
         live.cells[available : available + len(flow.device)] = -1
         if self.lowering.graph.producer[value] is None:
             low, high = flow.made_at(MADE)
@@ -364,7 +369,7 @@ class Delta:
         """Adds the tasks of an Op; the first of them."""
         live, costed = self.live, self.costed[id(self.blocks[op])]
         block, used = costed.block, live.counters
-        first, n = int(used[relax.TASKS]), len(costed.block)
+        first, n = int(used[lives.TASKS]), len(costed.block)
         flow_at = np.array([self.flow_at[v] for v in self.lowering.values[op]], np.int64)
         real = block.in_j >= 0
         reads = np.where(real, block.in_p + flow_at[np.maximum(block.in_j, 0)], -1)[real]
@@ -379,13 +384,13 @@ class Delta:
         live.latency[rows], self.device[rows] = costed.latency, block.device
         self.issue[rows] = costed.issue
         for which, starts, column, many, items in (
-            (relax.READS, live.read_start, live.read, counts, reads),
-            (relax.WAITS, live.wait_start, live.wait, np.diff(block.after_start),
+            (lives.READS, live.read_start, live.read, counts, reads),
+            (lives.WAITS, live.wait_start, live.wait, np.diff(block.after_start),
              block.after + first),
-            (relax.MAKES, live.make_start, live.make, made, makes),
-            (relax.STANDS, live.stand_start, live.stand, np.diff(costed.stand_start),
+            (lives.MAKES, live.make_start, live.make, made, makes),
+            (lives.STANDS, live.stand_start, live.stand, np.diff(costed.stand_start),
              costed.stand),
-            (relax.HOPS, live.hop_start, live.hop_link, np.diff(costed.hop_start),
+            (lives.HOPS, live.hop_start, live.hop_link, np.diff(costed.hop_start),
              costed.hop_link),
         ):  # fmt: skip
             at = int(used[which])
@@ -397,13 +402,13 @@ class Delta:
         here = slice(int(live.hop_start[first]), int(live.hop_start[first + n]))
         live.hop_occupancy[here] = costed.hop_occupancy
         live.hop_task[here] = np.repeat(np.arange(first, first + n), np.diff(costed.hop_start))
-        keys = live.at[relax.KEY]
-        live.cells[keys + here.start : keys + here.stop] = relax.ABSENT
-        for segment, value in ((relax.START, 0), (relax.END, 0), (relax.READY, relax.ABSENT),
-                               (relax.RELEASE, 0)):  # fmt: skip
+        keys = live.at[lives.KEY]
+        live.cells[keys + here.start : keys + here.stop] = lives.ABSENT
+        for segment, value in ((lives.START, 0), (lives.END, 0), (lives.READY, lives.ABSENT),
+                               (lives.RELEASE, 0)):  # fmt: skip
             low = live.at[segment] + first
             live.cells[low : low + n] = value
-        used[relax.TASKS] = first + n
+        used[lives.TASKS] = first + n
         return first
 
     def _cost(self, ops: Iterable[int]) -> None:
@@ -460,9 +465,9 @@ def _differing(a: dict[int, Devices], b: dict[int, Devices]) -> set[int]:
 def _begin_lanes(live: Live) -> None:
     """All lanes empty: from the row before the first Op to the row after the last."""
     rows, devices = live.ops + 2, live.devices
-    for segment in (relax.BEFORE, relax.AFTER):
-        live.cells[live.at[segment] : live.at[segment] + rows * devices] = relax.ABSENT
-    after, before = live.at[relax.AFTER], live.at[relax.BEFORE] + (rows - 1) * devices
+    for segment in (lives.BEFORE, lives.AFTER):
+        live.cells[live.at[segment] : live.at[segment] + rows * devices] = lives.ABSENT
+    after, before = live.at[lives.AFTER], live.at[lives.BEFORE] + (rows - 1) * devices
     live.cells[after : after + devices] = rows - 1
     live.cells[before : before + devices] = 0
 

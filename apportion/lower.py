@@ -79,6 +79,18 @@ class Lowering:
             self.frozen(), self.loss_pieces(flows),
         )  # fmt: skip
 
+    def forget(self, flows: Sequence[Flow], blocks: Sequence[Block]) -> None:
+        """Keeps of all Flows and Blocks only these; they are known by the addresses of others."""
+        kept = set(map(id, flows)) | set(map(id, blocks))
+        self._flows = {key: made for key, made in self._flows.items() if id(made) in kept}
+        self._blocks = {key: made for key, made in self._blocks.items() if id(made) in kept}
+        self._wants.clear()
+
+    @property
+    def remembered(self) -> int:
+        """How many Flows and Blocks are kept."""
+        return len(self._flows) + len(self._blocks)
+
     @cached_property
     def values(self) -> list[tuple[int, ...]]:
         """The Values of every Op, distinct inputs first, and last those of the end of the step."""

@@ -273,7 +273,7 @@ def page(cases: Sequence[Case], machine: str) -> str:
             for count in sorted({c.processes for c in cases})
         ),
         "- *Rehearsed*: this very strategy was run for the calibration, in turns with the",
-        "  measurement, and that the cost of messages was scaled to its rounds: it says that the",
+        "  measurement, and the cost of messages was scaled to its rounds: it says that the",
         "  simulation puts measured pieces together rightly, not how well a step is foreseen that",
         "  never ran. *Unrehearsed* says that: only the model's other strategies were run.",
         f"- Peak memory of tensors, by the allocator's events: {min(peaks):+.2%} to "

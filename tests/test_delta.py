@@ -87,20 +87,22 @@ def test_real_graphs_from_data_parallelism(spec: str, machine: str) -> None:
         live.undo() if number % 3 == 1 else live.keep()
 
 
+@pytest.mark.parametrize("machine", ["2x2xk80", "p2.8xlarge"])
 @pytest.mark.parametrize("patience", [0.0, 1e9])
 def test_looking_at_what_moves_and_at_everything_give_the_same(
-    patience: float, monkeypatch: pytest.MonkeyPatch
+    patience: float, machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Tasks of few devices in many lanes come and go between others that wait for them."""
     monkeypatch.setattr(deltas, "PATIENCE", patience)
     rng = Random(5)
-    live = live_of("mlp:tiny", "2x2xk80", rng)
+    live = live_of("mlp:tiny", machine, rng)
     whole = 0
-    for _ in range(30):
+    for _ in range(60):
         edit(live, rng)
         whole += live.whole is not None
         assert agrees(live)
         live.undo() if rng.random() < 0.5 else live.keep()
-    assert (whole > 20) == (patience == 0.0)
+    assert (whole > 40) == (patience == 0.0)
 
 
 def test_room_runs_out_and_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +122,22 @@ def test_room_runs_out_and_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             live.keep()
     assert len(arrays) > 1
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deltas, "MEMORY", 1)
+    monkeypatch.setattr(deltas, "SPARE", 100)
+    rng = Random(6)
+    live = live_of("mlp:tiny", "4xh100", rng)
+    limit = len(live.flows) + len(live.blocks) + 100
+    forgotten = 0
+    for _ in range(40):
+        before = live.lowering.remembered
+        edit(live, rng)
+        forgotten += live.lowering.remembered < before
+        assert live.lowering.remembered < limit + 100 and agrees(live)
+        live.undo() if rng.random() < 0.5 else live.keep()
+    assert forgotten > 1
 
 
 def test_undo_restores_every_time() -> None:

@@ -54,7 +54,7 @@ ORDER = [
     ),
     *("strategy", "termwise", "flow", "block", "stamp", "lower"),
     *("search",),
-    *("footprint", "timeline", "perfetto", "chakra", "breakdown", "simulate", "relax", "delta"),
+    *("footprint", "timeline", "perfetto", "chakra", "breakdown", "simulate", "live", "relax", "resume", "delta"),
     *("kernels", "execute", "storage", "check", "processes"),
     *("database", "disposable", "blind", "verify", "steps", "findings", "inputs"),
     *("zoo",),
