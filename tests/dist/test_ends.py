@@ -15,7 +15,9 @@ import pytest
 
 from apportion import cli
 
-RUN = ["run", "mlp:tiny", "--procs", "3", "--method", "data", "--steps", "1000000"]
+RUN = [
+    "run", "mlp:tiny", "--procs", "3", "--method", "data", "--steps", "1000000", "--no-calibrate",
+]  # fmt: skip
 STARTED = "starting 3 processes"
 
 USER = """
