@@ -32,6 +32,7 @@ from apportion.capture import (
     state_tensor,
 )
 from apportion.cluster import cluster
+from apportion.cost import default_cost
 from apportion.execute import Corrupt, Executable, Rank, run_together
 from apportion.kernels import Context
 from apportion.plan import Plan, Predicted
@@ -70,7 +71,8 @@ def load(spec: str, seed: int, steps: int = STEPS) -> Model:
 def plan_of(model: Model, strategy: Strategy, devices: int) -> Plan:
     none = Predicted(0.0, (0,) * devices, 0, (0.0,) * devices)
     where = cluster(f"local:{devices}")
-    plan = Plan(model.program.graph, where, strategy, "random", 0, 0.0, 0.0, none, (0,) * devices)
+    cost, limits = default_cost(where), (0,) * devices
+    plan = Plan(model.program.graph, where, strategy, "random", 0, 0.0, 0.0, none, limits, cost)
     plan.__dict__["space"] = model.space
     return plan
 

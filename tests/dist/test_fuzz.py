@@ -14,6 +14,7 @@ import torch
 from apportion import zoo
 from apportion.capture import Program, capture, capture_as
 from apportion.cluster import cluster
+from apportion.cost import default_cost
 from apportion.lower import lower
 from apportion.plan import Plan, Predicted
 from apportion.pool import Pool
@@ -46,7 +47,8 @@ def programs() -> dict[str, Program]:
 def plan_of(program: Program, strategy: Strategy, devices: int) -> Plan:
     none = Predicted(0.0, (0,) * devices, 0, (0.0,) * devices)
     where = cluster(f"local:{devices}")
-    return Plan(program.graph, where, strategy, "random", 0, 0.0, 0.0, none, (0,) * devices)
+    cost, limits = default_cost(where), (0,) * devices
+    return Plan(program.graph, where, strategy, "random", 0, 0.0, 0.0, none, limits, cost)
 
 
 @pytest.mark.parametrize("spec", MODELS)

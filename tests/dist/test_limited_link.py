@@ -19,9 +19,12 @@ METHODS = ("tofu", "data", "random")  # from the fewest bytes to the most
 
 HOLD = """
 import time
+from pathlib import Path
 from namespaces import Cable, cabled
 with cabled(Cable(1e6)) as machines:
     started = machines[1].start(["sleep", "600"])
+    while Path(f"/proc/{started.pid}/comm").read_text() != "sleep\\n":
+        time.sleep(0.01)  # the program that ties it to us has not become it yet
     print(*(machine.holder for machine in machines), started.pid, flush=True)
     time.sleep(600)
 """
