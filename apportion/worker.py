@@ -229,7 +229,10 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     warnings.simplefilter("ignore")  # the parent loads the same model and has shown them
     torch.set_num_threads(threads)
-    cells = np.memmap(os.path.join(folder, "progress"), dtype=np.int64, mode="r+")
+    try:
+        cells = np.memmap(os.path.join(folder, "progress"), dtype=np.int64, mode="r+")
+    except FileNotFoundError:
+        return  # the parent was interrupted while it started us, and has cleaned up
     process = _Process(rank, cells[rank : rank + 1])
     failed = _attempt(_join, rank, world, os.path.join(folder, "store"), timeout)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe
