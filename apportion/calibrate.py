@@ -153,29 +153,29 @@ def measured_cost(table: CostTable) -> CostModel:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Divided:
     """A strategy with its tasks and their works."""
 
     strategy: Strategy
     tasks: TaskGraph
 
 
-def piece(graph: Graph, strategy: Strategy, devices: int) -> Piece:
+def divided(graph: Graph, strategy: Strategy, devices: int) -> Divided:
     """The tasks of a strategy, with the signatures of their kernel calls."""
     space = space_of(graph, strategy)
     tasks = lower(space, strategy, devices)
     storage = measure(Executable(space, strategy, tasks), threads(devices))
-    return Piece(strategy, with_storage(tasks, storage))
+    return Divided(strategy, with_storage(tasks, storage))
 
 
 def rehearsed(
-    pool: Pool, source: Source, one: Piece, table: CostTable, rounds: int, budget: float
+    pool: Pool, source: Source, one: Divided, table: CostTable, rounds: int, budget: float
 ) -> CostTable:
     """The table with what one rehearsal has measured."""
     return with_measured(table, one.tasks, pool.ask(rehearsal(source, one, rounds, budget)))
 
 
-def rehearsal(source: Source, one: Piece, rounds: int, budget: float) -> Rehearse:
+def rehearsal(source: Source, one: Divided, rounds: int, budget: float) -> Rehearse:
     """The request to rehearse a strategy."""
     return Rehearse(
         source.spec, source.model_seed, None if source.spec else source.graph,
@@ -243,7 +243,7 @@ class Calibrator:
             self.table = talked(self.pool, self.table, MESSAGE_BUDGET)
         share = min(self.left, MOST_OF_ONE)
         self.table = rehearsed(
-            self.pool, self.source, Piece(strategy, tasks), self.table, ROUNDS, share
+            self.pool, self.source, Divided(strategy, tasks), self.table, ROUNDS, share
         )
         self.left -= time.perf_counter() - began
         keep(self.table)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from apportion import calibrate_cuda, zoo
 from apportion import ops as ops
-from apportion.calibrate import Calibrator, Source, cached, condition, machine, missing, piece
+from apportion.calibrate import Calibrator, Source, cached, condition, divided, machine, missing
 from apportion.capture import capture
 from apportion.cluster import Cluster
 from apportion.cluster import cluster as cluster_of
@@ -80,7 +80,7 @@ def _model(spec: str, place: Cluster, budget: float, seed: int, note: Note) -> N
             if calibrator.left <= 0:
                 note(f"{spec}: the budget of {budget:g} s is spent before {name}")
                 break
-            tasks = piece(program.graph, strategy, len(place.devices)).tasks
+            tasks = divided(program.graph, strategy, len(place.devices)).tasks
             note(f"{spec}, {name}: {missing(calibrator.table, tasks)} calls are new")
             if calibrator.fits(tasks):
                 calibrator.measure(strategy, tasks)

@@ -17,12 +17,12 @@ dependency of a COMP_NODE is the one before it on its device.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from apportion.files import whole
 from apportion.footprint import op_name
 from apportion.graph import Graph
 from apportion.interval import lengths
@@ -69,13 +69,8 @@ def export(
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("wb") as file:
-            file.writelines(pieces)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole(path) as file:
+        file.writelines(pieces)
 
 
 def _ranks(tasks: TaskGraph) -> list[list[tuple[int, int]]]:

@@ -252,7 +252,7 @@ def ops(
         _show(as_json, {"operators": facts, "unsplit": REASONS}, [tables.operators(chosen)])
         return
     from apportion import coverage
-    from apportion.plan import write_whole
+    from apportion.files import write_whole
 
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"There is no folder {str(out.parent)!r} to write {out.name} into.")

@@ -261,9 +261,9 @@ def _counted(spec: str, kind: str, nodes: int, count: int) -> Cluster:
 
 
 def _local(count: int) -> Cluster:
-    cores = _cores()
-    share = cores / count
-    crowded = count > cores
+    shared = cores()
+    share = shared / count
+    crowded = count > shared
     latency = GLOO_CROWDED_LATENCY if crowded else GLOO_LATENCY
     wire = {
         "bandwidth": GLOO_CROWDED_BANDWIDTH if crowded else GLOO_BANDWIDTH,
@@ -280,13 +280,13 @@ def _local(count: int) -> Cluster:
         "launch_seconds": CORE_LAUNCH,
         "flops": rates,
         "port": wire,
-        "provenance": f"assumed, not measured: {count} processes share {cores} cores and the "
+        "provenance": f"assumed, not measured: {count} processes share {shared} cores and the "
         f"memory, {share:.3g} cores each of {CORE_FLOPS[1][1]:.3g} float32 operations and "
         f"{CORE_BANDWIDTH:.3g} bytes a second; gloo as measured on another machine",
     }
     tables = {
         "name": f"local:{count}",
-        "description": f"this machine, its {cores} cores shared by {count} processes",
+        "description": f"this machine, its {shared} cores shared by {count} processes",
         "communication_on_device": True,
         "switch": [{"name": "machine"}],
         "device": [device],
@@ -294,7 +294,8 @@ def _local(count: int) -> Cluster:
     return _build(tables, f"cluster 'local:{count}'")
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores of this machine that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

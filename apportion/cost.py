@@ -172,6 +172,8 @@ def dump_cost(cost: CostModel) -> dict[str, Any]:
 
 def load_cost(data: Any) -> CostModel:
     """The CostModel written by `dump_cost`; ValueError, KeyError or TypeError on anything else."""
+    if not isinstance(data["tables"], dict):
+        raise ValueError("the tables of its costs are not by kind of device")
     tables = {str(kind): table_from_json(table) for kind, table in data["tables"].items()}
     return CostModel(str(data["name"]), str(data["provenance"]), float(data["efficiency"]), tables)
 
@@ -229,30 +231,6 @@ def ahead_nanoseconds(cluster: Cluster, cost: CostModel) -> Ints:
     tables = [cost.tables.get(device.kind) for device in cluster.devices]
     ahead = [0.0 if table is None else table.issue.get(AHEAD, 0.0) for table in tables]
     return np.rint(np.array(ahead) * 1e9).astype(np.int64)
-
-
-def work_nanoseconds(
-    cost: CostModel,
-    cluster: Cluster,
-    kinds: Sequence[str],
-    op: Ints,
-    device: Ints,
-    flops: Floats,
-    nbytes: Ints,
-    itemsize: Ints,
-) -> Ints:
-    """Durations of COMPUTE tasks of which the calls are not known, only what they compute: fitted
-    or estimated. `kinds` are those of all Ops, `op` indexes it."""
-    seconds, _ = _compute_seconds(cost, cluster, kinds, op, device, flops, nbytes, itemsize)
-    return np.maximum(np.rint(seconds * 1e9), 1).astype(np.int64)
-
-
-def assemble_nanoseconds(
-    cost: CostModel, cluster: Cluster, device: Ints, boxes: Ints, nbytes: Ints
-) -> Ints:
-    """Durations of ASSEMBLE tasks from their boxes and the bytes read and written."""
-    seconds, _ = _assemble_seconds(cost, cluster, device, boxes, nbytes)
-    return np.maximum(np.rint(seconds * 1e9), 1).astype(np.int64)
 
 
 def _costs(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> tuple[Floats, Ints]:
@@ -336,8 +314,8 @@ def _put_feeds(tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Flo
 def _classes(cluster: Cluster) -> list[tuple[Bools, Device]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, d in enumerate(cluster.devices):
-        alike = (d.kind, d.flops, d.memory_bandwidth, d.launch_seconds, d.asynchronous)
-        groups.setdefault(alike, []).append(number)
+        same = (d.kind, d.flops, d.memory_bandwidth, d.launch_seconds, d.asynchronous)
+        groups.setdefault(same, []).append(number)
     found = []
     for members in groups.values():
         where = np.zeros(len(cluster.devices), bool)

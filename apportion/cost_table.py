@@ -27,13 +27,14 @@ resident  bytes that libraries take at their first call on a device and keep
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
+
+from apportion.files import write_whole
 
 FORMAT, VERSION = "apportion costs", 1
 ASSEMBLE_LINE, PACK_LINE, EXCHANGE_LINE = "assemble", "pack", "exchange"
@@ -202,12 +203,4 @@ def load(path: str | Path) -> CostFile:
 
 def save(file: CostFile, path: str | Path) -> None:
     """Writes a file of tables whole or not at all."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_text(json.dumps(to_json(file), separators=(",", ":")), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(Path(path), json.dumps(to_json(file), separators=(",", ":")))

@@ -34,12 +34,12 @@ from apportion.hops import hops, no_hops
 from apportion.live import Live
 from apportion.lower import Lowering
 from apportion.schedule import Times, schedule_compiled
-from apportion.simulate import issued
+from apportion.simulate import issued, stands
 from apportion.splits import Space, Split
-from apportion.stamp import offsets, stamp
+from apportion.stamp import stamp
 from apportion.strategy import Choice, Strategy, verify, verify_choice
-from apportion.tasks import COLLECTIVE, TRANSFER, Copies, Ends, Ints, TaskGraph
-from apportion.termwise import Devices, Terms
+from apportion.tasks import NO_ENDS, Copies, Ints, TaskGraph, offsets
+from apportion.termwise import Devices
 
 ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
 SPARE = 4096  # and so much more
@@ -83,7 +83,6 @@ class Delta:
         self.space, self.cluster, self.cost = space, cluster, cost
         self.given = strategy
         self.lowering = Lowering(space, strategy, devices)
-        self.terms = Terms(space, strategy, self.lowering.splits)
         self.flows = [self.lowering.flow_of(v) for v in range(len(space.graph.values))]
         self.blocks = self._blocks(range(len(space.graph.ops) + 1))
         self.costed: dict[int, _Costed] = {}
@@ -110,13 +109,14 @@ class Delta:
         """Start and end of every task, in the order of the TaskGraph."""
         if self.whole is not None:
             return self.whole
-        live = self.live
-        cells, at = live.cells, live.at
-        count = len(live.op)
-        return tuple(  # type: ignore[return-value]
-            lives.in_order(live, cells[at[segment] : at[segment] + count])
-            for segment in (lives.START, lives.END)
-        )
+        return self._in_order(lives.START), self._in_order(lives.END)
+
+    def _in_order(self, segment: int) -> Ints:
+        """What `live` has for every task, in the order of the TaskGraph."""
+        begin = self.live.at[segment]
+        cells = self.live.cells[begin : begin + len(self.live.op)]
+        found: Ints = lives.in_order(self.live, cells)
+        return found
 
     def tasks(self) -> TaskGraph:
         """The TaskGraph as it is now."""
@@ -162,7 +162,7 @@ class Delta:
         lowering = self.lowering
         for op, (choice, split) in before.choices.items():
             lowering.choices[op], lowering.splits[op] = choice, split
-        self.terms.update(before.choices, lowering.choices, lowering.splits)
+        self.lowering.terms.update(before.choices, lowering.choices, lowering.splits)
         lowering.termwise = before.termwise
         for op, block in before.blocks.items():
             self.blocks[op] = block
@@ -186,8 +186,8 @@ class Delta:
 
     def _retell(self, ops: Iterable[int]) -> None:
         lowering = self.lowering
-        self.terms.update(ops, lowering.choices, lowering.splits)
-        lowering.termwise = self.terms.settled()
+        self.lowering.terms.update(ops, lowering.choices, lowering.splits)
+        lowering.termwise = self.lowering.terms.settled()
 
     def _new_flows(self, touched: set[int]) -> list[int]:
         """Values whose Flow is another one now."""
@@ -236,6 +236,8 @@ class Delta:
     def _restamp(self, values: list[int], ops: list[int]) -> None:
         """Writes changed Flows and Blocks, and works out what moves."""
         assert self.before is not None
+        if not ops:
+            return
         self._cost(ops)
         if not self._fits(values, ops):
             self.before.tops = np.zeros(0, np.int64)
@@ -268,11 +270,7 @@ class Delta:
             lives.undo(live, written)
         net, tasks, where = resume.current(live, since)
         times = schedule_compiled(net)
-        cells, at = live.cells, live.at
-        start, end = (
-            lives.in_order(live, cells[at[k] : at[k] + len(live.op)])
-            for k in (lives.START, lives.END)
-        )
+        start, end = self._in_order(lives.START), self._in_order(lives.END)
         assert len(times[0]) == len(live.queued) + len(tasks)
         start[where], end[where] = (x[len(live.queued) :] for x in times)
         self.whole = (start, end)
@@ -427,7 +425,7 @@ class Delta:
         issue = issue_nanoseconds(tasks, self.cluster, self.cost)
         quiet = times_messages(self.cluster, self.cost)
         message = no_hops(len(tasks)) if quiet else hops(tasks, self.cluster)
-        stand_start, stand = _stands(tasks, self.cluster.communication_on_device)
+        stand_start, stand = stands(tasks, self.cluster.communication_on_device)
         for k, block in enumerate(blocks):
             rows = slice(int(tasks.op_start[k]), int(tasks.op_start[k + 1]))
             edges = slice(rows.start, rows.stop + 1)
@@ -493,7 +491,7 @@ def _together(blocks: list[Block], kinds: list[str], devices: int) -> TaskGraph:
         slot_device=none, slot_value=none, slot_region=none, slot_nbytes=none,
         slot_category=none, slot_base=none, slot_first=none, slot_last=none, in_start=none,
         in_slot=none, out_start=none, out_slot=none, op_start=start, copies=_nothing,
-        taken=column("taken"), ends=Ends(none, none, none, none, none),
+        taken=column("taken"), ends=NO_ENDS,
         group=np.concatenate(groups), pattern=column("pattern"), groups=tuple(numbers),
         kinds=tuple(kinds),
     )  # fmt: skip
@@ -501,20 +499,3 @@ def _together(blocks: list[Block], kinds: list[str], devices: int) -> TaskGraph:
 
 def _nothing() -> Copies:
     raise AssertionError("costs need no copies")
-
-
-def _stands(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:
-    """The devices in whose lanes each task stands, as offsets and devices."""
-    kind = tasks.kind
-    counts = np.ones(len(tasks), np.int64)
-    moving, among = kind == TRANSFER, kind == COLLECTIVE
-    counts[moving] = 2 if on_device else 0
-    sizes = np.array([len(g) for g in tasks.groups], np.int64)
-    counts[among] = sizes[tasks.group[among]] if on_device else 0
-    start = offsets(counts)
-    stand = np.repeat(tasks.device, counts)
-    if on_device:
-        stand[start[:-1][moving] + 1] = tasks.peer[moving]
-        for task in np.flatnonzero(among).tolist():
-            stand[start[task] : start[task + 1]] = tasks.groups[tasks.group[task]]
-    return start, stand

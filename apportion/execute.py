@@ -11,13 +11,13 @@ that state is loaded from; a rank keeps the regions that its plan gives it.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from apportion.cluster import cores
 from apportion.graph import INPUT, Op
 from apportion.interval import Box, flatten, full, lengths, volume
 from apportion.kernels import Context, Template, dtype, kernel, template
@@ -177,13 +177,6 @@ class Executable:
 def threads(processes: int) -> int:
     """Threads of each of so many processes on this machine."""
     return max(1, cores() // processes)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def local_shape(space: Space, value: int, region: Box) -> tuple[int, ...]:

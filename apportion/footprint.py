@@ -38,6 +38,7 @@ from apportion.tasks import (
     Ends,
     Ints,
     TaskGraph,
+    plain,
 )
 
 CUDA_GRANULE = 512
@@ -112,17 +113,17 @@ def curves(
     """The memory of every device, over tasks that ran at these times."""
     if granule is None:
         granule = np.ones(tasks.devices, np.int64)
-    slots = _Slots(*map(_plain, (
+    slots = _Slots(*map(plain, (
         tasks.slot_device, tasks.slot_nbytes, tasks.slot_category, tasks.slot_base,
         tasks.slot_first, tasks.slot_last,
     )))  # fmt: skip
-    exchange = _exchanges(_plain(tasks.kind), _plain(tasks.position))
+    exchange = _exchanges(plain(tasks.kind), plain(tasks.position))
     ends = tasks.ends
-    work = _Work(_plain(tasks.device), _plain(tasks.workspace), *exchange)
+    work = _Work(plain(tasks.device), plain(tasks.workspace), *exchange)
     edges, order = _ordered(slots, ends, work, tasks.devices)
     time, nbytes = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
     category, thing = np.empty(len(order), np.int8), np.empty(len(order), np.int32)
-    peaks, times = np.full(tasks.devices, -1), _Times(_plain(start_ns), _plain(end_ns), granule)
+    peaks, times = np.full(tasks.devices, -1), _Times(plain(start_ns), plain(end_ns), granule)
     _walk(
         slots, ends, work, times, order, edges.copy(), _Rows(time, nbytes, category, thing, peaks)
     )
@@ -131,11 +132,6 @@ def curves(
         mine, at = slice(low, high), peak - low if peak >= 0 else -1
         found.append(Curve(time[mine], nbytes[mine], category[mine], thing[mine], at))
     return tuple(found)
-
-
-def _plain(column: Ints) -> Ints:
-    """The column as compiled code knows it, whatever it was made by."""
-    return np.ascontiguousarray(column, np.int64)
 
 
 # The ends of messages

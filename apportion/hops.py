@@ -20,7 +20,7 @@ from numba import njit
 
 from apportion.cluster import Cluster
 from apportion.collective import Profile, profile
-from apportion.tasks import COLLECTIVE, TRANSFER, Floats, Ints, TaskGraph
+from apportion.tasks import COLLECTIVE, TRANSFER, Floats, Ints, TaskGraph, offsets, plain
 
 
 class Lines(NamedTuple):  # numba takes no dataclass
@@ -48,22 +48,10 @@ def hops(tasks: TaskGraph, cluster: Cluster) -> Hops:
     return Hops(*_hops(lines, line, plain(tasks.nbytes)))
 
 
-def plain(column: Ints) -> Ints:
-    """The column as compiled code knows it, however it was made."""
-    return np.ascontiguousarray(column, np.int64)
-
-
 def no_hops(n: int) -> Hops:
     """Where no message occupies a link."""
     none = np.zeros(0, np.int64)
     return Hops(np.zeros(n, np.int64), np.zeros(n + 1, np.int64), none, none)
-
-
-def offsets(counts: Ints) -> Ints:
-    """Where each of so many rows begins, and where the last one ends."""
-    starts = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]

@@ -32,7 +32,7 @@ from apportion.stamp import Lowered, stamp
 from apportion.strategy import Choice, Layout, Strategy, verify
 from apportion.tasks import Ints, TaskGraph
 from apportion.tdl import lookup
-from apportion.termwise import Devices, termwise
+from apportion.termwise import Devices, Terms
 
 
 def lower(space: Space, strategy: Strategy, devices: int) -> TaskGraph:
@@ -58,7 +58,8 @@ class Lowering:
         self.splits: list[Split] = [
             space.split(index, choice.parts) for index, choice in enumerate(self.choices)
         ]
-        self.termwise: dict[int, Devices] = termwise(space, strategy, self.splits)
+        self.terms = Terms(space, strategy, self.splits)
+        self.termwise: dict[int, Devices] = self.terms.settled()
         self.after = dict(self.graph.state)
         self.befores: dict[int, list[int]] = {}
         for before, after in self.graph.state:

@@ -10,15 +10,16 @@ arrow    from a message on its sender to the same on its receiver to the assembl
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
+from apportion.files import whole
 from apportion.footprint import Curve, op_name
 from apportion.graph import Graph
 from apportion.schedule import LinkSpans
@@ -69,16 +70,8 @@ def trace(
             f"the timeline has {len(timeline.start_ns)} tasks, its plan {len(tasks)}; it is of "
             "another plan"
         )
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            _write(file, timeline, _events(timeline, tasks, graph, links))
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise ValueError(f"the trace {path} cannot be written: {error.strerror}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole(Path(path)) as raw, TextIOWrapper(raw, encoding="utf-8") as file:
+        _write(file, timeline, _events(timeline, tasks, graph, links))
 
 
 def _write(file: TextIO, timeline: Timeline, events: Iterator[dict[str, Any]]) -> None:

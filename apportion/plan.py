@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from apportion.cluster import Cluster
 from apportion.cluster import from_json as load_cluster
 from apportion.cluster import to_json as dump_cluster
 from apportion.cost import CostModel, default_cost, dump_cost, load_cost, restricted
+from apportion.files import write_whole
 from apportion.lower import lower
 from apportion.perfetto import Links, trace
 from apportion.report import page
@@ -222,21 +222,6 @@ def _storage(slots: Any, workspace: Any, works: Any, work: Any) -> Storage:
         tuple(map(str, works)),
         tuple(map(int, work)),
     )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, whatever interrupts it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        try:
-            file = temporary.open("w", encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"cannot write {path}: {error.strerror}") from None
-        with file:
-            file.write(text)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class Prices(Protocol):

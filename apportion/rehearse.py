@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from apportion.capture import Program, batch_leaves, setting, state_tensor
-from apportion.execute import Executable, Rank, cores
+from apportion.cluster import cores
+from apportion.execute import Executable, Rank
 from apportion.graph import INPUT, PARAMETER, Graph
 from apportion.kernels import Context, dtype
 from apportion.lower import lower
@@ -235,9 +236,9 @@ def _pretend(rank: Rank, exchange: Exchange, clock: Callable[[], int]) -> list[t
     for parcel, _ in exchange.receives:
         rank.messages[parcel] = torch.empty(parcels[parcel].nbytes, dtype=torch.uint8).fill_(0)
     for parcel, _ in exchange.sends:
-        began = time.perf_counter()
+        began = clock()
         rank.pack(parcel)
-        found.append((parcels[parcel].task, time.perf_counter() - began))
+        found.append((parcels[parcel].task, (clock() - began) / 1e9))
     for task in dict.fromkeys(parcels[parcel].task for parcel, _ in exchange.sends):
         rank.free(task)
     return found

@@ -29,9 +29,9 @@ from apportion.cost import (
     times_messages,
 )
 from apportion.footprint import granules
-from apportion.hops import hops, no_hops, offsets, plain
+from apportion.hops import hops, no_hops
 from apportion.schedule import Network, schedule_compiled
-from apportion.tasks import COLLECTIVE, TRANSFER, Ints, TaskGraph
+from apportion.tasks import COLLECTIVE, TRANSFER, Ints, TaskGraph, offsets, plain
 from apportion.timeline import SIMULATED, Timeline, timeline
 
 
@@ -49,7 +49,7 @@ def network(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Network:
     """Precedence of dependencies and lanes together, and the hops of every message."""
     n = len(tasks)
     duration = nanoseconds(tasks, cluster, cost)
-    stand_start, stand = _stands(tasks, cluster.communication_on_device)
+    stand_start, stand = stands(tasks, cluster.communication_on_device)
     pending, next_start, next_ = _precedence(
         plain(tasks.dep_start), plain(tasks.dep), stand_start, stand, tasks.devices
     )
@@ -72,7 +72,7 @@ def network(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Network:
 # Lanes
 
 
-def _stands(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:
+def stands(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:
     """The devices in whose lanes each task stands, as offsets and devices."""
     sizes = np.array([len(group) for group in tasks.groups], np.int64)
     members = np.array([device for group in tasks.groups for device in group], np.int64)

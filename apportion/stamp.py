@@ -17,7 +17,7 @@ from apportion.block import Block
 from apportion.flow import Flow
 from apportion.graph import ROLES, Graph
 from apportion.interval import Box
-from apportion.tasks import COMMUNICATION, Copies, Ends, Ints, TaskGraph
+from apportion.tasks import COMMUNICATION, Copies, Ends, Ints, TaskGraph, offsets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -313,10 +313,3 @@ def _relative(flow: Flow, pieces: Ints) -> Ints:
     """The boxes of all sources, counted from the low corners of the given pieces."""
     relative: Ints = flow.source_box - flow.box[pieces][:, :, :1]
     return relative
-
-
-def offsets(counts: Ints) -> Ints:
-    """Where each of several stretches begins, and the end of the last."""
-    found = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=found[1:])
-    return found

@@ -121,6 +121,8 @@ def verify(space: Space, strategy: Strategy, devices: int) -> None:
 
 def verify_choice(space: Space, op: int, choice: Choice, devices: int) -> None:
     """Raises ValueError, naming the Op, unless the Choice is legal on that many devices."""
+    if not 0 <= op < len(space.graph.ops):
+        raise ValueError(f"there is no operator {op}; there are {len(space.graph.ops)}")
     name = space.graph.ops[op].name
     _verify_devices(f"operator {name!r}", choice.parts, choice.devices, devices)
     try:

@@ -53,6 +53,18 @@ Box = tuple[tuple[int, int], ...]
 """A half-open range per atom of a Value."""
 
 
+def offsets(counts: Ints) -> Ints:
+    """Where each of several stretches begins, and the end of the last."""
+    found = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=found[1:])
+    return found
+
+
+def plain(column: Ints) -> Ints:
+    """The column as compiled code knows it, however it was made."""
+    return np.ascontiguousarray(column, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One row of a TaskGraph."""
@@ -390,12 +402,10 @@ def ends_of(
     if len(group):
         joint = kind == COLLECTIVE
         sizes[joint] = np.diff(member_start)[group[joint]]
-    start = np.zeros(len(kind) + 1, np.int64)
-    np.cumsum(sizes, out=start[1:])
     ends: Ends = _fill_ends(
-        _Messages(*(np.ascontiguousarray(c, np.int64) for c in (*columns, member_start, members))),
-        _Copied(*(np.ascontiguousarray(c, np.int64) for c in copied)),
-        start,
+        _Messages(*map(plain, (*columns, member_start, members))),
+        _Copied(*map(plain, copied)),
+        offsets(sizes),
     )
     return ends
 

@@ -83,7 +83,7 @@ def measured(name: str, processes: int, loops: int) -> list[Case]:
     """All strategies of one model on so many processes."""
     import apportion.ops  # noqa: F401 (registers the descriptions)
     from apportion import zoo
-    from apportion.calibrate import Source, piece
+    from apportion.calibrate import Source, divided
     from apportion.capture import capture
     from apportion.cluster import cluster
     from apportion.cost import ASSUMED
@@ -101,7 +101,7 @@ def measured(name: str, processes: int, loops: int) -> list[Case]:
         method, _, seed = plain.partition(":")
         problem = Problem(space, cluster(f"local:{fold}") if fold else place, ASSUMED)
         strategy = SEARCHES[method](problem, budget=10.0, seed=int(seed or 0)).strategy
-        found[label] = piece(program.graph, folded(strategy) if fold else strategy, processes)
+        found[label] = divided(program.graph, folded(strategy) if fold else strategy, processes)
     with Pool(processes) as pool:
         return _cases(name, processes, pool, Source(program.graph, spec), place, found, loops)
 

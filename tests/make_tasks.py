@@ -11,6 +11,7 @@ import numpy as np
 from apportion.cluster import Cluster, Device, Link, Route
 from apportion.cost import CostModel
 from apportion.graph import Graph, Op
+from apportion.simulate import simulate
 from apportion.tasks import (
     ALL_TO_ALL,
     ASSEMBLE,
@@ -26,8 +27,10 @@ from apportion.tasks import (
     counted,
     verify,
 )  # fmt: skip
+from apportion.timeline import Timeline
 
 ACTIVATION = CATEGORIES.index("activation")
+
 SURVIVES = -2
 """As the last task of a slot: it survives the step."""
 
@@ -199,3 +202,18 @@ def _exchange(make: Maker, rng: random.Random, size: int, after: Sequence[int]) 
         for other, source in zip(members, sources, strict=True):
             if other != device:
                 make.copy(source, target, message, assembly, size)
+
+
+def small() -> tuple[TaskGraph, Timeline]:
+    """Device 0 computes, sends, and device 1 assembles and computes."""
+    make = Maker(2)
+    a = make.compute(0, flops=1500)
+    message = make.transfer(0, 1, 500, after=[a])
+    taken = make.assemble(1, 200, after=[message])
+    make.compute(1, flops=100, after=[taken])
+    make.copy(
+        make.slot(0, 500, a, message), make.slot(1, 500, taken, SURVIVES, ACTIVATION),
+        message, taken,
+    )  # fmt: skip
+    tasks = make.done()
+    return tasks, simulate(tasks, ports(2), EXACT)

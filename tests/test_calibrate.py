@@ -20,10 +20,10 @@ from apportion.calibrate import (
     cache_file,
     cached,
     condition,
+    divided,
     keep,
     measured_cost,
     missing,
-    piece,
     source_of,
     with_measured,
     with_messages,
@@ -53,7 +53,7 @@ from apportion.tasks import ASSEMBLE, COMPUTE, TRANSFER, TaskGraph
 
 def random_piece(spec: str = "gpt2:tiny", devices: int = 2, seed: int = 0) -> TaskGraph:
     program, space = captured(spec)
-    return piece(program.graph, draw(space, devices, Random(seed)), devices).tasks
+    return divided(program.graph, draw(space, devices, Random(seed)), devices).tasks
 
 
 # Signatures

@@ -16,7 +16,6 @@ from apportion.cost import (
     MEASURED,
     PUBLISHED,
     CostModel,
-    assemble_nanoseconds,
     default_cost,
     dump_cost,
     issue_nanoseconds,
@@ -26,7 +25,6 @@ from apportion.cost import (
     shares,
     sources,
     times_messages,
-    work_nanoseconds,
 )
 from apportion.cost_table import Condition, CostTable, Fit, Line, Work
 from apportion.tasks import CATEGORIES, COLLECTIVE, TaskGraph
@@ -193,14 +191,9 @@ def test_what_only_the_shape_is_known_of_costs_the_fit() -> None:
     cost = model(
         works={MM: Work(123e-9, 100, 30, 4)},
         fits={"aten.mm.default/4": Fit(10e-9, 2e-9, 1e-9, 0.0, 4)},
-        lines={"assemble": Line(5e-9, 2e-9, 1e-9, 0.0, 9)},
     )
-    t = three_computes()
-    found = work_nanoseconds(cost, ports(1), t.kinds, t.op, t.device, t.flops, t.nbytes, t.itemsize)
-    blank = replace(t, work=np.zeros(0, np.int64), works=())
-    assert found.tolist() == nanoseconds(blank, ports(1), cost).tolist() == [240, 240, 100]
-    one = np.array([0])
-    assert assemble_nanoseconds(cost, ports(1), one, np.array([3]), np.array([50])) == [61]
+    blank = replace(three_computes(), work=np.zeros(0, np.int64), works=())
+    assert nanoseconds(blank, ports(1), cost).tolist() == [240, 240, 100]
 
 
 def test_an_assembly_costs_boxes_and_bytes() -> None:

@@ -39,6 +39,7 @@ ORDER = [
         "ops",
     ),
     *(
+        "files",
         "quantity",
         "cluster_file",
         "cluster",

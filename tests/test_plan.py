@@ -188,7 +188,7 @@ def test_nothing_is_left_behind_when_writing_fails(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ValueError, match="No space left"):
         made("data").save(file)
     assert list(file.parent.iterdir()) == [file]
     assert file.read_bytes() == before

@@ -12,7 +12,7 @@ import pytest
 from graphs import captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_tasks import ACTIVATION, EXACT, SURVIVES, Maker, ports, random_tasks
+from make_tasks import EXACT, SURVIVES, Maker, ports, random_tasks, small
 
 from apportion.cluster import cluster
 from apportion.footprint import CUDA_GRANULE, MIB, Cause, handed_out, peaks
@@ -387,20 +387,6 @@ def test_roles_are_categories_of_their_own() -> None:
         )  # fmt: skip
         assert most["gradient"] > 0 and most["activation"] > 0 and most["communication"] > 0
         assert most["optimizer state"] >= state // 2
-
-
-def small() -> tuple[TaskGraph, Timeline]:
-    make = Maker(2)
-    a = make.compute(0, flops=1500)
-    message = make.transfer(0, 1, 500, after=[a])
-    taken = make.assemble(1, 200, after=[message])
-    make.compute(1, flops=100, after=[taken])
-    make.copy(
-        make.slot(0, 500, a, message), make.slot(1, 500, taken, SURVIVES, ACTIVATION),
-        message, taken,
-    )  # fmt: skip
-    tasks = make.done()
-    return tasks, simulate(tasks, ports(2), EXACT)
 
 
 def test_measured_times_give_the_same_type() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import apportion as ap
 from apportion import cli, zoo
-from apportion.calibrate import Source, cached, condition, piece, rehearsed, talked
+from apportion.calibrate import Source, cached, condition, divided, rehearsed, talked
 from apportion.cluster import cluster
 from apportion.cost import ASSUMED
 from apportion.cost_table import CostTable, load
@@ -104,7 +104,7 @@ def test_large_kernels_are_measured_to_take_longer(spec: str) -> None:
     space = Space(program.graph)
     problem = Problem(space, place, ASSUMED)
     strategy = SEARCHES["data"](problem, budget=5.0, seed=0).strategy
-    one = piece(program.graph, strategy, 2)
+    one = divided(program.graph, strategy, 2)
     with Pool(2, timeout=120) as pool:
         table = talked(pool, CostTable(condition(place)), 2.0)
         table = rehearsed(pool, Source(program.graph, spec), one, table, 6, 5.0)
