@@ -27,6 +27,7 @@ from apportion.tasks import (
     Ends,
     Floats,
     Ints,
+    distinct,
     ends_of,
 )
 
@@ -312,7 +313,7 @@ def _assemble(
 def _distinct(a: Ints, b: Ints, c: Ints) -> tuple[Ints, Ints, Ints]:
     """The distinct rows of three columns of numbers from 0 on, sorted."""
     wide_b, wide_c = (int(x.max(initial=0)) + 1 for x in (b, c))
-    key = np.unique((a * wide_b + b) * wide_c + c)
+    key = distinct((a * wide_b + b) * wide_c + c)
     return key // (wide_b * wide_c), key // wide_c % wide_b, key % wide_c
 
 

@@ -7,23 +7,21 @@ should not.
 
 from __future__ import annotations
 
-import json
-import os
+import math
 import re
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from apportion import methods as known_methods
 from apportion import tables
-from apportion.facts import finite, plan_facts, run_facts, step_facts, why_facts
+from apportion.facts import comparison_facts, plan_facts, run_facts, step_facts, why_facts
+from apportion.streams import answer, note, say, stdout_kept, warnings_noted
 from apportion.version import VERSION
 
 if TYPE_CHECKING:
@@ -81,14 +79,21 @@ ClusterName = Annotated[
         help="A preset, a TOML file, local:N, or a count such as 8xh100.",
     ),
 ]
-METHODS = "auto, single, data, fsdp, tofu, tofu-paper or random"
+METHODS = known_methods.NAMES
 Method = Annotated[str, typer.Option("--method", metavar="M", help=f"How to search: {METHODS}.")]
 Budget = Annotated[
-    float, typer.Option("--budget", metavar="S", min=0.0, help="Seconds that it may take.")
+    float,
+    typer.Option(
+        "--budget", metavar="S", min=0.0, help="Seconds that it, or each method, may take."
+    ),
 ]
 MemoryLimit = Annotated[
     str | None,
-    typer.Option("--memory-limit", metavar="SIZE", help="Bytes per device: 16GB, 512MiB."),
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="What a device may hold: 16GB, 512MiB, or none for no limit. Default: its memory.",
+    ),
 ]
 Seed = Annotated[
     int, typer.Option("--seed", metavar="S", min=0, help="Of the model, its batch and the search.")
@@ -110,7 +115,7 @@ PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file written b
 
 def _version(wanted: bool) -> None:
     if wanted:
-        _print(f"apportion {VERSION}")
+        say(f"apportion {VERSION}")
         raise typer.Exit
 
 
@@ -154,11 +159,11 @@ def models(
         parameters = zoo.load(model.name, meta=True).model.parameters()
         sizes[model.name] = {"parameters": sum(p.numel() for p in parameters)}
         if ops:
-            _note(f"capturing {model.name}, {number} of {len(known)}")
+            note(f"capturing {model.name}, {number} of {len(known)}")
             sizes[model.name]["operators"] = len(_capture(model.name, seed=0).graph.ops)
     facts = {"models": [asdict(model) | sizes[model.name] for model in known]}
     shown: list[Table | str] = [tables.models(known, sizes)]
-    _show(as_json, facts, shown if name is None else [*shown, *map(tables.settings, known)])
+    answer(as_json, facts, shown if name is None else [*shown, *map(tables.settings, known)])
 
 
 @app.command()
@@ -174,14 +179,14 @@ def show(
     import apportion.ops  # noqa: F401 (registers the descriptions)
     from apportion.splits import Space
 
-    with _stdout_kept(as_json):
+    with stdout_kept(as_json):
         space = Space(_capture(model, seed=0).graph)
         kinds = tables.inventory(space)
     shown: list[Table | str] = [
         tables.summary(model, space.graph, kinds),
         tables.operators_by_kind(kinds, space.undescribed),
     ]
-    _show(as_json, step_facts(model, space, kinds), [*shown, *([str(space.graph)] if ops else [])])
+    answer(as_json, step_facts(model, space, kinds), [*shown, *([str(space.graph)] if ops else [])])
 
 
 @app.command()
@@ -197,10 +202,10 @@ def clusters(
     from apportion.cluster import known
 
     if name is None:
-        _show(as_json, {"clusters": dict(known())}, cluster_tables.listed(known()))
+        answer(as_json, {"clusters": dict(known())}, cluster_tables.listed(known()))
         return
     place = _cluster(name)
-    _show(as_json, cluster_tables.facts(place), cluster_tables.described(place))
+    answer(as_json, cluster_tables.facts(place), cluster_tables.described(place))
 
 
 @app.command()
@@ -249,7 +254,7 @@ def ops(
         if not chosen:
             raise ValueError(f"No operator described begins with {' or '.join(names)}.")
         facts = [{"operator": k, "where": d.where} for k, d in chosen.items()]
-        _show(as_json, {"operators": facts, "unsplit": REASONS}, [tables.operators(chosen)])
+        answer(as_json, {"operators": facts, "unsplit": REASONS}, [tables.operators(chosen)])
         return
     from apportion import coverage
     from apportion.files import write_whole
@@ -257,11 +262,11 @@ def ops(
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"There is no folder {str(out.parent)!r} to write {out.name} into.")
     request = coverage.Request(names, share, blind=blind, every=every, models=tuple(model or ()))
-    with _stdout_kept(as_json):
-        summary = coverage.verified(request, workers, _note)
+    with stdout_kept(as_json):
+        summary = coverage.verified(request, workers, note)
     if out is not None:
         write_whole(out, coverage.page(summary))
-    _show(as_json, summary.json(), [tables.coverage(summary), *summary.lines()])
+    answer(as_json, summary.json(), [tables.coverage(summary), *summary.lines()])
     if summary.total.wrong or summary.total.raised:
         raise typer.Exit(1)
 
@@ -269,7 +274,7 @@ def ops(
 # Planning
 
 
-@app.command()
+@app.command(epilog=f"Methods:\n\n{known_methods.explained()}")
 def plan(
     model: Model,
     cluster: ClusterName,
@@ -286,28 +291,38 @@ def plan(
 ) -> None:
     """Search for a good way to divide a model over a cluster.
 
-    The method auto takes the fastest of the plans by data, fsdp and (on 2, 4, 8, ... devices) tofu.
+    Every plan is simulated. The method auto tries many methods, the baselines
+    always and the others while --budget lasts, and keeps the fastest plan that
+    fits into the memory of every device. Ctrl-C ends the search with the best
+    plan so far.
 
-    Example: apportion plan gpt2:tiny --cluster local:4 --method data --out p.json
+    If nothing fits, the nearest plan is shown (and saved), with what is over the
+    limit, what takes the space and how many such devices would do; the exit
+    status is then 1.
+
+    Example: apportion plan gpt2:tiny --cluster local:4 --out p.json
+
+    Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
     """
     limit = _size(memory_limit)
     _check_folders(out, trace)
-    with _stdout_kept(as_json), _warnings_noted():
-        made = _plan(model, _cluster(cluster), method, budget, limit, seed, calibrate)
+    with stdout_kept(as_json), warnings_noted():
+        made = _plan(model, _cluster(cluster), method, budget, limit, seed, calibrate, not as_json)
         if out is not None:
             made.save(out)
         if trace is not None:
             made.trace(trace)
-    _show(as_json, plan_facts(made) | why_facts(made), tables.planned(made))
+    answer(as_json, plan_facts(made) | why_facts(made), tables.planned(made))
     raise typer.Exit(0 if made.feasible else 1)
 
 
-@app.command()
+@app.command(epilog=f"Methods:\n\n{known_methods.explained()}")
 def compare(
     model: Model,
     cluster: ClusterName,
     methods: Annotated[
-        str | None, typer.Option("--methods", metavar="A,B,...", help="All, unless given.")
+        str | None,
+        typer.Option("--methods", metavar="A,B,...", help="All but auto, unless given."),
     ] = None,
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
@@ -315,27 +330,31 @@ def compare(
     calibrate: Calibrate = True,
     as_json: AsJson = False,
 ) -> None:
-    """Plan with several methods and set the results side by side.
+    """Plan with several methods and set the results side by side, under one simulator.
 
-    Methods that are not for the cluster are left out with a note: tofu needs 2, 4, 8, ... devices.
+    The table has what a step is predicted to cost, how long the search took, and
+    the bound that a method has proven, with what it is a bound of. Methods that
+    are not for the cluster or the step are left out with a note. Ctrl-C ends it
+    with what is done so far.
 
-    Example: apportion compare gpt2:tiny --cluster local:4 --methods single,data
+    Example: apportion compare gpt2:tiny --cluster local:4 --methods auto,data,fsdp
     """
     from apportion.calibrate import Source
     from apportion.planning import compare as compare_methods
+    from apportion.progress import progress
     from apportion.search import SEARCHES
 
     limit = _size(memory_limit)
     names = list(SEARCHES) if methods is None else [name.strip() for name in methods.split(",")]
-    with _stdout_kept(as_json), _warnings_noted():
+    with stdout_kept(as_json), warnings_noted():
         place = _cluster(cluster)
         program = _capture(model, seed)
         source = Source(program.graph, model, seed)
-        how = (budget, limit, seed, calibrate, _note, source)
-        plans = compare_methods(program, place, names, *how)
+        with progress(wanted=not as_json) as told:
+            how = (budget, limit, seed, calibrate, note, source, told)
+            plans = compare_methods(program, place, names, *how)
     plans = [replace(made, model=model) for made in plans]
-    facts = {"model": model, "cluster": place.name, "results": [plan_facts(made) for made in plans]}
-    _show(as_json, facts, tables.side_by_side(plans))
+    answer(as_json, comparison_facts(model, place.name, plans), tables.compared(plans))
     raise typer.Exit(0 if any(made.feasible for made in plans) else 1)
 
 
@@ -361,9 +380,9 @@ def calibrate(
     from apportion.calibrate_command import facts, measured, shown
 
     _check_folders(out)
-    with _stdout_kept(as_json), _warnings_noted():
-        table = measured(tuple(models or ()), cluster, procs, budget, device, seed, out, _note)
-    _show(as_json, facts(table), shown(table))
+    with stdout_kept(as_json), warnings_noted():
+        table = measured(tuple(models or ()), cluster, procs, budget, device, seed, out, note)
+    answer(as_json, facts(table), shown(table))
 
 
 @app.command()
@@ -384,14 +403,14 @@ def simulate(
     from apportion.plan import Plan
 
     _check_folders(trace)
-    with _stdout_kept(as_json):
+    with stdout_kept(as_json):
         made = Plan.load(plan).simulate()
         if trace is not None:
             made.trace(trace)
         if chakra is not None:
             paths = export(made.timeline, made.tasks, made.space.graph, chakra)
-            _note(f"wrote {paths[0]} to {paths[-1].name}")
-    _show(as_json, plan_facts(made) | why_facts(made), tables.planned(made))
+            note(f"wrote {paths[0]} to {paths[-1].name}")
+    answer(as_json, plan_facts(made) | why_facts(made), tables.planned(made))
 
 
 @app.command()
@@ -408,10 +427,10 @@ def report(
 
     made = Plan.load(plan)
     made.report(out)
-    _print(f"wrote {out}")
+    say(f"wrote {out}")
     if trace is not None:
         made.trace(trace)
-        _print(f"wrote {trace}")
+        say(f"wrote {trace}")
 
 
 # Running
@@ -451,22 +470,23 @@ def run(
     if plan is not None and (procs is not None or method is not None):
         raise ValueError("Give either --plan, or --procs and --method, not both.")
     _check_folders(trace)
-    with _stdout_kept(as_json), _warnings_noted():
+    with stdout_kept(as_json), warnings_noted():
         if plan is not None:
             zoo.load(model, seed, meta=True)  # its file may describe operators of its own
             made = Plan.load(plan)
             warn_unsplit(made.space)
         else:
             place = _cluster(f"local:{procs or 2}")
-            made = _plan(model, place, method or "auto", 30.0, None, seed, calibrate)
+            how = (30.0, None, seed, calibrate, not as_json)
+            made = _plan(model, place, method or "auto", *how)
         if not as_json:
-            _print(tables.predicted(made))
+            say(tables.predicted(made))
         done = run_plan(
-            model, made, steps=steps, seed=seed, check=check, timeout=timeout, note=_note
+            model, made, steps=steps, seed=seed, check=check, timeout=timeout, note=note
         )
         if trace is not None:
             write_trace(done.timeline, made.tasks, made.space.graph, trace)
-    _show(as_json, plan_facts(made) | run_facts(done), tables.measured(made, done))
+    answer(as_json, plan_facts(made) | run_facts(done), tables.measured(made, done))
     raise typer.Exit(1 if done.equal is False else 0)
 
 
@@ -493,17 +513,22 @@ def _plan(
     cluster: Cluster,
     method: str,
     budget: float,
-    limit: int | None,
+    limit: float | None,
     seed: int,
     calibrate: bool,
+    live: bool,
 ) -> Plan:
     from apportion.calibrate import Source
+    from apportion.plan import with_model
     from apportion.planning import plan
+    from apportion.progress import progress
 
     program = _capture(model, seed)
     source = Source(program.graph, model, seed)
-    made = plan(program, cluster, method, budget, limit, seed, calibrate, _note, source)
-    return replace(made, model=model)
+    with progress(wanted=live) as told:
+        how = (budget, limit, seed, calibrate, note, source, told)
+        made = plan(program, cluster, method, *how)
+    return with_model(made, model)
 
 
 def _check_folders(*files: Path | None) -> None:
@@ -522,78 +547,23 @@ _UNITS = {"B": 1} | {
 }
 
 
-def _size(text: str | None) -> int | None:
-    """Bytes in `16GB` or `512MiB`."""
+def _size(text: str | None) -> float | None:
+    """Bytes in `16GB` or `512MiB`; infinitely many for `none`."""
     if text is None:
         return None
+    if text.strip().lower() == "none":
+        return math.inf
     units = {unit.upper(): factor for unit, factor in _UNITS.items()}
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Z]+)", text.strip().upper(), re.ASCII)
     size = int(float(match[1]) * units[match[2]]) if match and match[2] in units else 0
     if size == 0:
         raise ValueError(
-            f"{text!r} is not a size; write a number and one of {', '.join(_UNITS)}, such as 16GB."
+            f"{text!r} is not a size; write a number and one of {', '.join(_UNITS)}, such as 16GB, "
+            "or none."
         )
     return size
 
 
-# Streams
-
-
-@contextmanager
-def _stdout_kept(as_json: bool) -> Iterator[None]:
-    """With --json: what this process, a user's file or a child prints meanwhile goes to stderr."""
-    if not as_json:
-        yield
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)  # for children
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
-@contextmanager
-def _warnings_noted() -> Iterator[None]:
-    """Our own warnings become notes on stderr, one line each; others are shown as ever."""
-    from apportion.plan import PlanWarning
-
-    with warnings.catch_warnings():
-        usual = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
-            if issubclass(category, PlanWarning):
-                _note(f"note: {message}")
-            else:
-                usual(message, category, *place)
-
-        warnings.simplefilter("always", PlanWarning)
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield
-
-
-def _show(as_json: bool, facts: dict[str, Any], shown: Table | list[Table | str]) -> None:
-    if as_json:
-        print(json.dumps(finite(facts), allow_nan=False), flush=True)
-        return
-    for item in shown if isinstance(shown, list) else [shown]:
-        _print(item)
-
-
-def _print(item: Table | str) -> None:
-    if isinstance(item, str):
-        print(item, flush=True)
-    else:
-        Console().print(item)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _complain(text: str, code: int) -> int:
-    _note(f"apportion: {' '.join(text.split())}")
+    note(f"apportion: {' '.join(text.split())}")
     return code

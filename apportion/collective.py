@@ -29,8 +29,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
+import numpy.typing as npt
 
 from apportion.cluster import Cluster
 from apportion.tasks import ALL_GATHER, ALL_TO_ALL, PATTERNS, REDUCE_SCATTER, Floats, Ints
@@ -163,7 +162,9 @@ class _Network:
     members: Group
     on_device: bool
     links: Ints  # the links between members, numbered on here
-    occupies: csr_array  # links x pairs: seconds that a byte between a pair occupies a link
+    occupied: Ints  # a row for every link of every pair's route: the link,
+    pair: Ints  # the pair,
+    slowness: Floats  # and the seconds that a byte between the pair occupies the link
     latency: Floats  # of the route
     seconds: Floats  # per byte, on the narrowest link of the route
     order: Ints  # members so that near ones are next to each other
@@ -193,7 +194,9 @@ def _network(group: Group, same: _Same) -> _Network:
         members=group,
         on_device=cluster.communication_on_device,
         links=links,
-        occupies=csr_array((slowness[local], (local, pair)), shape=(len(links), k * k)),
+        occupied=local,
+        pair=pair,
+        slowness=slowness[local],
         latency=latency.reshape(k, k),
         seconds=seconds.reshape(k, k),
         order=np.lexsort((np.arange(k), *reversed(parts))),
@@ -215,10 +218,22 @@ def _parts(distances: Floats) -> tuple[Ints, ...]:
     ranks = ranks.reshape(k, k)
     found: list[Ints] = []
     for rank in sorted(set(ranks[~np.eye(k, dtype=bool)].tolist()), reverse=True):
-        count, labels = connected_components(csr_array(ranks <= rank), directed=False)
-        if 1 < count < k and not any(np.array_equal(labels, known) for known in found):
-            found.append(labels.astype(np.int64))
+        labels = _connected(ranks <= rank)
+        if 0 < labels.max() < k - 1 and not any(np.array_equal(labels, known) for known in found):
+            found.append(labels)
     return tuple(found)
+
+
+def _connected(near: npt.NDArray[np.bool_]) -> Ints:
+    """For every member the number of the part that it is in, if those that are near each other are
+    in one part."""
+    near = near | near.T | np.eye(len(near), dtype=bool)
+    least = np.arange(len(near))
+    while True:
+        lower = np.where(near, least, len(near)).min(axis=1)
+        if (lower == least).all():
+            return np.unique(least, return_inverse=True)[1].astype(np.int64)
+        least = lower
 
 
 # Phases
@@ -234,7 +249,8 @@ class _Phase(NamedTuple):
 def _line(algorithm: str, phases: Iterable[_Phase], net: _Network) -> Profile:
     alpha, beta, total = 0.0, 0.0, np.zeros(len(net.links))
     for phase in phases:
-        occupied = net.occupies @ phase.traffic.ravel()
+        seconds = net.slowness * phase.traffic.ravel()[net.pair]
+        occupied = np.bincount(net.occupied, seconds, len(net.links))
         busiest = float(occupied.max())
         if net.on_device:  # a member's messages, in and out, follow one another
             each, wait = phase.traffic * net.seconds, (phase.traffic > 0) * net.latency

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import nnls
 
 from apportion.cost_table import Fit, Line, Work, kind_of
 from apportion.tasks import Floats
@@ -83,6 +82,8 @@ def line(samples: Iterable[tuple[int, int, float]]) -> Line:
 
 def least(rows: Floats, seconds: Floats) -> Floats:
     """Non-negative coefficients that make the relative deviations small."""
+    from scipy.optimize import nnls  # half a second, for which planning need not wait
+
     relative = rows / seconds[:, None]
     scale = np.abs(relative).max(axis=0)
     scale[scale == 0] = 1.0

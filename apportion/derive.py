@@ -17,27 +17,27 @@ To cut an Op is to cut its axes. For a cut, given as the number of parts of ever
 
 Axes that index an opaque result are never cut. Views keep the row-major order of their atoms, which
 stands for 3.
+
+All Splits of a call share a Recipe: which ranges of a part's box make up each region. Parts of
+equal lengths share the rest, so that many parts cost little more than one.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from itertools import product
+from operator import itemgetter
 
-from apportion.formula import (
-    Undescribed,
-    accesses_of,
-    bad,
-    depends_on_position,
-    evaluate_formula,
-)
-from apportion.graph import Arg, Body
+from apportion.extents import pattern
+from apportion.formula import Undescribed, bad, evaluate_outputs, taken
+from apportion.graph import Arg
 from apportion.interval import (
-    Affine,
     Box,
     Factors,
+    Range,
     bounds,
     flatten,
     full,
@@ -47,22 +47,12 @@ from apportion.interval import (
     unflatten,
     volume,
 )
-from apportion.restrict import Frame, Refused, ratio
-from apportion.root import Root, mentions, root_of
-from apportion.tdl import (
-    Access,
-    All,
-    Apply,
-    Description,
-    Index,
-    Local,
-    Opaque,
-    Quotient,
-    Reduce,
-    lookup,
-)
+from apportion.recipe import Call, Picked, Reading, Recipe, Shape, Window
+from apportion.restrict import Frame, Match, Refused, match
+from apportion.root import Root
+from apportion.tdl import Description, Local, Quotient, lookup
 
-Shape = tuple[int, ...]
+__all__ = ["Call", "Pad", "Part", "Split", "Study", "derive", "study_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,42 +98,72 @@ class Split:
     terms: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """All that the splits of an Op depend on: equal Calls have equal Splits."""
-
-    kind: str
-    args: tuple[Arg, ...]
-    inputs: tuple[tuple[Factors, ...], ...]
-    outputs: tuple[tuple[Factors, ...], ...]
-    axes: tuple[tuple[str, Factors], ...]
-    body: Body | None
-
-
 def derive(call: Call, parts: tuple[int, ...]) -> Split:
     """The Split of a call; raises Refused with the reason if the cut is not legal."""
-    count = sum(len(factors) for _, factors in call.axes)
-    if len(parts) != count:
-        raise Refused(f"{call.kind} has {count} axes, the cut names {len(parts)}")
-    description = lookup(call.kind)
-    if description is None or not call.axes:
-        if math.prod(parts) != 1:
-            raise Refused(f"{call.kind} has no axes to cut")
-        return _whole(call)
-    flat_extents = [f for _, factors in call.axes for f in factors]
-    for extent, number in zip(flat_extents, parts, strict=True):
-        if not 1 <= number <= max(extent, 1):
-            raise Refused(f"{call.kind}: an axis of {extent} cannot be cut into {number} parts")
-    try:
-        return _Derivation(call, description, parts).split()
-    except Refused:
-        if math.prod(parts) != 1:
-            raise
-        return _whole(call)  # a description that does not fit the call forbids cuts, not the call
+    return study_of(call).split(parts)
 
 
-def _shape(dims: tuple[Factors, ...]) -> Shape:
-    return tuple(math.prod(factors) for factors in dims)
+def study_of(call: Call) -> Study:
+    """The Splits of a call, shared by all calls that are equal."""
+    return _study(call, tuple(map(type, call.args)), lookup(call.kind))
+
+
+@lru_cache(maxsize=2048)
+def _study(call: Call, types: tuple[type, ...], description: Description | None) -> Study:
+    return Study(call, description)
+
+
+_MOST = 100_000  # parts that are remembered for calls that may come again
+
+
+class Study:
+    """The Splits of one call, each derived once."""
+
+    remembered = 0
+
+    def __init__(self, call: Call, description: Description | None) -> None:
+        self.call = call
+        self.description = description
+        self._recipe: Recipe | None = None
+        self._known: dict[tuple[int, ...], Split | str] = {}
+
+    def split(self, parts: tuple[int, ...]) -> Split:
+        """The Split for these parts per axis; raises Refused if it is not legal."""
+        found = self._known.get(parts)
+        if found is None:
+            try:
+                found = self._derived(parts)
+            except Refused as refusal:
+                found = str(refusal)
+            self._known[parts] = found
+            Study.remembered += 1 if isinstance(found, str) else len(found.parts)
+            if Study.remembered > _MOST:
+                Study.remembered = 0
+                _study.cache_clear()
+        if isinstance(found, str):
+            raise Refused(found)
+        return found
+
+    def _derived(self, parts: tuple[int, ...]) -> Split:
+        call, description = self.call, self.description
+        extents = [f for _, factors in call.axes for f in factors]
+        if len(parts) != len(extents):
+            raise Refused(f"{call.kind} has {len(extents)} axes, the cut names {len(parts)}")
+        if description is None or not call.axes:
+            if math.prod(parts) != 1:
+                raise Refused(f"{call.kind} has no axes to cut")
+            return _whole(call)
+        for extent, number in zip(extents, parts, strict=True):
+            if not 1 <= number <= max(extent, 1):
+                raise Refused(f"{call.kind}: an axis of {extent} cannot be cut into {number} parts")
+        if self._recipe is None:
+            self._recipe = Recipe(call, description)
+        try:
+            return _Cut(self._recipe, parts).split()
+        except Refused:
+            if math.prod(parts) != 1:
+                raise
+            return _whole(call)  # a description that does not fit forbids cuts, not the call
 
 
 def _whole(call: Call) -> Split:
@@ -155,310 +175,364 @@ def _whole(call: Call) -> Split:
     return Split((part,), (None,) * count, (1,) * count)
 
 
-class _Derivation:
-    """One call of `derive`: what the parts have in common."""
+# One Split
 
-    def __init__(self, call: Call, description: Description, parts: tuple[int, ...]) -> None:
-        self.call = call
-        self.description = description
+
+@dataclass(slots=True)
+class _Sizes:
+    """What parts of equal lengths share: shapes of the local call, which inputs are padded and, as
+    soon as they are known and unless they depend on the part's place, arguments and scales."""
+
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    padded: frozenset[tuple[int, int]]
+    args: tuple[Arg, ...] | None = None
+    scales: tuple[float, ...] | None = None
+    flops: float | None = None
+
+
+class _Here(Local):
+    """Where a part is, for a local rule; `asked` tells whether the rule wants more than lengths."""
+
+    __slots__ = ("_box", "_recipe", "_regions", "asked")
+
+    asked: bool
+    _recipe: Recipe
+    _box: Box
+    _regions: tuple[Box, ...]
+
+    def __init__(self, recipe: Recipe, sizes: _Sizes, box: Box, outputs: tuple[Box, ...]) -> None:
+        given = {
+            "inputs": sizes.inputs,
+            "outputs": sizes.outputs,
+            "padded": sizes.padded,
+            "extents": recipe.formula.extents,
+            "asked": False,
+            "_recipe": recipe,
+            "_box": box,
+            "_regions": outputs,
+        }
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def positions(self) -> tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]:
+        object.__setattr__(self, "asked", True)
+        dims = self._recipe.call.outputs
+        return tuple([_positions(b, d) for b, d in zip(self._regions, dims, strict=True)])
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        object.__setattr__(self, "asked", True)
+        recipe = self._recipe
+        spans = (
+            (name, flatten(self._box[first:end], recipe.factors[name]))
+            for name, (first, end) in recipe.places.items()
+        )
+        return {name: span for name, span in spans if span is not None}
+
+
+_Region = tuple[Box, tuple[Pad, ...]]
+"""A region, and the pads of all dimensions whose padding is cut."""
+
+
+class _Cut:
+    """One Split in the making."""
+
+    def __init__(self, recipe: Recipe, parts: tuple[int, ...]) -> None:
+        self.recipe = recipe
+        self.kind = recipe.call.kind
         self.parts = parts
-        self.factors = dict(call.axes)
-        inputs, outputs = [_shape(d) for d in call.inputs], [_shape(d) for d in call.outputs]
-        self.formula = evaluate_formula(description, call.args, inputs, outputs, call.body)
-        self.cut: dict[str, int] = {}
-        numbers = iter(parts)
-        for name, factors in call.axes:
-            self.cut[name] = math.prod(next(numbers) for _ in factors)
-        self.roots: list[Root | None] = [
-            None if output is None else root_of(output, self.cut, call.kind)
-            for output in self.formula.outputs
-        ]
-        if description.local is None:
-            self._check_mentioned()
-        self.anywhere = not depends_on_position(self.formula)
-        self.checked: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self.cut = {
+            name: math.prod(parts[first:end]) for name, (first, end) in recipe.places.items()
+        }
+        self.roots = recipe.roots(self.cut)
+        self.reads = [[self._reader(reading) for reading in several] for several in recipe.reads]
+        self.writes = [self._reader(reading) for reading in recipe.writes]
+        self.alike = not recipe.windows and all(
+            extent % number == 0 for extent, number in zip(recipe.extents, parts, strict=True)
+        )
+        self.ones = (1.0,) * len(recipe.call.outputs)
+        self.sizes: dict[object, _Sizes] = {}
+        self.checked: dict[object, tuple[float, ...]] = {}
+        self.matches: dict[object, list[Match]] = {}
 
     def split(self) -> Split:
-        grid = itertools.product(*(range(n) for n in self.parts))
-        found = tuple(self._part(index) for index in grid)
+        spans = [
+            [part_range(extent, number, k) for k in range(number)]
+            for extent, number in zip(self.recipe.extents, self.parts, strict=True)
+        ]
+        constants = tuple(self.recipe.constants)
+        terms = [self._terms(root) for root in self.roots]
+        found = tuple(
+            [
+                self._part((*box, *constants), number)
+                for number, box in zip(zip(*terms, strict=True), product(*spans), strict=True)
+            ]
+        )
         reducers = tuple(root.reducer if root else None for root in self.roots)
-        terms = tuple(math.prod(self.cut[a] for a in r.partial) if r else 1 for r in self.roots)
-        return Split(found, reducers, terms)
+        counts = tuple(math.prod(self.cut[a] for a in r.partial) if r else 1 for r in self.roots)
+        return Split(found, reducers, counts)
 
-    def _check_mentioned(self) -> None:
-        # Nothing would tell the kernel that an output is shorter along an axis that nothing reads.
-        for output in filter(None, self.formula.outputs):
-            for name in (n for dim in output.dims for n in dim):
-                if self.cut[name] > 1 and not mentions(output.body, name):
-                    raise Refused(f"{self.call.kind}: nothing is read along axis {name}")
+    def _terms(self, root: Root | None) -> list[int]:
+        """For every part which of an output's partial values it leaves."""
+        found = [0]
+        for name, (first, end) in self.recipe.places.items():
+            partial = root is not None and name in root.partial
+            for number in self.parts[first:end]:
+                if partial:
+                    found = [term * number + k for term in found for k in range(number)]
+                elif number > 1:
+                    found = [term for term in found for _ in range(number)]
+        return found
 
-    def _boxes(self, index: tuple[int, ...]) -> dict[str, Box]:
-        numbers = zip(self.parts, index, strict=True)
-        return {
-            name: tuple(part_range(f, *next(numbers)) for f in factors)
-            for name, factors in self.call.axes
-        }
-
-    def _part(self, index: tuple[int, ...]) -> Part:
-        boxes = self._boxes(index)
-        read = [self._input_region(tensor, boxes) for tensor in range(len(self.call.inputs))]
-        inputs = tuple(region for region, _ in read)
-        pads = tuple(pad for _, several in read for pad in several)
-        outputs = tuple(
-            self._output_region(position, boxes) for position in range(len(self.call.outputs))
-        )
-        local, args, shapes = self._local(inputs, outputs, pads, boxes)
-        if self.description.reshape:
-            self._check_order(inputs, outputs)
-            scales: tuple[float, ...] = (1.0,) * len(outputs)
+    def _part(self, box: Box, terms: tuple[int, ...]) -> Part:
+        description = self.recipe.description
+        inputs, pads = self._inputs(box)
+        outputs = tuple([write(box)[0] for write in self.writes])
+        sizes = self._sizes_of(box, inputs, pads)
+        args = sizes.args
+        if args is None:
+            args = self._local(sizes, box, outputs)
+        if description.reshape:
+            scales = self.ones
+            if not self.recipe.in_order:
+                self._check_order(inputs, outputs)
+        elif sizes.scales is not None:
+            scales = sizes.scales
         else:
-            before = {(pad.input, pad.dim): pad.before for pad in pads}
-            frame = Frame(self.call.kind, self.factors, boxes, self.call.inputs, inputs, before)
-            scales = self._scales(frame, local, args, shapes)
-        terms = tuple(self._term(root, index) for root in self.roots)
-        zeros = tuple(
-            sorted(
-                {t for r, term in zip(self.roots, terms, strict=True) if r and term for t in r.once}
-            )
-        )
-        flops = self._flops(boxes, local)
-        pads = tuple(pad for pad in pads if pad.before or pad.after)
-        return Part(inputs, zeros, outputs, terms, args, scales, flops, pads)
+            scales = self._scales(sizes, args, box, inputs, pads)
+        if sizes.flops is None:
+            sizes.flops = self._flops(box, sizes)
+        zeros: tuple[int, ...] = ()
+        if any(terms):
+            pairs = zip(self.roots, terms, strict=True)
+            zeros = tuple(sorted({t for root, term in pairs if root and term for t in root.once}))
+        pads = tuple([pad for pad in pads if pad.before or pad.after]) if pads else ()
+        return Part(inputs, zeros, outputs, terms, args, scales, sizes.flops, pads)
 
-    def _term(self, root: Root | None, index: tuple[int, ...]) -> int:
-        if root is None:
-            return 0
-        term, position = 0, 0
-        for name, factors in self.call.axes:
-            for _ in factors:
-                if name in root.partial:
-                    term = term * self.parts[position] + index[position]
-                position += 1
-        return term
+    # Regions
 
-    def _input_region(self, tensor: int, boxes: dict[str, Box]) -> tuple[Box, tuple[Pad, ...]]:
-        """The region of an input, and the pads of all dimensions whose padding is cut."""
-        accesses = (a for a in self.formula.accesses if a.tensor == tensor)
-        regions = {self._access_region(access, boxes) for access in accesses}
-        if len(regions) > 1:
-            raise Refused(f"{self.call.kind}: accesses to input {tensor} need different regions")
-        dims = self.call.inputs[tensor]
-        return regions.pop() if regions else (full([f for dim in dims for f in dim]), ())
+    def _inputs(self, box: Box) -> tuple[tuple[Box, ...], tuple[Pad, ...]]:
+        found: list[Box] = []
+        pads: tuple[Pad, ...] = ()
+        for tensor, readers in enumerate(self.reads):
+            region, more = readers[0](box)
+            if len(readers) > 1 and len({read(box) for read in readers}) > 1:
+                raise Refused(f"{self.kind}: accesses to input {tensor} need different regions")
+            found.append(region)
+            if more:
+                pads += more
+        return tuple(found), pads
 
-    def _access_region(self, access: Access, boxes: dict[str, Box]) -> tuple[Box, tuple[Pad, ...]]:
-        region: list[tuple[int, int]] = []
-        pads: list[Pad] = []
-        dims = self.call.inputs[access.tensor]
-        for dim, (index, factors) in enumerate(zip(access.index, dims, strict=True)):
-            form = None if access.fill is None else _form(index)
-            if form is None or self._product_region(index, factors, boxes) is not None:
-                region += self._dim_region(index, factors, boxes)
-            elif all(self.cut[name] == 1 for name, _ in form.terms):
-                region += full(factors)  # the kernel pads by itself
-            else:
-                assert access.fill is not None
-                span, before, after = self._clamped(form, math.prod(factors), boxes)
-                region += self._box(span, factors)
-                pads.append(Pad(access.tensor, dim, before, after, access.fill))
-        return tuple(region), tuple(pads)
+    def _reader(self, reading: Reading) -> Callable[[Box], _Region]:
+        """How to find the region of an access in a part's box."""
+        if isinstance(reading, Picked):
+            return self._picker(reading)
+        steps = [self._looker(d) if isinstance(d, Window) else self._picker(d) for d in reading]
 
-    def _clamped(
-        self, form: Affine | Quotient, extent: int, boxes: dict[str, Box]
-    ) -> tuple[tuple[int, int], int, int]:
-        """The range inside a dimension that is read, and how much is read before and after it."""
+        def read(box: Box) -> _Region:
+            found = [step(box) for step in steps]
+            region = tuple([span for part, _ in found for span in part])
+            return region, tuple([pad for _, pads in found for pad in pads])
+
+        return read
+
+    def _picker(self, dim: Picked) -> Callable[[Box], _Region]:
+        picks = dim.picks
+        if any(self.cut[name] > 1 for name in dim.uncut):
+            return self._refuse
+        if len(picks) > 1:
+            several = itemgetter(*picks)
+            return lambda box: (several(box), ())
+        if picks:
+            (one,) = picks
+            return lambda box: ((box[one],), ())
+        return lambda box: ((), ())
+
+    def _refuse(self, box: Box) -> _Region:
+        raise Refused(f"{self.kind}: a view factors this dimension in another way")
+
+    def _looker(self, window: Window) -> Callable[[Box], _Region]:
+        names = [name for name, _ in window.form.terms]
+        if window.fill is not None and all(self.cut[name] == 1 for name in names):
+            whole = full(window.factors)  # the kernel pads by itself
+            return lambda box: (whole, ())
+        places = [slice(*self.recipe.places[name]) for name in names]
+        known: dict[tuple[Box, ...], _Region] = {}
+
+        def look(box: Box) -> _Region:
+            key = tuple([box[place] for place in places])
+            found = known.get(key)
+            if found is None:
+                found = known[key] = self._seen(window, box)
+            return found
+
+        return look
+
+    def _seen(self, window: Window, box: Box) -> _Region:
+        """The range of a dimension that a part reads; with padding, the range inside of it."""
+        form, extent = window.form, math.prod(window.factors)
         plain = form.form if isinstance(form, Quotient) else form
-        low, high = bounds(plain, {name: self._flat(name, boxes) for name, _ in form.terms})
+        low, high = bounds(plain, {name: self._flat(name, box) for name, _ in form.terms})
+        if window.fill is None:
+            if low < 0 or high > extent:
+                raise Refused(
+                    f"{self.kind}: a part reads [{low}, {high}) of a dimension of {extent}"
+                )
+            return self._box((low, high), window.factors), ()
         low, high = form.whole(low, high) if isinstance(form, Quotient) else (low, high)
-        inside = max(low, 0), min(high, extent)
-        if inside[0] >= inside[1]:
-            raise Refused(f"{self.call.kind}: a part reads nothing but padding")
-        return inside, inside[0] - low, high - inside[1]
+        first, end = max(low, 0), min(high, extent)
+        if first >= end:
+            raise Refused(f"{self.kind}: a part reads nothing but padding")
+        pad = Pad(window.tensor, window.dim, first - low, high - end, window.fill)
+        return self._box((first, end), window.factors), (pad,)
 
-    def _output_region(self, position: int, boxes: dict[str, Box]) -> Box:
-        dims = self.call.outputs[position]
-        output = self.formula.outputs[position]
-        if output is None:
-            return full([f for dim in dims for f in dim])
-        found: list[tuple[int, int]] = []
-        for names, factors in zip(output.dims, dims, strict=True):
-            index = tuple(Affine(((name, 1),)) for name in names)
-            found += self._dim_region(index, factors, boxes)
-        return tuple(found)
-
-    def _dim_region(self, index: tuple[Index, ...], factors: Factors, boxes: dict[str, Box]) -> Box:
-        direct = self._product_region(index, factors, boxes)
-        if direct is not None:
-            return direct
-        if len(index) != 1:
-            return self._uncut(index, factors)
-        (item,) = index
-        if not isinstance(item, Affine):
-            return full(factors)
-        flat = {name: self._flat(name, boxes) for name, _ in item.terms}
-        low, high = bounds(item, flat)
-        extent = math.prod(factors)
-        if low < 0 or high > extent:
-            raise Refused(
-                f"{self.call.kind}: a part reads [{low}, {high}) of a dimension of {extent}"
-            )
-        return self._box((low, high), factors)
-
-    def _box(self, span: tuple[int, int], factors: Factors) -> Box:
+    def _box(self, span: Range, factors: Factors) -> Box:
         box = unflatten(span, factors)
         if box is None:
-            raise Refused(f"{self.call.kind}: a part reads a range that is not a box of atoms")
+            raise Refused(f"{self.kind}: a part reads a range that is not a box of atoms")
         return box
 
-    def _product_region(
-        self, index: tuple[Index, ...], factors: Factors, boxes: dict[str, Box]
-    ) -> Box | None:
-        """The region if the dimension's atoms are those of the axes in turn, or None."""
-        found: list[tuple[int, int]] = []
-        rest = list(factors)
-        for item in index:
-            if isinstance(item, All):
-                taken = _take(rest, item.extent)
-                if taken is None:
-                    return None
-                found += full(taken)
-            elif isinstance(item, Affine) and item.axis is not None:
-                own = self.factors[item.axis]
-                if tuple(rest[: len(own)]) != own:
-                    return None
-                del rest[: len(own)]
-                found += boxes[item.axis]
-            else:
-                return None
-        return None if rest else tuple(found)
-
-    def _uncut(self, index: tuple[Index, ...], factors: Factors) -> Box:
-        for item in index:
-            if isinstance(item, Affine) and any(self.cut[name] > 1 for name, _ in item.terms):
-                raise Refused(f"{self.call.kind}: a view factors this dimension in another way")
-        return full(factors)
-
-    def _flat(self, name: str, boxes: dict[str, Box]) -> tuple[int, int]:
-        span = flatten(boxes[name], self.factors[name])
+    def _flat(self, name: str, box: Box) -> Range:
+        span = flatten(box[slice(*self.recipe.places[name])], self.recipe.factors[name])
         if span is None:
-            raise Refused(
-                f"{self.call.kind}: axis {name} is cut into ranges that are not contiguous"
-            )
+            raise Refused(f"{self.kind}: axis {name} is cut into ranges that are not contiguous")
         return span
 
-    def _local(
-        self,
-        inputs: tuple[Box, ...],
-        outputs: tuple[Box, ...],
-        pads: tuple[Pad, ...],
-        boxes: dict[str, Box],
-    ) -> tuple[Local, tuple[Arg, ...], tuple[Shape, ...]]:
-        shapes = [_local_shape(b, d) for b, d in zip(inputs, self.call.inputs, strict=True)]
+    # The local call
+
+    def _sizes_of(self, box: Box, inputs: tuple[Box, ...], pads: tuple[Pad, ...]) -> _Sizes:
+        key: object = None
+        if not self.alike:
+            key = lengths(box)
+            if self.recipe.windows:
+                grown = [(pad.input, pad.dim, pad.before + pad.after) for pad in pads]
+                key = (key, tuple(map(lengths, inputs)), tuple(grown))
+        found = self.sizes.get(key)
+        if found is None:
+            found = self.sizes[key] = self._measured(box, inputs, pads)
+        return found
+
+    def _measured(self, box: Box, inputs: tuple[Box, ...], pads: tuple[Pad, ...]) -> _Sizes:
+        call = self.recipe.call
+        shapes = [_local_shape(b, d) for b, d in zip(inputs, call.inputs, strict=True)]
         for pad in pads:
             shape = list(shapes[pad.input])
             shape[pad.dim] += pad.before + pad.after
             shapes[pad.input] = tuple(shape)
-        made = tuple(_local_shape(b, d) for b, d in zip(outputs, self.call.outputs, strict=True))
-        positions = tuple(_positions(b, d) for b, d in zip(outputs, self.call.outputs, strict=True))
-        padded = frozenset((pad.input, pad.dim) for pad in pads)
-        rule = self.description.local
-        spans = {n: flatten(box, self.factors[n]) for n, box in boxes.items()} if rule else {}
-        ranges = {name: span for name, span in spans.items() if span is not None}
-        local = Local(tuple(shapes), made, positions, padded, ranges, self.formula.extents)
+        outputs = [write(box)[0] for write in self.writes]
+        made = tuple([_local_shape(b, d) for b, d in zip(outputs, call.outputs, strict=True)])
+        return _Sizes(tuple(shapes), made, frozenset([(pad.input, pad.dim) for pad in pads]))
+
+    def _local(self, sizes: _Sizes, box: Box, outputs: tuple[Box, ...]) -> tuple[Arg, ...]:
+        rule = self.recipe.description.local
+        if rule is None:
+            sizes.args = self.recipe.call.args
+            return sizes.args
+        here = _Here(self.recipe, sizes, box, outputs)
         try:
-            return local, rule(self.call.args, local) if rule else self.call.args, made
+            args = rule(self.recipe.call.args, here)
         except Refused:
             raise
         except Exception as error:
-            raise bad(self.description, f"its local rule fails: {error}") from error
+            raise bad(self.recipe.description, f"its local rule fails: {error}") from error
+        if not here.asked:
+            sizes.args = args
+        return args
 
     def _check_order(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> None:
         # A reshape of the part is the part of the reshape if its atoms are the same, in one order.
+        call = self.recipe.call
         before, after = (
             runs(box, tuple(f for dim in dims for f in dim))
-            for box, dims in ((inputs[0], self.call.inputs[0]), (outputs[0], self.call.outputs[0]))
+            for box, dims in ((inputs[0], call.inputs[0]), (outputs[0], call.outputs[0]))
         )
         if before != after and max(self.parts) > 1:
-            raise Refused(f"{self.call.kind}: the atoms before and after are not the same")
+            raise Refused(f"{self.kind}: the atoms before and after are not the same")
 
     def _scales(
-        self, frame: Frame, local: Local, args: tuple[Arg, ...], shapes: tuple[Shape, ...]
+        self,
+        sizes: _Sizes,
+        args: tuple[Arg, ...],
+        box: Box,
+        inputs: tuple[Box, ...],
+        pads: tuple[Pad, ...],
     ) -> tuple[float, ...]:
         """The check of restriction. Parts of equal shape share it where nothing depends on
         origins."""
-        if not self.anywhere:
-            return self._compared(frame, local, args, shapes)
-        key = (args, local.inputs, shapes)
-        if key not in self.checked:
-            self.checked[key] = self._compared(frame, local, args, shapes)
-        return self.checked[key]
+        if not self.recipe.anywhere:
+            return self._compared(sizes, args, box, inputs, pads)
+        key = (args, sizes.inputs, sizes.outputs)
+        found = self.checked.get(key)
+        if found is None:
+            same = self.recipe.plain and taken(self.recipe.description, args) == self.recipe.args
+            if same and [*map(pattern, (*sizes.inputs, *sizes.outputs))] == self.recipe.pattern:
+                found = self.ones  # the whole's formula
+            else:
+                found = self._compared(sizes, args, box, inputs, pads)
+            self.checked[key] = found
+        if sizes.args is not None:
+            sizes.scales = found
+        return found
 
     def _compared(
-        self, frame: Frame, local: Local, args: tuple[Arg, ...], shapes: tuple[Shape, ...]
+        self,
+        sizes: _Sizes,
+        args: tuple[Arg, ...],
+        box: Box,
+        inputs: tuple[Box, ...],
+        pads: tuple[Pad, ...],
     ) -> tuple[float, ...]:
+        recipe = self.recipe
+        boxes = {name: box[first:end] for name, (first, end) in recipe.places.items()}
+        key = (args, sizes.inputs, sizes.outputs, tuple(map(volume, boxes.values())))
+        found = self.matches.get(key)
+        if found is None:
+            single = frozenset([name for name, own in boxes.items() if volume(own) == 1])
+            found = self.matches[key] = self._matches(sizes, args, single)
+        if not any(one.shifts for one in found):
+            return tuple([one.ratio for one in found])
+        before = {(pad.input, pad.dim): pad.before for pad in pads}
+        frame = Frame(self.kind, recipe.factors, boxes, recipe.call.inputs, inputs, before)
+        return tuple([one.check(frame) for one in found])
+
+    def _matches(self, sizes: _Sizes, args: tuple[Arg, ...], single: frozenset[str]) -> list[Match]:
+        """The formula of the local call, compared with the whole's."""
+        recipe, call = self.recipe, self.recipe.call
         try:
-            known = {name: volume(box) for name, box in frame.boxes.items()}
-            part = evaluate_formula(
-                self.description, args, local.inputs, shapes, self.call.body, known
+            pieces = evaluate_outputs(
+                recipe.description, args, sizes.inputs, sizes.outputs, call.body
             )
         except Undescribed as why:
-            raise Refused(f"{self.call.kind}: {why}") from None
+            raise Refused(f"{self.kind}: {why}") from None
         found = []
-        for whole, piece in zip(self.formula.outputs, part.outputs, strict=True):
+        for whole, piece in zip(recipe.formula.outputs, pieces, strict=True):
             if whole is None or piece is None:
                 if whole is not piece:
-                    raise Refused(f"{self.call.kind}: a part has other outputs than the whole")
-                found.append(1.0)
+                    raise Refused(f"{self.kind}: a part has other outputs than the whole")
+                found.append(Match(1.0, ()))
             else:
-                found.append(ratio(whole, piece, frame))
-        return tuple(found)
+                found.append(match(whole, piece, self.kind, recipe.factors, call.inputs, single))
+        return found
 
-    def _flops(self, boxes: dict[str, Box], local: Local) -> float:
-        if self.description.alias:
+    def _flops(self, box: Box, sizes: _Sizes) -> float:
+        description = self.recipe.description
+        if description.alias:
             return 0.0
-        if self.description.flops is not None:
-            return float(self.description.flops(local.inputs, local.outputs))
+        if description.flops is not None:
+            return float(description.flops(sizes.inputs, sizes.outputs))
         total = 0.0
-        for output in self.formula.outputs:
-            if output is not None:
-                names = {n for dim in output.dims for n in dim}
-                reduced = set().union(*(r.axes for r in _reductions(output.body)))
-                size = math.prod(volume(boxes[n]) for n in names | reduced)
-                several = len({a.tensor for a in accesses_of(output.body)}) > 1
-                total += size * (2 if reduced and several else 1)
+        for names, each in filter(None, self.recipe.counted):
+            places = [self.recipe.places[name] for name in names]
+            total += math.prod([volume(box[first:end]) for first, end in places]) * each
         return total
-
-
-def _reductions(expr: Any) -> list[Any]:
-    if isinstance(expr, Reduce):
-        return [expr, *_reductions(expr.body)]
-    if isinstance(expr, Apply | Opaque):
-        return [r for arg in expr.args for r in _reductions(arg)]
-    return []
-
-
-def _form(index: tuple[Index, ...]) -> Affine | Quotient | None:
-    """The affine form or quotient that an index is, if it is one."""
-    (item, *rest) = index
-    return item if not rest and isinstance(item, Affine | Quotient) else None
-
-
-def _take(rest: list[int], extent: int) -> list[int] | None:
-    """Removes from the front of `rest` the factors whose product is `extent`."""
-    size, count = 1, 0
-    while size < extent and count < len(rest):
-        size *= rest[count]
-        count += 1
-    if size != extent:
-        return None
-    taken = rest[:count]
-    del rest[:count]
-    return taken
 
 
 def _local_shape(box: Box, dims: tuple[Factors, ...]) -> Shape:
     shape, position = [], 0
     for factors in dims:
-        shape.append(math.prod(lengths(box[position : position + len(factors)])))
+        shape.append(volume(box[position : position + len(factors)]))
         position += len(factors)
     return tuple(shape)
 

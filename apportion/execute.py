@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -23,7 +24,7 @@ from apportion.interval import Box, flatten, full, lengths, volume
 from apportion.kernels import Context, Template, dtype, kernel, template
 from apportion.splits import Part, Space
 from apportion.strategy import Strategy
-from apportion.tasks import COLLECTIVE, COMPUTE, TRANSFER, TaskGraph
+from apportion.tasks import COLLECTIVE, COMPUTE, TRANSFER, Ints, TaskGraph
 
 Corrupt = Callable[[int, torch.Tensor], torch.Tensor]
 """Changes a packed message (parcel, bytes): how tests plant errors."""
@@ -71,39 +72,99 @@ class _Compute:
     args: Template
 
 
+@dataclass(frozen=True)
+class _Copies:
+    """The copies of all assemblies, and the parcels that carry them."""
+
+    of: dict[int, list[_Copy]]  # by task
+    parcels: list[Parcel]
+    packed: dict[int, list[_Copy]]  # by parcel
+    readers: dict[int, int]  # the last task that reads a parcel
+
+
 class Executable:
-    """A TaskGraph made ready to run: what the ranks share. It holds no tensors."""
+    """A TaskGraph made ready to run: what the ranks share. It holds no tensors.
+
+    What has a row per slot, copy or task is made when it is first used.
+    """
 
     def __init__(self, space: Space, strategy: Strategy, tasks: TaskGraph) -> None:
         self.space = space
+        self.strategy = strategy
         self.graph = space.graph
         self.tasks = tasks
-        self.kind: list[int] = tasks.kind.tolist()
-        self.device: list[int] = tasks.device.tolist()
-        self.peer: list[int] = tasks.peer.tolist()
-        self.position: list[int] = tasks.position.tolist()
-        self.nbytes: list[int] = tasks.nbytes.tolist()
-        self.slots = [self._slot(s) for s in range(len(tasks.slot_device))]
-        self.slot_device: list[int] = tasks.slot_device.tolist()
-        self.begin = [s for s, first in enumerate(tasks.slot_first.tolist()) if first == -1]
-        self.carry: list[tuple[int, int]] = [(a, b) for a, b in tasks.carry.tolist()]
-        self.frees: list[list[int]] = [[] for _ in range(len(tasks))]
-        for slot, last in enumerate(tasks.slot_last.tolist()):
-            if 0 <= last < len(tasks):
-                self.frees[last].append(slot)
-        self.unread = [s for s in self.begin if tasks.slot_last[s] < 0]
-        self.copies: dict[int, list[_Copy]] = {}
-        self.parcels: list[Parcel] = []
-        self.packed: dict[int, list[_Copy]] = {}
-        self.readers: dict[int, int] = {}
-        self._bind_copies()
-        self.computes = self._bind_computes(strategy)
-        self.reducers = {
-            value: space.split(i, strategy.choices[i].parts).reducers[k]
+
+    @cached_property
+    def kind(self) -> list[int]:
+        return _listed(self.tasks.kind)
+
+    @cached_property
+    def device(self) -> list[int]:
+        return _listed(self.tasks.device)
+
+    @cached_property
+    def peer(self) -> list[int]:
+        return _listed(self.tasks.peer)
+
+    @cached_property
+    def position(self) -> list[int]:
+        return _listed(self.tasks.position)
+
+    @cached_property
+    def nbytes(self) -> list[int]:
+        return _listed(self.tasks.nbytes)
+
+    @cached_property
+    def slots(self) -> list[_Slot]:
+        return [self._slot(s) for s in range(len(self.tasks.slot_device))]
+
+    @cached_property
+    def slot_device(self) -> list[int]:
+        return _listed(self.tasks.slot_device)
+
+    @cached_property
+    def begin(self) -> list[int]:
+        return [s for s, first in enumerate(self.tasks.slot_first.tolist()) if first == -1]
+
+    @cached_property
+    def carry(self) -> list[tuple[int, int]]:
+        return [(a, b) for a, b in self.tasks.carry.tolist()]
+
+    @cached_property
+    def frees(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(len(self.tasks))]
+        for slot, last in enumerate(self.tasks.slot_last.tolist()):
+            if 0 <= last < len(found):
+                found[last].append(slot)
+        return found
+
+    @cached_property
+    def unread(self) -> list[int]:
+        return [s for s in self.begin if self.tasks.slot_last[s] < 0]
+
+    @cached_property
+    def copies(self) -> dict[int, list[_Copy]]:
+        return self._copies.of
+
+    @cached_property
+    def parcels(self) -> list[Parcel]:
+        return self._copies.parcels
+
+    @cached_property
+    def packed(self) -> dict[int, list[_Copy]]:
+        return self._copies.packed
+
+    @cached_property
+    def readers(self) -> dict[int, int]:
+        return self._copies.readers
+
+    @cached_property
+    def reducers(self) -> dict[int, str | None]:
+        return {
+            value: self.space.split(i, self.strategy.choices[i].parts).reducers[k]
             for i, op in enumerate(self.graph.ops)
             for k, value in enumerate(op.outputs)
         }
-        self.loss_slots = self._loss_slots()
 
     def _slot(self, number: int) -> _Slot:
         tasks = self.tasks
@@ -112,7 +173,8 @@ class Executable:
         shape = local_shape(self.space, value, region)
         return _Slot(value, region, shape, dtype(self.graph.values[value].dtype or ""))
 
-    def _bind_copies(self) -> None:
+    @cached_property
+    def _copies(self) -> _Copies:
         tasks = self.tasks
         columns = (
             tasks.copy_source, tasks.copy_target, tasks.copy_source_box, tasks.copy_target_box,
@@ -124,6 +186,7 @@ class Executable:
         ends: dict[int, int] = {}
         numbers: dict[tuple[int, int, int], int] = {}
         bound: dict[int, _Copy] = {}
+        found = _Copies({}, [], {}, {})
         for row in order:
             source, target, here, there, term, message, _, nbytes = rows[row]
             parcel = -1
@@ -140,19 +203,22 @@ class Executable:
                 self.slots[source].dtype, lengths(box),
             )  # fmt: skip
             if parcel >= 0:
-                self.packed.setdefault(parcel, []).append(bound[row])
-        self.parcels = [Parcel(*pair, ends[number]) for pair, number in numbers.items()]
+                found.packed.setdefault(parcel, []).append(bound[row])
+        found.parcels.extend(Parcel(*pair, ends[number]) for pair, number in numbers.items())
         for row in sorted(bound, key=lambda r: (rows[r][6], rows[r][4], r)):
-            self.copies.setdefault(rows[row][6], []).append(bound[row])
-            self.readers[bound[row].message] = rows[row][6]
+            found.of.setdefault(rows[row][6], []).append(bound[row])
+            found.readers[bound[row].message] = rows[row][6]
+        return found
 
-    def _bind_computes(self, strategy: Strategy) -> dict[int, _Compute]:
+    @cached_property
+    def computes(self) -> dict[int, _Compute]:
+        """What every COMPUTE calls."""
         tasks, found = self.tasks, {}
         templates: dict[int, Template] = {}  # by identity of a Part, which `space` keeps
         for task in range(len(tasks)):
             if self.kind[task] == COMPUTE:
                 index, number = int(tasks.op[task]), int(tasks.part[task])
-                choice = strategy.choices[index]
+                choice = self.strategy.choices[index]
                 part = self.space.split(index, choice.parts).parts[number % choice.count]
                 ins = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
                 outs = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]]
@@ -162,7 +228,9 @@ class Executable:
                 found[task] = _Compute(op, part, number, *slots, args)
         return found
 
-    def _loss_slots(self) -> list[int]:
+    @cached_property
+    def loss_slots(self) -> list[int]:
+        """Where the whole loss is when the step ends."""
         if self.graph.loss is None:
             return []
         whole = full(self.space.factors(self.graph.loss))
@@ -172,6 +240,11 @@ class Executable:
             for s, slot in enumerate(self.slots)
             if slot.value == self.graph.loss and slot.region == whole and last[s] == len(self.tasks)
         ]
+
+
+def _listed(column: Ints) -> list[int]:
+    found: list[int] = column.tolist()
+    return found
 
 
 def threads(processes: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,19 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "ops": len(plan.graph.ops),
         "feasible": plan.feasible,
         "lower_bound": plan.lower_bound,
+        "lower_bound_of": plan.lower_bound_of or None,
+        "notes": list(plan.notes),
+    }
+
+
+def comparison_facts(model: str, cluster: str, plans: Sequence[Plan]) -> dict[str, Any]:
+    """A row for each Plan; `best` is the method of the fastest that fits, or null."""
+    best = tables.fastest(plans)
+    return {
+        "model": model,
+        "cluster": cluster,
+        "best": best.method if best else None,
+        "results": [plan_facts(plan) for plan in plans],
     }
 
 

@@ -42,6 +42,8 @@ class Formula:
     outputs: tuple[Output | None, ...]
     extents: dict[str, int]
     accesses: tuple[Access, ...]
+    sized: bool = True
+    """Whether it is for these sizes only: calls of all sizes have the same one if not."""
 
 
 class Undescribed(Exception):
@@ -54,19 +56,25 @@ def evaluate_formula(
     inputs: Sequence[Shape],
     outputs: Sequence[Shape],
     body: Body | None = None,
-    known: dict[str, int] | None = None,
 ) -> Formula:
     """The formula of a call with the given shapes; raises Undescribed if the description does not
-    cover it.
+    cover it."""
+    shared = _of_any_size(description, args, inputs, outputs, body)
+    found, accesses = shared or _with_accesses(_evaluated(description, args, inputs, outputs, body))
+    extents = _extents(description, found, accesses, inputs, outputs)
+    return Formula(found, extents, accesses, shared is None)
 
-    `known` gives extents of axes that the shapes need not tell: a dimension of extent 1 is not
-    indexed.
-    """
-    found, accesses = _of_any_size(description, args, inputs, outputs, body) or _evaluated(
-        description, args, inputs, outputs, body
-    )
-    extents = _extents(description, found, accesses, inputs, outputs, known or {})
-    return Formula(found, extents, accesses)
+
+def evaluate_outputs(
+    description: Description,
+    args: Sequence[Arg],
+    inputs: Sequence[Shape],
+    outputs: Sequence[Shape],
+    body: Body | None = None,
+) -> tuple[Output | None, ...]:
+    """The expressions alone of the formula of a call."""
+    shared = _of_any_size(description, args, inputs, outputs, body)
+    return shared[0] if shared else _evaluated(description, args, inputs, outputs, body)
 
 
 _Evaluated = tuple[tuple[Output | None, ...], tuple[Access, ...]]
@@ -78,17 +86,22 @@ def _evaluated(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     body: Body | None,
-) -> _Evaluated:
+) -> tuple[Output | None, ...]:
+    takes, offers = _parameters(description.formula)
     operands = [Operand(k, shape) for k, shape in enumerate(inputs)]
-    values = [substitute(arg, operands) for arg in args]
-    result = _call(description, values, body, outputs)
-    found = evaluate(result, [len(shape) for shape in outputs])
-    return found, tuple(
-        dict.fromkeys(a for o in found if o is not None for a in accesses_of(o.body))
-    )
+    values = [substitute(arg, operands) for arg in args[:takes]]
+    offered = {"body": body, "out": tuple(outputs)}
+    result = description.formula(*values, **{name: offered[name] for name in offers})
+    return evaluate(result, [len(shape) for shape in outputs])
+
+
+def _with_accesses(found: tuple[Output | None, ...]) -> _Evaluated:
+    accesses = (a for o in found if o is not None for a in accesses_of(o.body))
+    return found, tuple(dict.fromkeys(accesses))
 
 
 _SHARED: dict[tuple[Any, ...], _Evaluated] = {}
+_MOST = 20_000  # of them that are remembered
 _SIZED: set[Description] = set()  # descriptions that look at sizes
 
 
@@ -102,8 +115,9 @@ def _of_any_size(
     """The expressions of a call if they are those of such calls of all sizes; else None."""
     if description in _SIZED:
         return None
+    takes, offers = _parameters(description.formula)
     forms = tuple(map(pattern, inputs)), tuple(map(pattern, outputs))
-    key = (description, tuple(args), *forms, body)
+    key = (description, tuple(args[:takes]), *forms, body if "body" in offers else None)
     found = _SHARED.get(key)
     if found is None:
         watch = Watch()
@@ -111,12 +125,14 @@ def _of_any_size(
             [tuple(Extent(n, watch) for n in shape) for shape in side] for side in (inputs, outputs)
         )
         try:
-            found = _evaluated(description, args, sizes, made, body)
+            found = _with_accesses(_evaluated(description, args, sizes, made, body))
         except Exception:  # whatever it is, it comes again when evaluated for these sizes
             return None
         if watch.seen or any(_holds_extent(o) for o in found[0]):
             _SIZED.add(description)
             return None
+        if len(_SHARED) >= _MOST:
+            _SHARED.clear()
         _SHARED[key] = found
     return found
 
@@ -196,12 +212,9 @@ def _free(expr: Expr, known: set[str]) -> Iterator[str]:
                     yield from _free(item.source, known)
 
 
-def _call(
-    description: Description, values: list[Any], body: Body | None, outputs: Sequence[Shape]
-) -> Any:
-    takes, offers = _parameters(description.formula)
-    offered = {"body": body, "out": tuple(outputs)}
-    return description.formula(*values[:takes], **{name: offered[name] for name in offers})
+def taken(description: Description, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+    """The arguments that a description looks at."""
+    return args[: _parameters(description.formula)[0]]
 
 
 @cache
@@ -262,9 +275,8 @@ def _extents(
     accesses: Sequence[Access],
     inputs: Sequence[Shape],
     shapes: Sequence[Shape],
-    given: dict[str, int],
 ) -> dict[str, int]:
-    known = dict(given)
+    known: dict[str, int] = {}
     products: list[tuple[tuple[str, ...], int]] = []
     for output, shape in zip(outputs, shapes, strict=True):
         for name, extent in output.extents if output else ():

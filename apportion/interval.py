@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 Range = tuple[int, int]
 Box = tuple[Range, ...]
@@ -60,9 +61,10 @@ class Affine:
     @property
     def axis(self) -> str | None:
         """The name of the axis this form *is*, if it is exactly one axis and nothing else."""
-        if len(self.terms) == 1 and self.terms[0][1] == 1 and self.constant == 0:
-            return self.terms[0][0]
-        return None
+        if self.constant or len(self.terms) != 1:
+            return None
+        name, coefficient = self.terms[0]
+        return name if coefficient == 1 else None
 
 
 def bounds(form: Affine, ranges: Mapping[str, Range]) -> Range:
@@ -83,17 +85,17 @@ def part_range(extent: int, parts: int, index: int) -> Range:
 
 def full(factors: Sequence[int]) -> Box:
     """The region that is the whole of the atoms."""
-    return tuple((0, factor) for factor in factors)
+    return tuple([(0, factor) for factor in factors])
 
 
 def lengths(box: Box) -> tuple[int, ...]:
     """Extent of each range."""
-    return tuple(high - low for low, high in box)
+    return tuple([high - low for low, high in box])
 
 
 def volume(box: Box) -> int:
     """Number of elements."""
-    return math.prod(high - low for low, high in box)
+    return math.prod([high - low for low, high in box])
 
 
 def intersect(a: Box, b: Box) -> Box | None:
@@ -175,6 +177,7 @@ def runs(box: Box, factors: Factors) -> list[tuple[int, Range]]:
     return found
 
 
+@lru_cache(maxsize=4096)
 def refine(a: Factors, b: Factors) -> Factors | None:
     """The coarsest common refinement of two factorings of one extent, or None if there is none."""
     if a == b:

@@ -65,11 +65,18 @@ def open_graph(graph: Graph, which: Sequence[int]) -> tuple[Graph, tuple[int, ..
         if index not in which or not _RULES[op.kind](opener, op):
             opener.ops.append(op)
         origins += [index] * (len(opener.ops) - len(origins))
-    ops = tuple(
-        op if op.forward is None else replace(op, forward=opener.moved[op.forward])
-        for op in opener.ops
-    )
+    ops = tuple([_moved(op, opener.moved) for op in opener.ops])
     return replace(graph, values=tuple(opener.values), ops=ops), tuple(origins)
+
+
+def _moved(op: Op, moved: dict[int, int]) -> Op:
+    """An Op whose forward Op has another number in the opened Graph."""
+    if op.forward is None or moved[op.forward] == op.forward:
+        return op
+    return Op(
+        op.name, op.kind, op.inputs, op.outputs, op.args, op.phase, op.line, op.module,
+        moved[op.forward], op.parameter, op.body,
+    )  # fmt: skip
 
 
 class _Opener:

@@ -10,25 +10,28 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from apportion import graph as graphs
 from apportion import ops as ops
 from apportion import strategy as strategies
+from apportion.choose import Candidate, Prices, Request, Shipped, Stand, choose, rank
 from apportion.cluster import Cluster
 from apportion.cluster import from_json as load_cluster
 from apportion.cluster import to_json as dump_cluster
-from apportion.cost import CostModel, default_cost, dump_cost, load_cost, restricted
+from apportion.cost import CostModel, dump_cost, load_cost, restricted
+from apportion.enough import METHODS as QUICK
+from apportion.enough import enough, shortfall
 from apportion.files import write_whole
 from apportion.lower import lower
 from apportion.perfetto import Links, trace
 from apportion.report import page
 from apportion.schedule import link_spans
-from apportion.search import SEARCHES, Problem, Unsuitable
+from apportion.search import SEARCHES, Unsuitable
 from apportion.simulate import network, simulate
 from apportion.splits import Space
 from apportion.tasks import Storage, TaskGraph, with_storage
@@ -38,8 +41,7 @@ from apportion.timeline import Timeline
 if TYPE_CHECKING:
     from apportion.capture import Program
 
-FORMAT, VERSION = "apportion plan", 2
-AUTO = ("data", "fsdp", "tofu")  # what method "auto" chooses from
+FORMAT, VERSION = "apportion plan", 3
 
 
 class PlanWarning(UserWarning):
@@ -61,10 +63,12 @@ class Plan:
     """How to run one step on one cluster.
 
     model           the specification it was made from, or ""
-    memory_limit    bytes per device that a feasible plan stays under
+    memory_limit    bytes per device that a feasible plan stays under; None: there is no limit
     cost            the CostModel, or as much of it as the plan needs
     search_seconds  how long the method took
     lower_bound     proven least cost, where the method gives one
+    lower_bound_of  what that is a bound of, and among which strategies
+    notes           what one should know of how it was found, a sentence each
     """
 
     graph: graphs.Graph
@@ -75,17 +79,19 @@ class Plan:
     budget: float
     search_seconds: float
     predicted: Predicted
-    memory_limit: tuple[int, ...]
+    memory_limit: tuple[int, ...] | None
     cost: CostModel
     lower_bound: float | None = None
     model: str = ""
     storage: Storage = field(default_factory=Storage)
+    lower_bound_of: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def feasible(self) -> bool:
         """Whether every device stays under its memory limit."""
-        limits = self.memory_limit
-        return all(p <= n for p, n in zip(self.predicted.peak_bytes, limits, strict=True))
+        peaks = self.predicted.peak_bytes
+        return all(p <= n for p, n in zip(peaks, self.memory_limit or peaks, strict=True))
 
     @cached_property
     def space(self) -> Space:
@@ -130,7 +136,9 @@ class Plan:
             "budget": self.budget,
             "search_seconds": self.search_seconds,
             "lower_bound": self.lower_bound,
-            "memory_limit": list(self.memory_limit),
+            "lower_bound_of": self.lower_bound_of,
+            "notes": list(self.notes),
+            "memory_limit": self.memory_limit and list(self.memory_limit),
             "predicted": {
                 "step_seconds": self.predicted.step_seconds,
                 "peak_bytes": list(self.predicted.peak_bytes),
@@ -165,7 +173,7 @@ def _parse(data: Any) -> Plan:
     graph = graphs.from_json(data["graph"])
     if graph.fingerprint != data["fingerprint"]:
         raise ValueError("its graph does not have the fingerprint that it says; it was changed")
-    predicted = data["predicted"]
+    predicted, limits = data["predicted"], data["memory_limit"]
     plan = Plan(
         graph=graph,
         cluster=load_cluster(data["cluster"]),
@@ -180,14 +188,17 @@ def _parse(data: Any) -> Plan:
             int(predicted["bytes_moved"]),
             tuple(map(float, predicted["busy"])),
         ),
-        memory_limit=tuple(map(int, data["memory_limit"])),
+        memory_limit=None if limits is None else tuple(map(int, limits)),
         cost=load_cost(data["cost"]),
-        lower_bound=data["lower_bound"],
+        lower_bound=_bound(data["lower_bound"]),
         model=str(data["model"]),
         storage=_storage(*data["storage"]),
+        lower_bound_of=str(data["lower_bound_of"]),
+        notes=_notes(data["notes"]),
     )
     count = len(plan.cluster.devices)
-    if len(plan.memory_limit) != count or len(plan.predicted.peak_bytes) != count:
+    figures = (plan.predicted.peak_bytes, plan.memory_limit)
+    if any(some is not None and len(some) != count for some in figures):
         raise ValueError(f"its figures are not for the {count} devices of its cluster")
     try:
         strategies.verify(plan.space, plan.strategy, count)
@@ -215,6 +226,19 @@ def _unknown(graph: graphs.Graph) -> str:
     return f"; {missing[0]} is not described here, so import the file that describes it first"
 
 
+def _bound(given: Any) -> float | None:
+    number = isinstance(given, int | float) and not isinstance(given, bool)
+    if given is not None and not (number and math.isfinite(given)):
+        raise ValueError(f"its lower bound is {given!r}, neither a number nor null")
+    return None if given is None else float(given)
+
+
+def _notes(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(note, str) for note in given):
+        raise ValueError("its notes are not a list of texts")
+    return tuple(given)
+
+
 def _storage(slots: Any, workspace: Any, works: Any, work: Any) -> Storage:
     return Storage(
         tuple((int(s), int(b), int(n)) for s, b, n in slots),
@@ -222,29 +246,6 @@ def _storage(slots: Any, workspace: Any, works: Any, work: Any) -> Storage:
         tuple(map(str, works)),
         tuple(map(int, work)),
     )
-
-
-class Prices(Protocol):
-    """Where the costs of a search and of what it finds come from."""
-
-    def known(self) -> CostModel:
-        """What is known before there is a strategy."""
-
-    def cost(self, strategy: strategies.Strategy, tasks: TaskGraph) -> CostModel:
-        """What the tasks of a strategy cost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shipped:
-    """Prices from what comes with the package: nothing is measured."""
-
-    cluster: Cluster
-
-    def known(self) -> CostModel:
-        return default_cost(self.cluster)
-
-    def cost(self, strategy: strategies.Strategy, tasks: TaskGraph) -> CostModel:
-        return default_cost(self.cluster)
 
 
 def _predicted(timeline: Timeline) -> Predicted:
@@ -258,23 +259,34 @@ def plan(
     cluster: Cluster,
     method: str = "auto",
     budget: float = 30.0,
-    memory_limit: int | None = None,
+    memory_limit: float | None = None,
     seed: int = 0,
     prices: Prices | None = None,
+    progress: Callable[[Stand], None] | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
-    `memory_limit` is in bytes per device; None means the devices' own memory. "auto" plans by data,
-    fsdp and, on 2, 4, 8, ... devices, tofu, with a third of the budget each, and keeps the fastest
-    feasible plan: the Plan's `method` says which. Raises ValueError for an unknown method or one
-    that is not for this cluster; warns (PlanWarning) once for each kind of operator that runs
-    unsplit because it has no description.
+    `memory_limit` is in bytes per device; None means the devices' own memory, math.inf that there
+    is no limit. "auto" keeps the best plan of many methods: one within the limit, of those the
+    fastest; the Plan's `method` says whose it is. The baselines are among them whatever the budget.
+    Where nothing fits the Plan is the nearest one, not `feasible`, and its `notes` say what is over
+    and how many devices would do. An interrupt gives the best plan so far.
+
+    Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
+    once for each kind of operator that runs unsplit because it has no description. `progress` is
+    told where planning stands.
     """
     _check_methods([method])
-    space = Space(program if isinstance(program, graphs.Graph) else program.graph)
-    warn_unsplit(space)
-    prices = prices or Shipped(cluster)
-    return _search(space, cluster, method, budget, memory_limit, seed, prices)
+    began = time.perf_counter()
+    request = _request(program, cluster, memory_limit, seed, prices, progress)
+    warn_unsplit(request.space)
+    chosen = choose(request, method, budget)
+    made = _keep(_made(request, chosen.best, budget), chosen.best)
+    if made.feasible:
+        return made
+    left = 0.0 if chosen.interrupted else budget - (time.perf_counter() - began)
+    several = method == "auto"
+    return _explained(made, request, chosen.best, left, several, tried=several)
 
 
 def compare(
@@ -282,24 +294,123 @@ def compare(
     cluster: Cluster,
     methods: Sequence[str] = tuple(SEARCHES),
     budget: float = 30.0,
-    memory_limit: int | None = None,
+    memory_limit: float | None = None,
     seed: int = 0,
     prices: Prices | None = None,
+    progress: Callable[[Stand], None] | None = None,
 ) -> list[Plan]:
-    """A Plan by each method, under one simulator.
+    """A Plan by each method, each within `budget` seconds, under one simulator.
 
-    A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
+    A method that is not for this cluster or step is left out with a PlanWarning; ValueError if none
+    is for it. An interrupt leaves out the methods that are not done. If no plan fits, the notes of
+    the nearest say why.
     """
     _check_methods(methods)
-    space = Space(program if isinstance(program, graphs.Graph) else program.graph)
-    warn_unsplit(space)
-    prices = prices or Shipped(cluster)
-    plans, refused = _each(space, cluster, methods, budget, memory_limit, seed, prices)
-    if not plans and refused:
-        raise next(iter(refused.values()))
-    for method, why in refused.items():
-        warnings.warn(f"{method} is left out: {why}", PlanWarning, stacklevel=2)
+    request = _request(program, cluster, memory_limit, seed, prices, progress)
+    warn_unsplit(request.space)
+    plans: list[Plan] = []
+    refused: dict[str, Unsuitable] = {}
+    best: Candidate | None = None
+    at, interrupted = 0, False
+    try:
+        for method in methods:
+            try:
+                chosen = choose(request, method, budget)
+            except Unsuitable as why:
+                refused[method] = why
+                continue
+            if best is None or rank(request, chosen.best) < rank(request, best):
+                best, at = chosen.best, len(plans)
+            plans.append(replace(_made(request, chosen.best, budget), method=method))
+            interrupted = chosen.interrupted
+            if interrupted:
+                break
+    except KeyboardInterrupt:
+        if not plans:
+            raise
+        interrupted = True
+    if best is None:
+        raise next(iter(refused.values()), ValueError("there are no methods to compare"))
+    for method, refusal in refused.items():
+        warnings.warn(f"{method} is left out: {refusal}", PlanWarning, stacklevel=2)
+    if interrupted:
+        done = {p.method for p in plans} | refused.keys()
+        missing = ", ".join(m for m in methods if m not in done) or "none"
+        warnings.warn(f"interrupted; methods not tried: {missing}", PlanWarning, stacklevel=2)
+    _keep(plans[at], best)
+    if not isinstance(request.prices, Shipped):
+        plans = [_priced(plan, request.prices.known()) for plan in plans]
+    if not plans[at].feasible:
+        left = 0.0 if interrupted else budget
+        tried = "auto" in methods or set(QUICK) <= {plan.method for plan in plans}
+        plans[at] = _explained(plans[at], request, best, left, len(plans) > 1, tried)
     return plans
+
+
+def _priced(made: Plan, cost: CostModel) -> Plan:
+    """The Plan judged by what is known in the end: for later ones more may have been measured."""
+    return made if made.cost is cost else replace(made, cost=cost).simulate()
+
+
+def _request(
+    program: Program | graphs.Graph,
+    cluster: Cluster,
+    memory_limit: float | None,
+    seed: int,
+    prices: Prices | None,
+    progress: Callable[[Stand], None] | None,
+) -> Request:
+    limits: tuple[int, ...] | None = tuple(d.memory_bytes for d in cluster.devices)
+    if memory_limit is not None:
+        count = len(cluster.devices)
+        limits = None if math.isinf(memory_limit) else (int(memory_limit),) * count
+    space = Space(program if isinstance(program, graphs.Graph) else program.graph)
+    return Request(space, cluster, prices or Shipped(cluster), limits, seed, progress)
+
+
+def _made(request: Request, found: Candidate, budget: float) -> Plan:
+    """The Plan of a Candidate, without what was worked out for it: of many Plans that is much."""
+    return Plan(
+        graph=request.space.source,
+        cluster=request.cluster,
+        strategy=found.found.strategy,
+        method=found.method,
+        seed=request.seed,
+        budget=budget,
+        search_seconds=found.search_seconds,
+        predicted=_predicted(found.timeline),
+        memory_limit=request.memory_limit,
+        cost=found.cost,
+        lower_bound=found.found.lower_bound,
+        storage=found.storage,
+        lower_bound_of=found.found.bound_of,
+        notes=found.notes,
+    )
+
+
+def with_model(made: Plan, model: str) -> Plan:
+    """The same Plan, of a model's specification, with what has been worked out for it."""
+    named = replace(made, model=model)
+    known = ("space", "tasks", "timeline")
+    named.__dict__.update({name: made.__dict__[name] for name in known if name in made.__dict__})
+    return named
+
+
+def _keep(made: Plan, found: Candidate) -> Plan:
+    made.__dict__.update(space=found.space, tasks=found.tasks, timeline=found.timeline)
+    return made
+
+
+def _explained(
+    made: Plan, request: Request, nearest: Candidate, budget: float, several: bool, tried: bool
+) -> Plan:
+    """A Plan that does not fit, with notes that say why and how many devices would do."""
+    notes = [shortfall(request, nearest, several)]
+    try:
+        notes.append(enough(request, budget, tried))
+    except KeyboardInterrupt:
+        notes.append("interrupted before the number of devices that would do was found")
+    return _keep(replace(made, notes=(*made.notes, *notes)), nearest)
 
 
 def warn_unsplit(space: Space) -> None:
@@ -329,93 +440,3 @@ def _check_methods(names: Sequence[str]) -> None:
     for name in names:
         if name != "auto" and name not in SEARCHES:
             raise ValueError(f"unknown method {name!r}; known: auto, {', '.join(SEARCHES)}")
-
-
-def _each(
-    space: Space,
-    cluster: Cluster,
-    methods: Sequence[str],
-    budget: float,
-    memory_limit: int | None,
-    seed: int,
-    prices: Prices,
-) -> tuple[list[Plan], dict[str, Unsuitable]]:
-    """Plans by those methods that can be used here, and what the others say."""
-    plans, refused = [], {}
-    for method in methods:
-        try:
-            plans.append(_search(space, cluster, method, budget, memory_limit, seed, prices))
-        except Unsuitable as why:
-            refused[method] = why
-    return plans, refused
-
-
-def _best(plans: Sequence[Plan]) -> Plan:
-    """The fastest feasible one, of equal ones that which moves less; if none is feasible, the one
-    that needs the least memory."""
-
-    def rank(plan: Plan) -> tuple[bool, float, int]:
-        guess = plan.predicted
-        cost = guess.step_seconds if plan.feasible else max(guess.peak_bytes)
-        return not plan.feasible, cost, guess.bytes_moved
-
-    best = min(plans, key=rank)
-    return _kept(best, replace(best, search_seconds=sum(p.search_seconds for p in plans)))
-
-
-def _kept(before: Plan, after: Plan) -> Plan:
-    """`after` with what `before` has worked out."""
-    for name in ("space", "tasks", "timeline"):
-        after.__dict__[name] = before.__dict__[name]
-    return after
-
-
-def _search(
-    space: Space,
-    cluster: Cluster,
-    method: str,
-    budget: float,
-    memory_limit: int | None,
-    seed: int,
-    prices: Prices,
-) -> Plan:
-    if method == "auto":
-        share = budget / len(AUTO)
-        return _best(_each(space, cluster, AUTO, share, memory_limit, seed, prices)[0])
-    search = SEARCHES[method]
-    problem = Problem(space, cluster, prices.known())
-    began = time.perf_counter()
-    found = search(problem, budget=budget, seed=seed)
-    seconds = time.perf_counter() - began
-    limits = tuple(d.memory_bytes for d in cluster.devices)
-    if memory_limit is not None:
-        limits = (memory_limit,) * len(limits)
-    empty = Predicted(0.0, (0,) * len(limits), 0, (0.0,) * len(limits))
-    if (found.strategy.digits, found.strategy.opening) != (space.digits, space.opening):
-        space = strategies.space_of(space.source, found.strategy)
-    tasks = lower(space, found.strategy, len(limits))
-    storage = _measured_storage(space, found.strategy, tasks, cluster)
-    tasks = with_storage(tasks, storage)
-    cost = prices.cost(found.strategy, tasks)
-    draft = Plan(
-        space.source, cluster, found.strategy, method, seed, budget, seconds, empty, limits, cost,
-        found.lower_bound, storage=storage,
-    )  # fmt: skip
-    draft.__dict__.update(space=space, tasks=tasks)
-    return _kept(draft, draft.simulate())
-
-
-def _measured_storage(
-    space: Space, strategy: strategies.Strategy, tasks: TaskGraph, cluster: Cluster
-) -> Storage:
-    """What the kernels allocate. Needs torch, which a loaded Plan does not: it has the result."""
-    from apportion.execute import Executable, threads
-    from apportion.storage import accelerator, measure
-
-    executable = Executable(space, strategy, tasks)
-    kinds = {device.kind for device in cluster.devices}
-    if kinds == {"cpu"}:
-        return measure(executable, threads(len(cluster.devices)))
-    tables = default_cost(cluster).tables
-    known = next((tables[kind] for kind in sorted(kinds) if kind in tables), None)
-    return measure(executable, None, accelerator(known))

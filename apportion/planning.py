@@ -13,9 +13,10 @@ from contextlib import contextmanager
 
 from apportion.calibrate import BUDGET, Calibrator, Source, source_of
 from apportion.capture import Program
+from apportion.choose import Prices, Shipped, Stand
 from apportion.cluster import Cluster
 from apportion.graph import Graph
-from apportion.plan import Plan, PlanWarning, Prices, Shipped
+from apportion.plan import Plan, PlanWarning
 from apportion.plan import compare as compare_plans
 from apportion.plan import plan as make_plan
 from apportion.search import SEARCHES
@@ -28,27 +29,31 @@ def plan(
     cluster: Cluster,
     method: str = "auto",
     budget: float = 30.0,
-    memory_limit: int | None = None,
+    memory_limit: float | None = None,
     seed: int = 0,
     calibrate: bool = True,
     note: Note | None = None,
     source: Source | None = None,
+    progress: Callable[[Stand], None] | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
-    `memory_limit` is in bytes per device; None means the devices' own memory. "auto" plans by data,
-    fsdp and, on 2, 4, 8, ... devices, tofu, with a third of the budget each, and keeps the fastest
-    feasible plan: the Plan's `method` says which.
+    `memory_limit` is in bytes per device; None means the devices' own memory, math.inf that there
+    is no limit. "auto" keeps the best plan of many methods: one within the limit, of those the
+    fastest; the Plan's `method` says whose it is. The baselines are among them whatever the budget.
+    Where nothing fits the Plan is the nearest one, not `feasible`, and its `notes` say what is over
+    and how many devices would do. An interrupt gives the best plan so far.
 
     On `local:N` kernel calls that were never measured on this machine are measured on N processes
     first, for about 20 seconds at most, unless `calibrate` is false; `note` is told, or a
     PlanWarning says so. `source` says how to make the step's tensors, if not from the program.
+    `progress` is told where planning stands.
 
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description.
     """
     with _prices(program, cluster, calibrate, note, source) as prices:
-        return make_plan(program, cluster, method, budget, memory_limit, seed, prices)
+        return make_plan(program, cluster, method, budget, memory_limit, seed, prices, progress)
 
 
 def compare(
@@ -56,18 +61,20 @@ def compare(
     cluster: Cluster,
     methods: Sequence[str] = tuple(SEARCHES),
     budget: float = 30.0,
-    memory_limit: int | None = None,
+    memory_limit: float | None = None,
     seed: int = 0,
     calibrate: bool = True,
     note: Note | None = None,
     source: Source | None = None,
+    progress: Callable[[Stand], None] | None = None,
 ) -> list[Plan]:
     """A Plan by each method, under one simulator; measures what is missing as `plan` does.
 
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
     with _prices(program, cluster, calibrate, note, source) as prices:
-        return compare_plans(program, cluster, methods, budget, memory_limit, seed, prices)
+        how = (budget, memory_limit, seed, prices, progress)
+        return compare_plans(program, cluster, methods, *how)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class Planned(Protocol):
     @property
     def predicted(self) -> Figures: ...
     @property
-    def memory_limit(self) -> tuple[int, ...]: ...
+    def memory_limit(self) -> tuple[int, ...] | None: ...
     @property
     def cost(self) -> CostModel: ...
     @property
@@ -205,7 +205,7 @@ def _devices(plan: Planned) -> dict[str, Any]:
         "name": [device.name for device in devices],
         "kind": interned(device.kind for device in devices),
         "memory": [device.memory_bytes for device in devices],
-        "limit": plan.memory_limit,
+        "limit": plan.memory_limit or [device.memory_bytes for device in devices],
     }
 
 

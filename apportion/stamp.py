@@ -17,7 +17,18 @@ from apportion.block import Block
 from apportion.flow import Flow
 from apportion.graph import ROLES, Graph
 from apportion.interval import Box
-from apportion.tasks import COMMUNICATION, Copies, Ends, Ints, TaskGraph, offsets
+from apportion.tasks import (
+    ASSEMBLE,
+    COMMUNICATION,
+    Assemblies,
+    Copies,
+    Ends,
+    Ints,
+    Taken,
+    TaskGraph,
+    distinct,
+    offsets,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +149,7 @@ class _Stamp:
             taken=self._task_column("taken"), ends=self._ends(), carry=self._carry(),
             group=group, pattern=self._task_column("pattern"), groups=groups,
             kinds=tuple(o.kind for o in graph.ops[:ops]),
+            make_assemblies=lambda: self._assemblies(boxes),
         )  # fmt: skip
 
     def _references(self, which: str) -> tuple[Ints, Ints, Ints]:
@@ -212,7 +224,7 @@ class _Stamp:
         waits = self.blocks.column(lambda b: b.after)[rows.index] + self.rows.start[rows.owner]
         task = np.concatenate([task[inside], np.repeat(np.arange(n), counts)])
         dep = np.concatenate([maker[inside], waits])
-        key = np.unique(task * max(n, 1) + dep)
+        key = distinct(task * max(n, 1) + dep)
         return offsets(np.bincount(key // max(n, 1), minlength=n)), key % max(n, 1)
 
     def _regions(self, boxes: _Boxes) -> Ints:
@@ -250,6 +262,18 @@ class _Stamp:
             self.flows.column(lambda f: f.source_nbytes)[row],
             *_edges(rows.owner, value), boxes.all(),
         )  # fmt: skip
+
+    def _assemblies(self, boxes: _Boxes) -> Assemblies:
+        numbers: dict[bytes, int] = {}
+        of_piece = self.flows.column(lambda f: _ways(f, numbers))
+        j = self.blocks.column(lambda b: b.created_j)[self.created.index]
+        p = self.blocks.column(lambda b: b.created_p)[self.created.index]
+        task = self.blocks.column(lambda b: b.created_task)[self.created.index]
+        task = task + self.rows.start[self.created.owner]
+        which = np.full(len(self.rows.owner), -1)
+        which[task] = of_piece[self.pieces.index][self._piece(self.created, j, p)]
+        which[self._task_column("kind") != ASSEMBLE] = -1
+        return Assemblies(boxes.all(), which, tuple(map(_taken, numbers)))
 
     def _groups(self) -> tuple[Ints, tuple[tuple[int, ...], ...]]:
         numbers: dict[tuple[int, ...], int] = {}
@@ -295,6 +319,45 @@ class _Boxes:
         return tuple(
             tuple((low, high) for low, high in box.reshape(-1, 2).tolist()) for box in self.found
         )
+
+
+def _ways(flow: Flow, numbers: dict[bytes, int]) -> Ints:
+    """For every piece the number of the way that it is put together, new ones added; -1 for a
+    piece that is made."""
+    target, pieces = _targets(flow), len(flow.device)
+    sizes = flow.box[:, :, 1] - flow.box[:, :, 0]
+    local = flow.device[flow.source] == flow.device[target]
+    # an assembly reads its local sources in rising order, each once
+    read, which = np.unique((target * pieces + flow.source)[local], return_inverse=True)
+    source = np.full(len(target), -1)
+    source[local] = which - np.searchsorted(read, target[local] * pieces)
+    rows = np.concatenate(
+        [
+            np.stack([np.full(len(target), sizes.shape[1]), flow.source_term > 0, source], axis=1),
+            flow.source_box[:, :, 1] - flow.source_box[:, :, 0],
+            np.where(local[:, None], sizes[flow.source], 0),
+        ],
+        axis=1,
+    )
+    rows = rows[np.lexsort((flow.source_term, target))]
+    found = np.full(pieces, -1)
+    start = flow.source_start.tolist()
+    for piece in np.flatnonzero(np.diff(flow.source_start)).tolist():
+        text = rows[start[piece] : start[piece + 1]].tobytes()
+        found[piece] = numbers.setdefault(text, len(numbers))
+    return found
+
+
+def _taken(text: bytes) -> tuple[Taken, ...]:
+    atoms = int(np.frombuffer(text, np.int64, 1)[0])
+    rows = np.frombuffer(text, np.int64).reshape(-1, 3 + 2 * atoms).tolist()
+    return tuple(
+        Taken(
+            tuple(row[3 : 3 + atoms]), bool(row[1]), row[2],
+            tuple(row[3 + atoms :]) if row[2] >= 0 else (),
+        )
+        for row in rows
+    )  # fmt: skip
 
 
 def _edges(owner: Ints, value: Ints) -> tuple[Ints, Ints, Ints]:

@@ -2,35 +2,34 @@
 
 Lowering says which slots there are; whether a view of a part needs a copy, and how a result lies in
 memory, only the kernel knows. Here every distinct call (kind, arguments, shapes and strides of its
-inputs) runs once on torch's `meta` device, and strides are passed on from task to task. Kernels
-whose real storage or workspace is larger than their result are listed in `EXTRA`, with how the
-figures were found.
+inputs) runs once on torch's `meta` device, and strides are passed on from task to task.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
+from apportion.allocations import Allocations
 from apportion.cost_table import CostTable, kind_of
 from apportion.execute import Executable, local_shape, run_part, same_storage
 from apportion.graph import Body, Op
 from apportion.interval import lengths
 from apportion.kernels import Context, dtype
 from apportion.splits import Part
-from apportion.tasks import ASSEMBLE, COMPUTE, Storage
+from apportion.tasks import ASSEMBLE, COMPUTE, Ints, Storage, Taken
 from apportion.trace import RANDOM_UNIFORM
 
 Stride = tuple[int, ...]
+Form = tuple[tuple[int, ...], Stride, torch.dtype]
+Bools = npt.NDArray[np.bool_]
 ASSEMBLY = "apportion.assemble"
 WORKSPACE_QUANTILE, FEWEST_ALIKE, ALIKE = 0.75, 4, 3
 
@@ -47,11 +46,25 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a call allocates, and its number among the distinct works."""
+    """What a call allocates, its number among the distinct works, and the forms of its results."""
 
     results: tuple[_Result, ...]
     workspace: int
     work: int = -1
+    forms: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stretch:
+    """The calls of consecutive tasks in columns. Lengths: tasks n, results of each k."""
+
+    work: Ints  # n
+    workspace: Ints  # n
+    form: Ints  # n x k
+    alias: Ints  # n x k: the argument whose storage it shares, or -1
+    nbytes: Ints  # n x k: of its storage, -1 for those of its region
+    decided: Bools  # n x k: whether a kernel decides where its bytes are
+    plain: bool  # it decides nothing
 
 
 @dataclass(frozen=True)
@@ -121,16 +134,25 @@ def signature(kind: str, body: Body | None, part: Part, inputs: Sequence[Any]) -
     return f"{kind}({' '.join(map(_input, inputs))}) #{digest[:10]}"
 
 
-def assembly(meant: Any, copies: Sequence[tuple[Any, Stride | None]]) -> str:
+def assembly(
+    shape: tuple[int, ...],
+    kind: torch.dtype,
+    boxes: Sequence[Taken],
+    strides: Sequence[Stride],
+) -> str:
     """The same for a region that is put together: from so many boxes, received (`message`), or of
     local tensors with their strides; further terms are added."""
-    boxes = tuple(
-        (c.shape, c.term > 0, "message" if c.message >= 0 else (c.source_shape, stride))
-        for c, stride in copies
+    taken = tuple(
+        (
+            box.sizes,
+            box.adds,
+            "message" if box.source < 0 else (box.source_sizes, strides[box.source]),
+        )
+        for box in boxes
     )
-    digest = hashlib.sha256(repr(boxes).encode()).hexdigest()
-    name = str(meant.dtype).removeprefix("torch.")
-    return f"{ASSEMBLY}({name}[{','.join(map(str, meant.shape))}] {len(boxes)}) #{digest[:10]}"
+    digest = hashlib.sha256(repr(taken).encode()).hexdigest()
+    name = str(kind).removeprefix("torch.")
+    return f"{ASSEMBLY}({name}[{','.join(map(str, shape))}] {len(taken)}) #{digest[:10]}"
 
 
 def _input(given: Any) -> str:
@@ -142,110 +164,234 @@ def _input(given: Any) -> str:
 
 
 class _Measurement:
+    """A walk over all tasks in stretches: the parts of an Op, or the assemblies before or after
+    them. A stretch that is like an earlier one, as those of equal layers are, is not looked at
+    again. A slot's *form* is the number of its (shape, stride, dtype)."""
+
     def __init__(
         self,
         executable: Executable,
         threads: int | None,
         accelerator: Accelerator | None = None,
     ) -> None:
-        self.executable = executable
+        self.space = executable.space
+        self.graph = executable.graph
+        self.strategy = executable.strategy
+        self.tasks = executable.tasks
+        self.assemblies = executable.tasks.assemblies
         self.threads = threads
         self.accelerator = accelerator or Accelerator()
-        self.tasks = executable.tasks
-        self.graph = executable.graph
-        bodies = executable.graph.bodies
         like = "cpu" if accelerator is None else "cuda"
-        self.context = Context(0, 0, lambda expression: 1.0, bodies, "meta", like)
-        self.strides: dict[int, Stride] = {}
-        self.roots: dict[int, int] = {}
-        self.base: list[int] = self.tasks.slot_base.tolist()
-        self.nbytes: list[int] = self.tasks.slot_nbytes.tolist()
-        self.known: dict[tuple[Any, ...], _Call] = {}
-        self.slots: list[tuple[int, int, int]] = []
-        self.workspace: list[tuple[int, int]] = []
+        self.context = Context(0, 0, lambda expression: 1.0, self.graph.bodies, "meta", like)
+        self.forms: dict[Form, int] = {}
+        self.formed: list[Form] = []
+        self.found: dict[tuple[Any, ...], _Call] = {}
+        self.put_together: dict[tuple[Any, ...], _Call] = {}
+        self.stretches: dict[tuple[Any, ...], _Stretch] = {}
+        self.known: dict[int, Sequence[Part]] = {}  # what stretches are known by, kept alive
         self.works: dict[str, int] = {}
-        self.work = [-1] * len(self.tasks)
+        slots = len(self.tasks.slot_device)
+        self.dense = self._dense_forms()
+        self.form = np.full(slots + 1, -1)  # the last one is for an input that is no slot
+        self.shared = np.full(slots, -1)  # the slot whose storage a kernel gave back
+        self.nbytes = self.tasks.slot_nbytes.copy()
+        self.decided = np.zeros(slots, bool)  # by a kernel, not by lowering
+        self.workspace = np.zeros(len(self.tasks), np.int64)
+        self.work = np.full(len(self.tasks), -1)
 
     def run(self) -> Storage:
-        for slot in self.executable.begin:
-            self._own(slot, _dense(self.executable.slots[slot].shape))
-        for task, kind in enumerate(self.executable.kind):
-            if kind == COMPUTE:
-                self._compute(task)
-            elif kind == ASSEMBLE:
-                self._assemble(task)
+        tasks = self.tasks
+        begin = np.flatnonzero(tasks.slot_first == -1)
+        self.form[begin] = self.dense[begin]
+        change = (np.diff(tasks.kind) != 0) | (np.diff(tasks.op) != 0)
+        ends = [*(np.flatnonzero(change) + 1).tolist(), len(tasks)] if len(tasks) else []
+        low = 0
+        for high in ends:
+            if tasks.kind[low] == COMPUTE:
+                self._computes(low, high)
+            elif tasks.kind[low] == ASSEMBLE:
+                self._assembles(low, high)
+            low = high
+        used = np.flatnonzero(self.workspace)
+        workspace = zip(used.tolist(), self.workspace[used].tolist(), strict=True)
         return Storage(
-            tuple(self.slots), tuple(self.workspace), tuple(self.works), tuple(self.work)
+            self._slots(), tuple(workspace), tuple(self.works), tuple(self.work.tolist())
         )
 
-    def _own(self, slot: int, stride: Stride) -> None:
-        self.strides[slot] = stride
-        self.roots[slot] = slot
+    def _dense_forms(self) -> Ints:
+        """The form of every slot if its tensor is dense."""
+        tasks, atoms = self.tasks, self.space.atoms
+        kinds: dict[Any, int] = {}
+        kind = [
+            kinds.setdefault((dims, value.dtype), len(kinds))
+            for dims, value in zip(atoms.dims, self.graph.values, strict=True)
+        ]
+        regions = self.assemblies.regions
+        key = np.array(kind, np.int64)[tasks.slot_value] * len(regions) + tasks.slot_region
+        found, first, which = np.unique(key, return_index=True, return_inverse=True)
+        forms = []
+        for value, region in zip(
+            tasks.slot_value[first].tolist(), (found % max(len(regions), 1)).tolist(), strict=True
+        ):
+            shape = local_shape(self.space, value, regions[region])
+            name = self.graph.values[value].dtype or ""
+            forms.append(self._form((shape, _dense(shape), dtype(name))))
+        dense: Ints = np.array(forms, np.int64)[which]
+        return dense
 
-    def _assemble(self, task: int) -> None:
-        slot = int(self.tasks.out_slot[self.tasks.out_start[task]])
-        meant = self.executable.slots[slot]
-        text = assembly(
-            meant, [(c, self.strides.get(c.source)) for c in self.executable.copies[task]]
-        )
-        self.work[task] = self.works.setdefault(text, len(self.works))
-        if self.base[slot] < 0:
-            self._own(slot, _dense(meant.shape))
+    def _form(self, form: Form) -> int:
+        number = self.forms.setdefault(form, len(self.forms))
+        if number == len(self.formed):
+            self.formed.append(form)
+        return number
+
+    def _slots(self) -> tuple[tuple[int, int, int], ...]:
+        """Where the bytes of slots are and how many, where that is not what was planned."""
+        tasks = self.tasks
+        root = np.where(self.shared >= 0, self.shared, np.arange(len(self.shared)))
+        while (root != root[root]).any():
+            root = root[root]
+        found = np.where(self.shared >= 0, root, -1)
+        planned = np.where(tasks.slot_base >= 0, root[tasks.slot_base], -1)
+        other = (found < 0) & (self.nbytes != tasks.slot_nbytes)
+        slots = np.flatnonzero(self.decided & ((found != planned) | other))
+        rows = zip(slots.tolist(), found[slots].tolist(), self.nbytes[slots].tolist(), strict=True)
+        return tuple(rows)
+
+    def _settle(self, low: int, stretch: _Stretch, ins: Ints, outs: Ints) -> None:
+        """Notes what a stretch from task `low` on leaves; its slots by task and argument."""
+        high = low + len(stretch.work)
+        self.work[low:high] = stretch.work
+        self.workspace[low:high] = stretch.workspace
+        self.form[outs] = stretch.form
+        if stretch.plain:
             return
-        copy = self.executable.copies[task][0]
-        source = self._meta(copy.source)
-        box = source.reshape(copy.source_shape)[copy.source_box].reshape(meant.shape)
-        self.strides[slot] = box.stride()
-        self._settle(slot, copy.source if same_storage(box, source) else -1, self.nbytes[slot])
+        self.decided[outs] = stretch.decided
+        self.nbytes[outs] = np.where(stretch.nbytes < 0, self.nbytes[outs], stretch.nbytes)
+        if ins.shape[1]:
+            source = np.take_along_axis(ins, np.maximum(stretch.alias, 0), axis=1)
+            self.shared[outs] = np.where(stretch.alias < 0, -1, source)
 
-    def _settle(self, slot: int, source: int, nbytes: int) -> None:
-        """Notes where a slot's bytes are, if that is not what was planned."""
-        root = self.roots[source] if source >= 0 else -1
-        self.roots[slot] = root if root >= 0 else slot
-        planned = self.base[slot]
-        planned = self.roots.get(planned, planned) if planned >= 0 else -1
-        if root != planned or (root < 0 and nbytes != self.nbytes[slot]):
-            self.slots.append((slot, root, nbytes))
+    def _assembles(self, low: int, high: int) -> None:
+        """Assemblies, in runs of which none reads what another one makes."""
+        starts = self.tasks.in_start
+        made = self.tasks.slot_first[self.tasks.in_slot[starts[low] : starts[high]]]
+        while low < high:
+            inside = np.flatnonzero(made[starts[low] - starts[high] :] >= low)
+            if starts[low] == starts[high] or not len(inside):
+                self._assembled(low, high)
+                return
+            cut = int(np.searchsorted(starts, starts[low] + inside[0], side="right")) - 1
+            self._assembled(low, cut)
+            low = cut
 
-    def _compute(self, task: int) -> None:
-        work = self.executable.computes[task]
-        part, slots = work.part, self.executable.slots
-        inputs = tuple(
-            (slots[s].shape, self.strides[s], slots[s].dtype) if s >= 0 else part.inputs[k]
-            for k, s in enumerate(work.ins)
-        )
-        shaped = (part.args, part.zeros, part.pads, part.scales)
-        key = (work.op.kind, work.op.body, *shaped, inputs)
-        call = self.known.get(key)
+    def _assembled(self, low: int, high: int) -> None:
+        tasks = self.tasks
+        outs = tasks.out_slot[tasks.out_start[low] : tasks.out_start[high]]
+        ins = tasks.in_slot[tasks.in_start[low] : tasks.in_start[high]]
+        way, meant, sources = self.assemblies.which[low:high], self.dense[outs], self.form[ins]
+        view = tasks.slot_base[outs] >= 0
+        key = (way.tobytes(), meant.tobytes(), sources.tobytes(), view.tobytes())
+        found = self.stretches.get(key)
+        start = tasks.in_start[low : high + 1] - tasks.in_start[low]
+        if found is None:
+            calls = [
+                self._assembly(*row, tuple(sources[start[k] : start[k + 1]].tolist()))
+                for k, row in enumerate(
+                    zip(way.tolist(), meant.tolist(), view.tolist(), strict=True)
+                )
+            ]
+            found = self.stretches[key] = self._stretch(calls, view[:, None])
+        first = np.append(ins, -1)[np.minimum(start[:-1], len(ins))]
+        self._settle(low, found, first[:, None], outs[:, None])
+
+    def _assembly(self, way: int, meant: int, view: bool, sources: tuple[int, ...]) -> _Call:
+        """One region put together from slots of these forms; a view shares the first one's bytes
+        if that can be."""
+        key = (way, meant, view, sources)
+        call = self.put_together.get(key)
         if call is None:
-            body = None if work.op.body is None else self.graph.bodies[work.op.body]
-            text = signature(work.op.kind, body, part, inputs)
+            shape, stride, kind = self.formed[meant]
+            boxes = self.assemblies.distinct[way]
+            given = tuple(self.formed[f] for f in sources)
+            text = assembly(shape, kind, boxes, tuple(form[1] for form in given))
+            result = _Result(-1, stride, -1)
+            if view:
+                source = self._meta(given[0])
+                corner = tuple(slice(0, n) for n in boxes[0].sizes)
+                box = source.reshape(boxes[0].source_sizes)[corner].reshape(shape)
+                result = _Result(0 if same_storage(box, source) else -1, box.stride(), -1)
             number = self.works.setdefault(text, len(self.works))
-            call = self._run(work.op, part, work.ins)
-            usual = self.accelerator.usual(work.op.kind, int(self.tasks.nbytes[task]))
+            form = self._form((shape, result.stride, kind))
+            call = self.put_together[key] = _Call((result,), 0, number, (form,))
+        return call
+
+    def _computes(self, low: int, high: int) -> None:
+        tasks, index = self.tasks, int(self.tasks.op[low])
+        op, choice = self.graph.ops[index], self.strategy.choices[index]
+        ins = tasks.in_slot[tasks.in_start[low] : tasks.in_start[high]].reshape(high - low, -1)
+        outs = tasks.out_slot[tasks.out_start[low] : tasks.out_start[high]].reshape(high - low, -1)
+        parts = self.space.split(index, choice.parts).parts
+        part, forms = tasks.part[low:high] % choice.count, self.form[ins]
+        dense = self.dense[outs]
+        key = (op.kind, op.body, id(parts), part.tobytes(), forms.tobytes(), dense.tobytes())
+        found = self.stretches.get(key)
+        if found is None:
+            calls = [
+                self._compute(op, parts[number], tuple(given), tuple(meant), low + k)
+                for k, (number, given, meant) in enumerate(
+                    zip(part.tolist(), forms.tolist(), dense.tolist(), strict=True)
+                )
+            ]
+            found = self._stretch(calls, np.ones(outs.shape, bool))
+            self.stretches[key], self.known[id(parts)] = found, parts
+        self._settle(low, found, ins, outs)
+
+    def _compute(
+        self, op: Op, part: Part, forms: tuple[int, ...], meant: tuple[int, ...], task: int
+    ) -> _Call:
+        shaped = (_weighty(op.kind, part.args), part.zeros, part.pads, part.scales)
+        zeros = tuple(part.inputs[k] if f < 0 else f for k, f in enumerate(forms))
+        key = (op.kind, op.body, *shaped, zeros, meant)
+        call = self.found.get(key)
+        if call is None:
+            body = None if op.body is None else self.graph.bodies[op.body]
+            given = [self.formed[f] if f >= 0 else None for f in forms]
+            inputs = [part.inputs[k] if x is None else x for k, x in enumerate(given)]
+            text = signature(op.kind, body, part, inputs)
+            number = self.works.setdefault(text, len(self.works))
+            call = self._run(op, part, given)
+            usual = self.accelerator.usual(op.kind, int(self.tasks.nbytes[task]))
             guess = max(call.workspace, usual)
-            workspace = self.accelerator.workspaces.get(text, guess)
-            call = self.known[key] = replace(call, workspace=workspace, work=number)
-        self.work[task] = call.work
-        for slot, result in zip(work.outs, call.results, strict=True):
-            self.strides[slot] = result.stride
-            self._settle(slot, work.ins[result.alias] if result.alias >= 0 else -1, result.nbytes)
-        workspace = call.workspace + self.accelerator.resident
-        if workspace:
-            self.workspace.append((task, workspace))
+            workspace = self.accelerator.workspaces.get(text, guess) + self.accelerator.resident
+            left = tuple(
+                self._form((self.formed[m][0], result.stride, self.formed[m][2]))
+                for m, result in zip(meant, call.results, strict=True)
+            )
+            call = self.found[key] = _Call(call.results, workspace, number, left)
+        return call
 
-    def _meta(self, slot: int) -> torch.Tensor:
-        meant = self.executable.slots[slot]
-        return torch.empty_strided(
-            meant.shape, self.strides[slot], dtype=meant.dtype, device="meta"
-        )
+    def _stretch(self, calls: Sequence[_Call], decided: Bools) -> _Stretch:
+        """The calls of a stretch in columns."""
+        results = [[(r.alias, r.nbytes) for r in call.results] for call in calls]
+        made = np.array(results, np.int64).reshape(*decided.shape, 2)
+        return _Stretch(
+            np.array([call.work for call in calls], np.int64),
+            np.array([call.workspace for call in calls], np.int64),
+            np.array([call.forms for call in calls], np.int64).reshape(decided.shape),
+            made[..., 0], made[..., 1], decided, plain=not decided.any(),
+        )  # fmt: skip
 
-    def _run(self, op: Op, part: Part, ins: Sequence[int]) -> _Call:
-        """One call on tensors without data."""
-        tensors = [self._meta(s) if s >= 0 else None for s in ins]
+    def _meta(self, form: Form) -> torch.Tensor:
+        shape, stride, kind = form
+        return torch.empty_strided(shape, stride, dtype=kind, device="meta")
+
+    def _run(self, op: Op, part: Part, given: Sequence[Form | None]) -> _Call:
+        """One call on tensors without data; where there is none, a block of zeros is meant."""
+        tensors = [None if form is None else self._meta(form) for form in given]
         try:
             with Allocations(self.threads) as allocations:
-                outs = run_part(self.executable.space, op, part, tensors, self.context)
+                outs = run_part(self.space, op, part, tensors, self.context)
         except (RuntimeError, ValueError, NotImplementedError):
             return self._unknown(op, part)  # a kernel that does not run without data
         results, held = [], 0
@@ -259,7 +405,7 @@ class _Measurement:
         return _Call(tuple(results), max(allocations.peak - held, 0))
 
     def _unknown(self, op: Op, part: Part) -> _Call:
-        space, found = self.executable.space, []
+        space, found = self.space, []
         for value, region in zip(op.outputs, part.outputs, strict=True):
             shape = local_shape(space, value, region)
             nbytes = math.prod(shape) * dtype(space.graph.values[value].dtype or "").itemsize
@@ -267,234 +413,13 @@ class _Measurement:
         return _Call(tuple(found), 0)
 
 
-class Allocations(TorchDispatchMode):
-    """Bytes of storages made while it is active, those that are still there, and their peak."""
-
-    def __init__(self, threads: int | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.threads = threads
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if _is_tensor(x)}
-        result = func(*args, **(kwargs or {}))
-        for x in tree_leaves(result):
-            if _is_tensor(x) and x.untyped_storage()._cdata not in given:
-                storage = x.untyped_storage()
-                self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.alive = {k: (ref, n) for k, (ref, n) in self.alive.items() if not ref.expired()}
-        name = str(func)
-        if name == "aten.native_batch_norm.default" and not args[5]:
-            for x in result[1:]:  # really empty when the statistics are given
-                self.alive.pop(x.untyped_storage()._cdata, None)
-        inside = self._inside(func, name, args, kwargs or {}, result)
-        if name in KEPT and (kept := KEPT[name](args)):
-            storage = result.untyped_storage()
-            self.alive[storage._cdata] = (StorageWeakRef(storage), kept)
-        self.peak = max(self.peak, sum(n for _, n in self.alive.values()) + inside)
-        return result
-
-    def _inside(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> int:
-        """What a kernel takes while it runs, on this machine's CPU; elsewhere it is not known."""
-        if self.threads is None:
-            return 0
-        if name in MEASURED:
-            return _measured(func, args, kwargs, result)
-        return EXTRA[name](args, result, self.threads, **kwargs) if name in EXTRA else 0
-
-    def nbytes(self, tensor: torch.Tensor) -> int:
-        """Bytes of a tensor's storage."""
-        storage = tensor.untyped_storage()
-        known = self.alive.get(storage._cdata)
-        return known[1] if known else int(storage.nbytes())
-
-
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, torch.Tensor)
-
-
-# Kernels that take more than their result, found by comparing every call of the zoo's models, in
-# float32 and float64, with the allocator's events (torch 2.13, CPU). Bytes beside inputs and
-# results.
-
-
-def _scalar(args: Any, result: Any, threads: int, **named: Any) -> int:
-    """A number becomes a tensor of its own type, then of the computation's."""
-    x = next(a for a in args if _is_tensor(a))
-    number = next((a for a in args if isinstance(a, int | float) and not _is_tensor(a)), None)
-    if number is None:
-        return 0
-    kind = x.dtype if x.is_floating_point() or isinstance(number, int) else torch.float32
-    own = {bool: torch.bool, int: torch.int64, float: torch.float64}[type(number)]
-    return int(own.itemsize) + (0 if own == kind else int(kind.itemsize))
-
-
-def _mean(args: Any, result: Any, threads: int, **named: Any) -> int:
-    return 8 + int(result.dtype.itemsize)
-
-
-def _sum(args: Any, result: Any, threads: int, **named: Any) -> int:
-    """A sum in another precision converts its input first."""
-    return 0 if result.dtype == args[0].dtype else int(args[0].numel() * result.dtype.itemsize)
-
-
-def _mse_loss(args: Any, result: Any, threads: int, **named: Any) -> int:
-    """The differences, squared, beside the storage of the result, which is as large."""
-    if args[2:] and args[2] == 0:
-        return 0
-    return int(args[0].nbytes) + (
-        0 if args[2:] and args[2] == 2 else 8 + int(result.dtype.itemsize)
-    )
-
-
-def _safe_softmax(args: Any, result: Any, threads: int, **named: Any) -> int:
-    """Which elements and which rows are masked, and a zero."""
-    rows = result.numel() // max(result.shape[args[1]], 1) if result.dim() else 1
-    return int(result.numel() + rows + result.dtype.itemsize)
-
-
-def _layer_norm_backward(args: Any, result: Any, threads: int, **named: Any) -> int:
-    """Two rows of partial sums per thread."""
-    width = 1
-    for n in args[2]:
-        width *= n
-    wanted = any(args[7][1:])
-    return int(2 * threads * width * args[1].dtype.itemsize) if wanted else 0
-
-
-def _blocks(queries: int, keys: int) -> tuple[int, int]:
-    rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
-    return min(rows, queries), min(512, keys)
-
-
-def _attention(args: Any, result: Any, threads: int, **named: Any) -> int:
-    """Per thread a block of scores, its maxima and sums, and a block of results."""
-    rows, columns = _blocks(args[0].shape[2], args[1].shape[2])
-    wide = max(int(args[0].dtype.itemsize), 4)
-    return int(threads * (rows * columns + 2 * rows + rows * args[0].shape[3]) * wide)
-
-
-def _attention_backward(args: Any, result: Any, threads: int, **named: Any) -> int:
-    """Per thread two blocks of scores and a row of sums."""
-    rows, columns = _blocks(args[1].shape[2], args[2].shape[2])
-    wide = max(int(args[1].dtype.itemsize), 4)
-    return int(threads * (2 * rows * columns + rows) * wide)
-
-
-SCALAR = [
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "rsub",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "remainder",
-    "pow",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "bitwise_left_shift",
-    "bitwise_right_shift",
-    "add_",
-    "sub_",
-    "mul_",
-    "div_",
-    "bitwise_and_",
-    "bitwise_or_",
-    "bitwise_xor_",
-    "bitwise_left_shift_",
-    "bitwise_right_shift_",
-]
-
-EXTRA: dict[str, Callable[..., int]] = {
-    "aten.sum.dim_IntList": _sum,
-    **dict.fromkeys(
-        (f"aten.{name}.{overload}" for name in SCALAR for overload in ("Scalar", "Tensor")),
-        _scalar,
-    ),
-    "aten.mean.default": _mean,
-    "aten.mean.dim": _mean,
-    "aten.mse_loss.default": _mse_loss,
-    "aten._safe_softmax.default": _safe_softmax,
-    "aten.native_layer_norm_backward.default": _layer_norm_backward,
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
-}
-
-# Kernels that choose among algorithms by shape: each distinct call is measured once on this
-# machine.
-MEASURED = frozenset(
-    [
-        "aten.convolution.default",
-        "aten.convolution_backward.default",
-        "aten.native_batch_norm.default",
-        "aten.max_pool2d_with_indices.default",
-        "aten.max_pool2d_with_indices_backward.default",
-        "aten.avg_pool2d.default",
-        "aten.avg_pool2d_backward.default",
-        "aten.max_pool3d_with_indices.default",
-        "aten.max_pool3d_with_indices_backward.default",
-        "aten.avg_pool3d.default",
-        "aten.avg_pool3d_backward.default",
-    ]
-)
-MEASURE_UP_TO = 1 << 26  # bytes of operands; beyond, a bound is used and nothing runs
-_known: dict[str, int] = {}
-
-
-def _measured(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> int:
-    """Workspace of a call by the allocator's events, on tensors of zeros of the same strides."""
-    tensors = [x for x in tree_leaves((args, kwargs, result)) if _is_tensor(x)]
-    size = int(sum(x.nbytes for x in tensors))
-    if size > MEASURE_UP_TO:
-        return 2 * size  # seen: at most one, for operands and results put into another order
-    key = f"{torch.get_num_threads()} {func} {tree_map(_signature, (args, kwargs))}"
-    if key not in _known:
-        real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
-        with (
-            _disable_current_modes(),
-            torch.profiler.profile(profile_memory=True, acc_events=True) as profile,
-        ):
-            made = func(*real_args, **real_kwargs)
-        kept = sum(x.untyped_storage().nbytes() for x in tree_leaves(made) if _is_tensor(x))
-        _known[key] = max(allocated_peak(profile) - kept, 0)
-    return _known[key]
-
-
-def _signature(x: Any) -> Any:
-    return (tuple(x.shape), x.stride(), x.dtype) if _is_tensor(x) else x
-
-
-def _zeros(x: Any) -> Any:
-    if not _is_tensor(x):
-        return x
-    with _disable_current_modes():
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_()
-
-
-def allocated_peak(profile: Any, from_ns: int = 0) -> int:
-    """Peak of live bytes by the allocator's events in a profile, from a time on."""
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    total = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        total += event.nbytes()
-        if event.start_ns() >= from_ns:
-            peak = max(peak, total)
-    return peak
-
-
-# Results whose storage is larger than they are.
-KEPT: dict[str, Callable[[Any], int]] = {
-    "aten.mse_loss.default": lambda args: 0 if args[2:] and args[2] == 0 else int(args[0].nbytes),
-}
+def _weighty(kind: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a call that what it allocates depends on."""
+    if kind != RANDOM_UNIFORM:
+        return args
+    places = args[3] if len(args) > 3 else ()  # (factor, low, high) of every atom
+    sizes = tuple(tuple(high - low for _, low, high in atoms) for atoms in places)
+    return (args[0], args[2], sizes)  # not which numbers are drawn
 
 
 def _dense(shape: Sequence[int]) -> Stride:

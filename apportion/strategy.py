@@ -69,8 +69,11 @@ class Strategy:
     """Ops of the captured Graph that are opened; Choices and Layouts are of the opened Graph."""
 
 
-def space_of(graph: Graph, strategy: Strategy) -> Space:
-    """The Space that a strategy for a captured Graph is about."""
+def space_of(graph: Graph, strategy: Strategy, near: Space | None = None) -> Space:
+    """The Space that a strategy for a captured Graph is about; quickly, from one of that Graph
+    opened alike."""
+    if near is not None and near.source is graph and near.opening == strategy.opening:
+        return near.with_digits(strategy.digits)
     return Space(graph, strategy.digits, strategy.opening)
 
 

@@ -82,6 +82,8 @@ def predicted(plan: Plan) -> Table:
     table.add_row("peak memory per device", _peaks(plan.predicted.peak_bytes))
     table.add_row("bytes moved", f"{plan.predicted.bytes_moved:,}")
     table.add_row("search time", _seconds(plan.search_seconds))
+    if plan.lower_bound is not None:
+        table.add_row("bound", f"{_bound(plan)}: {plan.lower_bound_of or 'what was minimised'}")
     table.add_row("feasible", _yes(plan.feasible))
     return table
 
@@ -102,7 +104,8 @@ def planned(plan: Plan) -> list[Table | str]:
     shown: list[Table | str] = [predicted(plan)]
     if most.causes:
         shown += [causes(most), f"in all: {kinds}"]
-    return [*shown, f"times: {sure}; cost model {cost.name}: {cost.provenance}"]
+    shown.append(f"times: {sure}; cost model {cost.name}: {cost.provenance}")
+    return [*shown, *(f"note: {note}" for note in plan.notes)]
 
 
 def causes(peak: Peak) -> Table:
@@ -123,19 +126,45 @@ def causes(peak: Peak) -> Table:
     return table
 
 
-def side_by_side(plans: Iterable[Plan]) -> Table:
-    """One row per Plan."""
-    table = _table("method", "step time", "peak memory", "bytes moved", "search time", "feasible")
+def side_by_side(plans: Sequence[Plan]) -> Table:
+    """One row per Plan; the fastest that fits is marked."""
+    heads = ("step time", "peak memory", "bytes moved", "search time", "bound", "feasible", "")
+    table, best = _table("method", *heads), fastest(plans)
     for plan in plans:
         table.add_row(
             plan.method,
             _seconds(plan.predicted.step_seconds),
             _bytes(max(plan.predicted.peak_bytes)),
-            f"{plan.predicted.bytes_moved:,}",
+            _bytes(plan.predicted.bytes_moved),
             _seconds(plan.search_seconds),
+            _bound(plan),
             _yes(plan.feasible),
+            "best" if plan is best else "",
         )
     return table
+
+
+def compared(plans: Sequence[Plan]) -> list[Table | str]:
+    """Plans side by side, what their bounds are of, and their notes."""
+    bounds = [f"bound of {p.method}: {p.lower_bound_of}" for p in plans if p.lower_bound_of]
+    notes = [f"{plan.method}: {note}" for plan in plans for note in plan.notes]
+    return [side_by_side(plans), *bounds, *notes]
+
+
+def fastest(plans: Sequence[Plan]) -> Plan | None:
+    """Of the Plans that fit the fastest, of equal ones that which moves less."""
+    fit = [plan for plan in plans if plan.feasible]
+    return min(fit, key=lambda p: (p.predicted.step_seconds, p.predicted.bytes_moved), default=None)
+
+
+def _bound(plan: Plan) -> str:
+    """The lower bound in its unit, as far as its description begins with it."""
+    if plan.lower_bound is None:
+        return ""
+    words = plan.lower_bound_of.lower().split()
+    if "bytes" in words[:2]:
+        return _bytes(math.floor(plan.lower_bound))
+    return _seconds(plan.lower_bound) if "seconds" in words[:2] else f"{plan.lower_bound:.6g}"
 
 
 def measured(plan: Plan, run: Run) -> list[Table | str]:

@@ -60,6 +60,13 @@ def offsets(counts: Ints) -> Ints:
     return found
 
 
+def distinct(numbers: Ints) -> Ints:
+    """The distinct numbers, rising; for many of them numpy's own way takes several times longer."""
+    rising = np.sort(numbers)
+    found: Ints = rising[np.append(True, rising[1:] != rising[:-1])[: len(rising)]]
+    return found
+
+
 def plain(column: Ints) -> Ints:
     """The column as compiled code knows it, however it was made."""
     return np.ascontiguousarray(column, np.int64)
@@ -101,6 +108,24 @@ class Copies:
     edge_value: Ints  # e
     edge_start: Ints  # e + 1: copies of edge i
     boxes: tuple[Box, ...]  # those of copies and of slots
+
+
+class Taken(NamedTuple):
+    """One box of an assembly. Sizes are per atom."""
+
+    sizes: tuple[int, ...]
+    adds: bool  # a further term, added to what is there
+    source: int  # which of the slots that the assembly reads, or -1: it is in a message
+    source_sizes: tuple[int, ...]  # of the source's region; () for a message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assemblies:
+    """How every region is put together, apart from where; what is alike is there once."""
+
+    regions: tuple[Box, ...]  # what slot_region indexes
+    which: Ints  # n: index into distinct of an ASSEMBLE, else -1
+    distinct: tuple[tuple[Taken, ...], ...]
 
 
 class Ends(NamedTuple):  # numba takes no dataclass
@@ -189,12 +214,21 @@ class TaskGraph:
     works: tuple[str, ...] = ()
     """The distinct kernel calls, with shapes, strides and dtypes: what a cost is measured for."""
 
+    make_assemblies: Callable[[], Assemblies] | None = None
+    """What makes `assemblies`, where lowering made the tasks; it needs no copies."""
+
     def __len__(self) -> int:
         return len(self.kind)
 
     @cached_property
     def _copies(self) -> Copies:
         return self.copies if isinstance(self.copies, Copies) else self.copies()
+
+    @cached_property
+    def assemblies(self) -> Assemblies:
+        """How every assembled region is put together."""
+        assert self.make_assemblies is not None, "lowering did not make these tasks"
+        return self.make_assemblies()
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -291,13 +325,14 @@ def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
     """The tasks with the columns corrected; slots live as long as what shares their storage."""
     base, nbytes = tasks.slot_base.copy(), tasks.slot_nbytes.copy()
     last, workspace = tasks.slot_last.copy(), np.zeros(len(tasks), np.int64)
-    for slot, new_base, size in storage.slots:
-        base[slot], nbytes[slot] = new_base, size
-    for slot, new_base, _ in storage.slots:
-        if new_base >= 0:
-            last[new_base] = max(last[new_base], last[slot])
-    for task, size in storage.workspace:
-        workspace[task] = size
+    if storage.slots:
+        slots, new_base, size = np.array(storage.slots, np.int64).T
+        base[slots], nbytes[slots] = new_base, size
+        shares = new_base >= 0
+        np.maximum.at(last, new_base[shares], last[slots[shares]])
+    if storage.workspace:
+        at, size = np.array(storage.workspace, np.int64).T
+        workspace[at] = size
     return replace(
         tasks,
         slot_base=base,

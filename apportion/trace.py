@@ -32,7 +32,10 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from apportion import graph as g
+from apportion.compiler import leave_unloaded
 from apportion.random import RULES, Numbering
+
+leave_unloaded()
 
 aten = torch.ops.aten
 

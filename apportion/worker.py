@@ -34,13 +34,13 @@ import torch.distributed as dist
 
 from apportion import ops as ops
 from apportion import zoo
+from apportion.allocations import allocated_peak
 from apportion.capture import Program, capture, capture_as
 from apportion.execute import Executable
 from apportion.lower import lower
 from apportion.processes import PeerLost, talking, worker
 from apportion.runner import Runner
 from apportion.splits import Space
-from apportion.storage import allocated_peak
 from apportion.strategy import Strategy, space_of
 
 PR_SET_PDEATHSIG = 1

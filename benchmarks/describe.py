@@ -19,9 +19,10 @@ import llama7b
 
 from apportion import ops as ops
 from apportion.capture import capture
-from apportion.derive import derive
+from apportion.derive import Study
 from apportion.restrict import Refused
 from apportion.splits import Space
+from apportion.tdl import lookup
 
 SOME = 50  # every so many-th operator is analysed alone
 
@@ -49,9 +50,8 @@ def _alone(space: Space) -> float:
         for position, axis in enumerate(axes):
             if axis.extent > 1:
                 try:
-                    derive(
-                        space.calls[op], tuple(2 if k == position else 1 for k in range(len(axes)))
-                    )
+                    parts = tuple(2 if k == position else 1 for k in range(len(axes)))
+                    Study(space.calls[op], lookup(space.calls[op].kind)).split(parts)
                 except Refused:
                     continue
     return time.perf_counter() - began

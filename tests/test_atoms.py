@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from random import Random
+from typing import Any
 
 import pytest
 import torch
 from graphs import Maker, Tensor
+from plain_atoms import divide, find_atoms
 from torch import nn
 
+from apportion import zoo
 from apportion.capture import capture
+from apportion.graph import Graph
 from apportion.root import Refused
 from apportion.search.data import sample_classes
 from apportion.splits import Space
+from apportion.tdl import DESCRIPTIONS, Description, f
 
 BATCH, SEQ, HEADS, WIDTH = 4, 5, 3, 2
 
@@ -156,3 +162,122 @@ def test_a_parameter_its_gradient_and_its_state_share_classes() -> None:
     for op in updates:
         wide = [v for v in (*op.inputs, *op.outputs) if space.graph.values[v].shape]
         assert len({space.atoms.value_classes[v] for v in wide}) == 1
+
+
+# Against the plain ones
+
+
+def views(random: Random) -> Graph:
+    """Views of views, some of which have no common refinement, and sums that tie what is alike."""
+    make = Maker()
+    shapes = [(24,), (2, 12), (3, 8), (4, 6), (6, 4), (12, 2), (2, 3, 4), (4, 1, 6), (2, 2, 6)]
+    tensors = [(make.value(*shape), shape) for shape in random.sample(shapes, 3)]
+    first = tensors[0]
+    for _ in range(random.randint(3, 12)):
+        x, shape = random.choice(tensors)
+        same = [other for other, theirs in tensors if theirs == shape]
+        if random.random() < 0.4:
+            made = make.op("aten.add.Tensor", x, random.choice(same), 1, out=shape)
+        else:
+            shape = random.choice(shapes)
+            made = make.op("aten.view.default", x, shape, out=shape)
+        tensors.append((made, shape))
+    last = [tensor for tensor, shape in tensors[3:] if shape == first[1]]
+    if last:
+        make.survives(first[0], last[-1])
+    return make.graph()
+
+
+def captured(spec: str) -> Graph:
+    it = zoo.load(spec, 0, meta=True)
+    return capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm).graph
+
+
+def halved(space: Space, random: Random) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Some of the even classes, each divided in two."""
+    extents: dict[int, int] = {}
+    for op in range(len(space.graph.ops)):
+        extents.update((axis.group, axis.extent) for axis in space.axes(op))
+    even = [c for c, extent in sorted(extents.items()) if extent > 2 and extent % 2 == 0]
+    some = random.sample(even, len(even) // 2)
+    return tuple((c, (2, extents[c] // 2)) for c in some)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_views_at_random_have_the_atoms_of_the_plain_search(seed: int) -> None:
+    random = Random(seed)
+    graph = views(random)
+    space = Space(graph)
+    plain = find_atoms(graph, space.formulas)
+    assert space.atoms == plain
+    digits = halved(space, random)
+    assert space.with_digits(digits).atoms == divide(plain, digits)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "rnn", "wresnet", "transformer-xl", "wavenet"])
+def test_captured_steps_have_the_atoms_of_the_plain_search(name: str) -> None:
+    graph = captured(f"{name}:tiny")
+    space = Space(graph)
+    plain = find_atoms(graph, space.formulas)
+    assert space.atoms == plain
+    digits = halved(space, Random(name))
+    assert digits
+    assert space.with_digits(digits).atoms == divide(plain, digits)
+
+
+def test_a_space_divided_later_is_the_one_divided_at_once() -> None:
+    graph = captured("gpt2:tiny")
+    space = Space(graph)
+    before = space.atoms, space.calls, space.call_ids
+    digits = halved(space, Random(1))
+    once, later = Space(graph, digits), space.with_digits(digits)
+    assert once.digits == later.digits == digits
+    assert (once.atoms, once.calls, once.call_ids) == (later.atoms, later.calls, later.call_ids)
+    for op in range(len(graph.ops)):
+        assert once.axes(op) == later.axes(op)
+        assert once.cuttable(op) == later.cuttable(op)
+    assert later.with_digits(()).atoms == space.atoms
+    assert (space.atoms, space.calls, space.call_ids) == before
+    with pytest.raises(ValueError, match="cannot be divided"):
+        space.with_digits(((0, (2, 10**6)),))
+
+
+def test_call_ids_are_equal_exactly_for_equal_calls() -> None:
+    space = Space(captured("gpt2:tiny"))
+    assert set(space.call_ids) == set(range(space.number_of_calls))
+    assert space.number_of_calls == len(set(space.calls)) < len(space.calls)
+    number: dict[object, int] = {}
+    for call, own in zip(space.calls, space.call_ids, strict=True):
+        assert number.setdefault(call, own) == own
+    for op in range(len(space.graph.ops)):
+        assert space.groups(op) == tuple(axis.group for axis in space.axes(op))
+
+
+def test_calls_are_alike_that_differ_in_what_their_description_does_not_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scaled(x: Any, dim: int) -> Any:
+        return lambda i, j: f("scaled", x[i, j], dim)
+
+    monkeypatch.setitem(DESCRIPTIONS, "test.scaled", Description("test.scaled", scaled))
+    make = Maker()
+    x = make.value(4, 6)
+    for args in ((1, 5), (1, 7), (0, 5)):
+        make.op("test.scaled.default", x, *args, out=(4, 6))
+    space = make.space()
+    assert len(set(space.call_ids)) == 3
+    assert [number == space.alike[0] for number in space.alike] == [True, True, False]
+    once, twice = (space.split(op, (2, 1)).parts for op in (0, 1))
+    assert [part.args[2] for part in (*once, *twice)] == [5, 5, 7, 7]
+    assert [part.inputs for part in once] == [part.inputs for part in twice]
+
+
+def test_arguments_that_are_equal_and_not_the_same_make_different_calls() -> None:
+    make = Maker()
+    x = make.value(4, dtype="int64")
+    for exponent in (2, 2.0):
+        make.op("aten.pow.Tensor_Scalar", x, exponent, out=(4,))
+    space = make.space()
+    assert space.number_of_calls == 2
+    for op, kind in enumerate((int, float)):
+        assert {type(part.args[1]) for part in space.split(op, (2,)).parts} == {kind}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,11 +15,12 @@ import pytest
 import typer
 
 from apportion import cli, zoo
+from apportion.methods import METHODS
 from apportion.version import VERSION
 
 STABLE = {
     *("model", "cluster", "method", "step_seconds", "search_seconds", "peak_bytes"),
-    *("bytes_moved", "ops", "feasible", "lower_bound"),
+    *("bytes_moved", "ops", "feasible", "lower_bound", "lower_bound_of", "notes"),
 }
 PLAN = ["plan", "mlp:tiny", "--cluster", "local:2", "--method", "data"]
 
@@ -85,7 +88,7 @@ def test_help_teaches_by_example(capfd: pytest.CaptureFixture[str], command: str
 def test_help_names_every_method() -> None:
     from apportion.search import SEARCHES
 
-    assert set(re.findall(r"[\w-]+", cli.METHODS)) == {"auto", "or", *SEARCHES}
+    assert METHODS.keys() == {"auto", *SEARCHES}
 
 
 def test_no_arguments_show_the_help(capfd: pytest.CaptureFixture[str]) -> None:
@@ -172,10 +175,10 @@ def test_failed_work_and_interruption(
     ("text", "size"),
     [
         *(("7B", 7), ("2KB", 2000), ("1.5 MB", 1_500_000), ("16GB", 16 * 10**9)),
-        *(("2KiB", 2048), ("512MiB", 512 * 2**20), ("80gib", 80 * 2**30)),
+        *(("2KiB", 2048), ("512MiB", 512 * 2**20), ("80gib", 80 * 2**30), ("none", math.inf)),
     ],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_sizes(text: str, size: float) -> None:
     assert cli._size(text) == size
 
 
@@ -271,17 +274,110 @@ def test_compare(capfd: pytest.CaptureFixture[str]) -> None:
     assert status == 0 and "single" in out and "data" in out
 
 
+def test_compare_marks_the_best_row(capfd: pytest.CaptureFixture[str]) -> None:
+    compare = ["compare", "mlp:tiny", "--cluster", "local:2", "--methods", "data,single,auto"]
+    status, table = call_json(capfd, *compare)
+    seconds = {row["method"]: row["step_seconds"] for row in table["results"]}
+    assert status == 0 and seconds[table["best"]] == min(seconds.values()) == seconds["auto"]
+    status, out, _ = call(capfd, *compare)
+    (line,) = [line for line in out.splitlines() if line.rstrip().endswith("best")]
+    assert line.startswith(table["best"]) and "auto: auto took single of data, " in out
+
+
 def test_compare_leaves_out_what_is_not_for_the_cluster(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from apportion.search import SEARCHES, Unsuitable
+
+    def never(problem: Any, **how: Any) -> NoReturn:
+        raise Unsuitable("it needs a machine of its own")
+
+    monkeypatch.setitem(SEARCHES, "never", never)
     compare = ["compare", "mlp:tiny", "--cluster", "local:3", "--methods"]
-    status, table = call_json(capfd, *compare, "data,tofu")
+    status, table = call_json(capfd, *compare, "data,never")
     assert status == 0 and [row["method"] for row in table["results"]] == ["data"]
-    status, out, err = call(capfd, *compare, "data,tofu")
-    assert status == 0 and "tofu" not in out
-    assert err.startswith("note: tofu is left out: ") and err.count("\n") == 1
-    status, out, err = call(capfd, *compare, "tofu")
-    assert (status, out) == (2, "") and "needs 2, 4, 8, ... devices, not 3" in err
+    status, out, err = call(capfd, *compare, "data,never")
+    assert status == 0 and "never" not in out
+    assert err == "note: never is left out: it needs a machine of its own\n"
+    status, out, err = call(capfd, *compare, "never")
+    assert (status, out) == (2, "") and "it needs a machine of its own" in err
+
+
+def test_bounds_and_notes_are_shown(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from apportion.search import SEARCHES
+    from apportion.search.data import data
+
+    def proven(problem: Any, **how: Any) -> Any:
+        bound, of = 1234.0, "bytes moved, over grids of two"
+        return replace(data(problem), lower_bound=bound, bound_of=of, notes=("level 1 is exact",))
+
+    monkeypatch.setitem(SEARCHES, "proven", proven)
+    where = ["mlp:tiny", "--cluster", "local:2"]
+    status, facts = call_json(capfd, "plan", *where, "--method", "proven")
+    assert (status, facts["lower_bound"], facts["notes"]) == (0, 1234.0, ["level 1 is exact"])
+    assert facts["lower_bound_of"] == "bytes moved, over grids of two"
+    status, out, _ = call(capfd, "plan", *where, "--method", "proven")
+    assert "1.23 KB: bytes moved, over grids of two" in out and "note: level 1 is exact" in out
+    status, out, _ = call(capfd, "compare", *where, "--methods", "data,proven")
+    assert "1.23 KB" in out and "bound of proven: bytes moved, over grids of two" in out
+    assert "proven: level 1 is exact" in out
+
+
+def test_a_plan_is_lowered_and_simulated_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def counted(home: str, name: str) -> None:
+        module = import_module(home)
+        real = getattr(module, name)
+
+        def call_it(*given: Any) -> Any:
+            calls.append(name)
+            return real(*given)
+
+        monkeypatch.setattr(module, name, call_it)
+
+    for home in ("apportion.choose", "apportion.plan"):
+        counted(home, "lower")
+        counted(home, "simulate")
+    assert call(capfd, *PLAN)[0] == 0
+    assert sorted(calls) == ["lower", "simulate"]
+
+
+def test_ctrl_c_ends_a_search_with_the_best_so_far(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from apportion.search import SEARCHES
+
+    def interrupt(problem: Any, **how: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(SEARCHES, "tofu", interrupt)
+    where = ["mlp:tiny", "--cluster", "local:2"]
+    status, facts = call_json(capfd, "plan", *where)
+    assert status == 0 and "interrupted: this is the best so far" in facts["notes"]
+    status, out, err = call(capfd, "compare", *where, "--methods", "data,tofu,fsdp")
+    assert status == 0 and "data" in out and "fsdp" not in out
+    assert err == "note: interrupted; methods not tried: tofu, fsdp\n"
+    assert call(capfd, "plan", *where, "--method", "tofu")[0] == 130
+
+
+def test_what_does_not_fit_is_explained(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = str(tmp_path / "p.json")
+    status, out, _ = call(capfd, *PLAN, "--memory-limit", "1B", "--out", file)
+    assert status == 1 and "note: the plan by data does not fit: it needs " in out
+    assert "note: not even 1,024 such devices of 1 B would do" in out
+    assert "does not fit" in call(capfd, "simulate", file)[1]  # the nearest plan was written
+    status, facts = call_json(capfd, *PLAN, "--memory-limit", "none")
+    assert status == 0 and facts["feasible"] is True
+    compare = ["compare", "mlp:tiny", "--cluster", "local:2", "--methods", "single,data"]
+    status, out, _ = call(capfd, *compare, "--memory-limit", "1B")
+    assert status == 1 and out.count("no plan fits") == 1 and "best" not in out
 
 
 UNDESCRIBED = """

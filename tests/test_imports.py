@@ -16,6 +16,7 @@ ORDER = [
     *(
         "version",
         "graph",
+        "compiler",
         "random",
         "trace",
         "rewrite",
@@ -32,6 +33,7 @@ ORDER = [
         "formula",
         "root",
         "restrict",
+        "recipe",
         "opening",
         "atoms",
         "derive",
@@ -54,7 +56,6 @@ ORDER = [
         "placeto",
     ),
     *("strategy", "termwise", "flow", "block", "stamp", "lower"),
-    *("search",),
     *(
         "footprint",
         "timeline",
@@ -67,13 +68,16 @@ ORDER = [
         "resume",
         "delta",
     ),
-    *("kernels", "execute", "storage", "check", "processes"),
+    *("search",),
+    *("kernels", "allocations", "execute", "storage", "check", "processes"),
     *("database", "disposable", "blind", "verify", "steps", "findings", "inputs"),
     *("zoo",),
     *("coverage",),
-    *("report", "plan", "runner", "worker", "pool", "rehearse", "calibrate", "calibrate_cuda"),
+    *("report", "choose", "enough", "plan"),
+    *("runner", "worker", "pool", "rehearse", "calibrate", "calibrate_cuda"),
     *("planning", "run"),
-    *("tables", "cluster_tables", "facts", "calibrate_command", "cli", "demo"),
+    *("methods", "progress", "tables", "cluster_tables", "facts", "streams"),
+    *("calibrate_command", "cli", "demo"),
     *("__init__",),
 ]
 

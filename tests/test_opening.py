@@ -21,8 +21,11 @@ from apportion.graph import Graph, verify
 from apportion.lower import lower
 from apportion.opening import STATISTICS, composites, open_graph, opened
 from apportion.plan import Plan, plan
+from apportion.search.grids import strategy as strategy_of
+from apportion.search.levels import recurse
 from apportion.search.problem import Problem
-from apportion.search.tofu import bytes_moved, recursive, tofu
+from apportion.search.sites import find_sites
+from apportion.search.tofu import bytes_moved, tofu
 from apportion.splits import Space
 from apportion.strategy import Strategy, from_json, space_of, to_json
 from apportion.strategy import verify as verify_strategy
@@ -145,9 +148,8 @@ def test_tofu_opens_where_cutting_inside_moves_less() -> None:
     problem, strategy = wide(), found()
     graph = problem.space.graph
     assert strategy.opening == composites(graph)
-    assert (
-        bytes_moved(problem, strategy) < bytes_moved(problem, recursive(problem, shared=True)) / 4
-    )
+    closed = recurse(find_sites(problem.space), (2,) * (problem.devices.bit_length() - 1))
+    assert bytes_moved(problem, strategy) < bytes_moved(problem, strategy_of(closed)) / 4
     space = space_of(graph, strategy)
     partial = [
         op.kind

@@ -16,11 +16,12 @@ from make_tasks import EXACT, SURVIVES, ports
 from make_tasks import Maker as Tasks
 
 from apportion import storage, zoo
+from apportion.allocations import allocated_peak
 from apportion.capture import Program, capture
 from apportion.cluster import cluster
 from apportion.cost import default_cost
 from apportion.execute import Executable, run_part
-from apportion.graph import Op
+from apportion.graph import Dtype, Op
 from apportion.kernels import Context
 from apportion.lower import lower
 from apportion.processes import worker
@@ -30,9 +31,9 @@ from apportion.search.random import draw
 from apportion.search.single import single
 from apportion.simulate import simulate
 from apportion.splits import Part, Space
-from apportion.storage import _Measurement, allocated_peak, measure
+from apportion.storage import _Measurement, measure
 from apportion.strategy import Choice, Strategy, whole
-from apportion.tasks import Storage, TaskGraph, verify, with_storage
+from apportion.tasks import ASSEMBLE, Storage, TaskGraph, verify, with_storage
 
 MODELS = ["mlp:tiny", "gpt2:tiny", "rnn:tiny", "wresnet:tiny"]
 
@@ -104,18 +105,15 @@ class Checked(_Measurement):
 
     calls = 0
 
-    def _run(self, op: Op, part: Part, ins: Sequence[int]) -> Any:
-        call = super()._run(op, part, ins)
-        slots = self.executable.slots
+    def _run(self, op: Op, part: Part, given: Sequence[Any]) -> Any:
+        call = super()._run(op, part, given)
         tensors = [
-            torch.empty_strided(slots[s].shape, self.strides[s], dtype=slots[s].dtype).zero_()
-            if s >= 0
-            else None
-            for s in ins
+            None if form is None else torch.empty_strided(*form[:2], dtype=form[2]).zero_()
+            for form in given
         ]
         context = Context(0, 0, lambda expression: 1.0, self.graph.bodies)
         with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
-            run_part(self.executable.space, op, part, tensors, context)
+            run_part(self.space, op, part, tensors, context)
         results = sum(r.nbytes for r in call.results if r.alias < 0)
         assert allocated_peak(profile) == results + call.workspace, op
         self.calls += 1
@@ -148,6 +146,43 @@ def test_measuring_changes_nothing_else() -> None:
     assert (exact.slot_base[base] == -1).all()
     assert (exact.slot_last[base] >= exact.slot_last[alias]).all()
     assert (exact.slot_device[base] == exact.slot_device[alias]).all()
+
+
+@pytest.mark.parametrize(("spec", "seeds"), [("mlp:tiny", 6), ("rnn:tiny", 3), ("gpt2:tiny", 2)])
+def test_assemblies_say_what_the_copies_say(spec: str, seeds: int) -> None:
+    _, space = captured(spec)
+    for seed in range(seeds):
+        tasks = lower(space, strategy := draw(space, 3, Random(seed)), 3)
+        ways, executable = tasks.assemblies, Executable(space, strategy, tasks)
+        assert ways.regions == tasks.boxes[: len(ways.regions)]
+        assert ((ways.which >= 0) == (tasks.kind == ASSEMBLE)).all()
+        for task in np.flatnonzero(ways.which >= 0).tolist():
+            read = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
+            taken = [
+                (box.sizes, box.adds, int(read[box.source]), box.source_sizes)
+                if box.source >= 0
+                else (box.sizes, box.adds, "message", ())
+                for box in ways.distinct[ways.which[task]]
+            ]
+            assert taken == [
+                (c.shape, c.term > 0, c.source, c.source_shape)
+                if c.message < 0
+                else (c.shape, c.term > 0, "message", ())
+                for c in executable.copies[task]
+            ]
+
+
+def test_draws_that_differ_in_their_numbers_only_are_one_call() -> None:
+    """Parts of two draws, at different places: one is run, and both have its storage."""
+    make = Maker()
+    make.op("apportion.random_uniform", [8, 4], 0, Dtype("float32"), out=(8, 4))
+    make.op("apportion.random_uniform", [8, 4], 1, Dtype("float32"), out=(8, 4))
+    space = make.space()
+    strategy = Strategy((Choice((4, 1), (0, 1, 2, 3)),) * 2)
+    measurement = _Measurement(Executable(space, strategy, lower(space, strategy, 4)), 1)
+    found = measurement.run()
+    assert len(measurement.found) == len(found.works) == 1
+    assert len({size for _, size in found.workspace}) == 1 and len(found.workspace) == 8
 
 
 # Storage and with_storage

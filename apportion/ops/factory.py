@@ -93,7 +93,7 @@ def _random_place(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
 
 
 @describe("apportion.random_uniform", local=_random_place)
-def random_uniform(size: Any, *rest: Any) -> Any:
+def random_uniform() -> Any:
     """Numbers are a function of the global index, of which every part is told its own."""
     return lambda *i: f("constant")
 

@@ -8,9 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from apportion.search.data import data
+from apportion.search.equalchop import equalchop
 from apportion.search.fsdp import fsdp
+from apportion.search.greedy import allrow_greedy, spartan
+from apportion.search.icml18 import icml18
+from apportion.search.megatron import megatron
+from apportion.search.owt import owt
+from apportion.search.placement import op_placement
 from apportion.search.problem import Problem, SearchResult, Unsuitable
 from apportion.search.random import random
+from apportion.search.seconds import tofu_seconds
 from apportion.search.single import single
 from apportion.search.tofu import tofu, tofu_paper
 
@@ -18,7 +25,15 @@ SEARCHES: dict[str, Callable[..., SearchResult]] = {
     "single": single,
     "data": data,
     "fsdp": fsdp,
+    "owt": owt,
+    "megatron": megatron,
+    "op-placement": op_placement,
+    "allrow-greedy": allrow_greedy,
+    "spartan": spartan,
+    "equalchop": equalchop,
+    "icml18": icml18,
     "tofu": tofu,
+    "tofu-seconds": tofu_seconds,
     "tofu-paper": tofu_paper,
     "random": random,
 }
@@ -28,10 +43,18 @@ __all__ = [
     "Problem",
     "SearchResult",
     "Unsuitable",
+    "allrow_greedy",
     "data",
+    "equalchop",
     "fsdp",
+    "icml18",
+    "megatron",
+    "op_placement",
+    "owt",
     "random",
     "single",
+    "spartan",
     "tofu",
     "tofu_paper",
+    "tofu_seconds",
 ]

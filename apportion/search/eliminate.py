@@ -1,11 +1,16 @@
 """Exact minimum of a sum of tables over small variables, by variable elimination.
 
-    minimise  sum_i u_i[x_i] + sum_(i,j) t_ij[x_i, x_j] + ...
+    minimise  sum_i u_i[x_i] + sum_(i,j) t_ij[x_i, x_j]
 
 Eliminating x replaces all tables that mention it by one over their other variables: the sum
-minimised over x. The order is greedy, the smallest resulting table first. The arguments of the
-minima are kept and substituted backwards, and the energy of the result is evaluated again from the
-original tables: it must be the minimum found.
+minimised over x. The order is greedy, the smallest resulting table first; it depends on which
+variables share a table, not on what is in them, so that a Program made once serves every Energy of
+the same structure. The arguments of the minima are kept and substituted backwards, and the energy
+of the result is evaluated again from the original tables: it must be the minimum found.
+
+Steps whose tables are equal, at equal places, are worked out once. Every new table is kept less
+its minimum, so that the tables along a chain of equal layers soon repeat: depth costs next to
+nothing, and no layer is tied to another.
 
 Cost: the largest table, which is exponential in the width of the order. `eliminate` gives up before
 a table would exceed `cap` entries; `descend` is the fallback, coordinate descent from a given
@@ -14,7 +19,6 @@ start, with no guarantee.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Sequence
@@ -23,7 +27,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from apportion.search.program import Program, program, run
+
 Table = npt.NDArray[np.float64]
+CAP = 20_000_000
 
 
 @dataclass
@@ -34,7 +41,7 @@ class Energy:
     unary: list[Table] = field(default_factory=list)
     pairs: dict[tuple[int, int], Table] = field(default_factory=dict)
 
-    def variable(self, costs: Sequence[float]) -> int:
+    def variable(self, costs: Sequence[float] | Table) -> int:
         """A new variable with the given cost of each of its values."""
         self.sizes.append(len(costs))
         self.unary.append(np.array(costs, np.float64))
@@ -60,96 +67,91 @@ class TooWide(Exception):
     """A table would exceed the cap."""
 
 
-def eliminate(energy: Energy, cap: int = 20_000_000) -> tuple[list[int], float]:
+@dataclass(frozen=True)
+class Shared:
+    """A sum of tables that many pairs share: each variable and each edge names its table.
+
+    edges     (a, b) of each pair of variables; no pair occurs twice
+    """
+
+    sizes: npt.NDArray[np.int64]
+    unary: npt.NDArray[np.int64]
+    edges: npt.NDArray[np.int64]
+    pairs: npt.NDArray[np.int64]
+    tables: tuple[Table, ...]
+
+    def value(self, choice: npt.NDArray[np.int64]) -> float:
+        """The sum at a choice of all variables."""
+        flat, starts = self.flat
+        widths = np.array([t.shape[-1] for t in self.tables], np.int64)
+        total = flat[starts[self.unary] + choice].sum()
+        if len(self.edges):
+            a, b = self.edges.T
+            total += flat[starts[self.pairs] + choice[a] * widths[self.pairs] + choice[b]].sum()
+        return float(total)
+
+    @property
+    def flat(self) -> tuple[Table, npt.NDArray[np.int64]]:
+        """All tables in a row, and where each begins."""
+        starts = np.zeros(len(self.tables) + 1, np.int64)
+        np.cumsum([t.size for t in self.tables], out=starts[1:])
+        pieces = [t.ravel() for t in self.tables]
+        return (np.concatenate(pieces) if pieces else np.zeros(0)), starts
+
+    def energy(self) -> Energy:
+        """The same sum, each pair with its own table."""
+        energy = Energy()
+        for table in self.unary:
+            energy.variable(self.tables[table])
+        for (a, b), table in zip(self.edges.tolist(), self.pairs, strict=True):
+            energy.pair(a, b, self.tables[table])
+        return energy
+
+
+def share(energy: Energy) -> Shared:
+    """An Energy whose equal tables are one."""
+    numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
+    tables: list[Table] = []
+
+    def number(table: Table) -> int:
+        key = (table.shape, table.tobytes())
+        found = numbers.setdefault(key, len(tables))
+        if found == len(tables):
+            tables.append(table)
+        return found
+
+    unary = [number(u) for u in energy.unary]
+    pairs = [number(t) for t in energy.pairs.values()]
+    return Shared(
+        np.array(energy.sizes, np.int64),
+        np.array(unary, np.int64),
+        np.array(list(energy.pairs), np.int64).reshape(-1, 2),
+        np.array(pairs, np.int64),
+        tuple(tables),
+    )
+
+
+def eliminate(energy: Energy, cap: int = CAP) -> tuple[list[int], float]:
     """The best choice and its value; raises TooWide if a table would have more than `cap`
     entries."""
-    return _Elimination(energy, cap).solve()
+    choice = solve(share(energy), None, cap)[0].tolist()
+    return choice, energy.value(choice)
 
 
-class _Elimination:
-    def __init__(self, energy: Energy, cap: int) -> None:
-        self.energy = energy
-        self.cap = cap
-        self.sizes = energy.sizes
-        self.neighbours: list[set[int]] = [set() for _ in energy.sizes]
-        self.tables: dict[int, tuple[tuple[int, ...], Table]] = {}
-        self.at: list[set[int]] = [set() for _ in energy.sizes]
-        self.serial = itertools.count()
-        for index, table in enumerate(energy.unary):
-            self._add((index,), table)
-        for (a, b), table in energy.pairs.items():
-            # A variable of one value is no dimension: numpy has no more than 64.
-            names = tuple(n for n in (a, b) if self.sizes[n] > 1) or (a,)
-            self._add(names, table.reshape([self.sizes[n] for n in names]))
-
-    def _add(self, names: tuple[int, ...], table: Table) -> None:
-        number = next(self.serial)
-        self.tables[number] = (names, table)
-        for a in names:
-            self.at[a].add(number)
-            self.neighbours[a].update(n for n in names if n != a)
-
-    def _cost(self, variable: int) -> int:
-        return math.prod(self.sizes[n] for n in self.neighbours[variable]) * self.sizes[variable]
-
-    def solve(self) -> tuple[list[int], float]:
-        heap = [(self._cost(v), v) for v in range(len(self.sizes))]
-        heapq.heapify(heap)
-        done = [False] * len(self.sizes)
-        trail: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
-        constant = 0.0
-        while heap:
-            cost, variable = heapq.heappop(heap)
-            if done[variable]:
-                continue
-            now = self._cost(variable)
-            if now != cost:
-                heapq.heappush(heap, (now, variable))
-                continue
-            if cost > self.cap:
-                raise TooWide(f"a table of {cost} entries")
-            done[variable] = True
-            names, best, arguments = self._remove(variable)
-            trail.append((variable, names, arguments))
-            if names:
-                self._add(names, best)
-                for n in names:
-                    heapq.heappush(heap, (self._cost(n), n))
-            else:
-                constant += float(best)
-        return self._substitute(trail, constant)
-
-    def _remove(self, variable: int) -> tuple[tuple[int, ...], Table, npt.NDArray[np.intp]]:
-        names = (*sorted(self.neighbours[variable]), variable)
-        place = {n: k for k, n in enumerate(names)}
-        total = np.zeros([self.sizes[n] for n in names])
-        for number in sorted(self.at[variable]):
-            own, table = self.tables.pop(number)
-            total += _aligned(own, table, place)
-            for n in own:
-                self.at[n].discard(number)
-        for n in names[:-1]:
-            self.neighbours[n].discard(variable)
-        return names[:-1], total.min(axis=-1), total.argmin(axis=-1)
-
-    def _substitute(
-        self, trail: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]], least: float
-    ) -> tuple[list[int], float]:
-        choice = [0] * len(self.sizes)
-        for variable, names, arguments in reversed(trail):
-            choice[variable] = int(arguments[tuple(choice[n] for n in names)])
-        found = self.energy.value(choice)
-        assert math.isclose(found, least, rel_tol=1e-9, abs_tol=1e-6), (found, least)
-        return choice, found
-
-
-def _aligned(own: tuple[int, ...], table: Table, place: dict[int, int]) -> Table:
-    """The table with its axes in the order of `place`, of extent 1 where it has none."""
-    order = sorted(range(len(own)), key=lambda k: place[own[k]])
-    shape = [1] * len(place)
-    for k in order:
-        shape[place[own[k]]] = table.shape[k]
-    return table.transpose(order).reshape(shape)
+def solve(
+    shared: Shared, steps: Program | None = None, cap: int = CAP
+) -> tuple[npt.NDArray[np.int64], float]:
+    """The best choice and its value, by a Program for this structure if one is at hand."""
+    if steps is None:
+        steps = program(shared.sizes, shared.edges, float(cap))
+    widest = steps.widest(shared.sizes)
+    if widest > cap:
+        raise TooWide(f"a table of {widest:.3g} entries")
+    flat, starts = shared.flat
+    choice, least = run(steps, shared.sizes, shared.unary, shared.pairs, flat, starts)
+    found = shared.value(choice)
+    assert math.isclose(found, least, rel_tol=1e-9, abs_tol=1e-6), (found, least)
+    return choice, found
 
 
 def descend(energy: Energy, start: Sequence[int], rounds: int = 50) -> tuple[list[int], float]:

@@ -1,455 +1,510 @@
-"""The levels of a recursive partition: tables of one level, and the strategy of all.
+"""Levels: a partition decided factor by factor, each level the exact optimum given the others.
 
-Variables are **sites**: an Op, a state Value's storage, a copy. Each choice of a site *hits* each
-Value it touches in one way: cuts it on one of its atoms, leaves it whole, leaves partial values, or
-needs it whole on the first half only. A **flow** is a Value between two sites; flows with equal
-ends are one, with their bytes added.
+Level i divides the devices into k_i groups and says of every site which of its atoms is cut into
+k_i, if any. Between two sites a Value of S bytes moves S times
+
+    rho - phi     rho: what the readers of all groups require, phi: what is already there
+
+and over levels both are products, so that whatever the order of the levels, the bytes of all add up
+to those of all devices:
+
+    reader                   source cut on the same atom   on another atom   whole       partial
+    cut on an atom           rho x 1, phi x 1              x 1, x 1/k        x 1, x 1    x k, x 1
+    whole                    x k, x 1                      x k, x 1          x k, x k    x kk, x k
+    whole, first group only  x 1, x 1/k                    x 1, x 1/k        x 1, x 1    x k, x 1
+
+Levels commute because a level that cuts a class of atoms takes a digit of it: an atom of its own
+(atoms.divide). A class is cut unevenly by one level at most, which takes what the others leave.
+Level 0 decides the highest digit of the device.
+
+With all other levels fixed, the cost is a sum of tables over pairs of sites; that is solved exactly
+(eliminate.py) for one level, or for several jointly. Going round the levels until nothing improves
+makes recursion's result better than the order in which it took its decisions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from apportion.graph import UPDATE
-from apportion.interval import Affine
-from apportion.root import Refused
-from apportion.search.data import sample_classes
-from apportion.search.eliminate import Energy, Table, TooWide, descend, eliminate
-from apportion.splits import Space, Split
-from apportion.strategy import Choice, Layout, Strategy, whole
-from apportion.tdl import Access, lookup
+from apportion.search.eliminate import CAP, Shared, TooWide, descend, solve
+from apportion.search.program import Program, program
+from apportion.search.sites import COPY, FIRST, OP, PARTIAL, WHOLE, Sites
 
-WHOLE, PARTIAL, FIRST = -1, -2, -3
-UNCUT = -1  # the choice that cuts nothing
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A variable of every level: `op` for Ops (one of several that are cut alike), else a Value.
+GAIN = 1e-4  # improvements below this share do not keep polishing alive
 
-    atoms  what each choice cuts: positions of axes (of an Op) or of atoms (of a Value)
-    uncut  whether it may be left whole while something can be cut
+
+@dataclass(frozen=True)
+class Objective:
+    """What the levels minimise, in any unit.
+
+    weights   per level, of a byte that moves there; falling or equal: the first is the slowest
+    fixed     per level, of a transfer, however small
+    burden    per site, of its being whole; a cut into k divides it by k (compute, memory)
     """
 
-    kind: str
-    members: tuple[int, ...]
-    atoms: tuple[int, ...]
-    classes: tuple[int, ...]
-    uncut: bool
+    weights: tuple[float, ...]
+    fixed: tuple[float, ...] = ()
+    burden: Floats | None = None
+
+
+def fewest_bytes(levels: int) -> Objective:
+    """Bytes moved and nothing else."""
+    return Objective((1.0,) * levels)
 
 
 @dataclass
-class Flow:
-    """A Value that goes from one site to another. The hits are per choice of each, UNCUT last."""
-
-    source: int
-    target: int
-    source_hits: dict[int, int]
-    target_hits: dict[int, int]
-    rho: float
-    phi: float
-
-
-@dataclass
-class _Class:
-    """What is left of a class of atoms: its extent, and the levels that have taken a digit of
-    it."""
-
-    extent: int
-    levels: list[int] = field(default_factory=list)
-    spent: bool = False
-
-
 class Levels:
-    """The two-way problems of a recursion, one after the other."""
+    """The levels of one partition. `chosen[i]` is None until level i is decided; `exact` tells
+    whether every decision was the optimum given the others."""
 
-    def __init__(self, space: Space, shared: bool) -> None:
-        self.space = space
-        self.shared = shared
-        self.graph = space.graph
-        self.after = dict(self.graph.state)
-        self.before = {after: before for before, after in self.graph.state}
-        self.sites: list[Site] = []
-        self.op_site: list[int] = []
-        self.store: dict[int, int] = {}
-        self.copy: dict[int, int] = {}
-        self.flows: dict[tuple[int, int, tuple[int, ...]], Flow] = {}
-        self.chosen: list[list[int]] = []
-        self.exact = True
-        self.samples = sample_classes(space)
-        self.classes: dict[int, _Class] = {}
-        self._hits: dict[tuple[object, ...], dict[int, int]] = {}
-        self._make_op_sites()
-        self._make_value_sites()
-        self._make_flows()
+    sites: Sites
+    factors: tuple[int, ...]
+    objective: Objective
+    chosen: list[Ints | None] = field(default_factory=list)
+    exact: bool = True
+    steps: Program | None = None
 
-    # Sites
+    def __post_init__(self) -> None:
+        self.chosen = self.chosen or [None] * len(self.factors)
+        sites = self.sites
+        self._edges = _edges(sites)
+        self._site_of = np.repeat(np.arange(len(sites)), sites.choices)
+        self._matrices: dict[int, tuple[Floats, Floats, Floats]] = {}
+        self._effects: dict[int, tuple[Ints, Floats, Floats]] = {}
+        self._takings: dict[int, tuple[Ints, Ints]] = {}
+        self._burden = self.objective.burden
+        self._patterns = _pattern_matrices(sites)
 
-    def _make_op_sites(self) -> None:
-        alike: dict[tuple[object, ...], int] = {}
-        members: list[list[int]] = []
-        for index, op in enumerate(self.graph.ops):
-            groups = tuple(axis.group for axis in self.space.axes(index))
-            call = self.space.calls[index]
-            key: tuple[object, ...] = (op.module, op.line, op.phase, call, groups)
-            if not op.line or op.phase == UPDATE:
-                key = (index,)
-            number = alike.setdefault(key, len(members))
-            if number == len(members):
-                members.append([])
-            members[number].append(index)
-            self.op_site.append(number)
-        for group in members:
-            first = group[0]
-            axes, legal = self.space.axes(first), self.space.cuttable(first)
-            able = tuple(k for k, yes in enumerate(legal) if yes)
-            self._know([axis.group for axis in axes], [axis.extent for axis in axes])
-            cut = tuple(axes[k].group for k in able)
-            free = self._free(first)
-            self.sites.append(Site("op", tuple(group), able, cut, free))
-        self._find_rigid()
+    # State
 
-    def _free(self, op: int) -> bool:
-        """Whether an Op may run whole everywhere: views cost nothing, and state may be
-        replicated."""
-        if not self.shared:
-            return False
-        description = lookup(self.graph.ops[op].kind)
-        return self.graph.ops[op].phase == UPDATE or (description is not None and description.alias)
+    def decided(self) -> list[int]:
+        return [level for level, chosen in enumerate(self.chosen) if chosen is not None]
 
-    def _know(self, groups: list[int], extents: list[int]) -> None:
-        for group, extent in zip(groups, extents, strict=True):
-            self.classes.setdefault(group, _Class(extent))
+    def taken(self, level: int) -> Ints:
+        """The classes that a level cuts."""
+        chosen = self._chosen(level)
+        known = self._takings.get(level)
+        if known is None or known[0] is not chosen:
+            found = np.zeros(len(self.sites.extents) + 1, np.bool_)
+            found[self.sites.classes[self.sites.at[:-1] + chosen]] = True
+            known = self._takings[level] = (chosen, np.flatnonzero(found[:-1]))
+        return known[1]
 
-    def _find_rigid(self) -> None:
-        """Classes that are cut once, contiguously: windows and slices run over them.
+    def _chosen(self, level: int) -> Ints:
+        chosen = self.chosen[level]
+        assert chosen is not None
+        return chosen
 
-        Their digits would not be boxes for an Op that reads x[i + 1] or a range of x.
-        """
-        self.rigid: set[int] = set()
-        for index, formula in enumerate(self.space.formulas):
-            for access in formula.accesses if formula else ():
-                self._add_rigid(index, access)
+    def factors_of(self, level: int) -> tuple[Floats, Floats]:
+        """What a level does to rho and phi of every flow."""
+        sites, chosen = self.sites, self._chosen(level)
+        known = self._effects.get(level)
+        if known is None or known[0] is not chosen:
+            rho, phi, _ = self._factor(self.factors[level])
+            where = sites.pattern, chosen[sites.source], chosen[sites.target]
+            known = self._effects[level] = (chosen, rho[where], phi[where])
+        return known[1], known[2]
 
-    def _add_rigid(self, op: int, access: Access) -> None:
-        atoms, value = self.space.atoms, self.graph.ops[op].inputs[access.tensor]
-        place = 0
-        for index, factors in zip(access.index, atoms.dims[value], strict=True):
-            groups = atoms.value_classes[value][place : place + len(factors)]
-            place += len(factors)
-            form = index[0]
-            if len(index) > 1 or not isinstance(form, Affine) or not form.terms:
-                continue
-            if form.axis is None or atoms.axes[op][form.axis] != factors:
-                self.rigid.update(groups)
-                for name, _ in form.terms:
-                    self.rigid.update(atoms.axis_classes[op][name])
-
-    def _halves(self, op: int, position: int) -> Split:
-        count = len(self.space.axes(op))
-        return self.space.split(op, [2 if k == position else 1 for k in range(count)])
-
-    def _whole(self, op: int) -> Split:
-        return self.space.split(op, [1] * len(self.space.axes(op)))
-
-    def _make_value_sites(self) -> None:
-        for value in range(len(self.graph.values)):
-            made, readers = self.graph.producer[value], self.graph.consumers[value]
-            if value in self.after or (not self.shared and self._stored(value)):
-                self.store[value] = self._value_site("store", value)
-            if self.shared and (len(readers) > 1 or (made and self._may_be_partial(*made))):
-                self.copy[value] = self._value_site("copy", value)
-        if self.shared:
-            self._tie_copies()
-
-    def _stored(self, value: int) -> bool:
-        """Under the paper's counting every Value is stored; state that ends a step where it began
-        is stored once."""
-        return value not in self.before
-
-    def _may_be_partial(self, op: int, position: int) -> bool:
-        site = self.sites[self.op_site[op]]
-        return any(self._halves(op, k).terms[position] > 1 for k in site.atoms)
-
-    def _value_site(self, kind: str, value: int) -> int:
-        factors, groups = self.space.factors(value), self.space.atoms.value_classes[value]
-        able = tuple(k for k, factor in enumerate(factors) if factor > 1)
-        self._know(list(groups), list(factors))
-        site = Site(kind, (value,), able, tuple(groups[k] for k in able), self.shared)
-        self.sites.append(site)
-        return len(self.sites) - 1
-
-    def _tie_copies(self) -> None:
-        """Copies of Values that Ops cut alike make are one site, as the Ops are."""
-        first: dict[tuple[int, int], int] = {}
-        for value, site in self.copy.items():
-            made = self.graph.producer[value]
-            if made is not None:
-                self.copy[value] = first.setdefault((self.op_site[made[0]], made[1]), site)
-
-    # Flows
-
-    def _make_flows(self) -> None:
-        for value, meant in enumerate(self.graph.values):
-            source = self._begin_flows(value) if meant.nbytes else None
-            if source is None:
-                continue
-            for reader in self.graph.consumers[value]:
-                for k, v in enumerate(self.graph.ops[reader].inputs):
-                    if v == value:
-                        self._flow(source, self.op_site[reader], value, reader=(reader, k))
-
-    def _begin_flows(self, value: int) -> int | None:
-        """Flows from a Value's producer to where it is kept; returns the site that its readers find
-        it at."""
-        made = self.graph.producer[value]
-        source = None if made is None else self.op_site[made[0]]
-        stored = self.store.get(self.before.get(value, value))
-        if source is not None and stored is not None:
-            self._flow(source, stored, value)
-        if stored is not None and (source is None or not self.shared):
-            source = stored
-        copy = self.copy.get(value)
-        if source is not None and copy is not None:
-            self._flow(source, copy, value)
-            return copy
-        return source
-
-    def _flow(
-        self,
-        source: int,
-        target: int,
-        value: int,
-        reader: tuple[int, int] | None = None,
-    ) -> None:
-        here = self._hits_of(source, value, None)
-        there = self._hits_of(target, value, reader)
-        nbytes = float(self.graph.values[value].nbytes)
-        key = (source, target, (*here.values(), -9, *there.values()))
-        known = self.flows.get(key)
-        if known is None:
-            self.flows[key] = Flow(source, target, here, there, nbytes, nbytes)
-        else:
-            known.rho += nbytes
-            known.phi += nbytes
-
-    def _hits_of(
-        self, site_number: int, value: int, reader: tuple[int, int] | None
-    ) -> dict[int, int]:
-        """How each choice of a site hits a Value: the atom cut, or WHOLE, PARTIAL, FIRST."""
-        site = self.sites[site_number]
-        if site.kind != "op":
-            return {k: k for k in site.atoms} | {UNCUT: WHOLE}
-        if reader is not None:
-            op, position = reader
-            return self._op_hits(op, "in", position, site)
-        made = self.graph.producer[value]
-        assert made is not None
-        return self._op_hits(made[0], "out", made[1], site)
-
-    def _op_hits(self, op: int, side: str, position: int, site: Site) -> dict[int, int]:
-        key = (self.space.calls[op], side, position)
-        found = self._hits.get(key)
+    def _factor(self, k: int) -> tuple[Floats, Floats, Floats]:
+        """Per pattern and pair of choices: rho, phi, and whether something new moves."""
+        found = self._matrices.get(k)
         if found is None:
-            whole = self._whole(op)
-            found = self._hits[key] = {
-                k: _hit(self._halves(op, k), whole, side, position) for k in site.atoms
-            } | {UNCUT: WHOLE}
+            source, target = self._patterns
+            found = self._matrices[k] = factors(source[:, :, None], target[:, None, :], k)
         return found
 
-    # One level
+    @property
+    def bytes_moved(self) -> float:
+        """Bytes of all levels so far, as the tables count them."""
+        rho, phi = self.sites.nbytes.copy(), self.sites.nbytes.copy()
+        for level in self.decided():
+            more_rho, more_phi = self.factors_of(level)
+            rho, phi = rho * more_rho, phi * more_phi
+        return float((rho - phi).sum())
 
-    def solve(self) -> None:
-        """Finds the best cut of everything in two, and applies it."""
-        energy = Energy()
-        domains = [self._domain(site) for site in self.sites]
-        for site, domain in zip(self.sites, domains, strict=True):
-            energy.variable([self._preference(site, choice) for choice in domain])
-        for flow in self.flows.values():
-            table = _table(flow, domains[flow.source], domains[flow.target])
-            energy.pair(flow.source, flow.target, table)
-        try:
-            picks, _ = eliminate(energy)
-        except TooWide:
-            self.exact = False
-            picks, _ = descend(energy, self._start(domains))
-        self._apply([domain[pick] for domain, pick in zip(domains, picks, strict=True)])
-
-    def _domain(self, site: Site) -> list[int]:
-        able = [
-            k
-            for k, group in zip(site.atoms, site.classes, strict=True)
-            if not self.classes[group].spent and self.classes[group].extent > 1
-        ]
-        return [*able, UNCUT] if site.uncut or not able else able
-
-    def _preference(self, site: Site, choice: int) -> float:
-        """Breaks ties, in thousandths of bytes: long classes first, so that none is used up; state
-        sharded."""
-        if choice == UNCUT:
-            return 0.5 if site.kind != "copy" else 0.0
-        group = site.classes[site.atoms.index(choice)]
-        bonus = 0.05 if group in self.samples and site.kind == "op" else 0.0
-        return 0.1 / self.classes[group].extent + 0.1 - bonus
-
-    def _start(self, domains: list[list[int]]) -> list[int]:
-        start = []
-        for site, domain in zip(self.sites, domains, strict=True):
-            sample = [
-                n
-                for n, choice in enumerate(domain)
-                if choice != UNCUT and site.classes[site.atoms.index(choice)] in self.samples
-            ]
-            start.append(sample[0] if sample else 0)
-        return start
-
-    def _apply(self, choices: list[int]) -> None:
-        self.chosen.append(choices)
-        level = len(self.chosen) - 1
-        taken = {
-            site.classes[site.atoms.index(choice)]
-            for site, choice in zip(self.sites, choices, strict=True)
-            if choice != UNCUT
-        }
-        for flow in self.flows.values():
-            here = flow.source_hits[choices[flow.source]]
-            there = flow.target_hits[choices[flow.target]]
-            rho, phi = _factors(here, there)
-            flow.rho *= rho
-            flow.phi *= phi
-        for group in taken:
-            left = self.classes[group]
-            left.levels.append(level)
-            if left.extent % 2 or group in self.rigid:
-                left.spent = True
-            else:
-                left.extent //= 2
+    def bytes_by_level(self) -> list[float]:
+        """What each level adds, in order."""
+        rho, phi = self.sites.nbytes.copy(), self.sites.nbytes.copy()
+        total, found = 0.0, []
+        for level in self.decided():
+            more_rho, more_phi = self.factors_of(level)
+            rho, phi = rho * more_rho, phi * more_phi
+            found.append(float((rho - phi).sum()) - total)
+            total += found[-1]
+        return found
 
     @property
-    def bytes_modelled(self) -> float:
-        """Bytes of all levels so far, as the tables count them."""
-        return sum(flow.rho - flow.phi for flow in self.flows.values())
+    def cost(self) -> float:
+        """The objective of the levels decided, ties aside."""
+        sites, weights = self.sites, self.objective.weights
+        rho, phi = sites.nbytes.copy(), sites.nbytes.copy()
+        total, before = 0.0, 0.0
+        burden = None if self._burden is None else self._burden.copy()
+        for level in self.decided():
+            k = self.factors[level]
+            more_rho, more_phi = self.factors_of(level)
+            if self.objective.fixed:
+                _, _, moves = self._factor(k)
+                chosen = self._chosen(level)
+                moved = moves[sites.pattern, chosen[sites.source], chosen[sites.target]]
+                total += self.objective.fixed[level] * float((moved * sites.count).sum())
+            rho, phi = rho * more_rho, phi * more_phi
+            now = float((rho - phi).sum())
+            total += weights[level] * (now - before)
+            before = now
+            if burden is not None:
+                burden = burden * self.shrink(level)
+        return total + (0.0 if burden is None else float(burden.sum()))
 
-    # The result
+    def shrink(self, level: int) -> Floats:
+        """What a level leaves of each site's burden."""
+        classes = self.sites.classes[self.sites.at[:-1] + self._chosen(level)]
+        return np.where(classes >= 0, 1.0 / self.factors[level], 1.0)
 
-    def strategy(self) -> Strategy:
-        """The strategy of all levels, on digits of the classes that were cut."""
-        digits = tuple(
-            (group, (2,) * (len(left.levels) - left.spent) + (left.extent,))
-            for group, left in sorted(self.classes.items())
-            if len(left.levels) - left.spent > 0
-        )
-        digits = tuple((g, fs if fs[-1] > 1 else fs[:-1]) for g, fs in digits)
-        digits = tuple((g, fs) for g, fs in digits if len(fs) > 1)
-        space = self.space.with_digits(digits)
-        choices = tuple(self._op_choice(space, op) for op in range(len(self.graph.ops)))
-        layouts = {v: self._layout(space, v, site) for v, site in self.store.items()}
-        if self.shared:
-            for value, site in self.copy.items():
-                made = self.graph.producer[value]
-                if made and space.split(made[0], choices[made[0]].parts).terms[made[1]] > 1:
-                    layouts[value] = self._layout(space, value, site)
-        return Strategy(choices, layouts, digits, self.space.opening)
+    # One level, or several jointly
 
-    def _op_choice(self, space: Space, op: int) -> Choice:
-        number = self.op_site[op]
-        groups = [axis.group for axis in self.space.axes(op)]
-        parts, devices = self._grid(number, groups)
+    def solve(self, levels: Sequence[int], cap: int = CAP) -> float:
+        """Decides these levels, optimally given those decided; returns the change of cost."""
+        domains = self._domains(levels)
+        shared = self._tables(levels, domains)
+        before = self.cost if all(self.chosen[n] is not None for n in levels) else math.inf
+        old = [self.chosen[n] for n in levels]
         try:
-            space.split(op, parts)
-        except Refused:  # each level's cut is legal, but not their product
-            return whole(space, op, range(2 ** len(self.chosen)))
-        return Choice(parts, devices)
+            picks, _ = solve(shared, self._program(cap), cap)
+        except TooWide:
+            if len(levels) > 1:
+                raise
+            self.exact = False
+            picks = self._descended(shared, domains, levels)
+        self._take(levels, domains, picks)
+        after = self.cost
+        if after > before:  # ties were broken for something else
+            for level, chosen in zip(levels, old, strict=True):
+                self.chosen[level] = chosen
+            return 0.0
+        return after - before
 
-    def _layout(self, space: Space, value: int, number: int) -> Layout:
-        parts, devices = self._grid(number, list(self.space.atoms.value_classes[value]))
-        return Layout(parts, devices)
+    def _program(self, cap: int) -> Program:
+        """The steps of elimination for any level, made for domains that nothing has narrowed."""
+        if self.steps is None:
+            fresh = Levels(self.sites, self.factors, self.objective)  # what 2 can cut, 3 may not
+            domains = fresh._domains([self.factors.index(min(self.factors))])
+            sizes = domains.sum(axis=1).astype(np.int64)
+            self.steps = program(sizes, self._edges.ends, float(cap))
+        return self.steps
 
-    def _grid(self, number: int, groups: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Parts per (divided) atom of a site, and the device of each part, by the bits of all
-        levels."""
-        parts: list[int] = []
-        level_of: list[int] = []  # for each divided atom that is cut, in order, its level
-        for position, group in enumerate(groups):
-            for level in self._digit_levels(group):
-                cut = level is not None and self.chosen[level][number] == position
-                parts.append(2 if cut else 1)
-                if cut and level is not None:
-                    level_of.append(level)
-        return tuple(parts), self._devices(level_of)
+    def energy(self, levels: Sequence[int]) -> tuple[Shared, npt.NDArray[np.bool_]]:
+        """The cost of these levels given those decided, as tables over sites; and which joint
+        choices of each site its values are, in order."""
+        domains = self._domains(levels)
+        return self._tables(levels, domains), domains
 
-    def _digit_levels(self, group: int) -> Iterator[int | None]:
-        """For each divided atom of a class the level that took it; None for what is left."""
-        left = self.classes[group]
-        digits = left.levels[: len(left.levels) - left.spent]
-        yield from digits
-        if left.spent:
-            yield left.levels[-1]
-        elif left.extent > 1 or not digits:
-            yield None
+    def take(self, levels: Sequence[int], domains: npt.NDArray[np.bool_], picks: Ints) -> None:
+        """Decides these levels by values of their `energy`."""
+        self._take(levels, domains, np.asarray(picks, np.int64))
 
-    def _devices(self, level_of: list[int]) -> tuple[int, ...]:
-        depth = len(self.chosen)
-        whole = [level for level in range(depth) if level not in level_of]
+    def _take(self, levels: Sequence[int], domains: npt.NDArray[np.bool_], picks: Ints) -> None:
+        order = np.argsort(~domains, axis=1, kind="stable")
+        joint = order[np.arange(len(picks)), picks]
+        width = self._width
+        for level in reversed(levels):
+            self.chosen[level] = joint % width
+            joint = joint // width
+
+    @property
+    def _width(self) -> int:
+        return int(self.sites.choices.max(initial=1))
+
+    def _domains(self, levels: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Which (joint) choices each site has, choices padded to the widest site."""
+        sites, width = self.sites, self._width
+        rows = np.arange(len(sites))
+        grid = np.full((len(sites), width), -2, np.int64)
+        column = np.arange(len(sites.classes)) - np.repeat(sites.at[:-1], sites.choices)
+        grid[self._site_of, column] = sites.classes
+        allowed = self._allowed(levels)
+        domain = np.ones((len(rows), 1), np.bool_)
+        for able in allowed:
+            cut = (grid >= 0) & able[np.maximum(grid, 0)]
+            whole = (grid == -1) & (sites.uncut | ~cut.any(axis=1))[:, None]
+            one = cut | whole
+            domain = (domain[:, :, None] & one[:, None, :]).reshape(len(rows), -1)
+        return domain
+
+    def _allowed(self, levels: Sequence[int]) -> list[npt.NDArray[np.bool_]]:
+        """Per level the classes that it may cut, whatever the others of these levels take."""
+        sites = self.sites
+        divided = np.ones(len(sites.extents), np.int64)  # by levels that divide evenly
+        uneven = np.zeros(len(sites.extents), np.int64)  # the factor of the one that does not
+        times = np.zeros(len(sites.extents), np.int64)
+        others = [n for n in self.decided() if n not in levels]
+        for level in sorted(others, key=lambda n: -self.factors[n]):
+            self._account(level, self.taken(level), divided, uneven, times)
         found = []
-        for replica in range(2 ** len(whole)):
-            for part in range(2 ** len(level_of)):
-                bits = dict(zip(level_of, _bits(part, len(level_of)), strict=True))
-                bits |= dict(zip(whole, _bits(replica, len(whole)), strict=True))
-                found.append(sum(bits[level] << (depth - 1 - level) for level in range(depth)))
-        return tuple(found)
+        for level in levels:
+            k = self.factors[level]
+            left = sites.extents // divided
+            even = (left % k == 0) & (left // k >= np.maximum(uneven, 1))
+            able = even | ((uneven == 0) & (left >= k))
+            able &= ~(sites.rigid & (times > 0)) & (sites.extents > 1)
+            found.append(able)
+            self._account(level, np.flatnonzero(able), divided, uneven, times)
+        return found
 
+    def _account(self, level: int, taken: Ints, divided: Ints, uneven: Ints, times: Ints) -> None:
+        k, left = self.factors[level], self.sites.extents[taken] // divided[taken]
+        even = (left % k == 0) & (left // k >= np.maximum(uneven[taken], 1))
+        divided[taken[even]] *= k
+        uneven[taken[~even]] = k
+        times[taken] += 1
 
-def _bits(number: int, count: int) -> list[int]:
-    return [(number >> (count - 1 - k)) & 1 for k in range(count)]
-
-
-def _hit(split: Split, whole: Split, side: str, position: int) -> int:
-    """How a split in two hits one input or output."""
-    first, second = split.parts
-    if side == "out":
-        if split.terms[position] > 1:
-            return PARTIAL
-        a, b, full = (
-            first.outputs[position],
-            second.outputs[position],
-            whole.parts[0].outputs[position],
+    def _tables(self, levels: Sequence[int], domains: npt.NDArray[np.bool_]) -> Shared:
+        """The cost as a function of these levels' choices."""
+        sites = self.sites
+        rho, phi = self._coefficients(levels)
+        kinds, kind_of = intern(domains)
+        lists = [np.flatnonzero(row) for row in domains[kinds]]
+        a, b = kind_of[sites.source], kind_of[sites.target]
+        flows, flow_of = intern(
+            np.stack([sites.pattern, rho, phi, sites.count, a, b], axis=1).astype(np.float64)
         )
-    else:
-        if position in second.zeros:
-            return FIRST
-        a, b, full = (
-            first.inputs[position],
-            second.inputs[position],
-            whole.parts[0].inputs[position],
+        made = [self._table(levels, n, rho, phi, lists[a[n]], lists[b[n]]) for n in flows]
+        costs = self._costs(levels, domains)
+        for flow in self._edges.selves:
+            site, table = sites.source[flow], made[flow_of[flow]]
+            costs[site, domains[site]] += np.diagonal(table)
+        unary, unary_of = intern(costs)
+        tables = [costs[n, domains[n]] for n in unary]
+        pairs = np.empty(len(self._edges.ends), np.int64)
+        number: dict[tuple[int, ...], int] = {}
+        signs = flow_of[self._edges.flows] * 2 + self._edges.turned
+        single = np.diff(self._edges.at) == 1
+        for sign in np.unique(signs[self._edges.at[:-1][single]]).tolist():
+            number[(sign,)] = len(tables)
+            tables.append(_turned(made[sign >> 1], sign & 1))
+        first = np.array([number.get((n,), -1) for n in range(2 * len(made))], np.int64)
+        pairs[single] = first[signs[self._edges.at[:-1][single]]]
+        for edge in np.flatnonzero(~single).tolist():
+            key = tuple(sorted(signs[self._edges.at[edge] : self._edges.at[edge + 1]].tolist()))
+            if key not in number:
+                number[key] = len(tables)
+                tables.append(sum(_turned(made[s >> 1], s & 1) for s in key))
+            pairs[edge] = number[key]
+        sizes = domains.sum(axis=1).astype(np.int64)
+        return Shared(sizes, unary_of, self._edges.ends, pairs, tuple(tables))
+
+    def _coefficients(self, levels: Sequence[int]) -> tuple[Floats, Floats]:
+        """A and B of each flow: given the other levels it costs A rho - B phi, rho and phi being
+        those of these levels. Levels after them multiply what they move; a level's own bytes have
+        its weight."""
+        sites, weights = self.sites, self.objective.weights
+        rho, phi = sites.nbytes.copy(), sites.nbytes.copy()
+        a, b = np.zeros(len(rho)), np.zeros(len(rho))
+        present = sorted({*self.decided(), *levels})
+        joint = len(levels) > 1
+        for n, level in enumerate(present):
+            if level not in levels:
+                more_rho, more_phi = self.factors_of(level)
+                rho, phi = rho * more_rho, phi * more_phi
+            if level < (max(levels) if joint else levels[0]):
+                continue
+            later = weights[present[n + 1]] if n + 1 < len(present) else 0.0
+            share = weights[level] - later
+            a, b = a + share * rho, b + share * phi
+        return a, b
+
+    def _table(
+        self, levels: Sequence[int], flow: int, rho: Floats, phi: Floats, here: Ints, there: Ints
+    ) -> Floats:
+        """The table of a flow over the (joint) choices of its ends."""
+        pattern = self.sites.pattern[flow]
+        r, p, moves = (m[pattern] for m in self._factor(self.factors[levels[0]]))
+        fixed = self._fixed(levels[0], flow) * moves
+        for level in levels[1:]:
+            more_r, more_p, moves = (m[pattern] for m in self._factor(self.factors[level]))
+            r, p = np.kron(r, more_r), np.kron(p, more_p)
+            fixed = _outer_sum(fixed, self._fixed(level, flow) * moves)
+        table: Floats = (rho[flow] * r - phi[flow] * p + fixed)[here[:, None], there]
+        return table
+
+    def _fixed(self, level: int, flow: int) -> float:
+        fixed = self.objective.fixed
+        return fixed[level] * float(self.sites.count[flow]) if fixed else 0.0
+
+    def _costs(self, levels: Sequence[int], domains: npt.NDArray[np.bool_]) -> Floats:
+        """The burden of each (joint) choice of each site, and what breaks ties: long classes
+        first, so that none is used up; state sharded; samples cut."""
+        sites, width = self.sites, self._width
+        left = np.maximum(sites.extents, 1).astype(np.float64)
+        for level in self.decided():
+            if level not in levels:
+                left[self.taken(level)] /= self.factors[level]
+        prefer = 0.1 / left + 0.1
+        column = np.arange(len(sites.classes)) - np.repeat(sites.at[:-1], sites.choices)
+        kind = sites.kind[self._site_of]
+        ties = np.where(
+            sites.classes >= 0,
+            prefer[sites.classes] - 0.05 * (sites.samples[sites.classes] & (kind == OP)),
+            np.where(kind == COPY, 0.0, 0.5),
         )
-    cut = [k for k, (x, y) in enumerate(zip(a, full, strict=True)) if x != y]
-    cut += [k for k, (x, y) in enumerate(zip(b, full, strict=True)) if x != y and k not in cut]
-    return cut[0] if len(cut) == 1 else WHOLE
+        grid = np.zeros((len(sites), width))
+        grid[self._site_of, column] = ties * 1e-3 * min(self.objective.weights)
+        cut = np.zeros((len(sites), width))
+        cut[self._site_of, column] = sites.classes >= 0
+        total = np.zeros((len(sites), 1))
+        burden = None if self._burden is None else self._burden[:, None].copy()
+        for level in self.decided():
+            if burden is not None and level not in levels:
+                burden = burden * self.shrink(level)[:, None]
+        for level in levels:
+            total = (total[:, :, None] + grid[:, None, :]).reshape(len(sites), -1)
+            if burden is not None:
+                share = np.where(cut > 0, 1.0 / self.factors[level], 1.0)
+                burden = (burden[:, :, None] * share[:, None, :]).reshape(len(sites), -1)
+        if burden is not None:
+            total = total + burden
+        return np.where(domains, total, np.inf)  # so that rows of other domains differ
+
+    def _descended(
+        self, shared: Shared, domains: npt.NDArray[np.bool_], levels: Sequence[int]
+    ) -> Ints:
+        """Coordinate descent from cutting samples, where elimination is too wide."""
+        sites = self.sites
+        start = []
+        for site in range(len(sites)):
+            own = np.flatnonzero(domains[site])
+            groups = sites.classes[sites.at[site] + own]
+            sampled = np.flatnonzero((groups >= 0) & sites.samples[groups])
+            start.append(int(sampled[0]) if len(sampled) else 0)
+        return np.array(descend(shared.energy(), start)[0], np.int64)
 
 
-def _factors(source: int, target: int) -> tuple[float, float]:
-    """What a level does to rho and phi, by the table at the head of tofu.py."""
-    rho, phi = 1.0, 1.0
-    if target == WHOLE:
-        rho = 2.0
-        phi = 1.0 if source >= 0 else 2.0
-    elif target == FIRST:
-        phi = 0.5 if source >= 0 else 1.0
-    elif source >= 0 and source != target:
-        phi = 0.5
-    if source == PARTIAL:
-        rho *= 2.0
-    return rho, phi
+def recurse(
+    sites: Sites,
+    factors: Sequence[int],
+    objective: Objective | None = None,
+    *,
+    steps: Program | None = None,
+    cap: int = CAP,
+) -> Levels:
+    """Every level decided in order, given those before it; by the `steps` of other levels of these
+    sites whose least factor is no larger, if at hand."""
+    levels = Levels(sites, tuple(factors), objective or fewest_bytes(len(factors)), steps=steps)
+    for level in range(len(levels.factors)):
+        levels.solve([level], cap)
+    return levels
 
 
-def _table(flow: Flow, sources: list[int], targets: list[int]) -> Table:
-    table = np.empty((len(sources), len(targets)))
-    for a, source in enumerate(sources):
-        for b, target in enumerate(targets):
-            rho, phi = _factors(flow.source_hits[source], flow.target_hits[target])
-            table[a, b] = flow.rho * rho - flow.phi * phi
-    return table
+def polish(levels: Levels, rounds: int = 3, joint: int = 1, cap: int = CAP) -> Levels:
+    """Decides level after level anew, given all others, until nothing improves by more than GAIN;
+    with `joint` 2, neighbouring pairs of levels too."""
+    count = len(levels.factors)
+    if count < 2:
+        return levels
+    groups = [tuple(range(n, n + size)) for size in range(1, joint + 1) for n in range(count)]
+    weights = levels.objective.weights
+    groups = [g for g in groups if g[-1] < count and weights[g[0]] == weights[g[-1]]]
+    stale = 0
+    for group in groups * rounds:
+        try:
+            gained = levels.solve(group, cap) < -GAIN * abs(levels.cost)
+        except TooWide:
+            gained = False
+        stale = 0 if gained else stale + 1
+        if stale >= len(groups):
+            break
+    return levels
+
+
+def factors(source: npt.NDArray[np.int64], target: npt.NDArray[np.int64], k: int) -> tuple[
+    Floats, Floats, Floats
+]:  # fmt: skip
+    """What a level of k does to rho and phi, by the table above, and whether anything moves
+    there."""
+    source, target = np.broadcast_arrays(source, target)
+    cut = source >= 0
+    rho = np.where(target == WHOLE, float(k), 1.0)
+    phi = np.where(
+        target == WHOLE,
+        np.where(cut, 1.0, float(k)),
+        np.where(cut & (source != target), 1.0 / k, 1.0),
+    )
+    rho = np.where(source == PARTIAL, rho * k, rho)
+    moves = (rho != phi).astype(np.float64)
+    return rho, phi, moves
+
+
+def _pattern_matrices(sites: Sites) -> tuple[Ints, Ints]:
+    """Hits of all patterns, padded."""
+    width = int(sites.choices.max(initial=1))
+    source = np.full((len(sites.patterns), width), WHOLE, np.int64)
+    target = np.full((len(sites.patterns), width), WHOLE, np.int64)
+    for n, (here, there) in enumerate(sites.patterns):
+        source[n, : len(here)] = here
+        target[n, : len(there)] = there
+    return source, target
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """Pairs of sites (the smaller first), the flows of each, and whether a flow runs the other
+    way."""
+
+    ends: Ints
+    at: Ints
+    flows: Ints
+    turned: Ints
+    selves: list[int]
+
+
+def _edges(sites: Sites) -> _Edges:
+    low, high = np.minimum(sites.source, sites.target), np.maximum(sites.source, sites.target)
+    proper = np.flatnonzero(low != high)
+    keys = low[proper] * len(sites) + high[proper]
+    order = np.argsort(keys, kind="stable")
+    flows = proper[order]
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    ends = np.stack([low[flows[starts]], high[flows[starts]]], axis=1).astype(np.int64)
+    at = np.append(starts, len(flows)).astype(np.int64)
+    turned = (sites.source[flows] > sites.target[flows]).astype(np.int64)
+    return _Edges(ends, at, flows, turned, np.flatnonzero(low == high).tolist())
+
+
+def _turned(table: Floats, turned: int) -> Floats:
+    return np.ascontiguousarray(table.T) if turned else table
+
+
+def _outer_sum(a: Floats, b: Floats) -> Floats:
+    """As np.kron, with + for *."""
+    rows, columns = a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]
+    return (a[:, None, :, None] + b[None, :, None, :]).reshape(rows, columns)
+
+
+def intern(rows: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
+    """One index of each distinct row, and for each row which of these it equals."""
+    data = np.ascontiguousarray(rows)
+    if data.dtype == np.bool_:
+        data = np.packbits(data, axis=1)
+        pad = -data.shape[1] % 8
+        data = np.pad(data, ((0, 0), (0, pad)))
+    words = data.view(np.uint64).reshape(len(data), -1)
+    code = np.full(len(words), 1469598103934665603, np.uint64)
+    for column in range(words.shape[1]):
+        code = (code ^ words[:, column]) * np.uint64(1099511628211)
+        code ^= code >> np.uint64(29)
+    _, index, inverse = np.unique(code, return_index=True, return_inverse=True)
+    if not np.array_equal(words[index[inverse]], words):  # two rows with one code
+        _, index, inverse = np.unique(words, axis=0, return_index=True, return_inverse=True)
+    return index.astype(np.int64), inverse.reshape(-1).astype(np.int64)
+
+
+__all__ = ["FIRST", "Levels", "Objective", "factors", "fewest_bytes", "intern", "polish", "recurse"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from apportion.cluster import Cluster
 from apportion.cost import CostModel
@@ -10,17 +11,45 @@ from apportion.splits import Space
 from apportion.strategy import Strategy
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search is: the best cost found, a proven bound on it, and in which `unit`."""
+
+    what: str
+    best: float | None = None
+    bound: float | None = None
+    unit: str = "s"
+
+    @property
+    def gap(self) -> float | None:
+        """How far the best may be above the optimum, as a share of it."""
+        if self.best is None or not self.bound:
+            return None
+        return self.best / self.bound - 1
+
+
 @dataclass(frozen=True)
 class Problem:
-    """A Graph's Space, the devices it is for, and what things cost there."""
+    """A Graph's Space, the devices it is for, and what things cost there.
+
+    memory_limit  bytes per device that the plan should stay under; None: it does not matter
+    report        is told of progress
+    """
 
     space: Space
     cluster: Cluster
     cost: CostModel
+    memory_limit: tuple[int, ...] | None = None
+    report: Callable[[Progress], None] | None = None
 
     @property
     def devices(self) -> int:
         return len(self.cluster.devices)
+
+    def tell(self, progress: Progress) -> None:
+        """Reports progress, if anybody listens."""
+        if self.report is not None:
+            self.report(progress)
 
 
 class Unsuitable(ValueError):
@@ -29,7 +58,15 @@ class Unsuitable(ValueError):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A Strategy, and a proven bound on what was minimised where the method gives one."""
+    """A Strategy, and a proven bound on what was minimised where the method gives one.
+
+    bound_of  what the bound is a bound of, and for which space: "bytes moved, over grids of ..."
+    notes     what the user should know of how it was found, a sentence each
+    space     the Space that the Strategy is about, if the method made one
+    """
 
     strategy: Strategy
     lower_bound: float | None = None
+    bound_of: str = ""
+    notes: tuple[str, ...] = ()
+    space: Space | None = field(default=None, compare=False, repr=False)

@@ -1,46 +1,48 @@
-"""tofu: recursive partitioning. Every level cuts everything in two, exactly, for the fewest bytes.
+"""tofu: recursive partitioning. Every level cuts everything by one factor of the devices, exactly.
 
-One level is a sum of tables (levels.py) over one variable per Op (which axis is cut, or none), one
-per state Value (along which atom it is stored, or replicated) and one per copy (the layout in which
-a Value with several readers, or a partial one, is held). Between two of them a Value of S bytes
-moves
+The factors of the device count are taken one after the other (levels.py), each level the optimum
+given those before it; then level after level is decided anew given all others, until nothing
+improves. Orders of factors that follow the cluster's hosts, or not, are tried, as is one cut into
+all devices (EqualChop), and the fewest bytes win. What is minimised is what lowering moves: a
+Value that is fetched is counted once however many Ops read it, and any Value may be stored
+replicated or held as a copy, so that data parallelism and sharded state are among the plans.
 
-    rho - phi     rho: bytes that the readers of both halves require, phi: those already there
+An Op is left whole on all devices only if nothing of it can be cut, if it is a view, if it updates
+state, or if no sample comes into it and it is little work: leaving everything whole would move
+nothing. Graphs are not coarsened, except that Ops of one line and module, such as the steps of an
+unrolled loop, are cut alike where elimination is too wide without that.
 
-and over levels both are products, so that the bytes of all levels add up to those of all devices:
+Composites (softmax, norms, attention) are opened where that moves less (opening.py): all are,
+first, and those that were then cut inside stay open.
 
-    reader                  source cut on the same atom   on another atom   whole       partial
-    cut on an atom          rho x 1, phi x 1              x 1, x 1/2        x 1, x 1    x 2, x 1
-    whole                   x 2, x 1                      x 2, x 1          x 2, x 2    x 4, x 2
-    whole, first half only  x 1, x 1/2                    x 1, x 1/2        x 1, x 1    x 2, x 1
-
-Levels commute because a level that cuts a class of atoms takes a digit of it: an atom of its own
-(atoms.divide). Level i decides bit i of the device, the first level the highest: the slowest links
-carry the least.
-
-An Op is left whole on both halves only if nothing of it can be cut, if it is a view, or if it
-updates state: leaving everything whole would move nothing. Deviations from the paper: any Value may
-be stored replicated or held as a copy; a fetched Value is counted once however many Ops read it
-(`tofu-paper` counts every reader, as the paper does, and stores every Value cut); graphs are not
-coarsened but for Ops of one line and module, such as the steps of an unrolled loop, which are cut
-alike.
+Deviations from the paper: the levels are revised; `tofu-paper` counts every reader, as the paper
+does, and stores every Value cut.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
+
 from apportion.lower import lower
-from apportion.opening import STATISTICS, composites, open_graph
+from apportion.opening import STATISTICS, composites
 from apportion.search.data import data
 from apportion.search.fsdp import fsdp
-from apportion.search.levels import Levels
-from apportion.search.problem import Problem, SearchResult, Unsuitable
+from apportion.search.grids import result
+from apportion.search.levels import Floats, Levels, fewest_bytes, polish, recurse
+from apportion.search.limit import held, within
+from apportion.search.problem import Problem, Progress, SearchResult
+from apportion.search.program import Program
+from apportion.search.sites import Sites, find_sites, ties
+from apportion.search.topology import orders
 from apportion.splits import Space
 from apportion.strategy import Strategy, space_of
 from apportion.termwise import termwise
 
-MARGIN = 0.95  # lowered bytes were at most half a percent above the modelled ones
+MARGIN = 0.95  # of uneven parts and cut windows up to 3% more was moved than modelled
+UNROLLED = 4  # Ops of one line and call in a module; more are the steps of a loop
 
 
 def tofu(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
@@ -49,47 +51,110 @@ def tofu(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
 
     Those two are lowered and counted only if recursion does not move less than they must.
     """
-    levels = recurse(problem, shared=True)
-    bytes_modelled, found = _opened(problem, levels)
-    if bytes_modelled <= MARGIN * _least_of_data(problem):
-        return SearchResult(found)
-    candidates = [found, data(problem).strategy, fsdp(problem).strategy]
-    return SearchResult(min(candidates, key=lambda s: bytes_moved(problem, s)))
+    found = partition(problem)
+    made = result(found, notes(found))
+    margin = 1.0 if _even(found) else MARGIN
+    if found.bytes_moved > margin * _least_of_data(problem):
+        known = (replace(m(problem), notes=made.notes) for m in (data, fsdp))
+        return min((made, *known), key=lambda r: bytes_moved(problem, r.strategy))
+    return made
 
 
-def _opened(problem: Problem, closed: Levels) -> tuple[float, Strategy]:
-    """The better of recursion on the Graph as it is and on the one with those composites opened
-    that are worth it: that recursion cuts inside if all are open."""
-    space, best = problem.space, closed
-    several = composites(space.source)
-    if several and not space.opening:
-        levels = _recursed(space, several, problem)
-        inside = _cut_inside(levels)
-        if inside:
-            some = levels if inside == several else _recursed(space, inside, problem)
-            best = min((best, some), key=lambda found: found.bytes_modelled)
-    return best.bytes_modelled, best.strategy()
+def tofu_paper(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
+    """Recursion under the paper's counting: every Value stored cut, every reader fetches for
+    itself. Factors in falling order, no level revised."""
+    sites = sites_of(problem.space, shared=False)
+    found = recurse(sites, orders(problem.cluster)[0])
+    return result(found, notes(found))
 
 
-def _recursed(space: Space, opening: tuple[int, ...], problem: Problem) -> Levels:
-    return recurse(replace(problem, space=Space(space.source, (), opening)), shared=True)
+def partition(problem: Problem) -> Levels:
+    """The best levels found, composites opened where that moves less."""
+    space = problem.space
+    several = () if space.opening else composites(space.source)
+    if not several:
+        return _best(problem, sites_of(space))
+    sites = sites_of(Space(space.source, (), several))
+    inside = _cut_inside(recurse(sites, orders(problem.cluster)[0]))
+    if inside != several:
+        sites = sites_of(Space(space.source, (), inside) if inside else space)
+    return _best(problem, sites)
+
+
+def _best(problem: Problem, sites: Sites) -> Levels:
+    """The best of several orders of factors, each polished."""
+    best: Levels | None = None
+    least = (True, math.inf)
+    for factors in orders(problem.cluster):
+        steps = best.steps if best and min(best.factors) <= min(factors) else None
+        levels, fits = _levels(problem, sites, factors, steps)
+        cost = (not fits, levels.bytes_moved)
+        if best is None or cost < least:
+            best, least = levels, cost
+            names = " x ".join(map(str, factors))
+            problem.tell(Progress(f"levels of {names}", levels.bytes_moved, unit="B"))
+    assert best is not None
+    return best
+
+
+def _levels(
+    problem: Problem, sites: Sites, factors: tuple[int, ...], steps: Program | None
+) -> tuple[Levels, bool]:
+    """The fewest bytes that one order of factors gives, and whether they are within the memory
+    limit, as far as that can be told here."""
+
+    def search(burden: Floats | None) -> Levels:
+        objective = replace(fewest_bytes(len(factors)), burden=burden)
+        return polish(recurse(sites, factors, objective, steps=steps))
+
+    if problem.memory_limit is None:
+        return search(None), True
+    return within(min(problem.memory_limit), held(sites), search)
+
+
+def sites_of(space: Space, *, shared: bool = True, reductions: bool = True) -> Sites:
+    """The sites of a Space, the steps of loops tied if elimination is too wide otherwise."""
+    if ties(space) <= UNROLLED:
+        return find_sites(space, shared=shared, reductions=reductions)
+    return find_sites(space, shared=shared, tied=True, reductions=reductions)
+
+
+def notes(levels: Levels) -> tuple[str, ...]:
+    """How a partition was found, for the user."""
+    names = " x ".join(map(str, levels.factors))
+    bytes_of = ", ".join(f"{n / 1e9:.4g}" for n in levels.bytes_by_level())
+    how = "each exact given the others" if levels.exact else "not all exact: tables too wide"
+    return (f"levels of {names}, {how}, move {bytes_of} GB",)
 
 
 def _cut_inside(levels: Levels) -> tuple[int, ...]:
     """The opened Ops some of whose statistics are partial."""
-    strategy = levels.strategy()
-    space = levels.space.with_digits(strategy.digits)
-    origins = open_graph(space.source, space.opening)[1]
-    return tuple(
-        sorted(
-            {
-                origins[index]
-                for index, op in enumerate(space.graph.ops)
-                if op.kind in STATISTICS
-                and max(space.split(index, strategy.choices[index].parts).terms) > 1
-            }
-        )
-    )
+    space = levels.sites.space
+    origins = space.origins
+    found = set()
+    for index, op in enumerate(space.graph.ops):
+        if op.kind not in STATISTICS:
+            continue
+        site = int(levels.sites.op_site[index])
+        atoms = levels.sites.atoms[site]
+        for chosen in levels.chosen:
+            assert chosen is not None
+            if chosen[site] < len(atoms):
+                cut = atoms[chosen[site]]
+                parts = [2 if k == cut else 1 for k in range(len(space.groups(index)))]
+                if max(space.split(index, parts).terms) > 1:
+                    found.add(origins[index])
+    return tuple(sorted(found))
+
+
+def _even(levels: Levels) -> bool:
+    """Whether all parts are equal and no window is cut: then lowering moves what is modelled."""
+    divided = np.ones(len(levels.sites.extents), np.int64)
+    for level in levels.decided():
+        divided[levels.taken(level)] *= levels.factors[level]
+    cut = divided > 1
+    uneven = levels.sites.extents % divided != 0
+    return not (cut & (uneven | levels.sites.rigid)).any()
 
 
 def _least_of_data(problem: Problem) -> int:
@@ -109,34 +174,9 @@ def _least_of_data(problem: Problem) -> int:
     return total
 
 
-def tofu_paper(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
-    """Recursion under the paper's counting: every Value stored cut, every reader fetches for
-    itself."""
-    return SearchResult(recursive(problem, shared=False))
-
-
-def recursive(problem: Problem, *, shared: bool) -> Strategy:
-    """The strategy of a recursion."""
-    return recurse(problem, shared=shared).strategy()
-
-
-def recurse(problem: Problem, *, shared: bool) -> Levels:
-    """One exact two-way cut per level; ValueError unless the devices are a power of two."""
-    devices = problem.devices
-    if devices & (devices - 1):
-        raise Unsuitable(
-            f"tofu cuts in two at every level and needs 2, 4, 8, ... devices, not {devices}; use "
-            "data or fsdp there"
-        )
-    levels = Levels(problem.space, shared)
-    for _ in range(devices.bit_length() - 1):
-        levels.solve()
-    return levels
-
-
 def bytes_moved(problem: Problem, strategy: Strategy) -> int:
     """What a step of the strategy really moves."""
     space = problem.space
     if (strategy.digits, strategy.opening) != (space.digits, space.opening):
-        space = space_of(space.source, strategy)
+        space = space_of(space.source, strategy, space)
     return lower(space, strategy, problem.devices).bytes_moved

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from apportion.compiler import leave_unloaded
 from apportion.zoo import (
     alexnet,
     amoebanet,
@@ -48,6 +49,8 @@ from apportion.zoo import (
     wgan,
     wresnet,
 )
+
+leave_unloaded()
 
 
 @dataclass(frozen=True, slots=True)

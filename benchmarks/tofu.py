@@ -1,0 +1,427 @@
+"""Tofu's evaluation (EuroSys 2019), rebuilt in simulation on its machine: p2.8xlarge, 8 K80.
+
+    python benchmarks/tofu.py --out docs/tofu.md      everything: about half an hour on one core
+    python benchmarks/tofu.py --quick                 the smallest and the largest of each family
+    python benchmarks/tofu.py --only throughput --models rnn-6-4,wresnet-152-10
+
+Throughput: samples a second of all 8 devices, with the largest batch (a power of two) that fits.
+
+    Ideal         one device without a limit of memory, at a batch that saturates it, times 8
+    SmallBatch    one device, the largest batch that fits, times 8
+    Swap          one device that swaps (swap.py) at an eighth of the batch, times 8; the devices
+                  share the link to the host
+    Op-Placement  layers to devices in turn
+    Tofu          every operator on all devices
+
+Algorithms: seconds a batch, and the share of it by which communication makes the step longer:
+1 - (the step with messages and assemblies that take no time) / (the step).
+
+Bytes: what one step moves, lowered and counted alike for every method, without a limit of memory.
+
+Memory is what the simulator predicts, state included: a weight, its gradient and one history
+(momentum), as in the paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from swap import swap
+
+from apportion import ops as ops  # what is known about operators
+from apportion import zoo
+from apportion.capture import capture
+from apportion.choose import Candidate, Request, Shipped, choose, state_bytes
+from apportion.cluster import Cluster, cluster
+from apportion.cost import nanoseconds
+from apportion.files import write_whole
+from apportion.graph import Graph
+from apportion.hops import no_hops
+from apportion.schedule import schedule_compiled
+from apportion.search import SEARCHES, Unsuitable
+from apportion.simulate import network
+from apportion.splits import Space
+from apportion.tasks import COMPUTE
+
+MACHINE = "p2.8xlarge"
+BUDGET = 60.0
+OOM = "OOM"
+SECTIONS = ("throughput", "algorithms", "bytes")
+COMPARED = ("data", "fsdp", "allrow-greedy", "spartan", "equalchop", "icml18", "tofu-paper", "tofu")
+
+
+@dataclass(frozen=True, order=True)
+class Model:
+    """One of the paper's models; `size` is the widening of a WResNet or the thousands of hidden
+    units of an RNN."""
+
+    family: str
+    depth: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.depth}-{self.size}"
+
+    def spec(self, batch: int) -> str:
+        if self.family == "rnn":
+            return f"rnn:layers={self.depth},hidden={1024 * self.size},batch={batch}"
+        return f"wresnet:depth={self.depth},width={self.size},batch={batch}"
+
+    @property
+    def saturating(self) -> int:
+        """The largest batch that the paper trains with on 8 devices."""
+        return 512 if self.family == "rnn" else 128
+
+
+WRESNETS = [Model("wresnet", depth, size) for depth in (50, 101, 152) for size in (4, 6, 8, 10)]
+RNNS = [Model("rnn", depth, size) for depth in (6, 8, 10) for size in (4, 6, 8)]
+QUICK = (WRESNETS[0], WRESNETS[-1], RNNS[0], RNNS[-1])
+
+Figure = float | str
+Column = tuple[Figure, ...]
+
+
+def _figures(models: Sequence[Model], text: str) -> dict[Model, Column]:
+    rows = [line.split() for line in text.strip().splitlines()]
+    return {
+        model: tuple(OOM if cell == OOM else float(cell) for cell in row)
+        for model, row in zip(models, rows, strict=True)
+    }
+
+
+# The figures printed on the bars: Ideal, SmallBatch, Swap, Tofu; RNNs also Op-Placement.
+PAPER = _figures(
+    WRESNETS,
+    """
+    47 46 28 41
+    18 16 12 17
+    10 OOM 5.9 9.3
+    6.4 OOM 4.0 6.0
+    27 23 11 20
+    9.4 OOM 5.4 8.7
+    5.3 OOM 3.2 4.8
+    3.3 OOM 2.1 3.1
+    19 OOM 7.7 11
+    6.5 OOM 3.4 5.4
+    3.6 OOM 2.2 2.7
+    2.3 OOM 1.6 1.9
+    """,
+) | _figures(
+    RNNS,
+    """
+    233 130 183 107 210
+    108 OOM 32 44 102
+    58 OOM 13 24 57
+    172 OOM 120 95 154
+    78 OOM 18 40 75
+    45 OOM 9.3 22 41
+    136 OOM 58 59 122
+    60 OOM 13 21 55
+    33 OOM 7.2 OOM 23
+    """,
+)
+
+# Seconds without communication, then per algorithm the share of communication; None: out of memory.
+SHARES: dict[tuple[Model, int], tuple[float, dict[str, float | None]]] = {
+    (Model("rnn", 4, 8), 512): (
+        5.15,
+        {"allrow-greedy": 0.245, "spartan": 0.211, "equalchop": 0.138, "icml18": 0.132,
+         "tofu": 0.064},
+    ),
+    (Model("wresnet", 152, 10), 8): (
+        3.3,
+        {"allrow-greedy": None, "spartan": 0.338, "equalchop": 0.352, "icml18": None,
+         "tofu": 0.219},
+    ),
+}  # fmt: skip
+
+
+@lru_cache(maxsize=6)
+def captured(spec: str) -> Graph:
+    """A model's step, without data; its optimizer keeps one history of each weight."""
+    it = zoo.load(spec, meta=True)
+    optimizer = torch.optim.SGD(it.model.parameters(), lr=0.02, momentum=0.9)
+    return capture(it.step, it.model, optimizer, it.batch).graph
+
+
+def planned(
+    model: Model, batch: int, machine: Cluster, method: str, *, limited: bool = False
+) -> Candidate:
+    """What a method finds, simulated; `limited`: it is to stay within the devices' memory."""
+    space = Space(captured(model.spec(batch)))
+    limit = tuple(device.memory_bytes for device in machine.devices) if limited else None
+    return choose(Request(space, machine, Shipped(machine), limit), method, BUDGET).best
+
+
+def seconds(made: Candidate) -> float:
+    return made.timeline.step_seconds
+
+
+def fits(made: Candidate, machine: Cluster) -> bool:
+    peaks = made.timeline.peak_bytes
+    return all(p <= d.memory_bytes for p, d in zip(peaks, machine.devices, strict=True))
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Samples a second of all devices, and the batch of one step on them; None: out of memory."""
+
+    samples: float | None
+    batch: int = 0
+
+    @property
+    def figure(self) -> Figure:
+        return OOM if self.samples is None else self.samples
+
+
+def largest(model: Model, machine: Cluster, method: str, first: int) -> Rate:
+    """The rate at the largest batch that fits: a power of two, `first` at most."""
+    batch = first
+    while batch:
+        made = planned(model, batch, machine, method, limited=True)
+        if fits(made, machine):
+            return Rate(batch / seconds(made), batch)
+        if state_bytes(made.space.graph) > sum(d.memory_bytes for d in machine.devices):
+            break
+        batch //= 2
+    return Rate(None)
+
+
+def swapping(model: Model, whole: Cluster, one: Cluster) -> Rate:
+    """Every device trains its share of the batch alone; all swap through one link."""
+    (link,) = whole.host_routes[0]
+    sharing = sum(link in route for route in whole.host_routes)
+    batch = model.saturating // len(whole.devices)
+    while batch:
+        made = planned(model, batch, one, "single")
+        times = nanoseconds(made.tasks, one, made.cost)
+        bandwidth = whole.links[link].bandwidth / sharing
+        done = swap(made.tasks, times, one.devices[0].memory_bytes, bandwidth)
+        if done is not None:
+            return Rate(sharing * batch / done.step_seconds, sharing * batch)
+        batch //= 2
+    return Rate(None)
+
+
+def rates(model: Model) -> list[Rate]:
+    """Ours, in the order of PAPER."""
+    whole, one = cluster(MACHINE), cluster(f"{MACHINE}:1")
+    count = len(whole.devices)
+    ideal = seconds(planned(model, model.saturating, one, "single"))
+    small = largest(model, one, "single", model.saturating // count)
+    found = [
+        Rate(count * model.saturating / ideal, count * model.saturating),
+        replace(small, samples=small.samples and count * small.samples, batch=count * small.batch),
+        swapping(model, whole, one),
+    ]
+    if model.family == "rnn":
+        found.append(largest(model, whole, "op-placement", model.saturating))
+    return [*found, largest(model, whole, "tofu", model.saturating)]
+
+
+# Algorithms
+
+
+@dataclass(frozen=True)
+class Share:
+    """A step of one algorithm: seconds with and without communication, whether it fits."""
+
+    seconds: float
+    compute: float
+    fits: bool
+
+    @property
+    def communication(self) -> float:
+        return 1 - self.compute / self.seconds
+
+
+def shared(model: Model, batch: int, method: str) -> Share:
+    machine = cluster(MACHINE)
+    made = planned(model, batch, machine, method)
+    return Share(seconds(made), computing(made, machine), fits(made, machine))
+
+
+def computing(made: Candidate, machine: Cluster) -> float:
+    """The step in seconds, were messages and assemblies to take no time."""
+    tasks = made.tasks
+    net, quiet = network(tasks, machine, made.cost), no_hops(len(tasks))
+    silent = net._replace(
+        duration=np.where(tasks.kind == COMPUTE, net.duration, 0),
+        latency=quiet.latency,
+        hop_start=quiet.start,
+        hop_link=quiet.link,
+        hop_occupancy=quiet.occupancy,
+    )
+    return float(schedule_compiled(silent)[1].max(initial=0)) / 1e9
+
+
+# Tables
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def number(figure: Figure) -> str:
+    return figure if isinstance(figure, str) else f"{figure:.3g}"
+
+
+def beside(ours: Figure, paper: Figure) -> str:
+    """Both, and ours as a multiple of the paper's."""
+    if isinstance(ours, str) or isinstance(paper, str):
+        return f"{number(ours)} / {number(paper)}"
+    return f"{number(ours)} / {number(paper)} ({ours / paper:.2f})"
+
+
+def throughput(models: Sequence[Model], note: Callable[[str], None]) -> Iterator[str]:
+    yield "## Throughput\n"
+    yield "Samples a second, ours / the paper's (and the ratio).\n"
+    for family in ("wresnet", "rnn"):
+        placed = ["Op-Placement"] if family == "rnn" else []
+        head = ["model", "Ideal", "SmallBatch", "Swap", *placed, "Tofu", "Tofu's batch",
+                "Tofu / Ideal"]  # fmt: skip
+        rows = []
+        for model in models:
+            if model.family == family:
+                ours, paper = rates(model), PAPER[model]
+                cells = [beside(r.figure, p) for r, p in zip(ours, paper, strict=True)]
+                tofu = ours[-1].samples or 0.0
+                against = beside(tofu / (ours[0].samples or 1.0), _over(paper[-1], paper[0]))
+                rows.append([str(model), *cells, str(ours[-1].batch), against])
+                note(f"{model}: {', '.join(cells)}, batches {[r.batch for r in ours]}")
+        if rows:
+            yield table(head, rows)
+
+
+def _over(a: Figure, b: Figure) -> Figure:
+    return OOM if isinstance(a, str) or isinstance(b, str) else a / b
+
+
+def algorithms(models: Sequence[Model], note: Callable[[str], None]) -> Iterator[str]:
+    yield "## Partition algorithms\n"
+    yield (
+        "Seconds a batch, and the share of communication, ours / the paper's. The last column is "
+        "the share that our\nseconds of communication would be beside the paper's seconds of "
+        "computing.\n"
+    )
+    for (model, batch), (compute, shares) in SHARES.items():
+        if str(model) not in map(str, models) and models is not ALL:
+            continue
+        rows = []
+        for method in _known(("fsdp", *shares, "tofu-paper")):
+            try:
+                ours = shared(model, batch, method)
+            except Unsuitable as why:
+                note(f"{model} {method}: {why}")
+                continue
+            share = shares.get(method)
+            paper: Figure = "-" if method not in shares else OOM
+            if share is not None:
+                paper = compute / (1 - share)
+            exposed = ours.seconds - ours.compute
+            fit = "" if ours.fits else f" ({OOM})"
+            rows.append([
+                method,
+                beside(ours.seconds, paper) + fit,
+                beside(ours.communication, paper if share is None else share),
+                f"{exposed / (exposed + compute):.3f}",
+            ])  # fmt: skip
+            note(f"{model}, batch {batch}: {' | '.join(rows[-1])}, computing {ours.compute:.3g} s")
+        yield f"{model}, batch {batch}; computing alone the paper takes {compute} s.\n"
+        yield table(["method", "seconds", "share of communication", "beside its computing"], rows)
+
+
+def bytes_moved(models: Sequence[Model], note: Callable[[str], None]) -> Iterator[str]:
+    yield "## Bytes\n"
+    yield "GB that one step moves.\n"
+    methods = _known(COMPARED)
+    rows = []
+    for model in models:
+        batch = _batch(model)
+        cells = []
+        for method in methods:
+            try:
+                made = planned(model, batch, cluster(MACHINE), method)
+                cells.append(f"{made.timeline.bytes_moved / 1e9:.4g}")
+            except Unsuitable as why:
+                cells.append("-")
+                note(f"{model} {method}: {why}")
+        rows.append([str(model), str(batch), *cells])
+        note(
+            f"{model}, batch {batch}: " + ", ".join(map(" ".join, zip(methods, cells, strict=True)))
+        )
+    yield table(["model", "batch", *methods], rows)
+
+
+def _batch(model: Model) -> int:
+    """The batches that the paper names, and between them the one that most models had."""
+    named = {WRESNETS[0]: 128, WRESNETS[-1]: 8, RNNS[-1]: 128}
+    return named.get(model, 512 if model.family == "rnn" else 32)
+
+
+def _known(methods: Iterable[str]) -> list[str]:
+    return [method for method in methods if method in SEARCHES]
+
+
+ALL = (*WRESNETS, *RNNS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", help=f"sections, separated by commas: {', '.join(SECTIONS)}")
+    parser.add_argument("--models", help="such as rnn-6-4,wresnet-152-10")
+    parser.add_argument("--quick", action="store_true", help="two models of each family")
+    parser.add_argument("--out", type=Path, help="a markdown file to write")
+    given = parser.parse_args()
+    sections = given.only.split(",") if given.only else SECTIONS
+    named: dict[str, Model] = {str(m): m for m in (*ALL, *(m for m, _ in SHARES))}
+    asked = given.models.split(",") if given.models else []
+    for word, known in ((sections, SECTIONS), (asked, named)):
+        for item in word:
+            if item not in known:
+                parser.error(f"{item!r} is none of {', '.join(known)}")
+    models: Sequence[Model] = [named[name] for name in asked] or (QUICK if given.quick else ALL)
+    text = "\n".join(_page(sections, models, _noter()))
+    print(text) if given.out is None else write_whole(given.out, text)
+
+
+def _page(
+    sections: Sequence[str], models: Sequence[Model], note: Callable[[str], None]
+) -> Iterator[str]:
+    yield HEAD
+    for name, tables in (
+        ("throughput", throughput), ("algorithms", algorithms), ("bytes", bytes_moved)
+    ):  # fmt: skip
+        if name in sections:
+            yield from tables(
+                [m for m in models if m in PAPER] if name != "algorithms" else models, note
+            )
+            yield EXPLAINED[name]
+
+
+def _noter() -> Callable[[str], None]:
+    def note(text: str) -> None:
+        print(f"{time.process_time():6.0f} s  {text}", file=sys.stderr, flush=True)
+
+    return note
+
+
+HEAD = """# Tofu's evaluation, rebuilt
+
+`benchmarks/tofu.py` writes this page.
+"""
+
+EXPLAINED = {"throughput": "", "algorithms": "", "bytes": ""}
+
+
+if __name__ == "__main__":
+    main()

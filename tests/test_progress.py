@@ -1,0 +1,46 @@
+"""Live progress: one line that says where planning stands, on terminals only."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+
+from apportion.choose import Stand
+from apportion.progress import Board, progress
+from apportion.search.problem import Progress
+
+
+def test_the_board_says_where_planning_stands() -> None:
+    board = Board()
+    board.tell(Stand("data"))
+    assert board.line() == "0 s | data"
+    board.tell(Stand("data", None, 0.5, False))
+    assert board.line() == "0 s | best step 500 ms (data, over the memory limit) | data"
+    board.tell(Stand("fsdp", None, 0.75, True))
+    board.tell(Stand("exact", Progress("level 2", best=4e9, bound=2e9, unit="B")))
+    assert board.line() == (
+        "0 s | best step 750 ms (fsdp) | exact: level 2, found 4 GB, bound 2 GB, gap 100.0%"
+    )
+
+
+def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with progress(wanted=False) as told:
+        assert told is None
+    with progress(wanted=True) as told:
+        assert told is not None
+        told(Stand("tofu"))
+        Console(stderr=True).print("")
+    assert "tofu" in screen.getvalue()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress(wanted=True) as told:
+        assert told is None
