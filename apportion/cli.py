@@ -287,6 +287,9 @@ def plan(
     ] = None,
     trace: Trace = None,
     calibrate: Calibrate = True,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Also prove how few bytes a plan must move.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Search for a good way to divide a model over a cluster.
@@ -300,6 +303,9 @@ def plan(
     limit, what takes the space and how many such devices would do; the exit
     status is then 1.
 
+    --certify proves, within --budget more seconds, how far the bytes that tofu's
+    partition moves are from the fewest possible, and says for which space.
+
     Example: apportion plan gpt2:tiny --cluster local:4 --out p.json
 
     Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
@@ -308,6 +314,10 @@ def plan(
     _check_folders(out, trace)
     with stdout_kept(as_json), warnings_noted():
         made = _plan(model, _cluster(cluster), method, budget, limit, seed, calibrate, not as_json)
+        if certify:
+            from apportion.plan import with_certificate
+
+            made = with_certificate(made, budget)
         if out is not None:
             made.save(out)
         if trace is not None:

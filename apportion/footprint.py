@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -360,18 +360,21 @@ def peaks(
     curves: Sequence[Curve], tasks: TaskGraph, graph: Graph, top: int = TOP_CAUSES
 ) -> tuple[Peak, ...]:
     """The peak of every device, with its `top` largest causes."""
-    return tuple(peak(device, curve, tasks, graph, top) for device, curve in enumerate(curves))
+    known = _Causes(tasks, graph)
+    return tuple(_peak(device, curve, known, top) for device, curve in enumerate(curves))
 
 
 def peak(device: int, curve: Curve, tasks: TaskGraph, graph: Graph, top: int = TOP_CAUSES) -> Peak:
     """The peak of one device."""
-    slots, held = len(tasks.slot_nbytes), Counter[Cause]()
+    return _peak(device, curve, _Causes(tasks, graph), top)
+
+
+def _peak(device: int, curve: Curve, known: _Causes, top: int) -> Peak:
+    tasks, graph = known.tasks, known.graph
+    slots, held = len(tasks.slot_nbytes), Counter[int]()
     for thing, nbytes in curve.alive().items():
-        held[_cause(thing, device, tasks, graph)] += nbytes
-    found = [
-        Cause(cause.name, cause.type, cause.category, nbytes, cause.op, cause.line)
-        for cause, nbytes in held.most_common()
-    ]
+        held[known.number(thing, device)] += nbytes
+    found = held.most_common()
     thing = int(curve.thing[curve.peak]) if curve.peak >= 0 else -1
     task = int(tasks.slot_first[thing]) if 0 <= thing < slots else thing - slots
     return Peak(
@@ -381,9 +384,37 @@ def peak(device: int, curve: Curve, tasks: TaskGraph, graph: Graph, top: int = T
         task=max(task, -1),
         op=op_name(tasks, graph, task) if task >= 0 else "",
         categories=dict(zip(CATEGORIES, curve.peak_categories, strict=True)),
-        causes=tuple(found[:top]),
-        others=(len(found[top:]), sum(cause.nbytes for cause in found[top:])),
+        causes=tuple(replace(known.causes[n], nbytes=nbytes) for n, nbytes in found[:top]),
+        others=(len(found[top:]), sum(nbytes for _, nbytes in found[top:])),
     )
+
+
+class _Causes:
+    """What things are, numbered; devices hold much that is alike."""
+
+    def __init__(self, tasks: TaskGraph, graph: Graph) -> None:
+        self.tasks = tasks
+        self.graph = graph
+        self.causes: list[Cause] = []
+        self._numbers: dict[Cause, int] = {}
+        self._of_slots: dict[tuple[int, int], int] = {}  # by Value and category
+
+    def number(self, thing: int, device: int) -> int:
+        """The number of what a thing is; equal for slots of one Value."""
+        if thing >= len(self.tasks.slot_nbytes):
+            return self._number(_cause(thing, device, self.tasks, self.graph))
+        key = int(self.tasks.slot_value[thing]), int(self.tasks.slot_category[thing])
+        known = self._of_slots.get(key)
+        if known is None:
+            known = self._number(_cause(thing, device, self.tasks, self.graph))
+            self._of_slots[key] = known
+        return known
+
+    def _number(self, cause: Cause) -> int:
+        number = self._numbers.setdefault(cause, len(self._numbers))
+        if number == len(self.causes):
+            self.causes.append(cause)
+        return number
 
 
 def _cause(thing: int, device: int, tasks: TaskGraph, graph: Graph) -> Cause:

@@ -42,6 +42,13 @@ def lower(space: Space, strategy: Strategy, devices: int) -> TaskGraph:
     return stamp(lowering.lowered())
 
 
+def bytes_moved(space: Space, strategy: Strategy, devices: int) -> int:
+    """What `lower(...).bytes_moved` is, without the tasks; raises ValueError as it does."""
+    verify(space, strategy, devices)
+    lowering = Lowering(space, strategy, devices)
+    return sum(lowering.flow_of(value).moved for value in range(len(lowering.graph.values)))
+
+
 class Lowering:
     """The Flows of all Values and the Blocks of all Ops under a Strategy.
 

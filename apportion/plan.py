@@ -390,10 +390,21 @@ def _made(request: Request, found: Candidate, budget: float) -> Plan:
 
 def with_model(made: Plan, model: str) -> Plan:
     """The same Plan, of a model's specification, with what has been worked out for it."""
-    named = replace(made, model=model)
+    return _with_caches(replace(made, model=model), made)
+
+
+def with_certificate(made: Plan, budget: float) -> Plan:
+    """The same Plan, with notes that say how few bytes are proven to be possible at all."""
+    from apportion.search.certificate import certify
+
+    problem = Problem(Space(made.graph), made.cluster, made.cost)
+    return _with_caches(replace(made, notes=(*made.notes, *certify(problem, budget))), made)
+
+
+def _with_caches(new: Plan, made: Plan) -> Plan:
     known = ("space", "tasks", "timeline")
-    named.__dict__.update({name: made.__dict__[name] for name in known if name in made.__dict__})
-    return named
+    new.__dict__.update({name: made.__dict__[name] for name in known if name in made.__dict__})
+    return new
 
 
 def _keep(made: Plan, found: Candidate) -> Plan:

@@ -103,8 +103,12 @@ def verify(space: Space, strategy: Strategy, devices: int) -> None:
         raise ValueError(
             f"the strategy has {len(strategy.choices)} choices for {len(graph.ops)} operators"
         )
+    known: set[Choice] = set()  # whose devices are right; many Ops have one Choice
     for index, choice in enumerate(strategy.choices):
-        verify_choice(space, index, choice, devices)
+        if choice not in known:
+            _verify_devices(_named(space, index), choice.parts, choice.devices, devices)
+            known.add(choice)
+        _verify_split(space, index, choice)
     for value, layout in strategy.layouts.items():
         if not 0 <= value < len(graph.values):
             raise ValueError(
@@ -126,12 +130,19 @@ def verify_choice(space: Space, op: int, choice: Choice, devices: int) -> None:
     """Raises ValueError, naming the Op, unless the Choice is legal on that many devices."""
     if not 0 <= op < len(space.graph.ops):
         raise ValueError(f"there is no operator {op}; there are {len(space.graph.ops)}")
-    name = space.graph.ops[op].name
-    _verify_devices(f"operator {name!r}", choice.parts, choice.devices, devices)
+    _verify_devices(_named(space, op), choice.parts, choice.devices, devices)
+    _verify_split(space, op, choice)
+
+
+def _named(space: Space, op: int) -> str:
+    return f"operator {space.graph.ops[op].name!r}"
+
+
+def _verify_split(space: Space, op: int, choice: Choice) -> None:
     try:
         space.split(op, choice.parts)
     except Refused as refusal:
-        raise ValueError(f"operator {name!r} cannot be cut so: {refusal}") from None
+        raise ValueError(f"{_named(space, op)} cannot be cut so: {refusal}") from None
 
 
 def _verify_devices(

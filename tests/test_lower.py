@@ -12,7 +12,7 @@ from graphs import Maker, Tensor, captured, context_of, problem, start
 from apportion import tdl
 from apportion.capture import batch_leaves
 from apportion.graph import INPUT, PARAMETER
-from apportion.lower import lower
+from apportion.lower import bytes_moved, lower
 from apportion.search.data import data
 from apportion.search.random import draw
 from apportion.splits import Space
@@ -273,6 +273,14 @@ def test_storage_lives_as_long_as_its_aliases() -> None:
         assert (tasks.slot_last[base] >= tasks.slot_last[alias]).all()
         assert (tasks.slot_device[base] == tasks.slot_device[alias]).all()
         assert (tasks.slot_base[base] == -1).all()
+
+
+@pytest.mark.parametrize(("spec", "count"), [("mlp:tiny", 20), ("rnn:tiny", 5), ("gpt2:tiny", 3)])
+def test_bytes_moved_are_known_before_there_are_tasks(spec: str, count: int) -> None:
+    _, space = captured(spec)
+    for seed in range(count):
+        strategy = draw(space, 3, Random(seed))
+        assert bytes_moved(space, strategy, 3) == lower(space, strategy, 3).bytes_moved
 
 
 def test_every_part_is_computed_once_where_its_choice_says() -> None:

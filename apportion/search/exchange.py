@@ -110,10 +110,11 @@ class Exchanges:
     def _moved(
         self, held: Held, wanted: Wanted, s: Ints, t: Ints, itemsize: int
     ) -> tuple[Floats, Floats]:
-        return _exchange(
+        found: tuple[Floats, Floats] = _exchange(
             held.box, held.term, _leaders(held.box, held.term), wanted.box, wanted.used, s, t,
             itemsize, self.latency, self.slowness, self.start, self.link, self.pace, self.mode,
         )  # fmt: skip
+        return found
 
     def _all_reduce(self, box: Ints, term: Ints, itemsize: int) -> float:
         """The devices that hold terms of one box reduce it among themselves, all boxes at once."""

@@ -8,9 +8,9 @@ output. Each member is cut along those of its axes that are the same as a label,
 the others, as weights are under data parallelism.
 
 Which axis of a member is which label: an axis of the same class of atoms, or of the class that a
-window of the first Op reads (rows before a convolution and rows after it). Where several axes of a
-member qualify (in and out features of a square weight), the one that cuts the atoms of Values that
-are already labelled.
+window of the first Op reads (rows before a convolution and rows after it), or of its gradient.
+Where several axes of a member qualify (in and out features of a square weight), the one that cuts
+the atoms of Values that are already labelled.
 
 The steps of an unrolled loop share their weights and are one layer: Ops of one line and module that
 are equal.
@@ -18,13 +18,15 @@ are equal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from apportion.graph import BACKWARD, FORWARD, INPUT, PARAMETER, UPDATE, Graph
-from apportion.interval import Factors, full, part_range
+from apportion.interval import Affine, Factors, full, part_range
 from apportion.root import Refused
 from apportion.splits import Call, Space
+from apportion.tdl import Quotient
 
 UNMAPPED = -1
 
@@ -124,6 +126,7 @@ class Hits:
             for atom, halved in _touched(factors, *pair):
                 aligned = halved and factors[atom] == axes[position].extent
                 (cut if aligned else window).append((place, atom))
+        window += [end for end in self._windows(op, position) if end not in cut + window]
         for place, value in enumerate(graph.ops[op].outputs):
             pair = (first.outputs[place], second.outputs[place])
             left += [(place, atom) for atom, _ in _touched(self.space.factors(value), *pair)]
@@ -132,12 +135,29 @@ class Hits:
             self._flops[self.space.call_ids[op]] = first.flops + second.flops
         return Hit(tuple(cut), tuple(window), tuple(left), partial)
 
+    def _windows(self, op: int, position: int) -> Iterator[tuple[int, int]]:
+        """The atoms of inputs that a window along the axis reads; two halves may both read all."""
+        formula = self.space.formulas[op]
+        names = [name for name, factors in self.space.calls[op].axes for _ in factors]
+        for access in () if formula is None else formula.accesses:
+            at = 0
+            dims = self.space.calls[op].inputs[access.tensor]
+            for index, factors in zip(access.index, dims, strict=True):
+                forms = (item for item in index if isinstance(item, Affine | Quotient))
+                terms = (dict(form.terms) for form in forms if len(form.terms) > 1)
+                if any(names[position] in some for some in terms):
+                    yield from ((access.tensor, at + k) for k in range(len(factors)))
+                at += len(factors)
+
 
 def _form(call: Call) -> object:
     """A call but for its extents: operator, arguments, and how many atoms dims and axes have."""
+    shapes = {tuple([math.prod(factors) for factors in dims]): -1 - k
+              for k, dims in enumerate(call.outputs)}  # fmt: skip
+    args = tuple([shapes.get(a, a) if isinstance(a, tuple) else a for a in call.args])
     ends = tuple([tuple([len(d) for d in dims]) for dims in (*call.inputs, *call.outputs)])
     axes = tuple([(name, len(factors)) for name, factors in call.axes])
-    return call.kind, call.args, len(call.inputs), ends, axes, id(call.body)
+    return call.kind, args, len(call.inputs), ends, axes, id(call.body)
 
 
 def _touched(factors: Factors, first: object, second: object) -> Iterator[tuple[int, bool]]:
@@ -221,6 +241,8 @@ class _Finder:
                 near = [layer for *_, v in sorted(sized, reverse=True)
                         if (layer := self._source(v)) >= 0]  # fmt: skip
                 layer = near[0] if near else len(self.found) - 1
+            if op.forward is not None:
+                self._widen(index, self.found[layer])
             sources = {self._source(v) for v in op.inputs}
             if op.kind == "aten.add.Tensor" and len(sources) > 1:
                 self.home[index] = layer
@@ -309,6 +331,22 @@ class _Finder:
             positions.append(position)
         self.found.append(_Growing(op.name, labels))
         self._add(index, len(self.found) - 1, tuple(positions))
+
+    def _widen(self, index: int, layer: _Growing) -> None:
+        """Labels of windows are also the axes of the gradient of what these read: it may be of
+        classes of its own, since nothing ties it to the Value."""
+        first = layer.ops[0]
+        op = self.graph.ops[index]
+        if op.forward != first:
+            return
+        dims, classes = self.space.atoms.dims, self.space.atoms.value_classes
+        for number, label in enumerate(layer.labels):
+            hit = self.hits.of(first, layer.positions[0][number])
+            window = () if hit is None else hit.window
+            read = [(self.graph.ops[first].inputs[place], atom) for place, atom in window]
+            more = {classes[v][a] for x, a in read for v in op.outputs if dims[v] == dims[x]}
+            if not more <= label.classes:
+                layer.labels[number] = replace(label, classes=label.classes | more)
 
     def _add(self, index: int, layer: int, positions: tuple[int, ...]) -> None:
         self.home[index] = layer

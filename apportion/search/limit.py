@@ -8,6 +8,7 @@ looked for. The simulator judges what comes of it: whoever asked may ask again w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -57,6 +58,8 @@ def within(
     free = search(None)
     if held_by_a_device(free, whole) <= limit:
         return free, True
+    if float(whole.sum()) / math.prod(free.factors) > limit:  # were everything cut everywhere
+        return free, False
     price = max(free.cost, 1e-12) / max(float(whole.sum()), 1.0)
     low, best = 0.0, None
     for _ in range(16):
@@ -66,7 +69,7 @@ def within(
             break
         low, price = price, price * 4
     if best is None:
-        return found, False
+        return min((free, found), key=lambda levels: held_by_a_device(levels, whole)), False
     high = price
     for _ in range(ROUNDS):
         price = (low * high) ** 0.5 if low else high / 8

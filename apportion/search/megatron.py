@@ -61,10 +61,11 @@ def megatron(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchR
     found = weights(meetings)
     inner, extents = _inner(meetings, found), _extents(problem.space)
     if _convolutional(meetings, found) and not inner.recurrent:
-        return owt(problem)
+        return replace(owt(problem), notes=("a convolutional network: this is owt",))
     width = _width(problem.cluster, [extents[group] for group in inner.all])
     if width == 1:
-        return data(problem)
+        why = "no heads, widths and hosts divide evenly: this is data parallelism"
+        return replace(data(problem), notes=(why,))
     vocabulary = _vocabulary(meetings, found, width)
     opening = _opening(problem.space, vocabulary)
     if opening:

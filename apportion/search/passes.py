@@ -281,6 +281,15 @@ def ascend(flat: Flat, rounds: int) -> list[int]:
     return found
 
 
+def descended(flat: Flat, choice: Sequence[int]) -> list[int]:
+    """A choice improved by descent."""
+    room = np.empty(np.diff(flat.start).max(initial=0))
+    better = np.array(choice, np.int64)
+    _descend(flat, better, DESCENTS, room)
+    found: list[int] = better.tolist()
+    return found
+
+
 # What the moved costs prove
 
 

@@ -145,8 +145,8 @@ def _order(sizes: Ints, edges: Ints, cap: float) -> tuple[Ints, Ints, Ints]:
                 heappush(heap, (cost[b], b))
         todo = 0
         if not started:
-            for v in range(count):
-                heap.append((cost[v], np.int64(v)))
+            for n in range(count):
+                heap.append((cost[n], np.int64(n)))
             heapify(heap)
             started = True
         variable = -1

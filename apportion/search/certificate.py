@@ -1,0 +1,47 @@
+"""How good tofu's partition is, proven: its first cut, and all its levels together.
+
+The first cut alone is compared with the bound of a linear program over sites that no loop ties; all
+levels with the bound of their joint sum (exact.py). Bounds hold for the space that they name.
+"""
+
+from __future__ import annotations
+
+import time
+
+from apportion.search.exact import certified
+from apportion.search.levels import recurse
+from apportion.search.linear import Certificate
+from apportion.search.problem import Problem
+from apportion.search.tofu import partition, sites_of
+from apportion.search.topology import orders
+
+SHARE = 0.25  # of the time, for the first cut
+
+
+def certify(problem: Problem, budget: float = 60.0) -> tuple[str, ...]:
+    """Two sentences: what is proven of the first cut, and of all levels."""
+    if problem.devices == 1:
+        return ("on one device nothing moves",)
+    return tuple(_sentence(what, found) for what, found in certificates(problem, budget))
+
+
+def certificates(problem: Problem, budget: float) -> list[tuple[str, Certificate]]:
+    """What is certified, and how."""
+    now = time.monotonic()
+    levels = partition(problem)
+    k = orders(problem.cluster)[0][0]
+    first = recurse(sites_of(levels.sites.space), (k,))
+    found = [(f"one cut into {k}", certified(first, now + SHARE * budget))]
+    if len(levels.factors) > 1:
+        names = " x ".join(map(str, levels.factors))
+        found.append((f"levels of {names}", certified(levels, now + budget)))
+    return found
+
+
+def _sentence(what: str, found: Certificate) -> str:
+    if found.gap < 1e-6:
+        return f"{what}: {found.value:.6g} bytes are proven to be the fewest"
+    return (
+        f"{what}: {found.value:.6g} bytes are at most {found.gap:.3%} above the fewest "
+        f"(bound {found.bound:.6g}, {found.how})"
+    )
