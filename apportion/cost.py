@@ -125,7 +125,7 @@ def _like(device: Device) -> CostTable:
     (model,) = named(f"1x{REFERENCE}").devices
     old, new = _rates(model), _rates(device)
     fits = {}
-    for name, fit in cost_fit.fits(table.works).items():
+    for name, fit in cost_fit.fits(table.works, folds=0).items():
         size = min(int(name.rpartition("/")[2]), LARGEST_ITEM)
         flop = fit.per_flop * old[size] / new[size]
         byte = fit.per_byte * model.memory_bandwidth / device.memory_bandwidth

@@ -40,8 +40,9 @@ def key(name: str, itemsize: int) -> str:
     return f"{name}/{itemsize}"
 
 
-def fits(works: Mapping[str, Work]) -> dict[str, Fit]:
-    """A Fit for each kind and size of element with enough works, and for each family."""
+def fits(works: Mapping[str, Work], folds: int = LEFT_OUT) -> dict[str, Fit]:
+    """A Fit for each kind and size of element with enough works, and for each family; how well each
+    does is seen by at most so many fits without some of its works (0: on all of them)."""
     groups: dict[str, list[Work]] = {}
     for signature, work in works.items():
         kind = kind_of(signature)
@@ -50,16 +51,18 @@ def fits(works: Mapping[str, Work]) -> dict[str, Fit]:
         groups.setdefault(key(kind, work.itemsize), []).append(work)
         if work.flops or work.nbytes:  # views say nothing about others
             groups.setdefault(key(family(kind), work.itemsize), []).append(work)
-    return {name: fit(found) for name, found in sorted(groups.items()) if len(found) >= FEWEST}
+    enough = {name: found for name, found in sorted(groups.items()) if len(found) >= FEWEST}
+    return {name: fit(found, folds) for name, found in enough.items()}
 
 
-def fit(works: Sequence[Work]) -> Fit:
-    """The line through works, and how far it is from works left out in turn (the median)."""
+def fit(works: Sequence[Work], folds: int = LEFT_OUT) -> Fit:
+    """The line through works, and how far it is from works left out in turn (the median), or from
+    all of them if there are no folds."""
     rows = np.array([(1.0, w.flops, w.nbytes) for w in works])
     seconds = np.array([w.seconds for w in works])
     best = least(rows, seconds)
-    folds = min(len(works), LEFT_OUT)
-    errors = np.zeros(len(works))
+    folds = min(len(works), folds)
+    errors = np.abs(rows @ best / seconds - 1)
     for fold in range(folds):
         out = np.arange(len(works)) % folds == fold
         guess = rows[out] @ least(rows[~out], seconds[~out])

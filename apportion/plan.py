@@ -31,7 +31,7 @@ from apportion.lower import lower
 from apportion.perfetto import Links, trace
 from apportion.report import page
 from apportion.schedule import link_spans
-from apportion.search import SEARCHES, Unsuitable
+from apportion.search import SEARCHES, Problem, Unsuitable
 from apportion.simulate import network, simulate
 from apportion.splits import Space
 from apportion.tasks import Storage, TaskGraph, with_storage

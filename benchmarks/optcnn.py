@@ -13,6 +13,7 @@ Convolutional Neural Networks".
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -101,6 +102,7 @@ def given(graph: Graph, on: Cluster | None = None) -> Problem:
 def measure(model: str, graph: Graph) -> Row:
     """Searches once."""
     problem = given(graph)
+    gc.collect()  # what capture left
     began = time.process_time()
     costs = Costs(problem)
     found = minimise(costs, costs.energy, FOREVER, 0)

@@ -404,6 +404,19 @@ def recurse(
     return levels
 
 
+def begin(sites: Sites, few: Levels, likes: Ints) -> Levels | None:
+    """Levels that decide for each site what those of fewer sites decide for its like; None if a
+    site would be left whole that can be cut."""
+    chosen: list[Ints | None] = [few._chosen(level)[likes] for level in few.decided()]
+    levels = Levels(sites, few.factors, fewest_bytes(len(few.factors)), chosen, few.exact)
+    for level in levels.decided():
+        picks = levels._chosen(level)
+        whole = (sites.classes[sites.at[:-1] + picks] < 0) & ~sites.uncut
+        if whole.any() and not levels._domains([level])[np.arange(len(sites)), picks].all():
+            return None
+    return levels
+
+
 def polish(levels: Levels, rounds: int = 3, joint: int = 1, cap: int = CAP) -> Levels:
     """Decides level after level anew, given all others, until nothing improves by more than GAIN;
     with `joint` 2, neighbouring pairs of levels too."""
@@ -507,4 +520,14 @@ def intern(rows: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
     return index.astype(np.int64), inverse.reshape(-1).astype(np.int64)
 
 
-__all__ = ["FIRST", "Levels", "Objective", "factors", "fewest_bytes", "intern", "polish", "recurse"]
+__all__ = [
+    "FIRST",
+    "Levels",
+    "Objective",
+    "begin",
+    "factors",
+    "fewest_bytes",
+    "intern",
+    "polish",
+    "recurse",
+]

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -33,14 +33,19 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_matrix
 
 from apportion.search.eliminate import CAP, Energy, TooWide, eliminate
-from apportion.search.messages import Solved, goal, messages, narrowed
-from apportion.search.passes import Flat, Floats, Ints, ascend, flatten, move, prove
+from apportion.search.messages import Solved, fused, goal, messages, narrowed
+from apportion.search.passes import Flat, Floats, Ints, Marks, ascend, flatten, move, prove
 from apportion.search.shrink import Shrunk, rounding, shrink
+from apportion.search.split import tighten
 
 SHARPER = 1e3  # times the costs of an integer program, so that tolerances weigh less
 TOLERANCE = 1e-6  # of the solver, per column that is 1
 POLISHING = 3  # rounds of passes that take up what the solver's tolerances left
 MESSAGES = "message passing"
+ROUNDS = 100  # of passes before variables are split
+SPLIT_CAP = 1_000_000  # entries of a table with variables split
+STEPS = 40  # towards agreement of split variables
+SHARE = 0.6  # of the time left, for these steps; the rest is for the integer program
 COLUMNS = 2_000_000  # a program of more is not tried
 
 
@@ -261,7 +266,8 @@ def solve(
     """The best choice found by the deadline, never worse than `start`, and a proven bound.
 
     Messages first; of what they leave undecided, elimination if no table has more than `cap`
-    entries, else the integer program. The bound of that is the solver's, less its tolerances.
+    entries, else with variables split (split.py), and then the integer program, whose bound is the
+    solver's, less its tolerances.
     `tell` is told of the best value and the bound as they change.
     """
     return _solve(energy, deadline, start, cap, tell)[0]
@@ -282,9 +288,59 @@ def _solve(
     try:
         picks, least = eliminate(left.energy, cap)
     except TooWide:
+        solved = _tightened(energy, solved, left, deadline, cap, tell)
+        if solved.optimal:
+            return solved, "split variables"
         return _better(energy, solved, left, _integers(left, deadline)), "integer program"
     found = _Integers(picks, least - rounding(left.energy), True)
     return _better(energy, solved, left, found), "elimination"
+
+
+def _tightened(
+    energy: Energy,
+    solved: Solved,
+    left: Shrunk,
+    deadline: float | None,
+    cap: int,
+    tell: Callable[[float, float], None] | None,
+) -> Solved:
+    """A better bound by elimination with variables split, and better choices: mixtures of those
+    that are met."""
+    flat = flatten(left.energy)
+    ascend(flat, ROUNDS)
+    base = left.constant - left.margin
+    keep = [np.zeros(n, np.bool_) for n in left.energy.sizes]
+    _mark(keep, left.picks(solved.choice))
+    seconds = _seconds_left(deadline)
+    end = None if seconds is None else time.monotonic() + SHARE * seconds
+    best = solved.value - left.constant
+    for count, step in enumerate(tighten(left.energy, flat, best, min(cap, SPLIT_CAP))):
+        for picks in step.choices:
+            _mark(keep, picks)
+        choices = [left.lift(picks) for picks in step.choices]
+        mixed = fused(left, keep)
+        solved = _with(energy, solved, [*choices, mixed] if mixed else choices)
+        solved = replace(
+            solved, bound=max(solved.bound, min(base + step.bound, goal(solved.value)))
+        )
+        if tell is not None:
+            tell(solved.value, solved.bound)
+        if solved.optimal or count == STEPS or (end is not None and time.monotonic() > end):
+            break
+    return solved
+
+
+def _mark(keep: list[Marks], picks: Sequence[int]) -> None:
+    for marks, pick in zip(keep, picks, strict=True):
+        if pick >= 0:
+            marks[pick] = True
+
+
+def _with(energy: Energy, solved: Solved, choices: Sequence[list[int]]) -> Solved:
+    """The same, or the best of the choices if that is better."""
+    best = min(choices, key=energy.value)
+    value = energy.value(best)
+    return replace(solved, choice=best, value=value) if value < solved.value else solved
 
 
 def _better(energy: Energy, solved: Solved, left: Shrunk, found: _Integers) -> Solved:

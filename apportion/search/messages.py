@@ -95,6 +95,16 @@ def narrowed(
     return work.solved(), left
 
 
+def fused(left: Shrunk, keep: Sequence[Marks]) -> list[int] | None:
+    """The best choice of the values marked; None if elimination is too wide even for these."""
+    small = shrink(left.energy, keep)
+    try:
+        picks, _ = eliminate(small.energy, FUSED_CAP)
+    except TooWide:
+        return None
+    return left.shrunk_to(small).lift(picks)
+
+
 class _Work:
     def __init__(
         self,
@@ -160,13 +170,10 @@ class _Work:
             for marks, pick in zip(keep, own, strict=True):
                 if pick >= 0:
                     marks[pick] = True
-            small = shrink(left.energy, keep)
-            try:
-                picks, _ = eliminate(small.energy, FUSED_CAP)
-            except TooWide:
-                continue
-            self._try(left.shrunk_to(small).lift(picks))
-            return
+            choice = fused(left, keep)
+            if choice is not None:
+                self._try(choice)
+                return
 
     def _narrow(self, left: Shrunk, flat: Flat, proof: Proof) -> Shrunk | None:
         """Drops the values that no better choice has."""

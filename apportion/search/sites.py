@@ -18,6 +18,7 @@ import numpy.typing as npt
 from apportion.graph import UPDATE
 from apportion.interval import Affine, Box, Factors
 from apportion.search.data import sample_classes
+from apportion.segments import Short
 from apportion.splits import Space, Split
 from apportion.tdl import Access, lookup
 
@@ -93,6 +94,39 @@ def ties(space: Space) -> int:
             key = (op.module, op.line, op.phase, space.alike[index])
             counts[key] = counts.get(key, 0) + 1
     return max(counts.values(), default=0)
+
+
+def stand_ins(sites: Sites, few: Sites, short: Short) -> Ints | None:
+    """For each site the one of the short step, opened alike, that stands for it; None if one has
+    none that has the same choices."""
+    space, here = sites.space, few.space
+    first, first_here = _firsts(space), _firsts(here)
+    origins = np.array(space.origins, np.int64)
+    ops = first_here[np.array(short.ops, np.int64)[origins]]
+    ops += np.arange(len(origins)) - first[origins]
+    values = list(short.values)
+    values += [-1] * (len(space.graph.values) - len(values))
+    for index in set(space.opening):
+        for op in range(first[index], first[index + 1]):
+            like = here.graph.ops[ops[op]]
+            for value, stand_in in zip(space.graph.ops[op].outputs, like.outputs, strict=True):
+                values[value] = stand_in
+    found = np.full(len(sites), -1, np.int64)
+    found[sites.kind == OP] = few.op_site[ops[sites.first[sites.kind == OP]]]
+    for known, own in ((sites.store, few.store), (sites.copy, few.copy)):
+        for value, site in known.items():
+            found[site] = own.get(values[value], -1)
+    likes = found.tolist()
+    if min(likes, default=-1) < 0:
+        return None
+    same = all(a == few.atoms[like] for a, like in zip(sites.atoms, likes, strict=True))
+    return found if same else None
+
+
+def _firsts(space: Space) -> Ints:
+    """The first Op that comes from each Op of the closed Graph, and the number of all."""
+    every = np.arange(len(space.source.ops) + 1)
+    return np.searchsorted(np.array(space.origins, np.int64), every).astype(np.int64)
 
 
 class _Finder:

@@ -29,8 +29,7 @@ from apportion.search.shrink import ROUNDING, rounding
 
 WIDER = 4  # a table may exceed the cap so many times: the order of elimination is another one
 HOPE, DESPAIR = 0.5, 0.001  # shares of the gap that steps are to close: the first, the last
-LINGERING = 0.8
-PATIENCE = 8  # steps without a better bound, after which the best one is gone back to, hope halved
+PATIENCE = 4  # steps without a better bound, after which the best one is gone back to, hope halved
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +128,10 @@ class _Splitting:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A bound, and a choice of all variables that was met beside it."""
+    """A bound, and choices of all variables that were met beside it."""
 
     bound: float
-    choice: list[int]
+    choices: tuple[list[int], ...]
 
 
 def tighten(energy: Energy, flat: Flat, best: float, cap: float) -> Iterator[Step]:
@@ -145,9 +144,10 @@ def tighten(energy: Energy, flat: Flat, best: float, cap: float) -> Iterator[Ste
     least, hope, tired, stand, at = -math.inf, HOPE, 0, made.costs, list[int]()
     while hope >= DESPAIR:
         value, picks = made.minimum()
-        choice = descended(flat, picks[: len(energy.sizes)])
-        best = min(best, energy.value(choice))
-        yield Step(value - made.margin, choice)
+        first = picks[: len(energy.sizes)]
+        choices = (first, descended(flat, first))
+        best = min(best, *map(energy.value, choices))
+        yield Step(value - made.margin, choices)
         tired += 1
         if value > least:
             tired, least, stand, at = 0, value, list(made.costs), picks
@@ -170,7 +170,6 @@ class _Split:
             cap /= WIDER
         self.cap = int(WIDER * cap)
         self.several = _several(self.copies)
-        self.direction: dict[int, Floats] = {}
 
     @property
     def margin(self) -> float:
@@ -192,22 +191,19 @@ class _Split:
 
     def agree(self, picks: list[int], excess: float) -> bool:
         """Moves costs between copies that differ, by a step that would raise the bound by `excess`
-        were it linear; whether any do. Directions of earlier steps linger, since minima that are
-        equally good alternate."""
-        moves: dict[int, Floats] = {}
+        were it linear; whether any do."""
+        moves: list[tuple[int, Floats]] = []
         for copies in self.several:
             values = [picks[k] for k in copies]
             if len(set(values)) > 1:
-                marks = np.zeros((len(copies), len(self.costs[copies[0]])))
+                size = len(self.costs[copies[0]])
+                marks = np.zeros((len(copies), size))
                 marks[np.arange(len(copies)), values] = 1.0
-                moves.update(zip(copies, marks - marks.mean(axis=0), strict=True))
+                moves += zip(copies, marks - marks.mean(axis=0), strict=True)
+        length = sum(float((move**2).sum()) for _, move in moves)
         if not moves or excess <= 0:
             return False
-        for k, old in self.direction.items():
-            moves[k] = LINGERING * old + moves.get(k, 0.0)
-        self.direction = moves
-        length = sum(float((move**2).sum()) for move in moves.values())
-        for k, move in moves.items():
+        for k, move in moves:
             self.costs[k] = self.costs[k] + excess / length * move
         return True
 

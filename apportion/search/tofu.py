@@ -26,17 +26,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from apportion.lower import lower
+from apportion.cluster import Cluster
+from apportion.graph import Graph
+from apportion.lower import bytes_moved as count
 from apportion.opening import STATISTICS, composites
 from apportion.search.data import data
 from apportion.search.fsdp import fsdp
 from apportion.search.grids import result
-from apportion.search.levels import Floats, Levels, fewest_bytes, polish, recurse
+from apportion.search.levels import Floats, Ints, Levels, begin, fewest_bytes, polish, recurse
 from apportion.search.limit import held, within
 from apportion.search.problem import Problem, Progress, SearchResult
 from apportion.search.program import Program
-from apportion.search.sites import Sites, find_sites, ties
+from apportion.search.sites import Sites, find_sites, stand_ins, ties
 from apportion.search.topology import orders
+from apportion.segments import shorten
 from apportion.splits import Space
 from apportion.strategy import Strategy, space_of
 from apportion.termwise import termwise
@@ -71,23 +74,45 @@ def tofu_paper(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> Searc
 def partition(problem: Problem) -> Levels:
     """The best levels found, composites opened where that moves less."""
     space = problem.space
-    several = () if space.opening else composites(space.source)
+    short = None if space.opening else shorten(space.source, space.alike)
+    if short is None:
+        return _best(problem, _opened(problem.cluster, space.source, space))
+    few = _opened(problem.cluster, short.graph)
+    inside = set(few.space.opening)
+    opening = tuple(op for op, like in enumerate(short.ops) if like in inside)
+    sites = sites_of(Space(space.source, (), opening) if opening else space)
+    likes = stand_ins(sites, few, short)
+    return _best(problem, sites, few if likes is not None else None, likes)
+
+
+def _opened(cluster: Cluster, graph: Graph, closed: Space | None = None) -> Sites:
+    """The sites of a Graph, those composites opened that are then cut inside."""
+    closed = closed or Space(graph)
+    several = () if closed.opening else composites(graph)
     if not several:
-        return _best(problem, sites_of(space))
-    sites = sites_of(Space(space.source, (), several))
-    inside = _cut_inside(recurse(sites, orders(problem.cluster)[0]))
-    if inside != several:
-        sites = sites_of(Space(space.source, (), inside) if inside else space)
-    return _best(problem, sites)
+        return sites_of(closed)
+    sites = sites_of(Space(graph, (), several))
+    inside = _cut_inside(recurse(sites, orders(cluster)[0]))
+    if inside == several:
+        return sites
+    return sites_of(Space(graph, (), inside) if inside else closed)
 
 
-def _best(problem: Problem, sites: Sites) -> Levels:
-    """The best of several orders of factors, each polished."""
+def _best(
+    problem: Problem, sites: Sites, few: Sites | None = None, likes: Ints | None = None
+) -> Levels:
+    """The best of several orders of factors, each polished; begun on `few` sites, if given, where
+    each site has its like."""
     best: Levels | None = None
     least = (True, math.inf)
+    steps: Program | None = None
     for factors in orders(problem.cluster):
-        steps = best.steps if best and min(best.factors) <= min(factors) else None
-        levels, fits = _levels(problem, sites, factors, steps)
+        known = best.steps if best and min(best.factors) <= min(factors) else None
+        start = None
+        if few is not None and likes is not None and len(factors) > 1:
+            made = polish(recurse(few, factors, steps=steps if known else None))
+            start, steps = begin(sites, made, likes), made.steps
+        levels, fits = _levels(problem, sites, factors, known, start)
         cost = (not fits, levels.bytes_moved)
         if best is None or cost < least:
             best, least = levels, cost
@@ -98,12 +123,19 @@ def _best(problem: Problem, sites: Sites) -> Levels:
 
 
 def _levels(
-    problem: Problem, sites: Sites, factors: tuple[int, ...], steps: Program | None
+    problem: Problem,
+    sites: Sites,
+    factors: tuple[int, ...],
+    steps: Program | None,
+    start: Levels | None = None,
 ) -> tuple[Levels, bool]:
-    """The fewest bytes that one order of factors gives, and whether they are within the memory
-    limit, as far as that can be told here."""
+    """The fewest bytes that one order of factors gives, from levels to start with if there are
+    any, and whether they are within the memory limit, as far as that can be told here."""
 
     def search(burden: Floats | None) -> Levels:
+        if start is not None and burden is None:
+            start.steps = start.steps or steps
+            return polish(start)
         objective = replace(fewest_bytes(len(factors)), burden=burden)
         return polish(recurse(sites, factors, objective, steps=steps))
 
@@ -179,4 +211,4 @@ def bytes_moved(problem: Problem, strategy: Strategy) -> int:
     space = problem.space
     if (strategy.digits, strategy.opening) != (space.digits, space.opening):
         space = space_of(space.source, strategy, space)
-    return lower(space, strategy, problem.devices).bytes_moved
+    return count(space, strategy, problem.devices)
