@@ -77,8 +77,9 @@ class Rows:
             made = tuple([factors[row] for row in rows])
             dims.append(known.setdefault(made, made))
         ties = [tuple([c for row in rows for c in classes[row]]) for rows in self.dims]
-        axes = [dict(zip(n, [factors[r] for r in rs], strict=True)) for n, rs in self.axes]
-        tied = [dict(zip(n, [classes[r] for r in rs], strict=True)) for n, rs in self.axes]
+        of, tie = factors.__getitem__, classes.__getitem__
+        axes = [dict(zip(names, map(of, rows), strict=True)) for names, rows in self.axes]
+        tied = [dict(zip(names, map(tie, rows), strict=True)) for names, rows in self.axes]
         return Atoms(
             tuple([dims[k] for k in self.values]),
             tuple([ties[k] for k in self.values]),
@@ -365,13 +366,13 @@ def _rows(
     numbers: dict[Node, int] = {}
     factors: dict[int, Factors] = {}
     classes: dict[int, tuple[int, ...]] = {}
-    for root in chain(chain.from_iterable(dims), chain.from_iterable(r for _, r in axes)):
-        if root not in factors:
-            extent = nodes.extents[root]
-            own = solved.get(root, (extent,) if extent != 1 else ())
-            factors[root] = own
-            found = [ties.find((root, k)) for k in range(len(own))]
-            classes[root] = tuple([numbers.setdefault(atom, len(numbers)) for atom in found])
+    every = chain(chain.from_iterable(dims), chain.from_iterable([r for _, r in axes]))
+    for root in dict.fromkeys(every):
+        extent = nodes.extents[root]
+        own = solved.get(root, (extent,) if extent != 1 else ())
+        factors[root] = own
+        found = [ties.find((root, k)) for k in range(len(own))]
+        classes[root] = tuple([numbers.setdefault(atom, len(numbers)) for atom in found])
     return Rows(tuple(values), tuple(dims), tuple(ops), tuple(axes), factors, classes)
 
 

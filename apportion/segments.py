@@ -34,7 +34,7 @@ class Short:
     values: tuple[int, ...]
 
 
-def shorten(graph: Graph, alike: Sequence[int]) -> Short | None:
+def shorten(graph: Graph, kinds: Sequence[int]) -> Short | None:
     """The Graph without its middle layers; None if it has no long row of equal ones. `alike`
     numbers the Ops, equal for equal calls."""
     layers = _layers(graph)
@@ -46,7 +46,7 @@ def shorten(graph: Graph, alike: Sequence[int]) -> Short | None:
         if layer >= 0:
             rows[layer].append(index)
     middle = rows[1:-1]
-    calls = [[alike[op] for op in row] for row in middle]
+    calls = [[kinds[op] for op in row] for row in middle]
     if any(row != calls[0] for row in calls):
         return None
     slots = _Slots(graph, layers, rows)
@@ -109,17 +109,17 @@ class _Slots:
                         self.layer[value] = layer
                         self.slot[value] = numbers.setdefault((False, position, k), len(numbers))
 
-    def signature(self, index: int, layer: int) -> list[tuple[int, int]] | None:
+    def signature(self, index: int, layer: int) -> list[int] | None:
         """What an Op of a layer reads, as seen from there; None if that is too far away."""
         found = []
         for value in self.graph.ops[index].inputs:
-            if self.layer[value] < 0:
-                found.append((9, value))
-                continue
-            distance = self.layer[value] - layer
-            if abs(distance) > 1:
+            own = self.layer[value]
+            if own < 0:
+                found.append(-1 - value)
+            elif -1 <= own - layer <= 1:
+                found.append(3 * self.slot[value] + own - layer + 1)
+            else:
                 return None
-            found.append((distance, self.slot[value]))
         return found
 
     def places(self, count: int) -> list[dict[int, int]]:
@@ -169,7 +169,7 @@ class _Shortener:
         kept_values = [v for v, is_gone in enumerate(gone) if not is_gone]
         op_number = {n: k for k, n in enumerate(kept_ops)}
         number = {v: k for k, v in enumerate(kept_values)}
-        ends = {index: after for index in self.rows[self.before]}
+        ends = dict.fromkeys(self.rows[self.before], after)
 
         def renamed(index: int) -> Op:
             op = graph.ops[index]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
-from apportion.atoms import Atoms, Digits, Rows, divide, find_rows, pattern_of
+from apportion.atoms import Atoms, Digits, Pattern, Rows, divide, find_rows, pattern_of
 from apportion.derive import Call, Pad, Part, Split, Study, derive, study_of
 from apportion.formula import (
     BadDescription,
@@ -54,40 +55,122 @@ class Space:
         self.source = graph
         self.opening = opening
         self.graph, self.origins = open_graph(graph, opening)
+        self._kinds: list[int] = []
+        self._described: list[tuple[Formula | None, str]] = []
+        self._patterns: list[Pattern] = []
+        self._describe(range(len(self.graph.ops)))
+        self._divide(digits)
+
+    def opened(self, opening: tuple[int, ...]) -> Space:
+        """The Space of the Graph with these composites opened. What is known of the other Ops
+        is used again."""
+        if self.opening:
+            return Space(self.source, (), opening)
+        if not opening:
+            return self.with_digits(())
+        made = copy(self)
+        made.__dict__.pop("_rows", None)
+        made.opening = opening
+        made.graph, made.origins = open_graph(self.source, opening)
+        made._kinds = [self._kinds[origin] for origin in made.origins]
+        made._described, made._patterns = list(self._described), list(self._patterns)
+        several = frozenset(opening)
+        made._describe([n for n, origin in enumerate(made.origins) if origin in several])
+        made._divide(())
+        return made
+
+    def _describe(self, ops: Sequence[int]) -> None:
+        """Finds the formulas of these Ops, beside what is known already."""
         graph = self.graph
-        self._kinds, firsts = _kinds(graph)
+        kinds, firsts = _kinds(graph, ops)
         known = [_formula(graph, graph.ops[first]) for first in firsts]
-        self.formulas: tuple[Formula | None, ...] = tuple([known[k][0] for k in self._kinds])
-        self.undescribed: dict[str, str] = {}
-        if any(why for _, why in known):
-            named = zip(graph.ops, self._kinds, strict=True)
-            self.undescribed = {op.kind: known[k][1] for op, k in named if known[k][1]}
-        patterns = [
+        more = len(self._described)
+        self._described += known
+        self._patterns += [
             pattern_of(formula, *_shapes(graph, graph.ops[first]))
             for first, (formula, _) in zip(firsts, known, strict=True)
         ]
-        self._rows = find_rows(graph, self._kinds, patterns)
-        self._divide(digits)
+        if not self._kinds:
+            self._kinds = kinds
+        else:
+            for index, kind in zip(ops, kinds, strict=True):
+                self._kinds[index] = more + kind
+        described = self._described
+        self.formulas: tuple[Formula | None, ...] = tuple([described[k][0] for k in self._kinds])
+        self.undescribed: dict[str, str] = {}
+        if any(why for _, why in described):
+            named = zip(graph.ops, self._kinds, strict=True)
+            self.undescribed = {op.kind: described[k][1] for op, k in named if described[k][1]}
 
     def _divide(self, digits: Digits) -> None:
         self.digits = digits
-        rows = divide(self._rows, digits) if digits else self._rows
-        self.atoms: Atoms = rows.atoms()
-        self._distinct, self.call_ids = _calls(self.graph, self._kinds, rows, self.atoms)
-        self.calls: tuple[Call, ...] = tuple([self._distinct[k] for k in self.call_ids])
-        alike = _numbered([_seen(call) for call in self._distinct])
-        self.alike: tuple[int, ...] = tuple([alike[k] for k in self.call_ids])
+        for name in ("_divided", "atoms", "_found", "call_ids", "calls", "alike", "classes"):
+            self.__dict__.pop(name, None)
         self._axes: dict[tuple[int, int], tuple[Axis, ...]] = {}
-        self._own_axes = rows.ops
+        self._groups: dict[int, tuple[int, ...]] = {}
         self._axis = lru_cache(maxsize=None)(Axis)
-        self._names: list[tuple[list[str], list[int]] | None] = [None] * len(self._distinct)
-        self._studies: list[Study | None] = [None] * len(self._distinct)
+        self._names: dict[int, tuple[list[str], list[int]]] = {}
+        self._studies: dict[int, Study] = {}
         self._legal: dict[int, tuple[bool, ...]] = {}
+        if digits:
+            self._divided = divide(self._rows, digits)
+
+    # Found when first asked for: a search may want no more of a Graph than its opened one.
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """For every Op a number, equal for Ops of equal operators, shapes and arguments that their
+        description takes."""
+        known: dict[object, int] = {}
+        firsts: dict[int, int] = {}
+        for op, kind in enumerate(self._kinds):
+            firsts.setdefault(kind, op)
+        number = {
+            kind: known.setdefault(_looks(self.graph, self.graph.ops[op]), len(known))
+            for kind, op in firsts.items()
+        }
+        return tuple([number[kind] for kind in self._kinds])
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return find_rows(self.graph, self._kinds, self._patterns)
+
+    @cached_property
+    def _divided(self) -> Rows:
+        return self._rows
+
+    @cached_property
+    def atoms(self) -> Atoms:
+        return self._divided.atoms()
+
+    @cached_property
+    def _found(self) -> tuple[tuple[Call, ...], tuple[int, ...]]:
+        return _calls(self.graph, self._kinds, self._divided, self.atoms)
+
+    @cached_property
+    def call_ids(self) -> tuple[int, ...]:
+        return self._found[1]
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        distinct, ids = self._found
+        return tuple([distinct[k] for k in ids])
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        distinct, ids = self._found
+        alike = _numbered([_seen(call) for call in distinct])
+        return tuple([alike[k] for k in ids])
+
+    @cached_property
+    def classes(self) -> int:
+        """The number of classes of atoms."""
+        return 1 + max(chain.from_iterable(self._divided.classes.values()), default=-1)
 
     @property
     def number_of_calls(self) -> int:
         """How many distinct Calls there are; `call_ids` numbers them from 0."""
-        return len(self._distinct)
+        return len(self._found[0])
 
     def with_digits(self, digits: Digits) -> Space:
         """The same Graph, opened alike, its atoms divided so."""
@@ -103,10 +186,10 @@ class Space:
 
     def axes(self, op: int) -> tuple[Axis, ...]:
         """The atoms of all axes of an Op, in the order in which a Choice gives their parts."""
-        key = self.call_ids[op], self._own_axes[op]
+        key = self.call_ids[op], self._divided.ops[op]
         found = self._axes.get(key)
         if found is None:
-            names = self._names[key[0]]
+            names = self._names.get(key[0])
             if names is None:
                 names = self._names[key[0]] = _axis_names(self.calls[op])
             found = self._axes[key] = tuple(map(self._axis, *names, self.groups(op)))
@@ -114,13 +197,18 @@ class Space:
 
     def groups(self, op: int) -> tuple[int, ...]:
         """The classes of the atoms of all axes of an Op."""
-        return tuple([c for own in self.atoms.axis_classes[op].values() for c in own])
+        own = self._divided.ops[op]
+        found = self._groups.get(own)
+        if found is None:
+            classes = self.atoms.axis_classes[op].values()
+            found = self._groups[own] = tuple(chain.from_iterable(classes))
+        return found
 
     def split(self, op: int, parts: Sequence[int]) -> Split:
         """The Split of an Op for the given parts per axis; raises Refused, with the reason, if it
         is not legal."""
         call = self.call_ids[op]
-        study = self._studies[call]
+        study = self._studies.get(call)
         if study is None:
             study = self._studies[call] = study_of(self.calls[op])
         return study.split(tuple(parts))
@@ -146,7 +234,7 @@ class Space:
         return True
 
 
-def _kinds(graph: Graph) -> tuple[list[int], list[int]]:
+def _kinds(graph: Graph, ops: Sequence[int]) -> tuple[list[int], list[int]]:
     """Per Op a number, equal for equal operators, arguments and shapes; and the first Op of each.
 
     True, 1 and 1.0 are equal as keys and not as arguments, hence the types.
@@ -156,7 +244,8 @@ def _kinds(graph: Graph) -> tuple[list[int], list[int]]:
     known: dict[tuple[Any, ...], int] = {}
     firsts: list[int] = []
     found: list[int] = []
-    for index, op in enumerate(graph.ops):
+    for index in ops:
+        op = graph.ops[index]
         args = op.args
         sizes = (*[shape[v] for v in op.inputs], -1, *[shape[v] for v in op.outputs])
         key = (op.kind, args, (*map(type, args),), op.body, sizes)
@@ -212,6 +301,14 @@ def _calls(
             number = known[key] = distinct.setdefault(exact, len(distinct))
         found.append(number)
     return tuple(call for call, *_ in distinct), tuple(found)
+
+
+def _looks(graph: Graph, op: Op) -> tuple[Any, ...]:
+    """What the description of an Op sees of it, before atoms are known."""
+    description = lookup(op.kind)
+    args = op.args if description is None else taken(description, op.args)
+    inputs, outputs = _shapes(graph, op)
+    return op.kind, args, (*map(type, args),), op.body, tuple(inputs), tuple(outputs)
 
 
 def _seen(call: Call) -> tuple[Any, ...]:

@@ -35,7 +35,7 @@ def test_bounds_are_never_above_the_minimum_and_never_below_what_passes_prove(
     seed: int, cap: float
 ) -> None:
     energy = random_energy(seed, 6)
-    best, least = exhaust(energy)
+    _, least = exhaust(energy)
     flat = flatten(energy)
     ascend(flat, 3)
     before = prove(energy, flat)

@@ -435,7 +435,7 @@ def test_equal_problems_have_equal_results() -> None:
 
 def test_steps_of_a_loop_are_tied_without_loss() -> None:
     """Untied, the steps of a small loop can still be eliminated: the optimum is the same."""
-    space = captured("rnn:tiny")[1]
+    space = captured("rnn:tiny,steps=2,layers=1")[1]
     tied, untied = (recurse(find_sites(space, tied=t), (2,)) for t in (True, False))
     assert tied.exact and untied.exact
     assert tied.bytes_moved == untied.bytes_moved

@@ -90,22 +90,31 @@ class Exchanges:
     def _pairs(
         self, held: Held, wanted: Wanted, s: Ints, t: Ints, factors: Factors, itemsize: int
     ) -> Floats:
+        if (held.terms == 1).all():
+            return self._moved(held, wanted, s, t, itemsize)[0]
+        seconds = np.zeros(len(s))
+        same = (held.box[s] == wanted.box[t]).all((1, 2, 3)) & (held.terms[s] > 1)
+        same &= ((held.term[s] >= 0) == wanted.used[t]).all(1)
+        for k in np.flatnonzero(same).tolist():
+            seconds[k] = self._all_reduce(held.box[s[k]], held.term[s[k]], itemsize)
+        if not same.all():
+            seconds[~same] = self._reduced(held, wanted, s[~same], t[~same], factors, itemsize)
+        return seconds
+
+    def _reduced(
+        self, held: Held, wanted: Wanted, s: Ints, t: Ints, factors: Factors, itemsize: int
+    ) -> Floats:
+        """Term by term, or by way of a layout."""
         seconds, moved = self._moved(held, wanted, s, t, itemsize)
         partial = (held.terms[s] > 1) & (moved > 0)
         if not partial.any():
             return seconds
         layout = _spread(held, factors)
         rows = np.arange(len(held.box))
-        reduced, reduced_bytes = self._moved(held, _want(layout), rows, rows, itemsize)
-        spread, spread_bytes = self._moved(layout, wanted, s, t, itemsize)
-        less = partial & (reduced_bytes[s] + spread_bytes < moved)
-        seconds = np.where(less, reduced[s] + spread, seconds)
-        same = (held.box[s] == wanted.box[t]).all((1, 2, 3)) & (
-            (held.term[s] >= 0) == wanted.used[t]
-        ).all(1)
-        for k in np.flatnonzero(partial & same).tolist():
-            seconds[k] = self._all_reduce(held.box[s[k]], held.term[s[k]], itemsize)
-        return seconds
+        first, first_bytes = self._moved(held, _want(layout), rows, rows, itemsize)
+        second, second_bytes = self._moved(layout, wanted, s, t, itemsize)
+        less = partial & (first_bytes[s] + second_bytes < moved)
+        return np.where(less, first[s] + second, seconds)
 
     def _moved(
         self, held: Held, wanted: Wanted, s: Ints, t: Ints, itemsize: int

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from apportion.graph import BACKWARD, FORWARD, INPUT, PARAMETER, UPDATE, Graph
+from apportion.graph import BACKWARD, FORWARD, INPUT, PARAMETER, UPDATE, Arg, Graph
 from apportion.interval import Affine, Factors, full, part_range
 from apportion.root import Refused
 from apportion.splits import Call, Space
@@ -60,19 +60,23 @@ class Hit:
     window   read in other ranges, such as those of a window
     left     of outputs, aligned
     partial  outputs that become partial values
+    partly   whether the Op reads less than the whole of an input, whatever is cut, as a slice does
+    divides  whether each part has its share of the operations; else each has all
     """
 
     cut: tuple[tuple[int, int], ...]
     window: tuple[tuple[int, int], ...]
     left: tuple[tuple[int, int], ...]
     partial: tuple[int, ...]
+    partly: bool
+    divides: bool
 
 
 class Hits:
     """What the axes of Ops do, each found by one Split in two.
 
-    Equal Ops share it. So do those that differ in nothing but extents, if there is no window: with
-    one, how far parts reach depends on extents. Whether the cuts that are chosen in the end are
+    Equal Ops share it. So do those that differ in nothing but extents, if they read no windows or
+    slices: where these are depends on extents. Whether the cuts that are chosen in the end are
     legal is asked of each Op by itself.
     """
 
@@ -80,6 +84,8 @@ class Hits:
         self.space = space
         self.known: dict[tuple[int, int], Hit | None] = {}
         self._flops: dict[int, float] = {}
+        self._read: dict[int, dict[str, list[tuple[int, int]]]] = {}
+        self._rates: dict[object, list[float]] = {}
         self._forms: dict[int, object] = {}
         self._alike: dict[tuple[object, int], Hit] = {}
 
@@ -88,24 +94,36 @@ class Hits:
         call = self.space.call_ids[op]
         key = (call, position)
         if key not in self.known:
-            form = self._forms.get(call)
-            if form is None:
-                form = self._forms[call] = _form(self.space.calls[op])
+            form = self._form_of(op)
             found = self._alike.get((form, position))
             if found is None or self.space.axes(op)[position].extent < 2:
                 found = self._find(op, position)
-                if found is not None and not found.window:
+                if found is not None and not found.window and not found.partly:
                     self._alike[form, position] = found
             self.known[key] = found
         return self.known[key]
 
     def flops(self, op: int) -> float:
-        """Operations of a whole Op."""
+        """Operations of a whole Op. Where they are proportional to its extents in two Ops of one
+        form, and there are no windows, they are in all."""
         call = self.space.call_ids[op]
-        found = self._flops.get(call)
+        if call not in self._flops:
+            volume = math.prod(axis.extent for axis in self.space.axes(op))
+            rates = self._rates.setdefault(self._form_of(op), [])
+            if len(rates) == 2 and math.isclose(*rates, rel_tol=1e-12):
+                self._flops[call] = rates[0] * volume
+            else:
+                whole = self.space.split(op, [1] * len(self.space.axes(op)))
+                self._flops[call] = whole.parts[0].flops
+                if len(rates) < 2 and volume and not self._windows(op):
+                    rates.append(self._flops[call] / volume)
+        return self._flops[call]
+
+    def _form_of(self, op: int) -> object:
+        call = self.space.call_ids[op]
+        found = self._forms.get(call)
         if found is None:
-            whole = self.space.split(op, [1] * len(self.space.axes(op)))
-            found = self._flops[call] = whole.parts[0].flops
+            found = self._forms[call] = _form(self.space.calls[op])
         return found
 
     def _find(self, op: int, position: int) -> Hit | None:
@@ -120,40 +138,53 @@ class Hits:
         cut: list[tuple[int, int]] = []
         window: list[tuple[int, int]] = []
         left: list[tuple[int, int]] = []
+        partly = False
         for place, value in enumerate(graph.ops[op].inputs):
             pair = (first.inputs[place], second.inputs[place])
             factors = self.space.factors(value)
             for atom, halved in _touched(factors, *pair):
-                aligned = halved and factors[atom] == axes[position].extent
-                (cut if aligned else window).append((place, atom))
-        window += [end for end in self._windows(op, position) if end not in cut + window]
+                if pair[0][atom] == pair[1][atom]:
+                    partly = True
+                else:
+                    aligned = halved and factors[atom] == axes[position].extent
+                    (cut if aligned else window).append((place, atom))
+        names = [name for name, factors in self.space.calls[op].axes for _ in factors]
+        read = self._windows(op).get(names[position], ())
+        window += [end for end in dict.fromkeys(read) if end not in cut + window]
         for place, value in enumerate(graph.ops[op].outputs):
             pair = (first.outputs[place], second.outputs[place])
             left += [(place, atom) for atom, _ in _touched(self.space.factors(value), *pair)]
         partial = tuple(k for k, terms in enumerate(split.terms) if terms > 1)
-        if not window:  # else both parts may do what lies between them
-            self._flops[self.space.call_ids[op]] = first.flops + second.flops
-        return Hit(tuple(cut), tuple(window), tuple(left), partial)
+        divides = first.flops + second.flops < 1.5 * self.flops(op)
+        return Hit(tuple(cut), tuple(window), tuple(left), partial, partly, divides)
 
-    def _windows(self, op: int, position: int) -> Iterator[tuple[int, int]]:
-        """The atoms of inputs that a window along the axis reads; two halves may both read all."""
+    def _windows(self, op: int) -> dict[str, list[tuple[int, int]]]:
+        """For every axis along which windows are read the atoms of inputs that they read: two
+        halves may both read all."""
+        call = self.space.call_ids[op]
+        found = self._read.get(call)
+        if found is not None:
+            return found
+        found = self._read[call] = {}
         formula = self.space.formulas[op]
-        names = [name for name, factors in self.space.calls[op].axes for _ in factors]
         for access in () if formula is None else formula.accesses:
             at = 0
             dims = self.space.calls[op].inputs[access.tensor]
             for index, factors in zip(access.index, dims, strict=True):
-                forms = (item for item in index if isinstance(item, Affine | Quotient))
-                terms = (dict(form.terms) for form in forms if len(form.terms) > 1)
-                if any(names[position] in some for some in terms):
-                    yield from ((access.tensor, at + k) for k in range(len(factors)))
+                for item in index:
+                    if isinstance(item, Affine | Quotient) and len(item.terms) > 1:
+                        atoms = [(access.tensor, at + k) for k in range(len(factors))]
+                        for name, _ in item.terms:
+                            found.setdefault(name, []).extend(atoms)
                 at += len(factors)
+        return found
 
 
 def _form(call: Call) -> object:
     """A call but for its extents: operator, arguments, and how many atoms dims and axes have."""
-    shapes = {tuple([math.prod(factors) for factors in dims]): -1 - k
-              for k, dims in enumerate(call.outputs)}  # fmt: skip
+    shapes: dict[tuple[Arg, ...], int] = {}
+    for k, dims in enumerate(call.outputs):
+        shapes[tuple([math.prod(factors) for factors in dims])] = -1 - k
     args = tuple([shapes.get(a, a) if isinstance(a, tuple) else a for a in call.args])
     ends = tuple([tuple([len(d) for d in dims]) for dims in (*call.inputs, *call.outputs)])
     axes = tuple([(name, len(factors)) for name, factors in call.axes])

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from apportion.search.eliminate import CAP, Shared, TooWide, descend, solve
 from apportion.search.program import Program, program
@@ -83,6 +84,17 @@ class Levels:
         self._takings: dict[int, tuple[Ints, Ints]] = {}
         self._burden = self.objective.burden
         self._patterns = _pattern_matrices(sites)
+        column = np.arange(len(sites.classes)) - np.repeat(sites.at[:-1], sites.choices)
+        self._place = self._site_of * self._width + column  # of each choice, sites padded
+        self._sampled = (
+            (
+                (sites.classes >= 0)
+                & sites.samples[sites.classes]
+                & (sites.kind[self._site_of] == OP)
+            )
+            if len(sites.samples)
+            else np.zeros(len(sites.classes), np.bool_)
+        )
 
     # State
 
@@ -118,8 +130,10 @@ class Levels:
         """Per pattern and pair of choices: rho, phi, and whether something new moves."""
         found = self._matrices.get(k)
         if found is None:
-            source, target = self._patterns
-            found = self._matrices[k] = factors(source[:, :, None], target[:, None, :], k)
+            source, target, halo = self._patterns
+            found = self._matrices[k] = factors(
+                source[:, :, None], target[:, None, :], k, halo[:, None, :]
+            )
         return found
 
     @property
@@ -228,15 +242,12 @@ class Levels:
         """Which (joint) choices each site has, choices padded to the widest site."""
         sites, width = self.sites, self._width
         rows = np.arange(len(sites))
-        grid = np.full((len(sites), width), -2, np.int64)
-        column = np.arange(len(sites.classes)) - np.repeat(sites.at[:-1], sites.choices)
-        grid[self._site_of, column] = sites.classes
-        allowed = self._allowed(levels)
         domain = np.ones((len(rows), 1), np.bool_)
-        for able in allowed:
-            cut = (grid >= 0) & able[np.maximum(grid, 0)]
-            whole = (grid == -1) & (sites.uncut | ~cut.any(axis=1))[:, None]
-            one = cut | whole
+        for able in self._allowed(levels):
+            one = np.zeros((len(sites), width), np.bool_)
+            one.ravel()[self._place] = np.append(able, False)[sites.classes]
+            last = self._place[sites.at[1:] - 1]
+            one.ravel()[last] = sites.uncut | ~one.any(axis=1)
             domain = (domain[:, :, None] & one[:, None, :]).reshape(len(rows), -1)
         return domain
 
@@ -284,21 +295,15 @@ class Levels:
             costs[site, domains[site]] += np.diagonal(table)
         unary, unary_of = intern(costs)
         tables = [costs[n, domains[n]] for n in unary]
-        pairs = np.empty(len(self._edges.ends), np.int64)
-        number: dict[tuple[int, ...], int] = {}
-        signs = flow_of[self._edges.flows] * 2 + self._edges.turned
-        single = np.diff(self._edges.at) == 1
-        for sign in np.unique(signs[self._edges.at[:-1][single]]).tolist():
-            number[(sign,)] = len(tables)
-            tables.append(_turned(made[sign >> 1], sign & 1))
-        first = np.array([number.get((n,), -1) for n in range(2 * len(made))], np.int64)
-        pairs[single] = first[signs[self._edges.at[:-1][single]]]
-        for edge in np.flatnonzero(~single).tolist():
-            key = tuple(sorted(signs[self._edges.at[edge] : self._edges.at[edge + 1]].tolist()))
-            if key not in number:
-                number[key] = len(tables)
-                tables.append(sum(_turned(made[s >> 1], s & 1) for s in key))
-            pairs[edge] = number[key]
+        edges = self._edges
+        signs = np.full(edges.rows.shape, -1, np.int64)
+        signs[edges.rows >= 0] = flow_of[edges.flows] * 2 + edges.turned
+        signs.sort(axis=1)
+        distinct, pairs = intern(signs)
+        pairs += len(tables)
+        for edge in distinct:
+            own = [_turned(made[s >> 1], s & 1) for s in signs[edge].tolist() if s >= 0]
+            tables.append(own[0] if len(own) == 1 else sum(own[1:], own[0]))
         sizes = domains.sum(axis=1).astype(np.int64)
         return Shared(sizes, unary_of, self._edges.ends, pairs, tuple(tables))
 
@@ -349,17 +354,12 @@ class Levels:
             if level not in levels:
                 left[self.taken(level)] /= self.factors[level]
         prefer = 0.1 / left + 0.1
-        column = np.arange(len(sites.classes)) - np.repeat(sites.at[:-1], sites.choices)
-        kind = sites.kind[self._site_of]
-        ties = np.where(
-            sites.classes >= 0,
-            prefer[sites.classes] - 0.05 * (sites.samples[sites.classes] & (kind == OP)),
-            np.where(kind == COPY, 0.0, 0.5),
-        )
+        whole = np.where(sites.kind == COPY, 0.0, 0.5)[self._site_of]
+        ties = np.where(sites.classes >= 0, prefer[sites.classes] - 0.05 * self._sampled, whole)
         grid = np.zeros((len(sites), width))
-        grid[self._site_of, column] = ties * 1e-3 * min(self.objective.weights)
+        grid.ravel()[self._place] = ties * 1e-3 * min(self.objective.weights)
         cut = np.zeros((len(sites), width))
-        cut[self._site_of, column] = sites.classes >= 0
+        cut.ravel()[self._place] = sites.classes >= 0
         total = np.zeros((len(sites), 1))
         burden = None if self._burden is None else self._burden[:, None].copy()
         for level in self.decided():
@@ -438,42 +438,49 @@ def polish(levels: Levels, rounds: int = 3, joint: int = 1, cap: int = CAP) -> L
     return levels
 
 
-def factors(source: npt.NDArray[np.int64], target: npt.NDArray[np.int64], k: int) -> tuple[
-    Floats, Floats, Floats
-]:  # fmt: skip
-    """What a level of k does to rho and phi, by the table above, and whether anything moves
-    there."""
+def factors(
+    source: Ints, target: Ints, k: int, halo: Floats | float = 0.0
+) -> tuple[Floats, Floats, Floats]:
+    """What a level of k does to rho and phi, by the table above, and whether anything moves there.
+
+    Parts that read a halo require that much more at each of their borders; where the source is cut
+    on the same atom, all but the halo is there.
+    """
     source, target = np.broadcast_arrays(source, target)
     cut = source >= 0
-    rho = np.where(target == WHOLE, float(k), 1.0)
+    aligned = cut & (source == target)
+    spread = 1 + (k - 1) * np.broadcast_to(np.asarray(halo, np.float64), source.shape)
+    rho = np.where(target == WHOLE, float(k), spread)
     phi = np.where(
         target == WHOLE,
         np.where(cut, 1.0, float(k)),
-        np.where(cut & (source != target), 1.0 / k, 1.0),
+        np.where(aligned, 1.0, np.where(cut, spread / k, spread)),
     )
     rho = np.where(source == PARTIAL, rho * k, rho)
     moves = (rho != phi).astype(np.float64)
     return rho, phi, moves
 
 
-def _pattern_matrices(sites: Sites) -> tuple[Ints, Ints]:
-    """Hits of all patterns, padded."""
+def _pattern_matrices(sites: Sites) -> tuple[Ints, Ints, Floats]:
+    """Hits of all patterns, padded: of the source, of the target, and the halos of these."""
     width = int(sites.choices.max(initial=1))
     source = np.full((len(sites.patterns), width), WHOLE, np.int64)
     target = np.full((len(sites.patterns), width), WHOLE, np.int64)
+    halo = np.zeros((len(sites.patterns), width))
     for n, (here, there) in enumerate(sites.patterns):
-        source[n, : len(here)] = here
-        target[n, : len(there)] = there
-    return source, target
+        source[n, : len(here)] = [atom for atom, _ in here]
+        target[n, : len(there)] = [atom for atom, _ in there]
+        halo[n, : len(there)] = [share for _, share in there]
+    return source, target, halo
 
 
 @dataclass(frozen=True)
 class _Edges:
-    """Pairs of sites (the smaller first), the flows of each, and whether a flow runs the other
-    way."""
+    """Pairs of sites (the smaller first); `rows` has for each the places of its flows in `flows`,
+    -1 where it has fewer than others; `turned` tells whether a flow runs the other way."""
 
     ends: Ints
-    at: Ints
+    rows: Ints
     flows: Ints
     turned: Ints
     selves: list[int]
@@ -487,9 +494,11 @@ def _edges(sites: Sites) -> _Edges:
     flows = proper[order]
     starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
     ends = np.stack([low[flows[starts]], high[flows[starts]]], axis=1).astype(np.int64)
-    at = np.append(starts, len(flows)).astype(np.int64)
+    counts = np.diff(np.append(starts, len(flows)))
+    rows = np.full((len(counts), int(counts.max(initial=1))), -1, np.int64)
+    rows[np.arange(rows.shape[1]) < counts[:, None]] = np.arange(len(flows))
     turned = (sites.source[flows] > sites.target[flows]).astype(np.int64)
-    return _Edges(ends, at, flows, turned, np.flatnonzero(low == high).tolist())
+    return _Edges(ends, rows, flows, turned, np.flatnonzero(low == high).tolist())
 
 
 def _turned(table: Floats, turned: int) -> Floats:
@@ -509,15 +518,42 @@ def intern(rows: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
         data = np.packbits(data, axis=1)
         pad = -data.shape[1] % 8
         data = np.pad(data, ((0, 0), (0, pad)))
-    words = data.view(np.uint64).reshape(len(data), -1)
-    code = np.full(len(words), 1469598103934665603, np.uint64)
-    for column in range(words.shape[1]):
-        code = (code ^ words[:, column]) * np.uint64(1099511628211)
-        code ^= code >> np.uint64(29)
-    _, index, inverse = np.unique(code, return_index=True, return_inverse=True)
-    if not np.array_equal(words[index[inverse]], words):  # two rows with one code
-        _, index, inverse = np.unique(words, axis=0, return_index=True, return_inverse=True)
-    return index.astype(np.int64), inverse.reshape(-1).astype(np.int64)
+    first, which = _intern(data.view(np.int64).reshape(len(data), -1))
+    return first, which
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _intern(words: Ints) -> tuple[Ints, Ints]:
+    count, width = words.shape
+    room = 16
+    while room < 2 * count:
+        room *= 2
+    slots = np.full(room, -1, np.int64)
+    first = np.empty(count, np.int64)
+    which = np.empty(count, np.int64)
+    found = 0
+    for row in range(count):
+        code = np.int64(1469598103934665603)
+        for k in range(width):
+            code = (code ^ words[row, k]) * np.int64(1099511628211)
+            code ^= code >> 29
+        slot = code & (room - 1)
+        while slots[slot] >= 0:
+            other = first[slots[slot]]
+            same = True
+            for k in range(width):
+                if words[other, k] != words[row, k]:
+                    same = False
+                    break
+            if same:
+                break
+            slot = (slot + 1) & (room - 1)
+        if slots[slot] < 0:
+            slots[slot] = found
+            first[found] = row
+            found += 1
+        which[row] = slots[slot]
+    return first[:found].copy(), which
 
 
 __all__ = [

@@ -235,6 +235,8 @@ def _run(
     given = np.empty(longest, np.bool_)
     place = np.full(len(sizes), -1, np.int64)
     index = np.empty(widest + 1, np.int64)
+    jumps = np.empty(longest, np.int64)
+    row = np.empty(sizes.max() if len(sizes) else 1, np.float64)
     least = 0.0
     for s in range(count):
         v = order[s]
@@ -250,49 +252,22 @@ def _run(
         place[v] = width
         own = sizes[v]
         key[length] = own
-        length += 1
-        terms = 0
-        constant = 0.0
-        stride[0, :] = 0
-        stride[0, width] = 1
-        base[0] = starts[unary[v]]
-        given[0] = True
-        key[length] = unary[v]
-        length += 1
-        terms = 1
+        key[length + 1] = unary[v]
+        length += 2
         for n in range(edge_at[s], edge_at[s + 1]):
             e = edge[n]
-            a, b = edges[e, 0], edges[e, 1]
-            stride[terms, :] = 0
-            if sizes[a] > 1:
-                stride[terms, place[a]] = sizes[b]
-            if sizes[b] > 1:
-                stride[terms, place[b]] = 1
-            base[terms] = starts[pairs[e]]
-            given[terms] = True
             key[length] = pairs[e]
-            key[length + 1] = place[a] * 1024 + place[b]
+            key[length + 1] = place[edges[e, 0]] * 1024 + place[edges[e, 1]]
             length += 2
-            terms += 1
+        constant = 0.0
         for n in range(left_at[s], left_at[s + 1]):
             t = left[n]
             constant += constant_of[t]
-            stride[terms, :] = 0
-            step = 1
             key[length] = known + made[t]
             length += 1
             for k in range(scope_at[t + 1] - 1, scope_at[t] - 1, -1):
-                u = scope[k]
-                stride[terms, place[u]] = step
-                step *= sizes[u]
-                key[length] = place[u]
+                key[length] = place[scope[k]]
                 length += 1
-            base[terms] = made_at[made[t]]
-            given[terms] = False
-            terms += 1
-        for k in range(width):
-            place[scope[low + k]] = -1
-        place[v] = -1
         code = np.int64(1469598103934665603)
         for k in range(length):
             code = (code ^ key[k]) * np.int64(1099511628211)
@@ -318,7 +293,8 @@ def _run(
             begin = key_at[found]
             while begin + length > len(all_keys):
                 all_keys = np.concatenate((all_keys, np.empty(len(all_keys), np.int64)))
-            all_keys[begin : begin + length] = key[:length]
+            for k in range(length):
+                all_keys[begin + k] = key[k]
             key_at[found + 1] = begin + length
             at = made_at[found]
             if at + entries > len(pool):
@@ -329,18 +305,57 @@ def _run(
                 new_picks = np.empty(size, np.int32)
                 new_picks[:at] = picks[:at]
                 picks = new_picks
+            stride[0, :] = 0
+            stride[0, width] = 1
+            base[0] = starts[unary[v]]
+            given[0] = True
+            terms = 1
+            for n in range(edge_at[s], edge_at[s + 1]):
+                e = edge[n]
+                a, b = edges[e, 0], edges[e, 1]
+                stride[terms, :] = 0
+                if sizes[a] > 1:
+                    stride[terms, place[a]] = sizes[b]
+                if sizes[b] > 1:
+                    stride[terms, place[b]] = 1
+                base[terms] = starts[pairs[e]]
+                given[terms] = True
+                terms += 1
+            for n in range(left_at[s], left_at[s + 1]):
+                t = left[n]
+                stride[terms, :] = 0
+                step = 1
+                for k in range(scope_at[t + 1] - 1, scope_at[t] - 1, -1):
+                    u = scope[k]
+                    stride[terms, place[u]] = step
+                    step *= sizes[u]
+                base[terms] = made_at[made[t]]
+                given[terms] = False
+                terms += 1
+            for t in range(terms):
+                jumps[t] = stride[t, width]
             index[:] = 0
             lowest = np.inf
             for entry in range(entries):
+                where = base[0]
+                for x in range(own):
+                    row[x] = flat[where + x]
+                for t in range(1, terms):
+                    where = base[t]
+                    jump = jumps[t]
+                    if given[t]:
+                        for x in range(own):
+                            row[x] += flat[where]
+                            where += jump
+                    else:
+                        for x in range(own):
+                            row[x] += pool[where]
+                            where += jump
                 best = np.inf
                 which = 0
                 for x in range(own):
-                    total = 0.0
-                    for t in range(terms):
-                        where = base[t] + x * stride[t, width]
-                        total += flat[where] if given[t] else pool[where]
-                    if total < best:
-                        best, which = total, x
+                    if row[x] < best:
+                        best, which = row[x], x
                 pool[at + entry] = best
                 picks[at + entry] = which
                 lowest = min(lowest, best)
@@ -360,6 +375,9 @@ def _run(
             made_constant[found] = lowest
             made_at[found + 1] = at + entries
             tables += 1
+        for k in range(low, high):
+            place[scope[k]] = -1
+        place[v] = -1
         made[s] = found
         constant_of[s] = constant + made_constant[found]
         if width == 0:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from apportion.graph import UPDATE
-from apportion.interval import Affine, Box, Factors
+from apportion.interval import Affine, Box, Factors, volume
 from apportion.search.data import sample_classes
 from apportion.segments import Short
 from apportion.splits import Space, Split
@@ -27,7 +28,9 @@ OP, STORE, COPY = 0, 1, 2
 MINOR = 0.002  # an Op that does less of the step's work than this may run whole everywhere
 
 Ints = npt.NDArray[np.int64]
-Hits = tuple[int, ...]
+Hits = tuple[tuple[int, float], ...]
+"""Per choice the atom cut, or WHOLE, PARTIAL, FIRST; and the halo: what two neighbouring parts both
+read, as a share of what the Op reads."""
 
 
 @dataclass(frozen=True)
@@ -144,41 +147,37 @@ class _Finder:
         self.classes: list[tuple[int, ...]] = []
         self.uncut: list[bool] = []
         self.extents: dict[int, int] = {}
-        self.last_class = -1
+        self.studied: dict[object, tuple[int, ...]] = {}
+        self.sized: set[tuple[int, ...]] = set()
         self.op_site: list[int] = []
         self.store: dict[int, int] = {}
         self.copy: dict[int, int] = {}
-        self.flows: dict[tuple[int, int, int], list[float]] = {}
         self.distinct: dict[Hits, int] = {}
-        self.patterns: dict[tuple[int, int], int] = {}
         self.calls: list[_Call | None] = [None] * (max(space.alike, default=-1) + 1)
         self.minor = MINOR * sum(self._call(op).work for op in range(len(self.graph.ops)))
 
     def sites(self) -> Sites:
         self._make_op_sites()
         self._make_value_sites()
-        self._make_flows()
-        value_classes = self.space.atoms.value_classes
-        groups = 1 + max(
-            max(map(max, filter(None, value_classes)), default=-1),
-            self.last_class,
-        )
+        flows = self._make_flows()
+        groups = self.space.classes
         extents = np.ones(groups, np.int64)
         extents[list(self.extents)] = list(self.extents.values())
-        keys = np.array(list(self.flows), np.int64).reshape(-1, 3)
-        amounts = np.array(list(self.flows.values()), np.float64).reshape(-1, 2)
         counts = [len(row) + 1 for row in self.classes]
+        classes: list[int] = []
+        for row in self.classes:
+            classes += row
+            classes.append(-1)
         rigid, samples = np.zeros(groups, np.bool_), np.zeros(groups, np.bool_)
-        rigid[[g for g in self._rigid() if g < groups]] = True
-        samples[[g for g in self.samples if g < groups]] = True
-        hits = list(self.distinct)
+        rigid[list(self._rigid())] = True
+        samples[list(self.samples)] = True
         return Sites(
             self.space,
             self.shared,
             np.array(self.kind, np.int64),
             np.array(self.first, np.int64),
             np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            np.array([g for row in self.classes for g in (*row, -1)], np.int64),
+            np.array(classes, np.int64),
             np.array(self.uncut, np.bool_),
             tuple(self.atoms),
             extents,
@@ -187,12 +186,7 @@ class _Finder:
             np.array(self.op_site, np.int64),
             self.store,
             self.copy,
-            tuple((hits[here], hits[there]) for here, there in self.patterns),
-            keys[:, 0].copy(),
-            keys[:, 1].copy(),
-            keys[:, 2].copy(),
-            amounts[:, 0].copy(),
-            amounts[:, 1].copy(),
+            *self._alike(flows),
         )
 
     # Sites
@@ -214,8 +208,13 @@ class _Finder:
         it = self.graph.ops[op]
 
         def hits(output: bool, position: int) -> int:
-            found = (*[hit(halves[k], whole, output, position) for k in able], WHOLE)
-            return self.distinct.setdefault(found, len(self.distinct))
+            found = [hit(halves[k], whole, output, position) for k in able]
+            halos = [
+                0.0 if output or atom < 0 else _halo(halves[k], whole, position)
+                for k, atom in zip(able, found, strict=True)
+            ]
+            key = (*zip(found, halos, strict=True), (WHOLE, 0.0))
+            return self.distinct.setdefault(key, len(self.distinct))
 
         description = lookup(it.kind)
         outputs = range(len(it.outputs))
@@ -248,7 +247,6 @@ class _Finder:
         space, tied, extents = self.space, self.tied, self.extents
         for index, op in enumerate(self.graph.ops):
             call, groups = self._call(index), space.groups(index)
-            self.last_class = max(self.last_class, *groups, -1)
             if tied and op.line and op.phase != UPDATE:
                 key = (op.module, op.line, op.phase, space.alike[index], groups)
                 known = alike.get(key)
@@ -257,8 +255,10 @@ class _Finder:
                     continue
                 alike[key] = len(self.kind)
             classes = tuple([groups[k] for k in call.able])
-            for group, extent in zip(classes, call.extents, strict=True):
-                extents.setdefault(group, extent)
+            if classes not in self.sized:
+                self.sized.add(classes)
+                for group, extent in zip(classes, call.extents, strict=True):
+                    extents.setdefault(group, extent)
             free = self.shared and (op.phase == UPDATE or call.alias or self._minor(call, classes))
             self.op_site.append(self._add(OP, index, call.able, classes, free))
 
@@ -321,62 +321,127 @@ class _Finder:
                 self.copy[value] = known
 
     def _value_site(self, kind: int, value: int) -> int:
-        groups = self.space.atoms.value_classes[value]
-        factors = [f for dim in self.space.atoms.dims[value] for f in dim]
-        able = tuple([k for k, factor in enumerate(factors) if factor > 1])
-        for k in able:
-            self.extents.setdefault(groups[k], factors[k])
-        return self._add(kind, value, able, tuple([groups[k] for k in able]), self.shared)
+        groups, dims = self.space.atoms.value_classes[value], self.space.atoms.dims[value]
+        able = self.studied.get(dims)
+        if able is None:
+            factors = [f for dim in dims for f in dim]
+            able = self.studied[dims] = tuple([k for k, f in enumerate(factors) if f > 1])
+        classes = tuple([groups[k] for k in able])
+        if classes not in self.sized:
+            self.sized.add(classes)
+            factors = [f for dim in dims for f in dim]
+            for k in able:
+                self.extents.setdefault(groups[k], factors[k])
+        return self._add(kind, value, able, classes, self.shared)
 
     # Flows
 
-    def _make_flows(self) -> None:
-        graph, values = self.graph, self.graph.values
-        read = [0.0] * len(values)  # the largest share that a reader wants
-        for index, op in enumerate(graph.ops):
-            for value, share in zip(op.inputs, self._call(index).shares, strict=True):
-                if share > read[value]:
-                    read[value] = share
-        found: list[tuple[int, int]] = [(-1, -1)] * len(values)
-        for value, meant in enumerate(values):
-            if meant.nbytes:
-                found[value] = self._begin(value, meant.nbytes, read[value])
-        for index, op in enumerate(graph.ops):
-            site, call = self.op_site[index], self._call(index)
-            for value, there, share in zip(op.inputs, call.inputs, call.shares, strict=True):
-                source, here = found[value]
-                if source >= 0:
-                    self._flow(source, site, here, there, values[value].nbytes * share)
+    def _make_flows(self) -> list[_Flows]:
+        """All flows: from makers to where Values are stored, to copies, and to readers."""
+        values, there, shares, readers = self._read()
+        source, here = self._made()
+        nbytes = np.array([v.nbytes for v in self.graph.values], np.float64)
+        largest = np.zeros(len(nbytes))  # share that a reader wants
+        np.maximum.at(largest, values, shares)
+        stores = {**self.store}
+        stores.update({a: self.store[b] for a, b in self.before.items() if b in self.store})
+        flows = []
+        for kept, wanted in ((stores, nbytes), (self.copy, nbytes * largest)):
+            own = np.array([v for v in kept if nbytes[v]], np.int64)
+            sites = np.array([kept[v] for v in own.tolist()], np.int64)
+            hits = np.array([self._kept(site) for site in sites.tolist()], np.int64)
+            begun = source[own] >= 0
+            flows.append(_Flows(source[own], sites, here[own], hits, wanted[own]).where(begun))
+            moved = begun if kept is self.copy else ~begun | (not self.shared)
+            source[own[moved]], here[own[moved]] = sites[moved], hits[moved]
+        flows.append(
+            _Flows(source[values], readers, here[values], there, nbytes[values] * shares).where(
+                (source[values] >= 0) & (nbytes[values] > 0)
+            )
+        )
+        return flows
 
-    def _begin(self, value: int, nbytes: int, read: float) -> tuple[int, int]:
-        """Flows from a Value's producer to where it is kept; returns the site that its readers find
-        it at (-1: nowhere), and how its choices hit it."""
-        made = self.graph.producer[value]
-        source, here = -1, -1
-        if made is not None:
-            source, here = self.op_site[made[0]], self._call(made[0]).outputs[made[1]]
-        for kept in (self.store.get(self.before.get(value, value)), self.copy.get(value)):
-            if kept is None:
-                continue
-            stored = self.kind[kept] == STORE
-            hits = (*self.atoms[kept], WHOLE)
-            there = self.distinct.setdefault(hits, len(self.distinct))
-            if source >= 0:
-                self._flow(source, kept, here, there, nbytes if stored else nbytes * read)
-            if not stored and source < 0:
-                continue
-            if source < 0 or not stored or not self.shared:
-                source, here = kept, there
+    def _read(self) -> tuple[Ints, Ints, npt.NDArray[np.float64], Ints]:
+        """Of every input of every Op: the Value, its hits, the share that is read, the site."""
+        values: list[int] = []
+        there: list[int] = []
+        shares: list[float] = []
+        counts: list[int] = []
+        calls, alike = self.calls, self.space.alike
+        for op, number in zip(self.graph.ops, alike, strict=True):
+            call = calls[number]
+            assert call is not None
+            values += op.inputs
+            there += call.inputs
+            shares += call.shares
+            counts.append(len(op.inputs))
+        return (
+            np.array(values, np.int64),
+            np.array(there, np.int64),
+            np.array(shares, np.float64),
+            np.repeat(np.array(self.op_site, np.int64), counts),
+        )
+
+    def _made(self) -> tuple[Ints, Ints]:
+        """Of every Value the site that makes it, -1 for none, and its hits."""
+        values: list[int] = []
+        hits: list[int] = []
+        counts: list[int] = []
+        for op, number in zip(self.graph.ops, self.space.alike, strict=True):
+            call = self.calls[number]
+            assert call is not None
+            values += op.outputs
+            hits += call.outputs
+            counts.append(len(op.outputs))
+        source = np.full(len(self.graph.values), -1, np.int64)
+        here = np.full(len(self.graph.values), -1, np.int64)
+        source[values] = np.repeat(np.array(self.op_site, np.int64), counts)
+        here[values] = hits
         return source, here
 
-    def _flow(self, source: int, target: int, here: int, there: int, nbytes: float) -> None:
-        pattern = self.patterns.setdefault((here, there), len(self.patterns))
-        known = self.flows.get((source, target, pattern))
-        if known is None:
-            self.flows[source, target, pattern] = [nbytes, 1.0]
-        else:
-            known[0] += nbytes
-            known[1] += 1.0
+    def _kept(self, site: int) -> int:
+        """The hits of a Value's own site."""
+        key = (*[(atom, 0.0) for atom in self.atoms[site]], (WHOLE, 0.0))
+        return self.distinct.setdefault(key, len(self.distinct))
+
+    def _alike(self, flows: list[_Flows]) -> tuple[Any, ...]:
+        """Patterns, and in columns the flows: those that are alike added up."""
+        source, target, here, there, nbytes = (
+            np.concatenate([getattr(f, name) for f in flows])
+            for name in ("source", "target", "here", "there", "nbytes")
+        )
+        hits = list(self.distinct)
+        pairs, pattern = np.unique(here * len(hits) + there, return_inverse=True)
+        keys = (source * max(len(self.kind), 1) + target) * max(len(pairs), 1) + pattern
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+        return (
+            tuple((hits[n // len(hits)], hits[n % len(hits)]) for n in pairs.tolist()),
+            source[first],
+            target[first],
+            pattern[first].astype(np.int64),
+            np.bincount(which, nbytes, len(first)),
+            np.bincount(which, minlength=len(first)).astype(np.float64),
+        )
+
+
+@dataclass(frozen=True)
+class _Flows:
+    """Flows in columns: from a site to a site, how each hits the Value, and the bytes."""
+
+    source: Ints
+    target: Ints
+    here: Ints
+    there: Ints
+    nbytes: npt.NDArray[np.float64]
+
+    def where(self, which: npt.NDArray[np.bool_]) -> _Flows:
+        return _Flows(
+            self.source[which],
+            self.target[which],
+            self.here[which],
+            self.there[which],
+            self.nbytes[which],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +458,12 @@ class _Call:
     shares: tuple[float, ...]
     alias: bool
     work: float
+
+
+def _halo(halves: Split, whole: Split, position: int) -> float:
+    """What both halves read of an input, as a share of what the Op reads."""
+    parts = sum(volume(part.inputs[position]) for part in halves.parts)
+    return max(0.0, parts / max(volume(whole.parts[0].inputs[position]), 1) - 1)
 
 
 def _share(region: Box, factors: Factors) -> float:

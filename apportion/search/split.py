@@ -160,15 +160,16 @@ def tighten(energy: Energy, flat: Flat, best: float, cap: float) -> Iterator[Ste
 class _Split:
     def __init__(self, energy: Energy, flat: Flat, cap: float) -> None:
         self.energy = energy
+        largest = max((table.size for table in energy.pairs.values()), default=1)
         while True:
             self.copies = split(energy, cap)
             self.costs = _shares(energy, flat, self.copies)
             shared = self._shared()
-            self.steps: Program = program(shared.sizes, shared.edges, WIDER * cap)
-            if self.steps.widest(shared.sizes) <= WIDER * cap:
+            self.cap = int(WIDER * max(cap, largest))
+            self.steps: Program = program(shared.sizes, shared.edges, float(self.cap))
+            if self.steps.widest(shared.sizes) <= self.cap:
                 break
             cap /= WIDER
-        self.cap = int(WIDER * cap)
         self.several = _several(self.copies)
 
     @property

@@ -263,7 +263,7 @@ class Costs:
     def _is_partly_read(self, op: int, positions: Sequence[int]) -> bool:
         """Whether the whole Op may read less than the whole of its inputs, as a slice does."""
         hits = [self.hits.of(op, position) for position in positions if position != UNMAPPED]
-        return not hits or any(hit is not None and hit.window for hit in hits)
+        return not hits or any(hit is not None and (hit.window or hit.partly) for hit in hits)
 
     def _able(self, op: int, position: int, grids: Grids, label: int) -> Ints:
         """Parts of an axis in every grid: 1 where it cannot be cut into as many."""
@@ -395,7 +395,7 @@ class Costs:
         flops = np.full(grids.used.shape, self.hits.flops(op))
         for label, position in enumerate(positions):
             hit = None if position == UNMAPPED else self.hits.of(op, position)
-            if hit is not None:
+            if hit is not None and hit.divides:
                 extent = self.space.axes(op)[position].extent
                 mine = self._pick(op, position, label, self._aligned(extent))
                 flops *= (mine[..., 1] - mine[..., 0]) / extent

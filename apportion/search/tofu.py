@@ -22,15 +22,14 @@ does, and stores every Value cut.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from apportion.cluster import Cluster
-from apportion.graph import Graph
 from apportion.lower import bytes_moved as count
 from apportion.opening import STATISTICS, composites
-from apportion.search.data import data
+from apportion.search.data import data, sample_classes
 from apportion.search.fsdp import fsdp
 from apportion.search.grids import result
 from apportion.search.levels import Floats, Ints, Levels, begin, fewest_bytes, polish, recurse
@@ -39,9 +38,9 @@ from apportion.search.problem import Problem, Progress, SearchResult
 from apportion.search.program import Program
 from apportion.search.sites import Sites, find_sites, stand_ins, ties
 from apportion.search.topology import orders
-from apportion.segments import shorten
+from apportion.segments import Short, shorten
 from apportion.splits import Space
-from apportion.strategy import Strategy, space_of
+from apportion.strategy import Choice, Strategy, space_of
 from apportion.termwise import termwise
 
 MARGIN = 0.95  # of uneven parts and cut windows up to 3% more was moved than modelled
@@ -54,10 +53,11 @@ def tofu(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
 
     Those two are lowered and counted only if recursion does not move less than they must.
     """
-    found = partition(problem)
+    few = _shortened(problem)
+    found = _partition(problem, few)
     made = result(found, notes(found))
     margin = 1.0 if _even(found) else MARGIN
-    if found.bytes_moved > margin * _least_of_data(problem):
+    if found.bytes_moved > margin * _least_of_data(problem, few):
         known = (replace(m(problem), notes=made.notes) for m in (data, fsdp))
         return min((made, *known), key=lambda r: bytes_moved(problem, r.strategy))
     return made
@@ -73,29 +73,47 @@ def tofu_paper(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> Searc
 
 def partition(problem: Problem) -> Levels:
     """The best levels found, composites opened where that moves less."""
+    return _partition(problem, _shortened(problem))
+
+
+@dataclass(frozen=True)
+class _Few:
+    """The step with few of its layers, and its Space."""
+
+    short: Short
+    space: Space
+
+
+def _shortened(problem: Problem) -> _Few | None:
+    """The step with few of its layers, if it has many that are equal."""
     space = problem.space
-    short = None if space.opening else shorten(space.source, space.alike)
-    if short is None:
-        return _best(problem, _opened(problem.cluster, space.source, space))
-    few = _opened(problem.cluster, short.graph)
-    inside = set(few.space.opening)
-    opening = tuple(op for op, like in enumerate(short.ops) if like in inside)
-    sites = sites_of(Space(space.source, (), opening) if opening else space)
-    likes = stand_ins(sites, few, short)
-    return _best(problem, sites, few if likes is not None else None, likes)
+    short = None if space.opening else shorten(space.source, space.kinds)
+    return None if short is None else _Few(short, Space(short.graph))
 
 
-def _opened(cluster: Cluster, graph: Graph, closed: Space | None = None) -> Sites:
-    """The sites of a Graph, those composites opened that are then cut inside."""
-    closed = closed or Space(graph)
-    several = () if closed.opening else composites(graph)
+def _partition(problem: Problem, few: _Few | None) -> Levels:
+    """As `partition`, begun on few layers if there are many."""
+    space = problem.space
+    if few is None:
+        return _best(problem, _opened(problem.cluster, space))
+    start = _opened(problem.cluster, few.space)
+    inside = set(start.space.opening)
+    opening = tuple(op for op, like in enumerate(few.short.ops) if like in inside)
+    sites = find_sites(space.opened(opening), tied=ties(few.space) > UNROLLED)
+    likes = stand_ins(sites, start, few.short)
+    return _best(problem, sites, start if likes is not None else None, likes)
+
+
+def _opened(cluster: Cluster, closed: Space) -> Sites:
+    """The sites of a Space, those composites opened that are then cut inside."""
+    several = () if closed.opening else composites(closed.source)
     if not several:
         return sites_of(closed)
-    sites = sites_of(Space(graph, (), several))
+    sites = sites_of(closed.opened(several))
     inside = _cut_inside(recurse(sites, orders(cluster)[0]))
     if inside == several:
         return sites
-    return sites_of(Space(graph, (), inside) if inside else closed)
+    return sites_of(closed.opened(inside))
 
 
 def _best(
@@ -189,21 +207,44 @@ def _even(levels: Levels) -> bool:
     return not (cut & (uneven | levels.sites.rigid)).any()
 
 
-def _least_of_data(problem: Problem) -> int:
+def _least_of_data(problem: Problem, few: _Few | None) -> int:
     """Bytes that data parallelism, its state sharded or not, must move.
 
     A gradient that is a partial sum on k devices is reduced, and it or its parameter gathered.
+    Whether it is one is seen where samples are cut in two, on few layers if there are many.
     """
-    space, strategy = problem.space, data(problem).strategy
-    splits = [space.split(o, choice.parts) for o, choice in enumerate(strategy.choices)]
-    added = termwise(space, strategy, splits)
-    total = 0
-    for op in space.graph.ops:
+    graph = problem.space.graph
+    space = problem.space if few is None else few.space
+    likes = range(len(graph.ops)) if few is None else few.short.ops
+    partial, samples = _partial_gradients(space)
+    nbytes = [
+        graph.values[op.inputs[1]].nbytes
+        for op, like in zip(graph.ops, likes, strict=True)
+        if like in partial
+    ]
+    return 2 * (min(problem.devices, samples) - 1) * sum(nbytes)
+
+
+def _partial_gradients(space: Space) -> tuple[set[int], int]:
+    """The updates whose gradients are partial sums if samples are cut, and the number of
+    samples."""
+    samples, count = sample_classes(space), 1
+    choices, splits = [], []
+    for op in range(len(space.graph.ops)):
+        groups, able = space.groups(op), space.cuttable(op)
+        cut = next((k for k, group in enumerate(groups) if group in samples and able[k]), -1)
+        parts = tuple([2 if k == cut else 1 for k in range(len(groups))])
+        choices.append(Choice(parts, (0, 1)))
+        splits.append(space.split(op, parts))
+        if cut >= 0:
+            count = max(count, space.axes(op)[cut].extent)
+    added = termwise(space, Strategy(tuple(choices), opening=space.opening), splits)
+    found = set()
+    for index, op in enumerate(space.graph.ops):
         made = space.graph.producer[op.inputs[1]] if op.parameter is not None else None
-        if made is not None:
-            terms = len(added[made[0]]) if made[0] in added else splits[made[0]].terms[made[1]]
-            total += 2 * (terms - 1) * space.graph.values[op.inputs[1]].nbytes
-    return total
+        if made is not None and (made[0] in added or splits[made[0]].terms[made[1]] > 1):
+            found.add(index)
+    return found, count
 
 
 def bytes_moved(problem: Problem, strategy: Strategy) -> int:
