@@ -7,6 +7,7 @@ should not.
 
 from __future__ import annotations
 
+import gc
 import math
 import re
 import sys
@@ -40,6 +41,7 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
+    gc.set_threshold(100_000, 50, 50)  # torch alone is a million objects to look through
     sys.exit(status(sys.argv[1:] if arguments is None else arguments))
 
 

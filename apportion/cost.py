@@ -242,7 +242,7 @@ def _costs(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> tuple[Floats,
         )
     seconds, source = np.zeros(len(tasks)), np.full(len(tasks), ESTIMATED)
     computes = np.flatnonzero(tasks.kind == COMPUTE)
-    seconds[computes], source[computes] = _compute_seconds(
+    seconds[computes], source[computes] = compute_seconds(
         cost, cluster, _op_kinds(tasks), tasks.op[computes], tasks.device[computes],
         tasks.flops[computes], tasks.nbytes[computes], tasks.itemsize[computes],
     )  # fmt: skip
@@ -324,7 +324,7 @@ def _classes(cluster: Cluster) -> list[tuple[Bools, Device]]:
     return found
 
 
-def _compute_seconds(
+def compute_seconds(
     cost: CostModel,
     cluster: Cluster,
     kinds: Sequence[str],

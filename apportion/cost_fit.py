@@ -13,6 +13,7 @@ their bytes, but would tell other devices a wrong pace.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 
@@ -84,23 +85,22 @@ def line(samples: Iterable[tuple[int, int, float]]) -> Line:
 
 
 def least(rows: Floats, seconds: Floats) -> Floats:
-    """Non-negative coefficients that make the relative deviations small."""
-    from scipy.optimize import nnls  # half a second, for which planning need not wait
+    """Non-negative coefficients that make the relative deviations small.
 
+    The best of all sets of columns whose own least squares have no negative coefficient: columns
+    are few, and scipy takes half a second to import.
+    """
     relative = rows / seconds[:, None]
     scale = np.abs(relative).max(axis=0)
     scale[scale == 0] = 1.0
-    try:
-        found, _ = nnls(relative / scale, np.ones(len(seconds)))
-    except RuntimeError:  # no convergence: the best of one term at a time
-        found = _one_term(relative / scale)
-    answer: Floats = found / scale
+    scaled, count = relative / scale, rows.shape[1]
+    best, least_error = np.zeros(count), float(len(seconds))
+    for size in range(1, count + 1):
+        for columns in combinations(range(count), size):
+            found = np.linalg.lstsq(scaled[:, columns], np.ones(len(seconds)), rcond=None)[0]
+            error = float(((scaled[:, columns] @ found - 1) ** 2).sum())
+            if (found >= 0).all() and error < least_error:
+                best, least_error = np.zeros(count), error
+                best[list(columns)] = found
+    answer: Floats = best / scale
     return answer
-
-
-def _one_term(rows: Floats) -> Floats:
-    tries = [np.zeros(rows.shape[1]) for _ in range(rows.shape[1])]
-    for k in range(rows.shape[1]):
-        square = float(rows[:, k] @ rows[:, k])
-        tries[k][k] = float(rows[:, k].sum()) / square if square else 0.0
-    return min(tries, key=lambda found: float(((rows @ found - 1) ** 2).sum()))

@@ -17,6 +17,8 @@ METHODS = {
     "spartan": "the largest tensors first, each with the operators around it (Spartan)",
     "equalchop": "as tofu, with one cut of everything into all devices",
     "icml18": "as tofu, without cuts of axes that are summed over",
+    "optcnn": "the fewest seconds added up over layers, exactly (OptCNN)",
+    "exact": "all levels of tofu jointly, with a proven bound",
     "random": "a legal plan drawn at random, for tests",
 }
 

@@ -35,7 +35,7 @@ class Short:
 
 
 def shorten(graph: Graph, kinds: Sequence[int]) -> Short | None:
-    """The Graph without its middle layers; None if it has no long row of equal ones. `alike`
+    """The Graph without its middle layers; None if it has no long row of equal ones. `kinds`
     numbers the Ops, equal for equal calls."""
     layers = _layers(graph)
     count = 1 + max(layers, default=-1)
@@ -90,14 +90,15 @@ class _Slots:
         self.graph, self.layers = graph, layers
         self.layer = [-1] * len(graph.values)
         self.slot = [-1] * len(graph.values)
-        made = [False] * len(graph.values)
-        readers: list[int | None] = [None] * len(graph.values)
-        for op, layer in zip(graph.ops, layers, strict=True):
-            for value in op.outputs:
-                made[value] = True
-            for value in op.inputs:
-                readers[value] = layer if readers[value] in (None, layer) else -1
         numbers: dict[tuple[bool, int, int], int] = {}
+        made = set()
+        for op in graph.ops:
+            made.update(op.outputs)
+        readers: dict[int, int] = {}
+        for op, layer in zip(graph.ops, layers, strict=True):
+            for value in op.inputs:
+                if value not in made and readers.setdefault(value, layer) != layer:
+                    readers[value] = -1
         for layer, row in enumerate(rows):
             for position, index in enumerate(row):
                 op = graph.ops[index]
@@ -105,7 +106,7 @@ class _Slots:
                     self.layer[value] = layer
                     self.slot[value] = numbers.setdefault((True, position, k), len(numbers))
                 for k, value in enumerate(op.inputs):
-                    if not made[value] and self.slot[value] < 0 and readers[value] == layer:
+                    if self.slot[value] < 0 and readers.get(value, -1) == layer:
                         self.layer[value] = layer
                         self.slot[value] = numbers.setdefault((False, position, k), len(numbers))
 

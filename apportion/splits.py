@@ -240,14 +240,14 @@ def _kinds(graph: Graph, ops: Sequence[int]) -> tuple[list[int], list[int]]:
     True, 1 and 1.0 are equal as keys and not as arguments, hence the types.
     """
     shapes: dict[Any, int] = {}
-    shape = [shapes.setdefault(value.shape, len(shapes)) for value in graph.values]
+    of = [shapes.setdefault(value.shape, len(shapes)) for value in graph.values].__getitem__
     known: dict[tuple[Any, ...], int] = {}
     firsts: list[int] = []
     found: list[int] = []
     for index in ops:
         op = graph.ops[index]
         args = op.args
-        sizes = (*[shape[v] for v in op.inputs], -1, *[shape[v] for v in op.outputs])
+        sizes = (*map(of, op.inputs), -1, *map(of, op.outputs))
         key = (op.kind, args, (*map(type, args),), op.body, sizes)
         number = known.setdefault(key, len(firsts))
         if number == len(firsts):
@@ -287,13 +287,12 @@ def _calls(
     """The distinct Calls, and for every Op the number of its own."""
     dims = _numbered([tuple([rows.factors[r] for r in key]) for key in rows.dims])
     axes = _numbered([tuple([rows.factors[r] for r in key]) for _, key in rows.axes])
-    value = [dims[k] for k in rows.values]
+    of = [dims[k] for k in rows.values].__getitem__
     known: dict[tuple[int, ...], int] = {}
     distinct: dict[tuple[Any, ...], int] = {}
     found = []
     for index, op in enumerate(graph.ops):
-        own = [value[v] for v in op.inputs]
-        key = (kinds[index], axes[rows.ops[index]], *own, *[value[v] for v in op.outputs])
+        key = (kinds[index], axes[rows.ops[index]], *map(of, op.inputs), *map(of, op.outputs))
         number = known.get(key)
         if number is None:
             call = _call(graph, op, atoms, index)

@@ -127,19 +127,24 @@ def all_layouts(space: Space, value: int, k: int) -> list[Layout | None]:
     return [Layout(cut(len(factors), n, k), tuple(range(k))) for n in [*able, UNCUT]]
 
 
+GRAPHS = {
+    "chain": lambda: chain(3, 6, 9, 6),
+    "narrow": lambda: narrow_chain(12, 8),
+    "narrow and long": lambda: narrow_chain(4, 36),
+}
+
+
 @pytest.mark.parametrize(
-    ("k", "sizes"), [(2, (2, 4, 6, 8)), (3, (3, 6, 9, 6)), (3, (12, 3, 6, 3)), (4, (4, 4, 8, 4))]
+    ("name", "k"), [("chain", 3), ("narrow", 2), ("narrow", 4), ("narrow and long", 3)]
 )
-def test_a_level_of_any_factor_equals_exhaustive_search(
-    k: int, sizes: tuple[int, int, int, int]
-) -> None:
-    space = Space(chain(*sizes))
+def test_a_level_of_any_factor_equals_exhaustive_search(name: str, k: int) -> None:
+    space = Space(GRAPHS[name]())
     levels = recurse(find_sites(space), (k,))
     found = lower(space, strategy_of(levels), k).bytes_moved
     assert levels.exact
     assert found == levels.bytes_moved > 0
     tried = [lower(space, strategy, k).bytes_moved for strategy in all_strategies(space, k)]
-    assert 500 < len(tried) < 20_000
+    assert 20 < len(tried) < 2_000
     assert found == min(tried) < max(tried)
 
 
@@ -167,21 +172,24 @@ def all_partitions(space: Space, factors: tuple[int, ...]) -> Iterator[Strategy]
     domains = levels.energy(window)[1]
     sizes = domains.sum(axis=1)
     sizes[[site for value, site in sites.copy.items() if not space.graph.producer[value]]] = 1
+    seen = set()
     for picks in product(*map(range, sizes.tolist())):
         levels.take(window, domains, np.array(picks))
-        yield strategy_of(levels)
+        made = strategy_of(levels)
+        key = (made.choices, *made.layouts.items())
+        if key not in seen:
+            seen.add(key)
+            yield made
 
 
-@pytest.mark.parametrize(("m", "k"), [(4, 8), (8, 4), (16, 4)])
+@pytest.mark.parametrize(("m", "k"), [(4, 8), (16, 4)])
 def test_two_levels_jointly_equal_exhaustive_search(m: int, k: int) -> None:
     space, factors = Space(narrow_chain(m, k)), (2, 2)
     start = recurse(find_sites(space), factors)
     found = jointly(start, math.inf)
-    every = list(all_partitions(space, factors))
     tried = [
         lower(space.with_digits(one.digits), one, 4).bytes_moved
-        for n, one in enumerate(every)
-        if one not in every[max(0, n - 4) : n]
+        for one in all_partitions(space, factors)
     ]
     assert len(tried) > 500
     assert found.levels.bytes_moved == min(tried) < max(tried)

@@ -287,7 +287,7 @@ def test_the_result_equals_exhaustive_search(name: str, devices: int, speed: flo
         strategy = Strategy(tuple(of[op] for op in range(len(of))))
         tried.append(Definition(given, layers, strategy).seconds())
     found = optcnn(given)
-    assert found.lower_bound == pytest.approx(min(tried), rel=1e-4)
+    assert found.lower_bound == pytest.approx(min(tried), rel=1e-9)
     assert Definition(given, layers, found.strategy).seconds() == pytest.approx(
         min(tried), rel=1e-4
     )

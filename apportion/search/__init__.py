@@ -21,6 +21,21 @@ from apportion.search.seconds import tofu_seconds
 from apportion.search.single import single
 from apportion.search.tofu import tofu, tofu_paper
 
+
+def optcnn(problem: Problem, *, budget: float = 30.0, seed: int = 0) -> SearchResult:
+    """optcnn.py, which is imported when it is called: it needs scipy, and that takes its time."""
+    from apportion.search.optcnn import optcnn as search
+
+    return search(problem, budget=budget, seed=seed)
+
+
+def exact(problem: Problem, *, budget: float = 30.0, seed: int = 0) -> SearchResult:
+    """exact.py, which is imported when it is called, as optcnn."""
+    from apportion.search.exact import exact as search
+
+    return search(problem, budget=budget, seed=seed)
+
+
 SEARCHES: dict[str, Callable[..., SearchResult]] = {
     "single": single,
     "data": data,
@@ -35,6 +50,8 @@ SEARCHES: dict[str, Callable[..., SearchResult]] = {
     "tofu": tofu,
     "tofu-seconds": tofu_seconds,
     "tofu-paper": tofu_paper,
+    "optcnn": optcnn,
+    "exact": exact,
     "random": random,
 }
 
@@ -46,10 +63,12 @@ __all__ = [
     "allrow_greedy",
     "data",
     "equalchop",
+    "exact",
     "fsdp",
     "icml18",
     "megatron",
     "op_placement",
+    "optcnn",
     "owt",
     "random",
     "single",

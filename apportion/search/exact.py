@@ -44,7 +44,7 @@ from apportion.search.sites import find_sites
 from apportion.search.tofu import notes, partition
 from apportion.search.topology import primes
 
-ENTRIES = 80_000_000  # of all tables of a joint energy
+ENTRIES = 40_000_000  # of all tables of a joint energy
 TIES = 0.6e-3  # bytes by which a choice of a site is preferred to another at most, per level
 SHARE = 0.5  # of the time, for the bound
 CLOSE = 1e-6  # a bound this close leaves nothing to look for
@@ -115,7 +115,7 @@ def jointly(levels: Levels, deadline: float, problem: Problem | None = None) -> 
     now = time.monotonic()
     found, bound = _free(levels, window, now + SHARE * (deadline - now), problem)
     for first in range(0, len(levels.factors), depth):
-        if bound < _goal(found):
+        if bound < _goal(found) and time.monotonic() < deadline:
             run = range(first, min(first + depth, len(levels.factors)))
             found = _given(found, run, deadline, problem, bound)
     return Joint(found, bound, depth)
@@ -168,8 +168,8 @@ def _relaxed(
     shared, domains = joint_energy(alone, window, sets)
     start = picks_of(levels, window, domains).tolist()
     solved = solve(shared.energy(), deadline, start, tell=tell)
-    ties = TIES * len(levels.sites) * len(window)
-    return levels_of(levels, window, domains, solved.choice), max(0.0, solved.bound - ties)
+    bound = solved.bound - _ties(levels, len(window))
+    return levels_of(levels, window, domains, solved.choice), max(0.0, bound)
 
 
 def _worth(levels: Levels, sets: Sets, first: bool) -> Sets:
@@ -180,8 +180,13 @@ def _worth(levels: Levels, sets: Sets, first: bool) -> Sets:
 
 
 def _goal(levels: Levels) -> float:
-    """What a bound must reach to leave nothing better."""
-    return levels.bytes_moved * (1 - CLOSE)
+    """What a bound must reach to leave nothing better, ties aside."""
+    return levels.bytes_moved * (1 - CLOSE) - _ties(levels, len(levels.factors))
+
+
+def _ties(levels: Levels, depth: int) -> float:
+    """Bytes that tables of so many levels may have been raised by to break ties."""
+    return TIES * len(levels.sites) * depth
 
 
 def _given(
@@ -206,7 +211,7 @@ def _teller(problem: Problem | None, levels: Levels, known: float) -> Told | Non
     """Reports a bound as it rises, beside the bytes of the levels known."""
     if problem is None:
         return None
-    best, ties = levels.bytes_moved, TIES * len(levels.sites) * len(levels.factors)
+    best, ties = levels.bytes_moved, _ties(levels, len(levels.factors))
 
     def tell(_: float, bound: float) -> None:
         problem.tell(Progress("exact", best, max(known, min(bound - ties, best)), "B"))

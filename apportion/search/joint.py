@@ -13,7 +13,7 @@ Which levels may is one decision for all sites, and no table can say so. Two sum
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.bool_]
 Sets = tuple[frozenset[int], ...]
 
-LARGEST = 4096  # joint choices of the widest site
+LARGEST = 1500  # joint choices of the widest site
 
 
 # Which levels may cut a class
@@ -153,19 +153,20 @@ def domains_of(sites: Sites, window: Sequence[int], sets: Sequence[Sets]) -> Mar
 def _domain(
     sites: Sites, classes: Sequence[int], uncut: bool, window: Sequence[int], sets: Sequence[Sets]
 ) -> Marks:
-    width = width_of(sites)
-    found = np.zeros(width ** len(window), np.bool_)
-    groups = sorted({group for group in classes if sites.extents[group] > 1})
-    for some in product(*(sets[group] for group in groups)):
-        may = dict(zip(groups, some, strict=True))
-        domain = np.ones(1, np.bool_)
-        for level in window:
-            one = np.zeros(width, np.bool_)
-            for position, group in enumerate(classes):
-                one[position] = level in may.get(group, ())
-            one[len(classes)] = uncut or not one.any()
-            domain = (domain[:, None] & one[None, :]).reshape(-1)
-        found |= domain
+    """The joint choices of a site: its classes are independent, each needs a set that has all
+    levels that cut it and none at which the site is whole, unless it may be."""
+    width, bits = width_of(sites), 1 << np.arange(len(window))
+    choices = np.stack(np.unravel_index(np.arange(width ** len(window)), (width,) * len(window)), 1)
+    whole = (choices == len(classes)) @ bits
+    found = (choices <= len(classes)).all(axis=1)
+    kinds = np.array([*classes, *[-1] * (width - len(classes))])[choices]
+    for group in set(classes):
+        used = (kinds == group) @ bits
+        able = np.zeros(len(found), np.bool_)
+        for some in sets[group] if sites.extents[group] > 1 else (frozenset[int](),):
+            may = sum(1 << n for n, level in enumerate(window) if level in some)
+            able |= ((used & ~may) == 0) & (uncut | ((whole & may) == 0))
+        found &= able
     return found
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from apportion.cost import _compute_seconds
+from apportion.cost import compute_seconds
 from apportion.graph import BACKWARD, FORWARD, UPDATE
 from apportion.interval import part_range
 from apportion.root import Refused
@@ -370,7 +370,7 @@ class Costs:
         counts = [int(used.sum()) for *_, used in works]
         which = np.repeat(np.arange(len(works)), counts)
         sizes = [self.itemsize(self.graph.ops[op].outputs[0]) for op, *_ in works]
-        seconds, _ = _compute_seconds(
+        seconds, _ = compute_seconds(
             self.problem.cost, self.problem.cluster, kinds, which,
             np.concatenate([np.nonzero(used)[1] for *_, used in works]),
             np.concatenate([flops[used] for _, flops, _, used in works]),
