@@ -7,9 +7,9 @@
 As `apportion run MODEL:tiny --procs 4 --method M --check --steps 2 --no-calibrate` for every model
 of the zoo and every method but `random`, with models, processes and the eager run shared: the split
 run is in float64, which is what decides there. Where processes talk, the bytes that they send must
-be those of the plan. The table says `equal`, the largest relative difference of a state where it is
-not, `unsuitable` or `failed`; sentences follow. Ends with 1 if anything failed or differs, and with
-3 if the time was up before all was done.
+be those of the plan. The table says `equal`, by how much losses differ where it is not,
+`unsuitable` or `failed`; sentences follow. Ends with 1 if anything failed or differs, and with 3 if
+the time was up before all was done.
 """
 
 from __future__ import annotations
@@ -67,13 +67,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one plan; `seconds` are those of planning and of running it."""
+    """What came of one plan: `difference` of losses; of the worst state relative to its largest
+    element, which is next to nothing where gradients are truly zero."""
 
     model: str
     devices: int
     method: str
     verdict: str
     difference: float = 0.0
+    state_difference: float = 0.0
     sentence: str = ""
     plan_seconds: float = 0.0
     run_seconds: float = 0.0
@@ -144,9 +146,11 @@ def _judged(row: Row, subject: Subject, made: Plan, ranks: list[Trained]) -> Row
     slack = PER_STEP * rate * STEPS
     losses = losses_of(ranks)
     found = distance(subject.exact, losses, split, subject.losses, subject.state, slack)
-    row = replace(row, difference=max(found.max_abs_loss_diff, found.max_rel_param_diff))
+    state = found.max_rel_param_diff
+    row = replace(row, difference=found.max_abs_loss_diff, state_difference=state)
     if not found.equal:
-        return replace(row, verdict=DIFFERENT, sentence=f"worst is {found.worst}")
+        told = f"{found.worst or 'a state'} differs by {state:.1e} of its largest element"
+        return replace(row, verdict=DIFFERENT, sentence=told)
     sent = sum(rank.sent_bytes for rank in ranks)
     if sent != STEPS * made.tasks.bytes_moved:
         told = f"sent {sent} B in {STEPS} steps of {made.tasks.bytes_moved} B"
@@ -355,7 +359,7 @@ def table(rows: Sequence[Row]) -> str:
     ]
     largest = max((row.difference for row in rows if row.verdict == EQUAL), default=0.0)
     equal = sum(row.verdict == EQUAL for row in rows)
-    lines.append(f"{equal} of {len(rows)} equal; largest difference of these {largest:.1e}")
+    lines.append(f"{equal} of {len(rows)} equal; largest difference of their losses {largest:.1e}")
     return "\n".join(lines)
 
 

@@ -128,7 +128,7 @@ def all_layouts(space: Space, value: int, k: int) -> list[Layout | None]:
 
 
 GRAPHS = {
-    "chain": lambda: chain(3, 6, 9, 6),
+    "chain": lambda: chain(2, 3, 9, 6),
     "narrow": lambda: narrow_chain(12, 8),
     "narrow and long": lambda: narrow_chain(4, 36),
 }
@@ -182,7 +182,7 @@ def all_partitions(space: Space, factors: tuple[int, ...]) -> Iterator[Strategy]
             yield made
 
 
-@pytest.mark.parametrize(("m", "k"), [(4, 8), (16, 4)])
+@pytest.mark.parametrize(("m", "k"), [(4, 8)])
 def test_two_levels_jointly_equal_exhaustive_search(m: int, k: int) -> None:
     space, factors = Space(narrow_chain(m, k)), (2, 2)
     start = recurse(find_sites(space), factors)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib import import_module
 from itertools import product
 
 import pytest
 from graphs import Maker, problem
 
-from apportion.search import exact as exact_module
 from apportion.search.eliminate import solve
 from apportion.search.exact import certified, exact, jointly, untied
 from apportion.search.grids import strategy
@@ -33,6 +33,7 @@ from apportion.splits import Space
 from apportion.strategy import space_of, verify
 
 FOREVER = math.inf
+MODULE = import_module("apportion.search.exact")  # the package has a function of that name
 
 
 def product_of_three(rows: int, inner: int, columns: int, last: int) -> Sites:
@@ -212,9 +213,9 @@ def test_too_many_levels_are_decided_in_runs(monkeypatch: pytest.MonkeyPatch) ->
     start = recurse(sites, (2, 2, 2, 2))
     whole = jointly(start, FOREVER)
     assert whole.depth == 4
-    monkeypatch.setattr(exact_module, "ENTRIES", 400)
+    monkeypatch.setattr(MODULE, "ENTRIES", 400)
     parts = jointly(start, FOREVER)
     assert 0 < parts.depth < 4
     assert parts.bound <= whole.bound <= parts.levels.bytes_moved <= start.bytes_moved
-    monkeypatch.setattr(exact_module, "ENTRIES", 1)
+    monkeypatch.setattr(MODULE, "ENTRIES", 1)
     assert jointly(start, FOREVER).levels is start

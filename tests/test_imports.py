@@ -34,6 +34,7 @@ ORDER = [
         "root",
         "restrict",
         "recipe",
+        "segments",
         "opening",
         "atoms",
         "derive",

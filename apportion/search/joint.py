@@ -158,7 +158,7 @@ def _domain(
     width, bits = width_of(sites), 1 << np.arange(len(window))
     choices = np.stack(np.unravel_index(np.arange(width ** len(window)), (width,) * len(window)), 1)
     whole = (choices == len(classes)) @ bits
-    found = (choices <= len(classes)).all(axis=1)
+    found: Marks = np.asarray((choices <= len(classes)).all(axis=1))
     kinds = np.array([*classes, *[-1] * (width - len(classes))])[choices]
     for group in set(classes):
         used = (kinds == group) @ bits
