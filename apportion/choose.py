@@ -37,6 +37,8 @@ AUTO = (
 SEARCHED = frozenset({"tofu", "tofu-seconds", "optcnn", "exact"})
 """Those that it tries only while budget is left. The others are baselines: it tries them whatever
 the budget, so that it is never worse than any of them."""
+SHARES = {"exact": 1 / 6}
+"""Of the budget, to those that would use it up for a proof."""
 ROUNDS = 4  # how often a method is asked when its plans are over the memory limit
 
 
@@ -154,7 +156,8 @@ def _auto(request: Request, budget: float) -> Chosen:
                 late.append(method)
                 continue
             try:
-                yield from candidates(request, method, max(left, 0.0), seen)
+                share = budget * SHARES.get(method, 1.0)
+                yield from candidates(request, method, max(min(left, share), 0.0), seen)
                 tried.append(method)
             except Unsuitable:
                 continue
