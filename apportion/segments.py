@@ -91,7 +91,7 @@ class _Slots:
         self.layer = [-1] * len(graph.values)
         self.slot = [-1] * len(graph.values)
         numbers: dict[tuple[bool, int, int], int] = {}
-        made = set()
+        made: set[int] = set()
         for op in graph.ops:
             made.update(op.outputs)
         readers: dict[int, int] = {}

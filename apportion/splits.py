@@ -69,7 +69,8 @@ class Space:
         if not opening:
             return self.with_digits(())
         made = copy(self)
-        made.__dict__.pop("_rows", None)
+        for name in ("kinds", "_rows"):
+            made.__dict__.pop(name, None)
         made.opening = opening
         made.graph, made.origins = open_graph(self.source, opening)
         made._kinds = [self._kinds[origin] for origin in made.origins]

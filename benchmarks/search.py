@@ -101,8 +101,25 @@ def one(path: str, where: str, method: str, simulated: bool) -> dict[str, Any]:
     gc.enable()
     if simulated:
         found |= _scored(result, space, on, cost)
+    else:
+        found["again_seconds"] = _again(path, on, cost, method)
     found["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return found
+
+
+def _again(path: str, on: Any, cost: Any, method: str) -> float:
+    """The same once more in this process, compiled code being loaded, of the Graph read anew."""
+    from apportion.graph import from_json
+    from apportion.search import SEARCHES, Problem
+    from apportion.splits import Space
+
+    graph = from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+    gc.disable()
+    began = time.process_time()
+    SEARCHES[method](Problem(Space(graph), on, cost), budget=60.0, seed=0)
+    took = time.process_time() - began
+    gc.enable()
+    return took
 
 
 def _scored(result: Any, space: Any, on: Any, cost: Any) -> dict[str, Any]:
@@ -212,8 +229,9 @@ def depth(captured: Captured, layers: Sequence[int] = LAYERS) -> list[dict[str, 
     for _ in range(REPETITIONS):
         for count, path in paths.items():
             row = {"layers": count, **apart(str(path), NODES, "tofu")}
-            if count not in best or row["seconds"] < best[count]["seconds"]:
-                best[count] = row
+            known = best.setdefault(count, row)
+            for key in ("seconds", "again_seconds"):
+                known[key] = min(known[key], row[key])
     return list(best.values())
 
 
@@ -229,7 +247,7 @@ def devices(
     captured: Captured,
     models: Sequence[str] = SCALED,
     clusters: Sequence[str] = CLUSTERS,
-    limit: float = 600.0,
+    limit: float = 180.0,
     memory: int = 12 * GIB,
 ) -> list[dict[str, Any]]:
     """Every method on more and more devices; a method is given up on larger clusters once it has
@@ -262,11 +280,13 @@ def target_table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def depth_table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| layers | operators | CPU s | against the first |"
-    yield "|---|---|---|---|"
+    yield "| layers | operators | CPU s | to the first | once more in the process | to the first |"
+    yield "|---|---|---|---|---|---|"
     for row in rows:
-        ratio = row["seconds"] / rows[0]["seconds"]
-        yield f"| {row['layers']} | {row['ops']:,} | {row['seconds']:.2f} | {ratio:.2f} |"
+        cells = []
+        for key in ("seconds", "again_seconds"):
+            cells += [f"{row[key]:.2f}", f"{row[key] / rows[0][key]:.2f}"]
+        yield f"| {row['layers']} | {row['ops']:,} | {' | '.join(cells)} |"
 
 
 def operator_table(rows: list[dict[str, Any]]) -> Iterator[str]:

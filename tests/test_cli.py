@@ -59,7 +59,7 @@ def test_the_surface_is_what_it_was() -> None:
         },
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
-            *("--trace", "--calibrate", "--json"),
+            *("--trace", "--calibrate", "--certify", "--json"),
         },
         "compare": {
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),

@@ -40,6 +40,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
+PASSES = 60  # of messages, where elimination is too wide
 GAIN = 1e-4  # improvements below this share do not keep polishing alive
 
 
@@ -193,12 +194,15 @@ class Levels:
         before = self.cost if all(self.chosen[n] is not None for n in levels) else math.inf
         old = [self.chosen[n] for n in levels]
         try:
-            picks, _ = solve(shared, self._program(cap), cap)
+            steps = self._program(cap)
+            if not steps.whole:  # made for wider domains
+                steps = program(shared.sizes, shared.edges, float(cap))
+            picks, _ = solve(shared, steps, cap)
         except TooWide:
             if len(levels) > 1:
                 raise
-            self.exact = False
-            picks = self._descended(shared, domains, levels)
+            picks, proven = self._passed(shared, domains)
+            self.exact &= proven
         self._take(levels, domains, picks)
         after = self.cost
         if after > before:  # ties were broken for something else
@@ -374,10 +378,11 @@ class Levels:
             total = total + burden
         return np.where(domains, total, np.inf)  # so that rows of other domains differ
 
-    def _descended(
-        self, shared: Shared, domains: npt.NDArray[np.bool_], levels: Sequence[int]
-    ) -> Ints:
-        """Coordinate descent from cutting samples, where elimination is too wide."""
+    def _passed(self, shared: Shared, domains: npt.NDArray[np.bool_]) -> tuple[Ints, bool]:
+        """Where elimination is too wide: message passing, from a descent that begins with cutting
+        samples; and whether the result is proven to be the optimum."""
+        from apportion.search.messages import messages  # needs scipy
+
         sites = self.sites
         start = []
         for site in range(len(sites)):
@@ -385,7 +390,9 @@ class Levels:
             groups = sites.classes[sites.at[site] + own]
             sampled = np.flatnonzero((groups >= 0) & sites.samples[groups])
             start.append(int(sampled[0]) if len(sampled) else 0)
-        return np.array(descend(shared.energy(), start)[0], np.int64)
+        energy = shared.energy()
+        found = messages(energy, rounds=PASSES, start=descend(energy, start)[0])
+        return np.array(found.choice, np.int64), found.optimal
 
 
 def recurse(

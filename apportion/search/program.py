@@ -7,6 +7,7 @@ step of whichever of its variables is eliminated first.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -25,6 +26,7 @@ class Program:
     scope_at, scope     the variables that the table of each step is over
     edge_at, edge       the pairs that are inputs of each step
     left_at, left       the earlier steps whose tables are inputs of each step
+    whole               false if it was given up: it is then no use for smaller variables either
     """
 
     order: Ints
@@ -35,9 +37,12 @@ class Program:
     left_at: Ints
     left: Ints
     edges: Ints
+    whole: bool = True
 
     def widest(self, sizes: Ints) -> float:
         """Entries of the largest table, were the variables of these sizes."""
+        if not self.whole:
+            return math.inf
         if not len(self.order):
             return 1.0
         logs = np.log(sizes.astype(np.float64))
@@ -51,10 +56,9 @@ class Program:
 def program(sizes: Ints, edges: Ints, cap: float) -> Program:
     """The steps for variables of these sizes and tables over these pairs.
 
-    Variables of one value are nobody's neighbours. The order goes on blindly where a table would
-    exceed `cap`: `widest` then says so.
+    Variables of one value are nobody's neighbours. It is given up where a table would exceed `cap`.
     """
-    order, scope_at, scope = _order(sizes, edges, cap)
+    order, scope_at, scope, whole = _order(sizes, edges, cap)
     place = np.empty(len(sizes), np.int64)
     place[order] = np.arange(len(sizes))
     first = place[edges].copy()
@@ -68,7 +72,7 @@ def program(sizes: Ints, edges: Ints, cap: float) -> Program:
     if filled.any():
         nexts[filled] = np.minimum.reduceat(place[scope], scope_at[:-1][filled])
     left_at, left = _grouped(nexts, len(sizes))
-    return Program(order, scope_at, scope, edge_at, edge, left_at, left, edges)
+    return Program(order, scope_at, scope, edge_at, edge, left_at, left, edges, whole)
 
 
 def _grouped(keys: Ints, count: int) -> tuple[Ints, Ints]:
@@ -79,11 +83,12 @@ def _grouped(keys: Ints, count: int) -> tuple[Ints, Ints]:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _order(sizes: Ints, edges: Ints, cap: float) -> tuple[Ints, Ints, Ints]:
+def _order(sizes: Ints, edges: Ints, cap: float) -> tuple[Ints, Ints, Ints, bool]:
     """Greedy order, and the neighbours of each variable at its step.
 
     Neighbours are linked lists (`head`, `follow`, `near`); a hash set of pairs keeps them distinct.
     """
+    whole = True
     count = len(sizes)
     room = 64
     while room < 8 * (len(edges) + 8):
@@ -177,6 +182,7 @@ def _order(sizes: Ints, edges: Ints, cap: float) -> tuple[Ints, Ints, Ints]:
             cost[a] /= sizes[variable]
             heappush(heap, (cost[a], a))
         if cost[variable] * sizes[variable] > cap:
+            whole = False
             continue  # hopeless: no more neighbours are joined
         width = len(found)
         if width * (width - 1) // 2 > len(todo_a):
@@ -186,7 +192,7 @@ def _order(sizes: Ints, edges: Ints, cap: float) -> tuple[Ints, Ints, Ints]:
             for j in range(i + 1, width):
                 todo_a[todo], todo_b[todo] = found[i], found[j]
                 todo += 1
-    return order, scope_at, scope[:scoped].copy()
+    return order, scope_at, scope[:scoped].copy(), whole
 
 
 def run(

@@ -15,6 +15,9 @@ unrolled loop, are cut alike where elimination is too wide without that.
 Composites (softmax, norms, attention) are opened where that moves less (opening.py): all are,
 first, and those that were then cut inside stay open.
 
+Where a step has many equal layers (segments.py), which composites to open, and the levels to begin
+with, are found on the step with four of them; every level is then decided anew on all of it.
+
 Deviations from the paper: the levels are revised; `tofu-paper` counts every reader, as the paper
 does, and stores every Value cut.
 """
@@ -230,14 +233,14 @@ def _partial_gradients(space: Space) -> tuple[set[int], int]:
     samples."""
     samples, count = sample_classes(space), 1
     choices, splits = [], []
-    for op in range(len(space.graph.ops)):
-        groups, able = space.groups(op), space.cuttable(op)
+    for index in range(len(space.graph.ops)):
+        groups, able = space.groups(index), space.cuttable(index)
         cut = next((k for k, group in enumerate(groups) if group in samples and able[k]), -1)
         parts = tuple([2 if k == cut else 1 for k in range(len(groups))])
         choices.append(Choice(parts, (0, 1)))
-        splits.append(space.split(op, parts))
+        splits.append(space.split(index, parts))
         if cut >= 0:
-            count = max(count, space.axes(op)[cut].extent)
+            count = max(count, space.axes(index)[cut].extent)
     added = termwise(space, Strategy(tuple(choices), opening=space.opening), splits)
     found = set()
     for index, op in enumerate(space.graph.ops):
