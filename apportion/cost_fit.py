@@ -99,7 +99,7 @@ def least(rows: Floats, seconds: Floats) -> Floats:
         for columns in combinations(range(count), size):
             found = np.linalg.lstsq(scaled[:, columns], np.ones(len(seconds)), rcond=None)[0]
             error = float(((scaled[:, columns] @ found - 1) ** 2).sum())
-            if (found >= 0).all() and error < least_error:
+            if (found >= 0).all() and error < least_error * (1 - 1e-9):  # arithmetic before bytes
                 best, least_error = np.zeros(count), error
                 best[list(columns)] = found
     answer: Floats = best / scale

@@ -426,40 +426,33 @@ name is how many times a WResNet is widened, or how many thousand hidden units a
 EXPLAINED = {
     "throughput": """Where we differ, and why:
 
-- **Ideal is 1.2 to 2.0 times the paper's.** Its figures mean that a K80 sustained 2.0 TFLOP/s
-  (WResNet-152-10) to 2.9 (RNN-6-4); ours lets large kernels come near the published 4.37 and
-  reaches 2.9 to 3.9. The wider the layers, the larger the gap. All columns but Swap share it, so
-  the last column, Tofu as a share of Ideal, is the fair one: 0.77 to 0.89 here, 0.58 to 0.98 there.
+- **Ideal is 1.2 to 2.0 times the paper's on WResNets, 1.0 to 1.13 on RNNs.** The paper's figures
+  mean that a K80 sustained about 2 TFLOP/s on convolutions and 2.9 on large products; our costs,
+  estimated from published rates, let large kernels come near the published 4.37. All columns but
+  Swap share it, so the last column, Tofu as a share of Ideal, is the fair one: 0.78 to 0.95 here,
+  0.58 to 0.98 there.
 - **Tofu / Ideal varies less.** The paper's range comes from batches that had to shrink (8 for
   WResNet-152-10, at most 32 for WResNet-152-4, 128 for RNN-10-8). Ours shrink later: 64 and 512 fit
-  for the last two; the simulated allocator loses nothing to fragmentation. On RNNs our share is
-  below the paper's, and not for communication, which takes 6%: the parts of RNN-6-4 compute 2.19 s
-  where an eighth of the whole is 1.80 s. By the estimated costs smaller products are further from
-  the device's rate; on the real machine they were less so.
+  for the last two; the simulated allocator loses nothing to fragmentation.
 - **What does not fit** agrees in 50 of 51 cells of SmallBatch, Op-Placement and Tofu: only
   WResNet-152-4 fits one device here, with 2 samples.
 - **Swap is at 0.45 to 1.2 of the paper's** except WResNet-50-4 and 101-4 (2.1 and 2.0), which fit,
   or nearly, at 16 samples a device and hardly swap. For the others the link decides, and computing
-  is hidden behind it: 8 devices get 1.25 GB/s each for both directions together. Were each
-  direction to have as much, and all transfers hidden, it would be at 0.8 to 3.0 of the paper's and
-  above it in 18 of 21 rows.
-- **Op-Placement is at 1.07 of the paper's for RNN-6-4 and RNN-8-4** and higher for wide layers, as
-  Ideal is. 10 layers do not fit at 8K in either.
+  is hidden behind it: 8 devices get 1.25 GB/s each for both directions together.
+- **Op-Placement is at 0.74 to 1.26 of the paper's.** 10 layers do not fit at 8K in either.
 """,
     "algorithms": """Where we differ, and why:
 
 - **The order** on WResNet-152-10 is the paper's: Tofu, then EqualChop and Spartan close together,
-  then the others. On RNN-4-8 EqualChop is 1% faster than Tofu, which moves 11% fewer bytes, as it
-  should, but in 2,835 transfers instead of 286; and ICML18, third there, is last here.
-- **ICML18** has no reductions, and the parts that it is left with have shapes that take longer, by
-  the estimated costs, for as many operations: computing alone takes 6.1 s instead of 4.8 on the
-  RNN, 2.9 instead of 2.0 on the WResNet. There it does not fit in either. AllRow-Greedy fits here
-  and did not there.
-- **Shares on the RNN**: Tofu's is nearly the paper's. Spartan's and EqualChop's are a third of it;
-  they move only 1.7 and 1.1 times Tofu's bytes here, where a fetched tensor moves once, however
-  many operators read it.
+  then the others. On RNN-4-8 EqualChop is 1% faster than Tofu, which moves fewer bytes, as it
+  should, but in more and smaller transfers; and ICML18, third there, is last here.
+- **ICML18** has no reductions, and the parts that it is left with take longer by the estimated
+  costs: computing alone takes 6.9 s instead of 5.7 on the RNN. On the WResNet it does not fit in
+  either. AllRow-Greedy fits here and did not there.
+- **Shares on the RNN** are 0.3 to 0.7 of the paper's; Spartan and EqualChop move only 1.5 and 1.1
+  times Tofu's bytes here, where a fetched tensor moves once, however many operators read it.
 - **Shares on WResNet-152-10 are about half of the paper's**, and less beside its slower computing.
-  Its 0.93 s of communication for Tofu mean 4.4 GB/s for each device, if it moved the 33 GB of
+  Its 0.93 s of communication for Tofu mean 4.4 GB/s for each device, if it moved the 32 GB of
   `tofu-paper`; the 0.35 s on the RNN mean 16 GB/s. Ours has the printed 21 GB/s for each device
   at the same time. What slows many small fetches on a real PCIe tree is not in the description.
 - `fsdp` is not in the paper. It is what data parallelism with sharded state would do.

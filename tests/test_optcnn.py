@@ -23,7 +23,6 @@ from apportion.cost import CostModel, default_cost, nanoseconds
 from apportion.graph import FORWARD, PARAMETER, UPDATE
 from apportion.interval import Box
 from apportion.lower import lower
-from apportion.search import optcnn as module
 from apportion.search.data import data
 from apportion.search.eliminate import TooWide, eliminate, exhaust
 from apportion.search.layers import UNMAPPED, find_layers
@@ -506,7 +505,7 @@ def test_what_is_too_wide_gets_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     given = problem("gpt2:tiny", machine("4xp100"))
     exact = optcnn(given)
     assert exact.lower_bound is not None and not exact.notes
-    monkeypatch.setattr(module, "WIDEST", 100)
+    monkeypatch.setattr("apportion.search.optcnn.WIDEST", 100)
     with pytest.raises(TooWide):
         eliminate(Costs(given).energy, 100)
     found = optcnn(given, budget=5.0)

@@ -70,10 +70,20 @@ def exact(problem: Problem, *, budget: float = 60.0, seed: int = 0) -> SearchRes
     inside = start if start.factors == factors else polish(recurse(start.sites, factors))
     found = jointly(untied(inside), deadline, problem)
     best = min((start, found.levels), key=lambda levels: levels.bytes_moved)
-    bound = min(found.bound, best.bytes_moved)
+    bound = min(max(0.0, found.bound - _uncuttable(best)), best.bytes_moved)
     return SearchResult(
         strategy_of(best), bound, _space(factors, found), (*notes(best), *_gap(best, bound))
     )
+
+
+def _uncuttable(levels: Levels) -> float:
+    """Bytes by which levels count too many for partial Values that nothing can cut, such as a loss:
+    each device is charged every term, where lowering may add them up on one and send the sum."""
+    n, sites = math.prod(levels.factors), levels.sites
+    values = sites.space.graph.values
+    whole = {site for site in sites.copy.values() if not sites.atoms[site]}
+    held = sum(values[int(sites.first[site])].nbytes for site in whole)
+    return float(held * (n * n - n - 2 * (n - 1)))
 
 
 def _space(factors: Sequence[int], found: Joint) -> str:

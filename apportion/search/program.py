@@ -235,7 +235,7 @@ def _run(
     for s in range(count):
         inputs = 1 + edge_at[s + 1] - edge_at[s] + left_at[s + 1] - left_at[s]
         longest = max(longest, inputs)
-    key = np.empty(longest * (widest + 3) + widest + 4, np.int64)
+    key = np.empty(longest * (widest + 3) + widest + 5, np.int64)
     stride = np.empty((longest, widest + 1), np.int64)
     base = np.empty(longest, np.int64)
     given = np.empty(longest, np.bool_)
@@ -248,7 +248,8 @@ def _run(
         v = order[s]
         low, high = scope_at[s], scope_at[s + 1]
         width = high - low
-        length = 0
+        key[0] = width
+        length = 1
         entries = 1
         for k in range(width):
             place[scope[low + k]] = k
