@@ -146,7 +146,7 @@ def solve(
         steps = program(shared.sizes, shared.edges, float(cap))
     widest = steps.widest(shared.sizes)
     if widest > cap:
-        raise TooWide(f"a table of {widest:.3g} entries")
+        raise TooWide(f"a table of more than {cap} entries")
     flat, starts = shared.flat
     choice, least = run(steps, shared.sizes, shared.unary, shared.pairs, flat, starts)
     found = shared.value(choice)
