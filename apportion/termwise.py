@@ -117,14 +117,15 @@ class Terms:
         if len(homes) != 1 or choice.count != 1:
             return None
         (devices,) = homes
-        if devices is None or set(devices) != set(choice.devices) or not _linear(op):
+        if devices is None or set(devices) != set(choice.devices) or not is_linear(op):
             return None
         if any(v in self.layouts for v in op.outputs):
             return None
         return devices
 
 
-def _linear(op: Op) -> bool:
+def is_linear(op: Op) -> bool:
+    """Whether an Op applied to terms leaves the terms of its result."""
     description = lookup(op.kind)
     if description is None:
         return False

@@ -43,7 +43,12 @@ def is_cut(given: Problem, strategy: Strategy) -> bool:
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize(
     "spec",
-    ["mlp:tiny,width=8,batch=8", "gpt2:tiny,layers=1,vocab=16,batch=8,seq=8", "lenet:tiny,batch=8"],
+    [
+        "mlp:tiny,width=8,batch=8",
+        "gpt2:tiny,layers=1,vocab=16,batch=8,seq=8",
+        "gpt2:tiny,layers=1,vocab=64,batch=64,seq=8",
+        "lenet:tiny,batch=8",
+    ],
 )
 def test_no_plan_is_below_the_bound(spec: str, devices: int) -> None:
     given = problem(devices, spec)

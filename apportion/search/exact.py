@@ -23,9 +23,8 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from apportion.search.grids import strategy as strategy_of
 from apportion.search.joint import (
     Sets,
     disputed,
@@ -41,8 +40,9 @@ from apportion.search.levels import Levels, polish, recurse
 from apportion.search.linear import Certificate, solve
 from apportion.search.problem import Problem, Progress, SearchResult
 from apportion.search.sites import find_sites
-from apportion.search.tofu import notes, partition
+from apportion.search.tofu import notes, or_data, partition
 from apportion.search.topology import primes
+from apportion.termwise import is_linear
 
 ENTRIES = 40_000_000  # of all tables of a joint energy
 TIES = 0.6e-3  # bytes by which a choice of a site is preferred to another at most, per level
@@ -70,10 +70,10 @@ def exact(problem: Problem, *, budget: float = 60.0, seed: int = 0) -> SearchRes
     inside = start if start.factors == factors else polish(recurse(start.sites, factors))
     found = jointly(untied(inside), deadline, problem)
     best = min((start, found.levels), key=lambda levels: levels.bytes_moved)
-    bound = min(max(0.0, found.bound - _uncuttable(best)), best.bytes_moved)
-    return SearchResult(
-        strategy_of(best), bound, _space(factors, found), (*notes(best), *_gap(best, bound))
-    )
+    bound = min(max(0.0, found.bound - _uncuttable(best) - _added_first(best)), best.bytes_moved)
+    told = (*notes(best), *_gap(best, bound))
+    made = or_data(problem, best)
+    return replace(made, lower_bound=bound, bound_of=_space(factors, found), notes=told)
 
 
 def _uncuttable(levels: Levels) -> float:
@@ -84,6 +84,29 @@ def _uncuttable(levels: Levels) -> float:
     whole = {site for site in sites.copy.values() if not sites.atoms[site]}
     held = sum(values[int(sites.first[site])].nbytes for site in whole)
     return float(held * (n * n - n - 2 * (n - 1)))
+
+
+def _added_first(levels: Levels) -> float:
+    """Bytes that lowering may save where a plan leaves a sum of partial Values whole: the terms are
+    added before they are reduced (termwise.py), and levels have each reduced by itself."""
+    space, sites = levels.sites.space, levels.sites
+    graph, total = space.graph, 0.0
+    devices = math.prod(levels.factors)
+    partial: set[int] = set()
+    for index, op in enumerate(graph.ops):
+        halves = [
+            space.split(index, [2 if n == k else 1 for n in range(len(space.groups(index)))])
+            for k, able in enumerate(space.cuttable(index))
+            if able
+        ]
+        partial |= {
+            value for n, value in enumerate(op.outputs) if any(h.terms[n] > 1 for h in halves)
+        }
+        terms = [value for value in op.inputs if value in partial]
+        if terms and sites.uncut[sites.op_site[index]] and is_linear(op):
+            partial.update(op.outputs)
+            total += sum(graph.values[v].nbytes for v in terms[1:]) * (devices - 1)
+    return total
 
 
 def _space(factors: Sequence[int], found: Joint) -> str:

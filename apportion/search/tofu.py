@@ -58,9 +58,18 @@ def tofu(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
     """
     few = _shortened(problem)
     found = _partition(problem, few)
-    made = result(found, notes(found))
-    margin = 1.0 if _even(found) else MARGIN
-    if found.bytes_moved > margin * _least_of_data(problem, few):
+    return _or_data(problem, few, found)
+
+
+def or_data(problem: Problem, levels: Levels) -> SearchResult:
+    """The strategy of levels, or of data parallelism or sharded state if they move fewer bytes."""
+    return _or_data(problem, _shortened(problem), levels)
+
+
+def _or_data(problem: Problem, few: _Few | None, levels: Levels) -> SearchResult:
+    made = result(levels, notes(levels))
+    margin = 1.0 if _even(levels) else MARGIN
+    if levels.bytes_moved > margin * _least_of_data(problem, few):
         known = (replace(m(problem), notes=made.notes) for m in (data, fsdp))
         return min((made, *known), key=lambda r: bytes_moved(problem, r.strategy))
     return made
