@@ -98,7 +98,7 @@ def together(
         loss = run_together(ranks, context)
         losses.append(None if loss is None else float(loss))
     return [
-        Trained(losses, [], 0, None, [(s, t.numpy()) for s, (_, t) in r.state().items()], [])
+        Trained(losses, [], [], 0, None, [(s, t.numpy()) for s, (_, t) in r.state().items()], [])
         for r in ranks
     ]
 
