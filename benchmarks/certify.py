@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def measure(job: tuple[str, float]) -> dict[str, Any]:
     moved = {"tofu": bytes_moved(problem, found.strategy)}
     for other in OTHERS:
         moved[other] = bytes_moved(problem, SEARCHES[other](problem).strategy)
-    levels = partition(replace(problem))
+    levels = partition(problem)
     now = time.monotonic()
     two = certified(recurse(sites_of(levels.sites.space), (2,)), now + budget / 3)
     joint = jointly(untied(levels), time.monotonic() + budget)

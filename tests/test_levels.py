@@ -17,7 +17,7 @@ from apportion.search.eliminate import descend
 from apportion.search.grids import strategy as strategy_of
 from apportion.search.levels import Levels, Objective, fewest_bytes, intern, polish, recurse
 from apportion.search.limit import held, held_by_a_device, within
-from apportion.search.seconds import compute_seconds
+from apportion.search.seconds import site_seconds
 from apportion.search.sites import find_sites
 from apportion.search.tofu import bytes_moved
 from apportion.search.topology import orders, primes, seconds_per_byte, seconds_per_transfer
@@ -164,7 +164,7 @@ def test_bytes_between_hosts_are_dearer() -> None:
 
 def test_seconds_of_all_ops_are_those_of_one_device() -> None:
     given = problem(4, "gpt2:tiny")
-    seconds = compute_seconds(given, find_sites(given.space))
+    seconds = site_seconds(given, find_sites(given.space))
     tasks = lower(given.space, SEARCHES["single"](given).strategy, 1)
     line = simulate(tasks, first(given.cluster, 1, "one"), given.cost)
     assert 0 < seconds.sum() <= line.step_seconds * (1 + 1e-6)
@@ -246,3 +246,18 @@ def test_allrow_stores_rows() -> None:
         assert shape is not None
         expected = 4 if shape[0] >= 4 else 1
         assert strategy.layouts[value].parts[0] == expected
+
+
+def test_a_price_paid_for_memory_is_not_given_back_for_bytes() -> None:
+    """Where a limit made it give up bytes, tofu does not take data parallelism for moving fewer."""
+    given = problem(4, "mlp:tiny,width=16,batch=512")
+    whole = held(find_sites(given.space))
+    tight = replace(given, memory_limit=(int(whole.sum() / 4) + 1,) * 4)
+    strategy = SEARCHES["tofu"](tight).strategy
+    for name in ("data", "fsdp"):
+        assert strategy.choices != SEARCHES[name](given).strategy.choices
+    assert peak(given, strategy) <= peak(given, SEARCHES["data"](given).strategy)
+    proven = SEARCHES["exact"](tight, budget=3.0)
+    assert proven.strategy.choices == strategy.choices
+    assert proven.lower_bound is not None
+    assert proven.lower_bound <= bytes_moved(given, SEARCHES["tofu"](given).strategy)

@@ -1,7 +1,8 @@
 """How good tofu's partition is, proven: its first cut, and all its levels together.
 
-The first cut alone is compared with the bound of a linear program over sites that no loop ties; all
-levels with the bound of their joint sum (exact.py). Bounds hold for the space that they name.
+Both are compared with the bound of their joint sum over sites that no loop ties (exact.py). Bounds
+hold for grids of the factors named, every Op cut at every level where it can be, and for bytes as
+they are modelled.
 """
 
 from __future__ import annotations
@@ -39,9 +40,7 @@ def certificates(problem: Problem, budget: float) -> list[tuple[str, Certificate
 
 
 def _sentence(what: str, found: Certificate) -> str:
+    moved = f"{what}: {found.value:.6g} bytes, as modelled,"
     if found.gap < 1e-6:
-        return f"{what}: {found.value:.6g} bytes are proven to be the fewest"
-    return (
-        f"{what}: {found.value:.6g} bytes are at most {found.gap:.3%} above the fewest "
-        f"(bound {found.bound:.6g}, {found.how})"
-    )
+        return f"{moved} are proven to be the fewest of such grids"
+    return f"{moved} are at most {found.gap:.3%} above the fewest of such grids ({found.bound:.6g})"

@@ -36,7 +36,7 @@ from apportion.search.joint import (
     on_sites,
     picks_of,
 )
-from apportion.search.levels import Levels, polish, recurse
+from apportion.search.levels import Levels, fewest_bytes, polish, recurse
 from apportion.search.linear import Certificate, solve
 from apportion.search.problem import Problem, Progress, SearchResult
 from apportion.search.sites import find_sites
@@ -63,17 +63,32 @@ class Joint:
 
 
 def exact(problem: Problem, *, budget: float = 60.0, seed: int = 0) -> SearchResult:
-    """The strategy that moves the fewest bytes of all that were found, and a proven bound."""
+    """The strategy that moves the fewest bytes of all that were found, and a proven bound.
+
+    Where the memory limit made tofu give up bytes, its levels are kept: what would be better is not
+    known to hold as little. The bound is that without a limit.
+    """
     deadline = time.monotonic() + budget
-    start = partition(problem)
+    limited = partition(problem)
+    start = _unpriced(limited)
     factors = tuple(primes(problem.devices))
     inside = start if start.factors == factors else polish(recurse(start.sites, factors))
     found = jointly(untied(inside), deadline, problem)
     best = min((start, found.levels), key=lambda levels: levels.bytes_moved)
+    if start is not limited:
+        best = limited
     bound = min(max(0.0, found.bound - _uncuttable(best) - _added_first(best)), best.bytes_moved)
     told = (*notes(best), *_gap(best, bound))
     made = or_data(problem, best)
     return replace(made, lower_bound=bound, bound_of=_space(factors, found), notes=told)
+
+
+def _unpriced(levels: Levels) -> Levels:
+    """The same decisions, of which nothing but bytes is counted."""
+    if levels.objective.burden is None:
+        return levels
+    plain = fewest_bytes(len(levels.factors))
+    return Levels(levels.sites, levels.factors, plain, list(levels.chosen), levels.exact)
 
 
 def _uncuttable(levels: Levels) -> float:
@@ -112,7 +127,10 @@ def _added_first(levels: Levels) -> float:
 def _space(factors: Sequence[int], found: Joint) -> str:
     names = " x ".join(map(str, factors)) or "1"
     first = f", from the first {found.depth} levels" if found.depth < len(factors) else ""
-    return f"bytes moved, over grids of {names}, every Op cut at every level where it can be{first}"
+    return (
+        f"bytes moved as modelled, over grids of {names}, every Op cut at every level where it "
+        f"can be{first}"
+    )
 
 
 def _gap(levels: Levels, bound: float) -> tuple[str, ...]:

@@ -17,12 +17,10 @@ import numpy.typing as npt
 
 from apportion.search.eliminate import Shared
 from apportion.search.grids import result
-from apportion.search.levels import Levels, fewest_bytes
+from apportion.search.levels import Floats, Levels, fewest_bytes
 from apportion.search.problem import Problem, SearchResult
 from apportion.search.sites import OP
 from apportion.search.tofu import sites_of
-
-Floats = npt.NDArray[np.float64]
 
 
 def allrow_greedy(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:

@@ -12,13 +12,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from apportion.graph import BACKWARD, FORWARD, PARAMETER
-from apportion.search.levels import Levels
+from apportion.search.levels import Floats, Levels
 from apportion.search.sites import COPY, OP, STORE, Sites
 
-Floats = npt.NDArray[np.float64]
 ROUNDS = 6  # of bisection, after the price is high enough
 
 

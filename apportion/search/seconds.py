@@ -12,13 +12,12 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from apportion.cluster import first
 from apportion.cost import nanoseconds
 from apportion.lower import lower
 from apportion.search.grids import result
-from apportion.search.levels import Levels, Objective, polish, recurse
+from apportion.search.levels import Floats, Levels, Objective, polish, recurse
 from apportion.search.limit import held, within
 from apportion.search.problem import Problem, Progress, SearchResult
 from apportion.search.single import single
@@ -26,14 +25,12 @@ from apportion.search.sites import Sites
 from apportion.search.tofu import sites_of
 from apportion.search.topology import orders, seconds_per_byte, seconds_per_transfer
 
-Floats = npt.NDArray[np.float64]
-
 
 def tofu_seconds(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """The fewest seconds of computing and moving, added up."""
     sites = sites_of(problem.space)
     sites = replace(sites, uncut=np.ones(len(sites), np.bool_))
-    seconds = compute_seconds(problem, sites)
+    seconds = site_seconds(problem, sites)
     best: Levels | None = None
     least = (True, math.inf)
     for factors in orders(problem.cluster):
@@ -68,7 +65,7 @@ def _partition(
     return Levels(sites, factors, objective, found.chosen, found.exact), fits
 
 
-def compute_seconds(problem: Problem, sites: Sites) -> Floats:
+def site_seconds(problem: Problem, sites: Sites) -> Floats:
     """Per site the seconds that its Ops take whole, on the first device."""
     tasks = lower(sites.space, single(replace(problem, space=sites.space)).strategy, 1)
     one = first(problem.cluster, 1, problem.cluster.name)
