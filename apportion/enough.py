@@ -24,7 +24,7 @@ from apportion.cluster import Cluster, Device, Link
 from apportion.cluster_file import MAX_DEVICES
 from apportion.footprint import peak
 from apportion.quantity import shown
-from apportion.search import Unsuitable
+from apportion.search import SEARCHES, Unsuitable
 
 METHODS = ("fsdp", "tofu")  # quick, and sparing with memory
 KINDS, CAUSES = 4, 3  # named of what fills a device
@@ -129,6 +129,8 @@ class _Trial:
             self.request, cluster=place, prices=Shipped(place), memory_limit=limits, tell=None
         )
         for method in METHODS:
+            if method not in SEARCHES:
+                continue
             try:
                 for candidate in candidates(request, method, budget, []):
                     if max(excess(request, candidate)) <= 0:
