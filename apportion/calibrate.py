@@ -192,15 +192,16 @@ class Calibrator:
     """Costs of a step's tasks on a local cluster: those of the cache, and those that it measures
     when they are missing. A context manager; its processes start when they are first needed.
 
-    budget  seconds that all rehearsals together may take, about
-    note    is told what is done
+    budget   seconds that all rehearsals together may take, about
+    note     is told what is done
+    seconds  that measuring has taken
     """
 
     def __init__(
         self, source: Source, cluster: Cluster, budget: float = BUDGET, note: Note = warnings.warn
     ) -> None:
         self.source, self.cluster, self.note = source, cluster, note
-        self.left = budget
+        self.left, self.seconds = budget, 0.0
         self.table = cached().table(condition(cluster))
         self.pool: Pool | None = None
 
@@ -226,11 +227,14 @@ class Calibrator:
         lacking, count = missing(self.table, tasks), len(self.cluster.devices)
         if lacking and self.left > 0 and self.fits(tasks):
             self.note(f"measuring {lacking} kernel calls on {count} processes")
+            began = time.perf_counter()
             try:
                 self.measure(strategy, tasks)
             except (RuntimeError, ValueError) as error:  # planning goes on without
                 self.note(f"not measured: {error}")
                 self.left = 0.0
+            finally:
+                self.seconds += time.perf_counter() - began
         return self.known()
 
     def measure(self, strategy: Strategy, tasks: TaskGraph) -> None:
@@ -258,7 +262,7 @@ class Calibrator:
         guess = simulate(tasks, self.cluster, ASSUMED)
         state = sum(v.nbytes for v in self.source.graph.values if v.role in STATE)
         wanted = sum(guess.peak_bytes) + len(guess.peak_bytes) * state
-        if wanted > MEMORY_SHARE * _free_memory():
+        if wanted > MEMORY_SHARE * free_memory():
             self.note(f"not measured: that would need {wanted / 1e9:.1f} GB of memory")
             return False
         if guess.step_seconds > self.left:
@@ -267,7 +271,8 @@ class Calibrator:
         return True
 
 
-def _free_memory() -> float:
+def free_memory() -> float:
+    """Bytes of this machine's memory that programs can still have."""
     info = Path("/proc/meminfo")
     if info.exists():
         rows = dict(line.split(":") for line in info.read_text().splitlines() if ":" in line)

@@ -8,8 +8,6 @@ should not.
 from __future__ import annotations
 
 import gc
-import math
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -22,6 +20,7 @@ from rich.table import Table
 from apportion import methods as known_methods
 from apportion import tables
 from apportion.facts import comparison_facts, plan_facts, run_facts, step_facts, why_facts
+from apportion.quantity import size_limit
 from apportion.streams import answer, note, say, stdout_kept, warnings_noted
 from apportion.version import VERSION
 
@@ -113,6 +112,15 @@ Calibrate = Annotated[
 ]
 Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the step for Perfetto too.")
+]
+Measure = Annotated[
+    int | None,
+    typer.Option(
+        "--measure",
+        metavar="K",
+        min=1,
+        help="On local:N, run the K best plans for a few steps and keep the really fastest.",
+    ),
 ]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file written by plan --out.")]
 
@@ -291,6 +299,7 @@ def plan(
     ] = None,
     trace: Trace = None,
     calibrate: Calibrate = True,
+    measure: Measure = None,
     certify: Annotated[
         bool, typer.Option("--certify", help="Also prove how few bytes a plan must move.")
     ] = False,
@@ -307,6 +316,9 @@ def plan(
     limit, what takes the space and how many such devices would do; the exit
     status is then 1.
 
+    --measure runs the best plans for a few steps each, on local:N, keeps the one
+    that is really the fastest, and shows predicted and measured of each.
+
     --certify proves, within --budget more seconds, how far the bytes that tofu's
     partition moves are from the fewest possible, and says for which space.
 
@@ -314,10 +326,11 @@ def plan(
 
     Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
     """
-    limit = _size(memory_limit)
+    limit = None if memory_limit is None else size_limit(memory_limit)
     _check_folders(out, trace)
     with stdout_kept(as_json), warnings_noted():
-        made = _plan(model, _cluster(cluster), method, budget, limit, seed, calibrate, not as_json)
+        how = (budget, limit, seed, calibrate, measure, not as_json)
+        made = _plan(model, _cluster(cluster), method, *how)
         if certify:
             from apportion.plan import with_certificate
 
@@ -358,7 +371,7 @@ def compare(
     from apportion.progress import progress
     from apportion.search import SEARCHES
 
-    limit = _size(memory_limit)
+    limit = None if memory_limit is None else size_limit(memory_limit)
     names = list(SEARCHES) if methods is None else [name.strip() for name in methods.split(",")]
     with stdout_kept(as_json), warnings_noted():
         place = _cluster(cluster)
@@ -447,6 +460,30 @@ def report(
         say(f"wrote {trace}")
 
 
+@app.command()
+def explain(
+    plan: PlanFile,
+    op: Annotated[str, typer.Argument(metavar="OP", help="An operator, its number, or a module.")],
+    alternatives: Annotated[
+        int, typer.Option("--alternatives", metavar="N", min=1, help="How many to show.")
+    ] = 12,
+    budget: Budget = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Say why an operator of a saved plan is divided as it is, and what else it would cost.
+
+    Each alternative is simulated, for the operator alone and with its group (its backward
+    operators and the updates of its parameters); of a module it is the heaviest operator.
+
+    Example: apportion explain p.json blocks.0.attn.qkv
+    """
+    from apportion.explain_command import explained
+
+    with stdout_kept(as_json):
+        facts, shown = explained(plan, op, alternatives, budget, not as_json)
+    answer(as_json, facts, [shown])
+
+
 # Running
 
 
@@ -470,6 +507,7 @@ def run(
     ] = 600.0,
     trace: Trace = None,
     calibrate: Calibrate = True,
+    measure: Measure = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a few steps on real processes and set what was measured beside what was predicted.
@@ -481,8 +519,8 @@ def run(
     from apportion.plan import Plan, warn_unsplit
     from apportion.run import run as run_plan
 
-    if plan is not None and (procs is not None or method is not None):
-        raise ValueError("Give either --plan, or --procs and --method, not both.")
+    if plan is not None and not procs is method is measure is None:
+        raise ValueError("Give either --plan, or --procs, --method and --measure, not both.")
     _check_folders(trace)
     with stdout_kept(as_json), warnings_noted():
         if plan is not None:
@@ -491,10 +529,10 @@ def run(
             warn_unsplit(made.space)
         else:
             place = _cluster(f"local:{procs or 2}")
-            how = (30.0, None, seed, calibrate, not as_json)
+            how = (30.0, None, seed, calibrate, measure, not as_json)
             made = _plan(model, place, method or "auto", *how)
-        if not as_json:
-            say(tables.predicted(made))
+        for table in () if as_json else tables.expected(made):
+            say(table)
         done = run_plan(
             model, made, steps=steps, seed=seed, check=check, timeout=timeout, note=note
         )
@@ -530,6 +568,7 @@ def _plan(
     limit: float | None,
     seed: int,
     calibrate: bool,
+    measure: int | None,
     live: bool,
 ) -> Plan:
     from apportion.calibrate import Source
@@ -540,7 +579,7 @@ def _plan(
     program = _capture(model, seed)
     source = Source(program.graph, model, seed)
     with progress(wanted=live) as told:
-        how = (budget, limit, seed, calibrate, note, source, told)
+        how = (budget, limit, seed, calibrate, note, source, told, measure)
         made = plan(program, cluster, method, *how)
     return with_model(made, model)
 
@@ -552,30 +591,6 @@ def _check_folders(*files: Path | None) -> None:
             raise ValueError(
                 f"There is no folder {str(file.absolute().parent)!r} to write {file.name} to."
             )
-
-
-_UNITS = {"B": 1} | {
-    f"{letter}{suffix}": base**power
-    for power, letter in enumerate("KMGT", start=1)
-    for suffix, base in (("B", 1000), ("iB", 1024))
-}
-
-
-def _size(text: str | None) -> float | None:
-    """Bytes in `16GB` or `512MiB`; infinitely many for `none`."""
-    if text is None:
-        return None
-    if text.strip().lower() == "none":
-        return math.inf
-    units = {unit.upper(): factor for unit, factor in _UNITS.items()}
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Z]+)", text.strip().upper(), re.ASCII)
-    size = int(float(match[1]) * units[match[2]]) if match and match[2] in units else 0
-    if size == 0:
-        raise ValueError(
-            f"{text!r} is not a size; write a number and one of {', '.join(_UNITS)}, such as 16GB, "
-            "or none."
-        )
-    return size
 
 
 def _complain(text: str, code: int) -> int:

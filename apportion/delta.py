@@ -3,6 +3,7 @@
     live = Delta(space, strategy, cluster, cost)
     live.step_seconds
     live.change({op: choice})   # lowers what is near the Op again, and looks again at what moves
+    live.change({op: choice}, {value: layout}, limit)   # ... or stops if it is longer than `limit`
     live.undo()                 # as it was before; or live.keep()
 
 Of a changed Op only its neighbourhood is lowered anew: the Flows of the Values that it reads and
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from apportion.cost import (
     times_messages,
 )
 from apportion.flow import MADE, Flow
+from apportion.held import Held
 from apportion.hops import hops, no_hops
 from apportion.live import Live
 from apportion.lower import Lowering
@@ -37,7 +40,7 @@ from apportion.schedule import Times, schedule_compiled
 from apportion.simulate import issued, stands
 from apportion.splits import Space, Split
 from apportion.stamp import stamp
-from apportion.strategy import Choice, Strategy, verify, verify_choice
+from apportion.strategy import Choice, Layout, Strategy, verify, verify_choice
 from apportion.tasks import NO_ENDS, Copies, Ints, TaskGraph, offsets
 from apportion.termwise import Devices
 
@@ -67,6 +70,7 @@ class _Before:
     """What a change replaced, outside of the arrays."""
 
     choices: dict[int, tuple[Choice, Split]] = field(default_factory=dict)
+    layouts: dict[int, Layout | None] = field(default_factory=dict)
     termwise: dict[int, Devices] = field(default_factory=dict)
     flows: dict[int, tuple[Flow, int]] = field(default_factory=dict)
     blocks: dict[int, Block] = field(default_factory=dict)
@@ -88,7 +92,10 @@ class Delta:
         self.costed: dict[int, _Costed] = {}
         self.asynchronous = any(d.asynchronous for d in cluster.devices)
         self.ahead = ahead_nanoseconds(cluster, cost)
+        self.verified: dict[int, set[Layout]] = {}
+        self.holding = Held(space.graph, self.flows, devices)
         self.before: _Before | None = None
+        self.bounded = False  # the last change was given up: its step takes longer than the limit
         self.whole: Times | None = None  # times of all tasks, where they were all worked out
         self._build()
 
@@ -102,8 +109,13 @@ class Delta:
     @property
     def strategy(self) -> Strategy:
         """The Strategy as it is now."""
-        choices = tuple(self.lowering.choices)
-        return Strategy(choices, self.given.layouts, self.given.digits, self.given.opening)
+        choices, layouts = tuple(self.lowering.choices), dict(self.lowering.layouts)
+        return Strategy(choices, layouts, self.given.digits, self.given.opening)
+
+    @property
+    def held(self) -> Ints:
+        """Bytes that every device holds across the step (held.py)."""
+        return self.holding.nbytes()
 
     def times(self) -> tuple[Ints, Ints]:
         """Start and end of every task, in the order of the TaskGraph."""
@@ -129,13 +141,24 @@ class Delta:
 
     # Changing it
 
-    def change(self, choices: Mapping[int, Choice]) -> int:
-        """Gives Ops other Choices; the new step time in nanoseconds. Raises ValueError, and changes
-        nothing, if one is not legal."""
+    def change(
+        self,
+        choices: Mapping[int, Choice],
+        layouts: Mapping[int, Layout | None] = MappingProxyType({}),
+        limit: int | None = None,
+    ) -> int:
+        """Gives Ops other Choices and Values other Layouts (None: none of its own); the new step
+        time in nanoseconds. Raises ValueError, and changes nothing, if one is not legal.
+
+        If the step is longer than `limit`, it may be that only this is worked out. Then `bounded`
+        is true, what is returned is above the limit and at most the step time, and the change can
+        only be undone.
+        """
         assert self.before is None, "the last change is neither kept nor undone"
         lowering = self.lowering
         for op, choice in choices.items():
             verify_choice(self.space, op, choice, lowering.devices)
+        self._verify_layouts(layouts)
         if lowering.remembered > MEMORY * (len(self.flows) + len(self.blocks)) + SPARE:
             lowering.forget(self.flows, self.blocks)
             self.costed = {id(b): self.costed[id(b)] for b in self.blocks}
@@ -148,12 +171,30 @@ class Delta:
             before.choices[op] = (lowering.choices[op], lowering.splits[op])
             lowering.choices[op] = choice
             lowering.splits[op] = self.space.split(op, choice.parts)
-        self._retell(choices)
+        for value, layout in layouts.items():
+            before.layouts[value] = lowering.layouts.get(value)
+            lowering.lay(value, layout)
+        self._retell(choices, layouts)
         touched = set(choices) | _differing(before.termwise, lowering.termwise)
-        values = self._new_flows(touched)
+        values = self._new_flows(touched, layouts)
         ops = self._new_blocks(touched, values)
         self._restamp(values, ops)
         return self.step_ns
+
+    def _verify_layouts(self, layouts: Mapping[int, Layout | None]) -> None:
+        """Raises ValueError unless all Layouts are legal; those that were once are known."""
+        new: dict[int, Layout] = {}
+        for value, layout in layouts.items():
+            if layout is None and not 0 <= value < len(self.flows):
+                new[value] = Layout((), (0,))
+            elif layout is not None and layout not in self.verified.get(value, ()):
+                new[value] = layout
+        if new:
+            choices = tuple(self.lowering.choices)
+            given = Strategy(choices, new, self.given.digits, self.given.opening)
+            verify(self.space, given, self.lowering.devices)
+        for value, layout in new.items():
+            self.verified.setdefault(value, set()).add(layout)
 
     def undo(self) -> None:
         """As it was before the last change."""
@@ -162,12 +203,17 @@ class Delta:
         lowering = self.lowering
         for op, (choice, split) in before.choices.items():
             lowering.choices[op], lowering.splits[op] = choice, split
-        self.lowering.terms.update(before.choices, lowering.choices, lowering.splits)
+        for value, layout in before.layouts.items():
+            lowering.lay(value, layout)
+        looked = [*before.choices, *self._makers(before.layouts)]
+        lowering.terms.update(looked, lowering.choices, lowering.splits)
         lowering.termwise = before.termwise
         for op, block in before.blocks.items():
             self.blocks[op] = block
         for value, (flow, at) in before.flows.items():
             self.flows[value], self.flow_at[value] = flow, at
+        self.holding.touch(before.flows)
+        self.bounded = False
         self.before = self.whole = None
         if self.live.counters[lives.WRITTEN] > self.live.journal.shape[1] or len(before.tops) == 0:
             self._build()
@@ -180,22 +226,32 @@ class Delta:
 
     def keep(self) -> None:
         """The last change stays."""
+        assert not self.bounded, "a change that was given up can only be undone"
         if self.whole is not None:
             resume.seed(self.live, *self.whole)
         self.before = self.whole = None
 
-    def _retell(self, ops: Iterable[int]) -> None:
+    def _retell(self, ops: Iterable[int], values: Iterable[int]) -> None:
+        """What is computed term by term, after Ops got other Choices and Values other Layouts."""
         lowering = self.lowering
-        self.lowering.terms.update(ops, lowering.choices, lowering.splits)
-        lowering.termwise = self.lowering.terms.settled()
+        looked = [*ops, *self._makers(values)]
+        lowering.terms.update(looked, lowering.choices, lowering.splits)
+        lowering.termwise = lowering.terms.settled()
 
-    def _new_flows(self, touched: set[int]) -> list[int]:
+    def _makers(self, values: Iterable[int]) -> list[int]:
+        made = (self.lowering.graph.producer[value] for value in values)
+        return [each[0] for each in made if each is not None]
+
+    def _new_flows(self, touched: set[int], laid: Iterable[int]) -> list[int]:
         """Values whose Flow is another one now."""
         graph, lowering = self.lowering.graph, self.lowering
         values = {v for op in touched for v in lowering.values[op]}
         for op in touched:
             for value in graph.ops[op].outputs:
                 values.update(lowering.befores.get(value, ()))
+        for value in laid:
+            values.add(value)
+            values.add(lowering.after.get(value, value))
         changed = []
         for value in sorted(values):
             found = lowering.flow_of(value)
@@ -204,6 +260,7 @@ class Delta:
                 self.before.flows[value] = (self.flows[value], self.flow_at[value])
                 self.flows[value] = found
                 changed.append(value)
+        self.holding.touch(changed)
         return changed
 
     def _new_blocks(self, touched: set[int], values: list[int]) -> list[int]:

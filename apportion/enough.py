@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 
 from apportion.choose import (
     Candidate,
+    Record,
     Request,
     Shipped,
     candidates,
     excess,
+    fits,
     state_bytes,
 )
 from apportion.cluster import Cluster, Device, Link
@@ -132,8 +134,8 @@ class _Trial:
             if method not in SEARCHES:
                 continue
             try:
-                for candidate in candidates(request, method, budget, []):
-                    if max(excess(request, candidate)) <= 0:
+                for candidate in candidates(request, method, budget, Record()):
+                    if fits(request, candidate):
                         return method
             except Unsuitable:
                 continue

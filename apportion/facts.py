@@ -30,6 +30,9 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "lower_bound": plan.lower_bound,
         "lower_bound_of": plan.lower_bound_of or None,
         "notes": list(plan.notes),
+        "curve": [list(point) for point in plan.curve],
+        "figures": dict(plan.figures),
+        "measured": [asdict(trial) for trial in plan.measured],
     }
 
 

@@ -53,19 +53,19 @@ class Lowering:
     """The Flows of all Values and the Blocks of all Ops under a Strategy.
 
     Equal ones are made once and kept by what they follow from. `choices` may be changed, if then
-    `flow_of` and `block_of` are asked again for what follows from them.
+    `flow_of` and `block_of` are asked again for what follows from them. So may `layouts`, by `lay`.
     """
 
     def __init__(self, space: Space, strategy: Strategy, devices: int) -> None:
         self.space = space
         self.graph: Graph = space.graph
         self.devices = devices
-        self.layouts = strategy.layouts
+        self.layouts = dict(strategy.layouts)
         self.choices: list[Choice] = list(strategy.choices)
         self.splits: list[Split] = [
             space.split(index, choice.parts) for index, choice in enumerate(self.choices)
         ]
-        self.terms = Terms(space, strategy, self.splits)
+        self.terms = Terms(space, strategy.choices, self.layouts, self.splits)
         self.termwise: dict[int, Devices] = self.terms.settled()
         self.after = dict(self.graph.state)
         self.befores: dict[int, list[int]] = {}
@@ -76,6 +76,13 @@ class Lowering:
         self._regions: dict[tuple[int, int], Ints] = {}
         self._shapes: dict[int, tuple[Any, ...]] = {}
         self._wants: dict[tuple[Any, ...], Wants] = {}
+
+    def lay(self, value: int, layout: Layout | None) -> None:
+        """Gives a Value another Layout, or none of its own."""
+        if layout is None:
+            self.layouts.pop(value, None)
+        else:
+            self.layouts[value] = layout
 
     def lowered(self) -> Lowered:
         """Everything, for `stamp`."""

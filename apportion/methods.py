@@ -9,6 +9,7 @@ METHODS = {
     "fsdp": "data parallelism with parameters and optimizer state cut as well",
     "owt": "one weird trick: convolutions by data, dense layers by their features",
     "megatron": "the expert's plan of transformers: layers cut within a node, data across nodes",
+    "expert": "by kind of network: owt, GNMT's layers over a node's devices, or megatron",
     "op-placement": "whole layers, on the devices in turn",
     "tofu": "recursive, for the fewest bytes moved (Tofu)",
     "tofu-seconds": "the same, for the fewest seconds on the links of the cluster",
@@ -19,6 +20,7 @@ METHODS = {
     "icml18": "as tofu, without cuts of axes that are summed over",
     "optcnn": "the fewest seconds added up over layers, exactly (OptCNN)",
     "exact": "all levels of tofu jointly, with a proven bound",
+    "flexflow": "random walks over all choices, judged by the simulated step (FlexFlow)",
     "random": "a legal plan drawn at random, for tests",
 }
 

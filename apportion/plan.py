@@ -10,8 +10,8 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from apportion import graph as graphs
 from apportion import ops as ops
 from apportion import strategy as strategies
-from apportion.choose import Candidate, Prices, Request, Shipped, Stand, choose, rank
+from apportion.choose import Candidate, Curve, Prices, Request, Shipped, Stand, choose, rank
 from apportion.cluster import Cluster
 from apportion.cluster import from_json as load_cluster
 from apportion.cluster import to_json as dump_cluster
@@ -40,8 +40,11 @@ from apportion.timeline import Timeline
 
 if TYPE_CHECKING:
     from apportion.capture import Program
+    from apportion.explain import Explanation, Tell
 
-FORMAT, VERSION = "apportion plan", 3
+FORMAT, VERSION = "apportion plan", 4
+READ = (3, 4)
+"""Versions that are read; 3 has neither curve nor figures nor trials."""
 
 
 class PlanWarning(UserWarning):
@@ -58,6 +61,17 @@ class Predicted:
     busy: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A plan that was run for a few steps: whose it is, what a step was predicted to take and
+    really took, and whether it is the one that was kept."""
+
+    method: str
+    predicted_seconds: float
+    measured_seconds: float
+    chosen: bool
+
+
 @dataclass(frozen=True)
 class Plan:
     """How to run one step on one cluster.
@@ -69,6 +83,9 @@ class Plan:
     lower_bound     proven least cost, where the method gives one
     lower_bound_of  what that is a bound of, and among which strategies
     notes           what one should know of how it was found, a sentence each
+    curve           (seconds of search, seconds of a step) whenever the best improved
+    figures         counts of the search by name, such as proposals
+    measured        the trials that decided, where plans were run before one was kept
     """
 
     graph: graphs.Graph
@@ -86,6 +103,9 @@ class Plan:
     storage: Storage = field(default_factory=Storage)
     lower_bound_of: str = ""
     notes: tuple[str, ...] = ()
+    curve: Curve = ()
+    figures: Mapping[str, float] = field(default_factory=dict)
+    measured: tuple[Trial, ...] = ()
 
     @property
     def feasible(self) -> bool:
@@ -125,6 +145,20 @@ class Plan:
         one."""
         write_whole(Path(path), page(self, measured))
 
+    def explain(
+        self,
+        op: str | int,
+        alternatives: int = 12,
+        budget: float = 10.0,
+        progress: Tell | None = None,
+    ) -> Explanation:
+        """Why an Op (its name or number, or a module's path) has its Choice, what the best
+        `alternatives` would cost, and what keeps them from being taken; within `budget` seconds
+        of simulation. Raises ValueError, with the nearest names, if nothing is named so."""
+        from apportion.explain import explain
+
+        return explain(self, op, alternatives, budget, progress)
+
     def save(self, path: str | Path) -> None:
         """Writes the Plan; an existing file is replaced whole or not at all."""
         data = {
@@ -138,6 +172,9 @@ class Plan:
             "lower_bound": self.lower_bound,
             "lower_bound_of": self.lower_bound_of,
             "notes": list(self.notes),
+            "curve": [list(point) for point in self.curve],
+            "figures": dict(self.figures),
+            "measured": [asdict(trial) for trial in self.measured],
             "memory_limit": self.memory_limit and list(self.memory_limit),
             "predicted": {
                 "step_seconds": self.predicted.step_seconds,
@@ -168,7 +205,7 @@ class Plan:
 def _parse(data: Any) -> Plan:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError("it does not say that it is one; make plans with `apportion plan --out`")
-    if data.get("version") != VERSION:
+    if data.get("version") not in READ:
         raise ValueError(f"it has version {data.get('version')}, this is version {VERSION}")
     graph = graphs.from_json(data["graph"])
     if graph.fingerprint != data["fingerprint"]:
@@ -195,6 +232,7 @@ def _parse(data: Any) -> Plan:
         storage=_storage(*data["storage"]),
         lower_bound_of=str(data["lower_bound_of"]),
         notes=_notes(data["notes"]),
+        **(_search(data) if data["version"] >= VERSION else {}),
     )
     count = len(plan.cluster.devices)
     figures = (plan.predicted.peak_bytes, plan.memory_limit)
@@ -239,6 +277,28 @@ def _notes(given: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
+def _search(data: Any) -> dict[str, Any]:
+    """What a file says of how the plan was found."""
+    figures, keys = data["figures"], {each.name for each in fields(Trial)}
+    if not isinstance(figures, dict):
+        raise ValueError("its figures of the search have no names")
+    if not all(isinstance(given, dict) and given.keys() == keys for given in data["measured"]):
+        raise ValueError(f"its measured plans do not have {', '.join(sorted(keys))} each")
+    return {
+        "curve": tuple((float(at), float(seconds)) for at, seconds in data["curve"]),
+        "figures": {name: float(number) for name, number in figures.items()},
+        "measured": tuple(
+            Trial(
+                str(given["method"]),
+                float(given["predicted_seconds"]),
+                float(given["measured_seconds"]),
+                bool(given["chosen"]),
+            )
+            for given in data["measured"]
+        ),
+    }
+
+
 def _storage(slots: Any, workspace: Any, works: Any, work: Any) -> Storage:
     return Storage(
         tuple((int(s), int(b), int(n)) for s, b, n in slots),
@@ -276,17 +336,33 @@ def plan(
     once for each kind of operator that runs unsplit because it has no description. `progress` is
     told where planning stands.
     """
+    how = (memory_limit, seed, prices, progress)
+    return best_plans(program, cluster, method, budget, *how, keep=1)[0]
+
+
+def best_plans(
+    program: Program | graphs.Graph,
+    cluster: Cluster,
+    method: str,
+    budget: float,
+    memory_limit: float | None,
+    seed: int,
+    prices: Prices | None,
+    progress: Callable[[Stand], None] | None,
+    keep: int,
+) -> list[Plan]:
+    """As `plan`, but the `keep` best that differ, best first; all but the first are feasible."""
     _check_methods([method])
     began = time.perf_counter()
     request = _request(program, cluster, memory_limit, seed, prices, progress)
-    warn_unsplit(request.space)
-    chosen = choose(request, method, budget)
-    made = _keep(_made(request, chosen.best, budget), chosen.best)
-    if made.feasible:
-        return made
+    warn_unsplit(request.space, level=4)
+    chosen = choose(request, method, budget, keep)
+    found = [_keep(_made(request, c, budget), c) for c in (chosen.best, *chosen.others)]
+    if found[0].feasible:
+        return found
     left = 0.0 if chosen.interrupted else budget - (time.perf_counter() - began)
     several = method == "auto"
-    return _explained(made, request, chosen.best, left, several, tried=several)
+    return [_explained(found[0], request, chosen.best, left, several, tried=several)]
 
 
 def compare(
@@ -385,12 +461,20 @@ def _made(request: Request, found: Candidate, budget: float) -> Plan:
         storage=found.storage,
         lower_bound_of=found.found.bound_of,
         notes=found.notes,
+        curve=found.curve,
+        figures=found.figures,
     )
 
 
 def with_model(made: Plan, model: str) -> Plan:
     """The same Plan, of a model's specification, with what has been worked out for it."""
     return _with_caches(replace(made, model=model), made)
+
+
+def with_trials(made: Plan, trials: Sequence[Trial], notes: Sequence[str]) -> Plan:
+    """The same Plan, kept because of these trials."""
+    new = replace(made, measured=tuple(trials), notes=(*made.notes, *notes))
+    return _with_caches(new, made)
 
 
 def with_certificate(made: Plan, budget: float) -> Plan:
@@ -424,8 +508,9 @@ def _explained(
     return _keep(replace(made, notes=(*made.notes, *notes)), nearest)
 
 
-def warn_unsplit(space: Space) -> None:
-    """One PlanWarning for each kind of operator that runs unsplit for want of a description."""
+def warn_unsplit(space: Space, level: int = 3) -> None:
+    """One PlanWarning for each kind of operator that runs unsplit for want of a description, so
+    many calls up."""
     graph = space.graph
     for kind, why in space.undescribed.items():
         ops = [
@@ -440,7 +525,7 @@ def warn_unsplit(space: Space) -> None:
             where = next((op.line for op in ops if op.line), ops[0].name)
             reason = "it has no description (ap.describe)" if why == "no description" else why
             text = f"{kind} runs unsplit ({count} at {where}): {reason}"
-            warnings.warn(text, PlanWarning, stacklevel=3)
+            warnings.warn(text, PlanWarning, stacklevel=level)
 
 
 def _several(shape: tuple[int, ...] | None) -> bool:

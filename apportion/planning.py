@@ -16,10 +16,10 @@ from apportion.capture import Program
 from apportion.choose import Prices, Shipped, Stand
 from apportion.cluster import Cluster
 from apportion.graph import Graph
-from apportion.plan import Plan, PlanWarning
+from apportion.plan import Plan, PlanWarning, best_plans
 from apportion.plan import compare as compare_plans
-from apportion.plan import plan as make_plan
 from apportion.search import SEARCHES
+from apportion.trial import tried
 
 Note = Callable[[str], None]
 
@@ -35,6 +35,7 @@ def plan(
     note: Note | None = None,
     source: Source | None = None,
     progress: Callable[[Stand], None] | None = None,
+    measure: int | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -49,11 +50,36 @@ def plan(
     PlanWarning says so. `source` says how to make the step's tensors, if not from the program.
     `progress` is told where planning stands.
 
+    With `measure`, so many of the best plans that differ each run a few real steps on N processes
+    in the end, and the Plan is the one that was really the fastest; its `measured` has what was
+    predicted and measured of each. That is for `local:N` only and needs the model.
+
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description.
     """
+    if measure is not None:
+        _check_measurable(program, cluster, source, measure)
     with _prices(program, cluster, calibrate, note, source) as prices:
-        return make_plan(program, cluster, method, budget, memory_limit, seed, prices, progress)
+        how = (budget, memory_limit, seed, prices, progress, measure or 1)
+        found = best_plans(program, cluster, method, *how)
+    if measure is None:
+        return found[0]
+    return tried(found, source or source_of(program), note or _warn)
+
+
+def _check_measurable(
+    program: Program | Graph, cluster: Cluster, source: Source | None, measure: int
+) -> None:
+    """Raises ValueError unless plans for this step can be run here."""
+    if measure < 1:
+        raise ValueError(f"{measure} plans cannot be measured; give at least 1")
+    if not is_here(cluster):
+        raise ValueError(
+            f"plans for {cluster.name} cannot be measured: this machine has no such devices; "
+            "only those for local:N can"
+        )
+    if isinstance(program, Graph) and source is None:
+        raise ValueError("a Graph alone cannot be measured: give the captured Program")
 
 
 def compare(

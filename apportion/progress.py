@@ -57,10 +57,17 @@ def _of_itself(told: Progress | None) -> str:
     """What a method tells of its search."""
     if told is None:
         return ""
-    figures = {"found": told.best, "bound": told.bound}
+    figures = {"best": told.best, "bound": told.bound}
     parts = [f"{name} {shown(n, told.unit)}" for name, n in figures.items() if n is not None]
-    gap = [] if told.gap is None else [f"gap {told.gap:.1%}"]
-    return ": " + ", ".join([*([told.what] if told.what else []), *parts, *gap])
+    if told.gap is not None:
+        parts.append(f"gap {told.gap:.1%}")
+    if told.per_second is not None:
+        parts.append(f"{told.per_second:,.0f} proposals/s")
+    elif told.proposals is not None:
+        parts.append(f"{told.proposals:,} proposals")
+    if told.accepted is not None:
+        parts.append(f"{told.accepted:.0%} accepted")
+    return ": " + ", ".join([*([told.what] if told.what else []), *parts])
 
 
 @contextmanager

@@ -7,6 +7,7 @@ letters differ: a B is a byte, and bits are spelled out.
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 
@@ -58,3 +59,25 @@ def shown(number: float, unit: str) -> str:
         factor, name = 1.0, unit
     rounded = float(f"{number / factor:.3g}")
     return f"{rounded:g} {name}"
+
+
+_SIZES = {"B": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+
+
+def size_limit(text: str) -> float:
+    """Bytes in `16GB` or `512MiB`, small letters too; infinitely many for `none`."""
+    if text.strip().lower() == "none":
+        return math.inf
+    units = {unit.upper(): factor for unit, factor in _SIZES.items()}
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Z]+)", text.strip().upper(), re.ASCII)
+    size = int(float(match[1]) * units[match[2]]) if match and match[2] in units else 0
+    if size == 0:
+        raise ValueError(
+            f"{text!r} is not a size; write a number and one of {', '.join(_SIZES)}, such as 16GB, "
+            "or none."
+        )
+    return size

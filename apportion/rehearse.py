@@ -12,7 +12,7 @@ thread, its own time on the processor counts: what other programs take of the co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,12 +74,7 @@ class Rehearse:
 
     def __call__(self, process: Any) -> Rehearsed:
         """Runs in a process of a pool."""
-        if self.spec:
-            program, _ = process.program(self.spec, self.model_seed, False)
-            step = of_program(program)
-        else:
-            assert self.graph is not None
-            step = of_graph(self.graph, {v: torch.from_numpy(a) for v, a in self.given.items()})
+        step = step_of(process, self.spec, self.model_seed, self.graph, self.given)
         space = space_of(step.graph, self.strategy)
         executable = Executable(space, self.strategy, lower(space, self.strategy, self.devices))
         process.progress[0] = 1
@@ -93,6 +88,17 @@ class Step:
     graph: Graph
     tensor: Callable[[int], torch.Tensor]
     setting: Callable[[Any], float]
+
+
+def step_of(
+    process: Any, spec: str, model_seed: int, graph: Graph | None, given: Mapping[int, Any]
+) -> Step:
+    """The step of the model `spec`, loaded in a pool's process; or, if that is empty, of `graph`,
+    with the arrays `given` for Values."""
+    if spec:
+        return of_program(process.program(spec, model_seed, False)[0])
+    assert graph is not None
+    return of_graph(graph, {v: torch.from_numpy(array) for v, array in given.items()})
 
 
 def of_program(program: Program) -> Step:
@@ -138,12 +144,12 @@ def rehearse(
     began = time.perf_counter()
     speaks = any(isinstance(step, Exchange) for step in mine.steps)
     for number in range(max(rounds, LEAST_ROUNDS)):
-        spent = _latest(time.perf_counter() - began)
+        spent = latest(time.perf_counter() - began)
         if number >= LEAST_ROUNDS and spent * (number + 1) / number > budget:
             break
         context = Context(0, number, step.setting, executable.graph.bodies)
         found.reference.append(_reference())
-        _latest(0.0)
+        latest(0.0)
         fed = clock()
         rank.feed(step.tensor)
         begun = clock()
@@ -214,7 +220,7 @@ def _clock(processes: int) -> tuple[Callable[[], int], float]:
     return time.thread_time_ns, max(1.0, processes / cores())
 
 
-def _latest(spent: float) -> float:
+def latest(spent: float) -> float:
     """Meets the other ranks; returns the longest of their times, so that all decide alike."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return spent
@@ -226,7 +232,7 @@ def _latest(spent: float) -> float:
 
 def _any(mine: bool) -> bool:
     """Whether it is so for any rank."""
-    return _latest(float(mine)) > 0
+    return latest(float(mine)) > 0
 
 
 def _pretend(rank: Rank, exchange: Exchange, clock: Callable[[], int]) -> list[tuple[int, float]]:
@@ -283,12 +289,12 @@ class Talk:
         work = torch.full((self.between, self.between), 0.01)
         began = time.perf_counter()
         for number in range(max(self.rounds, LEAST_ROUNDS)):
-            spent = _latest(time.perf_counter() - began)
+            spent = latest(time.perf_counter() - began)
             if number >= LEAST_ROUNDS and spent * (number + 1) / number > self.budget:
                 break
             row = []
             for messages in self.exchanges:
-                _latest(0.0)
+                latest(0.0)
                 for _ in range(4):
                     work.mm(work)
                 row.append(_talk(process.rank, messages))

@@ -8,6 +8,7 @@ element that browsers do not run; what it holds is only ever shown as text.
     bands     bytes per category over time, with what is alive at the peak
     traffic   bytes and messages from device to device
     ops       each Op with its Choice, what is fetched for it and how long it takes
+    search    the best step over the time of search, and the plans that were run
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,7 +42,7 @@ from apportion.timeline import LANES, Timeline
 from apportion.version import VERSION
 
 TEMPLATES = Path(__file__).parent / "templates"
-SCRIPTS = ("base", "summary", "timeline", "memory", "traffic", "operators", "main")
+SCRIPTS = ("base", "summary", "timeline", "memory", "traffic", "operators", "search", "main")
 MAX_SLICES = 200_000
 MAX_POINTS = 12_000  # of all memory curves together; each keeps at least MIN_POINTS
 MIN_POINTS = 60
@@ -59,6 +60,19 @@ class Figures(Protocol):
     def bytes_moved(self) -> int: ...
     @property
     def busy(self) -> tuple[float, ...]: ...
+
+
+class Ran(Protocol):
+    """A plan that was run before one was kept."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def predicted_seconds(self) -> float: ...
+    @property
+    def measured_seconds(self) -> float: ...
+    @property
+    def chosen(self) -> bool: ...
 
 
 class Planned(Protocol):
@@ -88,6 +102,12 @@ class Planned(Protocol):
     def lower_bound(self) -> float | None: ...
     @property
     def model(self) -> str: ...
+    @property
+    def curve(self) -> tuple[tuple[float, float], ...]: ...
+    @property
+    def figures(self) -> Mapping[str, float]: ...
+    @property
+    def measured(self) -> Sequence[Ran]: ...
     @property
     def feasible(self) -> bool: ...
     @property
@@ -155,6 +175,7 @@ def gather(plan: Planned, lines: Sequence[Timeline]) -> dict[str, Any]:
         ],
         "traffic": traffic(tasks),
         "ops": operators(plan, lines),
+        "search": _search(plan),
     }
 
 
@@ -187,6 +208,16 @@ def _facts(plan: Planned, lines: Sequence[Timeline]) -> dict[str, Any]:
         "version": VERSION,
         "predicted": _figures(plan.predicted),
         "renewed": _figures(plan.predicted) != _figures(lines[0]),
+    }
+
+
+def _search(plan: Planned) -> dict[str, Any]:
+    keys = ("method", "predicted_seconds", "measured_seconds", "chosen")
+    return {
+        "seconds": plan.search_seconds,
+        "curve": plan.curve,
+        "figures": dict(plan.figures),
+        "measured": [{key: getattr(trial, key) for key in keys} for trial in plan.measured],
     }
 
 

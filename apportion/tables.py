@@ -101,11 +101,27 @@ def planned(plan: Plan) -> list[Table | str]:
     most = peak(fullest, curve, plan.tasks, graph, SHOWN_CAUSES)
     held = sorted(most.categories.items(), key=lambda item: -item[1])
     kinds = ", ".join(f"{name} {_bytes(nbytes)}" for name, nbytes in held if nbytes)
-    shown: list[Table | str] = [predicted(plan)]
+    shown: list[Table | str] = [*expected(plan)]
     if most.causes:
         shown += [causes(most), f"in all: {kinds}"]
     shown.append(f"times: {sure}; cost model {cost.name}: {cost.provenance}")
     return [*shown, *(f"note: {note}" for note in plan.notes)]
+
+
+def expected(plan: Plan) -> list[Table]:
+    """What a Plan is expected to cost, and the trials that it was kept for, if there were any."""
+    return [predicted(plan), *([trials(plan)] if plan.measured else [])]
+
+
+def trials(plan: Plan) -> Table:
+    """The plans that ran before one was kept: a step as predicted and as measured."""
+    table = _table("by", "predicted", "measured", "error", "")
+    table.title, table.title_justify = "plans that were run", "left"
+    for trial in plan.measured:
+        error = trial.predicted_seconds / trial.measured_seconds - 1
+        figures = (_seconds(trial.predicted_seconds), _seconds(trial.measured_seconds))
+        table.add_row(trial.method, *figures, f"{error:+.1%}", "kept" if trial.chosen else "")
+    return table
 
 
 def causes(peak: Peak) -> Table:

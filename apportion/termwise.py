@@ -9,13 +9,13 @@ Choice says the same either way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from apportion.graph import Graph, Op, Ref
 from apportion.interval import full
 from apportion.splits import Space, Split
-from apportion.strategy import Choice, Strategy
+from apportion.strategy import Choice, Layout, Strategy
 from apportion.tdl import lookup
 
 LINEAR = frozenset(
@@ -35,7 +35,7 @@ Devices = tuple[int, ...]
 
 def termwise(space: Space, strategy: Strategy, splits: Sequence[Split]) -> dict[int, Devices]:
     """The Ops to compute term by term, each with the device of every term."""
-    return Terms(space, strategy, splits).settled()
+    return Terms(space, strategy.choices, strategy.layouts, splits).settled()
 
 
 class Terms:
@@ -45,16 +45,22 @@ class Terms:
     at          Values that are left as whole terms, each with the device of every term
     """
 
-    def __init__(self, space: Space, strategy: Strategy, splits: Sequence[Split]) -> None:
+    def __init__(
+        self,
+        space: Space,
+        choices: Sequence[Choice],
+        layouts: Mapping[int, Layout],
+        splits: Sequence[Split],
+    ) -> None:
         self.space = space
-        self.layouts = strategy.layouts
+        self.layouts = layouts
         graph = space.graph
         self.kept: set[int | None] = {after for _, after in graph.state}
         self.kept.add(graph.loss)
         self.candidates: dict[int, Devices] = {}
         self.at: dict[int, Devices] = {}
         for op in range(len(graph.ops)):
-            self._look(op, strategy.choices[op], splits[op])
+            self._look(op, choices[op], splits[op])
 
     def update(
         self, ops: Iterable[int], choices: Sequence[Choice], splits: Sequence[Split]

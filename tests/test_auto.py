@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -346,6 +347,8 @@ def test_progress_is_told(searches: dict[str, Search]) -> None:
 class Measuring:
     """Prices by which everything becomes slower, by another factor each, as more is measured."""
 
+    seconds = 0.0
+
     def __init__(self) -> None:
         self.models = [replace(ASSUMED, efficiency=1 / (k + 1)) for k in range(9)]
         self.asked = 0
@@ -356,6 +359,32 @@ class Measuring:
     def cost(self, strategy: Strategy, tasks: TaskGraph) -> CostModel:
         self.asked += 1
         return self.known()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_measuring_takes_nothing_from_the_budget(
+    counted: bool, searches: dict[str, Search], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which nothing but measuring takes time."""
+    now = 0.0
+
+    class Slow(Measuring):
+        def cost(self, strategy: Strategy, tasks: TaskGraph) -> CostModel:
+            nonlocal now
+            now += 1000.0
+            self.seconds += 1000.0 if counted else 0.0
+            return super().cost(strategy, tasks)
+
+    budgets: list[float] = []
+
+    def watch(problem: Problem, *, budget: float, seed: int) -> SearchResult:
+        budgets.append(budget)
+        return fsdp(problem)
+
+    searches["tofu"] = watch
+    monkeypatch.setattr(choose, "time", SimpleNamespace(perf_counter=lambda: now))
+    make_plan(captured("mlp:tiny")[0], ap.cluster("local:2"), budget=600.0, prices=Slow())
+    assert budgets == ([600.0] if counted else [])
 
 
 def test_all_candidates_are_judged_by_the_last_costs(searches: dict[str, Search]) -> None:

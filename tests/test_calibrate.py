@@ -345,7 +345,7 @@ def test_what_is_too_large_is_not_measured(
     field: str, complaint: str, calibrating: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if field == "memory":
-        monkeypatch.setattr("apportion.calibrate._free_memory", lambda: 1.0)
+        monkeypatch.setattr("apportion.calibrate.free_memory", lambda: 1.0)
     notes: list[str] = []
     budget = 20.0 if field == "memory" else 1e-9
     source = source_of(captured("mlp:tiny")[0])

@@ -16,11 +16,13 @@ import typer
 
 from apportion import cli, zoo
 from apportion.methods import METHODS
+from apportion.quantity import size_limit
 from apportion.version import VERSION
 
 STABLE = {
     *("model", "cluster", "method", "step_seconds", "search_seconds", "peak_bytes"),
     *("bytes_moved", "ops", "feasible", "lower_bound", "lower_bound_of", "notes"),
+    *("curve", "figures", "measured"),
 }
 PLAN = ["plan", "mlp:tiny", "--cluster", "local:2", "--method", "data"]
 
@@ -59,7 +61,7 @@ def test_the_surface_is_what_it_was() -> None:
         },
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
-            *("--trace", "--calibrate", "--certify", "--json"),
+            *("--trace", "--calibrate", "--measure", "--certify", "--json"),
         },
         "compare": {
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),
@@ -73,7 +75,7 @@ def test_the_surface_is_what_it_was() -> None:
         "report": {"plan", "--out", "-o", "--trace"},
         "run": {
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
-            *("--timeout", "--trace", "--calibrate", "--json"),
+            *("--timeout", "--trace", "--calibrate", "--measure", "--json"),
         },
     }
 
@@ -129,6 +131,8 @@ def test_one_model_is_shown_with_its_settings(capfd: pytest.CaptureFixture[str])
         ("plan mlp:tiny --cluster nowhere", "nowhere"),
         ("plan mlp:tiny --cluster local:2 --memory-limit 16", "'16' is not a size"),
         ("plan mlp:tiny --cluster local:2 --memory-limit 0GB", "'0GB' is not a size"),
+        ("plan mlp:tiny --cluster local:2 --measure 0", "--measure"),
+        ("plan mlp:tiny --cluster 8xh100 --measure 2", "this machine has no such devices"),
         ("plan mlp:tiny --cluster local:2 --out no/such/p.json", "There is no folder"),
         ("plan nothing --cluster local:2", "Unknown model 'nothing'"),
         ("plan mlp:depth=1 --cluster local:2", "'depth=1' is not a setting of mlp"),
@@ -140,7 +144,8 @@ def test_one_model_is_shown_with_its_settings(capfd: pytest.CaptureFixture[str])
         ("run mlp:tiny --procs two", "--procs"),
         ("run mlp:tiny --steps 0", "--steps"),
         ("run mlp:tiny --procs 2 --method best", "best"),
-        ("run mlp:tiny --plan p.json --procs 2", "Give either --plan, or --procs and --method"),
+        ("run mlp:tiny --plan p.json --procs 2", "Give either --plan, or --procs"),
+        ("run mlp:tiny --plan p.json --measure 2", "Give either --plan, or --procs"),
         ("run mlp:tiny --plan none.json", "none.json: No such file"),
         ("show nothing", "Unknown model 'nothing'"),
         ("models nothing", "Unknown model 'nothing'"),
@@ -179,7 +184,7 @@ def test_failed_work_and_interruption(
     ],
 )
 def test_sizes(text: str, size: float) -> None:
-    assert cli._size(text) == size
+    assert size_limit(text) == size
 
 
 def test_show_and_lists(capfd: pytest.CaptureFixture[str]) -> None:

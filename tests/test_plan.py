@@ -15,7 +15,7 @@ import torch
 from graphs import Maker, captured
 
 import apportion as ap
-from apportion.plan import Plan, PlanWarning
+from apportion.plan import Plan, PlanWarning, Trial
 from apportion.plan import plan as make_plan
 from apportion.search import SEARCHES, Problem, Unsuitable
 from apportion.strategy import Choice, Strategy
@@ -44,6 +44,8 @@ def edited(path: Path, change: Any) -> Path:
 def test_a_plan_is_the_same_after_saving(method: str, tmp_path: Path) -> None:
     plan = replace(made(method, devices=4), model="mlp:tiny", lower_bound=7.0)
     plan = replace(plan, lower_bound_of="bytes moved, over all", notes=("one", "two"))
+    trials = (Trial("data", 0.5, 0.25, True), Trial("tofu", 0.25, 0.5, False))
+    plan = replace(plan, curve=((0.5, 2.0), (1.0, 1.5)), figures={"proposals": 9}, measured=trials)
     path = tmp_path / "p.json"
     plan.save(path)
     loaded = Plan.load(path)
@@ -117,7 +119,7 @@ def put(key: str, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_version, "version 999, this is version 3"),
+        (set_version, "version 999, this is version 4"),
         (drop("version"), "version None"),
         (put("format", "something else"), "does not say that it is one"),
         (change_graph, "was changed"),
@@ -147,6 +149,11 @@ def put(key: str, value: Any) -> Any:
         (drop("lower_bound_of"), "field 'lower_bound_of' is missing"),
         (put("notes", "all is well"), "its notes are not a list of texts"),
         (put("notes", [3]), "its notes are not a list of texts"),
+        (drop("curve"), "field 'curve' is missing"),
+        (put("curve", [[1.0]]), ""),
+        (put("figures", [3]), "its figures of the search have no names"),
+        (put("figures", {"proposals": "many"}), ""),
+        (put("measured", [{"method": "data"}]), "its measured plans do not have chosen, "),
     ],
 )
 def test_a_file_that_is_not_a_plan_is_refused_by_name(
@@ -156,6 +163,17 @@ def test_a_file_that_is_not_a_plan_is_refused_by_name(
         Plan.load(edited(file, change))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_file_of_the_version_before_is_read(file: Path) -> None:
+    def older(content: Any) -> None:
+        content["version"] = 3
+        for key in ("curve", "figures", "measured"):
+            del content[key]
+
+    plan = Plan.load(file)
+    assert plan.curve
+    assert Plan.load(edited(file, older)) == replace(plan, curve=(), figures={}, measured=())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"plan"', '{"a": 1}', "\x00", "}{"])

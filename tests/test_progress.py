@@ -22,8 +22,15 @@ def test_the_board_says_where_planning_stands() -> None:
     board.tell(Stand("fsdp", None, 0.75, True))
     board.tell(Stand("exact", Progress("level 2", best=4e9, bound=2e9, unit="B")))
     assert board.line() == (
-        "0 s | best step 750 ms (fsdp) | exact: level 2, found 4 GB, bound 2 GB, gap 100.0%"
+        "0 s | best step 750 ms (fsdp) | exact: level 2, best 4 GB, bound 2 GB, gap 100.0%"
     )
+    told = Progress("2 chains", 1.23, proposals=5000, per_second=1234.4, accepted=0.118)
+    board.tell(Stand("flexflow", told))
+    assert board.line().endswith(
+        "| flexflow: 2 chains, best 1.23 s, 1,234 proposals/s, 12% accepted"
+    )
+    board.tell(Stand("flexflow", Progress("", 0.5, proposals=5000)))
+    assert board.line().endswith("| flexflow: best 500 ms, 5,000 proposals")
 
 
 def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

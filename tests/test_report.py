@@ -15,7 +15,7 @@ from make_tasks import EXACT, Maker, ports, random_tasks
 
 import apportion as ap
 from apportion import cli, report
-from apportion.plan import Plan
+from apportion.plan import Plan, Trial
 from apportion.plan import plan as make_plan
 from apportion.simulate import simulate
 from apportion.tasks import COLLECTIVE, TRANSFER, TaskGraph
@@ -237,6 +237,21 @@ def test_a_measured_step_stands_beside_the_predicted() -> None:
     other = made("single")
     with pytest.raises(ValueError, match=r"measured timeline has \d+ tasks, the plan \d+; it is"):
         report.page(plan, measured(other))
+
+
+def test_the_page_shows_how_the_plan_was_found() -> None:
+    trials = (Trial("data", 0.5, 0.75, False), Trial("tofu", 0.625, 0.25, True))
+    curve = ((0.5, 0.75), (1.5, 0.5))
+    plan = replace(made(), curve=curve, figures={"proposals": 900.0}, measured=trials)
+    found = data_of(report.page(replace(plan, search_seconds=2.0)))["search"]
+    assert found["curve"] == [[0.5, 0.75], [1.5, 0.5]] and found["seconds"] == 2.0
+    assert found["figures"] == {"proposals": 900.0}
+    assert found["measured"][1] == {
+        "method": "tofu",
+        "predicted_seconds": 0.625,
+        "measured_seconds": 0.25,
+        "chosen": True,
+    }
 
 
 def test_the_page_says_when_its_simulation_differs_from_the_plan() -> None:

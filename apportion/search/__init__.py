@@ -5,10 +5,11 @@ search(problem, *, budget, seed) -> SearchResult
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from apportion.search.data import data
 from apportion.search.equalchop import equalchop
+from apportion.search.expert import expert
 from apportion.search.fsdp import fsdp
 from apportion.search.greedy import allrow_greedy, spartan
 from apportion.search.icml18 import icml18
@@ -20,6 +21,8 @@ from apportion.search.random import random
 from apportion.search.seconds import tofu_seconds
 from apportion.search.single import single
 from apportion.search.tofu import tofu, tofu_paper
+from apportion.splits import Space
+from apportion.strategy import Strategy
 
 
 def optcnn(problem: Problem, *, budget: float = 30.0, seed: int = 0) -> SearchResult:
@@ -36,12 +39,26 @@ def exact(problem: Problem, *, budget: float = 30.0, seed: int = 0) -> SearchRes
     return search(problem, budget=budget, seed=seed)
 
 
+def flexflow(
+    problem: Problem,
+    *,
+    budget: float = 30.0,
+    seed: int = 0,
+    starts: Sequence[tuple[Strategy, Space]] = (),
+) -> SearchResult:
+    """flexflow.py, which is imported when it is called: it needs the compiled simulator."""
+    from apportion.search.flexflow import flexflow as search
+
+    return search(problem, budget=budget, seed=seed, starts=starts)
+
+
 SEARCHES: dict[str, Callable[..., SearchResult]] = {
     "single": single,
     "data": data,
     "fsdp": fsdp,
     "owt": owt,
     "megatron": megatron,
+    "expert": expert,
     "op-placement": op_placement,
     "allrow-greedy": allrow_greedy,
     "spartan": spartan,
@@ -52,6 +69,7 @@ SEARCHES: dict[str, Callable[..., SearchResult]] = {
     "tofu-paper": tofu_paper,
     "optcnn": optcnn,
     "exact": exact,
+    "flexflow": flexflow,
     "random": random,
 }
 
@@ -64,6 +82,8 @@ __all__ = [
     "data",
     "equalchop",
     "exact",
+    "expert",
+    "flexflow",
     "fsdp",
     "icml18",
     "megatron",

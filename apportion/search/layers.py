@@ -13,7 +13,8 @@ Where several axes of a member qualify (in and out features of a square weight),
 the atoms of Values that are already labelled.
 
 The steps of an unrolled loop share their weights and are one layer: Ops of one line and module that
-are equal.
+are equal. Where they are asked for `apart`, each step is a layer, and axes that its first Op sums
+over are labels too.
 """
 
 from __future__ import annotations
@@ -33,23 +34,26 @@ UNMAPPED = -1
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """An axis along which a layer can be cut. `classes` are its own and those of its windows."""
+    """An axis along which a layer can be cut. `classes` are its own and those of its windows;
+    `reduced` says that the layer's first Op sums over it."""
 
     name: str
     extent: int
     own: int
     classes: frozenset[int]
+    reduced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """`positions` has, for every Op and label, the axis of the Op that the label is, or
-    UNMAPPED."""
+    UNMAPPED. Steps of one loop have the same `loop`."""
 
     name: str
     ops: tuple[int, ...]
     labels: tuple[Label, ...]
     positions: tuple[tuple[int, ...], ...]
+    loop: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +206,9 @@ def _touched(factors: Factors, first: object, second: object) -> Iterator[tuple[
             yield atom, pair == (part_range(factor, 2, 0), part_range(factor, 2, 1))
 
 
-def find_layers(space: Space) -> tuple[list[Layer], Hits]:
+def find_layers(space: Space, apart: bool = False) -> tuple[list[Layer], Hits]:
     """Every Op in one layer; layers are in the order of their first Ops."""
-    finder = _Finder(space)
+    finder = _Finder(space, apart)
     finder.forward()
     finder.backward()
     finder.feeders()
@@ -217,14 +221,16 @@ class _Growing:
 
     name: str
     labels: list[Label]
+    loop: int
     ops: list[int] = field(default_factory=list)
     positions: list[tuple[int, ...]] = field(default_factory=list)
     marks: dict[int, dict[int, int]] = field(default_factory=dict)
 
 
 class _Finder:
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, apart: bool) -> None:
         self.space = space
+        self.apart = apart
         self.graph: Graph = space.graph
         self.hits = Hits(space)
         self.found: list[_Growing] = []
@@ -306,7 +312,7 @@ class _Finder:
         for layer in self.found:
             members = sorted(zip(layer.ops, layer.positions, strict=True))
             ops, positions = zip(*members, strict=True)
-            done.append(Layer(layer.name, ops, tuple(layer.labels), positions))
+            done.append(Layer(layer.name, ops, tuple(layer.labels), positions, layer.loop))
         return done
 
     def _source(self, value: int) -> int:
@@ -343,24 +349,29 @@ class _Finder:
         module, such as another step of a loop, is in the layer of the first."""
         op = self.graph.ops[index]
         key = (op.module, op.line, self.space.call_ids[index])
-        if op.line and key in self.begun:
+        again = bool(op.line) and key in self.begun
+        if again and not self.apart:
             layer = self.begun[key]
             self._add(index, layer, self.found[layer].positions[0])
             return
-        self.begun[key] = len(self.found)
+        loop = self.begun[key] if again else len(self.found)
+        self.begun[key] = loop
         others = [v for v in op.inputs if self.graph.values[v].role != INPUT]
         statistic = len(others) == 1 and not self._reads_parameter(index)
         labels, positions = [], []
         for position, axis in enumerate(self.space.axes(index)):
             hit = self.hits.of(index, position)
-            if hit is None or ((hit.partial or not hit.left) and not statistic):
+            if hit is None:
+                continue
+            reduced = bool(hit.partial or not hit.left) and not statistic
+            if reduced and not self.apart:
                 continue
             classes = {axis.group}
             for place, atom in hit.window:
                 classes.add(self.space.atoms.value_classes[op.inputs[place]][atom])
-            labels.append(Label(axis.name, axis.extent, axis.group, frozenset(classes)))
+            labels.append(Label(axis.name, axis.extent, axis.group, frozenset(classes), reduced))
             positions.append(position)
-        self.found.append(_Growing(op.name, labels))
+        self.found.append(_Growing(op.name, labels, loop))
         self._add(index, len(self.found) - 1, tuple(positions))
 
     def _widen(self, index: int, layer: _Growing) -> None:

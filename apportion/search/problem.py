@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from apportion.cluster import Cluster
@@ -13,12 +13,17 @@ from apportion.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a search is: the best cost found, a proven bound on it, and in which `unit`."""
+    """How far a search is: the best cost found, a proven bound on it, and in which `unit`; of one
+    that proposes changes, how many proposals there were, how many a second, and the share of them
+    that was accepted."""
 
     what: str
     best: float | None = None
     bound: float | None = None
     unit: str = "s"
+    proposals: int | None = None
+    per_second: float | None = None
+    accepted: float | None = None
 
     @property
     def gap(self) -> float | None:
@@ -60,9 +65,14 @@ class Unsuitable(ValueError):
 class SearchResult:
     """A Strategy, and a proven bound on what was minimised where the method gives one.
 
-    bound_of  what the bound is a bound of, and for which space: "bytes moved, over grids of ..."
-    notes     what the user should know of how it was found, a sentence each
-    space     the Space that the Strategy is about, if the method made one
+    bound_of     what the bound is a bound of, and for which space: "bytes moved, over grids of ..."
+    notes        what the user should know of how it was found, a sentence each
+    space        the Space that the Strategy is about, if the method made one
+    others       further good Strategies, distinct, best first, each with the Space that it is about
+                 (None: that of the Problem)
+    curve        (seconds of search, seconds of a step) whenever the best improved
+    figures      counts of the search by name: proposals, accepted, proposals_per_second
+    interrupted  by the user, and this is the best so far: nothing else is to be tried
     """
 
     strategy: Strategy
@@ -70,3 +80,7 @@ class SearchResult:
     bound_of: str = ""
     notes: tuple[str, ...] = ()
     space: Space | None = field(default=None, compare=False, repr=False)
+    others: tuple[tuple[Strategy, Space | None], ...] = field(default=(), compare=False, repr=False)
+    curve: tuple[tuple[float, float], ...] = field(default=(), compare=False)
+    figures: Mapping[str, float] = field(default_factory=dict, compare=False)
+    interrupted: bool = False

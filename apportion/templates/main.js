@@ -6,6 +6,7 @@ function redrawAll() {
   drawSmalls();
   drawMemory();
   drawOverview();
+  drawCurve();
 }
 
 readTheme();
@@ -14,6 +15,7 @@ timeline();
 memory();
 traffic();
 operators();
+searched();
 let resizing = 0, wide = byId("lanes").clientWidth;
 new ResizeObserver(() => {  // of the window, or because a scrollbar came or went
   if (byId("lanes").clientWidth === wide) return;

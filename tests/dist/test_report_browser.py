@@ -12,7 +12,7 @@ import pytest
 
 import apportion as ap
 from apportion import report, zoo
-from apportion.plan import Plan
+from apportion.plan import Plan, Trial
 from apportion.plan import plan as make_plan
 from apportion.timeline import MEASURED, timeline
 
@@ -95,6 +95,22 @@ def test_a_report_draws_itself(method: str, tmp_path: Path) -> None:
     dom = opened(path, tmp_path)
     assert 'data-ready="yes"' in root_of(dom)
     assert f"by {method}" in dom and "aria-expanded" in dom
+
+
+def test_a_report_draws_the_search(tmp_path: Path) -> None:
+    path, plain = tmp_path / "p.html", replace(made("data"), curve=())
+    plain.report(path)
+    assert 'id="search-section" aria-labelledby="search-title" hidden' in opened(path, tmp_path)
+    trials = (Trial("data", 0.5, 0.75, False), Trial(HOSTILE, 0.625, 0.25, True))
+    curve = ((0.0, 0.75), (1.5, 0.5), (1.75, 0.25))
+    found = replace(plain, curve=curve, search_seconds=4.0, figures={"proposals": 12345.0})
+    replace(found, measured=trials).report(path)
+    dom = opened(path, tmp_path)
+    assert 'data-ready="yes"' in root_of(dom)
+    assert "from 750 ms to 250 ms" in dom and "500 ms a step after 1.50 s" in dom
+    (drawn,) = re.findall(r'<path class="best" d="M([^"]*)"', dom)
+    assert drawn.count("H") == 3 and drawn.count("V") == 2
+    assert "proposals: 12,345" in dom and "<td>kept</td>" in dom and "<img" not in dom
 
 
 def test_a_report_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,142 @@
+"""crew: jobs that go on step by step, shared among processes of this machine.
+
+A job is a generator; it yields where others may have their turn, and tells what it has to say as
+plain data (JSON over a pipe). Processes are forked: they have all that the parent has, and nothing
+is copied or pickled. Every process goes round its jobs until they end, time is up, or the user
+interrupts: then jobs are closed, so that they can say a last word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+Said = dict[str, Any]
+Tell = Callable[[Said], None]
+Job = Callable[[Tell], Iterator[None]]
+
+PATIENCE = 20.0  # seconds that the others are waited for after an interrupt
+
+
+class Lost(RuntimeError):
+    """A process of the crew ended without finishing its jobs."""
+
+
+def share(jobs: Sequence[Job], workers: int, ends: float | None, hear: Tell) -> None:
+    """Does jobs until they end or it is `ends` (perf_counter); `hear` is given what they tell.
+
+    Raises KeyboardInterrupt after an interrupt, when all that was told has been heard.
+    """
+    if workers <= 1 or not hasattr(os, "fork"):
+        _go_round(jobs, ends, hear, lambda: False)
+        return
+    mine = [jobs[k::workers] for k in range(workers)]
+    pipes: dict[int, int] = {}  # reading ends, and whose
+    for part in mine:
+        reading, writing = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are idle
+            child = os.fork()
+        if child == 0:
+            _work(part, ends, writing, (reading, *pipes))
+        os.close(writing)
+        pipes[reading] = child
+    _listen(pipes, hear)
+
+
+def _go_round(
+    jobs: Sequence[Job], ends: float | None, tell: Tell, stopped: Callable[[], bool]
+) -> None:
+    """All jobs in turn. However it ends, every job is closed."""
+    alive = [job(tell) for job in jobs]
+    every = list(alive)
+    try:
+        while alive and not stopped() and (ends is None or time.perf_counter() < ends):
+            for job in list(alive):
+                if next(job, alive) is alive:
+                    alive.remove(job)
+                if stopped() or (ends is not None and time.perf_counter() >= ends):
+                    break
+    finally:
+        for job in every:
+            job.close()  # type: ignore[attr-defined]
+
+
+def _work(jobs: Sequence[Job], ends: float | None, writing: int, others: Sequence[int]) -> None:
+    """What a forked process does; it never returns."""
+    status = 1
+    try:
+        for other in others:
+            os.close(other)
+        stop: list[int] = []
+        signal.signal(signal.SIGINT, lambda *_: stop.append(1))
+        signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+
+        def tell(said: Said) -> None:
+            left = json.dumps(said, separators=(",", ":")).encode() + b"\n"
+            while left:
+                left = left[os.write(writing, left) :]
+
+        _go_round(jobs, ends, tell, lambda: bool(stop))
+        status = 0
+    except BrokenPipeError:
+        pass
+    except BaseException as error:
+        os.write(2, f"apportion: a process of the search failed: {error!r}\n".encode())
+    finally:
+        os._exit(status)
+
+
+def _listen(pipes: dict[int, int], hear: Tell) -> None:
+    """Hears all processes out."""
+    unread = dict.fromkeys(pipes, b"")
+    interrupted: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for reading in pipes:
+            selector.register(reading, selectors.EVENT_READ)
+        while unread:
+            try:
+                for key, _ in selector.select(1.0):
+                    _read(key.fd, unread, selector, hear)
+                if interrupted is not None and time.perf_counter() > interrupted + PATIENCE:
+                    break
+            except KeyboardInterrupt:
+                interrupted = interrupted or time.perf_counter()
+                for child in pipes.values():
+                    _signal(child, signal.SIGTERM)
+    for reading in unread:
+        os.close(reading)
+        _signal(pipes[reading], signal.SIGKILL)
+    failed = [child for child in pipes.values() if os.waitpid(child, 0)[1] != 0]
+    if interrupted is not None:
+        raise KeyboardInterrupt
+    if len(failed) == len(pipes):
+        raise Lost("all processes of the search failed")
+
+
+def _read(
+    reading: int, unread: dict[int, bytes], selector: selectors.BaseSelector, hear: Tell
+) -> None:
+    more = os.read(reading, 1 << 20)
+    *lines, unread[reading] = (unread[reading] + more).split(b"\n")
+    for line in lines:
+        hear(json.loads(line))
+    if not more:
+        selector.unregister(reading)
+        os.close(reading)
+        del unread[reading]
+
+
+def _signal(child: int, what: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(child, what)

@@ -1,0 +1,211 @@
+"""Moves: random changes of a Strategy, from one Op to everything of one kind.
+
+Kinds of moves:
+
+  op      one Op, cut along any of its axes, sums included
+  group   a forward Op with its backward Ops and updates, cut along any axes of the former
+  layer   a layer (layers.py), cut along axes that index its output
+  cell    what one module does in one step of a loop
+  alike   several equal cells at once: the steps of a loop, the blocks of a network; all on the same
+          devices, or each on the next ones
+  edge    a layer is cut as a neighbour of it is and put where that one is, perhaps the next
+          neighbours along with it: what single moves need several expensive steps for
+  state   updates alone: parameters and optimizer state cut over devices, or whole on all of them
+
+Devices are mostly blocks of neighbours whose size divides the number of devices, also one device of
+every host, sometimes any. Ops that change lose layouts that the Strategy gave to what they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from random import Random
+
+from apportion.cluster import Cluster
+from apportion.graph import UPDATE
+from apportion.search.units import Choices, Members, Mesh, degrees_of
+from apportion.strategy import Choice
+
+KINDS = {"op": 2, "group": 2, "layer": 3, "cell": 3, "alike": 2, "edge": 4, "state": 1}
+"""Kinds of moves, and how often each is drawn."""
+
+SPREAD = 0.35  # share of moves of alike cells that put each on the next devices
+PARTIAL = 0.35  # and of those that take only a run of them
+FARTHER = 0.6  # of edges, that go on to the next neighbour
+WHOLE = 0.1  # of moves that leave something whole on all devices chosen
+
+
+class Moves:
+    """Draws changes for Ops of a Space on a Cluster; `choices` are the current ones."""
+
+    def __init__(self, members: Members, cluster: Cluster, choices: Sequence[Choice]) -> None:
+        self.members = members
+        self.space = members.space
+        self.choices = choices
+        self.devices = len(cluster.devices)
+        self.counts = _counts(self.devices)
+        self.hosts = [tuple(host.devices) for host in cluster.hosts]
+        graph = self.space.graph
+        self.updates = [n for n, op in enumerate(graph.ops) if op.phase == UPDATE]
+        self._draws: dict[str, Callable[[Random], Choices]] = {
+            "op": self._op, "group": self._group, "layer": self._layer, "cell": self._cell,
+            "alike": self._alike, "edge": self._edge, "state": self._state,
+        }  # fmt: skip
+
+    def draw(self, kind: str, rng: Random) -> Choices:
+        """New Choices, those that are no change left out."""
+        drawn = self._draws[kind](rng)
+        return {op: choice for op, choice in drawn.items() if choice != self.choices[op]}
+
+    # What is changed
+
+    def _op(self, rng: Random) -> Choices:
+        op = rng.randrange(len(self.space.graph.ops))
+        able = self.space.cuttable(op)
+        axes = self.space.axes(op)
+        extents = tuple(a.extent if yes else 1 for a, yes in zip(axes, able, strict=True))
+        degrees, where = self._mesh(extents, rng)
+        positions = tuple(range(len(axes)))
+        return {op: self.members.choice(op, positions, (degrees, where))}
+
+    def _group(self, rng: Random) -> Choices:
+        groups = self.members.groups
+        if not groups:
+            return {}
+        members = rng.choice(groups)
+        number = self.members.home[members[0]]
+        extents = tuple(label.extent for label in self.members.layers[number].labels)
+        return self.members.choices(number, self._mesh(extents, rng), members)
+
+    def _layer(self, rng: Random) -> Choices:
+        number = rng.randrange(len(self.members.layers))
+        labels = self.members.layers[number].labels
+        extents = tuple(1 if label.reduced else label.extent for label in labels)
+        return self.members.choices(number, self._mesh(extents, rng))
+
+    def _cell(self, rng: Random) -> Choices:
+        return self.of_cell(rng.choice(self.members.cells), rng)
+
+    def of_cell(self, cell: Sequence[int], rng: Random) -> Choices:
+        """A cell cut and placed at random."""
+        classes = self.members.classes(cell)
+        mesh = self._mesh(tuple(classes.values()), rng)
+        return self.members.together(cell, tuple(classes), mesh)
+
+    def _alike(self, rng: Random) -> Choices:
+        families = self.members.alike
+        if not families:
+            return self._cell(rng)
+        cells = list(rng.choice(families))
+        if rng.random() < PARTIAL:
+            first = rng.randrange(len(cells))
+            cells = cells[first : first + rng.randint(1, len(cells))]
+        classes = self.members.classes(cells[0])
+        degrees, where = self._mesh(tuple(classes.values()), rng)
+        turns = 1
+        if rng.random() < SPREAD and len(where) < self.devices:
+            turns = self.devices // len(where)
+            where = tuple(range(len(where)))
+        names = {self.members.layers[cell[0]].loop: 0 for cell in cells}
+        by_loop = len(names) > 1
+        names = {loop: k for k, loop in enumerate(names)}
+        found: Choices = {}
+        for number, cell in enumerate(cells):
+            loop = self.members.layers[cell[0]].loop
+            turn = (names[loop] if by_loop else number) % turns
+            mesh = (degrees, tuple([d + turn * len(where) for d in where]) if turn else where)
+            found |= self.members.together(cell, tuple(classes), mesh)
+        return found
+
+    def _edge(self, rng: Random) -> Choices:
+        members = self.members
+        here = rng.randrange(len(members.layers))
+        classes, mesh = self._current(here)
+        found: Choices = {}
+        seen = {here}
+        while True:
+            near = [n for n in members.neighbours[here] if n not in seen]
+            if not near:
+                break
+            here = rng.choice(near)
+            seen.add(here)
+            found |= members.together((here,), classes, mesh)
+            if rng.random() > FARTHER:
+                break
+        return found
+
+    def _current(self, layer: int) -> tuple[tuple[int, ...], Mesh]:
+        """The classes along which a layer's first Op is cut now, and its mesh."""
+        op = self.members.layers[layer].ops[0]
+        choice = self.choices[op]
+        cut = [
+            (axis.group, parts)
+            for axis, parts in zip(self.space.axes(op), choice.parts, strict=True)
+            if parts > 1
+        ]
+        return tuple(g for g, _ in cut), (tuple(n for _, n in cut), choice.devices)
+
+    def _state(self, rng: Random) -> Choices:
+        if not self.updates:
+            return {}
+        op = rng.choice(self.updates)
+        several = [op]
+        if rng.random() < 0.5:
+            alike = self.space.alike[op]
+            several = [n for n in self.updates if self.space.alike[n] == alike]
+        elif rng.random() < 0.2:
+            several = self.updates
+        whole = rng.random() < 0.4
+        count = rng.choice(self.counts)
+        where = self._where(count, rng)
+        found: Choices = {}
+        for update in several:
+            extents = [axis.extent for axis in self.space.axes(update)]
+            longest = max(range(len(extents)), key=lambda k: extents[k], default=-1)
+            degrees = tuple(
+                count if k == longest and not whole and count <= extents[k] else 1
+                for k in range(len(extents))
+            )
+            positions = tuple(range(len(extents)))
+            found[update] = self.members.choice(update, positions, (degrees, where))
+        return found
+
+    # How, and where
+
+    def _mesh(self, extents: tuple[int, ...], rng: Random) -> Mesh:
+        count = rng.choice(self.counts) if rng.random() < 0.85 else rng.randint(1, self.devices)
+        where = self._where(count, rng)
+        several = _degrees(extents, count)
+        if not several or rng.random() < WHOLE:
+            return (1,) * len(extents), where
+        return rng.choice(rng.choice(several)), where
+
+    def _where(self, count: int, rng: Random) -> tuple[int, ...]:
+        drawn = rng.random()
+        if drawn < 0.55:  # a block
+            first = rng.randrange(max(self.devices // count, 1)) * count
+            return tuple(range(first, first + count))
+        each, rest = divmod(count, max(len(self.hosts), 1))
+        if drawn < 0.75 and len(self.hosts) > 1 and not rest and each <= min(map(len, self.hosts)):
+            # of every host as many
+            first = rng.randrange(len(self.hosts[0]))
+            return tuple(host[(first + k) % len(host)] for host in self.hosts for k in range(each))
+        if drawn < 0.9:  # neighbours
+            first = rng.randrange(self.devices)
+            return tuple(sorted((first + k) % self.devices for k in range(count)))
+        return tuple(rng.sample(range(self.devices), count))
+
+
+def _counts(devices: int) -> tuple[int, ...]:
+    """Numbers of devices that divide all."""
+    return tuple(n for n in range(1, devices + 1) if devices % n == 0)
+
+
+@lru_cache(maxsize=4096)
+def _degrees(extents: tuple[int, ...], count: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Degrees whose product is `count`, by how many axes are cut, fewest first."""
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for row in degrees_of(extents, count):
+        found.setdefault(sum(n > 1 for n in row), []).append(row)
+    return tuple(tuple(found[n]) for n in sorted(found))

@@ -1,0 +1,297 @@
+"""Units: Ops that are proposed together, and the Choices they get from one mesh of devices.
+
+A unit is a layer (layers.py, the steps of loops apart) or several of them. A mesh cuts the labels
+of a layer into degrees and has a device for each cell, the last label fastest. Each Op of the layer
+is cut along those of its axes that are labels of the layer; along labels that it does not have it
+is there several times, as weights are under data parallelism.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+
+from apportion.graph import PARAMETER, UPDATE
+from apportion.root import Refused
+from apportion.search.layers import UNMAPPED, Hits, Layer, find_layers
+from apportion.search.placement import _prefix as prefix
+from apportion.splits import Space
+from apportion.strategy import Choice
+
+Mesh = tuple[tuple[int, ...], tuple[int, ...]]
+"""Degrees per label of a layer, and the devices of the cells."""
+
+Choices = dict[int, Choice]
+"""Choices of Ops."""
+
+MOST_AXES = 3  # that are cut at once
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Ops, and a finite list of options: `options[k][j]` is the Choice of `ops[j]`."""
+
+    name: str
+    ops: tuple[int, ...]
+    options: tuple[tuple[Choice, ...], ...]
+
+
+class Members:
+    """The layers of a Space, and what their Ops do under a mesh."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.layers: list[Layer]
+        self.hits: Hits
+        self.layers, self.hits = find_layers(space, apart=True)
+        self.home = [0] * len(space.graph.ops)
+        for number, layer in enumerate(self.layers):
+            for op in layer.ops:
+                self.home[op] = number
+        self._choices: dict[tuple[object, ...], Choice] = {}
+        self._classed: dict[
+            tuple[int, tuple[int, ...]], tuple[tuple[int, tuple[int, ...]], ...]
+        ] = {}
+
+    def choices(self, layer: int, mesh: Mesh, only: Iterable[int] | None = None) -> Choices:
+        """The Choices of the Ops of a layer, or of some of them."""
+        it = self.layers[layer]
+        wanted = None if only is None else set(only)
+        return {
+            op: self.choice(op, positions, mesh)
+            for op, positions in zip(it.ops, it.positions, strict=True)
+            if wanted is None or op in wanted
+        }
+
+    def together(self, layers: Iterable[int], classes: tuple[int, ...], mesh: Mesh) -> Choices:
+        """The Choices of the Ops of several layers that are cut along classes of atoms: the mesh
+        has a degree for each class."""
+        found: Choices = {}
+        for layer in layers:
+            for op, positions in self._along(layer, classes):
+                found[op] = self.choice(op, positions, mesh)
+        return found
+
+    def _along(
+        self, layer: int, classes: tuple[int, ...]
+    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """For every Op of a layer its axes that are the labels of these classes."""
+        found = self._classed.get((layer, classes))
+        if found is None:
+            it = self.layers[layer]
+            taken: list[int] = []
+            for meant in classes:
+                able = [
+                    k
+                    for k, label in enumerate(it.labels)
+                    if meant in label.classes and not label.reduced and k not in taken
+                ]
+                own = [k for k in able if it.labels[k].own == meant] or able
+                taken.append(own[0] if own else UNMAPPED)
+            found = self._classed[layer, classes] = tuple(
+                (op, tuple([UNMAPPED if k == UNMAPPED else positions[k] for k in taken]))
+                for op, positions in zip(it.ops, it.positions, strict=True)
+            )
+        return found
+
+    def classes(self, layers: Iterable[int]) -> dict[int, int]:
+        """The classes along which layers can be cut, each with the largest extent that it has."""
+        found: dict[int, int] = {}
+        for layer in layers:
+            for label in self.layers[layer].labels:
+                if not label.reduced:
+                    found[label.own] = max(found.get(label.own, 1), label.extent)
+        return found
+
+    def choice(self, op: int, positions: tuple[int, ...], mesh: Mesh) -> Choice:
+        """The Choice of one Op. An Op that cannot be cut along all labels at once is cut along as
+        many as it can, the longest degrees first; one of which a device would have two replicas is
+        whole on all of them."""
+        key = (self.space.call_ids[op], positions, mesh)
+        found = self._choices.get(key)
+        if found is None:
+            found = self._choices[key] = self._make(op, positions, *mesh)
+        return found
+
+    def _make(
+        self, op: int, positions: tuple[int, ...], degrees: tuple[int, ...], devices: Sequence[int]
+    ) -> Choice:
+        parts = [1] * len(self.space.axes(op))
+        kept: list[int] = []
+        able = [k for k, p in enumerate(positions) if p != UNMAPPED and degrees[k] > 1]
+        for label in sorted(able, key=lambda k: -degrees[k]):
+            tried = list(parts)
+            tried[positions[label]] = degrees[label]
+            if self._is_legal(op, tried):
+                parts = tried
+                kept.append(label)
+        where = _arranged(degrees, devices, kept, positions)
+        count = math.prod(parts)
+        doubled = len(where) > count and len(set(devices)) < len(devices)
+        if doubled and any(len(set(where[k::count])) * count < len(where) for k in range(count)):
+            return Choice((1,) * len(parts), tuple(dict.fromkeys(devices)))
+        return Choice(tuple(parts), where)
+
+    def _is_legal(self, op: int, parts: Sequence[int]) -> bool:
+        try:
+            self.space.split(op, parts)
+        except Refused:
+            return False
+        return True
+
+    # What goes together
+
+    @cached_property
+    def cells(self) -> list[tuple[int, ...]]:
+        """Layers in runs: what one module does in one step of a loop."""
+        graph = self.space.graph
+        found: list[list[int]] = []
+        module, loops = "", set[int]()
+        for number, layer in enumerate(self.layers):
+            mine = prefix(graph.ops[layer.ops[0]].module, 1)
+            for op in layer.ops:
+                if graph.ops[op].module:
+                    mine = prefix(graph.ops[op].module, 1)
+                    break
+            if not found or mine != module or layer.loop in loops:
+                found.append([])
+                loops = set()
+            module = mine
+            loops.add(layer.loop)
+            found[-1].append(number)
+        return [tuple(run) for run in found]
+
+    @cached_property
+    def alike(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Cells that are equal in all but their number: of one loop, and of one kind."""
+        loops: dict[object, list[tuple[int, ...]]] = {}
+        kinds: dict[object, list[tuple[int, ...]]] = {}
+        for cell in self.cells:
+            first = [self.layers[n].ops[0] for n in cell]
+            loops.setdefault(tuple(self.layers[n].loop for n in cell), []).append(cell)
+            kinds.setdefault(tuple(self.space.call_ids[op] for op in first), []).append(cell)
+        found = {tuple(several) for known in (loops, kinds) for several in known.values()}
+        return sorted(several for several in found if len(several) > 1)
+
+    @cached_property
+    def neighbours(self) -> list[tuple[int, ...]]:
+        """For every layer those that it exchanges Values with."""
+        graph = self.space.graph
+        found: list[set[int]] = [set() for _ in self.layers]
+        for value, made in enumerate(graph.producer):
+            if made is None:
+                continue
+            here = self.home[made[0]]
+            for reader in graph.consumers[value]:
+                there = self.home[reader]
+                if there != here:
+                    found[here].add(there)
+                    found[there].add(here)
+        return [tuple(sorted(them)) for them in found]
+
+    @cached_property
+    def groups(self) -> list[tuple[int, ...]]:
+        """Forward Ops with the backward Ops that differentiate them and the updates of the
+        parameters that they read."""
+        graph = self.space.graph
+        found: dict[int, list[int]] = {}
+        updates: dict[int, list[int]] = {}
+        for index, op in enumerate(graph.ops):
+            if op.phase == UPDATE and op.parameter is not None:
+                updates.setdefault(op.parameter, []).append(index)
+        for index, op in enumerate(graph.ops):
+            if op.forward is not None:
+                found.setdefault(op.forward, [op.forward]).append(index)
+        for first, members in found.items():
+            for value in graph.ops[first].inputs:
+                if graph.values[value].role == PARAMETER:
+                    members += updates.get(value, [])
+        return [tuple(dict.fromkeys(members)) for members in found.values()]
+
+
+def _arranged(
+    degrees: Sequence[int], devices: Sequence[int], kept: Sequence[int], positions: Sequence[int]
+) -> tuple[int, ...]:
+    """The devices of a mesh in the order of a Choice: replicas first, then the cut axes."""
+    strides, step = [0] * len(degrees), 1
+    for label in range(len(degrees) - 1, -1, -1):
+        strides[label] = step
+        step *= degrees[label]
+    order = [k for k in range(len(degrees)) if degrees[k] > 1 and k not in kept]
+    order += sorted(kept, key=lambda k: positions[k])
+    places = [0]
+    for label in order:
+        places = [p + n * strides[label] for p in places for n in range(degrees[label])]
+    base = len(devices) // step
+    if base > 1:  # whole copies of the mesh
+        places = [p + c * step for c in range(base) for p in places]
+    return tuple([devices[p] for p in places])
+
+
+def degrees_of(extents: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """All ways to cut axes of these extents into `count` parts, few axes at once."""
+    found: list[tuple[tuple[int, ...], int]] = [((), count)]
+    for extent in extents:
+        found = [
+            ((*row, d), left // d)
+            for row, left in found
+            for d in range(1, min(extent, left) + 1)
+            if left % d == 0 and sum(n > 1 for n in (*row, d)) <= MOST_AXES
+        ]
+    return [row for row, left in found if left == 1]
+
+
+def layer_units(space: Space, devices: int, any_devices: bool = True) -> list[Unit]:
+    """Every layer with all its grids over sample, attribute and parameter axes, of every number of
+    parts that divides the devices, in every order on any of the devices; or only on blocks of
+    neighbours. A whole layer is on one device, or on all of them."""
+    members = Members(space)
+    found = []
+    for number, layer in enumerate(members.layers):
+        extents = [1 if label.reduced else label.extent for label in layer.labels]
+        several = [members.choices(number, mesh) for mesh in _meshes(extents, devices, any_devices)]
+        found.append(_unit(layer.name, several))
+    return found
+
+
+def cell_units(space: Space, devices: int, any_devices: bool = True) -> list[Unit]:
+    """The same for cells: what one module does in one step of a loop, cut along classes."""
+    members = Members(space)
+    found = []
+    for cell in members.cells:
+        classes = members.classes(cell)
+        meshes = _meshes(list(classes.values()), devices, any_devices)
+        several = [members.together(cell, tuple(classes), mesh) for mesh in meshes]
+        found.append(_unit(members.layers[cell[0]].name, several))
+    return found
+
+
+def _unit(name: str, several: Sequence[Choices]) -> Unit:
+    ops = tuple(several[0])
+    options = dict.fromkeys(tuple([made[op] for op in ops]) for made in several)
+    return Unit(name, ops, tuple(options))
+
+
+def _meshes(extents: Sequence[int], devices: int, any_devices: bool) -> list[Mesh]:
+    found = [
+        (degrees, where)
+        for count in range(1, devices + 1)
+        if devices % count == 0
+        for degrees in degrees_of(extents, count)
+        for where in _placements(devices, count, any_devices)
+    ]
+    return [*found, ((1,) * len(extents), tuple(range(devices)))]
+
+
+def _placements(devices: int, count: int, any_devices: bool) -> list[tuple[int, ...]]:
+    if any_devices:
+        return list(permutations(range(devices), count))
+    return [tuple(range(at, at + count)) for at in range(0, devices, count)]
+
+
+def size_of(units: Sequence[Unit]) -> int:
+    """How many combinations there are."""
+    return math.prod(len(unit.options) for unit in units)

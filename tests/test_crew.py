@@ -1,0 +1,77 @@
+"""Jobs on forked processes: what they tell arrives, and however it ends they have a last word."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from apportion.search.crew import Job, Lost, Said, Tell, share
+
+
+def counting(name: str, until: int | None) -> Job:
+    def work(tell: Tell) -> Iterator[None]:
+        count = 0
+        try:
+            while until is None or count < until:
+                count += 1
+                yield
+        finally:
+            tell({"name": name, "count": count, "process": os.getpid()})
+
+    return work
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_all_jobs_are_done(workers: int) -> None:
+    heard: list[Said] = []
+    share([counting(str(k), 10 * k) for k in range(5)], workers, None, heard.append)
+    assert sorted((said["name"], said["count"]) for said in heard) == [
+        (str(k), 10 * k) for k in range(5)
+    ]
+    assert len({said["process"] for said in heard}) == workers
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_time_is_up(workers: int) -> None:
+    heard: list[Said] = []
+    share(
+        [counting("a", None), counting("b", None)], workers, time.perf_counter() + 0.2, heard.append
+    )
+    assert sorted(said["name"] for said in heard) == ["a", "b"]
+    assert all(said["count"] > 0 for said in heard)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupt_lets_them_finish(workers: int) -> None:
+    heard: list[Said] = []
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        share([counting("a", None), counting("b", None)], workers, None, heard.append)
+    timer.join()
+    assert sorted(said["name"] for said in heard) == ["a", "b"]
+
+
+def test_long_words_arrive_whole() -> None:
+    def work(tell: Tell) -> Iterator[None]:
+        tell({"long": list(range(300_000))})
+        yield
+
+    heard: list[Said] = []
+    share([work, work], 2, None, heard.append)
+    assert [said["long"] for said in heard] == [list(range(300_000))] * 2
+
+
+def test_processes_that_all_fail_are_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    def work(tell: Tell) -> Iterator[None]:
+        raise ValueError("no")
+        yield
+
+    with pytest.raises(Lost):
+        share([work, work], 2, None, lambda said: None)
+    assert "ValueError('no')" in capfd.readouterr().err
