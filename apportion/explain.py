@@ -19,15 +19,34 @@ import math
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
 
-from apportion import explain_text
 from apportion.alternatives import Around, OpAxis
 from apportion.delta import Delta
+from apportion.explanation import (
+    ALONE,
+    GROUP,
+    LEGALITY,
+    MEMORY,
+    OPTIMAL,
+    RESHARDING,
+    SEARCH,
+    Alternative,
+    Cut,
+    Explanation,
+    Moved,
+    NamedChoice,
+    Spent,
+    best_there_is,
+    missed,
+    moves_more,
+    seconds,
+    too_large,
+    undivided,
+)
 from apportion.flow import Flow
 from apportion.footprint import curves, granules
 from apportion.graph import FORWARD, Graph, Value
@@ -39,147 +58,7 @@ from apportion.splits import Space
 from apportion.strategy import Choice, Layout
 from apportion.tasks import COMPUTE, Ints, TaskGraph
 
-ALONE, GROUP = "alone", "group"
-OPTIMAL, RESHARDING, MEMORY = "optimal", "resharding", "memory"
-LEGALITY, SEARCH = "legality", "search"
-
 NEAREST = 3  # names that are suggested for one that is not known
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """An axis that is cut: `kind` is sample, parameter, attribute or reduction; `partial` says that
-    partial values are left; `dims` are what it divides, such as `weight[0]`."""
-
-    axis: str
-    extent: int
-    parts: int
-    kind: str
-    partial: bool
-    dims: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A Choice with the names of its axes. `devices` are replica by replica, part by part."""
-
-    cuts: tuple[Cut, ...]
-    replicas: int
-    devices: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return explain_text.choice(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A Value that the Op reads or leaves. `other` makes it or reads it; `moved` are the bytes that
-    come from other devices for this Op or, of what it leaves, for those that read it."""
-
-    value: str
-    type: str
-    nbytes: int
-    other: str
-    moved: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """When the Op runs, how long on its busiest device, and how much later it could end without
-    making the step longer, while messages keep their order."""
-
-    start_seconds: float
-    end_seconds: float
-    busiest_seconds: float
-    slack_seconds: float
-
-    @property
-    def critical(self) -> bool:
-        """Whether it is on a critical path."""
-        return self.slack_seconds == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """What another Choice would do to the step; differences are to the plan.
-
-    scope            alone, or group: the Op with its Group, cut alike
-    busiest_seconds  what the Op, or its Group, computes on its busiest device
-    peak_bytes       estimated as the plan's, changed as far as slots and messages change
-    over             bytes above the limit on the device that is most above its own; 0: it fits
-    over_device      which device that is
-    """
-
-    choice: Chosen
-    scope: str
-    step_seconds: float
-    step_difference: float
-    bytes_moved: int
-    bytes_difference: int
-    busiest_seconds: float
-    busiest_difference: float
-    peak_bytes: tuple[int, ...]
-    peak_difference: int
-    over: int
-    over_device: int | None
-
-    @property
-    def fits(self) -> bool:
-        """Whether every device stays under its memory limit."""
-        return self.over == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why an Op has its Choice. `print` shows it, `to_json` gives it as plain data.
-
-    others            further forward Ops of the module that was asked for, the heaviest first
-    group             the Ops of its Group, first the one that the others follow
-    compared_seconds  the plan's step by the costs by which alternatives are compared: fitted ones
-                      where kernels were measured for the plan
-    alternatives      the best ones, the fastest first; `tried` of `known` were simulated
-    refused           axes that cannot be cut, and why
-    constraint        what keeps the best alternative from being taken; `because` is a sentence
-    """
-
-    op: str
-    index: int
-    kind: str
-    phase: str
-    line: str
-    module: str
-    others: tuple[str, ...]
-    group: tuple[str, ...]
-    choice: Chosen
-    reads: tuple[Moved, ...]
-    leaves: tuple[Moved, ...]
-    spent: Spent
-    step_seconds: float
-    compared_seconds: float
-    bytes_moved: int
-    peak_bytes: tuple[int, ...]
-    memory_limit: tuple[int, ...] | None
-    alternatives: tuple[Alternative, ...]
-    tried: int
-    known: int
-    refused: tuple[tuple[str, str], ...]
-    constraint: str
-    because: str
-    notes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return explain_text.text(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it as plain JSON data."""
-        data = asdict(self)
-        data["choice"]["text"] = str(self.choice)
-        data["spent"]["critical"] = self.spent.critical
-        for row, meant in zip(data["alternatives"], self.alternatives, strict=True):
-            row["fits"] = meant.fits
-            row["choice"]["text"] = str(meant.choice)
-        plain: dict[str, Any] = _plain(data)
-        return plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +119,7 @@ def explain(
     return Explanation(
         meant.name, index, meant.kind, meant.phase, meant.line, meant.module, others,
         tuple(graph.ops[k].name for k in group),
-        _chosen(axes, plan.strategy.choices[index]), *_moved(plan, index), spent,
+        _named(axes, plan.strategy.choices[index]), *_moved(plan, index), spent,
         line.step_seconds, live.step_seconds, line.bytes_moved, line.peak_bytes,
         plan.memory_limit, tuple(shown), tried, len(several), refused, constraint, because,
         _notes(plan, live, tried, len(several)),
@@ -410,7 +289,7 @@ def _alternative(
     worst = int(excess.argmax())
     over = max(int(excess[worst]), 0)
     return Alternative(
-        _chosen(around.axes(trial.op), trial.choices[trial.op]), trial.scope,
+        _named(around.axes(trial.op), trial.choices[trial.op]), trial.scope,
         then.step_ns / 1e9, (then.step_ns - now.step_ns) / 1e9, then.bytes_moved,
         then.bytes_moved - now.bytes_moved, then.busiest_ns / 1e9,
         (then.busiest_ns - now.busiest_ns) / 1e9, tuple(peaks.tolist()),
@@ -418,14 +297,14 @@ def _alternative(
     )  # fmt: skip
 
 
-def _chosen(axes: Sequence[OpAxis], choice: Choice) -> Chosen:
+def _named(axes: Sequence[OpAxis], choice: Choice) -> NamedChoice:
     """A Choice with the names of its axes."""
     cuts = []
     for axis in axes:
         parts = math.prod(choice.parts[k] for k in axis.positions)
         if parts > 1:
             cuts.append(Cut(axis.name, axis.extent, parts, axis.kind, axis.partial, axis.dims))
-    return Chosen(tuple(cuts), choice.replicas, choice.devices)
+    return NamedChoice(tuple(cuts), choice.replicas, choice.devices)
 
 
 # The Op as it is
@@ -491,11 +370,11 @@ def _constraint(
     faster = [it for it in shown if it.step_difference < 0]
     taken = next((it for it in faster if it.fits), None)
     if taken is not None:
-        return SEARCH, explain_text.missed(taken, plan)
+        return SEARCH, missed(taken, plan)
     if faster:
-        return MEMORY, explain_text.too_large(faster[0], plan)
+        return MEMORY, too_large(faster[0], plan)
     if not any(not axis.refused for axis in axes):
-        return LEGALITY, explain_text.undivided(axes, plan.space.undescribed.get(kind, ""))
+        return LEGALITY, undivided(axes, plan.space.undescribed.get(kind, ""))
     none = "no alternative is faster"
     if tried is not None:
         none = f"none of the {tried} alternatives that were tried is faster"
@@ -503,8 +382,8 @@ def _constraint(
         (it for it in shown if it.busiest_difference < 0 and it.bytes_difference > 0), None
     )
     if lighter is not None and lighter.step_difference > 0:
-        return RESHARDING, f"{none}; {explain_text.moves_more(lighter)}"
-    return OPTIMAL, f"{none}; {explain_text.best_there_is(shown[0], spent)}"
+        return RESHARDING, f"{none}; {moves_more(lighter)}"
+    return OPTIMAL, f"{none}; {best_there_is(shown[0], spent)}"
 
 
 def _notes(plan: Planned, live: Delta, tried: int, known: int) -> tuple[str, ...]:
@@ -514,14 +393,8 @@ def _notes(plan: Planned, live: Delta, tried: int, known: int) -> tuple[str, ...
         found.append(
             "some kernels of the plan were measured, which says nothing of others: alternatives "
             f"are compared by fitted costs, by which the plan's step takes "
-            f"{explain_text.seconds(ours / 1e9)}, not {explain_text.seconds(plans / 1e9)}"
+            f"{seconds(ours / 1e9)}, not {seconds(plans / 1e9)}"
         )
     if tried < known:
         found.append(f"the budget ended after {tried} of {known} alternatives")
     return tuple(found)
-
-
-def _plain(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _plain(item) for key, item in data.items()}
-    return [_plain(item) for item in data] if isinstance(data, tuple | list) else data

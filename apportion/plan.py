@@ -40,7 +40,8 @@ from apportion.timeline import Timeline
 
 if TYPE_CHECKING:
     from apportion.capture import Program
-    from apportion.explain import Explanation, Tell
+    from apportion.explain import Tell
+    from apportion.explanation import Explanation
 
 FORMAT, VERSION = "apportion plan", 4
 READ = (3, 4)

@@ -73,6 +73,7 @@ def test_the_surface_is_what_it_was() -> None:
         },
         "simulate": {"plan", "--trace", "--chakra", "--json"},
         "report": {"plan", "--out", "-o", "--trace"},
+        "explain": {"plan", "op", "--alternatives", "--budget", "--json"},
         "run": {
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
             *("--timeout", "--trace", "--calibrate", "--measure", "--json"),
@@ -418,7 +419,7 @@ def test_an_operator_that_runs_unsplit_is_noted_once(
 ) -> None:
     (tmp_path / "train.py").write_text(UNDESCRIBED)
     call_it = [command, f"{tmp_path}/train.py:make", "--cluster", "local:2", "--json"]
-    status, out, err = call(capfd, *call_it)
+    status, out, err = call(capfd, *call_it, "--budget", "1")
     assert status == 0 and json.loads(out)
     (line,) = [line for line in err.splitlines() if "turn.default" in line]
     assert line == (
@@ -438,7 +439,8 @@ def test_what_a_users_file_prints_is_kept_from_the_json(
         "    it = zoo.load('mlp:tiny')\n"
         "    return it.step, it.model, it.optimizer, it.batch\n"
     )
-    status, facts = call_json(capfd, "plan", f"{tmp_path}/train.py:make", "--cluster", "local:2")
+    where = [f"{tmp_path}/train.py:make", "--cluster", "local:2", "--budget", "0"]
+    status, facts = call_json(capfd, "plan", *where)
     assert status == 0 and facts["model"] == f"{tmp_path}/train.py:make"
 
 

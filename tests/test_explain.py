@@ -19,7 +19,8 @@ from apportion import cli
 from apportion import explain as explaining
 from apportion.alternatives import Around
 from apportion.delta import Delta
-from apportion.explain import ALONE, GROUP, Explanation, Trial
+from apportion.explain import Trial
+from apportion.explanation import ALONE, GROUP, Explanation
 from apportion.lower import lower
 from apportion.plan import Plan
 from apportion.plan import plan as make_plan
@@ -163,7 +164,7 @@ def test_alternatives_cut_every_axis_that_can_be_cut() -> None:
         axes = around.axes(op)
         wanted = {axis.name for axis in axes if not axis.refused and axis.extent >= 4}
         several = [plan.strategy.choices[op], *around.choices(op, plan.strategy.choices)]
-        cuts = {cut.axis for c in several for cut in explaining._chosen(axes, c).cuts}
+        cuts = {cut.axis for c in several for cut in explaining._named(axes, c).cuts}
         assert wanted <= cuts
         assert not any(axis.refused and axis.name in cuts for axis in axes)
         devices = {c.devices for c in several if c.count == 1}

@@ -39,6 +39,16 @@ def test_steps_of_a_loop_are_apart_and_alike() -> None:
     assert {len(several) for several in members.alike} == {4, 8}
 
 
+def test_groups_have_what_prepares_and_updates_their_parameters() -> None:
+    it = space("lenet")
+    members = Members(it)
+    named = [{it.graph.ops[op].name for op in group} for group in members.groups]
+    dense = next(names for names in named if "full1.addmm" in names)
+    assert {"full1.t", "full1.mm.backward", "full1.weight.update", "full1.bias.update"} <= dense
+    assert {"tanh#3", "tanh.backward#2"} in named
+    assert sorted(op for group in members.groups for op in group) == list(range(len(it.graph.ops)))
+
+
 def test_an_op_is_cut_along_the_labels_it_has_and_there_again_along_others() -> None:
     it = space("mlp:tiny")
     members = Members(it)
@@ -60,7 +70,7 @@ def test_an_op_is_cut_along_the_labels_it_has_and_there_again_along_others() -> 
 
 
 def test_degrees() -> None:
-    assert degrees_of((4, 3, 1), 6) == [(2, 3, 1)]
+    assert degrees_of((4, 3, 1), 6) == [(2, 3, 1), (3, 2, 1)]
     assert degrees_of((8, 8), 4) == [(1, 4), (2, 2), (4, 1)]
     assert degrees_of((2,), 4) == []
     assert degrees_of((), 1) == [()]

@@ -23,7 +23,7 @@ from apportion.tasks import Storage
 
 
 def made(method: str = "random", spec: str = "mlp:tiny", devices: int = 3) -> Plan:
-    return make_plan(captured(spec)[0], ap.cluster(f"local:{devices}"), method, seed=7)
+    return make_plan(captured(spec)[0], ap.cluster(f"local:{devices}"), method, budget=1.0, seed=7)
 
 
 @pytest.fixture

@@ -32,19 +32,53 @@ FAR = -(1 << 40)
 
 
 class Loops(NamedTuple):  # numba takes no dataclass
-    """Loops l from copies of one Op to those of another of the same unit, tails t, heads h."""
+    """Loops l from sets of copies s of one Op to copies of another of the same unit, tails t from
+    sets, heads h. `some` is what at least one copy, whichever, has to wait."""
 
     start: Ints  # o + 1: loops by the Op that they end at
     source: Ints  # l: Op
-    target: Ints  # l: Op
     via: Ints  # l: unit
-    length: Ints  # l x k x (m + 1) x m, or FAR; the last source is whichever copy ends first
+    length: Ints  # l x k x s x (m + 1): to each copy, and to some
     tail_start: Ints  # o + 1: tails by Op
     tail_via: Ints  # t: unit
-    tail: Ints  # t x k x (m + 1), or FAR
+    tail: Ints  # t x k x s
     head_start: Ints  # o + 1: heads by Op
     head_via: Ints  # h: unit
-    head: Ints  # h x k x m, or FAR
+    head: Ints  # h x k x (m + 1)
+
+
+# Sets of copies: of m copies at most, set s < m has the copy s, set m + s all but that, set 2 m all.
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _exists(s, size, most):  # type: ignore[no-untyped-def]
+    return s == 2 * most or s < size or (s >= most and s - most < size and size > 2)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _least(row, s, size, most):  # type: ignore[no-untyped-def]
+    """The least that a set has in a row."""
+    if s < most:
+        return row[s]
+    found = 1 << 60
+    for p in range(size):
+        if s - most != p:
+            found = min(found, row[p])
+    return found
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _most(row, s, size, most):  # type: ignore[no-untyped-def]
+    """The most that a set has in a row of delays."""
+    if s < most:
+        return row[s]
+    if s == 2 * most:
+        return row[most]
+    found = NONE
+    for p in range(size):
+        if s - most != p:
+            found = max(found, row[p])
+    return found
 
 
 # Exchanges
@@ -215,11 +249,11 @@ def _fetch(n, chosen, depth, e, q, end, have, free, issued):  # type: ignore[no-
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def floor(n, loops, chosen, depth, end, have):  # type: ignore[no-untyped-def]
     """The floor, in nanoseconds, where the units before `depth` have the chosen options. `end` and
-    `have` are room to work in: Ops x copies and one, edges x copies."""
-    devices, any_ = n.lag.shape[0], n.where.shape[2]
+    `have` are room to work in: Ops x copies, edges x copies."""
+    devices, most = n.lag.shape[0], n.where.shape[2]
     free, issued = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
-    ready = np.zeros(end.shape[1], np.int64)
-    last = 0
+    ready = np.zeros(most, np.int64)
+    last, some = 0, False
     for op in range(len(n.unit)):
         u = n.unit[op]
         if u >= depth:
@@ -236,28 +270,81 @@ def floor(n, loops, chosen, depth, end, have):  # type: ignore[no-untyped-def]
                 ready[q] = max(ready[q], have[e, q])
         for loop in range(loops.start[op], loops.start[op + 1]):
             if loops.via[loop] >= depth:
+                some = True
                 source = loops.source[loop]
-                for p in range(n.size[source, k]):
-                    for q in range(size):
-                        ready[q] = max(ready[q], end[source, p] + loops.length[loop, k, p, q])
-                for q in range(size):
-                    ready[q] = max(ready[q], end[source, any_] + loops.length[loop, k, any_, q])
+                for s in range(2 * most + 1):
+                    if _exists(s, n.size[source, k], most):
+                        time = _least(end[source], s, n.size[source, k], most)
+                        for q in range(size):
+                            ready[q] = max(ready[q], time + loops.length[loop, k, s, q])
         for t in range(loops.head_start[op], loops.head_start[op + 1]):
             if loops.head_via[t] >= depth:
+                some = True
                 for q in range(size):
                     ready[q] = max(ready[q], loops.head[t, k, q])
-        end[op, any_] = 1 << 60
         for q in range(size):
             d = n.where[op, k, q]
             issued[d] += n.issue[op, d]
             start = max(ready[q], free[d], issued[d])
             free[d] = end[op, q] = start + n.duration[op, g, q % n.parts[op, g], d]
-            last, end[op, any_] = max(last, end[op, q]), min(end[op, any_], end[op, q])
+            last = max(last, end[op, q])
         for t in range(loops.tail_start[op], loops.tail_start[op + 1]):
             if loops.tail_via[t] >= depth:
-                last = max(last, end[op, any_] + loops.tail[t, k, any_])
+                for s in range(2 * most + 1):
+                    if _exists(s, size, most):
+                        time = _least(end[op], s, size, most)
+                        last = max(last, time + loops.tail[t, k, s])
+    if some:
+        last = max(last, _by_some(n, loops, chosen, depth, end))
+    return last
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _by_some(n, loops, chosen, depth, end):  # type: ignore[no-untyped-def]
+    """The longest path by a copy of which it is not known which it is: to it as late as some copy
+    is, and on from there as from the one that has the least to do."""
+    most = n.where.shape[2]
+    after = np.zeros((len(n.unit), most), np.int64)  # from the end of a copy to that of the step
+    following = np.zeros(n.lag.shape[0], np.int64)
+    delay = np.zeros(most + 1, np.int64)
+    last = 0
+    for op in range(len(n.unit) - 1, -1, -1):
+        u = n.unit[op]
+        if u >= depth:
+            continue
+        k = chosen[u]
+        g, size = n.grid[op, k], n.size[op, k]
+        for t in range(loops.tail_start[op], loops.tail_start[op + 1]):
+            if loops.tail_via[t] >= depth:
                 for q in range(size):
-                    last = max(last, end[op, q] + loops.tail[t, k, q])
+                    after[op, q] = max(after[op, q], loops.tail[t, k, q])
+        least = 1 << 60
+        for q in range(size - 1, -1, -1):
+            d = n.where[op, k, q]
+            left = max(after[op, q], following[d]) + n.duration[op, g, q % n.parts[op, g], d]
+            following[d] = left
+            least = min(least, left)
+            for e in range(n.start[op], n.start[op + 1]):
+                i = n.maker[e]
+                if n.unit[i] >= depth or n.begins[e]:
+                    continue
+                a = chosen[n.unit[i]]
+                delays(n, e, a, k, q, delay)
+                for p in range(n.size[i, a]):
+                    if delay[p] >= 0:
+                        after[i, p] = max(after[i, p], delay[p] + left)
+        for t in range(loops.head_start[op], loops.head_start[op + 1]):
+            if loops.head_via[t] >= depth:
+                last = max(last, loops.head[t, k, most] + least)
+        for loop in range(loops.start[op], loops.start[op + 1]):
+            if loops.via[loop] >= depth:
+                i = loops.source[loop]
+                for s in range(2 * most + 1):
+                    if _exists(s, n.size[i, k], most):
+                        time = _least(end[i], s, n.size[i, k], most)
+                        last = max(last, time + loops.length[loop, k, s, most] + least)
+                for p in range(n.size[i, k]):
+                    after[i, p] = max(after[i, p], loops.length[loop, k, p, most] + least)
     return last
 
 
@@ -277,180 +364,235 @@ def floors(n, loops, chosen, depth, end, have):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _inside(n, loops, ops, k, first, q, end, delay):  # type: ignore[no-untyped-def]
-    """Longest paths from the start of a copy of an Op, or of all of them, to the ends of all in its
-    unit; FAR where there is none."""
-    u, any_ = n.unit[first], n.where.shape[2]
-    lane = np.full(n.lag.shape[0], FAR)
+def _inside(n, loops, ops, k, first, s, begin, end, free, issued):  # type: ignore[no-untyped-def]
+    """Longest paths from the start of a set of copies of an Op to the ends of all in its unit, FAR
+    where there is none; or, with `begin`, from the beginning of the step."""
+    u, most = n.unit[ops[0]], n.where.shape[2]
+    delay = np.zeros(most + 1, np.int64)
     for op in ops:
         g, size = n.grid[op, k], n.size[op, k]
         end[op, :] = FAR
         if op < first:
             continue
-        least = 1 << 60
         for c in range(size):
             d = n.where[op, k, c]
-            time = lane[d]
-            if op == first and (c == q or q == any_):
+            time = free[d]
+            if begin:
+                issued[d] += n.issue[op, d]
+                time = max(time, issued[d])
+                for t in range(loops.head_start[op], loops.head_start[op + 1]):
+                    time = max(time, loops.head[t, k, c])
+            elif op == first and (s == 2 * most or s == c or (s >= most and s - most != c)):
                 time = max(time, 0)
             for e in range(n.start[op], n.start[op + 1]):
                 i = n.maker[e]
                 if n.unit[i] != u or n.begins[e]:
                     continue
                 delays(n, e, k, k, c, delay)
-                for p in range(any_ + 1):
+                for p in range(n.size[i, k]):
                     if delay[p] >= 0 and end[i, p] >= 0:
                         time = max(time, end[i, p] + delay[p])
+                least = _least(end[i], 2 * most, n.size[i, k], most)
+                if least >= 0:
+                    time = max(time, least + delay[most])
             for loop in range(loops.start[op], loops.start[op + 1]):
-                source = loops.source[loop]
-                for p in range(any_ + 1):
-                    if end[source, p] >= 0:
-                        time = max(time, end[source, p] + loops.length[loop, k, p, c])
+                i = loops.source[loop]
+                for z in range(2 * most + 1):
+                    if _exists(z, n.size[i, k], most):
+                        least = _least(end[i], z, n.size[i, k], most)
+                        if least >= 0:
+                            time = max(time, least + loops.length[loop, k, z, c])
             if time >= 0:
                 end[op, c] = time + n.duration[op, g, c % n.parts[op, g], d]
-                lane[d] = end[op, c]
-            least = min(least, end[op, c])
-        if least >= 0:
-            end[op, any_] = least
+                free[d] = end[op, c]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _through(n, loops, ops, entries, exits):  # type: ignore[no-untyped-def]
-    """For every option of a unit the longest paths from the start of each copy of each entry, and of
-    all, to the end of each copy of each exit, and of any, and to the end of the step."""
-    count, any_ = n.options[n.unit[ops[0]]], n.where.shape[2]
-    found = np.full((count, len(entries), any_ + 1, len(exits), any_ + 1), FAR)
-    last = np.full((count, len(entries), any_ + 1), FAR)
-    end = np.full((len(n.unit), any_ + 1), FAR)
-    delay = np.zeros(any_ + 1, np.int64)
-    for k in range(count):
-        for x in range(len(entries)):
-            for q in range(any_ + 1):
-                if n.size[entries[x], k] <= q < any_:
-                    continue
-                _inside(n, loops, ops, k, entries[x], q, end, delay)
-                for y in range(len(exits)):
-                    for r in range(any_ + 1):
-                        found[k, x, q, y, r] = end[exits[y], r]
-                for op in ops:
-                    for c in range(any_ + 1):
-                        if end[op, c] < 0:
-                            continue
-                        last[k, x, q] = max(last[k, x, q], end[op, c])
-                        for t in range(loops.tail_start[op], loops.tail_start[op + 1]):
-                            beyond = end[op, c] + loops.tail[t, k, c]
-                            last[k, x, q] = max(last[k, x, q], beyond)
-    return found, last
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _begun(n, loops, ops, exits):  # type: ignore[no-untyped-def]
-    """For every option of a unit when the copies of each exit, and any of them, end at the
-    soonest."""
-    count, any_ = n.options[n.unit[ops[0]]], n.where.shape[2]
-    found = np.full((count, len(exits), any_ + 1), FAR)
-    end = np.full((len(n.unit), any_ + 1), FAR)
-    delay = np.zeros(any_ + 1, np.int64)
-    for k in range(count):
-        free, issued = np.zeros(n.lag.shape[0], np.int64), np.zeros(n.lag.shape[0], np.int64)
-        for op in ops:
-            g, least = n.grid[op, k], 1 << 60
-            end[op, :] = FAR
-            for c in range(n.size[op, k]):
-                d = n.where[op, k, c]
-                issued[d] += n.issue[op, d]
-                time = max(free[d], issued[d])
-                for e in range(n.start[op], n.start[op + 1]):
-                    i = n.maker[e]
-                    if n.unit[i] != n.unit[op] or n.begins[e]:
-                        continue
-                    delays(n, e, k, k, c, delay)
-                    for p in range(any_ + 1):
-                        if delay[p] >= 0:
-                            time = max(time, end[i, p] + delay[p])
-                for loop in range(loops.start[op], loops.start[op + 1]):
-                    source = loops.source[loop]
-                    for p in range(any_ + 1):
-                        time = max(time, end[source, p] + loops.length[loop, k, p, c])
-                for t in range(loops.head_start[op], loops.head_start[op + 1]):
-                    time = max(time, loops.head[t, k, c])
-                free[d] = end[op, c] = time + n.duration[op, g, c % n.parts[op, g], d]
-                least = min(least, end[op, c])
-            end[op, any_] = least
-        for y in range(len(exits)):
-            found[k, y] = end[exits[y]]
+def _rest(n, loops, op, k, row):  # type: ignore[no-untyped-def]
+    """From ends of the copies of an Op the longest path by its tails."""
+    most, found = n.where.shape[2], FAR
+    size = n.size[op, k]
+    for c in range(size):
+        found = max(found, row[c])
+    for t in range(loops.tail_start[op], loops.tail_start[op + 1]):
+        for s in range(2 * most + 1):
+            if _exists(s, size, most):
+                least = _least(row, s, size, most)
+                if least >= 0:
+                    found = max(found, least + loops.tail[t, k, s])
     return found
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _shortest(n, unit, via, outward, inward, ends, through, last, begun):  # type: ignore[no-untyped-def]
+def _through(n, loops, ops, entries, exits):  # type: ignore[no-untyped-def]
+    """For every option of a unit the longest paths from the start of each set of copies of each
+    entry to the end of all in each set of each exit, to the end of some copy of it, and to the end
+    of the step. Entry 0 is the beginning of the step."""
+    count, most = n.options[n.unit[ops[0]]], n.where.shape[2]
+    sets, devices = 2 * most + 1, n.lag.shape[0]
+    found = np.full((count, len(entries) + 1, sets, len(exits), sets + 1), FAR)
+    last = np.full((count, len(entries) + 1, sets), FAR)
+    end = np.full((len(n.unit), most), FAR)
+    wide = loops.start[ops[-1] + 1] - loops.start[ops[0]]
+    onward = np.zeros((wide, len(exits) + 1), np.int64)  # from some copy of a loop's target on
+    for k in range(count):
+        for at in range(wide):
+            loop = loops.start[ops[0]] + at
+            onward[at] = 1 << 40
+            op = ops[0]
+            while loops.start[op + 1] <= loop:
+                op += 1
+            if n.unit[op] != n.unit[ops[0]]:
+                continue
+            for c in range(n.size[op, k]):
+                _inside(
+                    n, loops, ops, k, op, c, False, end, np.full(devices, FAR),
+                    np.zeros(devices, np.int64),
+                )  # fmt: skip
+                for y in range(len(exits)):
+                    onward[at, y] = min(onward[at, y], end[exits[y]].max())
+                rest = FAR
+                for other in ops:
+                    rest = max(rest, _rest(n, loops, other, k, end[other]))
+                onward[at, len(exits)] = min(onward[at, len(exits)], rest)
+        for x in range(len(entries) + 1):
+            for s in range(sets):
+                if x == 0:
+                    if s != 2 * most:
+                        continue
+                    _inside(
+                        n, loops, ops, k, 0, s, True, end, np.zeros(devices, np.int64),
+                        np.zeros(devices, np.int64),
+                    )  # fmt: skip
+                else:
+                    if not _exists(s, n.size[entries[x - 1], k], most):
+                        continue
+                    _inside(
+                        n, loops, ops, k, entries[x - 1], s, False, end, np.full(devices, FAR),
+                        np.zeros(devices, np.int64),
+                    )  # fmt: skip
+                for y in range(len(exits)):
+                    size = n.size[exits[y], k]
+                    found[k, x, s, y, sets] = end[exits[y]].max()
+                    for z in range(sets):
+                        if _exists(z, size, most):
+                            found[k, x, s, y, z] = _least(end[exits[y]], z, size, most)
+                for op in ops:
+                    last[k, x, s] = max(last[k, x, s], _rest(n, loops, op, k, end[op]))
+                    for loop in range(loops.start[op], loops.start[op + 1]):
+                        at, i = loop - loops.start[ops[0]], loops.source[loop]
+                        for z in range(sets):
+                            if not _exists(z, n.size[i, k], most):
+                                continue
+                            time = _least(end[i], z, n.size[i, k], most)
+                            if time < 0:
+                                continue
+                            time += loops.length[loop, k, z, most]
+                            last[k, x, s] = max(last[k, x, s], time + onward[at, len(exits)])
+                            for y in range(len(exits)):
+                                late = max(found[k, x, s, y, sets], time + onward[at, y])
+                                found[k, x, s, y, sets] = late
+    return found, last
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _back(n, e, b, a, back):  # type: ignore[no-untyped-def]
+    """Delays along an edge from sets of copies of the maker, and from some copy of it, to the
+    copies of the reader, and to some copy of it."""
+    most = n.where.shape[2]
+    delay = np.zeros(most + 1, np.int64)
+    some = np.full(most, NONE)
+    made, size = n.size[n.maker[e], b], n.size[n.reader[e], a]
+    back[:] = NONE
+    worst = 1 << 40
+    for q in range(size):
+        delays(n, e, b, a, q, delay)
+        every = 1 << 40
+        for r in range(made):
+            every = min(every, delay[r])
+            some[r] = max(some[r], delay[r])
+        back[2 * most + 1, q] = every
+        for s in range(2 * most + 1):
+            if _exists(s, made, most):
+                back[s, q] = _most(delay, s, made, most)
+                back[s, most] = max(back[s, most], back[s, q])
+    for r in range(made):
+        worst = min(worst, some[r])
+    back[2 * most + 1, most] = worst
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _shortest(n, unit, via, outward, inward, ends, through, last):  # type: ignore[no-untyped-def]
     """Loops of `unit` by `via`: for every option the least, over the options of `via`, of the
     longest path out by an edge of `outward`, through, and back by one of `inward`. `ends` numbers
     the Ops of these edges: where they enter, where they exit, whence they come, where they go."""
     entry, exit_, source, target = ends
-    any_ = n.where.shape[2]
+    most = n.where.shape[2]
+    sets = 2 * most + 1
     count, others = n.options[unit], n.options[via]
     sources, targets = 0, 0
     if len(source):
         sources = source.max() + 1
     if len(target):
         targets = target.max() + 1
-    head = np.full((count, targets, any_), 1 << 40)
-    soonest = np.zeros((targets, any_), np.int64)
-    length = np.full((count, sources, any_ + 1, targets, any_), 1 << 40)
-    tail = np.full((count, sources, any_ + 1), 1 << 40)
-    delay = np.zeros(any_ + 1, np.int64)
-    back = np.zeros((len(inward), any_ + 1, any_), np.int64)
-    path = np.zeros((sources, any_ + 1, targets, any_), np.int64)
-    beyond = np.zeros((sources, any_ + 1), np.int64)
+    far = 1 << 40
+    length = np.full((count, sources, sets, targets, most + 1), far)
+    tail = np.full((count, sources, sets), far)
+    head = np.full((count, targets, most + 1), far)
+    back = np.zeros((len(inward), sets + 1, most + 1), np.int64)
+    out = np.zeros((most, most + 1), np.int64)
+    reach = np.zeros(most, np.int64)
+    path = np.zeros((sources, sets, targets, most + 1), np.int64)
+    beyond = np.zeros((sources, sets), np.int64)
+    soonest = np.zeros((targets, most + 1), np.int64)
     for a in range(count):
         for b in range(others):
-            for x in range(len(inward)):
-                for q in range(n.size[n.reader[inward[x]], a]):
-                    delays(n, inward[x], b, a, q, delay)
-                    back[x, :, q] = delay
             path[:], beyond[:], soonest[:] = FAR, FAR, 0
             for x in range(len(inward)):
-                for r in range(any_ + 1):
-                    for c in range(n.size[n.reader[inward[x]], a]):
-                        if back[x, r, c] >= 0:
-                            time = begun[b, exit_[x], r] + back[x, r, c]
-                            soonest[target[x], c] = max(soonest[target[x], c], time)
+                _back(n, inward[x], b, a, back[x])
+                for z in range(sets + 1):
+                    time = through[b, 0, 2 * most, exit_[x], z]
+                    if time >= 0:
+                        for c in range(most + 1):
+                            if back[x, z, c] >= 0:
+                                late = max(soonest[target[x], c], time + back[x, z, c])
+                                soonest[target[x], c] = late
             for o in range(len(outward)):
-                e, z = outward[o], source[o]
-                least = 1 << 40
-                for q in range(n.size[n.reader[e], b] + 1):
-                    if q == n.size[n.reader[e], b]:  # all copies, when any of the maker's has ended
-                        delay[:] = NONE
-                        delay[any_] = least
-                        q = any_
-                    else:
-                        delays(n, e, a, b, q, delay)
-                        least = min(least, delay[any_])
-                    for p in range(any_ + 1):
-                        if delay[p] < 0:
+                e, w = outward[o], source[o]
+                made, size = n.size[n.maker[e], a], n.size[n.reader[e], b]
+                for q in range(size):
+                    delays(n, e, a, b, q, out[q])
+                for s in range(sets):
+                    if not _exists(s, made, most):
+                        continue
+                    for q in range(size):
+                        reach[q] = _most(out[q], s, made, most)
+                    for v in range(sets):
+                        if not _exists(v, size, most):
                             continue
-                        beyond[z, p] = max(beyond[z, p], delay[p] + last[b, entry[o], q])
+                        begun = _least(reach, v, size, most)
+                        if begun < 0:
+                            continue
+                        beyond[w, s] = max(beyond[w, s], begun + last[b, entry[o] + 1, v])
                         for x in range(len(inward)):
-                            y, size = target[x], n.size[n.reader[inward[x]], a]
-                            for r in range(any_ + 1):
-                                way = delay[p] + through[b, entry[o], q, exit_[x], r]
+                            for z in range(sets + 1):
+                                way = begun + through[b, entry[o] + 1, v, exit_[x], z]
                                 if way < 0:
                                     continue
-                                for c in range(size):
-                                    if back[x, r, c] >= 0:
-                                        path[z, p, y, c] = max(
-                                            path[z, p, y, c], way + back[x, r, c]
-                                        )
+                                for c in range(most + 1):
+                                    if back[x, z, c] >= 0:
+                                        late = max(path[w, s, target[x], c], way + back[x, z, c])
+                                        path[w, s, target[x], c] = late
             for y in range(targets):
-                for c in range(any_):
+                for c in range(most + 1):
                     head[a, y, c] = min(head[a, y, c], soonest[y, c])
-            for z in range(sources):
-                for p in range(any_ + 1):
-                    tail[a, z, p] = min(tail[a, z, p], beyond[z, p])
+            for w in range(sources):
+                for s in range(sets):
+                    tail[a, w, s] = min(tail[a, w, s], beyond[w, s])
                     for y in range(targets):
-                        for c in range(any_):
-                            length[a, z, p, y, c] = min(length[a, z, p, y, c], path[z, p, y, c])
+                        for c in range(most + 1):
+                            known = min(length[a, w, s, y, c], path[w, s, y, c])
+                            length[a, w, s, y, c] = known
     return length, tail, head
 
 
@@ -465,7 +607,7 @@ Row = tuple[int, int, int, Ints]
 
 def find_loops(n: Needs) -> Loops:
     """Loops, tails and heads of all units, from the last to the first."""
-    _, options, copies = n.where.shape
+    options = n.where.shape[1]
     loops, tails, heads = list[Row](), list[Row](), list[Row]()
     makers, readers, made = n.unit[n.maker], n.unit[n.reader], n.begins == 0
     for via in range(len(n.options) - 1, 0, -1):
@@ -481,11 +623,8 @@ def find_loops(n: Needs) -> Loops:
             sources, source = np.unique(n.maker[outward], return_inverse=True)
             targets, target = np.unique(n.reader[inward], return_inverse=True)
             through, last = _through(n, known, ops, entries, exits)
-            begun = _begun(n, known, ops, exits)
             ends = (entry, exit_, source, target)
-            length, tail, head = _shortest(
-                n, unit, via, outward, inward, ends, through, last, begun
-            )
+            length, tail, head = _shortest(n, unit, via, outward, inward, ends, through, last)
             for y, op in enumerate(targets.tolist()):
                 heads.append((op, via, -1, _padded(head[:, y], options)))
             for z, op in enumerate(sources.tolist()):
@@ -504,8 +643,8 @@ def _padded(table: Ints, options: int) -> Ints:
 
 
 def _gathered(n: Needs, loops: list[Row], tails: list[Row], heads: list[Row]) -> Loops:
-    ops, options, copies = n.where.shape
-    shapes = ((copies + 1, copies), (copies + 1,), (copies,))
+    ops, options, most = n.where.shape
+    shapes = ((2 * most + 1, most + 1), (2 * most + 1,), (most + 1,))
     found: list[Ints] = []
     for rows, shape in zip((loops, tails, heads), shapes, strict=True):
         rows = sorted(rows, key=lambda row: row[:3])
@@ -513,7 +652,5 @@ def _gathered(n: Needs, loops: list[Row], tails: list[Row], heads: list[Row]) ->
         start = np.zeros(ops + 1, np.int64)
         np.cumsum(np.bincount(owners, minlength=ops), out=start[1:])
         tables = np.array([row[3] for row in rows], np.int64).reshape(-1, options, *shape)
-        found += (
-            [start, sources, owners, vias, tables] if len(shape) == 2 else [start, vias, tables]
-        )
+        found += [start, sources, vias, tables] if len(shape) == 2 else [start, vias, tables]
     return Loops(*found)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from apportion.root import Refused
-from apportion.search.levels import Ints, Levels, intern
+from apportion.search.levels import Ints, Levels, divided, intern
 from apportion.search.problem import SearchResult
 from apportion.splits import Space
 from apportion.strategy import Choice, Layout, Strategy, whole
@@ -34,8 +34,15 @@ def strategy(levels: Levels) -> Strategy:
 
 def result(levels: Levels, notes: tuple[str, ...] = ()) -> SearchResult:
     """The Strategy of all levels, with its Space."""
-    found, space = _Maker(levels).strategy()
-    return SearchResult(found, notes=notes, space=space)
+    return faithful(levels, notes)[0]
+
+
+def faithful(levels: Levels, notes: tuple[str, ...] = ()) -> tuple[SearchResult, bool]:
+    """As `result`; and whether every Op is cut as the levels say, so that their bytes are those
+    of the Strategy."""
+    maker = _Maker(levels)
+    found, space = maker.strategy()
+    return SearchResult(found, notes=notes, space=space), not maker.refused
 
 
 class _Maker:
@@ -52,6 +59,7 @@ class _Maker:
         self.choices: dict[tuple[object, ...], Choice] = {}
         self.layouts: dict[tuple[object, ...], Layout] = {}
         self.devices: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.refused = False
 
     def strategy(self) -> tuple[Strategy, Space]:
         divided = {
@@ -84,9 +92,11 @@ class _Maker:
 
     def _digits(self) -> dict[int, tuple[_Digit, ...]]:
         """Per class that is cut its digits: levels that divide evenly in order, then the one that
-        does not, or what is left."""
+        does not, or what is left. Levels that Ops cut which must know their place come first, so
+        that a part of theirs is a range."""
         sites, levels = self.sites, self.levels
         cut = sites.classes[sites.at[:-1, None] + self.picked]
+        placed = levels.cuts_of_placed()
         takers: dict[int, list[int]] = {}
         touched: dict[int, list[Ints]] = {}
         for level in range(len(levels.factors)):
@@ -98,18 +108,20 @@ class _Maker:
                     touched.setdefault(group, []).append(rows)
         found = {}
         for group, taken in takers.items():
-            extent = int(sites.extents[group])
-            even, uneven = _divided(extent, taken, levels.factors)
-            runs = self._together([*even, *uneven], np.concatenate(touched[group]))
-            digits, left = [], extent
+            extent, sets = int(sites.extents[group]), placed.get(group, set())
+            even, uneven = divided(extent, taken, levels.factors, sets)
+            order = sorted(
+                [*even, *uneven], key=lambda n: (-sum(n in some for some in sets), n in uneven)
+            )
+            runs = self._together(order, np.concatenate(touched[group]))
+            digits, left = [], extent // math.prod(levels.factors[n] for n in even)
             for run in runs:
-                k = math.prod(levels.factors[n] for n in run)
-                if run is runs[-1] and (left % k or uneven):
-                    digits.append(_Digit(left, run))
-                    left = 1
-                else:
+                k = math.prod(levels.factors[n] for n in run if n in even)
+                if not uneven or uneven[0] not in run:
                     digits.append(_Digit(k, run))
-                    left //= k
+                else:
+                    digits.append(_Digit(k * left, run))
+                    left = 1
             if left > 1:
                 if len(digits) == 1:  # one cut needs no digits: parts of the whole are the same
                     digits = [_Digit(extent, digits[0].levels)]
@@ -144,6 +156,7 @@ class _Maker:
             try:
                 space.split(op, parts)
             except Refused:  # each level's cut is legal, but not their product
+                self.refused = True
                 continue
             return Choice(parts, devices)
         return whole(space, op, range(self.count))
@@ -184,19 +197,3 @@ class _Maker:
             found = tuple(numbers.transpose(*others, *order).ravel().tolist())
             self.devices[order] = found
         return found
-
-
-def _divided(
-    extent: int, taken: list[int], factors: tuple[int, ...]
-) -> tuple[list[int], list[int]]:
-    """The levels that divide the extent evenly, and the one that takes what they leave."""
-    even: list[int] = []
-    uneven: list[int] = []
-    left = extent
-    for level in sorted(taken, key=lambda n: (extent % factors[n] != 0, n)):
-        if left % factors[level] == 0 and not uneven:
-            even.append(level)
-            left //= factors[level]
-        else:
-            uneven.append(level)
-    return even, uneven

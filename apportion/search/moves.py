@@ -27,7 +27,7 @@ from apportion.graph import UPDATE
 from apportion.search.units import Choices, Members, Mesh, degrees_of
 from apportion.strategy import Choice
 
-KINDS = {"op": 2, "group": 2, "layer": 3, "cell": 3, "alike": 2, "edge": 4, "state": 1}
+KINDS = {"op": 4, "group": 4, "layer": 4, "cell": 4, "alike": 1, "edge": 6, "state": 1}
 """Kinds of moves, and how often each is drawn."""
 
 SPREAD = 0.35  # share of moves of alike cells that put each on the next devices
@@ -137,7 +137,7 @@ class Moves:
 
     def _current(self, layer: int) -> tuple[tuple[int, ...], Mesh]:
         """The classes along which a layer's first Op is cut now, and its mesh."""
-        op = self.members.layers[layer].ops[0]
+        op = self.members.anchors[layer]
         choice = self.choices[op]
         cut = [
             (axis.group, parts)
@@ -183,15 +183,15 @@ class Moves:
 
     def _where(self, count: int, rng: Random) -> tuple[int, ...]:
         drawn = rng.random()
-        if drawn < 0.55:  # a block
+        if drawn < 0.75:  # a block
             first = rng.randrange(max(self.devices // count, 1)) * count
             return tuple(range(first, first + count))
         each, rest = divmod(count, max(len(self.hosts), 1))
-        if drawn < 0.75 and len(self.hosts) > 1 and not rest and each <= min(map(len, self.hosts)):
+        if drawn < 0.9 and len(self.hosts) > 1 and not rest and each <= min(map(len, self.hosts)):
             # of every host as many
             first = rng.randrange(len(self.hosts[0]))
             return tuple(host[(first + k) % len(host)] for host in self.hosts for k in range(each))
-        if drawn < 0.9:  # neighbours
+        if drawn < 0.97:  # neighbours
             first = rng.randrange(self.devices)
             return tuple(sorted((first + k) % self.devices for k in range(count)))
         return tuple(rng.sample(range(self.devices), count))

@@ -10,18 +10,21 @@ one, with their bytes added. All is in columns: a step has ten thousand of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from apportion.formula import Formula
 from apportion.graph import UPDATE
 from apportion.interval import Affine, Box, Factors, volume
 from apportion.search.data import sample_classes
 from apportion.segments import Short
 from apportion.splits import Space, Split
-from apportion.tdl import Access, lookup
+from apportion.tdl import Access, Apply, Expr, Gather, Opaque, Position, Reduce, lookup
 
 WHOLE, PARTIAL, FIRST = -1, -2, -3
 OP, STORE, COPY = 0, 1, 2
@@ -43,6 +46,8 @@ class Sites:
     uncut           whether it may be left whole while something can be cut
     atoms           for each distinct tuple of choices the positions of axes or atoms
     extents         per class; rigid: cut once, contiguously, since windows and slices run over it
+    placed          pairs (site, class): Ops whose parts must each be one range of a class, since
+                    the place along it is a value, such as the number of a word
     patterns        distinct pairs of hits: per choice of the source, per choice of the target
     """
 
@@ -56,6 +61,7 @@ class Sites:
     atoms: tuple[tuple[int, ...], ...]
     extents: Ints
     rigid: npt.NDArray[np.bool_]
+    placed: Ints
     samples: npt.NDArray[np.bool_]
     op_site: Ints
     store: dict[int, int]
@@ -153,6 +159,7 @@ class _Finder:
         self.store: dict[int, int] = {}
         self.copy: dict[int, int] = {}
         self.distinct: dict[Hits, int] = {}
+        self.shares: dict[object, float] = {}
         self.calls: list[_Call | None] = [None] * (max(space.alike, default=-1) + 1)
         self.minor = MINOR * sum(self._call(op).work for op in range(len(self.graph.ops)))
 
@@ -182,6 +189,7 @@ class _Finder:
             tuple(self.atoms),
             extents,
             rigid,
+            self._placed(),
             samples,
             np.array(self.op_site, np.int64),
             self.store,
@@ -228,6 +236,7 @@ class _Finder:
                 _share(region, space.factors(value))
                 for region, value in zip(whole.parts[0].inputs, it.inputs, strict=True)
             ),
+            whole.parts[0].inputs,
             description is not None and description.alias,
             math.prod([float(axis.extent) for axis in axes]),
         )
@@ -286,6 +295,22 @@ class _Finder:
                     rigid.update(atoms.axis_classes[index][name])
         return rigid
 
+    def _placed(self) -> Ints:
+        """Pairs (site, class) of Ops for which the place along a class is a value."""
+        known: list[frozenset[str] | None] = [None] * len(self.calls)
+        found: dict[tuple[int, int], None] = {}
+        for index, formula in enumerate(self.space.formulas):
+            call = self.space.alike[index]
+            names = known[call]
+            if names is None:
+                names = known[call] = frozenset() if formula is None else positions_of(formula)
+            if names:
+                site = self.op_site[index]
+                classes = self.space.atoms.axis_classes[index]
+                groups = {group for name in names for group in classes[name]}
+                found.update(dict.fromkeys((site, g) for g in self.classes[site] if g in groups))
+        return np.array(list(found), np.int64).reshape(-1, 2)
+
     def _shifted(self, op: int, access: Access) -> list[tuple[int, int, list[str]]]:
         atoms, value = self.space.atoms, self.graph.ops[op].inputs[access.tensor]
         found, place = [], 0
@@ -341,12 +366,15 @@ class _Finder:
         values, there, shares, readers = self._read()
         source, here = self._made()
         nbytes = np.array([v.nbytes for v in self.graph.values], np.float64)
-        largest = np.zeros(len(nbytes))  # share that a reader wants
-        np.maximum.at(largest, values, shares)
+        wanted_of = np.zeros(len(nbytes))  # share that any reader wants
+        np.maximum.at(wanted_of, values, shares)
+        for value in self.copy:
+            if wanted_of[value] < 1:
+                wanted_of[value] = self._wanted(value)
         stores = {**self.store}
         stores.update({a: self.store[b] for a, b in self.before.items() if b in self.store})
         flows = []
-        for kept, wanted in ((stores, nbytes), (self.copy, nbytes * largest)):
+        for kept, wanted in ((stores, nbytes), (self.copy, nbytes * wanted_of)):
             own = np.array([v for v in kept if nbytes[v]], np.int64)
             sites = np.array([kept[v] for v in own.tolist()], np.int64)
             hits = np.array([self._kept(site) for site in sites.tolist()], np.int64)
@@ -360,6 +388,23 @@ class _Finder:
             )
         )
         return flows
+
+    def _wanted(self, value: int) -> float:
+        """The share of a Value that its readers want together."""
+        boxes = frozenset(
+            [
+                region
+                for op in self.graph.consumers[value]
+                for v, region in zip(self.graph.ops[op].inputs, self._call(op).regions, strict=True)
+                if v == value
+            ]
+        )
+        known = self.shares.get((boxes, self.space.atoms.dims[value]))
+        if known is None:
+            size = math.prod(self.space.factors(value))
+            known = covered(boxes) / max(size, 1) if boxes else 0.0
+            self.shares[boxes, self.space.atoms.dims[value]] = known
+        return known
 
     def _read(self) -> tuple[Ints, Ints, npt.NDArray[np.float64], Ints]:
         """Of every input of every Op: the Value, its hits, the share that is read, the site."""
@@ -447,8 +492,8 @@ class _Flows:
 @dataclass(frozen=True, slots=True)
 class _Call:
     """What sites need of a call: its axes that can be cut, their extents, the hits of each input
-    and output, which outputs can be partial, the share of each input that it reads, whether it is
-    a view, and the size of its iteration space."""
+    and output, which outputs can be partial, the share of each input that it reads and where that
+    is, whether it is a view, and the size of its iteration space."""
 
     able: tuple[int, ...]
     extents: tuple[int, ...]
@@ -456,8 +501,49 @@ class _Call:
     outputs: tuple[int, ...]
     partial: tuple[bool, ...]
     shares: tuple[float, ...]
+    regions: tuple[Box, ...]
     alias: bool
     work: float
+
+
+def positions_of(formula: Formula) -> frozenset[str]:
+    """The axes of a formula whose positions are values."""
+    bodies = (output.body for output in formula.outputs if output is not None)
+    return frozenset([name for body in bodies for name in _positions(body)])
+
+
+def _positions(expr: Expr) -> Iterator[str]:
+    if isinstance(expr, Position):
+        yield from (name for name, _ in expr.form.terms)
+    elif isinstance(expr, Access):
+        for item in (item for index in expr.index for item in index):
+            if isinstance(item, Gather):
+                yield from _positions(item.source)
+    elif isinstance(expr, Reduce):
+        yield from _positions(expr.body)
+    elif isinstance(expr, Apply | Opaque):
+        for arg in expr.args:
+            yield from _positions(arg)
+
+
+def covered(boxes: frozenset[Box]) -> int:
+    """How many elements are in any of the boxes."""
+    one = next(iter(boxes))
+    differing = (k for k in range(len(one)) if len({box[k] for box in boxes}) > 1)
+    along = next(differing, None)
+    if along is None:
+        return volume(one)
+    total = 0
+    for low, high in pairwise(sorted({end for box in boxes for end in box[along]})):
+        inside = frozenset(
+            [
+                (*box[:along], (low, high), *box[along + 1 :])
+                for box in boxes
+                if box[along][0] <= low and high <= box[along][1]
+            ]
+        )
+        total += covered(inside) if inside else 0
+    return total
 
 
 def _halo(halves: Split, whole: Split, position: int) -> float:

@@ -15,12 +15,14 @@ import numpy as np
 
 from apportion.delta import Delta
 from apportion.lower import lower
+from apportion.search.loads import SAFE, Loads
 from apportion.search.moves import KINDS, Moves
 from apportion.search.problem import Problem
 from apportion.search.units import Choices, Members
 from apportion.simulate import simulate
 from apportion.splits import Space
 from apportion.strategy import Choice, Layout, Strategy
+from apportion.tasks import Floats
 
 DEAR = 4.0  # how much longer a step counts that is over the limit by all of it
 OVER = 0.05  # and by anything at all
@@ -52,6 +54,11 @@ class Steps:
         self._befores: dict[int, list[int]] = {}
         for before, after in space.graph.state:
             self._befores.setdefault(after, []).append(before)
+        self.loads = Loads(problem, space)
+        self._each = [self.loads.of(op, choice) for op, choice in enumerate(self.choices)]
+        self.busy: Floats = np.sum(self._each, axis=0)  # nanoseconds of compute, by device
+        self._spared = False  # the last move was not given to `live`: it is certain to be rejected
+        self.spared = 0
         self._more = np.ones(problem.devices)  # peaks, as multiples of what is held
         self.cost = self._cost(self.live.step_ns)
         self.confirm()
@@ -105,6 +112,12 @@ class Steps:
         if self.layouts:
             layouts = dict.fromkeys(v for op in choices for v in self._laid_out(op))
         self._pending = choices, layouts
+        busy = self.busy + sum(self.loads.of(op, c) - self._each[op] for op, c in choices.items())
+        floor = float(busy.max()) * SAFE
+        self._spared = floor > limit * 1e9
+        if self._spared:
+            self.spared += 1
+            return floor / 1e9
         taken = self.live.change(choices, layouts, limit=int(limit * 1e9))
         return self._cost(taken)
 
@@ -125,6 +138,9 @@ class Steps:
         self.live.keep()
         for op, choice in choices.items():
             self.choices[op] = choice
+            load = self.loads.of(op, choice)
+            self.busy = self.busy + (load - self._each[op])
+            self._each[op] = load
         for value, layout in layouts.items():
             if layout is None:
                 self.layouts.pop(value, None)
@@ -134,7 +150,8 @@ class Steps:
 
     def undo(self) -> None:
         """The last move is taken back."""
-        self.live.undo()
+        if not self._spared:
+            self.live.undo()
 
     def note(self) -> None:
         """The best so far."""

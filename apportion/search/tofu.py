@@ -34,7 +34,7 @@ from apportion.lower import bytes_moved as count
 from apportion.opening import STATISTICS, composites
 from apportion.search.data import data, sample_classes
 from apportion.search.fsdp import fsdp
-from apportion.search.grids import result
+from apportion.search.grids import faithful, result
 from apportion.search.levels import Floats, Ints, Levels, begin, fewest_bytes, polish, recurse
 from apportion.search.limit import held, within
 from apportion.search.problem import Problem, Progress, SearchResult
@@ -67,11 +67,11 @@ def or_data(problem: Problem, levels: Levels) -> SearchResult:
 
 
 def _or_data(problem: Problem, few: _Few | None, levels: Levels) -> SearchResult:
-    made = result(levels, notes(levels))
+    made, kept = faithful(levels, notes(levels))
     if levels.objective.burden is not None:  # bytes were given up to hold less; so would they be
         return made
     margin = 1.0 if _even(levels) else MARGIN
-    if levels.bytes_moved > margin * _least_of_data(problem, few):
+    if not kept or levels.bytes_moved > margin * _least_of_data(problem, few):
         known = (replace(m(problem), notes=made.notes) for m in (data, fsdp))
         return min((made, *known), key=lambda r: bytes_moved(problem, r.strategy))
     return made

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
 
-from apportion.graph import PARAMETER, UPDATE
+from apportion.graph import FORWARD
 from apportion.root import Refused
 from apportion.search.layers import UNMAPPED, Hits, Layer, find_layers
 from apportion.search.placement import _prefix as prefix
@@ -151,11 +151,7 @@ class Members:
         found: list[list[int]] = []
         module, loops = "", set[int]()
         for number, layer in enumerate(self.layers):
-            mine = prefix(graph.ops[layer.ops[0]].module, 1)
-            for op in layer.ops:
-                if graph.ops[op].module:
-                    mine = prefix(graph.ops[op].module, 1)
-                    break
+            mine = prefix(graph.ops[self.anchors[number]].module, 1)
             if not found or mine != module or layer.loop in loops:
                 found.append([])
                 loops = set()
@@ -170,7 +166,7 @@ class Members:
         loops: dict[object, list[tuple[int, ...]]] = {}
         kinds: dict[object, list[tuple[int, ...]]] = {}
         for cell in self.cells:
-            first = [self.layers[n].ops[0] for n in cell]
+            first = [self.anchors[n] for n in cell]
             loops.setdefault(tuple(self.layers[n].loop for n in cell), []).append(cell)
             kinds.setdefault(tuple(self.space.call_ids[op] for op in first), []).append(cell)
         found = {tuple(several) for known in (loops, kinds) for several in known.values()}
@@ -194,22 +190,33 @@ class Members:
 
     @cached_property
     def groups(self) -> list[tuple[int, ...]]:
-        """Forward Ops with the backward Ops that differentiate them and the updates of the
-        parameters that they read."""
+        """Forward Ops with the backward Ops that differentiate them; the first Op of a layer also
+        with what prepares its parameters and updates them. Each is of one layer."""
         graph = self.space.graph
         found: dict[int, list[int]] = {}
-        updates: dict[int, list[int]] = {}
-        for index, op in enumerate(graph.ops):
-            if op.phase == UPDATE and op.parameter is not None:
-                updates.setdefault(op.parameter, []).append(index)
-        for index, op in enumerate(graph.ops):
-            if op.forward is not None:
-                found.setdefault(op.forward, [op.forward]).append(index)
-        for first, members in found.items():
-            for value in graph.ops[first].inputs:
-                if graph.values[value].role == PARAMETER:
-                    members += updates.get(value, [])
-        return [tuple(dict.fromkeys(members)) for members in found.values()]
+        for layer in self.layers:
+            anchor = self.anchors[self.home[layer.ops[0]]]
+            made = set(graph.ops[anchor].outputs)
+            root: dict[int, int] = {}
+            for op in layer.ops:
+                it = graph.ops[op]
+                if it.phase == FORWARD:
+                    follows = op != anchor and not made.isdisjoint(it.inputs)
+                    root[op] = op if follows else anchor
+                    made.update(it.outputs if follows else ())
+                else:
+                    root[op] = root.get(-1 if it.forward is None else it.forward, anchor)
+                found.setdefault(root[op], []).append(op)
+        return [tuple(members) for members in found.values()]
+
+    @cached_property
+    def anchors(self) -> list[int]:
+        """The Op that each layer began with and is named after."""
+        graph = self.space.graph
+        return [
+            next((op for op in layer.ops if graph.ops[op].name == layer.name), layer.ops[0])
+            for layer in self.layers
+        ]
 
 
 def _arranged(

@@ -41,7 +41,8 @@ def test_a_saved_plan_runs_only_its_own_model(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = str(tmp_path / "p.json")
-    assert cli.status(["plan", "mlp:tiny", "--cluster", "local:2", "--out", file]) == 0
+    command = ["plan", "mlp:tiny", "--cluster", "local:2", "--budget", "0", "--out", file]
+    assert cli.status(command) == 0
     status, facts = call_json(capfd, "run", "mlp:tiny", "--plan", file, "--steps", "2")
     assert status == 0 and len(facts["losses"]) == 2 and "equal" not in facts
     assert cli.status(["run", "mlp:tiny,layers=4", "--plan", file]) == 2

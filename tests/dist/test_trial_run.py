@@ -30,8 +30,8 @@ def check(measured: list[dict[str, Any]], least: int) -> None:
 
 def test_plan_keeps_the_really_fastest(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = str(tmp_path / "p.json")
-    command = ["plan", "mlp:tiny", "--cluster", "local:2", "--measure", "3", "--out", file]
-    assert cli.status([*command, "--json"]) == 0
+    command = ["plan", "mlp:tiny", "--cluster", "local:2", "--budget", "1", "--out", file]
+    assert cli.status([*command, "--measure", "3", "--json"]) == 0
     out, err = capfd.readouterr()
     facts = json.loads(out)
     check(facts["measured"], 3)

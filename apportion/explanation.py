@@ -1,20 +1,171 @@
-"""What an Explanation says, in words and a table."""
+"""Explanation: what is known of an Op's Choice and of the alternatives to it; and how it reads.
+
+`print` shows an Explanation as a page of text, `to_json` gives it as plain data.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from apportion.alternatives import OpAxis
-    from apportion.explain import Alternative, Chosen, Cut, Explanation, Moved, Spent
-    from apportion.report import Planned
+from apportion.alternatives import OpAxis
+from apportion.report import Planned
+
+ALONE, GROUP = "alone", "group"
+OPTIMAL, RESHARDING, MEMORY = "optimal", "resharding", "memory"
+LEGALITY, SEARCH = "legality", "search"
 
 MOST_NAMES = 4  # of other Ops that are listed
 MOST_RUNS = 8  # of devices that are listed
 
 
-def text(it: Explanation) -> str:
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """An axis that is cut: `kind` is sample, parameter, attribute or reduction; `partial` says that
+    partial values are left; `dims` are what it divides, such as `weight[0]`."""
+
+    axis: str
+    extent: int
+    parts: int
+    kind: str
+    partial: bool
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedChoice:
+    """A Choice with the names of its axes. `devices` are replica by replica, part by part."""
+
+    cuts: tuple[Cut, ...]
+    replicas: int
+    devices: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return _choice(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A Value that the Op reads or leaves. `other` makes it or reads it; `moved` are the bytes that
+    come from other devices for this Op or, of what it leaves, for those that read it."""
+
+    value: str
+    type: str
+    nbytes: int
+    other: str
+    moved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """When the Op runs, how long on its busiest device, and how much later it could end without
+    making the step longer, while messages keep their order."""
+
+    start_seconds: float
+    end_seconds: float
+    busiest_seconds: float
+    slack_seconds: float
+
+    @property
+    def critical(self) -> bool:
+        """Whether it is on a critical path."""
+        return self.slack_seconds == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What another Choice would do to the step; differences are to the plan.
+
+    scope            alone, or group: the Op with its Group, cut alike
+    busiest_seconds  what the Op, or its Group, computes on its busiest device
+    peak_bytes       estimated as the plan's, changed as far as slots and messages change
+    over             bytes above the limit on the device that is most above its own; 0: it fits
+    over_device      which device that is
+    """
+
+    choice: NamedChoice
+    scope: str
+    step_seconds: float
+    step_difference: float
+    bytes_moved: int
+    bytes_difference: int
+    busiest_seconds: float
+    busiest_difference: float
+    peak_bytes: tuple[int, ...]
+    peak_difference: int
+    over: int
+    over_device: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device stays under its memory limit."""
+        return self.over == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why an Op has its Choice. `print` shows it, `to_json` gives it as plain data.
+
+    others            further forward Ops of the module that was asked for, the heaviest first
+    group             the Ops of its Group, first the one that the others follow
+    compared_seconds  the plan's step by the costs by which alternatives are compared: fitted ones
+                      where kernels were measured for the plan
+    alternatives      the best ones, the fastest first; `tried` of `known` were simulated
+    refused           axes that cannot be cut, and why
+    constraint        what keeps the best alternative from being taken; `because` is a sentence
+    """
+
+    op: str
+    index: int
+    kind: str
+    phase: str
+    line: str
+    module: str
+    others: tuple[str, ...]
+    group: tuple[str, ...]
+    choice: NamedChoice
+    reads: tuple[Moved, ...]
+    leaves: tuple[Moved, ...]
+    spent: Spent
+    step_seconds: float
+    compared_seconds: float
+    bytes_moved: int
+    peak_bytes: tuple[int, ...]
+    memory_limit: tuple[int, ...] | None
+    alternatives: tuple[Alternative, ...]
+    tried: int
+    known: int
+    refused: tuple[tuple[str, str], ...]
+    constraint: str
+    because: str
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return _text(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain JSON data."""
+        data = asdict(self)
+        data["choice"]["text"] = str(self.choice)
+        data["spent"]["critical"] = self.spent.critical
+        for row, meant in zip(data["alternatives"], self.alternatives, strict=True):
+            row["fits"] = meant.fits
+            row["choice"]["text"] = str(meant.choice)
+        plain: dict[str, Any] = _plain(data)
+        return plain
+
+
+def _plain(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _plain(item) for key, item in data.items()}
+    return [_plain(item) for item in data] if isinstance(data, tuple | list) else data
+
+
+# As text
+
+
+def _text(it: Explanation) -> str:
     """All of it, for a terminal."""
     return "\n".join([*_about(it), "", *_table(it), "", *_why(it)])
 
@@ -23,7 +174,7 @@ def _about(it: Explanation) -> list[str]:
     lines = [f"{it.op}: {it.kind}, {it.phase}, operator {it.index}"]
     where = ", ".join(part for part in (it.line, it.module and f"module {it.module}") if part)
     rows = [("where", where)] if where else []
-    rows.append(("choice", choice(it.choice)))
+    rows.append(("choice", _choice(it.choice)))
     rows += [("", _divides(cut)) for cut in it.choice.cuts]
     rows += [("reads", _row(read, "from")) for read in it.reads]
     rows += [("leaves", _row(left, "for")) for left in it.leaves]
@@ -38,16 +189,16 @@ def _about(it: Explanation) -> list[str]:
     return lines + [f"  {name:<8}{line}" for name, line in rows]
 
 
-def choice(it: Chosen) -> str:
+def _choice(it: NamedChoice) -> str:
     """A Choice in words."""
-    where = devices(it.devices)
+    where = _devices(it.devices)
     cuts = ", ".join(f"{cut.kind} axis {cut.axis} in {cut.parts}" for cut in it.cuts)
     if it.replicas > 1:
         return f"{cuts or 'whole'}, {it.replicas} times, on {where}"
     return f"{cuts}, on {where}" if cuts else f"whole on {where}"
 
 
-def _short(it: Chosen) -> str:
+def _short(it: NamedChoice) -> str:
     cuts = [f"{cut.kind} {cut.axis}:{cut.parts}" for cut in it.cuts] or ["whole"]
     times = f", {it.replicas} times" if it.replicas > 1 else ""
     return f"{', '.join(cuts)}{times} on {_runs(it.devices)}"
@@ -76,7 +227,7 @@ def _time(spent: Spent, step: float) -> str:
     )
 
 
-HEADS = ("step", "change", "moved", "change", "peak", "change", "fits", "what", "choice")
+_HEADS = ("step", "change", "moved", "change", "peak", "change", "fits", "what", "choice")
 
 
 def _table(it: Explanation) -> list[str]:
@@ -84,8 +235,8 @@ def _table(it: Explanation) -> list[str]:
         seconds(it.compared_seconds), "", nbytes(it.bytes_moved), "",
         nbytes(max(it.peak_bytes)), "", _fits(_over(it)), "as planned", _short(it.choice),
     )  # fmt: skip
-    rows = [HEADS, now, *(_alternative(one) for one in it.alternatives)]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(HEADS) - 1)]
+    rows = [_HEADS, now, *(_alternative(one) for one in it.alternatives)]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(_HEADS) - 1)]
     lines = []
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row[:6], widths[:6], strict=True)]
@@ -170,7 +321,7 @@ def _so(it: Alternative) -> str:
 
 def _percent(it: Alternative) -> str:
     share = -it.step_difference / (it.step_seconds - it.step_difference)
-    return f"{share:.1%}" if share >= 0.001 else f"{share:.2g} of it"
+    return f"{share:.1%}" if share >= 0.001 else f"{100 * share:.2g}%"
 
 
 def _more(difference: int) -> str:
@@ -180,7 +331,7 @@ def _more(difference: int) -> str:
 # Words
 
 
-def devices(them: Sequence[int]) -> str:
+def _devices(them: Sequence[int]) -> str:
     """Devices in their order, stretches of neighbours as one."""
     return f"{'device' if len(them) == 1 else 'devices'} {_runs(them)}"
 
