@@ -130,11 +130,13 @@ class Record:
     """What has been searched so far.
 
     seen     strategies that were scored, each with its `excess`
+    several  methods that have found other strategies too, with what they found
     seconds  of all searches
     figures  of the latest search that has any
     """
 
     seen: list[tuple[Strategy, tuple[int, ...]]] = field(default_factory=list)
+    several: list[tuple[str, SearchResult]] = field(default_factory=list)
     seconds: float = 0.0
     figures: Mapping[str, float] = field(default_factory=dict)
 
@@ -243,7 +245,7 @@ def _best_of(request: Request, several: Iterator[Candidate], record: Record, kee
             kept.append(candidate)
             if isinstance(request.prices, Shipped):  # these do not change
                 kept = _first(request, kept, keep)
-        kept = [*kept, *_others(request, kept, keep)]
+        kept += _others(request, record, keep)
     except KeyboardInterrupt:
         if not kept:
             raise
@@ -269,15 +271,15 @@ def _best_of(request: Request, several: Iterator[Candidate], record: Record, kee
     return Chosen(found[0], bool(notes), others)
 
 
-def _others(request: Request, kept: Sequence[Candidate], keep: int) -> Iterator[Candidate]:
-    """The other strategies of the searches whose best is kept, scored: of each as many as could
+def _others(request: Request, record: Record, keep: int) -> Iterator[Candidate]:
+    """The other strategies that searches have found, scored: of each search as many as could
     count."""
-    known = [one.found.strategy for one in kept]
-    for one in kept:
-        new = [other for other in one.found.others if other[0] not in known]
+    for method, found in record.several:
+        known = [strategy for strategy, _ in record.seen]
+        new = [other for other in found.others if other[0] not in known]
         for strategy, space in new[: keep - 1]:
-            found = replace(one.found, strategy=strategy, space=space, others=())
-            yield scored(request, one.method, found, one.search_seconds)
+            other = replace(found, strategy=strategy, space=space, others=())
+            yield _scored_now(request, method, other, 0.0, record)
 
 
 def _first(request: Request, several: Iterable[Candidate], keep: int) -> list[Candidate]:
@@ -457,6 +459,8 @@ def _searched(
     finally:
         record.seconds += time.perf_counter() - began
     record.figures = found.figures or record.figures
+    if found.others:
+        record.several.append((method, found))
     return found
 
 

@@ -519,7 +519,7 @@ def run(
     from apportion.plan import Plan, warn_unsplit
     from apportion.run import run as run_plan
 
-    if plan is not None and not procs is method is measure is None:
+    if plan is not None and any(given is not None for given in (procs, method, measure)):
         raise ValueError("Give either --plan, or --procs, --method and --measure, not both.")
     _check_folders(trace)
     with stdout_kept(as_json), warnings_noted():

@@ -1,19 +1,21 @@
 """trial: plans run for a few real steps each, so that the really fastest is kept.
 
 A prediction ranks plans that are close as well as it is accurate. Where the processes are at hand
-one can look: each plan in turn runs whole steps on all of them, the first few uncounted, and the
-median of the others decides.
+one can look: each plan in turn runs whole steps on all of them, the first few uncounted. Of the
+others the low quantile decides, as wherever costs are measured: what disturbs a step makes it
+longer.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.calibrate import MEMORY_SHARE, STATE, Source, free_memory
+import numpy as np
+
+from apportion.calibrate import MEMORY_SHARE, QUANTILE, STATE, Source, free_memory
 from apportion.execute import Executable
 from apportion.graph import Graph
 from apportion.kernels import Context
@@ -72,9 +74,11 @@ class Practice:
 
 
 def step_seconds(ranks: Iterable[Sequence[Span]]) -> float:
-    """The median step: each from when the last rank began it to when the last was done."""
+    """The low quantile of the steps, each from when its last rank began to when its last was
+    done."""
     steps = zip(*ranks, strict=True)
-    return statistics.median(max(e for _, e in step) - max(s for s, _ in step) for step in steps)
+    each = [max(end for _, end in step) - max(start for start, _ in step) for step in steps]
+    return float(np.quantile(each, QUANTILE))
 
 
 @dataclass(frozen=True, slots=True)

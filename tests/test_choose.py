@@ -78,6 +78,13 @@ def test_the_others_of_a_search_are_scored_and_ranked(searches: dict[str, Search
     assert choose.choose(request(), "several", 1.0).others == ()
 
 
+def test_others_count_though_the_best_was_known(searches: dict[str, Search]) -> None:
+    """What tofu finds first data has found before it."""
+    searches["tofu"] = several
+    chosen = choose.choose(request(), "auto", 30.0, keep=9)
+    assert sorted(c.method for c in chosen.others) == ["fsdp", "tofu", "tofu", "tofu", "tofu"]
+
+
 def test_others_that_do_not_fit_are_not_kept(searches: dict[str, Search]) -> None:
     searches["several"] = several
     found = choose.choose(request(), "several", 1.0, keep=9)

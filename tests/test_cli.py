@@ -281,7 +281,16 @@ def test_compare(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_compare_marks_the_best_row(capfd: pytest.CaptureFixture[str]) -> None:
-    compare = ["compare", "mlp:tiny", "--cluster", "local:2", "--methods", "data,single,auto"]
+    compare = [
+        "compare",
+        "mlp:tiny",
+        "--cluster",
+        "local:2",
+        "--budget",
+        "1",
+        "--methods",
+        "data,single,auto",
+    ]
     status, table = call_json(capfd, *compare)
     seconds = {row["method"]: row["step_seconds"] for row in table["results"]}
     assert status == 0 and seconds[table["best"]] == min(seconds.values()) == seconds["auto"]

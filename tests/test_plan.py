@@ -277,7 +277,7 @@ def test_operators_that_run_unsplit_are_warned_of_once_each() -> None:
 
 
 def test_compare_plans_by_every_method_under_one_simulator() -> None:
-    plans = ap.compare(captured("mlp:tiny")[0], ap.cluster("local:2"))
+    plans = ap.compare(captured("mlp:tiny")[0], ap.cluster("local:2"), budget=1.0)
     assert [p.method for p in plans] == list(SEARCHES)
     assert plans[0].predicted.bytes_moved == 0
     for plan in plans:

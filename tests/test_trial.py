@@ -54,9 +54,10 @@ def test_what_fails_is_left_out_with_its_reason() -> None:
 
 
 def test_a_step_ends_with_its_last_rank() -> None:
-    early, late = [(0.0, 1.0), (2.0, 4.0), (5.0, 6.0)], [(0.5, 3.5), (2.0, 3.0), (5.5, 5.6)]
-    assert step_seconds([early, late]) == 2.0
+    early = [(0.0, 1.0), (4.0, 6.0), (8.0, 9.0), (10.0, 14.0), (20.0, 21.0)]
+    late = [(0.5, 3.5), (4.0, 5.0), (8.5, 8.75), (10.0, 14.0), (20.0, 29.0)]
     assert step_seconds([early[:1], late[:1]]) == 3.0
+    assert step_seconds([early, late]) == 2.0  # of 0.5, 2, 3, 4 and 9 seconds
 
 
 def test_a_plan_that_takes_too_much_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,16 @@ def full(size: Any, *rest: Any) -> Any:
     local=_second_size,
 )
 def new_full(x: Any, size: Any, *rest: Any) -> Any:
-    # Only the dtype of x matters, so it is read whole by every part.
-    return lambda *i: f("constant")
+    """Only the dtype of x matters: a part reads one element of it, of its own row where x has as
+    many rows, so that nothing moves if both are cut by rows."""
+    if 0 in x.shape:
+        return lambda *i: f("constant")
+    rows = x.ndim > 0 and len(size) > 0 and x.shape[0] == size[0]
+
+    def element(*i: Any) -> Any:
+        return f("constant", x[(*i[:1], *[0] * (x.ndim - 1)) if rows else (0,) * x.ndim])
+
+    return element
 
 
 @describe("aten.scalar_tensor")

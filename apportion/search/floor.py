@@ -120,15 +120,27 @@ def _holders(n, e, a, p):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def delays(n, e, a, b, q, found):  # type: ignore[no-untyped-def]
-    """From the end of each copy of the maker to when a copy of the reader has its region; NONE
-    where it need not wait for it. The last is from the end of the first copy that ends: of several
+    """From the end of each copy of the maker to when a copy of the reader has its region and its
+    device has done what the maker's unit has for it before; NONE where it need not wait. The last is from the end of the first copy that ends: of several
     that hold a box, none need be waited for, but one of them must."""
+    found[:] = NONE
+    _regions(n, e, a, b, q, found)
+    i, d = n.maker[e], n.where[n.reader[e], b, q]
+    if n.unit[i] != n.unit[n.reader[e]]:
+        for p in range(n.size[i, a]):
+            if n.where[i, a, p] == d:
+                found[p] = max(found[p], n.gap[e, a, d])
+                found[-1] = max(found[-1], n.gap[e, a, d])
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _regions(n, e, a, b, q, found):  # type: ignore[no-untyped-def]
+    """Delays because of what is read."""
     i, j = n.maker[e], n.reader[e]
     g, h = n.grid[i, a], n.grid[j, b]
     have, want = n.parts[i, g], n.parts[j, h]
     d, r = n.where[j, b, q], q % want
     size, any_ = n.size[i, a], n.where.shape[2]
-    found[:] = NONE
     if n.region[e, h, r] < 0:
         return
     if n.terms[e, g] == 1:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from apportion.root import Refused
-from apportion.search.levels import Ints, Levels, divided, intern
+from apportion.search.levels import Ints, Levels, intern
+from apportion.search.places import cuts, divided
 from apportion.search.problem import SearchResult
 from apportion.splits import Space
 from apportion.strategy import Choice, Layout, Strategy, whole
@@ -96,7 +97,7 @@ class _Maker:
         that a part of theirs is a range."""
         sites, levels = self.sites, self.levels
         cut = sites.classes[sites.at[:-1, None] + self.picked]
-        placed = levels.cuts_of_placed()
+        placed = cuts(sites, {n: self.picked[:, n] for n in range(len(levels.factors))})
         takers: dict[int, list[int]] = {}
         touched: dict[int, list[Ints]] = {}
         for level in range(len(levels.factors)):

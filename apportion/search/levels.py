@@ -15,9 +15,8 @@ to those of all devices:
 
 Levels commute because a level that cuts a class of atoms takes a digit of it: an atom of its own
 (atoms.divide). A class is cut unevenly by one level at most, which takes what the others leave.
-Where an Op must know its place along a class, the levels at which it cuts it must be the highest
-digits: of any two such Ops, the levels of one are among those of the other (`scattered`). Level 0
-decides the highest digit of the device.
+Where Ops must know their place along a class, that restricts the levels that cut it (places.py).
+Level 0 decides the highest digit of the device.
 
 With all other levels fixed, the cost is a sum of tables over pairs of sites; that is solved exactly
 (eliminate.py) for one level, or for several jointly. Going round the levels until nothing improves
@@ -27,17 +26,17 @@ makes recursion's result better than the order in which it took its decisions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
 from apportion.search.eliminate import CAP, Shared, TooWide, descend, solve
+from apportion.search.places import banned, scattered
 from apportion.search.program import Program, program
-from apportion.search.sites import COPY, FIRST, OP, PARTIAL, WHOLE, Sites
+from apportion.search.sites import COPY, OP, PARTIAL, WHOLE, Sites
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -120,6 +119,12 @@ class Levels:
         assert chosen is not None
         return chosen
 
+    @property
+    def scattered(self) -> bool:
+        """Whether parts that must know their place would not be ranges (places.py)."""
+        chosen = {level: self._chosen(level) for level in self.decided()}
+        return len(chosen) > 1 and scattered(self.sites, chosen, self.factors)
+
     def factors_of(self, level: int) -> tuple[Floats, Floats]:
         """What a level does to rho and phi of every flow."""
         sites, chosen = self.sites, self._chosen(level)
@@ -196,14 +201,16 @@ class Levels:
         before = self.cost if all(self.chosen[n] is not None for n in levels) else math.inf
         old = [self.chosen[n] for n in levels]
         self._decide(levels, self._domains(levels), cap)
-        if len(levels) > 1 and self.scattered():
+        if len(levels) > 1 and self.scattered:
             self._restore(levels, old)
             for level in levels:
                 self.solve([level], cap)
-        for every in (False, True):
-            if self.scattered():
-                self._restore(levels, old)
-                self._decide(levels, self._domains(levels, self._banned(levels[0], every)), cap)
+        elif self.scattered:
+            others = {n: self._chosen(n) for n in self.decided() if n not in levels}
+            for every in (False, True):
+                if self.scattered:
+                    narrowed = self._domains(levels, banned(self.sites, others, every))
+                    self._decide(levels, narrowed, cap)
         after = self.cost
         if after > before:  # ties were broken for something else
             self._restore(levels, old)
@@ -227,52 +234,6 @@ class Levels:
     def _restore(self, levels: Sequence[int], old: Sequence[Ints | None]) -> None:
         for level, chosen in zip(levels, old, strict=True):
             self.chosen[level] = chosen
-
-    # Places
-
-    def cuts_of_placed(self) -> dict[int, set[frozenset[int]]]:
-        """Per class the sets of levels at which Ops that must know their place along it cut it."""
-        return _by_class(self.sites, self._marks(self.decided()))
-
-    def scattered(self) -> bool:
-        """Whether an Op that must know its place along a class would get parts of it that are not
-        ranges: the levels at which such Ops cut it are not nested, or a cut is finer than an
-        uneven one."""
-        for group, sets in self.cuts_of_placed().items():
-            if len(sets) > 1:
-                ordered = sorted(sets, key=len)
-                if not all(a < b for a, b in pairwise(ordered)):
-                    return True
-                taken = [n for n in self.decided() if group in self.taken(n)]
-                _, uneven = divided(int(self.sites.extents[group]), taken, self.factors, sets)
-                if any(n in some for n in uneven for some in ordered[:-1]):
-                    return True
-        return False
-
-    def _marks(self, levels: Sequence[int]) -> Ints:
-        """Per pair of `placed` a bit for each of these levels that cuts the class at the site."""
-        sites, (site, group) = self.sites, self.sites.placed.T
-        found = np.zeros(len(site), np.int64)
-        for level in levels:
-            cut = sites.classes[sites.at[site] + self._chosen(level)[site]]
-            found |= (cut == group).astype(np.int64) << level
-        return found
-
-    def _banned(self, level: int, every: bool) -> npt.NDArray[np.bool_]:
-        """Choices of a level without which nothing is scattered by it: Ops that must know their
-        place cut a class there only if none of the other levels tells them apart from those that
-        cut it most; with `every`, nowhere."""
-        marks = self._marks([n for n in self.decided() if n != level])
-        banned = np.zeros(len(self.sites.classes), np.bool_)
-        most: dict[int, int] = {}
-        placed = self.sites.placed.tolist()
-        for (_, group), mark in zip(placed, marks.tolist(), strict=True):
-            most[group] = max(most.get(group, 0), mark, key=int.bit_count)
-        for (site, group), mark in zip(placed, marks.tolist(), strict=True):
-            if every or mark != most[group]:
-                own = slice(self.sites.at[site], self.sites.at[site + 1])
-                banned[own] |= self.sites.classes[own] == group
-        return banned
 
     def _program(self, cap: int) -> Program:
         """The steps of elimination for any level, made for domains that nothing has narrowed."""
@@ -306,18 +267,18 @@ class Levels:
         return int(self.sites.choices.max(initial=1))
 
     def _domains(
-        self, levels: Sequence[int], banned: npt.NDArray[np.bool_] | None = None
+        self, levels: Sequence[int], without: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Which (joint) choices each site has, choices padded to the widest site; none that are
-        banned."""
+        """Which (joint) choices each site has, choices padded to the widest site; none `without`
+        which it should do."""
         sites, width = self.sites, self._width
         rows = np.arange(len(sites))
         domain = np.ones((len(rows), 1), np.bool_)
         for able in self._allowed(levels):
             one = np.zeros((len(sites), width), np.bool_)
             one.ravel()[self._place] = np.append(able, False)[sites.classes]
-            if banned is not None:
-                one.ravel()[self._place[banned]] = False
+            if without is not None:
+                one.ravel()[self._place[without]] = False
             last = self._place[sites.at[1:] - 1]
             one.ravel()[last] = sites.uncut | ~one.any(axis=1)
             domain = (domain[:, :, None] & one[:, None, :]).reshape(len(rows), -1)
@@ -489,7 +450,7 @@ def begin(sites: Sites, few: Levels, likes: Ints) -> Levels | None:
         whole = (sites.classes[sites.at[:-1] + picks] < 0) & ~sites.uncut
         if whole.any() and not levels._domains([level])[np.arange(len(sites)), picks].all():
             return None
-    return None if levels.scattered() else levels
+    return None if levels.scattered else levels
 
 
 def polish(levels: Levels, rounds: int = 3, joint: int = 1, cap: int = CAP) -> Levels:
@@ -534,37 +495,6 @@ def factors(
     rho = np.where(source == PARTIAL, rho * k, rho)
     moves = (rho != phi).astype(np.float64)
     return rho, phi, moves
-
-
-def divided(
-    extent: int,
-    taken: Sequence[int],
-    factors: Sequence[int],
-    placed: Iterable[frozenset[int]] = (),
-) -> tuple[list[int], list[int]]:
-    """The levels that divide the extent evenly, and the one that takes what they leave. Those at
-    which more of the `placed` sets cut it come first."""
-    even: list[int] = []
-    uneven: list[int] = []
-    left = extent
-    order = [(extent % factors[n] != 0, -sum(n in some for some in placed), n) for n in taken]
-    for _, _, level in sorted(order):
-        if left % factors[level] == 0 and left // factors[level] >= math.prod(
-            factors[n] for n in uneven
-        ):
-            even.append(level)
-            left //= factors[level]
-        else:
-            uneven.append(level)
-    return even, uneven
-
-
-def _by_class(sites: Sites, marks: Ints) -> dict[int, set[frozenset[int]]]:
-    found: dict[int, set[frozenset[int]]] = {}
-    for group, mark in set(zip(sites.placed[:, 1].tolist(), marks.tolist(), strict=True)):
-        levels = frozenset([n for n in range(mark.bit_length()) if mark >> n & 1])
-        found.setdefault(group, set()).add(levels)
-    return found
 
 
 def _pattern_matrices(sites: Sites) -> tuple[Ints, Ints, Floats]:
@@ -660,17 +590,3 @@ def _intern(words: Ints) -> tuple[Ints, Ints]:
             found += 1
         which[row] = slots[slot]
     return first[:found].copy(), which
-
-
-__all__ = [
-    "FIRST",
-    "Levels",
-    "Objective",
-    "begin",
-    "divided",
-    "factors",
-    "fewest_bytes",
-    "intern",
-    "polish",
-    "recurse",
-]

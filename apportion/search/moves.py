@@ -12,14 +12,17 @@ Kinds of moves:
           neighbours along with it: what single moves need several expensive steps for
   state   updates alone: parameters and optimizer state cut over devices, or whole on all of them
 
-Devices are mostly blocks of neighbours whose size divides the number of devices, also one device of
-every host, sometimes any. Ops that change lose layouts that the Strategy gave to what they leave.
+What takes longer is drawn more often. Devices are mostly blocks of neighbours whose size divides
+the number of devices, also as many of every host, sometimes any. Ops that change lose layouts that
+the Strategy gave to what they leave.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from random import Random
 
 from apportion.cluster import Cluster
@@ -37,9 +40,16 @@ WHOLE = 0.1  # of moves that leave something whole on all devices chosen
 
 
 class Moves:
-    """Draws changes for Ops of a Space on a Cluster; `choices` are the current ones."""
+    """Draws changes for Ops of a Space on a Cluster; `choices` are the current ones, `weights` say
+    how often each Op is drawn."""
 
-    def __init__(self, members: Members, cluster: Cluster, choices: Sequence[Choice]) -> None:
+    def __init__(
+        self,
+        members: Members,
+        cluster: Cluster,
+        choices: Sequence[Choice],
+        weights: Sequence[float] = (),
+    ) -> None:
         self.members = members
         self.space = members.space
         self.choices = choices
@@ -48,6 +58,13 @@ class Moves:
         self.hosts = [tuple(host.devices) for host in cluster.hosts]
         graph = self.space.graph
         self.updates = [n for n, op in enumerate(graph.ops) if op.phase == UPDATE]
+        of = list(weights) or [1.0] * len(graph.ops)
+        layers = [sum(of[op] for op in layer.ops) for layer in members.layers]
+        groups = [sum(of[op] for op in group) for group in members.groups]
+        cells = [sum(layers[n] for n in cell) for cell in members.cells]
+        self._op_at, self._layer_at, self._group_at, self._cell_at = (
+            _cumulative(each) for each in (of, layers, groups, cells)
+        )
         self._draws: dict[str, Callable[[Random], Choices]] = {
             "op": self._op, "group": self._group, "layer": self._layer, "cell": self._cell,
             "alike": self._alike, "edge": self._edge, "state": self._state,
@@ -61,7 +78,7 @@ class Moves:
     # What is changed
 
     def _op(self, rng: Random) -> Choices:
-        op = rng.randrange(len(self.space.graph.ops))
+        op = _drawn(self._op_at, rng)
         able = self.space.cuttable(op)
         axes = self.space.axes(op)
         extents = tuple(a.extent if yes else 1 for a, yes in zip(axes, able, strict=True))
@@ -70,22 +87,19 @@ class Moves:
         return {op: self.members.choice(op, positions, (degrees, where))}
 
     def _group(self, rng: Random) -> Choices:
-        groups = self.members.groups
-        if not groups:
-            return {}
-        members = rng.choice(groups)
+        members = self.members.groups[_drawn(self._group_at, rng)]
         number = self.members.home[members[0]]
         extents = tuple(label.extent for label in self.members.layers[number].labels)
         return self.members.choices(number, self._mesh(extents, rng), members)
 
     def _layer(self, rng: Random) -> Choices:
-        number = rng.randrange(len(self.members.layers))
+        number = _drawn(self._layer_at, rng)
         labels = self.members.layers[number].labels
         extents = tuple(1 if label.reduced else label.extent for label in labels)
         return self.members.choices(number, self._mesh(extents, rng))
 
     def _cell(self, rng: Random) -> Choices:
-        return self.of_cell(rng.choice(self.members.cells), rng)
+        return self.of_cell(self.members.cells[_drawn(self._cell_at, rng)], rng)
 
     def of_cell(self, cell: Sequence[int], rng: Random) -> Choices:
         """A cell cut and placed at random."""
@@ -120,7 +134,7 @@ class Moves:
 
     def _edge(self, rng: Random) -> Choices:
         members = self.members
-        here = rng.randrange(len(members.layers))
+        here = _drawn(self._layer_at, rng)
         classes, mesh = self._current(here)
         found: Choices = {}
         seen = {here}
@@ -195,6 +209,16 @@ class Moves:
             first = rng.randrange(self.devices)
             return tuple(sorted((first + k) % self.devices for k in range(count)))
         return tuple(rng.sample(range(self.devices), count))
+
+
+def _cumulative(weights: Sequence[float]) -> list[float]:
+    """Sums for `_drawn`: half of the draws uniform, half in proportion to the weights."""
+    mean = sum(weights) / max(len(weights), 1)
+    return list(accumulate(weight + mean for weight in weights))
+
+
+def _drawn(sums: Sequence[float], rng: Random) -> int:
+    return min(bisect_right(sums, rng.random() * sums[-1]), len(sums) - 1)
 
 
 def _counts(devices: int) -> tuple[int, ...]:

@@ -68,6 +68,7 @@ class Needs(NamedTuple):  # numba takes no dataclass
     region: Ints  # e x g x p: a number per region, -1 for zeros
     around: Bytes  # region x region: whether the first has all of the second
     assembly: Ints  # e x g x p x d
+    gap: Ints  # e x k x d: that the maker's unit keeps a device busy after the maker, until the reader
     viewing: Ints  # d: an assembly that is a mere view
     assembly_issue: Ints  # d
     lag: Floats  # d x d: nanoseconds
@@ -139,15 +140,17 @@ class _Maker:
         parts = np.zeros((ops, self.most_grids), np.int64)
         for op, splits in enumerate(self.splits):
             parts[op, : len(splits)] = [len(s.parts) for s in splits]
+        duration = self._durations()
+        columns = (grid, size, where, parts, duration)
         lag, pace = _lines(self.problem.cluster, self.problem)
         issue, assembly_issue = self._issues()
         view = self._assembled(np.zeros(1, np.int64))[0]
         return Needs(
             np.array(self.home, np.int64),
             np.array([len(unit.options) for unit in self.units], np.int64),
-            grid, size, where, parts, self._durations(), issue,
+            *columns, issue,
             np.array([is_linear(op) for op in self.graph.ops], np.int64),
-            *self._edge_columns(), view, assembly_issue, lag, pace,
+            *self._edge_columns(), self._gaps(*columns), view, assembly_issue, lag, pace,
         )  # fmt: skip
 
     # Time
@@ -265,6 +268,21 @@ class _Maker:
             lane, before_start, before, nbytes, inside, box, terms, apart, region, self._around(),
             assembly,
         )  # fmt: skip
+
+    def _gaps(self, grid: Ints, size: Ints, where: Ints, parts: Ints, duration: Ints) -> Ints:
+        ops, options, copies = where.shape
+        busy = np.zeros((ops, options, self.devices), np.int64)
+        each, option = np.indices((ops, options))
+        for copy in range(copies):
+            part = copy % np.maximum(parts[each, grid], 1)
+            time = duration[each, grid, part, where[:, :, copy]]
+            np.add.at(busy, (each, option, where[:, :, copy]), np.where(copy < size, time, 0))
+        gaps = np.zeros((len(self.edges), options, self.devices), np.int64)
+        for e, (reader, _, _, maker, _, _) in enumerate(self.edges):
+            if self.home[reader] != self.home[maker]:
+                mine = [op for op in range(maker + 1, reader) if self.home[op] == self.home[maker]]
+                gaps[e] = busy[mine].sum(axis=0)
+        return gaps
 
     def _number(self, value: int, box: Box) -> int:
         return self.numbers.setdefault((value, box), len(self.numbers))

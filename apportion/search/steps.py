@@ -21,7 +21,7 @@ from apportion.search.problem import Problem
 from apportion.search.units import Choices, Members
 from apportion.simulate import simulate
 from apportion.splits import Space
-from apportion.strategy import Choice, Layout, Strategy
+from apportion.strategy import Choice, Layout, Strategy, whole
 from apportion.tasks import Floats
 
 DEAR = 4.0  # how much longer a step counts that is over the limit by all of it
@@ -42,7 +42,10 @@ class Steps:
         self.live = Delta(space, strategy, problem.cluster, problem.cost)
         self.choices: list[Choice] = list(strategy.choices)
         self.layouts: dict[int, Layout] = dict(strategy.layouts)
-        self.moves = Moves(Members(space), problem.cluster, self.choices)
+        self.loads = Loads(problem, space)
+        ops = range(len(space.graph.ops))
+        alone = [float(self.loads.of(op, whole(space, op, (0,))).max()) for op in ops]
+        self.moves = Moves(Members(space), problem.cluster, self.choices, alone)
         self.kinds, self.weights = list(kinds), list(kinds.values())
         self.drawn = {kind: [0, 0, 0] for kind in kinds}  # proposed, accepted, improved the best
         self.kind = self.kinds[0]
@@ -54,7 +57,6 @@ class Steps:
         self._befores: dict[int, list[int]] = {}
         for before, after in space.graph.state:
             self._befores.setdefault(after, []).append(before)
-        self.loads = Loads(problem, space)
         self._each = [self.loads.of(op, choice) for op, choice in enumerate(self.choices)]
         self.busy: Floats = np.sum(self._each, axis=0)  # nanoseconds of compute, by device
         self._spared = False  # the last move was not given to `live`: it is certain to be rejected
