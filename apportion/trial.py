@@ -74,10 +74,13 @@ class Practice:
 
 
 def step_seconds(ranks: Iterable[Sequence[Span]]) -> float:
-    """The low quantile of the steps, each from when its last rank began to when its last was
-    done."""
+    """The low quantile of the steps, each from when its first rank began to when its last was done.
+
+    Counted from when the last rank began, a step would be too short: one that has little to do may
+    be late to begin while the others are at work.
+    """
     steps = zip(*ranks, strict=True)
-    each = [max(end for _, end in step) - max(start for start, _ in step) for step in steps]
+    each = [max(end for _, end in step) - min(start for start, _ in step) for step in steps]
     return float(np.quantile(each, QUANTILE))
 
 

@@ -17,6 +17,7 @@ from graphs import CONTEXT, One, one
 from apportion import check, tdl, zoo
 from apportion.capture import capture, capture_as
 from apportion.check import check_op
+from apportion.interval import volume
 from apportion.ops.elementwise import ELEMENTWISE
 from apportion.steps import verify_step
 
@@ -236,6 +237,8 @@ FACTORY = [
     S("aten.full.default", [], 2.0, torch.float64, axes=""),
     S("aten.new_full.default", R(3), [5, 7], 2.0, axes="i0 i1"),
     S("aten.new_zeros.default", R(3), [5, 7], axes="i0 i1"),
+    S("aten.new_zeros.default", R(5, 3), [5, 7], axes="i0 i1"),
+    S("aten.new_zeros.default", R(0, 3), [5, 7], axes="i0 i1"),
     S("aten.new_ones.default", R(3), [7], torch.bool, axes="i0"),
     S("aten.scalar_tensor.default", 3.0, torch.float64, axes=""),
     S("aten.arange.default", 7, torch.int64, axes="i0"),
@@ -422,6 +425,13 @@ def test_every_derived_split_is_right(number: int) -> None:
     if sample.axes is not None:
         assert it.cuttable() == sample.axes
     assert assert_right(it) >= len(it.cuttable())
+
+
+@pytest.mark.parametrize(("rows", "read"), [(8, ((0, 2), (0, 1))), (6, ((0, 1), (0, 1)))])
+def test_of_a_tensor_that_lends_its_dtype_next_to_nothing_is_read(rows: int, read: Any) -> None:
+    it = one("aten.new_zeros.default", torch.zeros(rows, 3), [8, 7])
+    assert it.space.split(0, it.parts(i0=4)).parts[0].inputs == (read,)
+    assert all(volume(part.inputs[0]) <= 2 for part in it.space.split(0, it.parts(i0=4)).parts)
 
 
 @pytest.mark.parametrize(

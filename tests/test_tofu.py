@@ -27,10 +27,12 @@ from apportion.plan import Plan
 from apportion.root import Refused
 from apportion.search.data import data
 from apportion.search.fsdp import fsdp
+from apportion.search.grids import faithful
 from apportion.search.grids import strategy as strategy_of
 from apportion.search.levels import Levels, factors, fewest_bytes, polish, recurse
-from apportion.search.sites import FIRST, OP, WHOLE, find_sites, hit
-from apportion.search.tofu import bytes_moved, tofu
+from apportion.search.places import cuts
+from apportion.search.sites import FIRST, OP, WHOLE, covered, find_sites, hit
+from apportion.search.tofu import bytes_moved, partition, tofu
 from apportion.splits import Space
 from apportion.strategy import Choice, Layout, Strategy, space_of, verify
 from apportion.tasks import Ends
@@ -218,6 +220,33 @@ def test_a_level_equals_exhaustive_search(name: str) -> None:
     assert found == min(tried) < max(tried)
 
 
+def test_all_slices_of_a_value_are_counted() -> None:
+    """Readers of different rows want the whole Value together, cut as they are."""
+    make = Maker()
+    x = make.op("aten.cumsum.default", make.value(4, 6), 1, None, out=(4, 6))
+    for k in range(4):
+        row = make.op("aten.select.int", x, 0, k, out=(6,))
+        make.op("aten.mul.Tensor", row, row, out=(6,))
+    space = make.space()
+    levels = cut(space, 2)
+    assert moved(space, strategy_of(levels), 2) == levels.bytes_moved == 4 * 6 * 4 / 2
+    tried = [lower(space, strategy, 2).bytes_moved for strategy in all_strategies(space)]
+    assert min(tried) == levels.bytes_moved < max(tried)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_elements_in_any_box(seed: int) -> None:
+    rng = Random(seed)
+    boxes = []
+    for _ in range(rng.randint(1, 5)):
+        ends = [sorted(rng.sample(range(6), 2)) for _ in range(3)]
+        boxes.append(tuple([(low, high) for low, high in ends]))
+    marks = np.zeros((6, 6, 6), bool)
+    for box in boxes:
+        marks[tuple([slice(*span) for span in box])] = True
+    assert covered(frozenset(boxes)) == marks.sum()
+
+
 # Where recursion is not optimal (counted in elements, as the paper counts)
 
 
@@ -303,6 +332,29 @@ def test_modelled_bytes_are_those_moved(spec: str) -> None:
     for count in (1, 2, 3):
         levels = cut(space, *[2] * count)
         assert moved(space, strategy_of(levels), 2**count) == levels.bytes_moved
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "rnnlm:tiny,hidden=16,steps=2,vocab=80,batch=64",
+        "nmt:tiny,layers=1,hidden=16,source=2,target=2,vocab=512,batch=64",
+    ],
+)
+def test_words_cut_at_some_levels_are_ranges(spec: str) -> None:
+    """The loss knows words by their number: it has the first digits of those that others cut at
+    more levels."""
+    given = problem(16, spec)
+    levels = partition(given)
+    made, kept = faithful(levels)
+    several = {len(n) for sets in cuts(levels.sites, chosen_by(levels)).values() for n in sets}
+    assert several & {1, 2, 3}
+    assert kept
+    assert bytes_moved(given, made.strategy) == levels.bytes_moved
+
+
+def chosen_by(levels: Levels) -> dict[int, np.ndarray]:
+    return {n: chosen for n, chosen in enumerate(levels.chosen) if chosen is not None}
 
 
 def test_only_uneven_halves_move_other_bytes_than_modelled() -> None:

@@ -53,11 +53,15 @@ def test_what_fails_is_left_out_with_its_reason() -> None:
     assert plan.notes[-1] == "nothing was measured: the best as predicted"
 
 
-def test_a_step_ends_with_its_last_rank() -> None:
-    early = [(0.0, 1.0), (4.0, 6.0), (8.0, 9.0), (10.0, 14.0), (20.0, 21.0)]
-    late = [(0.5, 3.5), (4.0, 5.0), (8.5, 8.75), (10.0, 14.0), (20.0, 29.0)]
-    assert step_seconds([early[:1], late[:1]]) == 3.0
-    assert step_seconds([early, late]) == 2.0  # of 0.5, 2, 3, 4 and 9 seconds
+def test_a_step_is_never_shorter_than_a_rank_takes() -> None:
+    """Though the other, with nothing to do, begins when the first is nearly done."""
+    works, idles = [(0.0, 2.0)], [(1.75, 1.875)]
+    assert step_seconds([works, idles]) == step_seconds([idles, works]) == 2.0
+    assert step_seconds([[(0.0, 1.0)], [(0.5, 3.5)]]) == 3.5
+
+
+def test_disturbed_steps_do_not_count() -> None:
+    assert step_seconds([[(0.0, 4.0), (5.0, 6.0), (7.0, 16.0), (20.0, 22.0), (30.0, 33.0)]]) == 2.0
 
 
 def test_a_plan_that_takes_too_much_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

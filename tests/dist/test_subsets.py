@@ -1,0 +1,40 @@
+"""Operators on different subsets of the devices, as walks place them: the same training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from apportion import zoo
+from apportion.capture import capture, capture_as
+from apportion.cluster import cluster
+from apportion.cost import default_cost
+from apportion.plan import plan
+from apportion.pool import Pool
+from apportion.run import compare_with_eager
+from apportion.search import SEARCHES
+from apportion.search.flexflow import flexflow
+from apportion.search.problem import Problem
+from apportion.splits import Space
+from apportion.worker import Train
+
+DEVICES, STEPS, SEED = 4, 2, 0
+
+
+@pytest.mark.parametrize("spec", ["lenet:batch=8", "rnnlm:tiny"])
+def test_a_walk_s_plan_trains_the_same_model(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = zoo.load(spec, SEED)
+    program = capture_as(capture(it.step, it.model, it.optimizer, it.batch), torch.float64)
+    there = cluster("flexflow-p100:4")  # where it pays to use several
+    space = Space(program.graph)
+    found = flexflow(Problem(space, there, default_cost(there)), proposals=300, workers=1)
+    subsets = {frozenset(choice.devices) for choice in found.strategy.choices}
+    assert len(subsets) > 3 and min(map(len, subsets)) < DEVICES
+    monkeypatch.setitem(SEARCHES, "walked", lambda *_, **__: found)
+    made = plan(program, cluster(f"local:{DEVICES}"), "walked")
+    job = Train(spec, SEED, True, made.strategy, DEVICES, STEPS, SEED, state=True)
+    with Pool(DEVICES, 120.0) as pool:
+        ranks = pool.train(job)
+    compared = compare_with_eager(program, made, ranks, STEPS, SEED)
+    assert compared.equal, compared
+    assert sum(rank.sent_bytes for rank in ranks) == STEPS * made.predicted.bytes_moved > 0
