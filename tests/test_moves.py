@@ -123,3 +123,18 @@ def test_moves_reach_sums_subsets_and_replicas() -> None:
             seen |= {f"on {len(set(choice.devices))}"}
             seen |= {"uneven"} if 3 in choice.parts else set()
     assert seen >= {"sum", "replicas", "on 1", "on 2", "on 3", "on 4", "uneven"}
+
+
+def test_a_sweep_tries_everything_alike_on_all_devices_once() -> None:
+    it, them, rng = space("rnnlm:tiny"), cluster("4xh100"), Random(0)
+    choices = [whole(it, op, (0,)) for op in range(len(it.graph.ops))]
+    members = Members(it)
+    moves = Moves(members, them, choices)
+    seen: list[dict[int, Choice]] = []
+    while not moves.swept:
+        seen.append(moves.draw("sweep", rng))
+    assert seen.pop() == {}
+    assert all(set(c.devices) == {0, 1, 2, 3} for drawn in seen for c in drawn.values())
+    loop = {op for cell in members.alike[0] for n in cell for op in members.layers[n].ops}
+    assert sum(drawn.keys() == loop for drawn in seen) > 3  # as many ways to cut it
+    assert not moves.draw("sweep", rng)

@@ -200,7 +200,8 @@ class _Search:
     def _descend(self, depth: int, fixing: np.ndarray) -> None:
         """Decides the unit at a depth; `fixing` are the renamings under which what is decided stays
         as it is."""
-        found = floors(self.needs, self.loops, self.chosen, depth + 1, self.end, self.have)
+        room = (self.end, self.have)
+        found = floors(self.needs, self.loops, self.chosen, depth + 1, self.best, *room)
         table = self.renamed[depth][fixing]
         least = table.min(axis=0) == np.arange(table.shape[1])
         self.visited[depth] += int(least.sum())

@@ -259,9 +259,10 @@ def _fetch(n, chosen, depth, e, q, end, have, free, issued):  # type: ignore[no-
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def floor(n, loops, chosen, depth, end, have):  # type: ignore[no-untyped-def]
-    """The floor, in nanoseconds, where the units before `depth` have the chosen options. `end` and
-    `have` are room to work in: Ops x copies, edges x copies."""
+def floor(n, loops, chosen, depth, enough, end, have):  # type: ignore[no-untyped-def]
+    """The floor, in nanoseconds, where the units before `depth` have the chosen options; something
+    below it as soon as that is `enough`. `end` and `have` are room to work in: Ops x copies, edges
+    x copies."""
     devices, most = n.lag.shape[0], n.where.shape[2]
     free, issued = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
     ready = np.zeros(most, np.int64)
@@ -299,13 +300,15 @@ def floor(n, loops, chosen, depth, end, have):  # type: ignore[no-untyped-def]
             issued[d] += n.issue[op, d]
             start = max(ready[q], free[d], issued[d])
             free[d] = end[op, q] = start + n.duration[op, g, q % n.parts[op, g], d]
-            last = max(last, end[op, q])
+            last = max(last, end[op, q] + n.rest[op])
         for t in range(loops.tail_start[op], loops.tail_start[op + 1]):
             if loops.tail_via[t] >= depth:
                 for s in range(2 * most + 1):
                     if _exists(s, size, most):
                         time = _least(end[op], s, size, most)
                         last = max(last, time + loops.tail[t, k, s])
+        if last >= enough:
+            return last
     if some:
         last = max(last, _by_some(n, loops, chosen, depth, end))
     return last
@@ -361,14 +364,14 @@ def _by_some(n, loops, chosen, depth, end):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def floors(n, loops, chosen, depth, end, have):  # type: ignore[no-untyped-def]
+def floors(n, loops, chosen, depth, enough, end, have):  # type: ignore[no-untyped-def]
     """The floor for every option of the unit before `depth`."""
     count = n.options[depth - 1]
     found = np.zeros(count, np.int64)
     mine = chosen.copy()
     for k in range(count):
         mine[depth - 1] = k
-        found[k] = floor(n, loops, mine, depth, end, have)
+        found[k] = floor(n, loops, mine, depth, enough, end, have)
     return found
 
 

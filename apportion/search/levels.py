@@ -206,6 +206,7 @@ class Levels:
             for level in levels:
                 self.solve([level], cap)
         elif self.scattered:
+            self.exact = False
             others = {n: self._chosen(n) for n in self.decided() if n not in levels}
             for every in (False, True):
                 if self.scattered:

@@ -11,6 +11,8 @@ Kinds of moves:
   edge    a layer is cut as a neighbour of it is and put where that one is, perhaps the next
           neighbours along with it: what single moves need several expensive steps for
   state   updates alone: parameters and optimizer state cut over devices, or whole on all of them
+  sweep   every set of alike cells on all devices in every way, one after the other, what takes
+          longest first, until all have been tried
 
 What takes longer is drawn more often. Devices are mostly blocks of neighbours whose size divides
 the number of devices, also as many of every host, sometimes any. Ops that change lose layouts that
@@ -20,7 +22,7 @@ the Strategy gave to what they leave.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from random import Random
@@ -30,7 +32,8 @@ from apportion.graph import UPDATE
 from apportion.search.units import Choices, Members, Mesh, degrees_of
 from apportion.strategy import Choice
 
-KINDS = {"op": 4, "group": 4, "layer": 4, "cell": 4, "alike": 1, "edge": 6, "state": 1}
+KINDS = {"op": 4, "group": 4, "layer": 4, "cell": 4, "alike": 1, "edge": 6, "state": 1,
+         "sweep": 6}  # fmt: skip
 """Kinds of moves, and how often each is drawn."""
 
 SPREAD = 0.35  # share of moves of alike cells that put each on the next devices
@@ -58,6 +61,7 @@ class Moves:
         self.hosts = [tuple(host.devices) for host in cluster.hosts]
         graph = self.space.graph
         self.updates = [n for n, op in enumerate(graph.ops) if op.phase == UPDATE]
+        self._number = {cell: k for k, cell in enumerate(members.cells)}
         of = list(weights) or [1.0] * len(graph.ops)
         layers = [sum(of[op] for op in layer.ops) for layer in members.layers]
         groups = [sum(of[op] for op in group) for group in members.groups]
@@ -68,7 +72,13 @@ class Moves:
         self._draws: dict[str, Callable[[Random], Choices]] = {
             "op": self._op, "group": self._group, "layer": self._layer, "cell": self._cell,
             "alike": self._alike, "edge": self._edge, "state": self._state,
+            "sweep": self._next,
         }  # fmt: skip
+        heavy = [(sum(cells[self._number[cell]] for cell in several), several)
+                 for several in self._families()]  # fmt: skip
+        heavy.sort(key=lambda each: -each[0])
+        self._sweep = self._swept([several for _, several in heavy])
+        self.swept = False
 
     def draw(self, kind: str, rng: Random) -> Choices:
         """New Choices, those that are no change left out."""
@@ -131,6 +141,30 @@ class Moves:
             mesh = (degrees, tuple([d + turn * len(where) for d in where]) if turn else where)
             found |= self.members.together(cell, tuple(classes), mesh)
         return found
+
+    def _families(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Sets of alike cells, and the cells that are like no other."""
+        families = list(self.members.alike)
+        known = {cell for several in families for cell in several}
+        return families + [(cell,) for cell in self.members.cells if cell not in known]
+
+    def _swept(self, families: Sequence[tuple[tuple[int, ...], ...]]) -> Iterator[Choices]:
+        where = tuple(range(self.devices))
+        for cells in families:
+            classes = self.members.classes(cells[0])
+            extents = tuple(classes.values())
+            several = [row for rows in _degrees(extents, self.devices)[:2] for row in rows]
+            for degrees in (*several, (1,) * len(extents)):
+                mesh = (degrees, where)
+                found: Choices = {}
+                for cell in cells:
+                    found |= self.members.together(cell, tuple(classes), mesh)
+                yield found
+
+    def _next(self, rng: Random) -> Choices:
+        found = next(self._sweep, None)
+        self.swept = found is None
+        return found or {}
 
     def _edge(self, rng: Random) -> Choices:
         members = self.members

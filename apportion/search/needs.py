@@ -52,6 +52,7 @@ class Needs(NamedTuple):  # numba takes no dataclass
     parts: Ints  # o x g: of one replica
     duration: Ints  # o x g x p x d
     issue: Ints  # o x d
+    rest: Ints  # o: that a step takes after it at the least
     linear: Ints  # o: 1 if it may be computed term by term
     start: Ints  # o + 1: edges of an Op
     reader: Ints  # e
@@ -148,7 +149,7 @@ class _Maker:
         return Needs(
             np.array(self.home, np.int64),
             np.array([len(unit.options) for unit in self.units], np.int64),
-            *columns, issue,
+            *columns, issue, self._rests(duration),
             np.array([is_linear(op) for op in self.graph.ops], np.int64),
             *self._edge_columns(), self._gaps(*columns), view, assembly_issue, lag, pace,
         )  # fmt: skip
@@ -183,6 +184,18 @@ class _Maker:
                 self.problem.cost, self.problem.cluster, kinds, op, on, flops, nbytes, size
             )
             found[op, g, p, device] = np.maximum(np.rint(seconds * 1e9), 1)
+        return found
+
+    def _rests(self, duration: Ints) -> Ints:
+        """The longest way from an Op to the end, each Op as short as any part of it ever is."""
+        found = np.zeros(len(self.graph.ops), np.int64)
+        for op in range(len(found) - 1, -1, -1):
+            grids = [len(split.parts) for split in self.splits[op]]
+            least = min(int(duration[op, g, :parts].min()) for g, parts in enumerate(grids))
+            for value in self.graph.ops[op].inputs:
+                made = self.graph.producer[value]
+                if made is not None:
+                    found[made[0]] = max(found[made[0]], least + found[op])
         return found
 
     def _issues(self) -> tuple[Ints, Ints]:

@@ -366,15 +366,15 @@ class _Finder:
         values, there, shares, readers = self._read()
         source, here = self._made()
         nbytes = np.array([v.nbytes for v in self.graph.values], np.float64)
-        wanted_of = np.zeros(len(nbytes))  # share that any reader wants
-        np.maximum.at(wanted_of, values, shares)
+        together = np.zeros(len(nbytes))  # share that all readers want
+        np.maximum.at(together, values, shares)
         for value in self.copy:
-            if wanted_of[value] < 1:
-                wanted_of[value] = self._wanted(value)
+            if together[value] < 1:
+                together[value] = self._wanted(value)
         stores = {**self.store}
         stores.update({a: self.store[b] for a, b in self.before.items() if b in self.store})
         flows = []
-        for kept, wanted in ((stores, nbytes), (self.copy, nbytes * wanted_of)):
+        for kept, wanted in ((stores, nbytes), (self.copy, nbytes * together)):
             own = np.array([v for v in kept if nbytes[v]], np.int64)
             sites = np.array([kept[v] for v in own.tolist()], np.int64)
             hits = np.array([self._kept(site) for site in sites.tolist()], np.int64)

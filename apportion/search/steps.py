@@ -108,6 +108,8 @@ class Steps:
         self.kind = rng.choices(self.kinds, self.weights)[0]
         choices = self.moves.draw(self.kind, rng)
         self.drawn[self.kind][0] += 1
+        if self.kind == "sweep" and self.moves.swept:
+            self.weights[self.kinds.index("sweep")] = 0
         if not choices:
             return None
         layouts: dict[int, Layout | None] = {}

@@ -187,7 +187,7 @@ def notes(levels: Levels) -> tuple[str, ...]:
     """How a partition was found, for the user."""
     names = " x ".join(map(str, levels.factors))
     bytes_of = ", ".join(f"{n / 1e9:.4g}" for n in levels.bytes_by_level())
-    how = "each exact given the others" if levels.exact else "not all exact: tables too wide"
+    how = "each exact given the others" if levels.exact else "not all exact"
     return (f"levels of {names}, {how}, move {bytes_of} GB",)
 
 
