@@ -7,62 +7,38 @@
     live.undo()                 # as it was before; or live.keep()
 
 Of a changed Op only its neighbourhood is lowered anew: the Flows of the Values that it reads and
-makes, and the Blocks of the Ops that make or read them. Of the schedule only what moves is worked
-out again (relax.py, resume.py). The times are those of `simulate(lower(...))` bit for bit.
+makes, and the Blocks of the Ops that make or read them. The schedule is worked out again from the
+first time on that can have changed (live.py, resume.py). The times are those of
+`simulate(lower(...))` bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
+from apportion import flows, resume, stock
 from apportion import live as lives
-from apportion import relax, resume
-from apportion.block import Block
 from apportion.cluster import Cluster
-from apportion.cost import (
-    CostModel,
-    ahead_nanoseconds,
-    issue_nanoseconds,
-    nanoseconds,
-    times_messages,
-)
-from apportion.flow import MADE, Flow
+from apportion.cost import CostModel, ahead_nanoseconds
+from apportion.drafting import Drafting
+from apportion.flow import READ, Flow
 from apportion.held import Held
-from apportion.hops import hops, no_hops
 from apportion.live import Live
 from apportion.lower import Lowering
-from apportion.schedule import Times, schedule_compiled
-from apportion.simulate import issued, stands
+from apportion.schedule import Times
 from apportion.splits import Space, Split
 from apportion.stamp import stamp
 from apportion.strategy import Choice, Layout, Strategy, verify, verify_choice
-from apportion.tasks import NO_ENDS, Copies, Ints, TaskGraph, offsets
+from apportion.tasks import Ints, TaskGraph, offsets
 from apportion.termwise import Devices
 
 ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
-SPARE = 4096  # and so much more
+SPARE = 1 << 16  # and so much more
 MEMORY = 8  # Flows and Blocks that are remembered, as a multiple of those of the Graph
-PATIENCE = 0.03  # share of all tasks and hops that may move before everything is scheduled anew
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Costed:
-    """A Block with its times: what is written into a Live schedule."""
-
-    block: Block
-    duration: Ints
-    issue: Ints
-    latency: Ints
-    hop_start: Ints
-    hop_link: Ints
-    hop_occupancy: Ints
-    stand_start: Ints
-    stand: Ints
 
 
 @dataclass(slots=True)
@@ -73,9 +49,10 @@ class _Before:
     layouts: dict[int, Layout | None] = field(default_factory=dict)
     termwise: dict[int, Devices] = field(default_factory=dict)
     flows: dict[int, tuple[Flow, int]] = field(default_factory=dict)
-    blocks: dict[int, Block] = field(default_factory=dict)
+    added: list[Flow] = field(default_factory=list)
+    ops: Ints = field(default_factory=lambda: _new(0))
     step: int = 0
-    tops: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    used: tuple[Ints, ...] = ()
 
 
 class Delta:
@@ -88,15 +65,16 @@ class Delta:
         self.given = strategy
         self.lowering = Lowering(space, strategy, devices)
         self.flows = [self.lowering.flow_of(v) for v in range(len(space.graph.values))]
-        self.blocks = self._blocks(range(len(space.graph.ops) + 1))
-        self.costed: dict[int, _Costed] = {}
-        self.asynchronous = any(d.asynchronous for d in cluster.devices)
         self.ahead = ahead_nanoseconds(cluster, cost)
         self.verified: dict[int, set[Layout]] = {}
         self.holding = Held(space.graph, self.flows, devices)
+        self.maker = [-1 if made is None else made[0] for made in space.graph.producer]
+        self.readers = [
+            np.array([*readers, *([len(space.graph.ops)] if value in self.lowering.ending else [])],
+                     np.int64) for value, readers in enumerate(space.graph.consumers)
+        ]  # fmt: skip
         self.before: _Before | None = None
         self.bounded = False  # the last change was given up: its step takes longer than the limit
-        self.whole: Times | None = None  # times of all tasks, where they were all worked out
         self._build()
 
     # What it says
@@ -117,27 +95,17 @@ class Delta:
         """Bytes that every device holds across the step (held.py)."""
         return self.holding.nbytes()
 
-    def times(self) -> tuple[Ints, Ints]:
+    def times(self) -> Times:
         """Start and end of every task, in the order of the TaskGraph."""
-        if self.whole is not None:
-            return self.whole
-        return self._in_order(lives.START), self._in_order(lives.END)
-
-    def _in_order(self, segment: int) -> Ints:
-        """What `live` has for every task, in the order of the TaskGraph."""
-        begin = self.live.at[segment]
-        cells = self.live.cells[begin : begin + len(self.live.op)]
-        found: Ints = lives.in_order(self.live, cells)
-        return found
+        blocks = self.live.cells[self.live.at[lives.BLOCK] :][: self.live.rows // 2]
+        first = offsets(self.drafting.stock.tasks[blocks])
+        start, end = np.full((2, int(first[-1])), lives.ABSENT)
+        resume.tell(self.drafting.stock, self.live, first, start, end)
+        return start, end
 
     def tasks(self) -> TaskGraph:
         """The TaskGraph as it is now."""
         return stamp(self.lowering.lowered())
-
-    @property
-    def looks(self) -> int:
-        """How many times the tasks of an Op were worked out, since the beginning."""
-        return int(self.live.counters[lives.LOOKS])
 
     # Changing it
 
@@ -159,14 +127,12 @@ class Delta:
         for op, choice in choices.items():
             verify_choice(self.space, op, choice, lowering.devices)
         self._verify_layouts(layouts)
-        if lowering.remembered > MEMORY * (len(self.flows) + len(self.blocks)) + SPARE:
-            lowering.forget(self.flows, self.blocks)
-            self.costed = {id(b): self.costed[id(b)] for b in self.blocks}
-        if 4 * self.live.counters[lives.TASKS] > 3 * len(self.live.op):
+        if lowering.remembered > MEMORY * len(self.flows) + SPARE:
+            lowering.forget(self.flows, ())
             self._build()
+        self.live.counters[lives.WRITTEN] = 0
         before = self.before = _Before(step=self.step_ns, termwise=lowering.termwise)
-        before.tops = self.live.counters.copy()
-        self.live.counters[lives.WRITTEN] = self.live.counters[lives.LEFT] = 0
+        before.used = tuple(used.copy() for used in self._used())
         for op, choice in choices.items():
             before.choices[op] = (lowering.choices[op], lowering.splits[op])
             lowering.choices[op] = choice
@@ -177,9 +143,12 @@ class Delta:
         self._retell(choices, layouts)
         touched = set(choices) | _differing(before.termwise, lowering.termwise)
         values = self._new_flows(touched, layouts)
-        ops = self._new_blocks(touched, values)
-        self._restamp(values, ops)
+        self._restamp(self._new_blocks(touched, values))
         return self.step_ns
+
+    def _used(self) -> tuple[Ints, ...]:
+        """The counters of everything that grows."""
+        return self.drafting.flows.used, self.drafting.stock.used, self.live.counters
 
     def _verify_layouts(self, layouts: Mapping[int, Layout | None]) -> None:
         """Raises ValueError unless all Layouts are legal; those that were once are known."""
@@ -208,28 +177,24 @@ class Delta:
         looked = [*before.choices, *self._makers(before.layouts)]
         lowering.terms.update(looked, lowering.choices, lowering.splits)
         lowering.termwise = before.termwise
-        for op, block in before.blocks.items():
-            self.blocks[op] = block
-        for value, (flow, at) in before.flows.items():
-            self.flows[value], self.flow_at[value] = flow, at
+        for value, (flow, number) in before.flows.items():
+            self.flows[value], self.numbers[value] = flow, number
         self.holding.touch(before.flows)
-        self.bounded = False
-        self.before = self.whole = None
-        if self.live.counters[lives.WRITTEN] > self.live.journal.shape[1] or len(before.tops) == 0:
+        self.before, self.bounded = None, False
+        if not before.used:
             self._build()
             return
-        lives.undo(self.live, 0)
-        looks = self.live.counters[lives.LOOKS]
-        self.live.counters[:] = before.tops
-        self.live.counters[lives.LOOKS], self.live.counters[lives.WRITTEN] = looks, 0
+        lives.undo(self.drafting.stock, self.live, before.ops)
+        for used, was in zip(self._used(), before.used, strict=True):
+            used[:] = was
+        for flow in before.added:
+            del self.drafting.numbers[flow]
         self.step_ns = before.step
 
     def keep(self) -> None:
         """The last change stays."""
         assert not self.bounded, "a change that was given up can only be undone"
-        if self.whole is not None:
-            resume.seed(self.live, *self.whole)
-        self.before = self.whole = None
+        self.before = None
 
     def _retell(self, ops: Iterable[int], values: Iterable[int]) -> None:
         """What is computed term by term, after Ops got other Choices and Values other Layouts."""
@@ -252,307 +217,114 @@ class Delta:
         for value in laid:
             values.add(value)
             values.add(lowering.after.get(value, value))
-        changed = []
+        changed, drafting = [], self.drafting
+        assert self.before is not None
         for value in sorted(values):
             found = lowering.flow_of(value)
             if found is not self.flows[value]:
-                assert self.before is not None
-                self.before.flows[value] = (self.flows[value], self.flow_at[value])
+                self.before.flows[value] = (self.flows[value], self.numbers[value])
+                if found not in drafting.numbers:
+                    self.before.added.append(found)
                 self.flows[value] = found
+                self.numbers[value] = drafting.number(found, value)
                 changed.append(value)
         self.holding.touch(changed)
         return changed
 
-    def _new_blocks(self, touched: set[int], values: list[int]) -> list[int]:
+    def _new_blocks(self, touched: set[int], values: list[int]) -> Ints:
         """Ops whose tasks are other ones now."""
-        graph, ops = self.lowering.graph, set(touched)
-        for value in values:
-            made = graph.producer[value]
-            ops.update(graph.consumers[value])
-            if made is not None:
-                ops.add(made[0])
-            if value in self.ending:
-                ops.add(len(graph.ops))
         assert self.before is not None
-        found = sorted(ops)
-        for op, block in zip(found, self._blocks(found), strict=True):
-            self.before.blocks[op] = self.blocks[op]
-            self.blocks[op] = block
+        was = np.array([self.before.flows[v][1] for v in values], np.int64)
+        now = np.array([self.numbers[v] for v in values], np.int64)
+        readers = [self.readers[v] for v in values]
+        made = np.array([self.maker[v] for v in values], np.int64)
+        start = np.zeros(len(values) + 1, np.int64)
+        np.cumsum([len(r) for r in readers], out=start[1:])
+        reader = np.concatenate([_new(0), *readers])
+        found: Ints = flows.differing(
+            self.drafting.flows, was, now, made, start, reader, np.array([*touched], np.int64)
+        )
         return found
-
-    def _blocks(self, ops: Iterable[int]) -> list[Block]:
-        last = len(self.lowering.graph.ops)
-        lowering = self.lowering
-        return [
-            lowering.end_of(self.flows) if op == last else lowering.block_of(op, self.flows)
-            for op in ops
-        ]
 
     # The arrays
 
-    def _restamp(self, values: list[int], ops: list[int]) -> None:
-        """Writes changed Flows and Blocks, and works out what moves."""
-        assert self.before is not None
-        if not ops:
+    def _restamp(self, ops: Ints) -> None:
+        """Gives Ops their new Blocks, and works out what changes."""
+        before, drafting = self.before, self.drafting
+        assert before is not None
+        before.ops = ops
+        if not len(ops):
             return
-        self._cost(ops)
-        if not self._fits(values, ops):
-            self.before.tops = np.zeros(0, np.int64)
-            self._build()
-            return
-        since = min(int(resume.first_ready(self.live, op)) for op in ops)
-        for value in values:
-            self._write_flow(value)
-        for op in ops:
-            first = self._write_block(op)
-            lives.replace(self.live, op, first, len(self.blocks[op]))
-        self._settle(since, ops)
-
-    def _settle(self, since: int, ops: list[int]) -> None:
-        """Works out what moves; if that is much, everything from the time on at which something
-        changes. `since` is when the first of the tasks was ready that these Ops had."""
-        live = self.live
-        since = min(since, self._release())
-        replaced = np.zeros(live.ops, np.int64)
-        replaced[ops] = 1
-        since = min(since, *(int(resume.first_entry(live, op, replaced)) for op in ops))
-        since = min(since, int(resume.first_follower(live, replaced)))
-        written = int(live.counters[lives.WRITTEN])
-        if relax.relax(live, int(PATIENCE * self.size)):
-            self.step_ns = int(relax.finish(live))
-            return
-        if live.counters[lives.WRITTEN] > live.journal.shape[1]:
-            since, written = 0, -1  # too much to undo what was tried
-        else:
-            lives.undo(live, written)
-        net, tasks, where = resume.current(live, since)
-        times = schedule_compiled(net)
-        start, end = self._in_order(lives.START), self._in_order(lives.END)
-        assert len(times[0]) == len(live.queued) + len(tasks)
-        start[where], end[where] = (x[len(live.queued) :] for x in times)
-        self.whole = (start, end)
-        self.step_ns = int(end.max(initial=0))
-
-    def _release(self) -> int:
-        """When hosts issue tasks; the first time that this changes anything."""
-        live = self.live
-        if not self.asynchronous:
-            return lives.NEVER
-        device, issue, duration = (
-            lives.in_order(live, c) for c in (self.device, self.issue, live.duration)
+        fits = all(
+            flows.longest(drafting.flows, self.numbers[v]) <= drafting.span for v in before.flows
         )
-        return int(resume.release_all(live, issued(device, issue, duration, self.ahead)))
+        if fits:
+            blocks = drafting.blocks(ops.tolist(), self.numbers)
+            fits = self._settle(ops, blocks)
+        if not fits:
+            before.used = ()
+            self._build()
+
+    def _settle(self, ops: Ints, blocks: Ints) -> bool:
+        """The schedule with the Blocks that these Ops have now; whether there was room."""
+        ends = int(resume.change(self.drafting.stock, self.live, ops, blocks))
+        if ends != lives.ABSENT:
+            self.step_ns = ends
+        return ends != lives.ABSENT
 
     def _build(self) -> None:
-        """The arrays, from the Flows and Blocks there are."""
-        ops = len(self.blocks)
-        self._cost(range(ops))
-        self.live, self.device, self.issue = self._room()
-        self.ending = set(self.lowering.ending)
-        self.flow_at = [0] * len(self.flows)
-        for value in range(len(self.flows)):
-            self._write_flow(value)
-        _begin_lanes(self.live)
-        for op in range(ops):
-            first = self._write_block(op)
-            lives.replace(self.live, op, first, len(self.blocks[op]))
-        self._release()
-        net, _, _ = resume.current(self.live, 0)
-        self.size = len(net.duration) + len(net.hop_link)
-        links = len(self.live.queued)
-        start, end = (x[links:] for x in schedule_compiled(net))
-        resume.seed(self.live, start, end)
-        self.step_ns = int(relax.finish(self.live))
-        self.whole = None
+        """The arrays, from the Flows there are."""
+        devices, ops = len(self.cluster.devices), len(self.lowering.graph.ops) + 1
+        longest = max(int(np.bincount(f.stage).max(initial=0)) for f in set(self.flows))
+        span = max(2 * devices, longest)
+        self.drafting = Drafting(self.lowering, self.cluster, self.cost, span)
+        self.numbers = [self.drafting.number(f, v) for v, f in enumerate(self.flows)]
+        blocks = self.drafting.all_blocks(self.numbers)
+        self.live = self._room(stock.totals(self.drafting.stock, blocks))
+        every = np.arange(ops)
+        self.step_ns = int(resume.change(self.drafting.stock, self.live, every, blocks))
         self.live.counters[lives.WRITTEN] = 0
 
-    def _room(self) -> tuple[Live, Ints, Ints]:
-        """Empty arrays with room for changes."""
-        costed = [self.costed[id(b)] for b in self.blocks]
-        sizes = [ROOM * n + SPARE for n in _sizes(costed)]
-        tasks, reads, waits, makes, stands, hop = sizes
-        waits, hop = waits + tasks, hop + 2 * tasks  # a plan without messages may get many
-        pieces = ROOM * sum(len(f.device) for f in self.flows) + SPARE
-        devices, ops = len(self.cluster.devices), len(self.blocks)
-        rows = (ops + 2) * devices
-        cells = (tasks, tasks, tasks, tasks, pieces, hop, hop, ops, ops, rows, rows, rows)
-        readers = [[*r] for r in self.lowering.graph.consumers]
-        for value in self.lowering.ending:
-            readers[value].append(ops - 1)
-        links = max(len(self.cluster.links), 1)
-        longest = int(_by_link(costed, links).max())
+    def _room(self, used: Ints) -> Live:
+        """Empty arrays with room for changes; now the Blocks of all Ops have so much."""
+        graph, devices = self.lowering.graph, len(self.cluster.devices)
+        ops = len(graph.ops) + 1
+        stages = [3 + len(readers) for readers in graph.consumers]
+        first = offsets(np.array(stages))
+        maker = np.full(int(first[-1]), -1)
+        for value, made in enumerate(graph.producer):
+            at = int(first[value])
+            if made is not None:
+                maker[at : at + 2] = 2 * made[0], 2 * made[0] + 1
+            for k, reader in enumerate((*graph.consumers[value], ops - 1)):
+                maker[at + READ + k] = 2 * reader
+        values = self.lowering.values
+        rows, spare = 2 * ops, ROOM * used + SPARE
+        messages, hops, needs = (int(spare[k]) for k in (stock.MESSAGES, stock.HOPS, stock.NEEDS))
+        lanes, links = devices * rows, max(len(self.cluster.links), 1)
+        span = self.drafting.span
+        slots = int(first[-1]) * span
+        cells = (slots, lanes, lanes, messages, messages, hops, ops, ops)
+        journal = int(spare[stock.MAKES]) + 4 * lanes + hops + 8 * messages + 3 * ops
         live = Live(
-            devices, ops, _new(sum(cells)), offsets(np.array(cells)), _new(12), _new(tasks),
-            _new(tasks), _new(tasks), _new(tasks + 1), _new(reads), _new(tasks + 1), _new(waits),
-            _new(tasks + 1), _new(makes), _new(tasks + 1), _new(stands), _new(tasks + 1),
-            _new(hop), _new(hop), _new(hop), _new(pieces),
-            offsets(np.array([len(r) for r in readers])),
-            np.array([op for r in readers for op in r], np.int64),
-            np.zeros((links, ROOM * longest + SPARE), np.int64), _new(links),
-            np.zeros((2, 8 * tasks), np.int64), _new(ops + 1), _new(ops + 1),
-            np.zeros((2, SPARE + 16 * devices), np.int64), _new(devices),
-            np.full(devices, -1),
+            devices, rows, span, _new(sum(cells)), offsets(np.array(cells)), _new(6),
+            np.empty((2, journal), np.int64), np.zeros((devices, rows), np.uint8),
+            offsets(np.array([len(v) for v in values])),
+            np.array([first[v] * span for each in values for v in each], np.int64), maker,
+            self.ahead, _new(messages), _new(messages), _new(messages), _new(messages + 1),
+            _new(needs), _new(needs), _new(devices), _new(devices), _new(devices), _new(devices),
+            _new(devices),
+            np.full(lanes, -1), _new(messages), _new(messages), _new(messages), _new(devices),
+            _new(messages), _new(messages), _new(messages), _new(links),
         )  # fmt: skip
-        live.cells[live.at[lives.KEY] : live.at[lives.KEY] + hop] = lives.ABSENT
-        return live, _new(tasks), _new(tasks)
-
-    def _fits(self, values: list[int], ops: list[int]) -> bool:
-        """Whether there is room for new Flows and Blocks."""
-        live, used = self.live, self.live.counters
-        costed = [self.costed[id(self.blocks[op])] for op in ops]
-        columns = (live.op, live.read, live.wait, live.make, live.stand, live.hop_link)
-        for which, (column, more) in enumerate(zip(columns, _sizes(costed), strict=True)):
-            if used[which] + more > len(column):
-                return False
-        pieces = used[lives.PIECES] + sum(len(self.flows[v].device) for v in values)
-        longest = (live.queued + _by_link(costed, len(live.queued))).max()
-        return bool(pieces <= len(live.piece_value) and longest <= live.queue.shape[1])
-
-    def _write_flow(self, value: int) -> None:
-        live, flow = self.live, self.flows[value]
-        at = int(live.counters[lives.PIECES])
-        self.flow_at[value] = at
-        live.counters[lives.PIECES] = at + len(flow.device)
-        live.piece_value[at : at + len(flow.device)] = value
-        available = live.at[lives.AVAILABLE] + at
-        live.cells[available : available + len(flow.device)] = -1
-        if self.lowering.graph.producer[value] is None:
-            low, high = flow.made_at(MADE)
-            live.cells[available + low : available + high] = 0
-
-    def _write_block(self, op: int) -> int:
-        """Adds the tasks of an Op; the first of them."""
-        live, costed = self.live, self.costed[id(self.blocks[op])]
-        block, used = costed.block, live.counters
-        first, n = int(used[lives.TASKS]), len(costed.block)
-        flow_at = np.array([self.flow_at[v] for v in self.lowering.values[op]], np.int64)
-        real = block.in_j >= 0
-        reads = np.where(real, block.in_p + flow_at[np.maximum(block.in_j, 0)], -1)[real]
-        counts = np.diff(block.in_start)
-        if not real.all():
-            counts = np.bincount(np.repeat(np.arange(n), counts)[real], minlength=n)
-        made = np.bincount(block.created_task, minlength=n)
-        order = np.argsort(block.created_task, kind="stable")
-        makes = (block.created_p + flow_at[block.created_j])[order]
-        rows = slice(first, first + n)
-        live.op[rows], live.duration[rows] = op, costed.duration
-        live.latency[rows], self.device[rows] = costed.latency, block.device
-        self.issue[rows] = costed.issue
-        for which, starts, column, many, items in (
-            (lives.READS, live.read_start, live.read, counts, reads),
-            (lives.WAITS, live.wait_start, live.wait, np.diff(block.after_start),
-             block.after + first),
-            (lives.MAKES, live.make_start, live.make, made, makes),
-            (lives.STANDS, live.stand_start, live.stand, np.diff(costed.stand_start),
-             costed.stand),
-            (lives.HOPS, live.hop_start, live.hop_link, np.diff(costed.hop_start),
-             costed.hop_link),
-        ):  # fmt: skip
-            at = int(used[which])
-            starts[first] = at
-            np.cumsum(many, out=starts[first + 1 : first + n + 1])
-            starts[first + 1 : first + n + 1] += at
-            column[at : at + len(items)] = items
-            used[which] = at + len(items)
-        here = slice(int(live.hop_start[first]), int(live.hop_start[first + n]))
-        live.hop_occupancy[here] = costed.hop_occupancy
-        live.hop_task[here] = np.repeat(np.arange(first, first + n), np.diff(costed.hop_start))
-        keys = live.at[lives.KEY]
-        live.cells[keys + here.start : keys + here.stop] = lives.ABSENT
-        for segment, value in ((lives.START, 0), (lives.END, 0), (lives.READY, lives.ABSENT),
-                               (lives.RELEASE, 0)):  # fmt: skip
-            low = live.at[segment] + first
-            live.cells[low : low + n] = value
-        used[lives.TASKS] = first + n
-        return first
-
-    def _cost(self, ops: Iterable[int]) -> None:
-        """Times of the Blocks of Ops that have none yet."""
-        last, graph = len(self.lowering.graph.ops), self.lowering.graph
-        new: dict[int, tuple[Block, str]] = {}
-        for op in ops:
-            block = self.blocks[op]
-            if id(block) not in self.costed:
-                new[id(block)] = (block, "" if op == last else graph.ops[op].kind)
-        if not new:
-            return
-        blocks = [block for block, _ in new.values()]
-        tasks = _together(blocks, [kind for _, kind in new.values()], len(self.cluster.devices))
-        duration = nanoseconds(tasks, self.cluster, self.cost)
-        issue = issue_nanoseconds(tasks, self.cluster, self.cost)
-        quiet = times_messages(self.cluster, self.cost)
-        message = no_hops(len(tasks)) if quiet else hops(tasks, self.cluster)
-        stand_start, stand = stands(tasks, self.cluster.communication_on_device)
-        for k, block in enumerate(blocks):
-            rows = slice(int(tasks.op_start[k]), int(tasks.op_start[k + 1]))
-            edges = slice(rows.start, rows.stop + 1)
-            hop_start, own_start = message.start[edges], stand_start[edges]
-            hop, own = slice(hop_start[0], hop_start[-1]), slice(own_start[0], own_start[-1])
-            self.costed[id(block)] = _Costed(
-                block, duration[rows], issue[rows], message.latency[rows],
-                hop_start - hop_start[0], message.link[hop], message.occupancy[hop],
-                own_start - own_start[0], stand[own],
-            )  # fmt: skip
+        blocks = live.at[lives.BLOCK]
+        live.cells[blocks : blocks + ops] = lives.ABSENT
+        return live
 
 
 def _new(count: int) -> Ints:
     return np.zeros(count, np.int64)
 
 
-def _sizes(costed: Sequence[_Costed]) -> list[int]:
-    """How many tasks, reads, waits, makes, stands and hops these have."""
-    columns = [
-        (len(c.block), len(c.block.in_j), len(c.block.after), len(c.block.created_j), len(c.stand),
-         len(c.hop_link)) for c in costed
-    ]  # fmt: skip
-    return [sum(column) for column in zip(*columns, strict=True)] or [0] * 6
-
-
-def _by_link(costed: Sequence[_Costed], links: int) -> Ints:
-    """How many hops every link has."""
-    return np.bincount(np.concatenate([_new(0), *(c.hop_link for c in costed)]), minlength=links)
-
-
 def _differing(a: dict[int, Devices], b: dict[int, Devices]) -> set[int]:
     return {op for op in a.keys() | b.keys() if a.get(op) != b.get(op)}
-
-
-def _begin_lanes(live: Live) -> None:
-    """All lanes empty: from the row before the first Op to the row after the last."""
-    rows, devices = live.ops + 2, live.devices
-    for segment in (lives.BEFORE, lives.AFTER):
-        live.cells[live.at[segment] : live.at[segment] + rows * devices] = lives.ABSENT
-    after, before = live.at[lives.AFTER], live.at[lives.BEFORE] + (rows - 1) * devices
-    live.cells[after : after + devices] = rows - 1
-    live.cells[before : before + devices] = 0
-
-
-def _together(blocks: list[Block], kinds: list[str], devices: int) -> TaskGraph:
-    """Blocks in a row as far as costs need them: no slots, no dependencies."""
-    start = offsets(np.array([len(b) for b in blocks]))
-    owner = np.repeat(np.arange(len(blocks)), np.diff(start))
-    numbers: dict[tuple[int, ...], int] = {}
-    groups = [
-        np.array([*(numbers.setdefault(g, len(numbers)) for g in b.groups), -1], np.int64)[b.group]
-        for b in blocks
-    ]
-    none = np.zeros(0, np.int64)
-
-    def column(name: str) -> Any:
-        return np.concatenate([getattr(b, name) for b in blocks])
-
-    return TaskGraph(
-        devices, kind=column("kind"), op=owner, part=column("part"), device=column("device"),
-        peer=column("peer"), position=2 * owner + column("late"), nbytes=column("nbytes"),
-        flops=column("flops"), itemsize=column("itemsize"), dep_start=none, dep=none,
-        slot_device=none, slot_value=none, slot_region=none, slot_nbytes=none,
-        slot_category=none, slot_base=none, slot_first=none, slot_last=none, in_start=none,
-        in_slot=none, out_start=none, out_slot=none, op_start=start, copies=_nothing,
-        taken=column("taken"), ends=NO_ENDS,
-        group=np.concatenate(groups), pattern=column("pattern"), groups=tuple(numbers),
-        kinds=tuple(kinds),
-    )  # fmt: skip
-
-
-def _nothing() -> Copies:
-    raise AssertionError("costs need no copies")

@@ -29,27 +29,31 @@ from apportion.interval import Box, Factors
 
 Ints = npt.NDArray[np.int64]
 
-MADE, LAID, READ = 0, 1, 2  # stages; the first reader's is READ, the next one's READ + 1, ...
+MADE, LAID, READ = (
+    0,
+    1,
+    2,
+)  # stages; the first reader's is READ, the next one's READ + 1, ...
 
-REGION, TERM, ANY = -1, -2, -3  # what is wanted: a region; the term there; a region anywhere
+REGION, TERM, ANY = (
+    -1,
+    -2,
+    -3,
+)  # what is wanted: a region; the term there; a region anywhere
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wants:
-    """Regions asked for together, in columns. `how` is REGION, TERM or ANY."""
+    """Regions asked for together: rows (device, REGION or TERM or ANY, box)."""
 
-    box: Ints  # w x atoms x 2
-    device: Ints  # w
-    how: Ints  # w
+    rows: Ints  # w x (2 + 2 atoms)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """Pieces that are there at first."""
+    """Pieces that are there at first: rows (device, term, box)."""
 
-    box: Ints  # p x atoms x 2
-    device: Ints  # p
-    term: Ints  # p
+    rows: Ints  # p x (2 + 2 atoms)
     terms: int
 
 
@@ -71,96 +75,142 @@ class Flow:
     source_nbytes: Ints  # s
     moved: int  # bytes that come from other devices
     laid_out: bool
+    made_start: tuple[int, ...]  # by stage: pieces
+    core: Ints  # all that a Block follows from, in one row; HEAD says what is where
 
     def made_at(self, stage: int) -> tuple[int, int]:
         """The range of the pieces that a stage made."""
-        low, high = np.searchsorted(self.stage, (stage, stage + 1))
-        return int(low), int(high)
+        return self.made_start[stage], self.made_start[stage + 1]
 
     def answers(self, stage: int) -> Ints:
         """What the wants of a stage got."""
         return self.answer[self.answer_start[stage] : self.answer_start[stage + 1]]
 
 
+# A core begins with its length and the numbers of pieces, sources, wants and stages, the bytes that
+# move and the number of atoms. Then come made_start, answer_start, device, nbytes, base,
+# source_start, answer, source, source_nbytes, source_term, and a number per source that is equal
+# for equal boxes.
+HEAD = 7
+
+
+def table(first: Sequence[int] | Ints, second: int | Ints, box: Ints) -> Ints:
+    """Rows (first, second, box) for Wants or Made."""
+    rows = np.empty((len(box), 2 + box.shape[1]), np.int64)
+    rows[:, 0], rows[:, 1], rows[:, 2:] = first, second, box
+    return rows
+
+
 def boxes(regions: Sequence[Box], atoms: int) -> Ints:
     """Boxes in columns."""
-    return np.array(regions, np.int64).reshape(len(regions), atoms, 2)
+    return np.array(regions, np.int64).reshape(len(regions), 2 * atoms)
 
 
-def no_wants(atoms: int) -> Wants:
-    """Nothing asked for."""
-    none = np.zeros(0, np.int64)
-    return Wants(np.zeros((0, atoms, 2), np.int64), none, none)
+def dims_of(dims: Sequence[Factors]) -> Ints:
+    """For every atom the dimension that it is of."""
+    return np.repeat(np.arange(len(dims)), [len(d) for d in dims]).astype(np.int64)
 
 
 def flow(
-    dims: Sequence[Factors],
+    dims: Ints,
     itemsize: int,
     devices: int,
     made: Made,
     layout: Wants | None,
     readers: Sequence[Wants],
 ) -> Flow:
-    """How a Value with these atoms per dimension gets from its pieces to its readers."""
-    atoms = sum(map(len, dims))
-    dim_of = np.repeat(np.arange(len(dims)), [len(d) for d in dims]).astype(np.int64)
-    stages = [no_wants(atoms), layout or no_wants(atoms), *readers]
-    start = np.zeros(len(stages) + 1, np.int64)
-    np.cumsum([len(s.device) for s in stages], out=start[1:])
-    want_box = np.concatenate([s.box for s in stages])
-    want_device = np.concatenate([s.device for s in stages])
-    how = np.concatenate([s.how for s in stages])
-    room = 4 * (len(want_device) + len(made.device)) + 64
-    while True:
-        served = _serve(
-            devices, dim_of, made.box, made.device, made.term, made.terms,
-            layout is not None, start, want_box, want_device, how, room,
-        )  # fmt: skip
-        ok, p, s, box, device, stage, base, answer, first, source, source_box, term = served
-        if ok:
-            break
-        room *= 4
-    box, source_box, source = box[:p].copy(), source_box[:s].copy(), source[:s].copy()
-    nbytes = np.prod(box[:, :, 1] - box[:, :, 0], axis=1) * itemsize
-    source_nbytes = np.prod(source_box[:, :, 1] - source_box[:, :, 0], axis=1) * itemsize
-    device, first = device[:p].copy(), first[: p + 1].copy()
-    target = np.repeat(np.arange(p), np.diff(first))
-    moved = int(source_nbytes[device[source] != device[target]].sum())
+    """How a Value with these dimensions of atoms gets from its pieces to its readers."""
+    asked = [*(() if layout is None else (layout.rows,)), *(r.rows for r in readers)]
+    counts = [*((0,) if layout is None else ()), *map(len, asked)]
+    given = np.concatenate([made.rows, *asked])
+    told = np.array(
+        [devices, itemsize, made.terms, layout is not None, len(made.rows), *counts],
+        np.int64,
+    )
+    return _sliced(_serve(told, dims, given), layout is not None)
+
+
+def _sliced(flat: Ints, laid_out: bool) -> Flow:
+    """What compiled code made, column by column."""
+    length, p, s, w, stages, moved, atoms = flat[:HEAD].tolist()
+    at = HEAD + stages + 1
+    made_start = tuple(flat[HEAD:at].tolist())
+    answer_start = flat[at : at + stages + 1]
+    at += stages + 1
+    device, nbytes = flat[at : at + p], flat[at + p : at + 2 * p]
+    base, source_start = (
+        flat[at + 2 * p : at + 3 * p],
+        flat[at + 3 * p : at + 4 * p + 1],
+    )
+    at += 4 * p + 1
+    answer, source = flat[at : at + w], flat[at + w : at + w + s]
+    at += w + s
+    source_nbytes, term = flat[at : at + s], flat[at + s : at + 2 * s]
+    stage = flat[length : length + p]
+    at = length + p
+    box = flat[at : at + 2 * atoms * p].reshape(p, atoms, 2)
+    source_box = flat[at + 2 * atoms * p :].reshape(s, atoms, 2)
     return Flow(
-        box, device, nbytes, stage[:p].copy(), base[:p].copy(), start, answer, first, source,
-        source_box, term[:s].copy(), source_nbytes, moved, layout is not None,
+        box, device, nbytes, stage, base, answer_start, answer, source_start, source, source_box,
+        term, source_nbytes, moved, laid_out, made_start, flat[:length],
     )  # fmt: skip
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _serve(  # type: ignore[no-untyped-def]
-    devices, dim_of, made_box, made_device, made_term, terms, has_layout,
-    stage_start, want_box, want_device, how, room,
-):  # fmt: skip
-    atoms, made = made_box.shape[1], len(made_device)
-    box = np.zeros((made + len(want_device), atoms, 2), np.int64)
-    device, stage = np.zeros(len(box), np.int64), np.zeros(len(box), np.int64)
-    base, after = np.full(len(box), -1), np.full(len(box), -1)
+def _serve(told, dims, given):  # type: ignore[no-untyped-def]
+    """A core, then the stage and the box of every piece, and the box of every source."""
+    room = 4 * len(given) + 64
+    while True:
+        found = _try_to_serve(told, dims, given, room)
+        if len(found):
+            return found
+        room *= 4
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _try_to_serve(told, dims, given, room):  # type: ignore[no-untyped-def]
+    """Nothing if there is no room for so many sources."""
+    devices, itemsize, terms, has_layout, made = (
+        told[0],
+        told[1],
+        told[2],
+        told[3] == 1,
+        told[4],
+    )
+    wide, most, stages = given.shape[1] - 2, len(given), len(told) - 4
+    box, device = np.empty((most, wide), np.int64), np.empty(most, np.int64)
+    base, after = np.full(most, -1), np.full(most, -1)
     head, tail = np.full(devices, -1), np.full(devices, -1)
-    answer = np.full(len(want_device), -1)
-    first = np.zeros(len(box) + 1, np.int64)
-    source, term = np.zeros(room, np.int64), np.zeros(room, np.int64)
-    source_box = np.zeros((room, atoms, 2), np.int64)
-    rest, spare = np.zeros((room, atoms, 2), np.int64), np.zeros((room, atoms, 2), np.int64)
+    answer, first = np.empty(most - made, np.int64), np.zeros(most + 1, np.int64)
+    made_start, answer_start = (
+        np.zeros(stages + 1, np.int64),
+        np.zeros(stages + 1, np.int64),
+    )
+    source, term = np.empty(room, np.int64), np.empty(room, np.int64)
+    source_box = np.empty((room, wide), np.int64)
+    rest, spare = np.empty((room, wide), np.int64), np.empty((room, wide), np.int64)
     pieces, sources = made, 0
-    box[:made], device[:made] = made_box, made_device
-    near = _by_term_and_device(made_term, made_device, devices)
-    near_term = made_term
+    near_term = np.zeros(most, np.int64)
+    for piece in range(made):
+        device[piece], near_term[piece] = given[piece, 0], given[piece, 1]
+        box[piece] = given[piece, 2:]
+    near = _by_term_and_device(near_term[:made], device[:made], devices)
     if terms == 1:
         for piece in range(made):
             _hold(piece, device, head, tail, after)
-    for s in range(len(stage_start) - 1):
-        for w in range(stage_start[s], stage_start[s + 1]):
-            region, where = want_box[w], want_device[w]
-            if how[w] == TERM:
+    made_start[1], low = made, 0
+    for s in range(1, stages):
+        high = low + told[4 + s]
+        for w in range(low, high):
+            region, where, how = (
+                given[made + w, 2:],
+                given[made + w, 0],
+                given[made + w, 1],
+            )
+            if how == TERM:
                 answer[w] = _term_on(near, device, where)
                 continue
-            if how[w] == ANY:
+            if how == ANY:
                 found = -1
                 for d in range(devices):
                     if found < 0:
@@ -172,40 +222,129 @@ def _serve(  # type: ignore[no-untyped-def]
             found = _same(region, box, head[where], after)
             if found < 0:
                 found = pieces
-                around = _around(region, box, head[where], after, dim_of)
-                box[found], device[found], stage[found] = region, where, s
+                around = _around(region, box, head[where], after, dims)
+                box[found], device[found] = region, where
                 if around >= 0:
                     base[found] = around
                     count = 1
                     if sources >= room:
                         count = -1
                     else:
-                        source[sources], source_box[sources] = around, region
+                        source[sources], term[sources] = around, 0
+                        source_box[sources] = region
                 else:
                     count = _cover(
                         region, where, box, device, head, after, near, near_term, terms,
                         source, source_box, term, sources, rest, spare,
                     )  # fmt: skip
                 if count < 0:
-                    return (False, pieces, sources, box, device, stage, base, answer, first,
-                            source, source_box, term)  # fmt: skip
+                    return np.empty(0, np.int64)
                 sources += count
                 pieces += 1
                 first[pieces] = sources
                 _hold(found, device, head, tail, after)
             answer[w] = found
         if s == 1 and has_layout:
-            low, high = stage_start[1], stage_start[2]
             terms = 1
             head[:], tail[:], after[:] = -1, -1, -1
             kept = answer[low:high].copy()
             near = kept[_by_term_and_device(np.zeros(len(kept), np.int64), device[kept], devices)]
-            near_term = np.zeros(len(box), np.int64)
+            near_term[:] = 0
             for piece in kept:
                 if after[piece] < 0 and tail[device[piece]] != piece:
                     _hold(piece, device, head, tail, after)
-    return (True, pieces, sources, box, device, stage, base, answer, first, source, source_box,
-            term)  # fmt: skip
+        low = high
+        made_start[s + 1], answer_start[s + 1] = pieces, high
+    return _written(
+        itemsize, pieces, sources, made_start, answer_start, device, base, first, answer, source,
+        term, box, source_box,
+    )  # fmt: skip
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _written(  # type: ignore[no-untyped-def]
+    itemsize, p, s, made_start, answer_start, device, base, first, answer, source, term, box,
+    source_box,
+):  # fmt: skip
+    """Everything in one row."""
+    stages, w, wide = len(made_start) - 1, len(answer), box.shape[1]
+    length = HEAD + 2 * (stages + 1) + 4 * p + 1 + w + 4 * s
+    flat = np.empty(length + p + wide * (p + s), np.int64)
+    flat[0], flat[1], flat[2], flat[3], flat[4], flat[6] = (
+        length,
+        p,
+        s,
+        w,
+        stages,
+        wide // 2,
+    )
+    at = HEAD
+    flat[at : at + stages + 1] = made_start
+    at += stages + 1
+    flat[at : at + stages + 1] = answer_start
+    at += stages + 1
+    flat[at : at + p] = device[:p]
+    for piece in range(p):
+        flat[at + p + piece] = _volume(box[piece]) * itemsize
+    flat[at + 2 * p : at + 3 * p] = base[:p]
+    flat[at + 3 * p : at + 4 * p + 1] = first[: p + 1]
+    at += 4 * p + 1
+    flat[at : at + w] = answer
+    at += w
+    flat[at : at + s] = source[:s]
+    moved, piece = 0, 0
+    for k in range(s):
+        nbytes, mark = _volume(source_box[k]) * itemsize, 0
+        for bound in source_box[k]:
+            mark = mark * 1_000_003 + bound
+        flat[at + s + k], flat[at + 2 * s + k], flat[at + 3 * s + k] = (
+            nbytes,
+            term[k],
+            mark,
+        )
+        while k >= first[piece + 1]:
+            piece += 1
+        if device[source[k]] != device[piece]:
+            moved += nbytes
+    flat[5] = moved
+    for stage in range(stages):
+        flat[length + made_start[stage] : length + made_start[stage + 1]] = stage
+    at = length + p
+    flat[at : at + wide * p] = box[:p].reshape(-1)
+    flat[at + wide * p :] = source_box[:s].reshape(-1)
+    return flat
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _volume(region):  # type: ignore[no-untyped-def]
+    found = 1
+    for a in range(0, len(region), 2):
+        found *= region[a + 1] - region[a]
+    return found
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def first_rows(rows, devices):  # type: ignore[no-untyped-def]
+    """The distinct rows (device, ...), in the order in which they come first."""
+    head, after = np.full(devices, -1), np.full(len(rows), -1)
+    found, count = np.empty_like(rows), 0
+    for k in range(len(rows)):
+        same = head[rows[k, 0]]
+        while same >= 0 and not _equal(rows[k], found[same]):
+            same = after[same]
+        if same < 0:
+            found[count] = rows[k]
+            after[count], head[rows[k, 0]] = head[rows[k, 0]], count
+            count += 1
+    return found[:count]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _equal(a, b):  # type: ignore[no-untyped-def]
+    same = len(a) == len(b)
+    for k in range(len(a)):
+        same = same and a[k] == b[k]
+    return same
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -238,17 +377,17 @@ def _term_on(near, device, where):  # type: ignore[no-untyped-def]
 def _same(region, box, piece, after):  # type: ignore[no-untyped-def]
     """Of the pieces from `piece` on the one that is the region, or -1."""
     while piece >= 0:
-        if np.array_equal(box[piece], region):
+        if _equal(box[piece], region):
             return piece
         piece = after[piece]
     return -1
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _around(region, box, piece, after, dim_of):  # type: ignore[no-untyped-def]
+def _around(region, box, piece, after, dims):  # type: ignore[no-untyped-def]
     """Of the pieces from `piece` on one of which the region can be a view, or -1."""
     while piece >= 0:
-        if _inside(region, box[piece]) and _sliceable(region, box[piece], dim_of):
+        if _inside(region, box[piece]) and _sliceable(region, box[piece], dims):
             return piece
         piece = after[piece]
     return -1
@@ -256,25 +395,25 @@ def _around(region, box, piece, after, dim_of):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _inside(region, outer):  # type: ignore[no-untyped-def]
-    for a in range(len(region)):
-        if region[a, 0] < outer[a, 0] or region[a, 1] > outer[a, 1]:
+    for a in range(0, len(region), 2):
+        if region[a] < outer[a] or region[a + 1] > outer[a + 1]:
             return False
-        if region[a, 0] >= region[a, 1]:
+        if region[a] >= region[a + 1]:
             return False
     return True
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _sliceable(region, piece, dim_of):  # type: ignore[no-untyped-def]
+def _sliceable(region, piece, dims):  # type: ignore[no-untyped-def]
     """Whether a slice of the piece's tensor can be a view: no dimension is cut inside a merged
     product."""
-    atoms, a = len(dim_of), 0
+    atoms, a = len(dims), 0
     while a < atoms:
-        dim, wide, cut = dim_of[a], 0, False
-        while a < atoms and dim_of[a] == dim:
-            size = piece[a, 1] - piece[a, 0]
+        dim, wide, cut = dims[a], 0, False
+        while a < atoms and dims[a] == dim:
+            size = piece[2 * a + 1] - piece[2 * a]
             wide += size > 1
-            cut = cut or region[a, 1] - region[a, 0] != size
+            cut = cut or region[2 * a + 1] - region[2 * a] != size
             a += 1
         if cut and wide > 1:
             return False
@@ -321,7 +460,7 @@ def _cover(  # type: ignore[no-untyped-def]
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _take(piece, t, box, rest, left, spare, source, source_box, term, count):  # type: ignore[no-untyped-def]
     """Takes what a piece has of the boxes `rest`; how many are left, and the number of sources."""
-    atoms, kept = rest.shape[1], 0
+    wide, kept = rest.shape[1], 0
     for b in range(left):
         if not _meet(rest[b], box[piece]):
             if kept >= len(spare):
@@ -329,24 +468,24 @@ def _take(piece, t, box, rest, left, spare, source, source_box, term, count):  #
             spare[kept] = rest[b]
             kept += 1
             continue
-        if count >= len(source) or kept + 2 * atoms > len(spare):
+        if count >= len(source) or kept + wide > len(spare):
             return 0, -1
         source[count], term[count] = piece, t
         source_box[count] = rest[b]
-        for a in range(atoms):
-            low = max(rest[b, a, 0], box[piece, a, 0])
-            high = min(rest[b, a, 1], box[piece, a, 1])
-            if rest[b, a, 0] < low:
+        for a in range(0, wide, 2):
+            low = max(rest[b, a], box[piece, a])
+            high = min(rest[b, a + 1], box[piece, a + 1])
+            if rest[b, a] < low:
                 spare[kept] = rest[b]
                 spare[kept, :a] = source_box[count, :a]
-                spare[kept, a, 1] = low
+                spare[kept, a + 1] = low
                 kept += 1
-            if high < rest[b, a, 1]:
+            if high < rest[b, a + 1]:
                 spare[kept] = rest[b]
                 spare[kept, :a] = source_box[count, :a]
-                spare[kept, a, 0] = high
+                spare[kept, a] = high
                 kept += 1
-            source_box[count, a, 0], source_box[count, a, 1] = low, high
+            source_box[count, a], source_box[count, a + 1] = low, high
         count += 1
     rest[:kept] = spare[:kept]
     return kept, count
@@ -354,7 +493,7 @@ def _take(piece, t, box, rest, left, spare, source, source_box, term, count):  #
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _meet(a, b):  # type: ignore[no-untyped-def]
-    apart = False
-    for k in range(len(a)):
-        apart = apart or max(a[k, 0], b[k, 0]) >= min(a[k, 1], b[k, 1])
-    return not apart
+    meet = True
+    for k in range(0, len(a), 2):
+        meet = meet and max(a[k], b[k]) < min(a[k + 1], b[k + 1])
+    return meet

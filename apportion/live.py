@@ -1,9 +1,9 @@
 """Live: a schedule that can be changed, in arrays; what delta.py works on.
 
 All numbers that change are in one array, `cells`; a journal keeps what was there before, so that a
-change can be undone. Tasks are only ever added: an Op's old ones stay where they were. Here is what
-the arrays are, the queues of links, and what it takes to give an Op other tasks. How times follow
-from that is in relax.py (what moves) and resume.py (everything from some time on).
+change can be undone. Rows are Ops in order, each twice: before its results are laid out, and after.
+Here is what the arrays are, what it takes to give an Op another Block, and from which time on that
+can matter. resume.py works the times out from there.
 """
 
 from __future__ import annotations
@@ -11,281 +11,237 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
+from apportion.stock import PLACE, SHIFT, Stock
 from apportion.tasks import Ints
 
 # Segments of `cells`; `Live.at` says where each begins.
-START, END, READY, RELEASE, AVAILABLE, TURN, KEY, FIRST, COUNT, FREE, BEFORE, AFTER = range(12)
+AVAILABLE = 0  # by slot: when a piece is there; kept only where a lane makes several in a row
+FREE = 1  # by device and row: when its lane is free again
+HOST = 2  # by device and row: how much its host has issued
+READY = 3  # by message
+ARRIVES = 4  # by message
+PASSED = 5  # by hop: when the link is done with it
+BLOCK = 6  # by Op
+MESSAGE = 7  # by Op: its first message
+SEGMENTS = 8
 
 NEVER = np.iinfo(np.int64).max
+ABSENT = -1  # the time of what is not known; no block, no message
 
-CHEAP = 32  # places that are moved in a queue in the time that a task takes
-
-ABSENT = -1  # the key of a hop that is in no queue; the pointers of a lane that an Op is not in
+MESSAGES, HOPS, NEEDS, WRITTEN, HEAPED, LOOKS = range(6)  # counters
 
 
 class Live(NamedTuple):  # numba takes no dataclass
-    """Tasks t, pieces p, hops h, Ops o (the end of the step is one), devices d; capacities are
-    larger. `counters` are numbers of tasks, reads, waits, makes, stands, hops, pieces, journal
-    entries, waiting Ops, evaluations, and of tasks and hops in these since the last change."""
+    """Ops o (the end of the step is one), rows r = 2 o, devices d, messages m, slots p."""
 
     devices: int
-    ops: int
+    rows: int
+    span: int  # slots of every stage of a Value
     cells: Ints
-    at: Ints
+    at: Ints  # SEGMENTS + 1
     counters: Ints
-    # by task, written once
+    journal: Ints  # 2 x capacity: cell, and what was there
+    stands: npt.NDArray[np.uint8]  # d x r: whether an Op stands in a lane
+    # what an Op's Values are
+    value_start: Ints  # o + 1
+    value_slot: Ints  # the first slot of each
+    maker: Ints  # by stage of all Values: the row in which its pieces are made, or -1
+    ahead: Ints  # d: how much issued work a host may be ahead of its device; 0: any
+    # by message
     op: Ints
-    duration: Ints
-    latency: Ints
-    read_start: Ints  # t + 1
-    read: Ints  # pieces
-    wait_start: Ints  # t + 1
-    wait: Ints  # tasks
-    make_start: Ints  # t + 1
-    make: Ints  # pieces
-    stand_start: Ints  # t + 1
-    stand: Ints  # devices in whose lanes the task stands
-    hop_start: Ints  # t + 1
-    hop_link: Ints
-    hop_occupancy: Ints
-    hop_task: Ints
-    piece_value: Ints
-    # by Value
-    reader_start: Ints
-    reader: Ints  # Ops
-    # queues of links, sorted by (key, task order)
-    queue: Ints  # links x capacity: hops
-    queued: Ints  # links
-    # the journal: cell or -1 - hop, and what was there
-    journal: Ints  # 2 x capacity
-    # Ops to look at again: a heap, and whether an Op is in it
-    waiting: Ints
-    awaited: Ints
-    # lanes that Ops have left in this change: the row that came after, and the device
-    left: Ints  # 2 x capacity
-    # lanes while an Op is evaluated
-    lane: Ints
-    seen: Ints
-
-
-TASKS, READS, WAITS, MAKES, STANDS, HOPS, PIECES, WRITTEN, WAITING, LOOKS, SPENT, LEFT = range(12)
+    stocked: Ints  # which it is in stock
+    hop: Ints  # its first hop
+    need_start: Ints  # m + 1
+    need_slot: Ints
+    need_lane: Ints  # device * rows + row in which it is made; -1: it is there at the beginning
+    # lanes while a schedule is worked out
+    lane_row: Ints
+    lane_place: Ints
+    lane_free: Ints
+    lane_host: Ints
+    runnable: Ints
+    # who waits for whom: messages for lanes, lanes for messages
+    watched: Ints  # d x r: first message
+    watching: Ints  # m: the next message
+    stage: Ints  # m: which of its needs it waits for
+    waiting: Ints  # m: first lane
+    next_lane: Ints  # d
+    arrived: Ints  # m: lanes that have come to it
+    heap: Ints  # m: those that are ready
+    look: Ints  # m: those to look at
+    link: Ints  # when each link is free
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def put(live: Live, segment: int, index: int, value: int) -> bool:
-    """Writes a cell, and in the journal what it was; whether that differs."""
-    cell = live.at[segment] + index
-    old = live.cells[cell]
-    if old == value:
-        return False
-    note(live, cell, old)
-    live.cells[cell] = value
-    return True
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def note(live: Live, what: int, old: int) -> None:
-    written = live.counters[WRITTEN]
-    if written < live.journal.shape[1]:
-        live.journal[0, written], live.journal[1, written] = what, old
-    live.counters[WRITTEN] = written + 1
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def get(live: Live, segment: int, index: int) -> int:
-    return int(live.cells[live.at[segment] + index])
-
-
-# Ops to look at again
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def look_again(live: Live, op: int) -> None:
-    """The Op will be evaluated."""
-    if op < 0 or op >= live.ops or live.awaited[op]:
-        return
-    live.awaited[op] = 1
-    hole = live.counters[WAITING]
-    live.counters[WAITING] = hole + 1
-    while hole > 0 and live.waiting[(hole - 1) // 2] > op:
-        live.waiting[hole] = live.waiting[(hole - 1) // 2]
-        hole = (hole - 1) // 2
-    live.waiting[hole] = op
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def next_op(live: Live) -> int:
-    first, size = live.waiting[0], live.counters[WAITING] - 1
-    live.counters[WAITING] = size
-    last, hole = live.waiting[size], 0
-    while 2 * hole + 1 < size:
-        below = 2 * hole + 1
-        if below + 1 < size and live.waiting[below + 1] < live.waiting[below]:
-            below += 1
-        if last <= live.waiting[below]:
-            break
-        live.waiting[hole] = live.waiting[below]
-        hole = below
-    live.waiting[hole] = last
-    live.awaited[first] = 0
-    return int(first)
-
-
-# Queues of links
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def precedes(live: Live, hop: int, key: int, other: int) -> bool:
-    """Whether a queued hop comes before (key, other hop's task)."""
-    own = get(live, KEY, hop)
-    if own != key:
-        return bool(own < key)
-    a, b = live.hop_task[hop], live.hop_task[other]
-    if live.op[a] != live.op[b]:
-        return bool(live.op[a] < live.op[b])
-    return bool(a < b)
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def find(live: Live, hop: int, key: int) -> int:
-    """Where in its link's queue a hop with this key is, or would be."""
-    link = live.hop_link[hop]
-    low, high = 0, live.queued[link]
-    while low < high:
-        middle = (low + high) // 2
-        if precedes(live, live.queue[link, middle], key, hop):
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def take_out(live: Live, hop: int) -> int:
-    """Takes a hop out of its queue; where it was."""
-    link = live.hop_link[hop]
-    place, size = find(live, hop, get(live, KEY, hop)), live.queued[link]
-    live.counters[SPENT] += (size - place) // CHEAP
-    for k in range(place, size - 1):
-        live.queue[link, k] = live.queue[link, k + 1]
-    live.queued[link] = size - 1
-    live.cells[live.at[KEY] + hop] = ABSENT
-    return place
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def put_in(live: Live, hop: int, key: int) -> int:
-    """Puts a hop into its queue; where it is."""
-    link = live.hop_link[hop]
-    place, size = find(live, hop, key), live.queued[link]
-    live.counters[SPENT] += (size - place) // CHEAP
-    for k in range(size, place, -1):
-        live.queue[link, k] = live.queue[link, k - 1]
-    live.queue[link, place] = hop
-    live.queued[link] = size + 1
-    live.cells[live.at[KEY] + hop] = key
-    return place
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def look_again_at(live: Live, link: int, place: int) -> None:
-    """The Op of the message at a place of a queue will be evaluated."""
-    if place < live.queued[link]:
-        look_again(live, live.op[live.hop_task[live.queue[link, place]]])
+def put(cells: Ints, journal: Ints, counters: Ints, cell: int, value: int) -> None:
+    """Writes a cell, and in the journal what it was."""
+    old = cells[cell]
+    if old != value:
+        written = counters[WRITTEN]
+        if written < journal.shape[1]:
+            journal[0, written], journal[1, written] = cell, old
+        counters[WRITTEN] = written + 1
+        cells[cell] = value
 
 
 # Changing what an Op does
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def replace(live: Live, op: int, first: int, count: int) -> None:
-    """The Op's tasks are now those from `first` on: its messages leave their queues, it enters and
-    leaves lanes."""
-    old, many, row = get(live, FIRST, op), get(live, COUNT, op), op + 1
-    for task in range(old, old + many):
-        for hop in range(live.hop_start[task], live.hop_start[task + 1]):
-            key = get(live, KEY, hop)
-            if key != ABSENT:
-                note(live, -1 - hop, key)
-                look_again_at(live, live.hop_link[hop], take_out(live, hop))
-    live.seen[:] = -1
-    for task in range(first, first + count):
-        for k in range(live.make_start[task], live.make_start[task + 1]):
-            put(live, AVAILABLE, live.make[k], ABSENT)
-        for k in range(live.stand_start[task], live.stand_start[task + 1]):
-            live.seen[live.stand[k]] = row
-    for device in range(live.devices):
-        here = row * live.devices + device
-        stands = get(live, BEFORE, here) != ABSENT
-        if stands and live.seen[device] != row:
-            _leave(live, here, device)
-        elif not stands and live.seen[device] == row:
-            _enter(live, row, device)
-    live.seen[:] = -1
-    put(live, FIRST, op, first)
-    put(live, COUNT, op, count)
-    look_again(live, op)
+def fits(stock: Stock, live: Live, blocks: Ints) -> bool:
+    """Whether there is room for the messages of more Blocks."""
+    messages, hops, needs = live.counters[MESSAGES], live.counters[HOPS], live.counters[NEEDS]
+    for block in blocks:
+        low, high = stock.message_start[block], stock.message_start[block + 1]
+        messages += high - low
+        hops += stock.hop_start[high] - stock.hop_start[low]
+        needs += stock.need_start[high] - stock.need_start[low]
+    room = live.at[PASSED + 1] - live.at[PASSED]
+    return bool(messages <= len(live.op) and hops <= room and needs <= len(live.need_slot))
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _leave(live: Live, here: int, device: int) -> None:
-    before, after = get(live, BEFORE, here), get(live, AFTER, here)
-    put(live, AFTER, before * live.devices + device, after)
-    put(live, BEFORE, after * live.devices + device, before)
-    put(live, BEFORE, here, ABSENT)
-    put(live, AFTER, here, ABSENT)
-    many = live.counters[LEFT]
-    if many < live.left.shape[1]:
-        live.left[0, many], live.left[1, many] = after, device
-    live.counters[LEFT] = many + 1
-    look_again(live, after - 1)
+def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
+    """The Ops have other Blocks now, whose tasks have no times yet."""
+    cells, journal, counters, at = live.cells, live.journal, live.counters, live.at
+    for n in range(len(ops)):
+        op, block = ops[n], blocks[n]
+        put(cells, journal, counters, at[BLOCK] + op, block)
+        put(cells, journal, counters, at[MESSAGE] + op, counters[MESSAGES])
+        values = live.value_slot[live.value_start[op] : live.value_start[op + 1]]
+        for k in range(stock.message_start[block], stock.message_start[block + 1]):
+            message, need = counters[MESSAGES], counters[NEEDS]
+            live.op[message], live.stocked[message] = op, k
+            live.hop[message] = at[PASSED] + counters[HOPS]
+            cells[at[READY] + message] = cells[at[ARRIVES] + message] = ABSENT
+            for m in range(stock.need_start[k], stock.need_start[k + 1]):
+                slot = values[stock.need[m] >> SHIFT] + (stock.need[m] & PLACE)
+                row = live.maker[slot // live.span]
+                live.need_slot[need] = slot
+                live.need_lane[need] = stock.need_device[m] * live.rows + row if row >= 0 else -1
+                need += 1
+            counters[MESSAGES], counters[NEEDS] = message + 1, need
+            counters[HOPS] += stock.hop_start[k + 1] - stock.hop_start[k]
+            live.need_start[message + 1] = need
+    place(stock.lane, live.stands, cells[at[BLOCK] : at[BLOCK + 1]], ops)
+    for op in ops:
+        for device in range(live.devices):
+            for row in (2 * op, 2 * op + 1):
+                if live.stands[device, row]:
+                    put(cells, journal, counters, at[FREE] + device * live.rows + row, NEVER)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _enter(live: Live, row: int, device: int) -> None:
-    before = row - 1
-    while get(live, AFTER, before * live.devices + device) == ABSENT:
-        before -= 1
-    after = get(live, AFTER, before * live.devices + device)
-    here = row * live.devices + device
-    put(live, AFTER, before * live.devices + device, row)
-    put(live, BEFORE, after * live.devices + device, row)
-    put(live, BEFORE, here, before)
-    put(live, AFTER, here, after)
-    put(live, FREE, here, ABSENT)
-    look_again(live, after - 1)
-
-
-# Reading and undoing
+def place(lane: Ints, stands: npt.NDArray[np.uint8], block: Ints, ops: Ints) -> None:
+    """In which lanes Ops stand, by their Blocks."""
+    devices = len(stands)
+    for op in ops:
+        begin = block[op] * (2 * devices + 1)
+        for late in range(2):
+            for device in range(devices):
+                at = begin + late * devices + device
+                stands[device, 2 * op + late] = lane[at] < lane[at + 1]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def in_order(live: Live, column: Ints) -> Ints:
-    """A column by task, of the tasks that are, in the order of Ops."""
-    total = 0
-    for op in range(live.ops):
-        total += get(live, COUNT, op)
-    found, at = np.empty(total, column.dtype), 0
-    for op in range(live.ops):
-        first, count = get(live, FIRST, op), get(live, COUNT, op)
-        found[at : at + count] = column[first : first + count]
-        at += count
-    return found
+def undo(stock: Stock, live: Live, ops: Ints) -> None:
+    """Everything as it was when the journal was empty; these Ops had other Blocks."""
+    cells, journal = live.cells, live.journal
+    for entry in range(live.counters[WRITTEN] - 1, -1, -1):
+        cells[journal[0, entry]] = journal[1, entry]
+    live.counters[WRITTEN] = 0
+    place(stock.lane, live.stands, cells[live.at[BLOCK] : live.at[BLOCK + 1]], ops)
+
+
+# When a piece is there
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def undo(live: Live, until: int) -> None:
-    """Everything as it was when the journal had so many entries."""
-    for entry in range(live.counters[WRITTEN] - 1, until - 1, -1):
-        what, old = live.journal[0, entry], live.journal[1, entry]
-        if what >= 0:
-            live.cells[what] = old
+def available(
+    cells: Ints, at: Ints, lane: Ints, devices: int, rows: int, slot: int, place: int
+) -> int:
+    """When a piece is there that a lane has made; `place` is device * rows + row."""
+    if place < 0:
+        return 0
+    device, row = place // rows, place % rows
+    begin = cells[at[BLOCK] + row // 2] * (2 * devices + 1) + (row & 1) * devices + device
+    if lane[begin + 1] - lane[begin] == 1:
+        return int(cells[at[FREE] + place])
+    return int(cells[at[AVAILABLE] + slot])
+
+
+# The first time that can have changed
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops: Ints) -> int:
+    """A time before which no task of the Ops' Blocks is ready, nor any that follows one of them in
+    a lane. `replaced` says of each Op whether it is among these; asked before they are replaced,
+    and again after."""
+    since, stands, rows = NEVER, live.stands, live.rows
+    for op in ops:
+        block = live.cells[live.at[BLOCK] + op]
+        if block == ABSENT:
             continue
-        hop = -1 - what
-        if get(live, KEY, hop) != ABSENT:
-            take_out(live, hop)
-        if old != ABSENT:
-            put_in(live, hop, old)
-    live.counters[WRITTEN] = until
+        first = live.cells[live.at[MESSAGE] + op]
+        bounds = np.zeros(stock.message_start[block + 1] - stock.message_start[block], np.int64)
+        for m in range(len(bounds)):
+            bounds[m] = _message_bound(stock, live, replaced, first + m)
+            if not stock.stands[stock.message_start[block] + m]:
+                since = min(since, bounds[m])
+        for device in range(live.devices):
+            for row in (2 * op, 2 * op + 1):
+                if not stands[device, row]:
+                    continue
+                before, after = row - 1, row + 1
+                while before >= 0 and (not stands[device, before] or replaced[before // 2]):
+                    before -= 1
+                free = live.cells[live.at[FREE] + device * rows + before] if before >= 0 else 0
+                k = stock.lane[block * (2 * live.devices + 1) + (row & 1) * live.devices + device]
+                ready = free
+                for w in range(stock.wait_start[k], stock.wait_start[k + 1]):
+                    ready = max(ready, bounds[stock.wait[w]])
+                if stock.message[k] >= 0:
+                    ready = max(ready, bounds[stock.message[k]])
+                since = min(since, ready)
+                while after < rows and (not stands[device, after] or replaced[after // 2]):
+                    after += 1
+                if after < rows and free < since:
+                    since = min(since, _follower(stock, live, replaced, device, after, free))
+    return since
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _follower(  # type: ignore[no-untyped-def]
+    stock, live, replaced, device, row, ready
+):  # fmt: skip
+    """When the first task of a row can be ready in a lane that is free at `ready`."""
+    block, first = live.cells[live.at[BLOCK] + row // 2], live.cells[live.at[MESSAGE] + row // 2]
+    k = stock.lane[block * (2 * live.devices + 1) + (row & 1) * live.devices + device]
+    for w in range(stock.wait_start[k], stock.wait_start[k + 1]):
+        message = first + stock.wait[w]
+        if not stock.stands[stock.message_start[block] + stock.wait[w]]:
+            ready = max(ready, _message_bound(stock, live, replaced, message))
+    return ready
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _message_bound(  # type: ignore[no-untyped-def]
+    stock, live, replaced, message
+):  # fmt: skip
+    """When a message is ready at the soonest; NEVER if it needs what a replaced Op makes."""
+    ready = 0
+    for need in range(live.need_start[message], live.need_start[message + 1]):
+        place = live.need_lane[need]
+        if place >= 0:
+            if replaced[place % live.rows // 2]:
+                return NEVER
+            there = available(
+                live.cells, live.at, stock.lane, live.devices, live.rows, live.need_slot[need],
+                place,
+            )  # fmt: skip
+            ready = max(ready, there)
+    return ready

@@ -17,19 +17,33 @@ first reduced onto a layout, whichever moves less.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from apportion.block import Block, Parts, block
-from apportion.flow import ANY, READ, REGION, TERM, Flow, Made, Wants, boxes, flow, no_wants
+from apportion.block import Block, Parts, block, ending, parts, reading
+from apportion.flow import (
+    ANY,
+    READ,
+    REGION,
+    TERM,
+    Flow,
+    Made,
+    Wants,
+    boxes,
+    dims_of,
+    first_rows,
+    flow,
+    table,
+)
 from apportion.graph import INPUT, Graph
-from apportion.interval import Box, full
+from apportion.interval import full
 from apportion.splits import Space, Split
 from apportion.stamp import Lowered, stamp
-from apportion.strategy import Choice, Layout, Strategy, verify
+from apportion.strategy import Choice, Layout, Strategy, grid, verify
 from apportion.tasks import Ints, TaskGraph
 from apportion.tdl import lookup
 from apportion.termwise import Devices, Terms
@@ -47,6 +61,32 @@ def bytes_moved(space: Space, strategy: Strategy, devices: int) -> int:
     verify(space, strategy, devices)
     lowering = Lowering(space, strategy, devices)
     return sum(lowering.flow_of(value).moved for value in range(len(lowering.graph.values)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Of:
+    """What is known of a Value before there are Choices. Values of equal `number` have one Flow if
+    the Choices of the Ops that make and read them are equal."""
+
+    number: int
+    dims: Ints
+    itemsize: int
+    maker: tuple[int, int] | None  # Op, and which of its outputs
+    readers: tuple[tuple[int, tuple[int, ...]], ...]  # Op, and which of its inputs
+    befores: tuple[int, ...]  # what it is in the next step
+    loss: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Does:
+    """What is known of an Op before there are Choices; Ops of equal `number` do the same."""
+
+    number: int
+    values: tuple[int, ...]
+    places: tuple[int, ...]  # for every argument which of the distinct inputs it is
+    told: Ints  # as a Block is told
+    alias: bool
+    itemsize: int
 
 
 class Lowering:
@@ -74,8 +114,14 @@ class Lowering:
         self._flows: dict[tuple[Any, ...], Flow] = {}
         self._blocks: dict[tuple[Any, ...], Block] = {}
         self._regions: dict[tuple[int, int], Ints] = {}
-        self._shapes: dict[int, tuple[Any, ...]] = {}
         self._wants: dict[tuple[Any, ...], Wants] = {}
+        self._begun: dict[tuple[Any, ...], Ints] = {}
+        self._parts: dict[tuple[int, ...], Parts] = {}
+        # Numbers of (Split, devices), and what the Choices are that they are known of
+        self._cuts: dict[tuple[int, Devices], int] = {}
+        self._made_cuts = 0
+        self._seen: list[Choice | None] = [None] * len(self.choices)
+        self._cut: list[int] = [-1] * len(self.choices)
 
     def lay(self, value: int, layout: Layout | None) -> None:
         """Gives a Value another Layout, or none of its own."""
@@ -99,7 +145,11 @@ class Lowering:
         kept = set(map(id, flows)) | set(map(id, blocks))
         self._flows = {key: made for key, made in self._flows.items() if id(made) in kept}
         self._blocks = {key: made for key, made in self._blocks.items() if id(made) in kept}
+        now = {self._cut_of(op) for op in range(len(self.choices))}
+        self._cuts = {key: number for key, number in self._cuts.items() if number in now}
         self._wants.clear()
+        self._begun.clear()
+        self._parts.clear()
 
     @property
     def remembered(self) -> int:
@@ -132,37 +182,83 @@ class Lowering:
         meant = self.graph.values[value]
         return meant.nbytes // max(math.prod(meant.shape or (1,)), 1) or 1
 
+    @cached_property
+    def _of(self) -> list[_Of]:
+        numbers: dict[tuple[Any, ...], int] = {}
+        shapes: dict[Any, Ints] = {}
+        found = []
+        for value, dims in enumerate(self.space.atoms.dims):
+            readers = tuple((op, self._inputs(op, value)) for op in self.graph.consumers[value])
+            made, befores = (
+                self.graph.producer[value],
+                tuple(self.befores.get(value, ())),
+            )
+            size, loss = self.itemsize(value), value == self.graph.loss
+            position = None if made is None else made[1]
+            where = tuple(places for _, places in readers)
+            key = (dims, size, position, where, len(befores), loss, value in self.after)
+            number = numbers.setdefault(key, len(numbers))
+            if dims not in shapes:
+                shapes[dims] = dims_of(dims)
+            found.append(_Of(number, shapes[dims], size, made, readers, befores, loss))
+        return found
+
+    def _inputs(self, op: int, value: int) -> tuple[int, ...]:
+        return tuple(k for k, v in enumerate(self.graph.ops[op].inputs) if v == value)
+
+    @cached_property
+    def _does(self) -> list[_Does]:
+        numbers: dict[tuple[Any, ...], int] = {}
+        told: dict[tuple[Any, ...], Ints] = {}
+        found = []
+        for index, op in enumerate(self.graph.ops):
+            stages = tuple(stage for _, stage in self.feeds[index])
+            order = {v: j for j, v in enumerate(dict.fromkeys(op.inputs))}
+            places = tuple(order[v] for v in op.inputs)
+            sizes = tuple(self.itemsize(v) for v in self.values[index])
+            key = (op.kind, stages, places, sizes)
+            number = numbers.setdefault(key, len(numbers))
+            if key not in told:
+                told[key] = reading(stages, len(op.outputs), sizes, self.devices)
+            description = lookup(op.kind)
+            alias = description is not None and description.alias
+            size = sizes[len(stages)] if op.outputs else 4
+            found.append(_Does(number, self.values[index], places, told[key], alias, size))
+        return found
+
+    def _cut_of(self, op: int) -> int:
+        """The number of how an Op is cut, and where its parts are."""
+        choice = self.choices[op]
+        if self._seen[op] is not choice:
+            key = (id(self.splits[op]), choice.devices)
+            number = self._cuts.get(key)
+            if number is None:
+                number = self._cuts[key] = self._made_cuts
+                self._made_cuts += 1
+            self._seen[op], self._cut[op] = choice, number
+        return self._cut[op]
+
     # Flows
 
     def flow_of(self, value: int) -> Flow:
         """Where a Value is, under the current Choices."""
-        readers = self.graph.consumers[value]
-        reads = [self._read_key(op, value) for op in readers]
-        shape = self._shape(value)
-        key = (shape, self._made_key(value), self._layout_key(value), *reads, self._end_key(value))
-        found = self._flows.get(key)
+        of, cut, termwise = self._of[value], self._cut_of, self.termwise
+        key: list[Any] = [of.number]
+        if of.maker is not None:
+            maker = of.maker[0]
+            key += (cut(maker), self.layouts.get(value), termwise.get(maker))
+        else:
+            key.append(self._begin_key(value))
+        if termwise:
+            key += [~cut(op) if op in termwise else cut(op) for op, _ in of.readers]
+        else:
+            key += [cut(op) for op, _ in of.readers]
+        key += map(self._begin_key, of.befores)
+        known = tuple(key)
+        found = self._flows.get(known)
         if found is None:
-            found = self._flows[key] = self._make_flow(value, readers)
+            found = self._flows[known] = self._make_flow(value, of)
         return found
-
-    def _shape(self, value: int) -> tuple[Any, ...]:
-        found = self._shapes.get(value)
-        if found is None:
-            found = self._shapes[value] = (self.space.atoms.dims[value], self.itemsize(value))
-        return found
-
-    def _read_key(self, op: int, value: int) -> tuple[Any, ...]:
-        inputs = self.graph.ops[op].inputs
-        places = tuple(k for k, v in enumerate(inputs) if v == value) if len(inputs) > 1 else (0,)
-        return id(self.splits[op]), places, self.choices[op].devices, op in self.termwise
-
-    def _made_key(self, value: int) -> tuple[Any, ...]:
-        made = self.graph.producer[value]
-        if made is not None:
-            op, position = made
-            choice = self.choices[op]
-            return id(self.splits[op]), position, choice.devices, self.termwise.get(op)
-        return self._begin_key(value)
 
     def _begin_key(self, value: int) -> tuple[Any, ...]:
         layout = self.layouts.get(value)
@@ -171,21 +267,9 @@ class Lowering:
         if value in self.after:
             made = self.graph.producer[self.after[value]]
             if made is not None and self._is_whole(*made):
-                op, position = made
-                return "left", id(self.splits[op]), position, self.choices[op].devices
+                return "left", self._cut_of(made[0]), made[1]
             return ("first device",)
         return ("needed",)
-
-    def _layout_key(self, value: int) -> Layout | bool | None:
-        """The layout; whether a partial Value may be given one."""
-        made = self.graph.producer[value]
-        if made is None:
-            return None
-        return self.layouts.get(value) or self._terms(*made) > 1
-
-    def _end_key(self, value: int) -> tuple[Any, ...]:
-        ends = [self._begin_key(before) for before in self.befores.get(value, ())]
-        return (*ends, value == self.graph.loss)
 
     def _terms(self, op: int, position: int) -> int:
         homes = self.termwise.get(op)
@@ -194,80 +278,76 @@ class Lowering:
     def _is_whole(self, op: int, position: int) -> bool:
         return self._terms(op, position) == 1
 
-    def _make_flow(self, value: int, readers: Sequence[int]) -> Flow:
-        dims, itemsize = self._shape(value)
-        made = self._made(value)
-        wants = [self._reads(op, value) for op in readers]
-        wants.append(self._ends(value))
-        layout = self.layouts.get(value) if self.graph.producer[value] is not None else None
-        atoms = made.box.shape[1]
+    def _make_flow(self, value: int, of: _Of) -> Flow:
+        made = self._made(value, of)
+        wants = [self._reads(op, value, places) for op, places in of.readers]
+        wants.append(self._ends(value, of))
+        layout = self.layouts.get(value) if of.maker is not None else None
         if layout is not None:
-            laid = _asked(dict.fromkeys(layout.pieces(self.space.factors(value))), atoms)
-            return flow(dims, itemsize, self.devices, made, laid, wants)
-        direct = flow(dims, itemsize, self.devices, made, None, wants)
-        if made.terms == 1 or any(op in self.termwise for op in readers) or not direct.moved:
+            laid = Wants(first_rows(self._laid(value, layout, REGION), self.devices))
+            return flow(of.dims, of.itemsize, self.devices, made, laid, wants)
+        direct = flow(of.dims, of.itemsize, self.devices, made, None, wants)
+        if made.terms == 1 or not direct.moved or any(op in self.termwise for op, _ in of.readers):
             return direct
-        owners = made.device[np.argsort(made.term, kind="stable")].tolist()
+        rows = made.rows
+        owners = rows[np.argsort(rows[:, 1], kind="stable"), 0].tolist()
         spread = _spread(self.space.factors(value), list(dict.fromkeys(owners)))
-        laid = _asked(spread.pieces(self.space.factors(value)), atoms)
-        reduced = flow(dims, itemsize, self.devices, made, laid, wants)
+        laid = Wants(self._laid(value, spread, REGION))
+        reduced = flow(of.dims, of.itemsize, self.devices, made, laid, wants)
         return reduced if reduced.moved < direct.moved else direct
 
-    def _made(self, value: int) -> Made:
-        made = self.graph.producer[value]
-        atoms = sum(map(len, self.space.atoms.dims[value]))
-        if made is None:
-            pieces = list(dict.fromkeys(self.begin_regions(value)))
-            devices = np.array([device for _, device in pieces], np.int64)
-            return Made(
-                boxes([r for r, _ in pieces], atoms), devices, np.zeros(len(pieces), np.int64), 1
-            )
-        op, position = made
+    def _laid(self, value: int, layout: Layout, second: int) -> Ints:
+        """The pieces of a Layout, as rows."""
+        regions = grid(self.space.factors(value), layout.parts)
+        box = np.tile(boxes(regions, len(layout.parts)), (len(layout.devices) // len(regions), 1))
+        return table(layout.devices, second, box)
+
+    def _made(self, value: int, of: _Of) -> Made:
+        if of.maker is None:
+            return Made(self._begin_rows(value), 1)
+        op, position = of.maker
         choice, split, homes = self.choices[op], self.splits[op], self.termwise.get(op)
         if homes is None:
             term = [part.terms[position] for part in split.parts] * choice.replicas
         else:
             term = [homes.index(device) for device in choice.devices]
-        return Made(
-            np.tile(self._split_boxes(split, -1 - position, atoms), (choice.replicas, 1, 1)),
-            np.array(choice.devices, np.int64),
-            np.array(term, np.int64),
-            self._terms(op, position),
-        )
+        rows = table(choice.devices, np.array(term, np.int64), self._output(op, position))
+        return Made(rows, self._terms(op, position))
 
-    def begin_regions(self, value: int) -> Iterable[tuple[Box, int]]:
-        """Where the step finds a Value that nobody makes."""
+    def _output(self, op: int, position: int) -> Ints:
+        """The regions that all parts of an Op leave of an output, replicas counted on."""
+        return np.tile(self._split_boxes(op, -1 - position), (self.choices[op].replicas, 1))
+
+    def _begin_rows(self, value: int) -> Ints:
+        """Where the step finds a Value that nobody makes: distinct rows (device, 0, box)."""
+        key = (*self._begin_key(value), self._of[value].number)
+        if key[0] == "needed":
+            key = (*key, *(self._cut_of(op) for op, _ in self._of[value].readers))
+        found = self._begun.get(key)
+        if found is None:
+            rows = self._begin(value)
+            found = self._begun[key] = first_rows(rows, self.devices)
+        return found
+
+    def _begin(self, value: int) -> Ints:
         layout = self.layouts.get(value)
         if layout is not None:
-            return layout.pieces(self.space.factors(value))
+            return self._laid(value, layout, 0)
         if value in self.after:
             made = self.graph.producer[self.after[value]]
             if made is not None and self._is_whole(*made):
-                return self._left(*made)
-            return [(full(self.space.factors(value)), 0)]
-        return self._needed(value)
+                return table(self.choices[made[0]].devices, 0, self._output(*made))
+            whole = full(self.space.factors(value))
+            return table([0], 0, boxes([whole], len(whole)))
+        none = np.zeros((0, 2 + 2 * len(self._of[value].dims)), np.int64)
+        read = [self._read_rows(op, places) for op, places in self._of[value].readers]
+        needed = np.concatenate([none, *read])
+        needed[:, 1] = 0
+        return needed
 
-    def _left(self, op: int, position: int) -> list[tuple[Box, int]]:
-        choice, split = self.choices[op], self.splits[op]
-        return [
-            (split.parts[n % choice.count].outputs[position], device)
-            for n, device in enumerate(choice.devices)
-        ]
-
-    def _needed(self, value: int) -> list[tuple[Box, int]]:
-        """The regions that consumers read, where they read them."""
-        found = []
-        for op in self.graph.consumers[value]:
-            choice, split = self.choices[op], self.splits[op]
-            for n, device in enumerate(choice.devices):
-                part = split.parts[n % choice.count]
-                for k, v in enumerate(self.graph.ops[op].inputs):
-                    if v == value and k not in part.zeros:
-                        found.append((part.inputs[k], device))
-        return found
-
-    def _split_boxes(self, split: Split, place: int, atoms: int) -> Ints:
+    def _split_boxes(self, op: int, place: int) -> Ints:
         """Regions of all parts: of input `place`, or of output -1 - `place`."""
+        split = self.splits[op]
         key = (id(split), place)
         found = self._regions.get(key)
         if found is None:
@@ -275,101 +355,86 @@ class Lowering:
                 regions = [part.inputs[place] for part in split.parts]
             else:
                 regions = [part.outputs[-1 - place] for part in split.parts]
-            found = self._regions[key] = boxes(regions, atoms)
+            found = self._regions[key] = boxes(regions, len(regions[0]))
         return found
 
-    def _reads(self, op: int, value: int) -> Wants:
+    def _reads(self, op: int, value: int, places: tuple[int, ...]) -> Wants:
         """What the parts of an Op want of a Value: part by part, argument by argument."""
-        key = self._read_key(op, value)
+        key = (self._cut_of(op), places, op in self.termwise)
         found = self._wants.get(key)
         if found is None:
-            found = self._wants[key] = self._make_reads(op, value, key[1])
+            how = TERM if op in self.termwise else REGION
+            found = self._wants[key] = Wants(self._read_rows(op, places, how))
         return found
 
-    def _make_reads(self, op: int, value: int, places: tuple[int, ...]) -> Wants:
+    def _read_rows(self, op: int, places: tuple[int, ...], how: int = REGION) -> Ints:
         choice, split = self.choices[op], self.splits[op]
-        atoms = sum(map(len, self.space.atoms.dims[value]))
-        box = np.stack([self._split_boxes(split, k, atoms) for k in places], axis=1)
+        if len(places) == 1:
+            box = self._split_boxes(op, places[0])
+        else:
+            several = np.stack([self._split_boxes(op, k) for k in places], axis=1)
+            box = several.reshape(-1, several.shape[2])
+        zeros = [k in part.zeros for part in split.parts for k in places]
         device = np.repeat(np.array(choice.devices, np.int64), len(places))
-        box = np.tile(box, (choice.replicas, 1, 1, 1)).reshape(len(device), atoms, 2)
-        if op in self.termwise:
-            return Wants(box, device, np.full(len(device), TERM))
-        zeros = [[k in part.zeros for k in places] for part in split.parts] * choice.replicas
-        read = ~np.array(zeros, bool).reshape(-1)
-        if not read.all():
-            box, device = box[read], device[read]
-        return Wants(box, device, np.full(len(device), REGION))
+        rows = table(device, how, np.tile(box, (choice.replicas, 1)))
+        if how == REGION and any(zeros):
+            rows = rows[~np.array(zeros * choice.replicas, bool)]
+        return rows
 
-    def _ends(self, value: int) -> Wants:
+    def _ends(self, value: int, of: _Of) -> Wants:
         """What the end of the step wants of a Value: state where it began, the loss somewhere."""
-        atoms = sum(map(len, self.space.atoms.dims[value]))
-        found = [no_wants(atoms)]
-        for before in self.befores.get(value, ()):
-            found.append(_asked(dict.fromkeys(self.begin_regions(before)), atoms))
-        if value == self.graph.loss:
-            whole = boxes([full(self.space.factors(value))], atoms)
-            found.append(Wants(whole, np.zeros(1, np.int64), np.full(1, ANY)))
-        return Wants(
-            np.concatenate([w.box for w in found]),
-            np.concatenate([w.device for w in found]),
-            np.concatenate([w.how for w in found]),
-        )
+        found = [np.zeros((0, 2 + 2 * len(of.dims)), np.int64)]
+        for before in of.befores:
+            rows = self._begin_rows(before).copy()
+            rows[:, 1] = REGION
+            found.append(rows)
+        if of.loss:
+            whole = full(self.space.factors(value))
+            found.append(table([0], ANY, boxes([whole], len(whole))))
+        return Wants(np.concatenate(found) if len(found) > 1 else found[0])
 
     # Blocks
 
     def block_of(self, op: int, flows: Sequence[Flow]) -> Block:
         """The tasks of an Op, under the current Choices and the Flows of its Values."""
-        mine = [flows[v] for v in self.values[op]]
-        stages = tuple(stage for _, stage in self.feeds[op])
-        places = self._places(op)
-        outputs = self.graph.ops[op].outputs
-        size = self.itemsize(outputs[0]) if outputs else 4
-        key = (
-            id(self.splits[op]), self.choices[op].devices, *map(id, mine), stages, places, size,
-            self.graph.ops[op].kind,
-        )  # fmt: skip
+        does = self._does[op]
+        mine = [flows[v] for v in does.values]
+        key = (does.number, self._cut_of(op), *map(id, mine))
         found = self._blocks.get(key)
         if found is None:
-            feeds = list(zip(mine, stages, strict=False))
-            sizes = [self.itemsize(v) for v in self.values[op]]
-            parts = self._parts(op, feeds, places, size)
-            found = block(feeds, parts, mine[len(feeds) :], sizes, self.devices)
-            self._blocks[key] = found
+            found = self._blocks[key] = block(does.told, self._parts_of(op, does), mine)
         return found
 
-    def _places(self, op: int) -> tuple[int, ...]:
-        """For every argument which of the distinct inputs it is."""
-        inputs = self.graph.ops[op].inputs
-        order = {v: j for j, v in enumerate(dict.fromkeys(inputs))}
-        return tuple(order[v] for v in inputs)
+    def _parts_of(self, op: int, does: _Does) -> Parts:
+        key = (does.number, self._cut_of(op), op in self.termwise)
+        found = self._parts.get(key)
+        if found is None:
+            found = self._parts[key] = self._make_parts(op, does)
+        return found
 
-    def _parts(
-        self, op: int, feeds: Sequence[tuple[Flow, int]], places: tuple[int, ...], size: int
-    ) -> Parts:
+    def _make_parts(self, op: int, does: _Does) -> Parts:
         choice, split = self.choices[op], self.splits[op]
-        n = len(choice.devices)
-        argument_j = np.tile(np.array(places, np.int64), (n, 1)).reshape(n, len(places))
-        argument_p = np.zeros((n, len(places)), np.int64)
-        if op not in self.termwise and any(part.zeros for part in split.parts):
-            for row in range(n):
-                for k in split.parts[row % choice.count].zeros:
-                    argument_j[row, k] = -1
-        for j, (fed, stage) in enumerate(feeds):
-            mine = argument_j == j
-            argument_p[mine] = fed.answers(stage)
-        argument_p[argument_j < 0] = -1
-        description = lookup(self.graph.ops[op].kind)
-        flops = np.tile(np.array([part.flops for part in split.parts], np.float64), choice.replicas)
-        return Parts(
-            np.array(choice.devices, np.int64), flops, argument_j, argument_p,
-            alias=description is not None and description.alias, itemsize=size,
-        )  # fmt: skip
+        argument = np.empty((len(choice.devices), len(does.places)), np.int64)
+        argument[:] = does.places
+        if op not in self.termwise:
+            for number, part in enumerate(split.parts):
+                for k in part.zeros:
+                    argument[number :: choice.count, k] = -1
+        flops = np.array([part.flops for part in split.parts] * choice.replicas, np.float64)
+        results = len(self.graph.ops[op].outputs)
+        return parts(choice.devices, flops, argument, results, does.alias, does.itemsize)
 
     def end_of(self, flows: Sequence[Flow]) -> Block:
         """The tasks that bring state back to where it began, and the loss together."""
-        feeds = [(flows[v], READ + len(self.graph.consumers[v])) for v in self.ending]
-        sizes = [self.itemsize(v) for v in self.ending]
-        return block(feeds, None, [], sizes, self.devices)
+        mine = [flows[v] for v in self.ending]
+        key = (-1, *map(id, mine))
+        found = self._blocks.get(key)
+        if found is None:
+            stages = [READ + len(self.graph.consumers[v]) for v in self.ending]
+            sizes = [self._of[v].itemsize for v in self.ending]
+            feeds = list(zip(mine, stages, strict=True))
+            found = self._blocks[key] = ending(feeds, sizes, self.devices)
+        return found
 
     # What survives the step
 
@@ -400,7 +465,8 @@ class Lowering:
         if loss is None:
             return np.zeros(0, np.int64)
         it = flows[loss]
-        whole = (it.box == boxes([full(self.space.factors(loss))], it.box.shape[1])).all((1, 2))
+        region = boxes([full(self.space.factors(loss))], it.box.shape[1])
+        whole = (it.box == region.reshape(1, -1, 2)).all((1, 2))
         made = self.graph.producer[loss]
         partial = made is not None and self._terms(*made) > 1
         if it.laid_out:
@@ -408,12 +474,6 @@ class Lowering:
         elif partial:
             whole &= it.stage > 0
         return np.flatnonzero(whole)
-
-
-def _asked(pieces: Iterable[tuple[Box, int]], atoms: int) -> Wants:
-    pieces = list(pieces)
-    device = np.array([device for _, device in pieces], np.int64)
-    return Wants(boxes([r for r, _ in pieces], atoms), device, np.full(len(device), REGION))
 
 
 def _spread(factors: tuple[int, ...], devices: list[int]) -> Layout:

@@ -1,6 +1,12 @@
-"""resume: a changed schedule worked out anew from the first time on that can have changed.
+"""resume: the schedule of a changed step, from the first time on that can have changed.
 
-Tasks that were ready before keep their times; the rest is one run of the compiled engine.
+It is the schedule of schedule.py. What stands in a lane reads only what earlier tasks of that lane
+have made, and what messages of its own Op bring. So every lane runs by itself until it comes to a
+message that has not arrived; a message waits until the lanes have passed what it needs. When no
+lane can run, the first of the messages that are ready, by (ready, order), is final: links turn to
+it, and the lanes that wait for it run on.
+
+Lanes begin where they were at `since`: before, all is as it was.
 """
 
 from __future__ import annotations
@@ -10,311 +16,467 @@ from numba import njit
 
 from apportion.live import (
     ABSENT,
-    AFTER,
+    ARRIVES,
     AVAILABLE,
-    BEFORE,
-    COUNT,
-    END,
-    FIRST,
+    BLOCK,
     FREE,
-    HOPS,
-    KEY,
-    LEFT,
-    NEVER,
-    PIECES,
-    READS,
+    HEAPED,
+    HOST,
+    LOOKS,
+    MESSAGE,
     READY,
-    RELEASE,
-    STANDS,
-    START,
-    TASKS,
-    TURN,
-    WAITING,
-    WAITS,
+    WRITTEN,
     Live,
-    get,
-    in_order,
-    look_again,
-    next_op,
+    available,
+    first_change,
+    fits,
     put,
+    replace,
 )
-from apportion.relax import ready_at
-from apportion.schedule import Network
+from apportion.simulate import issued
+from apportion.stock import PLACE, SHIFT, Stock
 from apportion.tasks import Ints
 
-# The first time that can have changed
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def change(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> int:
+    """Gives Ops other Blocks; when the step ends. ABSENT, and nothing is changed, if there is no
+    room for their messages."""
+    if not fits(stock, live, blocks):
+        return ABSENT
+    replaced = np.zeros(live.rows // 2, np.uint8)
+    for op in ops:
+        replaced[op] = 1
+    since = first_change(stock, live, replaced, ops)
+    replace(stock, live, ops, blocks)
+    since = min(since, first_change(stock, live, replaced, ops))
+    return run(stock, live, since)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def release_all(live: Live, released: Ints) -> int:
-    """The host issues all tasks then, in the order of Ops; the first time that this changes."""
-    at, since = 0, NEVER
-    for op in range(live.ops):
-        first, count = get(live, FIRST, op), get(live, COUNT, op)
-        changed = False
-        for k in range(count):
-            task, new = first + k, released[at + k]
-            old, ready = get(live, RELEASE, task), get(live, READY, task)
-            if not put(live, RELEASE, task, new):
-                continue
-            changed = True
-            if ready == ABSENT:
-                continue
-            if new > ready:
-                since = min(since, ready)
-            elif old >= ready:
-                since = min(since, max(new, _read_at(live, task)))
-        at += count
-        if changed:
-            look_again(live, op)
-    return since
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _read_at(live: Live, task: int) -> int:
-    """When all is there that a task reads, as far as that is known."""
-    there = 0
-    for k in range(live.read_start[task], live.read_start[task + 1]):
-        there = max(there, get(live, AVAILABLE, live.read[k]))
-    return there
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def first_ready(live: Live, op: int) -> int:
-    """When the first of an Op's tasks was ready."""
-    since, first = NEVER, get(live, FIRST, op)
-    for task in range(first, first + get(live, COUNT, op)):
-        since = min(since, get(live, READY, task))
-    return since
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def first_entry(live: Live, op: int, replaced: Ints) -> int:
-    """When the first of an Op's new tasks is ready that depends on nothing that is replaced, or the
-    first was that now comes after one of them in a lane."""
-    since, first, row = NEVER, get(live, FIRST, op), op + 1
-    live.seen[:] = -1
-    for task in range(first, first + get(live, COUNT, op)):
-        ready = get(live, RELEASE, task)
-        own = live.wait_start[task] < live.wait_start[task + 1]
-        for k in range(live.read_start[task], live.read_start[task + 1]):
-            available = get(live, AVAILABLE, live.read[k])
-            own, ready = own or available == ABSENT, max(ready, available)
-        for k in range(live.stand_start[task], live.stand_start[task + 1]):
-            device = live.stand[k]
-            before = get(live, BEFORE, row * live.devices + device)
-            own = own or live.seen[device] == row or (before > 0 and replaced[before - 1] == 1)
-            live.seen[device] = row
-            ready = max(ready, get(live, FREE, before * live.devices + device))
-        if not own:
-            since = min(since, ready)
+def run(stock: Stock, live: Live, since: int) -> int:
+    """Works out all times from `since` on; when the step ends."""
+    release = _releases(stock, live)
+    _begin_lanes(live, since, release)
+    live.counters[HEAPED], live.counters[LOOKS] = 0, _begin_messages(stock, live, since)
+    _run(stock, live, release)
+    ends = 0
     for device in range(live.devices):
-        after = get(live, AFTER, row * live.devices + device)
-        if live.seen[device] == row and after <= live.ops and replaced[after - 1] == 0:
-            since = min(since, get(live, READY, _task_on(live, after - 1, device)))
-    live.seen[:] = -1
-    return since
+        assert live.lane_row[device] == live.rows, "a lane never ran"
+        ends = max(ends, live.lane_free[device])
+    return ends
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def first_follower(live: Live, replaced: Ints) -> int:
-    """When the first task can be ready that came after one which has left its lane."""
-    many, since = live.counters[LEFT], NEVER
-    if many > live.left.shape[1]:
-        return 0
-    for k in range(many):
-        row, device = live.left[0, k], live.left[1, k]
-        if row > live.ops or replaced[row - 1] == 1:
-            continue
-        before = get(live, BEFORE, row * live.devices + device)
-        task = _task_on(live, row - 1, device)
-        if before == ABSENT or task < 0:
-            continue
-        since = min(since, get(live, READY, task))
-        if before == 0 or replaced[before - 1] == 0:
-            free = max(get(live, FREE, before * live.devices + device), 0)
-            since = min(since, max(free, get(live, RELEASE, task), _read_at(live, task)))
-    return since
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _task_on(live: Live, op: int, device: int) -> int:
-    """The first of an Op's tasks in a lane, or -1."""
-    first = get(live, FIRST, op)
-    for task in range(first, first + get(live, COUNT, op)):
-        for k in range(live.stand_start[task], live.stand_start[task + 1]):
-            if live.stand[k] == device:
-                return task
-    return -1
-
-
-# From there on
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def current(live: Live, since: int) -> tuple[Network, Ints, Ints]:
-    """The tasks that are and become ready at `since` or later, or have no times yet, in the order
-    of Ops, for a schedule; which tasks these are; and where in the order of all.
-
-    Those before keep their times. What they leave behind becomes releases and, for every link that
-    is still busy, an item at the front that keeps it busy as long.
-    """
-    every = in_order(live, np.arange(len(live.op)))
-    links, tops = len(live.queued), live.counters
-    ready = live.cells[live.at[READY] : live.at[READY] + tops[TASKS]]
-    turn = live.cells[live.at[TURN] : live.at[TURN] + tops[HOPS]]
-    order, where = np.empty(len(every), np.int64), np.empty(len(every), np.int64)
-    place, maker = np.full(tops[TASKS], -1), np.full(tops[PIECES], -1)
-    n, free = links, np.zeros(links, np.int64)
-    for k in range(len(every)):
-        task = every[k]
-        if ready[task] == ABSENT or since <= ready[task]:
-            place[task], order[n - links], where[n - links] = n, task, k
-            for m in range(live.make_start[task], live.make_start[task + 1]):
-                maker[live.make[m]] = n
-            n += 1
-        else:
-            for hop in range(live.hop_start[task], live.hop_start[task + 1]):
-                link = live.hop_link[hop]
-                free[link] = max(free[link], turn[hop] + live.hop_occupancy[hop])
-    order, where = order[: n - links], where[: n - links]
-    release, pending, next_start, after = _precedence(live, order, place, maker)
-    hop_start = np.zeros(n + 1, np.int64)
-    hop_start[: links + 1] = np.arange(links + 1)
-    for k in range(n - links):
-        hops = live.hop_start[order[k] + 1] - live.hop_start[order[k]]
-        hop_start[links + k + 1] = hop_start[links + k] + hops
-    hop_link, occupancy = np.empty(hop_start[n], np.int64), np.empty(hop_start[n], np.int64)
-    hop_link[:links], occupancy[:links] = np.arange(links), free
-    duration, latency = np.ones(n, np.int64), np.zeros(n, np.int64)
-    for k in range(n - links):
-        task, item = order[k], links + k
-        duration[item], latency[item] = live.duration[task], live.latency[task]
-        shift = live.hop_start[task] - hop_start[item]
-        for hop in range(hop_start[item], hop_start[item + 1]):
-            hop_link[hop] = live.hop_link[hop + shift]
-            occupancy[hop] = live.hop_occupancy[hop + shift]
-    net = Network(
-        links, duration, release, np.zeros(n, np.int64), latency, pending, next_start, after,
-        hop_start, hop_link, occupancy,
+def _run(stock: Stock, live: Live, release: Ints) -> None:
+    """Runs lanes and messages until none is left. It is one function, and all arrays are named at
+    first, because calls that pass these structures take longer than what there is to do."""
+    cells, journal, counters, room = live.cells, live.journal, live.counters, live.journal.shape[1]
+    rows, devices, width = live.rows, live.devices, 2 * live.devices + 1
+    slots, frees, hosts, ready_at, arrivals = (
+        live.at[AVAILABLE], live.at[FREE], live.at[HOST], live.at[READY], live.at[ARRIVES],
     )  # fmt: skip
-    return net, order, where
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _precedence(live: Live, order: Ints, place: Ints, maker: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Of items, links first: releases, how many each waits for, and those that wait for each."""
-    links, tops = len(live.queued), live.counters
-    n = links + len(order)
-    available = live.cells[live.at[AVAILABLE] : live.at[AVAILABLE] + tops[PIECES]]
-    end = live.cells[live.at[END] : live.at[END] + tops[TASKS]]
-    released = live.cells[live.at[RELEASE] : live.at[RELEASE] + tops[TASKS]]
-    release, pending, starts = (
-        np.zeros(n, np.int64),
-        np.zeros(n, np.int64),
-        np.zeros(n + 2, np.int64),
-    )
-    before = np.empty(tops[READS] + tops[WAITS] + tops[STANDS], np.int64)
-    count = 0
-    live.lane[:] = -1
-    for k in range(len(order)):
-        task, item = order[k], links + k
-        latest, begun = released[task], count
-        for r in range(live.read_start[task], live.read_start[task + 1]):
-            before[count] = maker[live.read[r]]
-            if before[count] < 0:
-                latest = max(latest, available[live.read[r]])
+    block_of, first_message = live.at[BLOCK], live.at[MESSAGE]
+    stands, value_start, value_slot = live.stands, live.value_start, live.value_slot
+    lane_row, lane_place, lane_free = live.lane_row, live.lane_place, live.lane_free
+    lane_host, runnable, watched, watching = (
+        live.lane_host, live.runnable, live.watched, live.watching,
+    )  # fmt: skip
+    stage, waiting, next_lane, heap = live.stage, live.waiting, live.next_lane, live.heap
+    look, links, op_of, stocked = live.look, live.link, live.op, live.stocked
+    hop_at, need_start, need_slot, need_lane = (
+        live.hop, live.need_start, live.need_slot, live.need_lane,
+    )  # fmt: skip
+    lane, duration, issue, is_message = stock.lane, stock.duration, stock.issue, stock.message
+    wait_start, wait, make_start, make = (
+        stock.wait_start, stock.wait, stock.make_start, stock.make,
+    )  # fmt: skip
+    hop_start, hop_link, occupancy = stock.hop_start, stock.hop_link, stock.hop_occupancy
+    latency, ahead = stock.latency, live.ahead
+    many, looks = devices, counters[LOOKS]
+    while True:
+        if looks > 0:  # a message looks for the first lane that has not passed what it needs
+            looks -= 1
+            message = look[looks]
+            ready, need = cells[ready_at + message], stage[message]
+            while need < need_start[message + 1]:
+                place = need_lane[need]
+                if place >= 0:
+                    device, row = place // rows, place % rows
+                    if row > lane_row[device] or (
+                        row == lane_row[device]
+                        and (
+                            lane_place[device] == 0
+                            or not _made(stock, live, device, row, need_slot[need])
+                        )
+                    ):
+                        break
+                    begin = cells[block_of + row // 2] * width + (row & 1) * devices + device
+                    if lane[begin + 1] - lane[begin] == 1:
+                        ready = max(ready, cells[frees + place])
+                    else:
+                        ready = max(ready, cells[slots + need_slot[need]])
+                need += 1
+            put(cells, journal, counters, ready_at + message, ready)
+            if need < need_start[message + 1]:
+                stage[message] = need
+                watching[message] = watched[need_lane[need]]
+                watched[need_lane[need]] = message
             else:
-                count += 1
-        for w in range(live.wait_start[task], live.wait_start[task + 1]):
-            before[count] = place[live.wait[w]]
-            if before[count] < 0:
-                latest = max(latest, end[live.wait[w]])
+                _push(heap, counters, cells, ready_at, op_of, message)
+        elif many > 0:  # a lane runs until it has to wait
+            many -= 1
+            device = runnable[many]
+            here, written, waits = device * rows, counters[WRITTEN], -1
+            row, place = lane_row[device], lane_place[device]
+            free, host = lane_free[device], lane_host[device]
+            while row < rows:
+                if not stands[device, row]:
+                    row += 1
+                    continue
+                op = row // 2
+                begin = cells[block_of + op] * width + (row & 1) * devices + device
+                first, last = lane[begin], lane[begin + 1]
+                alone = last - first == 1
+                for k in range(first + place, last):
+                    ready = free
+                    if wait_start[k] < wait_start[k + 1]:
+                        own = cells[first_message + op]
+                        for w in range(wait_start[k], wait_start[k + 1]):
+                            arrives = cells[arrivals + own + wait[w]]
+                            if arrives == ABSENT:
+                                waits = own + wait[w]
+                                break
+                            ready = max(ready, arrives)
+                    elif is_message[k] >= 0:
+                        message = cells[first_message + op] + is_message[k]
+                        if cells[arrivals + message] == ABSENT:
+                            counters[WRITTEN] = written
+                            many = _meet(stock, live, message, free, many)
+                            written = counters[WRITTEN]
+                        if cells[arrivals + message] != ABSENT:
+                            free = cells[arrivals + message]
+                            continue
+                        waits = message
+                    if waits >= 0:
+                        place = k - first
+                        break
+                    if issue[k]:
+                        if ahead[device]:
+                            ready = max(ready, release[host])
+                            host += 1
+                        else:
+                            host += issue[k]
+                            ready = max(ready, host)
+                    free = ready + duration[k]
+                    if alone:
+                        continue
+                    for m in range(make_start[k], make_start[k + 1]):
+                        cell = value_slot[value_start[op] + (make[m] >> SHIFT)] + (make[m] & PLACE)
+                        cell += slots
+                        if cells[cell] != free:
+                            if written < room:
+                                journal[0, written], journal[1, written] = cell, cells[cell]
+                            written += 1
+                            cells[cell] = free
+                if waits >= 0:
+                    break
+                place = 0
+                cell = frees + here + row
+                if cells[cell] != free:
+                    if written < room:
+                        journal[0, written], journal[1, written] = cell, cells[cell]
+                    written += 1
+                    cells[cell] = free
+                cell = hosts + here + row
+                if cells[cell] != host:
+                    if written < room:
+                        journal[0, written], journal[1, written] = cell, cells[cell]
+                    written += 1
+                    cells[cell] = host
+                message = watched[here + row]
+                if message >= 0:
+                    watched[here + row] = -1
+                    while message >= 0:
+                        look[looks] = message
+                        looks += 1
+                        message = watching[message]
+                row += 1
+            counters[WRITTEN] = written
+            lane_row[device], lane_place[device] = row, place
+            lane_free[device], lane_host[device] = free, host
+            if waits >= 0:
+                next_lane[device] = waiting[waits]
+                waiting[waits] = device
+                message = watched[here + row]
+                watched[here + row] = -1
+                while message >= 0:
+                    look[looks] = message
+                    looks += 1
+                    message = watching[message]
+        elif counters[HEAPED] > 0:  # links turn to the first message, and it arrives
+            message = _pop(heap, counters, cells, ready_at, op_of)
+            k, ready, done = stocked[message], cells[ready_at + message], 0
+            shift = hop_at[message] - hop_start[k]
+            for hop in range(hop_start[k], hop_start[k + 1]):
+                link = hop_link[hop]
+                links[link] = max(ready, links[link]) + occupancy[hop]
+                put(cells, journal, counters, hop + shift, links[link])
+                done = max(done, links[link])
+            put(cells, journal, counters, arrivals + message, done + latency[k])
+            device = waiting[message]
+            waiting[message] = -1
+            while device >= 0:
+                runnable[many] = device
+                many += 1
+                device = next_lane[device]
+        else:
+            return
+
+
+# Where it begins
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _begin_lanes(live: Live, since: int, release: Ints) -> None:
+    """Puts every lane to the first row that ends after `since`; to its first row, where a host must
+    not be too far ahead. What such a host has done is the number of its releases so far."""
+    cells, stands = live.cells, live.stands
+    for device in range(live.devices):
+        free = live.at[FREE] + device * live.rows
+        low, high = (
+            0,
+            0 if live.ahead[device] else live.rows,
+        )  # rows before `low` end by then; that at `high` does not
+        while low < high:
+            row = middle = (low + high) // 2
+            while row >= low and not stands[device, row]:
+                row -= 1
+            if row < low or cells[free + row] <= since:
+                low = middle + 1
             else:
-                count += 1
-        for s in range(live.stand_start[task], live.stand_start[task + 1]):
-            device = live.stand[s]
-            before[count] = live.lane[device]
-            if before[count] < 0:
-                latest = max(latest, _lane_before(live, task, device, place))
-            else:
-                count += 1
-            live.lane[device] = item
-        release[item], pending[item] = latest, count - begun
-        for at in range(begun, count):
-            starts[before[at] + 2] += 1
-    for item in range(n):
-        starts[item + 2] += starts[item + 1]
-    after, at = np.empty(starts[n + 1], np.int64), 0
-    for item in range(links, n):
-        for _ in range(pending[item]):
-            after[starts[before[at] + 1]] = item
-            starts[before[at] + 1] += 1
-            at += 1
-    return release, pending, starts[: n + 1], after
+                high = row
+        before = low - 1
+        while before >= 0 and not stands[device, before]:
+            before -= 1
+        live.lane_row[device], live.lane_place[device] = low, 0
+        live.lane_free[device] = cells[free + before] if before >= 0 else 0
+        host = live.at[HOST] + device * live.rows
+        live.lane_host[device] = cells[host + before] if before >= 0 else 0
+        if live.ahead[device]:
+            live.lane_host[device] = release[device]
+        live.runnable[device] = device
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _lane_before(live: Live, task: int, device: int, place: Ints) -> int:
-    """When a lane is free for the first of its tasks that is scheduled again."""
-    op = live.op[task]
-    free = 0
-    for earlier in range(get(live, FIRST, op), task):
-        for k in range(live.stand_start[earlier], live.stand_start[earlier + 1]):
-            if live.stand[k] == device and place[earlier] < 0:
-                free = max(free, get(live, END, earlier))
-    if free > 0:
-        return free
-    row = get(live, BEFORE, (op + 1) * live.devices + device)
-    return max(get(live, FREE, row * live.devices + device), 0)
-
-
-# Taking the result over
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def seed(live: Live, start: Ints, end: Ints) -> None:
-    """Takes over a schedule that was worked out elsewhere: times in the order of Ops."""
-    at = 0
-    for op in range(live.ops):
-        first, count = get(live, FIRST, op), get(live, COUNT, op)
-        for task in range(first, first + count):
-            live.cells[live.at[START] + task] = start[at]
-            live.cells[live.at[END] + task] = end[at]
-            for k in range(live.make_start[task], live.make_start[task + 1]):
-                live.cells[live.at[AVAILABLE] + live.make[k]] = end[at]
-            for k in range(live.stand_start[task], live.stand_start[task + 1]):
-                lane = (op + 1) * live.devices + live.stand[k]
-                live.cells[live.at[FREE] + lane] = end[at]
-            at += 1
-    while live.counters[WAITING] > 0:
-        next_op(live)
-    live.queued[:] = 0
-    for op in range(live.ops):
-        _seed_messages(live, op)
-    for link in range(len(live.queued)):
-        size, free = live.queued[link], 0
-        key = live.cells[live.at[KEY] + live.queue[link, :size]]
-        live.queue[link, :size] = live.queue[link, :size][np.argsort(key, kind="mergesort")]
-        for place in range(size):
-            hop = live.queue[link, place]
-            turn = max(get(live, KEY, hop), free)
-            live.cells[live.at[TURN] + hop] = turn
-            free = turn + live.hop_occupancy[hop]
+def _releases(stock: Stock, live: Live) -> Ints:
+    """For every device where its releases begin, and then all of them: when hosts that must not be
+    too far ahead issue the tasks of their lanes."""
+    devices, rows = live.devices, live.rows
+    if not live.ahead.any():
+        return np.zeros(devices, np.int64)
+    total = 0
+    for op in range(rows // 2):
+        begin = live.cells[live.at[BLOCK] + op] * (2 * devices + 1)
+        total += stock.lane[begin + 2 * devices] - stock.lane[begin]
+    release, issue, duration = np.zeros((3, devices + total), np.int64)
+    at = devices
+    for device in range(devices):
+        release[device] = at
+        for row in range(rows):
+            if not (live.ahead[device] and live.stands[device, row]):
+                continue
+            block = live.cells[live.at[BLOCK] + row // 2]
+            begin = block * (2 * devices + 1) + (row & 1) * devices + device
+            for k in range(stock.lane[begin], stock.lane[begin + 1]):
+                if stock.issue[k]:
+                    issue[at], duration[at] = stock.issue[k], stock.duration[k]
+                    at += 1
+        first = release[device]
+        lane = np.full(at - first, device)
+        release[first:at] = issued(lane, issue[first:at], duration[first:at], live.ahead)
+    return release
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _seed_messages(live: Live, op: int) -> None:
-    """Adds the messages of an Op to the queues; what they depend on has its times."""
-    first, row = get(live, FIRST, op), op + 1
-    for task in range(first, first + get(live, COUNT, op)):
-        ready = ready_at(live, task, row)
-        live.cells[live.at[READY] + task] = ready
-        for hop in range(live.hop_start[task], live.hop_start[task + 1]):
-            link = live.hop_link[hop]
-            live.queue[link, live.queued[link]] = hop
-            live.queued[link] += 1
-            live.cells[live.at[KEY] + hop] = ready
-        for k in range(live.stand_start[task], live.stand_start[task + 1]):
-            live.lane[live.stand[k]] = get(live, END, task)
-    live.seen[:] = -1
+def _begin_messages(stock: Stock, live: Live, since: int) -> int:
+    """Links are as the messages before `since` left them; how many others there are to look at."""
+    cells, at, message_start, hop_start = live.cells, live.at, stock.message_start, stock.hop_start
+    journal, counters = live.journal, live.counters
+    live.link[:], looks = 0, 0
+    for op in range(live.rows // 2):
+        block = cells[at[BLOCK] + op]
+        low, high = message_start[block], message_start[block + 1]
+        if low == high:
+            continue
+        first = cells[at[MESSAGE] + op]
+        for k in range(low, high):
+            message = first + k - low
+            ready = cells[at[READY] + message]
+            if ready != ABSENT and ready < since:
+                shift = live.hop[message] - hop_start[k]
+                for h in range(hop_start[k], hop_start[k + 1]):
+                    link, passed = stock.hop_link[h], cells[h + shift]
+                    live.link[link] = max(live.link[link], passed)
+                continue
+            put(cells, journal, counters, at[ARRIVES] + message, ABSENT)
+            put(cells, journal, counters, at[READY] + message, 0)
+            live.arrived[message], live.waiting[message] = 0, -1
+            if not stock.stands[k]:
+                live.stage[message] = live.need_start[message]
+                live.look[looks] = message
+                looks += 1
+    return looks
+
+
+# Messages
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _made(stock: Stock, live: Live, device: int, row: int, slot: int) -> bool:
+    """Whether a lane that stands in the middle of a row has made a piece there already."""
+    op = row // 2
+    block = live.cells[live.at[BLOCK] + op]
+    first = stock.lane[block * (2 * live.devices + 1) + (row & 1) * live.devices + device]
+    low, high = stock.make_start[first], stock.make_start[first + live.lane_place[device]]
+    for k in range(low, high):
+        name, values = stock.make[k], live.value_start[op]
+        if live.value_slot[values + (name >> SHIFT)] + (name & PLACE) == slot:
+            return True
+    return False
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _meet(stock: Stock, live: Live, message: int, free: int, many: int) -> int:
+    """A lane has come to a message that stands in it; once all have, the message is ready. How many
+    lanes can run then."""
+    cells, at, k = live.cells, live.at, live.stocked[message]
+    ready = max(cells[at[READY] + message], free)
+    live.arrived[message] += 1
+    whole = live.arrived[message] == stock.stands[k]
+    if whole:
+        for need in range(live.need_start[message], live.need_start[message + 1]):
+            there = available(
+                cells, at, stock.lane, live.devices, live.rows, live.need_slot[need],
+                live.need_lane[need],
+            )  # fmt: skip
+            ready = max(ready, there)
+    put(cells, live.journal, live.counters, at[READY] + message, ready)
+    if whole and stock.hop_start[k] < stock.hop_start[k + 1]:
+        _push(live.heap, live.counters, cells, at[READY], live.op, message)
+    elif whole:
+        many = _arrive(cells, live.journal, live.counters, at[ARRIVES] + message,
+                       ready + stock.lasts[k], live.waiting, live.next_lane, live.runnable, message,
+                       many)  # fmt: skip
+    return many
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _arrive(  # type: ignore[no-untyped-def]
+    cells, journal, counters, cell, arrives, waiting, next_lane, runnable, message, many
+):  # fmt: skip
+    """A message arrives: the lanes that wait for it can run; how many can."""
+    put(cells, journal, counters, cell, arrives)
+    device = waiting[message]
+    waiting[message] = -1
+    while device >= 0:
+        runnable[many] = device
+        many += 1
+        device = next_lane[device]
+    return many
+
+
+# The heap of messages that are ready
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _precedes(cells: Ints, ready: int, op: Ints, a: int, b: int) -> bool:
+    if cells[ready + a] != cells[ready + b]:
+        return bool(cells[ready + a] < cells[ready + b])
+    if op[a] != op[b]:
+        return bool(op[a] < op[b])
+    return bool(a < b)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _push(heap: Ints, counters: Ints, cells: Ints, ready: int, op: Ints, message: int) -> None:
+    hole = counters[HEAPED]
+    counters[HEAPED] = hole + 1
+    while hole > 0:
+        above = (hole - 1) // 2
+        if _precedes(cells, ready, op, heap[above], message):
+            break
+        heap[hole] = heap[above]
+        hole = above
+    heap[hole] = message
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _pop(heap: Ints, counters: Ints, cells: Ints, ready: int, op: Ints) -> int:
+    size = counters[HEAPED] - 1
+    counters[HEAPED] = size
+    first, last, hole = heap[0], heap[size], 0
+    while 2 * hole + 1 < size:
+        below = 2 * hole + 1
+        if below + 1 < size and _precedes(cells, ready, op, heap[below + 1], heap[below]):
+            below += 1
+        if _precedes(cells, ready, op, last, heap[below]):
+            break
+        heap[hole] = heap[below]
+        hole = below
+    heap[hole] = last
+    return int(first)
+
+
+# What it came to
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def tell(stock: Stock, live: Live, first: Ints, start: Ints, end: Ints) -> None:
+    """Writes start and end of all tasks; those of Op o are from first[o] on."""
+    release = _releases(stock, live)
+    for device in range(live.devices):
+        free, host = 0, release[device] if live.ahead[device] else 0
+        for row in range(live.rows):
+            if live.stands[device, row]:
+                free, host = _tell_row(
+                    stock, live, device, row, free, host, release, first, start, end
+                )
+    for op in range(live.rows // 2):
+        block, low = live.cells[live.at[BLOCK] + op], live.cells[live.at[MESSAGE] + op]
+        for message in range(
+            low, low + stock.message_start[block + 1] - stock.message_start[block]
+        ):
+            k = live.stocked[message]
+            task, shift = first[op] + stock.order[k], live.hop[message] - stock.hop_start[k]
+            start[task] = live.cells[live.at[READY] + message]
+            end[task] = live.cells[live.at[ARRIVES] + message]
+            for hop in range(stock.hop_start[k], stock.hop_start[k + 1]):
+                turn = live.cells[hop + shift] - stock.hop_occupancy[hop]
+                start[task] = max(start[task], turn)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _tell_row(  # type: ignore[no-untyped-def]
+    stock, live, device, row, free, host, release, first, start, end
+):  # fmt: skip
+    op = row // 2
+    block, own = live.cells[live.at[BLOCK] + op], live.cells[live.at[MESSAGE] + op]
+    begin = block * (2 * live.devices + 1) + (row & 1) * live.devices + device
+    for k in range(stock.lane[begin], stock.lane[begin + 1]):
+        if stock.message[k] >= 0:
+            free = live.cells[live.at[ARRIVES] + own + stock.message[k]]
+            continue
+        ready = free
+        if stock.issue[k] and live.ahead[device]:
+            ready = max(ready, release[host])
+            host += 1
+        elif stock.issue[k]:
+            host += stock.issue[k]
+            ready = max(ready, host)
+        for w in range(stock.wait_start[k], stock.wait_start[k + 1]):
+            ready = max(ready, live.cells[live.at[ARRIVES] + own + stock.wait[w]])
+        free = ready + stock.duration[k]
+        start[first[op] + stock.task[k]], end[first[op] + stock.task[k]] = ready, free
+    assert free == live.cells[live.at[FREE] + device * live.rows + row], "a lane is not as it was"
+    return free, host

@@ -43,6 +43,7 @@ from apportion.search.random import draw
 from apportion.simulate import simulate
 from apportion.splits import Space
 from apportion.strategy import Choice, whole
+from apportion.tasks import Ints
 
 # FlexFlow's models, with a batch that 64 devices can share
 MODELS = {
@@ -86,10 +87,11 @@ class Timed(Delta):
 
     settling = 0.0
 
-    def _settle(self, since: int, ops: list[int]) -> None:
+    def _settle(self, ops: Ints, blocks: Ints) -> bool:
         began = time.perf_counter()
-        super()._settle(since, ops)
+        settled = super()._settle(ops, blocks)
         self.settling += time.perf_counter() - began
+        return settled
 
 
 def loaded(spec: str) -> Space:

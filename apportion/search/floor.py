@@ -375,6 +375,33 @@ def floors(n, loops, chosen, depth, enough, end, have):  # type: ignore[no-untyp
     return found
 
 
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def cooled(n, loops, chosen, tries, hot, cold, seed):  # type: ignore[no-untyped-def]
+    """A complete decision with a low floor, by annealing from the chosen one; temperatures are
+    shares of the floor."""
+    np.random.seed(seed)
+    units, (ops, _, most) = len(n.options), n.where.shape
+    end, have = np.zeros((ops, most), np.int64), np.zeros((len(n.maker), most), np.int64)
+    now, best = chosen.copy(), chosen.copy()
+    never = 1 << 60
+    here = least = floor(n, loops, now, units, never, end, have)
+    for k in range(tries):
+        heat = hot * (cold / hot) ** (k / tries) * least
+        limit = here - heat * np.log(1.0 - np.random.random())
+        new = now.copy()
+        unit = np.random.randint(units)
+        new[unit] = np.random.randint(n.options[unit])
+        if units > 1 and np.random.random() < 0.5:
+            unit = unit - 1 if unit > 0 else 1
+            new[unit] = np.random.randint(n.options[unit])
+        there = floor(n, loops, new, units, int(limit) + 1, end, have)
+        if there <= limit:
+            now, here = new, there
+            if here < least:
+                least, best = here, new.copy()
+    return best
+
+
 # Loops
 
 

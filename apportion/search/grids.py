@@ -111,10 +111,10 @@ class _Maker:
         for group, taken in takers.items():
             extent, sets = int(sites.extents[group]), placed.get(group, set())
             even, uneven = divided(extent, taken, levels.factors, sets)
-            order = sorted(
+            ordered = sorted(
                 [*even, *uneven], key=lambda n: (-sum(n in some for some in sets), n in uneven)
             )
-            runs = self._together(order, np.concatenate(touched[group]))
+            runs = self._together(ordered, np.concatenate(touched[group]))
             digits, left = [], extent // math.prod(levels.factors[n] for n in even)
             for run in runs:
                 k = math.prod(levels.factors[n] for n in run if n in even)

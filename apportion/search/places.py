@@ -85,7 +85,8 @@ def banned(sites: Sites, others: Mapping[int, Ints], every: bool) -> npt.NDArray
 
 def _cut(sites: Sites, chosen: Ints) -> Ints:
     """The class that each site cuts, -1 for none."""
-    return sites.classes[sites.at[:-1] + chosen]
+    found: Ints = sites.classes[sites.at[:-1] + chosen]
+    return found
 
 
 def _marks(sites: Sites, chosen: Mapping[int, Ints]) -> Ints:
