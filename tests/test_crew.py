@@ -13,13 +13,13 @@ import pytest
 from apportion.search.crew import Job, Lost, Said, Tell, share
 
 
-def counting(name: str, until: int | None) -> Job:
-    def work(tell: Tell) -> Iterator[None]:
+def counting(name: str, until: int | None, worth: float = 1.0) -> Job:
+    def work(tell: Tell) -> Iterator[float]:
         count = 0
         try:
             while until is None or count < until:
                 count += 1
-                yield
+                yield worth
         finally:
             tell({"name": name, "count": count, "process": os.getpid()})
 
@@ -46,6 +46,14 @@ def test_time_is_up(workers: int) -> None:
     assert all(said["count"] > 0 for said in heard)
 
 
+def test_what_is_worth_more_has_more_time() -> None:
+    heard: list[Said] = []
+    jobs = [counting("a", None, 1.0), counting("b", None, 9.0)]
+    share(jobs, 1, time.perf_counter() + 0.5, heard.append)
+    counts = {said["name"]: said["count"] for said in heard}
+    assert counts["b"] > 2 * counts["a"] > 0
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupt_lets_them_finish(workers: int) -> None:
     heard: list[Said] = []
@@ -58,9 +66,9 @@ def test_an_interrupt_lets_them_finish(workers: int) -> None:
 
 
 def test_long_words_arrive_whole() -> None:
-    def work(tell: Tell) -> Iterator[None]:
+    def work(tell: Tell) -> Iterator[float]:
         tell({"long": list(range(300_000))})
-        yield
+        yield 1.0
 
     heard: list[Said] = []
     share([work, work], 2, None, heard.append)
@@ -68,9 +76,9 @@ def test_long_words_arrive_whole() -> None:
 
 
 def test_processes_that_all_fail_are_an_error(capfd: pytest.CaptureFixture[str]) -> None:
-    def work(tell: Tell) -> Iterator[None]:
+    def work(tell: Tell) -> Iterator[float]:
         raise ValueError("no")
-        yield
+        yield 1.0
 
     with pytest.raises(Lost):
         share([work, work], 2, None, lambda said: None)

@@ -1,9 +1,10 @@
 """crew: jobs that go on step by step, shared among processes of this machine.
 
-A job is a generator; it yields where others may have their turn, and tells what it has to say as
-plain data (JSON over a pipe). Processes are forked: they have all that the parent has, and nothing
-is copied or pickled. Every process goes round its jobs until they end, time is up, or the user
-interrupts: then jobs are closed, so that they can say a last word.
+A job is a generator; it yields what it is worth where others may have their turn (those that are
+worth more have more of the time), and tells what it has to say as plain data (JSON over a pipe).
+Processes are forked: they have all that the parent has, and nothing is copied or pickled. Every
+process goes on with its jobs until they end, time is up, or the user interrupts: then jobs are
+closed, so that they can say a last word.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 Said = dict[str, Any]
 Tell = Callable[[Said], None]
-Job = Callable[[Tell], Iterator[None]]
+Job = Callable[[Tell], Iterator[float]]
 
 PATIENCE = 20.0  # seconds that the others are waited for after an interrupt
 
@@ -57,16 +58,19 @@ def share(jobs: Sequence[Job], workers: int, ends: float | None, hear: Tell) -> 
 def _go_round(
     jobs: Sequence[Job], ends: float | None, tell: Tell, stopped: Callable[[], bool]
 ) -> None:
-    """All jobs in turn. However it ends, every job is closed."""
-    alive = [job(tell) for job in jobs]
-    every = list(alive)
+    """All jobs, the next being the one that has had the least time for what it is worth. However it
+    ends, every job is closed."""
+    every = [job(tell) for job in jobs]
+    had = dict.fromkeys(range(len(every)), 0.0)
     try:
-        while alive and not stopped() and (ends is None or time.perf_counter() < ends):
-            for job in list(alive):
-                if next(job, alive) is alive:
-                    alive.remove(job)
-                if stopped() or (ends is not None and time.perf_counter() >= ends):
-                    break
+        while had and not stopped() and (ends is None or time.perf_counter() < ends):
+            number = min(had, key=lambda k: had[k])
+            began = time.perf_counter()
+            worth = next(every[number], None)
+            if worth is None:
+                del had[number]
+            else:
+                had[number] += (time.perf_counter() - began) / worth
     finally:
         for job in every:
             job.close()  # type: ignore[attr-defined]

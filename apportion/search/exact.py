@@ -202,7 +202,7 @@ def _free(
         class_ = disputed(found, sets) if whole else None
         if class_ is None:
             closed = min(closed, bound)
-            if whole and found.bytes_moved < best.bytes_moved:
+            if whole and found.bytes_moved < best.bytes_moved and not found.scattered:
                 best = found
             continue
         for some in _worth(levels, sets[class_], sets is root):
@@ -251,7 +251,7 @@ def _given(
     start = picks_of(levels, window, domains).tolist()
     solved = solve(shared.energy(), deadline, start)
     found = levels_of(levels, window, domains, solved.choice)
-    if found.bytes_moved >= levels.bytes_moved:
+    if found.bytes_moved >= levels.bytes_moved or found.scattered:
         return levels
     if problem is not None:
         problem.tell(Progress("exact", found.bytes_moved, bound, "B"))

@@ -34,7 +34,8 @@ from apportion.simulate import simulate
 from apportion.splits import Space
 from apportion.strategy import Choice, Layout, Strategy, space_of, whole
 
-FAR = 1.6  # starts that take so many times as long as the best are not walked from
+FAR = 3.0  # starts that take so many times as long as the best are not walked from
+FAVOUR = 6  # how much more time walks have that are ahead: by this power of the ratio
 SLICE = 32  # proposals of a walk before the next one has its turn
 CHECKED = 512  # proposals after which the memory of the best is looked at
 TOLD = 0.25  # seconds between what a walk tells
@@ -195,9 +196,10 @@ class _Search:
 
     def _job(self, number: int, proposals: int | None) -> Job:
         start, problem = self.found[number].start, self.problem
+        best_start = self.starts[0].seconds
         kinds, seed = self.kinds, f"{self.seed} {number}"
 
-        def work(tell: Tell) -> Iterator[None]:
+        def work(tell: Tell) -> Iterator[float]:
             walk = Steps(problem, start.space, start.strategy, kinds)
             chain = Chain(walk, Random(seed))
             told, checked, best = 0.0, 0, start.strategy
@@ -230,7 +232,7 @@ class _Search:
                     if now - told > TOLD:
                         told = now
                         report(False)
-                    yield
+                    yield (best_start / chain.best) ** FAVOUR
             finally:
                 walk.confirm()
                 report(True)

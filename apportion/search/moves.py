@@ -11,8 +11,9 @@ Kinds of moves:
   edge    a layer is cut as a neighbour of it is and put where that one is, perhaps the next
           neighbours along with it: what single moves need several expensive steps for
   state   updates alone: parameters and optimizer state cut over devices, or whole on all of them
-  sweep   every set of alike cells on all devices in every way, one after the other, what takes
-          longest first, until all have been tried
+  sweep   systematically, one after the other until all have been tried: stages, where loops are
+          balanced over groups of devices, and every set of alike cells on all devices in every way,
+          what takes longest first
 
 What takes longer is drawn more often. Devices are mostly blocks of neighbours whose size divides
 the number of devices, also as many of every host, sometimes any. Ops that change lose layouts that
@@ -22,9 +23,10 @@ the Strategy gave to what they leave.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain, product
 from random import Random
 
 from apportion.cluster import Cluster
@@ -77,7 +79,8 @@ class Moves:
         heavy = [(sum(cells[self._number[cell]] for cell in several), several)
                  for several in self._families()]  # fmt: skip
         heavy.sort(key=lambda each: -each[0])
-        self._sweep = self._swept([several for _, several in heavy])
+        spent = [sum(cells[self._number[cell]] for cell in loop) for loop in members.loops]
+        self._sweep = chain(self._staged(spent), self._swept([several for _, several in heavy]))
         self.swept = False
 
     def draw(self, kind: str, rng: Random) -> Choices:
@@ -147,6 +150,37 @@ class Moves:
         families = list(self.members.alike)
         known = {cell for several in families for cell in several}
         return families + [(cell,) for cell in self.members.cells if cell not in known]
+
+    def _staged(self, spent: Sequence[float]) -> Iterator[Choices]:
+        """Loops and single cells on groups of devices, the longest first to the group that has the
+        least; those that take more than their share of a group on all devices instead."""
+        loops = self.members.loops
+        order = sorted(range(len(loops)), key=lambda k: -spent[k])
+        samples = self._samples()
+        if sum(len(loop) > 1 for loop in loops) < 2:
+            return
+        for many in (n for n in self.counts if 1 < n < self.devices and n <= len(loops)):
+            size = self.devices // many
+            blocks = [tuple(range(g * size, (g + 1) * size)) for g in range(many)]
+            strided = [tuple(range(g, self.devices, many)) for g in range(many)]
+            for groups, share in product((blocks, strided), (0.5, 1.0, float("inf"))):
+                held, found = [0.0] * many, Choices()
+                for k in order:
+                    where = tuple(range(self.devices))
+                    if len(loops[k]) > 1 or spent[k] < share * sum(spent) / many:
+                        least = min(range(many), key=lambda g: held[g])
+                        held[least] += spent[k]
+                        where = groups[least]
+                    for cell in loops[k]:
+                        found |= self.members.together(cell, (samples,), ((len(where),), where))
+                yield found
+
+    def _samples(self) -> int:
+        """The class that most cells have: samples."""
+        found = Counter(
+            group for cell in self.members.cells for group in self.members.classes(cell)
+        )
+        return found.most_common(1)[0][0] if found else -1
 
     def _swept(self, families: Sequence[tuple[tuple[int, ...], ...]]) -> Iterator[Choices]:
         where = tuple(range(self.devices))

@@ -161,15 +161,21 @@ class Members:
         return [tuple(run) for run in found]
 
     @cached_property
+    def loops(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Cells in sets: all steps of one loop, or one cell that is in none."""
+        found: dict[object, list[tuple[int, ...]]] = {}
+        for cell in self.cells:
+            found.setdefault(tuple(self.layers[n].loop for n in cell), []).append(cell)
+        return [tuple(several) for several in found.values()]
+
+    @cached_property
     def alike(self) -> list[tuple[tuple[int, ...], ...]]:
         """Cells that are equal in all but their number: of one loop, and of one kind."""
-        loops: dict[object, list[tuple[int, ...]]] = {}
         kinds: dict[object, list[tuple[int, ...]]] = {}
         for cell in self.cells:
             first = [self.anchors[n] for n in cell]
-            loops.setdefault(tuple(self.layers[n].loop for n in cell), []).append(cell)
             kinds.setdefault(tuple(self.space.call_ids[op] for op in first), []).append(cell)
-        found = {tuple(several) for known in (loops, kinds) for several in known.values()}
+        found = {*self.loops, *(tuple(several) for several in kinds.values())}
         return sorted(several for several in found if len(several) > 1)
 
     @cached_property
