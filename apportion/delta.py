@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
@@ -118,9 +119,8 @@ class Delta:
         """Gives Ops other Choices and Values other Layouts (None: none of its own); the new step
         time in nanoseconds. Raises ValueError, and changes nothing, if one is not legal.
 
-        If the step is longer than `limit`, it may be that only this is worked out. Then `bounded`
-        is true, what is returned is above the limit and at most the step time, and the change can
-        only be undone.
+        If the step is longer than `limit`, only this is worked out. Then `bounded` is true, what is
+        returned is above the limit and at most the step time, and the change can only be undone.
         """
         assert self.before is None, "the last change is neither kept nor undone"
         lowering = self.lowering
@@ -143,7 +143,7 @@ class Delta:
         self._retell(choices, layouts)
         touched = set(choices) | _differing(before.termwise, lowering.termwise)
         values = self._new_flows(touched, layouts)
-        self._restamp(self._new_blocks(touched, values))
+        self._restamp(self._new_blocks(touched, values), limit)
         return self.step_ns
 
     def _used(self) -> tuple[Ints, ...]:
@@ -194,6 +194,7 @@ class Delta:
     def keep(self) -> None:
         """The last change stays."""
         assert not self.bounded, "a change that was given up can only be undone"
+        assert self.before is not None, "there is nothing to keep"
         self.before = None
 
     def _retell(self, ops: Iterable[int], values: Iterable[int]) -> None:
@@ -248,7 +249,7 @@ class Delta:
 
     # The arrays
 
-    def _restamp(self, ops: Ints) -> None:
+    def _restamp(self, ops: Ints, limit: int | None) -> None:
         """Gives Ops their new Blocks, and works out what changes."""
         before, drafting = self.before, self.drafting
         assert before is not None
@@ -260,29 +261,32 @@ class Delta:
         )
         if fits:
             blocks = drafting.blocks(ops.tolist(), self.numbers)
-            fits = self._settle(ops, blocks)
+            fits = self._settle(ops, blocks, lives.NEVER if limit is None else limit)
         if not fits:
             before.used = ()
             self._build()
 
-    def _settle(self, ops: Ints, blocks: Ints) -> bool:
+    def _settle(self, ops: Ints, blocks: Ints, limit: int) -> bool:
         """The schedule with the Blocks that these Ops have now; whether there was room."""
-        ends = int(resume.change(self.drafting.stock, self.live, ops, blocks))
+        held, live = self.drafting.stock, self.live
+        ends = int(resume.change(held, live, ops, blocks, limit))
         if ends != lives.ABSENT:
-            self.step_ns = ends
+            self.step_ns, self.bounded = ends, ends > limit
         return ends != lives.ABSENT
 
     def _build(self) -> None:
         """The arrays, from the Flows there are."""
         devices, ops = len(self.cluster.devices), len(self.lowering.graph.ops) + 1
-        longest = max(int(np.bincount(f.stage).max(initial=0)) for f in set(self.flows))
+        longest = max(b - a for f in set(self.flows) for a, b in pairwise(f.made_start))
         span = max(2 * devices, longest)
         self.drafting = Drafting(self.lowering, self.cluster, self.cost, span)
         self.numbers = [self.drafting.number(f, v) for v, f in enumerate(self.flows)]
         blocks = self.drafting.all_blocks(self.numbers)
         self.live = self._room(stock.totals(self.drafting.stock, blocks))
         every = np.arange(ops)
-        self.step_ns = int(resume.change(self.drafting.stock, self.live, every, blocks))
+        self.step_ns = int(
+            resume.change(self.drafting.stock, self.live, every, blocks, lives.NEVER)
+        )
         self.live.counters[lives.WRITTEN] = 0
 
     def _room(self, used: Ints) -> Live:
@@ -313,9 +317,9 @@ class Delta:
             np.array([first[v] * span for each in values for v in each], np.int64), maker,
             self.ahead, _new(messages), _new(messages), _new(messages), _new(messages + 1),
             _new(needs), _new(needs), _new(devices), _new(devices), _new(devices), _new(devices),
-            _new(devices),
-            np.full(lanes, -1), _new(messages), _new(messages), _new(messages), _new(devices),
-            _new(messages), _new(messages), _new(messages), _new(links),
+            _new(devices), np.full(lanes, -1), _new(messages), _new(messages), _new(messages),
+            _new(devices), np.zeros(messages, np.uint8), _new(messages), _new(messages),
+            _new(messages), _new(messages), _new(links),
         )  # fmt: skip
         blocks = live.at[lives.BLOCK]
         live.cells[blocks : blocks + ops] = lives.ABSENT

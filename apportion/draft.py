@@ -98,40 +98,66 @@ def with_room(held: Sheet, more: int) -> Sheet:
     return new
 
 
+class Calls(NamedTuple):
+    """Ops to draft, in columns; the end of the step has no devices."""
+
+    call: Ints  # o: which operator
+    alias: Ints  # o
+    itemsize: Ints  # o
+    fed_start: Ints  # o + 1
+    fed: Ints  # Flows that are read
+    stage: Ints  # and at which stage
+    made_start: Ints  # o + 1
+    made: Ints  # Flows that are made
+    part_start: Ints  # o + 1
+    device: Ints  # of every part of every replica
+    flops_start: Ints  # o + 1
+    flops: Floats  # of every part
+    place_start: Ints  # o + 1
+    place: Ints  # for every argument which of the Flows it is of
+    zero_start: Ints  # o + 1
+    zero: Ints  # part x argument: 1 for a block of zeros; none if there are none
+
+
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def room_for(held: Flows, fed: Ints, stages: Ints, made: Ints) -> int:
-    """No fewer than what of anything drafting an Op can take."""
-    total = 16
-    for k in range(len(fed)):
-        at = held.stage_start[fed[k]] + stages[k]
+def room_for(held: Flows, calls: Calls) -> int:
+    """No fewer than what of anything drafting these can take."""
+    total = len(calls.call) + 16
+    for k in range(len(calls.fed)):
+        at = held.stage_start[calls.fed[k]] + calls.stage[k]
         low, high = held.piece_start[at], held.piece_start[at + 1]
-        total += high - low + held.source_start[high] - held.source_start[low]
+        total += high - low + 2 * (held.source_start[high] - held.source_start[low])
         total += held.answer_start[at + 1] - held.answer_start[at]
-    for flow in made:
+    for flow in calls.made:
         at = held.stage_start[flow]
         low, high = held.piece_start[at], held.piece_start[at + 2]
-        total += 2 * (high - low) + held.source_start[high] - held.source_start[low]
-    return 2 * total
+        total += 2 * (high - low) + 2 * (held.source_start[high] - held.source_start[low])
+    return total + len(calls.device)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def draft(  # type: ignore[no-untyped-def]
-    sheet, held, fed, stages, made, call, devices, flops, places, zeros, alias, itemsize
-):  # fmt: skip
-    """Adds the tasks of an Op that reads the Flows `fed` at the given stages and makes the Flows
-    `made`. Without devices it is the end of the step. There must be room."""
-    used = sheet.used
-    first = used[TASKS]
-    sheet.task_start[used[OPS]] = first
-    _exchange(sheet, held, fed, stages, 0, 0, first)
-    if len(devices):
-        _compute(sheet, held, fed, stages, made, devices, flops, places, zeros, alias, itemsize)
-    laid = np.full(len(made), LAID)
-    _exchange(sheet, held, made, laid, len(fed), 1, first)
-    for task in range(first, used[TASKS]):
-        sheet.call[task], sheet.owner[task] = call, used[OPS]
-    used[OPS] += 1
-    sheet.task_start[used[OPS]] = used[TASKS]
+def draft(sheet: Sheet, held: Flows, calls: Calls) -> None:
+    """Adds the tasks of Ops. There must be room."""
+    used, it = sheet.used, calls
+    for op in range(len(calls.call)):
+        first = used[TASKS]
+        sheet.task_start[op] = first
+        fed = it.fed[it.fed_start[op] : it.fed_start[op + 1]]
+        stages = it.stage[it.fed_start[op] : it.fed_start[op + 1]]
+        made = it.made[it.made_start[op] : it.made_start[op + 1]]
+        _exchange(sheet, held, fed, stages, 0, 0, first)
+        if it.part_start[op] < it.part_start[op + 1]:
+            _compute(
+                sheet, held, fed, stages, made,
+                it.device[it.part_start[op] : it.part_start[op + 1]],
+                it.flops[it.flops_start[op] : it.flops_start[op + 1]],
+                it.place[it.place_start[op] : it.place_start[op + 1]],
+                it.zero[it.zero_start[op] : it.zero_start[op + 1]], it.alias[op], it.itemsize[op],
+            )  # fmt: skip
+            _exchange(sheet, held, made, np.full(len(made), LAID), len(fed), 1, first)
+        for task in range(first, used[TASKS]):
+            sheet.call[task], sheet.owner[task] = it.call[op], op
+        sheet.task_start[op + 1], used[OPS] = used[TASKS], op + 1
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -352,7 +378,7 @@ def _compute(  # type: ignore[no-untyped-def]
         nbytes = 0
         for k in range(inputs):
             read[k] = -1
-            if len(zeros) and zeros[row % len(zeros), k]:
+            if len(zeros) and zeros[row * inputs % len(zeros) + k]:
                 continue
             j = places[k]
             at = held.answer_start[held.stage_start[fed[j]] + stages[j]] + taken[j]

@@ -6,13 +6,13 @@ It is what lowering and the costs of simulate.py give, for delta simulation: tas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from apportion import draft, flows, stock
+from apportion import draft, flows, price, stock
 from apportion.cluster import Cluster
 from apportion.collective import profile
 from apportion.cost import CostModel, issue_nanoseconds, nanoseconds, times_messages
@@ -24,6 +24,28 @@ from apportion.tasks import COLLECTIVE, NO_ENDS, TRANSFER, Copies, Floats, Ints,
 from apportion.tdl import lookup
 
 SPARE = 1024
+
+
+class _Static(NamedTuple):
+    """What is known of an Op, whatever its Choice."""
+
+    call: int  # which operator
+    alias: bool
+    itemsize: int
+    reads: int  # distinct inputs
+    stages: Ints  # at which it reads these
+    places: Ints  # for every argument which of these it is
+
+
+class _Parts(NamedTuple):
+    """What is known of the parts of a Split."""
+
+    split: Split | None
+    flops: Floats
+    zeros: Ints  # part x argument; none if there are none
+
+
+_NO_SPLIT = _Parts(None, np.zeros(0), np.zeros(0, np.int64))
 
 
 class Drafting:
@@ -43,28 +65,26 @@ class Drafting:
         graph = lowering.graph
         self.kinds = tuple(dict.fromkeys(op.kind for op in graph.ops))
         of = {kind: number for number, kind in enumerate(self.kinds)}
-        self.calls = [of[op.kind] for op in graph.ops]
-        self.splits: dict[int, tuple[Split, Floats, np.ndarray]] = {}
-        self.static = [self._static(op) for op in range(len(graph.ops))]
-        self.ending = (
-            np.array([READ + len(graph.consumers[v]) for v in lowering.ending], np.int64),
-            _new(0), len(self.kinds), _new(0), np.zeros(0), _new(0), np.zeros((0, 0), np.uint8),
-            False, 1,
-        )  # fmt: skip
+        self.splits: dict[int, _Parts] = {}
+        self.static = [self._static(op, of) for op in range(len(graph.ops))]
+        stages = [READ + len(graph.consumers[v]) for v in lowering.ending]
+        self.ending = _Static(
+            len(self.kinds), False, 1, len(stages), np.array(stages, np.int64), _new(0)
+        )
+        self.prices = price.prices()
+        self.alike = _alike(cluster)
         self.lines = self._routes()
         self.profiled: dict[tuple[int, tuple[int, ...]], tuple[int, Floats, Floats]] = {}
 
-    def _static(self, op: int) -> tuple[Ints, int, Ints, bool, int]:
-        """What is known of an Op: stages at which it reads, how many Values it reads, which of
-        these every argument is, whether it is an alias, and the bytes of an element."""
+    def _static(self, op: int, numbers: Mapping[str, int]) -> _Static:
         lowering, it = self.lowering, self.lowering.graph.ops[op]
         order = {v: j for j, v in enumerate(dict.fromkeys(it.inputs))}
         description = lookup(it.kind)
-        return (
-            np.array([stage for _, stage in lowering.feeds[op]], np.int64), len(order),
+        return _Static(
+            numbers[it.kind], description is not None and description.alias,
+            lowering.itemsize(it.outputs[0]) if it.outputs else 4, len(order),
+            np.array([stage for _, stage in lowering.feeds[op]], np.int64),
             np.array([order[v] for v in it.inputs], np.int64),
-            description is not None and description.alias,
-            lowering.itemsize(it.outputs[0]) if it.outputs else 4,
         )  # fmt: skip
 
     # Flows
@@ -80,14 +100,13 @@ class Drafting:
 
     # Blocks
 
-    def blocks(self, ops: Iterable[int], numbers: Sequence[int]) -> Ints:
+    def blocks(self, ops: Sequence[int], numbers: Sequence[int]) -> Ints:
         """New Blocks of Ops whose Values have Flows of these numbers."""
+        calls = self._calls(ops, numbers)
         self.sheet.used[:] = 0
-        count = 0
-        for op in ops:
-            self._draft(op, numbers)
-            count += 1
-        return self._stocked(count)
+        self.sheet = draft.with_room(self.sheet, int(draft.room_for(self.flows, calls)))
+        draft.draft(self.sheet, self.flows, calls)
+        return self._stocked(len(ops))
 
     def all_blocks(self, numbers: Sequence[int]) -> Ints:
         """Blocks of all Ops, and of the end of the step; one for those that are alike."""
@@ -95,8 +114,8 @@ class Drafting:
         which = []
         for op, static in enumerate(self.static):
             key = (
-                id(lowering.splits[op]), lowering.choices[op].devices, self.calls[op], static[3:],
-                op in lowering.termwise, static[0].tobytes(), static[2].tobytes(),
+                id(lowering.splits[op]), lowering.choices[op].devices, *static[:4],
+                op in lowering.termwise, static.stages.tobytes(), static.places.tobytes(),
                 *(numbers[v] for v in lowering.values[op]),
             )  # fmt: skip
             which.append(alike.setdefault(key, (len(alike), op))[0])
@@ -104,52 +123,61 @@ class Drafting:
         blocks = self.blocks([*first, len(self.static)], numbers)
         return blocks[np.array([*which, len(first)])]
 
-    def _draft(self, op: int, numbers: Sequence[int]) -> None:
-        lowering = self.lowering
-        values = lowering.values[op]
-        mine = np.array([numbers[v] for v in values], np.int64)
-        if op == len(self.static):
-            stages, made, fed = self.ending[0], mine[len(mine) :], mine
-            rest = self.ending[2:]
-        else:
-            stages, reads, places, alias, size = self.static[op]
-            fed, made = mine[:reads], mine[reads:]
-            flops, zeros = self._of_split(lowering.splits[op])
-            if op in lowering.termwise:
-                zeros = zeros[:0]
-            devices = np.array(lowering.choices[op].devices, np.int64)
-            rest = (self.calls[op], devices, flops, places, zeros, alias, size)
-        more = int(draft.room_for(self.flows, fed, stages, made))
-        more += len(rest[1]) * (2 + len(made))
-        self.sheet = draft.with_room(self.sheet, more)
-        draft.draft(self.sheet, self.flows, fed, stages, made, *rest)
+    def _calls(self, ops: Sequence[int], numbers: Sequence[int]) -> draft.Calls:
+        lowering, end = self.lowering, len(self.static)
+        static = [self.static[op] if op < end else self.ending for op in ops]
+        values = [lowering.values[op] for op in ops]
+        fed = [
+            numbers[v] for it, mine in zip(static, values, strict=True) for v in mine[: it.reads]
+        ]
+        made = [
+            numbers[v] for it, mine in zip(static, values, strict=True) for v in mine[it.reads :]
+        ]
+        splits = [self._of_split(lowering.splits[op]) if op < end else _NO_SPLIT for op in ops]
+        devices = [lowering.choices[op].devices if op < end else () for op in ops]
+        zeros = [
+            split.zeros[:0] if op in lowering.termwise else split.zeros
+            for op, split in zip(ops, splits, strict=True)
+        ]
+        return draft.Calls(
+            np.array([it.call for it in static]), np.array([it.alias for it in static], np.int64),
+            np.array([it.itemsize for it in static]), _starts([it.reads for it in static]),
+            np.array(fed, np.int64), np.concatenate([it.stages for it in static]),
+            _starts([len(v) - it.reads for it, v in zip(static, values, strict=True)]),
+            np.array(made, np.int64), _starts([len(d) for d in devices]),
+            np.array([*chain.from_iterable(devices)], np.int64),
+            _starts([len(split.flops) for split in splits]),
+            np.concatenate([split.flops for split in splits]),
+            _starts([len(it.places) for it in static]),
+            np.concatenate([it.places for it in static]), _starts([len(z) for z in zeros]),
+            np.concatenate(zeros),
+        )  # fmt: skip
 
-    def _of_split(self, split: Split) -> tuple[Floats, np.ndarray]:
+    def _of_split(self, split: Split) -> _Parts:
         """The flops of all parts, and which of their arguments are zeros."""
         found = self.splits.get(id(split))
         if found is None:
             flops = np.array([part.flops for part in split.parts], np.float64)
-            inputs = len(split.parts[0].inputs)
-            zeros = np.zeros((len(split.parts), inputs), np.uint8)
+            zeros = np.zeros((len(split.parts), len(split.parts[0].inputs)), np.int64)
             for row, part in enumerate(split.parts):
                 zeros[row, list(part.zeros)] = 1
-            found = self.splits[id(split)] = (split, flops, zeros if zeros.any() else zeros[:0])
-        return found[1:]
+            flat = zeros.reshape(-1) if zeros.any() else _new(0)
+            found = self.splits[id(split)] = _Parts(split, flops, flat)
+        return found
 
     def _stocked(self, count: int) -> Ints:
         """Puts the Ops of the sheet in stock; their Blocks."""
         sheet, on_device = self.sheet, self.cluster.communication_on_device
         n = int(sheet.used[draft.TASKS])
-        tasks = self._tasks(n)
-        duration = nanoseconds(tasks, self.cluster, self.cost)
-        issue = issue_nanoseconds(tasks, self.cluster, self.cost)
+        duration, issue = self._costs(n)
         line = sheet.device[:n] * self.devices + sheet.peer[:n]
-        for task in np.flatnonzero(sheet.kind[:n] == COLLECTIVE).tolist():
-            if not self.quiet:
-                line[task] = self._line(tasks, task)
-        moving = (sheet.kind[:n] == TRANSFER) | (sheet.kind[:n] == COLLECTIVE)
-        lines = line[moving] if not self.quiet else _new(0)
-        hops = int((self.lines.start[lines + 1] - self.lines.start[lines]).sum())
+        hops = 0
+        if not self.quiet:
+            groups = np.flatnonzero(sheet.kind[:n] == COLLECTIVE).tolist()
+            for task in groups:
+                line[task] = self._line(task)
+            moving = line[(sheet.kind[:n] == TRANSFER) | (sheet.kind[:n] == COLLECTIVE)]
+            hops = int((self.lines.start[moving + 1] - self.lines.start[moving]).sum())
         many = sheet.used
         stands = n + (int(many[draft.MEMBERS]) + n if on_device else 0)
         more = np.array([
@@ -162,18 +190,35 @@ class Drafting:
         )
         return np.arange(first, first + count)
 
-    def _tasks(self, n: int) -> TaskGraph:
-        """The sheet as far as costs need it."""
+    def _costs(self, n: int) -> tuple[Ints, Ints]:
+        """What the tasks of the sheet take, and what it takes to issue them."""
+        if self.quiet:  # what a message takes depends on others of its exchange
+            tasks = self._tasks(np.arange(n))
+            return (
+                nanoseconds(tasks, self.cluster, self.cost),
+                issue_nanoseconds(tasks, self.cluster, self.cost),
+            )
+        duration, issue, new = np.empty((3, n), np.int64)
+        many = price.look_up(self.prices, self.sheet, self.alike, duration, issue, new)
+        if many:
+            rows = new[:many]
+            tasks = self._tasks(rows)
+            duration[rows] = nanoseconds(tasks, self.cluster, self.cost)
+            issue[rows] = issue_nanoseconds(tasks, self.cluster, self.cost)
+            price.learn(self.prices, self.sheet, self.alike, rows, duration[rows], issue[rows])
+        return duration, issue
+
+    def _tasks(self, rows: Ints) -> TaskGraph:
+        """Tasks of the sheet as far as costs need them."""
         it = self.sheet
         members = it.member[: it.used[draft.MEMBERS]].tolist()
         edges = it.group_start[: it.used[draft.GROUPS] + 1].tolist()
         groups = tuple(tuple(members[a:b]) for a, b in pairwise(edges))
         return _bare(
-            self.devices, it.kind[:n], it.device[:n], it.peer[:n], it.nbytes[:n], it.group[:n],
-            it.pattern[:n], groups, op=it.call[:n], part=it.part[:n],
-            position=2 * it.owner[:n] + it.late[:n], flops=it.flops[:n],
-            itemsize=it.itemsize[:n], op_start=it.task_start[: it.used[draft.OPS] + 1],
-            taken=it.taken[:n], kinds=self.kinds,
+            self.devices, it.kind[rows], it.device[rows], it.peer[rows], it.nbytes[rows],
+            it.group[rows], it.pattern[rows], groups, op=it.call[rows], part=it.part[rows],
+            position=2 * it.owner[rows] + it.late[rows], flops=it.flops[rows],
+            itemsize=it.itemsize[rows], taken=it.taken[rows], kinds=self.kinds,
         )  # fmt: skip
 
     # What messages travel on
@@ -187,9 +232,11 @@ class Drafting:
         tasks = _bare(self.devices, kind, sender, receiver, _new(len(pairs)), none, none, ())
         return message_lines(tasks, self.cluster)[0]
 
-    def _line(self, tasks: TaskGraph, task: int) -> int:
+    def _line(self, task: int) -> int:
         """The line that a collective takes: of all algorithms the one that is cheapest for it."""
-        pattern, group = int(tasks.pattern[task]), tasks.groups[int(tasks.group[task])]
+        it, pattern = self.sheet, int(self.sheet.pattern[task])
+        low, high = it.group_start[it.group[task] : it.group[task] + 2].tolist()
+        group = tuple(it.member[low:high].tolist())
         found = self.profiled.get((pattern, group))
         if found is None:
             alone = _bare(
@@ -207,7 +254,7 @@ class Drafting:
             )
             self.lines = Lines(lag, drag, start, link, pace)
         first, alpha, beta = found
-        return first + int(np.argmin(alpha + beta * tasks.nbytes[task]))
+        return first + int(np.argmin(alpha + beta * it.nbytes[task]))
 
 
 def _bare(
@@ -234,6 +281,20 @@ def _bare(
         out_start=none, out_slot=none, copies=_nothing, ends=NO_ENDS, group=group,
         pattern=pattern, groups=groups, **asked,
     )  # fmt: skip
+
+
+def _alike(cluster: Cluster) -> Ints:
+    """For every device a number, equal for those on which a task takes equally long."""
+    numbers: dict[Any, int] = {}
+    same = [
+        (d.kind, d.flops, d.memory_bandwidth, d.launch_seconds, d.asynchronous)
+        for d in cluster.devices
+    ]
+    return np.array([numbers.setdefault(each, len(numbers)) for each in same], np.int64)
+
+
+def _starts(counts: Sequence[int]) -> Ints:
+    return np.array([*accumulate(counts, initial=0)], np.int64)
 
 
 def _new(count: int) -> Ints:

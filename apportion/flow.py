@@ -170,60 +170,48 @@ def _serve(told, dims, given):  # type: ignore[no-untyped-def]
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _try_to_serve(told, dims, given, room):  # type: ignore[no-untyped-def]
     """Nothing if there is no room for so many sources."""
-    devices, itemsize, terms, has_layout, made = (
-        told[0],
-        told[1],
-        told[2],
-        told[3] == 1,
-        told[4],
-    )
+    devices, itemsize, terms, has_layout, made = told[0], told[1], told[2], told[3] == 1, told[4]
     wide, most, stages = given.shape[1] - 2, len(given), len(told) - 4
-    box, device = np.empty((most, wide), np.int64), np.empty(most, np.int64)
-    base, after = np.full(most, -1), np.full(most, -1)
+    box, device = np.empty((most + 1, wide), np.int64), np.empty(most, np.int64)
+    base, after = np.empty(most, np.int64), np.empty(most, np.int64)
     head, tail = np.full(devices, -1), np.full(devices, -1)
     answer, first = np.empty(most - made, np.int64), np.zeros(most + 1, np.int64)
-    made_start, answer_start = (
-        np.zeros(stages + 1, np.int64),
-        np.zeros(stages + 1, np.int64),
-    )
+    made_start, answer_start = np.zeros(stages + 1, np.int64), np.zeros(stages + 1, np.int64)
     source, term = np.empty(room, np.int64), np.empty(room, np.int64)
     source_box = np.empty((room, wide), np.int64)
     rest, spare = np.empty((room, wide), np.int64), np.empty((room, wide), np.int64)
     pieces, sources = made, 0
-    near_term = np.zeros(most, np.int64)
+    near, near_term = np.empty(most, np.int64), np.zeros(most, np.int64)
+    for row in range(most):
+        base[row], after[row] = -1, -1
     for piece in range(made):
-        device[piece], near_term[piece] = given[piece, 0], given[piece, 1]
-        box[piece] = given[piece, 2:]
-    near = _by_term_and_device(near_term[:made], device[:made], devices)
-    if terms == 1:
-        for piece in range(made):
+        device[piece], near_term[piece], near[piece] = given[piece, 0], given[piece, 1], piece
+        _copy(box, piece, given, piece, 2)
+        if terms == 1:
             _hold(piece, device, head, tail, after)
+    near = _by_term_and_device(near[:made], near_term, device, terms, devices)
     made_start[1], low = made, 0
     for s in range(1, stages):
         high = low + told[4 + s]
         for w in range(low, high):
-            region, where, how = (
-                given[made + w, 2:],
-                given[made + w, 0],
-                given[made + w, 1],
-            )
+            where, how = given[made + w, 0], given[made + w, 1]
             if how == TERM:
                 answer[w] = _term_on(near, device, where)
                 continue
+            found, region = -1, pieces
+            _copy(box, region, given, made + w, 2)
             if how == ANY:
-                found = -1
                 for d in range(devices):
                     if found < 0:
-                        found = _same(region, box, head[d], after)
+                        found = _same(box, region, head[d], after)
                 if found >= 0:
                     answer[w] = found
                     continue
                 where = device[0]
-            found = _same(region, box, head[where], after)
+            found = _same(box, region, head[where], after)
             if found < 0:
-                found = pieces
-                around = _around(region, box, head[where], after, dims)
-                box[found], device[found] = region, where
+                found, device[region] = region, where
+                around = _around(box, region, head[where], after, dims)
                 if around >= 0:
                     base[found] = around
                     count = 1
@@ -231,7 +219,7 @@ def _try_to_serve(told, dims, given, room):  # type: ignore[no-untyped-def]
                         count = -1
                     else:
                         source[sources], term[sources] = around, 0
-                        source_box[sources] = region
+                        _copy(source_box, sources, box, region, 0)
                 else:
                     count = _cover(
                         region, where, box, device, head, after, near, near_term, terms,
@@ -246,11 +234,12 @@ def _try_to_serve(told, dims, given, room):  # type: ignore[no-untyped-def]
             answer[w] = found
         if s == 1 and has_layout:
             terms = 1
-            head[:], tail[:], after[:] = -1, -1, -1
-            kept = answer[low:high].copy()
-            near = kept[_by_term_and_device(np.zeros(len(kept), np.int64), device[kept], devices)]
-            near_term[:] = 0
-            for piece in kept:
+            for d in range(devices):
+                head[d], tail[d] = -1, -1
+            for piece in range(most):
+                after[piece], near_term[piece] = -1, 0
+            near = _by_term_and_device(answer[low:high], near_term, device, terms, devices)
+            for piece in answer[low:high]:
                 if after[piece] < 0 and tail[device[piece]] != piece:
                     _hold(piece, device, head, tail, after)
         low = high
@@ -262,6 +251,12 @@ def _try_to_serve(told, dims, given, room):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _copy(to, row, given, other, skipped):  # type: ignore[no-untyped-def]
+    for k in range(to.shape[1]):
+        to[row, k] = given[other, skipped + k]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _written(  # type: ignore[no-untyped-def]
     itemsize, p, s, made_start, answer_start, device, base, first, answer, source, term, box,
     source_box,
@@ -270,56 +265,48 @@ def _written(  # type: ignore[no-untyped-def]
     stages, w, wide = len(made_start) - 1, len(answer), box.shape[1]
     length = HEAD + 2 * (stages + 1) + 4 * p + 1 + w + 4 * s
     flat = np.empty(length + p + wide * (p + s), np.int64)
-    flat[0], flat[1], flat[2], flat[3], flat[4], flat[6] = (
-        length,
-        p,
-        s,
-        w,
-        stages,
-        wide // 2,
-    )
-    at = HEAD
-    flat[at : at + stages + 1] = made_start
-    at += stages + 1
-    flat[at : at + stages + 1] = answer_start
-    at += stages + 1
-    flat[at : at + p] = device[:p]
+    flat[0], flat[1], flat[2], flat[3], flat[4], flat[6] = length, p, s, w, stages, wide // 2
+    at = _append(flat, HEAD, made_start, stages + 1)
+    at = _append(flat, at, answer_start, stages + 1)
+    at = _append(flat, at, device, p)
     for piece in range(p):
-        flat[at + p + piece] = _volume(box[piece]) * itemsize
-    flat[at + 2 * p : at + 3 * p] = base[:p]
-    flat[at + 3 * p : at + 4 * p + 1] = first[: p + 1]
-    at += 4 * p + 1
-    flat[at : at + w] = answer
-    at += w
-    flat[at : at + s] = source[:s]
-    moved, piece = 0, 0
+        flat[at + piece] = _volume(box, piece) * itemsize
+    at = _append(flat, at + p, base, p)
+    at = _append(flat, at, first, p + 1)
+    at = _append(flat, at, answer, w)
+    at = _append(flat, at, source, s)
+    moved, piece, boxes = 0, 0, length + p
     for k in range(s):
-        nbytes, mark = _volume(source_box[k]) * itemsize, 0
-        for bound in source_box[k]:
-            mark = mark * 1_000_003 + bound
-        flat[at + s + k], flat[at + 2 * s + k], flat[at + 3 * s + k] = (
-            nbytes,
-            term[k],
-            mark,
-        )
+        nbytes, mark = _volume(source_box, k) * itemsize, 0
+        for bound in range(wide):
+            mark = mark * 1_000_003 + source_box[k, bound]
+            flat[boxes + wide * (p + k) + bound] = source_box[k, bound]
+        flat[at + k], flat[at + s + k], flat[at + 2 * s + k] = nbytes, term[k], mark
         while k >= first[piece + 1]:
             piece += 1
         if device[source[k]] != device[piece]:
             moved += nbytes
     flat[5] = moved
     for stage in range(stages):
-        flat[length + made_start[stage] : length + made_start[stage + 1]] = stage
-    at = length + p
-    flat[at : at + wide * p] = box[:p].reshape(-1)
-    flat[at + wide * p :] = source_box[:s].reshape(-1)
+        for piece in range(made_start[stage], made_start[stage + 1]):
+            flat[length + piece] = stage
+            for bound in range(wide):
+                flat[boxes + wide * piece + bound] = box[piece, bound]
     return flat
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _volume(region):  # type: ignore[no-untyped-def]
+def _append(flat, at, column, count):  # type: ignore[no-untyped-def]
+    for k in range(count):
+        flat[at + k] = column[k]
+    return at + count
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _volume(box, row):  # type: ignore[no-untyped-def]
     found = 1
-    for a in range(0, len(region), 2):
-        found *= region[a + 1] - region[a]
+    for a in range(0, box.shape[1], 2):
+        found *= box[row, a + 1] - box[row, a]
     return found
 
 
@@ -329,28 +316,27 @@ def first_rows(rows, devices):  # type: ignore[no-untyped-def]
     head, after = np.full(devices, -1), np.full(len(rows), -1)
     found, count = np.empty_like(rows), 0
     for k in range(len(rows)):
-        same = head[rows[k, 0]]
-        while same >= 0 and not _equal(rows[k], found[same]):
-            same = after[same]
-        if same < 0:
-            found[count] = rows[k]
-            after[count], head[rows[k, 0]] = head[rows[k, 0]], count
+        _copy(found, count, rows, k, 0)
+        where = rows[k, 0]
+        if _same(found, count, head[where], after) < 0:
+            after[count], head[where] = head[where], count
             count += 1
     return found[:count]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _equal(a, b):  # type: ignore[no-untyped-def]
-    same = len(a) == len(b)
-    for k in range(len(a)):
-        same = same and a[k] == b[k]
-    return same
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _by_term_and_device(term, device, devices):  # type: ignore[no-untyped-def]
+def _by_term_and_device(pieces, term, device, terms, devices):  # type: ignore[no-untyped-def]
     """Pieces by term, then by device, then as they come."""
-    return np.argsort(term * devices + device, kind="mergesort")
+    start, found = np.zeros(terms * devices + 1, np.int64), np.empty(len(pieces), np.int64)
+    for piece in pieces:
+        start[term[piece] * devices + device[piece] + 1] += 1
+    for key in range(terms * devices):
+        start[key + 1] += start[key]
+    for piece in pieces:
+        key = term[piece] * devices + device[piece]
+        found[start[key]] = piece
+        start[key] += 1
+    return found
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -374,46 +360,49 @@ def _term_on(near, device, where):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _same(region, box, piece, after):  # type: ignore[no-untyped-def]
-    """Of the pieces from `piece` on the one that is the region, or -1."""
+def _same(box, region, piece, after):  # type: ignore[no-untyped-def]
+    """Of the rows from `piece` on the one that is equal to the row `region`, or -1."""
     while piece >= 0:
-        if _equal(box[piece], region):
+        same = True
+        for k in range(box.shape[1]):
+            same = same and box[piece, k] == box[region, k]
+        if same:
             return piece
         piece = after[piece]
     return -1
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _around(region, box, piece, after, dims):  # type: ignore[no-untyped-def]
+def _around(box, region, piece, after, dims):  # type: ignore[no-untyped-def]
     """Of the pieces from `piece` on one of which the region can be a view, or -1."""
     while piece >= 0:
-        if _inside(region, box[piece]) and _sliceable(region, box[piece], dims):
+        if _inside(box, region, piece) and _sliceable(box, region, piece, dims):
             return piece
         piece = after[piece]
     return -1
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _inside(region, outer):  # type: ignore[no-untyped-def]
-    for a in range(0, len(region), 2):
-        if region[a] < outer[a] or region[a + 1] > outer[a + 1]:
+def _inside(box, region, outer):  # type: ignore[no-untyped-def]
+    for a in range(0, box.shape[1], 2):
+        if box[region, a] < box[outer, a] or box[region, a + 1] > box[outer, a + 1]:
             return False
-        if region[a] >= region[a + 1]:
+        if box[region, a] >= box[region, a + 1]:
             return False
     return True
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _sliceable(region, piece, dims):  # type: ignore[no-untyped-def]
+def _sliceable(box, region, piece, dims):  # type: ignore[no-untyped-def]
     """Whether a slice of the piece's tensor can be a view: no dimension is cut inside a merged
     product."""
     atoms, a = len(dims), 0
     while a < atoms:
         dim, wide, cut = dims[a], 0, False
         while a < atoms and dims[a] == dim:
-            size = piece[2 * a + 1] - piece[2 * a]
+            size = box[piece, 2 * a + 1] - box[piece, 2 * a]
             wide += size > 1
-            cut = cut or region[2 * a + 1] - region[2 * a] != size
+            cut = cut or box[region, 2 * a + 1] - box[region, 2 * a] != size
             a += 1
         if cut and wide > 1:
             return False
@@ -426,7 +415,8 @@ def _cover(  # type: ignore[no-untyped-def]
     source, source_box, term, begin, rest, spare,
 ):  # fmt: skip
     """Writes disjoint boxes that make up the region, once per term; how many, or -1: no room."""
-    rest[0], left, count = region, 1, begin
+    left, count = 1, begin
+    _copy(rest, 0, box, region, 0)
     piece = head[where]
     while piece >= 0 and left > 0:
         left, count = _take(piece, 0, box, rest, left, spare, source, source_box, term, count)
@@ -435,7 +425,9 @@ def _cover(  # type: ignore[no-untyped-def]
         piece = after[piece]
     if left == 0:
         return count - begin
-    missing, most = rest[:left].copy(), left
+    missing, most = np.empty((left, rest.shape[1]), np.int64), left
+    for row in range(most):
+        _copy(missing, row, rest, row, 0)
     low = 0
     for t in range(terms):
         high = low
@@ -444,7 +436,9 @@ def _cover(  # type: ignore[no-untyped-def]
         turn = low
         while turn < high and device[near[turn]] < where:
             turn += 1
-        rest[:most], left = missing, most
+        left = most
+        for row in range(most):
+            _copy(rest, row, missing, row, 0)
         for k in range(high - low):
             if left == 0:
                 break
@@ -462,38 +456,38 @@ def _take(piece, t, box, rest, left, spare, source, source_box, term, count):  #
     """Takes what a piece has of the boxes `rest`; how many are left, and the number of sources."""
     wide, kept = rest.shape[1], 0
     for b in range(left):
-        if not _meet(rest[b], box[piece]):
+        if not _meet(rest, b, box, piece):
             if kept >= len(spare):
                 return 0, -1
-            spare[kept] = rest[b]
+            _copy(spare, kept, rest, b, 0)
             kept += 1
             continue
         if count >= len(source) or kept + wide > len(spare):
             return 0, -1
         source[count], term[count] = piece, t
-        source_box[count] = rest[b]
+        _copy(source_box, count, rest, b, 0)
         for a in range(0, wide, 2):
             low = max(rest[b, a], box[piece, a])
             high = min(rest[b, a + 1], box[piece, a + 1])
             if rest[b, a] < low:
-                spare[kept] = rest[b]
-                spare[kept, :a] = source_box[count, :a]
+                _copy(spare, kept, source_box, count, 0)
                 spare[kept, a + 1] = low
                 kept += 1
             if high < rest[b, a + 1]:
-                spare[kept] = rest[b]
-                spare[kept, :a] = source_box[count, :a]
+                _copy(spare, kept, source_box, count, 0)
                 spare[kept, a] = high
                 kept += 1
             source_box[count, a], source_box[count, a + 1] = low, high
         count += 1
-    rest[:kept] = spare[:kept]
+    for row in range(kept):
+        _copy(rest, row, spare, row, 0)
     return kept, count
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _meet(a, b):  # type: ignore[no-untyped-def]
+def _meet(rest, b, box, piece):  # type: ignore[no-untyped-def]
     meet = True
-    for k in range(0, len(a), 2):
-        meet = meet and max(a[k], b[k]) < min(a[k + 1], b[k + 1])
+    for a in range(0, rest.shape[1], 2):
+        low, high = max(rest[b, a], box[piece, a]), min(rest[b, a + 1], box[piece, a + 1])
+        meet = meet and low < high
     return meet

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from apportion.flow import READ, Flow
+from apportion.flow import HEAD, READ, Flow
 from apportion.tasks import Ints
 
 FLOWS, STAGES, PIECES, ANSWERS, SOURCES = range(5)
@@ -53,8 +53,8 @@ def flows(room: Ints) -> Flows:
 
 def sizes(flow: Flow) -> Ints:
     """How much room a Flow takes."""
-    many = (1, len(flow.answer_start), len(flow.device), len(flow.answer), len(flow.source))
-    return np.array(many, np.int64)
+    _, pieces, sources, wants, stages = flow.core[:5].tolist()
+    return np.array((1, stages + 1, pieces, wants, sources), np.int64)
 
 
 def with_room(held: Flows, more: Ints) -> Flows:
@@ -73,54 +73,43 @@ def with_room(held: Flows, more: Ints) -> Flows:
 
 def add(held: Flows, flow: Flow, itemsize: int, span: int) -> int:
     """Adds a Flow, for which there must be room; its number."""
-    number: int = _add(
-        held, flow.device, flow.nbytes, flow.stage, flow.base, flow.answer_start, flow.answer,
-        flow.source_start, flow.source, flow.source_nbytes, flow.source_term, flow.source_box,
-        itemsize, span,
-    )  # fmt: skip
+    number: int = _add(held, flow.core, itemsize, span)
     return number
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _add(  # type: ignore[no-untyped-def]
-    held, device, nbytes, stage, base, answer_start, answer, source_start, source, source_nbytes,
-    source_term, source_box, itemsize, span,
-):  # fmt: skip
-    used = held.used
+def _add(held: Flows, core: Ints, itemsize: int, span: int) -> int:
+    used, p, s, w, stages = held.used, core[1], core[2], core[3], core[4]
     f, at, first = used[FLOWS], used[STAGES], used[PIECES]
     answers, sources = used[ANSWERS], used[SOURCES]
     held.stage_start[f], held.first[f], held.itemsize[f] = at, first, itemsize
-    stages, piece = len(answer_start) - 1, 0
-    for s in range(stages):
-        low = piece
-        held.piece_start[at + s] = first + piece
-        held.answer_start[at + s] = answers + answer_start[s]
-        while piece < len(stage) and stage[piece] == s:
-            held.place[first + piece] = s * span + piece - low
-            piece += 1
-    held.piece_start[at + stages] = first + piece
-    held.answer_start[at + stages] = answers + answer_start[stages]
-    for p in range(len(device)):
-        held.device[first + p], held.nbytes[first + p] = device[p], nbytes[p]
-        held.viewed[first + p] = base[p] >= 0
-        held.source_start[first + p] = sources + source_start[p]
-    held.source_start[first + len(device)] = sources + len(source)
-    for k in range(len(answer)):
-        held.answer[answers + k] = first + answer[k] if answer[k] >= 0 else -1
-    for k in range(len(source)):
-        held.source[sources + k] = first + source[k]
-        held.source_nbytes[sources + k], held.source_term[sources + k] = (
-            source_nbytes[k], source_term[k],
-        )  # fmt: skip
-        mixed = 0
-        for a in range(source_box.shape[1]):
-            mixed = mixed * 1_000_003 + source_box[k, a, 0]
-            mixed = mixed * 1_000_003 + source_box[k, a, 1]
-        held.source_box[sources + k] = mixed
-    used[FLOWS], used[STAGES], used[PIECES] = f + 1, at + stages + 1, first + len(device)
-    used[ANSWERS], used[SOURCES] = answers + len(answer), sources + len(source)
+    made, answered = HEAD, HEAD + stages + 1
+    for stage in range(stages + 1):
+        held.piece_start[at + stage] = first + core[made + stage]
+        held.answer_start[at + stage] = answers + core[answered + stage]
+    for stage in range(stages):
+        for piece in range(core[made + stage], core[made + stage + 1]):
+            held.place[first + piece] = stage * span + piece - core[made + stage]
+    device = answered + stages + 1
+    nbytes, base, source_start = device + p, device + 2 * p, device + 3 * p
+    for k in range(p):
+        held.device[first + k], held.nbytes[first + k] = core[device + k], core[nbytes + k]
+        held.viewed[first + k] = core[base + k] >= 0
+        held.source_start[first + k] = sources + core[source_start + k]
+    held.source_start[first + p] = sources + s
+    answer = source_start + p + 1
+    for k in range(w):
+        held.answer[answers + k] = first + core[answer + k] if core[answer + k] >= 0 else -1
+    source = answer + w
+    for k in range(s):
+        held.source[sources + k] = first + core[source + k]
+        held.source_nbytes[sources + k] = core[source + s + k]
+        held.source_term[sources + k] = core[source + 2 * s + k]
+        held.source_box[sources + k] = core[source + 3 * s + k]
+    used[FLOWS], used[STAGES], used[PIECES] = f + 1, at + stages + 1, first + p
+    used[ANSWERS], used[SOURCES] = answers + w, sources + s
     held.stage_start[f + 1] = used[STAGES]
-    return f
+    return int(f)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]

@@ -69,6 +69,8 @@ class Live(NamedTuple):  # numba takes no dataclass
     stage: Ints  # m: which of its needs it waits for
     waiting: Ints  # m: first lane
     next_lane: Ints  # d
+    coming: npt.NDArray[np.uint8]  # m: whether it has not arrived
+    soonest: Ints  # m: it is ready no sooner, as far as is known
     arrived: Ints  # m: lanes that have come to it
     heap: Ints  # m: those that are ready
     look: Ints  # m: those to look at

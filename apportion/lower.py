@@ -113,11 +113,12 @@ class Lowering:
             self.befores.setdefault(after, []).append(before)
         self._flows: dict[tuple[Any, ...], Flow] = {}
         self._blocks: dict[tuple[Any, ...], Block] = {}
-        self._regions: dict[tuple[int, int], Ints] = {}
+        self._rows: dict[tuple[Any, ...], tuple[Ints, Ints | None]] = {}
+        self._mades: dict[tuple[Any, ...], Made] = {}
         self._wants: dict[tuple[Any, ...], Wants] = {}
         self._begun: dict[tuple[Any, ...], Ints] = {}
         self._parts: dict[tuple[int, ...], Parts] = {}
-        # Numbers of (Split, devices), and what the Choices are that they are known of
+        # Numbers of (Split, devices); for every Op that of the Choice that was seen last
         self._cuts: dict[tuple[int, Devices], int] = {}
         self._made_cuts = 0
         self._seen: list[Choice | None] = [None] * len(self.choices)
@@ -148,6 +149,7 @@ class Lowering:
         now = {self._cut_of(op) for op in range(len(self.choices))}
         self._cuts = {key: number for key, number in self._cuts.items() if number in now}
         self._wants.clear()
+        self._mades.clear()
         self._begun.clear()
         self._parts.clear()
 
@@ -188,14 +190,11 @@ class Lowering:
         shapes: dict[Any, Ints] = {}
         found = []
         for value, dims in enumerate(self.space.atoms.dims):
-            readers = tuple((op, self._inputs(op, value)) for op in self.graph.consumers[value])
-            made, befores = (
-                self.graph.producer[value],
-                tuple(self.befores.get(value, ())),
-            )
-            size, loss = self.itemsize(value), value == self.graph.loss
+            readers = tuple([(op, self._inputs(op, value)) for op in self.graph.consumers[value]])
+            made, befores = self.graph.producer[value], tuple(self.befores.get(value, ()))
+            size, loss = self._sizes[value], value == self.graph.loss
             position = None if made is None else made[1]
-            where = tuple(places for _, places in readers)
+            where = tuple([places for _, places in readers])
             key = (dims, size, position, where, len(befores), loss, value in self.after)
             number = numbers.setdefault(key, len(numbers))
             if dims not in shapes:
@@ -204,7 +203,14 @@ class Lowering:
         return found
 
     def _inputs(self, op: int, value: int) -> tuple[int, ...]:
-        return tuple(k for k, v in enumerate(self.graph.ops[op].inputs) if v == value)
+        inputs = self.graph.ops[op].inputs
+        if inputs.count(value) == 1:
+            return (inputs.index(value),)
+        return tuple([k for k, v in enumerate(inputs) if v == value])
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [self.itemsize(value) for value in range(len(self.graph.values))]
 
     @cached_property
     def _does(self) -> list[_Does]:
@@ -212,10 +218,10 @@ class Lowering:
         told: dict[tuple[Any, ...], Ints] = {}
         found = []
         for index, op in enumerate(self.graph.ops):
-            stages = tuple(stage for _, stage in self.feeds[index])
+            stages = tuple([stage for _, stage in self.feeds[index]])
             order = {v: j for j, v in enumerate(dict.fromkeys(op.inputs))}
-            places = tuple(order[v] for v in op.inputs)
-            sizes = tuple(self.itemsize(v) for v in self.values[index])
+            places = tuple([order[v] for v in op.inputs])
+            sizes = tuple([self._sizes[v] for v in self.values[index]])
             key = (op.kind, stages, places, sizes)
             number = numbers.setdefault(key, len(numbers))
             if key not in told:
@@ -280,7 +286,7 @@ class Lowering:
 
     def _make_flow(self, value: int, of: _Of) -> Flow:
         made = self._made(value, of)
-        wants = [self._reads(op, value, places) for op, places in of.readers]
+        wants = [self._reads(op, places) for op, places in of.readers]
         wants.append(self._ends(value, of))
         layout = self.layouts.get(value) if of.maker is not None else None
         if layout is not None:
@@ -306,17 +312,38 @@ class Lowering:
         if of.maker is None:
             return Made(self._begin_rows(value), 1)
         op, position = of.maker
-        choice, split, homes = self.choices[op], self.splits[op], self.termwise.get(op)
-        if homes is None:
-            term = [part.terms[position] for part in split.parts] * choice.replicas
-        else:
-            term = [homes.index(device) for device in choice.devices]
-        rows = table(choice.devices, np.array(term, np.int64), self._output(op, position))
-        return Made(rows, self._terms(op, position))
+        homes = self.termwise.get(op)
+        key = (self._cut_of(op), position, homes)
+        found = self._mades.get(key)
+        if found is None:
+            rows = self._placed(op, *self._left(op, position))
+            if homes is not None:
+                rows[:, 1] = [homes.index(device) for device in self.choices[op].devices]
+            found = self._mades[key] = Made(rows, self._terms(op, position))
+        return found
 
-    def _output(self, op: int, position: int) -> Ints:
-        """The regions that all parts of an Op leave of an output, replicas counted on."""
-        return np.tile(self._split_boxes(op, -1 - position), (self.choices[op].replicas, 1))
+    def _placed(self, op: int, rows: Ints, part: Ints | None) -> Ints:
+        """Rows of parts of an Op (one of each, or which) on its devices, replicas counted on."""
+        choice = self.choices[op]
+        replicas = choice.replicas
+        found = rows.copy() if replicas == 1 else np.concatenate([rows] * replicas)
+        where = np.array(choice.devices, np.int64)
+        if part is not None:
+            where = where.reshape(replicas, -1)[:, part].reshape(-1)
+        found[:, 0] = where
+        return found
+
+    def _left(self, op: int, position: int) -> tuple[Ints, Ints | None]:
+        """What the parts of an Op leave of an output: rows (0, term, box), one for each."""
+        split = self.splits[op]
+        key = (id(split), position)
+        found = self._rows.get(key)
+        if found is None:
+            box = [part.outputs[position] for part in split.parts]
+            term = np.array([part.terms[position] for part in split.parts], np.int64)
+            rows = table([0] * len(box), term, boxes(box, len(box[0])))
+            found = self._rows[key] = (rows, None)
+        return found
 
     def _begin_rows(self, value: int) -> Ints:
         """Where the step finds a Value that nobody makes: distinct rows (device, 0, box)."""
@@ -330,13 +357,16 @@ class Lowering:
         return found
 
     def _begin(self, value: int) -> Ints:
+        """The same, not distinct."""
         layout = self.layouts.get(value)
         if layout is not None:
             return self._laid(value, layout, 0)
         if value in self.after:
             made = self.graph.producer[self.after[value]]
             if made is not None and self._is_whole(*made):
-                return table(self.choices[made[0]].devices, 0, self._output(*made))
+                rows = self._placed(made[0], *self._left(*made))
+                rows[:, 1] = 0
+                return rows
             whole = full(self.space.factors(value))
             return table([0], 0, boxes([whole], len(whole)))
         none = np.zeros((0, 2 + 2 * len(self._of[value].dims)), np.int64)
@@ -345,21 +375,8 @@ class Lowering:
         needed[:, 1] = 0
         return needed
 
-    def _split_boxes(self, op: int, place: int) -> Ints:
-        """Regions of all parts: of input `place`, or of output -1 - `place`."""
-        split = self.splits[op]
-        key = (id(split), place)
-        found = self._regions.get(key)
-        if found is None:
-            if place >= 0:
-                regions = [part.inputs[place] for part in split.parts]
-            else:
-                regions = [part.outputs[-1 - place] for part in split.parts]
-            found = self._regions[key] = boxes(regions, len(regions[0]))
-        return found
-
-    def _reads(self, op: int, value: int, places: tuple[int, ...]) -> Wants:
-        """What the parts of an Op want of a Value: part by part, argument by argument."""
+    def _reads(self, op: int, places: tuple[int, ...]) -> Wants:
+        """What the parts of an Op want as these inputs: part by part, argument by argument."""
         key = (self._cut_of(op), places, op in self.termwise)
         found = self._wants.get(key)
         if found is None:
@@ -368,18 +385,22 @@ class Lowering:
         return found
 
     def _read_rows(self, op: int, places: tuple[int, ...], how: int = REGION) -> Ints:
-        choice, split = self.choices[op], self.splits[op]
-        if len(places) == 1:
-            box = self._split_boxes(op, places[0])
-        else:
-            several = np.stack([self._split_boxes(op, k) for k in places], axis=1)
-            box = several.reshape(-1, several.shape[2])
-        zeros = [k in part.zeros for part in split.parts for k in places]
-        device = np.repeat(np.array(choice.devices, np.int64), len(places))
-        rows = table(device, how, np.tile(box, (choice.replicas, 1)))
-        if how == REGION and any(zeros):
-            rows = rows[~np.array(zeros * choice.replicas, bool)]
-        return rows
+        split = self.splits[op]
+        key = (id(split), places, how)
+        found = self._rows.get(key)
+        if found is None:
+            asked = [
+                (part.inputs[k], number)
+                for number, part in enumerate(split.parts)
+                for k in places
+                if how == TERM or k not in part.zeros
+            ]
+            box = boxes([box for box, _ in asked], len(split.parts[0].inputs[places[0]]))
+            numbers = [number for _, number in asked]
+            each = numbers == list(range(len(split.parts)))
+            part = None if each else np.array(numbers, np.int64)
+            found = self._rows[key] = (table([0] * len(box), how, box), part)
+        return self._placed(op, *found)
 
     def _ends(self, value: int, of: _Of) -> Wants:
         """What the end of the step wants of a Value: state where it began, the loss somewhere."""
@@ -431,7 +452,7 @@ class Lowering:
         found = self._blocks.get(key)
         if found is None:
             stages = [READ + len(self.graph.consumers[v]) for v in self.ending]
-            sizes = [self._of[v].itemsize for v in self.ending]
+            sizes = [self._sizes[v] for v in self.ending]
             feeds = list(zip(mine, stages, strict=True))
             found = self._blocks[key] = ending(feeds, sizes, self.devices)
         return found

@@ -39,9 +39,10 @@ from apportion.tasks import Ints
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def change(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> int:
+def change(stock: Stock, live: Live, ops: Ints, blocks: Ints, limit: int) -> int:
     """Gives Ops other Blocks; when the step ends. ABSENT, and nothing is changed, if there is no
-    room for their messages."""
+    room for their messages. If the step ends after `limit`, it is given up once a lane shows it;
+    then it ends no sooner than what is returned."""
     if not fits(stock, live, blocks):
         return ABSENT
     replaced = np.zeros(live.rows // 2, np.uint8)
@@ -50,17 +51,20 @@ def change(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> int:
     since = first_change(stock, live, replaced, ops)
     replace(stock, live, ops, blocks)
     since = min(since, first_change(stock, live, replaced, ops))
-    return run(stock, live, since)
+    return run(stock, live, since, limit)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def run(stock: Stock, live: Live, since: int) -> int:
-    """Works out all times from `since` on; when the step ends."""
+def run(stock: Stock, live: Live, since: int, limit: int) -> int:
+    """Works out all times from `since` on; when the step ends, or if that is after `limit`, when
+    some lane runs after it."""
     release = _releases(stock, live)
     _begin_lanes(live, since, release)
     live.counters[HEAPED], live.counters[LOOKS] = 0, _begin_messages(stock, live, since)
-    _run(stock, live, release)
-    ends = 0
+    ends = _run(stock, live, release, limit)
+    if ends > limit:
+        _forget(stock, live)
+        return ends
     for device in range(live.devices):
         assert live.lane_row[device] == live.rows, "a lane never ran"
         ends = max(ends, live.lane_free[device])
@@ -68,9 +72,10 @@ def run(stock: Stock, live: Live, since: int) -> int:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _run(stock: Stock, live: Live, release: Ints) -> None:
-    """Runs lanes and messages until none is left. It is one function, and all arrays are named at
-    first, because calls that pass these structures take longer than what there is to do."""
+def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
+    """Runs lanes and messages until none is left, or a lane runs after `limit`; then when, else 0.
+    It is one function, and all arrays are named at first, because calls that pass these structures
+    take longer than what there is to do."""
     cells, journal, counters, room = live.cells, live.journal, live.counters, live.journal.shape[1]
     rows, devices, width = live.rows, live.devices, 2 * live.devices + 1
     slots, frees, hosts, ready_at, arrivals = (
@@ -84,6 +89,7 @@ def _run(stock: Stock, live: Live, release: Ints) -> None:
     )  # fmt: skip
     stage, waiting, next_lane, heap = live.stage, live.waiting, live.next_lane, live.heap
     look, links, op_of, stocked = live.look, live.link, live.op, live.stocked
+    coming, soonest = live.coming, live.soonest
     hop_at, need_start, need_slot, need_lane = (
         live.hop, live.need_start, live.need_slot, live.need_lane,
     )  # fmt: skip
@@ -98,7 +104,7 @@ def _run(stock: Stock, live: Live, release: Ints) -> None:
         if looks > 0:  # a message looks for the first lane that has not passed what it needs
             looks -= 1
             message = look[looks]
-            ready, need = cells[ready_at + message], stage[message]
+            ready, need = soonest[message], stage[message]
             while need < need_start[message + 1]:
                 place = need_lane[need]
                 if place >= 0:
@@ -117,20 +123,21 @@ def _run(stock: Stock, live: Live, release: Ints) -> None:
                     else:
                         ready = max(ready, cells[slots + need_slot[need]])
                 need += 1
-            put(cells, journal, counters, ready_at + message, ready)
+            soonest[message] = ready
             if need < need_start[message + 1]:
                 stage[message] = need
                 watching[message] = watched[need_lane[need]]
                 watched[need_lane[need]] = message
             else:
-                _push(heap, counters, cells, ready_at, op_of, message)
+                put(cells, journal, counters, ready_at + message, ready)
+                _push(heap, counters, soonest, op_of, message)
         elif many > 0:  # a lane runs until it has to wait
             many -= 1
             device = runnable[many]
             here, written, waits = device * rows, counters[WRITTEN], -1
             row, place = lane_row[device], lane_place[device]
             free, host = lane_free[device], lane_host[device]
-            while row < rows:
+            while row < rows and free <= limit:
                 if not stands[device, row]:
                     row += 1
                     continue
@@ -142,19 +149,18 @@ def _run(stock: Stock, live: Live, release: Ints) -> None:
                     ready = free
                     if wait_start[k] < wait_start[k + 1]:
                         own = cells[first_message + op]
-                        for w in range(wait_start[k], wait_start[k + 1]):
-                            arrives = cells[arrivals + own + wait[w]]
-                            if arrives == ABSENT:
+                        for w in range(wait_start[k + 1] - 1, wait_start[k] - 1, -1):
+                            if coming[own + wait[w]]:  # the last of them is the last to come
                                 waits = own + wait[w]
                                 break
-                            ready = max(ready, arrives)
+                            ready = max(ready, cells[arrivals + own + wait[w]])
                     elif is_message[k] >= 0:
                         message = cells[first_message + op] + is_message[k]
-                        if cells[arrivals + message] == ABSENT:
+                        if coming[message]:
                             counters[WRITTEN] = written
                             many = _meet(stock, live, message, free, many)
                             written = counters[WRITTEN]
-                        if cells[arrivals + message] != ABSENT:
+                        if not coming[message]:
                             free = cells[arrivals + message]
                             continue
                         waits = message
@@ -205,6 +211,8 @@ def _run(stock: Stock, live: Live, release: Ints) -> None:
             counters[WRITTEN] = written
             lane_row[device], lane_place[device] = row, place
             lane_free[device], lane_host[device] = free, host
+            if free > limit:
+                return free
             if waits >= 0:
                 next_lane[device] = waiting[waits]
                 waiting[waits] = device
@@ -215,8 +223,8 @@ def _run(stock: Stock, live: Live, release: Ints) -> None:
                     looks += 1
                     message = watching[message]
         elif counters[HEAPED] > 0:  # links turn to the first message, and it arrives
-            message = _pop(heap, counters, cells, ready_at, op_of)
-            k, ready, done = stocked[message], cells[ready_at + message], 0
+            message = _pop(heap, counters, soonest, op_of)
+            k, ready, done = stocked[message], soonest[message], 0
             shift = hop_at[message] - hop_start[k]
             for hop in range(hop_start[k], hop_start[k + 1]):
                 link = hop_link[hop]
@@ -224,6 +232,7 @@ def _run(stock: Stock, live: Live, release: Ints) -> None:
                 put(cells, journal, counters, hop + shift, links[link])
                 done = max(done, links[link])
             put(cells, journal, counters, arrivals + message, done + latency[k])
+            coming[message] = 0
             device = waiting[message]
             waiting[message] = -1
             while device >= 0:
@@ -231,7 +240,20 @@ def _run(stock: Stock, live: Live, release: Ints) -> None:
                 many += 1
                 device = next_lane[device]
         else:
-            return
+            return 0
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _forget(stock: Stock, live: Live) -> None:
+    """No message waits for a lane any more."""
+    for op in range(live.rows // 2):
+        block, first = live.cells[live.at[BLOCK] + op], live.cells[live.at[MESSAGE] + op]
+        for message in range(
+            first, first + stock.message_start[block + 1] - stock.message_start[block]
+        ):
+            need = live.stage[message]
+            if need < live.need_start[message + 1] and live.need_lane[need] >= 0:
+                live.watched[live.need_lane[need]] = -1
 
 
 # Where it begins
@@ -302,7 +324,6 @@ def _releases(stock: Stock, live: Live) -> Ints:
 def _begin_messages(stock: Stock, live: Live, since: int) -> int:
     """Links are as the messages before `since` left them; how many others there are to look at."""
     cells, at, message_start, hop_start = live.cells, live.at, stock.message_start, stock.hop_start
-    journal, counters = live.journal, live.counters
     live.link[:], looks = 0, 0
     for op in range(live.rows // 2):
         block = cells[at[BLOCK] + op]
@@ -314,13 +335,13 @@ def _begin_messages(stock: Stock, live: Live, since: int) -> int:
             message = first + k - low
             ready = cells[at[READY] + message]
             if ready != ABSENT and ready < since:
+                live.coming[message] = 0
                 shift = live.hop[message] - hop_start[k]
                 for h in range(hop_start[k], hop_start[k + 1]):
                     link, passed = stock.hop_link[h], cells[h + shift]
                     live.link[link] = max(live.link[link], passed)
                 continue
-            put(cells, journal, counters, at[ARRIVES] + message, ABSENT)
-            put(cells, journal, counters, at[READY] + message, 0)
+            live.coming[message], live.soonest[message] = 1, 0
             live.arrived[message], live.waiting[message] = 0, -1
             if not stock.stands[k]:
                 live.stage[message] = live.need_start[message]
@@ -351,7 +372,7 @@ def _meet(stock: Stock, live: Live, message: int, free: int, many: int) -> int:
     """A lane has come to a message that stands in it; once all have, the message is ready. How many
     lanes can run then."""
     cells, at, k = live.cells, live.at, live.stocked[message]
-    ready = max(cells[at[READY] + message], free)
+    ready = max(live.soonest[message], free)
     live.arrived[message] += 1
     whole = live.arrived[message] == stock.stands[k]
     if whole:
@@ -361,10 +382,13 @@ def _meet(stock: Stock, live: Live, message: int, free: int, many: int) -> int:
                 live.need_lane[need],
             )  # fmt: skip
             ready = max(ready, there)
-    put(cells, live.journal, live.counters, at[READY] + message, ready)
+    live.soonest[message] = ready
+    if whole:
+        put(cells, live.journal, live.counters, at[READY] + message, ready)
     if whole and stock.hop_start[k] < stock.hop_start[k + 1]:
-        _push(live.heap, live.counters, cells, at[READY], live.op, message)
+        _push(live.heap, live.counters, live.soonest, live.op, message)
     elif whole:
+        live.coming[message] = 0
         many = _arrive(cells, live.journal, live.counters, at[ARRIVES] + message,
                        ready + stock.lasts[k], live.waiting, live.next_lane, live.runnable, message,
                        many)  # fmt: skip
@@ -390,21 +414,21 @@ def _arrive(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _precedes(cells: Ints, ready: int, op: Ints, a: int, b: int) -> bool:
-    if cells[ready + a] != cells[ready + b]:
-        return bool(cells[ready + a] < cells[ready + b])
+def _precedes(ready: Ints, op: Ints, a: int, b: int) -> bool:
+    if ready[a] != ready[b]:
+        return bool(ready[a] < ready[b])
     if op[a] != op[b]:
         return bool(op[a] < op[b])
     return bool(a < b)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _push(heap: Ints, counters: Ints, cells: Ints, ready: int, op: Ints, message: int) -> None:
+def _push(heap: Ints, counters: Ints, ready: Ints, op: Ints, message: int) -> None:
     hole = counters[HEAPED]
     counters[HEAPED] = hole + 1
     while hole > 0:
         above = (hole - 1) // 2
-        if _precedes(cells, ready, op, heap[above], message):
+        if _precedes(ready, op, heap[above], message):
             break
         heap[hole] = heap[above]
         hole = above
@@ -412,15 +436,15 @@ def _push(heap: Ints, counters: Ints, cells: Ints, ready: int, op: Ints, message
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _pop(heap: Ints, counters: Ints, cells: Ints, ready: int, op: Ints) -> int:
+def _pop(heap: Ints, counters: Ints, ready: Ints, op: Ints) -> int:
     size = counters[HEAPED] - 1
     counters[HEAPED] = size
     first, last, hole = heap[0], heap[size], 0
     while 2 * hole + 1 < size:
         below = 2 * hole + 1
-        if below + 1 < size and _precedes(cells, ready, op, heap[below + 1], heap[below]):
+        if below + 1 < size and _precedes(ready, op, heap[below + 1], heap[below]):
             below += 1
-        if _precedes(cells, ready, op, last, heap[below]):
+        if _precedes(ready, op, last, heap[below]):
             break
         heap[hole] = heap[below]
         hole = below

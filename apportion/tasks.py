@@ -44,10 +44,7 @@ CATEGORIES = (
     "parameter", "optimizer state", "buffer", "input", "activation", "gradient", "output",
     "communication", "workspace",
 )  # fmt: skip
-COMMUNICATION, WORKSPACE = (
-    CATEGORIES.index("communication"),
-    CATEGORIES.index("workspace"),
-)
+COMMUNICATION, WORKSPACE = CATEGORIES.index("communication"), CATEGORIES.index("workspace")
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -353,14 +350,7 @@ def verify(tasks: TaskGraph) -> None:
     n, s = len(tasks), len(tasks.slot_device)
     assert all(
         len(c) == n
-        for c in (
-            tasks.op,
-            tasks.part,
-            tasks.device,
-            tasks.peer,
-            tasks.position,
-            tasks.nbytes,
-        )
+        for c in (tasks.op, tasks.part, tasks.device, tasks.peer, tasks.position, tasks.nbytes)
     )
     assert len(tasks.dep_start) == len(tasks.in_start) == len(tasks.out_start) == n + 1
     owners = np.repeat(np.arange(n), np.diff(tasks.dep_start))
@@ -394,7 +384,7 @@ def verify(tasks: TaskGraph) -> None:
 # The ends of messages, from copies
 
 
-class Messages(NamedTuple):
+class _Messages(NamedTuple):
     kind: Ints  # n
     device: Ints  # n
     peer: Ints  # n
@@ -404,7 +394,7 @@ class Messages(NamedTuple):
     members: Ints
 
 
-class Copied(NamedTuple):
+class _Copied(NamedTuple):
     message: Ints
     task: Ints
     source: Ints  # device
@@ -435,9 +425,7 @@ def message_ends(tasks: TaskGraph) -> Ends:
 
 
 def ends_of(
-    columns: tuple[Ints, ...],
-    groups: Sequence[tuple[int, ...]],
-    copied: tuple[Ints, ...],
+    columns: tuple[Ints, ...], groups: Sequence[tuple[int, ...]], copied: tuple[Ints, ...]
 ) -> Ends:
     """The ends of messages; `columns` are kind, device, peer, nbytes and group of all tasks,
     `copied` are message, task, sender, receiver and bytes of all copies."""
@@ -449,17 +437,16 @@ def ends_of(
     if len(group):
         joint = kind == COLLECTIVE
         sizes[joint] = np.diff(member_start)[group[joint]]
-    ends: Ends = fill_ends(
-        Messages(*map(plain, (*columns, member_start, members))),
-        Copied(*map(plain, copied)),
+    ends: Ends = _fill_ends(
+        _Messages(*map(plain, (*columns, member_start, members))),
+        _Copied(*map(plain, copied)),
         offsets(sizes),
     )
     return ends
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def fill_ends(messages: Messages, copies: Copied, start: Ints) -> Ends:
-    """The ends of messages; those of task t are the rows from start[t] on."""
+def _fill_ends(messages: _Messages, copies: _Copied, start: Ints) -> Ends:
     kind, device, peer, nbytes, group, member_start, members = messages
     count = start[-1]
     task, at = np.empty(count, np.int64), np.empty(count, np.int64)

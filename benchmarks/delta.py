@@ -87,9 +87,9 @@ class Timed(Delta):
 
     settling = 0.0
 
-    def _settle(self, ops: Ints, blocks: Ints) -> bool:
+    def _settle(self, ops: Ints, blocks: Ints, limit: int) -> bool:
         began = time.perf_counter()
-        settled = super()._settle(ops, blocks)
+        settled = super()._settle(ops, blocks, limit)
         self.settling += time.perf_counter() - began
         return settled
 

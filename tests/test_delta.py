@@ -269,6 +269,29 @@ def test_undo_restores_every_time() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_a_limit_decides_as_the_step_time_does() -> None:
+    rng, other = Random(9), Random(9)
+    live, plain = (live_of("rnn:tiny", "2x2xk80", r) for r in (rng, other))
+    bounded = 0
+    for number in range(40):
+        edit(plain, other, 2)
+        devices, ops = len(live.cluster.devices), len(live.space.graph.ops)
+        chosen = {op: _choice(live.space, op, devices, rng) for op in rng.sample(range(ops), 2)}
+        limit = plain.step_ns + (number % 5 - 2) * plain.step_ns // 1000
+        found = live.change(chosen, limit=limit)
+        assert (found <= limit) == (plain.step_ns <= limit)
+        assert limit < found <= plain.step_ns if live.bounded else found == plain.step_ns
+        bounded += live.bounded
+        if live.bounded or number % 2:
+            live.undo()
+            plain.undo()
+        else:
+            live.keep()
+            plain.keep()
+        assert live.step_ns == plain.step_ns and (number % 8 or agrees(live))
+    assert 5 < bounded < 35
+
+
 def test_an_illegal_choice_changes_nothing() -> None:
     live = live_of("mlp:tiny", "4xh100", Random(4))
     strategy, step = live.strategy, live.step_ns

@@ -57,7 +57,7 @@ ORDER = [
         "slack",
         "placeto",
     ),
-    *("strategy", "termwise", "flow", "block", "stamp", "lower"),
+    *("strategy", "termwise", "flow", "fetch", "block", "stamp", "lower"),
     *(
         "footprint",
         "timeline",

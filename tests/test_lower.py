@@ -12,10 +12,11 @@ from graphs import Maker, Tensor, captured, context_of, problem, start
 from apportion import tdl
 from apportion.capture import batch_leaves
 from apportion.graph import INPUT, PARAMETER
-from apportion.lower import bytes_moved, lower
+from apportion.lower import Lowering, bytes_moved, lower
 from apportion.search.data import data
 from apportion.search.random import draw
 from apportion.splits import Space
+from apportion.stamp import stamp
 from apportion.strategy import Choice, Layout, Strategy
 from apportion.tasks import COLLECTIVE, COMPUTE, TRANSFER, TaskGraph, verify
 from apportion.tdl import Sum, describe
@@ -281,6 +282,43 @@ def test_bytes_moved_are_known_before_there_are_tasks(spec: str, count: int) -> 
     for seed in range(count):
         strategy = draw(space, 3, Random(seed))
         assert bytes_moved(space, strategy, 3) == lower(space, strategy, 3).bytes_moved
+
+
+COMPARED = (
+    "kind", "part", "device", "peer", "position", "nbytes", "flops", "dep_start", "dep",
+    "slot_device", "slot_nbytes", "slot_base", "slot_first", "slot_last", "in_slot", "out_slot",
+    "taken", "group", "pattern", "copy_source", "copy_target", "copy_message", "carry",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "forgets"), [("mlp:tiny", 0.0), ("rnn:tiny", 0.3)])
+def test_what_is_remembered_is_what_would_be_made_anew(spec: str, forgets: float) -> None:
+    """Choices and Layouts that come, go and come back, some of it forgotten meanwhile."""
+    _, space = captured(spec)
+    rng, devices = Random(0), 5
+    drawn = [draw(space, devices, Random(seed)) for seed in range(3)]
+    lowering = Lowering(space, drawn[0], devices)
+    laid: set[int] = set()
+    for _ in range(6):
+        for op in range(len(space.graph.ops)):
+            choice = rng.choice(drawn).choices[op]
+            lowering.choices[op], lowering.splits[op] = choice, space.split(op, choice.parts)
+        for value in range(len(space.graph.values)):
+            layout = rng.choice(drawn).layouts.get(value)
+            lowering.lay(value, layout)
+            laid |= {value} if layout else set()
+        every = range(len(space.graph.ops))
+        lowering.terms.update(every, lowering.choices, lowering.splits)
+        lowering.termwise = lowering.terms.settled()
+        lowered = lowering.lowered()
+        strategy = Strategy(tuple(lowering.choices), dict(lowering.layouts))
+        tasks, anew = stamp(lowered), lower(space, strategy, devices)
+        for name in COMPARED:
+            assert np.array_equal(getattr(tasks, name), getattr(anew, name)), name
+        assert tasks.groups == anew.groups
+        if rng.random() < forgets:
+            lowering.forget(lowered.flows, lowered.blocks)
+    assert laid
 
 
 def test_every_part_is_computed_once_where_its_choice_says() -> None:

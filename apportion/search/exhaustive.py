@@ -19,13 +19,15 @@ import numpy as np
 
 from apportion.cluster import Cluster
 from apportion.delta import Delta
-from apportion.search.floor import cooled, find_loops, floors
+from apportion.search.floor import cooled, floors
+from apportion.search.loops import find_loops
 from apportion.search.needs import needs
 from apportion.search.problem import Problem, Progress
 from apportion.search.units import Unit, size_of
 from apportion.strategy import Choice, Strategy
 
-CHAINS, TRIES = 4, 60_000  # of the annealing to begin with
+CHAINS, TRIES = 2, 60_000  # of the annealing to begin with, at least
+SHARE = 0.05  # of the budget that it may take
 HOT, COLD = 0.02, 0.001  # its temperatures, as shares of the step time
 Renaming = tuple[int, ...]
 
@@ -83,9 +85,9 @@ def renamings(cluster: Cluster) -> list[Renaming]:
     devices = [replace(d, name="", provenance="") for d in cluster.devices]
     found = []
     for names in permutations(range(len(devices))):
-        if all(devices[k] == devices[names[k]] for k in range(len(devices))):
-            if _same_links(cluster, names):
-                found.append(names)
+        alike = all(devices[k] == devices[names[k]] for k in range(len(devices)))
+        if alike and _same_links(cluster, names):
+            found.append(names)
     return found
 
 
@@ -175,7 +177,7 @@ class _Search:
         self.loops = find_loops(self.needs)
         ops, _, copies = self.needs.where.shape
         self.end = np.zeros((ops, copies), np.int64)
-        self.have = np.zeros((len(self.needs.maker), copies), np.int64)
+        self.have = np.zeros((len(self.needs.maker), 2 * copies), np.int64)
         self.chosen = np.zeros(len(self.units), np.int64)
         everything = np.arange(len(self.renamed[0]))
         self._begin()
@@ -266,10 +268,12 @@ class _Search:
     def _begin(self) -> None:
         """Simulates what annealing by floors finds, which takes a hundredth of the time that
         simulating does."""
-        for seed in range(CHAINS):
+        chains, tries = 0, min(TRIES, size_of(self.units))
+        while chains < CHAINS or (
+            tries == TRIES and process_time() - self.begun < SHARE * self.budget
+        ):
             start = np.array([self.rng.randrange(len(unit.options)) for unit in self.units])
-            found = cooled(
-                self.needs, self.loops, start, TRIES, HOT, COLD,
-                self.rng.randrange(1 << 30),
-            )  # fmt: skip
+            seed = self.rng.randrange(1 << 30)
+            found = cooled(self.needs, self.loops, start, tries, HOT, COLD, seed)
+            chains += 1
             self._all_images(found.tolist())

@@ -175,6 +175,7 @@ class _Search:
     found: dict[int, Found] = field(default_factory=dict)  # by walk
     curve: list[tuple[float, float]] = field(default_factory=list)
     walking: float = 0.0  # since when
+    ready: dict[int, Steps] = field(default_factory=dict)  # walks that are made already
 
     def begin(self, starts: Sequence[Start]) -> None:
         """Takes note of all starts, the best first."""
@@ -190,6 +191,12 @@ class _Search:
         for number, start in enumerate(walks):
             self.found[number] = Found(start, start.strategy, start.seconds, start.fits)
         each = None if self.proposals is None else -(-self.proposals // many)
+        self.problem.tell(Progress("making ready", best.seconds))
+        if self.ends > time.perf_counter() or each is not None:  # what is compiled and made is shared
+            self.ready[0] = Steps(self.problem, near[0].space, near[0].strategy, self.kinds)
+            live = self.ready[0].live
+            live.change({0: whole(near[0].space, 0, (self.problem.devices - 1,))})
+            live.undo()
         self.walking = time.perf_counter()
         jobs: list[Job] = [self._job(k, each) for k in range(many)]
         share(jobs, min(workers, many), self.ends if each is None else None, self._hear)
@@ -200,7 +207,9 @@ class _Search:
         kinds, seed = self.kinds, f"{self.seed} {number}"
 
         def work(tell: Tell) -> Iterator[float]:
-            walk = Steps(problem, start.space, start.strategy, kinds)
+            walk = self.ready.pop(number, None)
+            if walk is None:
+                walk = Steps(problem, start.space, start.strategy, kinds)
             chain = Chain(walk, Random(seed))
             told, checked, best = 0.0, 0, start.strategy
 

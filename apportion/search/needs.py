@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +25,30 @@ from apportion.cluster import Cluster
 from apportion.collective import profile
 from apportion.cost import _assemble_seconds as assemble_seconds
 from apportion.cost import compute_seconds, issue_nanoseconds, times_messages
+from apportion.graph import Op
 from apportion.interval import Box
 from apportion.search.problem import Problem
 from apportion.search.units import Unit
 from apportion.splits import Split
-from apportion.tasks import ASSEMBLE, COMPUTE, NO_ENDS, PATTERNS, Floats, Ints, TaskGraph
+from apportion.strategy import Choice, grid
+from apportion.tasks import (
+    ASSEMBLE,
+    COMPUTE,
+    NO_ENDS,
+    PATTERNS,
+    Copies,
+    Floats,
+    Ints,
+    TaskGraph,
+    offsets,
+)
 from apportion.tdl import lookup
 from apportion.termwise import is_linear
 
 Bytes = npt.NDArray[np.uint8]
 
 NEVER = 1 << 30
-INSIDE, EQUAL = 1, 2
+INSIDE, EQUAL, COPIED = 1, 2, 3  # as a view of it; as it is; but no view of it
 ROUNDING = 2  # nanoseconds by which messages may be rounded down, taken together
 EVEN = 2.0  # members of a collective send about equally much: the most over the least
 
@@ -61,19 +74,32 @@ class Needs(NamedTuple):  # numba takes no dataclass
     lane: Ints  # e: the last unit of those that read the Value before
     before_start: Ints  # e + 1
     before: Ints  # edges of the same Value that come before
+    after_start: Ints  # e + 1
+    after: Ints  # those that come after
     nbytes: Ints  # e x g x g x p x p: that a part of the maker has of what one of the reader reads
-    inside: Bytes  # e x g x g x p x p: whether it has all, INSIDE or EQUAL
+    inside: Bytes  # e x g x g x p x p: whether it has all: INSIDE, EQUAL or COPIED
     box: Ints  # e x g x p: equal for equal boxes of one term
     terms: Ints  # e x g
+    term: Ints  # e x g x p
+    whole: Ints  # e x g: 1 if every part of the maker leaves the whole Value, or a term of it
+    late_start: Ints  # o + 1
+    late: Ints  # edges by the Op that makes the Value
     apart: Ints  # e x g: 1 if different boxes of a term do not meet
     region: Ints  # e x g x p: a number per region, -1 for zeros
     around: Bytes  # region x region: whether the first has all of the second
     assembly: Ints  # e x g x p x d
-    gap: Ints  # e x k x d: that the maker's unit keeps a device busy after the maker, until the reader
+    first: Ints  # e: 1 if no other Op reads the Value before
+    sole: Ints  # e: 1 if it is the first and the end of the step does not need the Value
+    laid: Ints  # e x g x p x (m + 1) x m: bytes read of each slice, if so many devices have one
+    slice: Ints  # e x (m + 1) x m: bytes of these slices
+    gap: Ints  # e x k x d: time of the maker's unit on a device, from the maker to the reader
     viewing: Ints  # d: an assembly that is a mere view
     assembly_issue: Ints  # d
     lag: Floats  # d x d: nanoseconds
     pace: Floats  # d x d: nanoseconds per byte
+    intake: Floats  # d: nanoseconds per byte that a device receives in messages of their own,
+    share: Floats  # d: and per byte of all that a collective moves
+    assembling: Floats  # d: nanoseconds per byte that an assembly reads and writes
 
 
 def needs(problem: Problem, units: Sequence[Unit]) -> Needs:
@@ -108,9 +134,9 @@ class _Maker:
         self.numbers: dict[tuple[int, Box], int] = {}
         self.edges = self._edges()
 
-    def _choices(self, op: int) -> list[object]:
+    def _choices(self, op: int) -> list[Choice]:
         unit = self.units[self.home[op]]
-        return [option[self.place[op]] for option in unit.options]  # type: ignore[misc]
+        return [option[self.place[op]] for option in unit.options]
 
     def _edges(self) -> list[tuple[int, int, int, int, int, int]]:
         """(reader, argument, Value, maker, which of its outputs, whether it is there at first)."""
@@ -129,36 +155,44 @@ class _Maker:
 
     def needs(self) -> Needs:
         ops, most = len(self.graph.ops), max(len(unit.options) for unit in self.units)
-        copies = max(len(c.devices) for op in range(ops) for c in self._choices(op))  # type: ignore
-        grid, size = np.zeros((ops, most), np.int64), np.zeros((ops, most), np.int64)
+        copies = max(len(c.devices) for op in range(ops) for c in self._choices(op))
+        which, size = np.zeros((ops, most), np.int64), np.zeros((ops, most), np.int64)
         where = np.zeros((ops, most, copies), np.int64)
         for op in range(ops):
             numbers = {parts: g for g, parts in enumerate(self.grids[op])}
             for k, choice in enumerate(self._choices(op)):
-                grid[op, k] = numbers[choice.parts]  # type: ignore[attr-defined]
-                devices = choice.devices  # type: ignore[attr-defined]
+                which[op, k] = numbers[choice.parts]
+                devices = choice.devices
                 size[op, k], where[op, k, : len(devices)] = len(devices), devices
         parts = np.zeros((ops, self.most_grids), np.int64)
         for op, splits in enumerate(self.splits):
             parts[op, : len(splits)] = [len(s.parts) for s in splits]
-        duration = self._durations()
-        columns = (grid, size, where, parts, duration)
-        lag, pace = _lines(self.problem.cluster, self.problem)
+        columns = (which, size, where, parts, self._durations())
         issue, assembly_issue = self._issues()
-        view = self._assembled(np.zeros(1, np.int64))[0]
+        lag, pace = _lines(self.problem.cluster, self.problem)
+        intake, share = _intakes(self.problem.cluster, self.problem)
+        view, low, high = self._assembled(np.array([0, 10**9, 2 * 10**9], np.int64))
         return Needs(
-            np.array(self.home, np.int64),
-            np.array([len(unit.options) for unit in self.units], np.int64),
-            *columns, issue, self._rests(duration),
-            np.array([is_linear(op) for op in self.graph.ops], np.int64),
-            *self._edge_columns(), self._gaps(*columns), view, assembly_issue, lag, pace,
+            unit=np.array(self.home, np.int64),
+            options=np.array([len(unit.options) for unit in self.units], np.int64),
+            grid=which, size=size, where=where, parts=parts, duration=columns[-1], issue=issue,
+            rest=self._rests(columns[-1]),
+            linear=np.array([self._is_linear(op) for op in self.graph.ops], np.int64),
+            **self._edge_columns(), **self._orders(), **self._slices(copies),
+            gap=self._gaps(*columns), viewing=view, assembly_issue=assembly_issue, lag=lag,
+            pace=pace, intake=intake, share=share, assembling=(high - low) / 1e9,
         )  # fmt: skip
+
+    def _is_linear(self, op: Op) -> bool:
+        """Whether an Op can be computed term by term: all that it reads is made in the step."""
+        return is_linear(op) and all(self.graph.producer[v] is not None for v in op.inputs)
 
     # Time
 
     def _durations(self) -> Ints:
         """Of every part of every grid on every device, as lowering and the CostModel have it."""
-        rows: list[tuple[int, int, int, float, int, int]] = []
+        rows: list[tuple[int, int, int, int, int]] = []
+        flops: list[float] = []
         for op, splits in enumerate(self.splits):
             it = self.graph.ops[op]
             description = lookup(it.kind)
@@ -171,19 +205,20 @@ class _Maker:
                     }
                     total = sum(self._nbytes(v, box) for v, box in read)
                     total += sum(self._nbytes(v, part.outputs[k]) for k, v in enumerate(it.outputs))
-                    rows.append((op, g, p, part.flops, 0 if alias else total, size))
+                    rows.append((op, g, p, 0 if alias else total, size))
+                    flops.append(part.flops)
         found = np.zeros(
             (len(self.splits), self.most_grids, self.most_parts, self.devices), np.int64
         )
-        op, g, p, _, nbytes, size = (np.array([row[k] for row in rows], np.int64) for k in range(6))
-        flops = np.array([row[3] for row in rows])
+        each, at, which, nbytes, sizes = np.array(rows, np.int64).T
         kinds = tuple(it.kind for it in self.graph.ops)
         for device in range(self.devices):
             on = np.full(len(rows), device)
             seconds, _ = compute_seconds(
-                self.problem.cost, self.problem.cluster, kinds, op, on, flops, nbytes, size
-            )
-            found[op, g, p, device] = np.maximum(np.rint(seconds * 1e9), 1)
+                self.problem.cost, self.problem.cluster, kinds, each, on, np.array(flops), nbytes,
+                sizes,
+            )  # fmt: skip
+            found[each, at, which, device] = np.maximum(np.rint(seconds * 1e9), 1)
         return found
 
     def _rests(self, duration: Ints) -> Ints:
@@ -239,19 +274,19 @@ class _Maker:
 
     # Regions
 
-    def _edge_columns(self) -> tuple[object, ...]:
+    def _edge_columns(self) -> dict[str, Any]:
+        """What parts leave and read, and what they have of each other's."""
         edges, most, parts = self.edges, self.most_grids, self.most_parts
         count = len(edges)
-        start = np.zeros(len(self.graph.ops) + 1, np.int64)
-        np.cumsum(np.bincount([e[0] for e in edges], minlength=len(start) - 1), out=start[1:])
         nbytes = np.zeros((count, most, most, parts, parts), np.int64)
         inside = np.zeros(nbytes.shape, np.uint8)
-        box, region = (np.full((count, most, parts), -1) for _ in range(2))
+        box, region, term = (np.full((count, most, parts), -1) for _ in range(3))
+        whole = np.zeros((count, most), np.int64)
         terms, apart = (np.ones((count, most), np.int64) for _ in range(2))
         assembly = np.zeros((count, most, parts, self.devices), np.int64)
         known: dict[tuple[object, ...], tuple[Ints, Bytes]] = {}
         for e, (reader, place, value, maker, position, _) in enumerate(edges):
-            size = self._itemsize(value)
+            size, dims = self._itemsize(value), self.space.atoms.dims[value]
             left = [[p.outputs[position] for p in s.parts] for s in self.splits[maker]]
             read = [[p.inputs[place] for p in s.parts] for s in self.splits[reader]]
             for g, split in enumerate(self.splits[maker]):
@@ -259,6 +294,9 @@ class _Maker:
                 order = {each: k for k, each in enumerate(dict.fromkeys(held))}
                 box[e, g, : len(held)] = [order[each] for each in held]
                 terms[e, g] = split.terms[position]
+                term[e, g, : len(held)] = [each for each, _ in held]
+                total = self.graph.values[value].nbytes
+                whole[e, g] = all(self._nbytes(value, each) == total for _, each in held)
                 apart[e, g] = _apart(list(order))
             for g, split in enumerate(self.splits[reader]):
                 for p, part in enumerate(split.parts):
@@ -266,29 +304,66 @@ class _Maker:
                         region[e, g, p] = self._number(value, part.inputs[place])
                 sizes = np.array([self._nbytes(value, b) for b in read[g]], np.int64)
                 assembly[e, g, : len(sizes)] = self._assembled(2 * sizes)
-            for g, held in enumerate(left):
+            for g, there in enumerate(left):
                 for h, wanted in enumerate(read):
-                    key = (tuple(held), tuple(wanted), size)
+                    key = (tuple(there), tuple(wanted), size, dims)
                     if key not in known:
-                        known[key] = _overlap(held, wanted, size)
+                        known[key] = _overlap(there, wanted, size, dims)
                     both, all_of = known[key]
-                    nbytes[e, g, h, : len(held), : len(wanted)] = both
-                    inside[e, g, h, : len(held), : len(wanted)] = all_of
-        lane, before_start, before = self._before()
-        return (
-            start, np.array([e[0] for e in edges], np.int64),
-            np.array([e[3] for e in edges], np.int64), np.array([e[5] for e in edges], np.int64),
-            lane, before_start, before, nbytes, inside, box, terms, apart, region, self._around(),
-            assembly,
-        )  # fmt: skip
+                    nbytes[e, g, h, : len(there), : len(wanted)] = both
+                    inside[e, g, h, : len(there), : len(wanted)] = all_of
+        return {
+            "nbytes": nbytes, "inside": inside, "box": box, "terms": terms, "term": term,
+            "whole": whole, "apart": apart, "region": region, "around": self._around(),
+            "assembly": assembly,
+        }  # fmt: skip
 
-    def _gaps(self, grid: Ints, size: Ints, where: Ints, parts: Ints, duration: Ints) -> Ints:
+    def _orders(self) -> dict[str, Any]:
+        """Edges by reader, by maker and by Value."""
+        edges, ops = self.edges, len(self.graph.ops)
+        reader, maker, begins = (np.array([e[k] for e in edges], np.int64) for k in (0, 3, 5))
+        late = sorted(range(len(edges)), key=lambda e: (edges[e][3], edges[e][4], e))
+        lane, before_start, before, after_start, after = self._before()
+        return {
+            "start": offsets(np.bincount(reader, minlength=ops)), "reader": reader,
+            "maker": maker, "begins": begins, "lane": lane, "before_start": before_start,
+            "before": before, "after_start": after_start, "after": after,
+            "late_start": offsets(np.bincount(maker, minlength=ops)),
+            "late": np.array(late, np.int64),
+        }  # fmt: skip
+
+    def _slices(self, copies: int) -> dict[str, Any]:
+        """How a partial Value would be laid out over two devices or more, and how much of each
+        region lies in each slice."""
+        count, graph = len(self.edges), self.graph
+        first, sole = (np.zeros(count, np.int64) for _ in range(2))
+        laid = np.zeros((count, self.most_grids, self.most_parts, copies + 1, copies), np.int64)
+        whole = np.zeros((count, copies + 1, copies), np.int64)
+        ending = {after for _, after in graph.state} | {graph.loss}
+        for e, (reader, place, value, *_) in enumerate(self.edges):
+            readers = graph.consumers[value]
+            places = sum(v == value for v in graph.ops[reader].inputs)
+            first[e] = min(readers) == reader and places == 1
+            sole[e] = first[e] and value not in ending
+            if not sole[e]:
+                continue
+            factors, size = self.space.factors(value), self._itemsize(value)
+            read = [[p.inputs[place] for p in s.parts] for s in self.splits[reader]]
+            for owners in range(2, copies + 1):
+                boxes = _slices(factors, owners)
+                whole[e, owners, : len(boxes)] = [self._nbytes(value, box) for box in boxes]
+                for g, wanted in enumerate(read):
+                    both, _ = _overlap(boxes, wanted, size, ())
+                    laid[e, g, : len(wanted), owners, : len(boxes)] = both.T
+        return {"first": first, "sole": sole, "laid": laid, "slice": whole}
+
+    def _gaps(self, which: Ints, size: Ints, where: Ints, parts: Ints, duration: Ints) -> Ints:
         ops, options, copies = where.shape
         busy = np.zeros((ops, options, self.devices), np.int64)
         each, option = np.indices((ops, options))
         for copy in range(copies):
-            part = copy % np.maximum(parts[each, grid], 1)
-            time = duration[each, grid, part, where[:, :, copy]]
+            part = copy % np.maximum(parts[each, which], 1)
+            time = duration[each, which, part, where[:, :, copy]]
             np.add.at(busy, (each, option, where[:, :, copy]), np.where(copy < size, time, 0))
         gaps = np.zeros((len(self.edges), options, self.devices), np.int64)
         for e, (reader, _, _, maker, _, _) in enumerate(self.edges):
@@ -314,7 +389,7 @@ class _Maker:
                     )
         return found
 
-    def _before(self) -> tuple[Ints, Ints, Ints]:
+    def _before(self) -> tuple[Ints, ...]:
         """When an assembly is sure to be in the lane where an Op reads: once all units are decided
         that read the Value before it; and the edges of the Value before each edge."""
         lane, before, starts = [], list[int](), [0]
@@ -328,14 +403,19 @@ class _Maker:
             before += mine
             starts.append(len(before))
             mine.append(e)
-        return tuple(np.array(x, np.int64) for x in (lane, starts, before))  # type: ignore
+        after = [[f for f in edges_of[e[2]] if f > k] for k, e in enumerate(self.edges)]
+        ends = [0, *accumulate(map(len, after))]
+        columns = (lane, starts, before, ends, [f for them in after for f in them])
+        return tuple(np.array(column, np.int64) for column in columns)
 
 
-def _nothing() -> object:
+def _nothing() -> Copies:
     raise AssertionError("costs need no copies")
 
 
-def _overlap(held: Sequence[Box], wanted: Sequence[Box], size: int) -> tuple[Ints, Bytes]:
+def _overlap(
+    held: Sequence[Box], wanted: Sequence[Box], size: int, dims: Sequence[Sequence[int]]
+) -> tuple[Ints, Bytes]:
     """Bytes that each held box has of each wanted one, and whether that is all, or the same."""
     atoms = len(held[0])
     a = np.array(held, np.int64).reshape(len(held), 1, atoms, 2)
@@ -344,7 +424,33 @@ def _overlap(held: Sequence[Box], wanted: Sequence[Box], size: int) -> tuple[Int
     both: Ints = np.prod(np.maximum(high - low, 0), axis=2) * size
     contained = ((a[..., 0] <= b[..., 0]) & (b[..., 1] <= a[..., 1])).all(axis=2)
     same = (a == b).all(axis=(2, 3))
-    return both, np.where(same, EQUAL, np.where(contained, INSIDE, 0)).astype(np.uint8)
+    found = np.where(same, EQUAL, np.where(contained, INSIDE, 0)).astype(np.uint8)
+    for x, y in zip(*np.nonzero(found == INSIDE), strict=True):
+        if not _viewable(wanted[y], held[x], dims):
+            found[x, y] = COPIED
+    return both, found
+
+
+def _viewable(region: Box, piece: Box, dims: Sequence[Sequence[int]]) -> bool:
+    """Whether a slice of a tensor can be a view: no dimension is cut inside a merged product."""
+    at = 0
+    for atoms in dims:
+        mine = range(at, at + len(atoms))
+        wide = sum(piece[k][1] - piece[k][0] > 1 for k in mine)
+        cut = any(region[k][1] - region[k][0] != piece[k][1] - piece[k][0] for k in mine)
+        if cut and wide > 1:
+            return False
+        at += len(atoms)
+    return True
+
+
+def _slices(factors: Sequence[int], owners: int) -> list[Box]:
+    """Slices along the first atom that is long enough, else the whole on the first owner."""
+    for position, factor in enumerate(factors):
+        if factor >= owners:
+            parts = [owners if k == position else 1 for k in range(len(factors))]
+            return grid(factors, parts)
+    return [tuple((0, factor) for factor in factors)]
 
 
 def _apart(boxes: Sequence[tuple[int, Box]]) -> int:
@@ -356,6 +462,30 @@ def _apart(boxes: Sequence[tuple[int, Box]]) -> int:
             ):
                 return 0
     return 1
+
+
+def _intakes(cluster: Cluster, problem: Problem) -> tuple[Floats, Floats]:
+    """For every device how long its link is busy with a byte that it receives, and with a byte that
+    a collective with it moves between any two members, at the least."""
+    count = len(cluster.devices)
+    own, shared = np.zeros(count), np.zeros(count)
+    if count < 2 or times_messages(cluster, problem.cost):
+        return own, shared
+    for device in range(count):
+        into = {cluster.routes[a][device][-1] for a in range(count) if a != device}
+        if len(into) > 1:
+            continue
+        (link,) = into
+        own[device] = 1e9 / cluster.links[link].bandwidth
+        shared[device] = np.inf
+        for bits in range(1 << count):
+            group = tuple(d for d in range(count) if bits >> d & 1)
+            if len(group) > 2 and device in group:
+                for pattern in range(len(PATTERNS)):
+                    for line in profile(pattern, group, cluster):
+                        busy = 1e9 * dict(line.links).get(link, 0.0)
+                        shared[device] = min(shared[device], busy)
+    return own, shared
 
 
 def _lines(cluster: Cluster, problem: Problem) -> tuple[Floats, Floats]:

@@ -25,6 +25,7 @@ from apportion.strategy import Choice, Layout, Strategy, whole
 from apportion.tasks import Floats
 
 DEAR = 4.0  # how much longer a step counts that is over the limit by all of it
+REMEMBERED = 100  # Ops of a move whose cost is kept until another is accepted
 OVER = 0.05  # and by anything at all
 
 
@@ -61,6 +62,8 @@ class Steps:
         self.busy: Floats = np.sum(self._each, axis=0)  # nanoseconds of compute, by device
         self._spared = False  # the last move was not given to `live`: it is certain to be rejected
         self.spared = 0
+        self._tried: dict[tuple[tuple[int, Choice], ...], float] = {}  # moves from here, rejected
+        self._move: tuple[tuple[int, Choice], ...] = ()
         self._more = np.ones(problem.devices)  # peaks, as multiples of what is held
         self.cost = self._cost(self.live.step_ns)
         self.confirm()
@@ -92,6 +95,7 @@ class Steps:
         line = simulate(tasks, self.problem.cluster, self.problem.cost)
         peaks = np.array(line.peak_bytes, float)
         self._more = np.maximum(peaks, 1.0) / np.maximum(held, 1)
+        self._tried.clear()
         if (peaks <= np.asarray(limit)).all():
             self.sound, self.sound_seconds = self.best, line.step_seconds
             self.cost = self._cost(self.live.step_ns)
@@ -116,14 +120,21 @@ class Steps:
         if self.layouts:
             layouts = dict.fromkeys(v for op in choices for v in self._laid_out(op))
         self._pending = choices, layouts
+        self._move = tuple(choices.items()) if len(choices) <= REMEMBERED else ()
+        known = self._tried.get(self._move, 0.0) if self._move else 0.0
+        if known > limit:
+            self._spared = True
+            return known
         busy = self.busy + sum(self.loads.of(op, c) - self._each[op] for op, c in choices.items())
         floor = float(busy.max()) * SAFE
         self._spared = floor > limit * 1e9
         if self._spared:
             self.spared += 1
             return floor / 1e9
-        taken = self.live.change(choices, layouts, limit=int(limit * 1e9))
-        return self._cost(taken)
+        taken = self._cost(self.live.change(choices, layouts, limit=int(limit * 1e9)))
+        if self._move:
+            self._tried[self._move] = taken
+        return taken
 
     def _laid_out(self, op: int) -> list[int]:
         """The Values with layouts of their own that an Op leaves, and those of state before it."""
@@ -138,6 +149,7 @@ class Steps:
         self._take()
 
     def _take(self) -> None:
+        self._tried.clear()
         choices, layouts = self._pending
         self.live.keep()
         for op, choice in choices.items():

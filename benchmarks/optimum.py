@@ -1,0 +1,122 @@
+"""The optimum of small models on four devices, proven by exhaustive search with pruning.
+
+FlexFlow (Jia, Zaharia and Aiken, MLSys 2019) proved its optimum for LeNet in 0.8 hours and for an
+RNNLM of two steps in 18. Here every combination of the options of all units counts: a unit is a
+layer, or what one module does in one step of a loop, and an option cuts it along sample, attribute
+and parameter axes into 1, 2 or 4 parts, on any devices in any order, or on blocks of neighbours.
+
+    python benchmarks/optimum.py --budget 600 --out optimum.md
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from apportion import ops, zoo
+from apportion.capture import capture
+from apportion.cluster import cluster
+from apportion.cost import default_cost
+from apportion.search.exhaustive import Proof, prove
+from apportion.search.problem import Problem
+from apportion.search.units import Unit, cell_units, layer_units
+from apportion.splits import Space
+
+assert ops
+DEVICES = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """`largest` decides the units with the most operators first, else they come in order."""
+
+    model: str
+    machine: str
+    unit: str
+    anywhere: bool
+    largest: bool
+
+    def __str__(self) -> str:
+        where = "any devices" if self.anywhere else "blocks of neighbours"
+        return f"{self.model} on {self.machine}, {self.unit}s on {where}"
+
+
+CASES = [
+    Case(model, f"flexflow-{machine}:{DEVICES}", unit, anywhere, unit == "cell")
+    for machine in ("p100", "k80")
+    for model, unit, anywhere in (
+        ("lenet", "layer", True),
+        ("lenet", "layer", False),
+        ("rnnlm:steps=2", "cell", False),
+        ("rnnlm:steps=2", "cell", True),
+    )
+]
+
+
+def problem_of(case: Case) -> tuple[Problem, list[Unit]]:
+    """What is to be decided."""
+    it = zoo.load(case.model, 0)
+    graph = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph
+    place = cluster(case.machine)
+    space = Space(graph)
+    units = (layer_units if case.unit == "layer" else cell_units)(space, DEVICES, case.anywhere)
+    return Problem(space, place, default_cost(place)), units
+
+
+def proof_of(case: Case, budget: float) -> tuple[Proof, list[Unit]]:
+    """The proof, or as far as it gets in a budget of processor seconds."""
+    problem, units = problem_of(case)
+    order = list(range(len(units)))
+    if case.largest:
+        order.sort(key=lambda k: -len(units[k].ops))
+    return prove(problem, units, budget=budget, order=order), units
+
+
+HEAD = (
+    "| model | cluster | units | devices | combinations | renamings | floors | simulated | CPU s "
+    "| step | bound | proven |\n" + "|---" * 12 + "|"
+)
+
+
+def row(case: Case, proof: Proof, units: list[Unit]) -> str:
+    """A line of the table."""
+    where = "any" if case.anywhere else "blocks"
+    return (
+        f"| {case.model} | {case.machine} | {len(units)} {case.unit}s | {where} | "
+        f"{proof.combinations:.2e} | {proof.symmetries} | {sum(proof.visited):,} | "
+        f"{proof.simulated:,} | {proof.seconds:.0f} | {proof.step_ns / 1e6:.6f} ms | "
+        f"{proof.bound_ns / 1e6:.6f} ms | {'yes' if proof.proven else 'no'} |"
+    )
+
+
+def options(proof: Proof, units: list[Unit]) -> str:
+    """The best option of every unit, by its first operator."""
+    chosen = (
+        f"  {unit.name}: {unit.options[pick][0]}"
+        for unit, pick in zip(units, proof.picks, strict=True)
+    )
+    return "\n".join(chosen)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", default="", help="numbers from 0 on, such as 0,2; default: all")
+    parser.add_argument("--budget", type=float, default=600.0, help="CPU seconds of each proof")
+    parser.add_argument("--out", type=Path, help="a markdown file to write")
+    given = parser.parse_args()
+    wanted = [int(k) for k in given.cases.split(",") if k] or list(range(len(CASES)))
+    if not all(0 <= k < len(CASES) for k in wanted):
+        parser.error(f"cases are 0 to {len(CASES) - 1}")
+    rows = [HEAD]
+    for case in (CASES[k] for k in wanted):
+        proof, units = proof_of(case, given.budget)
+        rows.append(row(case, proof, units))
+        print(case, rows[-1], options(proof, units), sep="\n", flush=True)
+    print("\n".join(rows))
+    if given.out is not None:
+        given.out.write_text("\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
