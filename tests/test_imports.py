@@ -68,6 +68,7 @@ ORDER = [
         "stock",
         "flows",
         "draft",
+        "price",
         "drafting",
         "held",
         "live",
