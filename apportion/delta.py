@@ -39,6 +39,7 @@ from apportion.termwise import Devices
 
 ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
 SPARE = 1 << 16  # and so much more
+CROWDED = 8  # kept changes leave so much behind, as a multiple, before all is built anew
 MEMORY = 8  # Flows and Blocks that are remembered, as a multiple of those of the Graph
 
 
@@ -66,8 +67,10 @@ class Delta:
         self.given = strategy
         self.lowering = Lowering(space, strategy, devices)
         self.flows = [self.lowering.flow_of(v) for v in range(len(space.graph.values))]
+        self.drafting = Drafting(self.lowering, cluster, cost)
         self.ahead = ahead_nanoseconds(cluster, cost)
         self.verified: dict[int, set[Layout]] = {}
+        self.legal: set[tuple[int, Choice] | None] = set()
         self.holding = Held(space.graph, self.flows, devices)
         self.maker = [-1 if made is None else made[0] for made in space.graph.producer]
         self.readers = [
@@ -124,11 +127,14 @@ class Delta:
         """
         assert self.before is None, "the last change is neither kept nor undone"
         lowering = self.lowering
-        for op, choice in choices.items():
-            verify_choice(self.space, op, choice, lowering.devices)
+        self._verify_choices(choices)
         self._verify_layouts(layouts)
         if lowering.remembered > MEMORY * len(self.flows) + SPARE:
             lowering.forget(self.flows, ())
+            self._build()
+        elif any(
+            (used > most).any() for used, most in zip(self._used(), self.crowded, strict=False)
+        ):
             self._build()
         self.live.counters[lives.WRITTEN] = 0
         before = self.before = _Before(step=self.step_ns, termwise=lowering.termwise)
@@ -141,7 +147,9 @@ class Delta:
             before.layouts[value] = lowering.layouts.get(value)
             lowering.lay(value, layout)
         self._retell(choices, layouts)
-        touched = set(choices) | _differing(before.termwise, lowering.termwise)
+        touched = set(choices)
+        if before.termwise is not lowering.termwise:
+            touched |= _differing(before.termwise, lowering.termwise)
         values = self._new_flows(touched, layouts)
         self._restamp(self._new_blocks(touched, values), limit)
         return self.step_ns
@@ -149,6 +157,17 @@ class Delta:
     def _used(self) -> tuple[Ints, ...]:
         """The counters of everything that grows."""
         return self.drafting.flows.used, self.drafting.stock.used, self.live.counters
+
+    def _verify_choices(self, choices: Mapping[int, Choice]) -> None:
+        """Raises ValueError unless all Choices are legal; those that were once are known."""
+        calls, legal = self.space.call_ids, self.legal
+        for op, choice in choices.items():
+            known = (calls[op], choice) if 0 <= op < len(calls) else None
+            if known not in legal:
+                verify_choice(self.space, op, choice, self.lowering.devices)
+                legal.add(known)
+        if len(legal) > SPARE:
+            legal.clear()
 
     def _verify_layouts(self, layouts: Mapping[int, Layout | None]) -> None:
         """Raises ValueError unless all Layouts are legal; those that were once are known."""
@@ -201,8 +220,8 @@ class Delta:
         """What is computed term by term, after Ops got other Choices and Values other Layouts."""
         lowering = self.lowering
         looked = [*ops, *self._makers(values)]
-        lowering.terms.update(looked, lowering.choices, lowering.splits)
-        lowering.termwise = lowering.terms.settled()
+        if lowering.terms.update(looked, lowering.choices, lowering.splits):
+            lowering.termwise = lowering.terms.settled()
 
     def _makers(self, values: Iterable[int]) -> list[int]:
         made = (self.lowering.graph.producer[value] for value in values)
@@ -256,9 +275,7 @@ class Delta:
         before.ops = ops
         if not len(ops):
             return
-        fits = all(
-            flows.longest(drafting.flows, self.numbers[v]) <= drafting.span for v in before.flows
-        )
+        fits = drafting.longest <= drafting.span
         if fits:
             blocks = drafting.blocks(ops.tolist(), self.numbers)
             fits = self._settle(ops, blocks, lives.NEVER if limit is None else limit)
@@ -276,18 +293,15 @@ class Delta:
 
     def _build(self) -> None:
         """The arrays, from the Flows there are."""
-        devices, ops = len(self.cluster.devices), len(self.lowering.graph.ops) + 1
+        devices = len(self.cluster.devices)
         longest = max(b - a for f in set(self.flows) for a, b in pairwise(f.made_start))
-        span = max(2 * devices, longest)
-        self.drafting = Drafting(self.lowering, self.cluster, self.cost, span)
+        self.drafting.begin(max(2 * devices, longest))
         self.numbers = [self.drafting.number(f, v) for v, f in enumerate(self.flows)]
         blocks = self.drafting.all_blocks(self.numbers)
         self.live = self._room(stock.totals(self.drafting.stock, blocks))
-        every = np.arange(ops)
-        self.step_ns = int(
-            resume.change(self.drafting.stock, self.live, every, blocks, lives.NEVER)
-        )
+        self.step_ns = int(resume.begin(self.drafting.stock, self.live, blocks))
         self.live.counters[lives.WRITTEN] = 0
+        self.crowded = [CROWDED * used + SPARE for used in self._used()[:2]]
 
     def _room(self, used: Ints) -> Live:
         """Empty arrays with room for changes; now the Blocks of all Ops have so much."""
@@ -304,7 +318,8 @@ class Delta:
                 maker[at + READ + k] = 2 * reader
         values = self.lowering.values
         rows, spare = 2 * ops, ROOM * used + SPARE
-        messages, hops, needs = (int(spare[k]) for k in (stock.MESSAGES, stock.HOPS, stock.NEEDS))
+        messages, needs = int(spare[stock.MESSAGES]), int(spare[stock.NEEDS]) + 3 * SPARE
+        hops = int(spare[stock.HOPS]) + 7 * SPARE
         lanes, links = devices * rows, max(len(self.cluster.links), 1)
         span = self.drafting.span
         slots = int(first[-1]) * span
@@ -315,11 +330,9 @@ class Delta:
             np.empty((2, journal), np.int64), np.zeros((devices, rows), np.uint8),
             offsets(np.array([len(v) for v in values])),
             np.array([first[v] * span for each in values for v in each], np.int64), maker,
-            self.ahead, _new(messages), _new(messages), _new(messages), _new(messages + 1),
-            _new(needs), _new(needs), _new(devices), _new(devices), _new(devices), _new(devices),
-            _new(devices), np.full(lanes, -1), _new(messages), _new(messages), _new(messages),
-            _new(devices), np.zeros(messages, np.uint8), _new(messages), _new(messages),
-            _new(messages), _new(messages), _new(links),
+            self.ahead, np.zeros((messages, lives.FIELDS), np.int64), _new(needs), _new(needs),
+            _new(devices), _new(devices), _new(devices), _new(devices), _new(devices),
+            np.full(lanes, -1), _new(devices), _new(messages), _new(messages), _new(links),
         )  # fmt: skip
         blocks = live.at[lives.BLOCK]
         live.cells[blocks : blocks + ops] = lives.ABSENT

@@ -8,7 +8,7 @@ regions, the parts of the Op, the exchange that lays its results out, the assemb
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -76,7 +76,9 @@ COLUMNS = {
 
 def sheet(devices: int, room: Ints) -> Sheet:
     """An empty one with so much room."""
-    columns = {name: np.zeros(int(room[of]) + 1, np.int64) for name, of in COLUMNS.items()}
+    columns: dict[str, Any] = {
+        name: np.zeros(int(room[of]) + 1, np.int64) for name, of in COLUMNS.items()
+    }
     columns["flops"] = np.zeros(int(room[TASKS]) + 1)
     pairs = devices * devices
     return Sheet(

@@ -54,14 +54,12 @@ class Drafting:
     `blocks` are those of the Ops that were drafted from Flows that were there at the beginning.
     """
 
-    def __init__(self, lowering: Lowering, cluster: Cluster, cost: CostModel, span: int) -> None:
-        self.lowering, self.cluster, self.cost, self.span = lowering, cluster, cost, span
+    def __init__(self, lowering: Lowering, cluster: Cluster, cost: CostModel) -> None:
+        self.lowering, self.cluster, self.cost = lowering, cluster, cost
         self.devices = len(cluster.devices)
         self.quiet = times_messages(cluster, cost)
-        self.flows = flows.flows(np.full(5, SPARE))
-        self.stock = stock.stock(self.devices, np.full(7, SPARE))
+        self.sizes = [lowering.itemsize(v) for v in range(len(lowering.graph.values))]
         self.sheet = draft.sheet(self.devices, np.full(7, SPARE))
-        self.numbers: dict[Flow, int] = {}
         graph = lowering.graph
         self.kinds = tuple(dict.fromkeys(op.kind for op in graph.ops))
         of = {kind: number for number, kind in enumerate(self.kinds)}
@@ -75,6 +73,15 @@ class Drafting:
         self.alike = _alike(cluster)
         self.lines = self._routes()
         self.profiled: dict[tuple[int, tuple[int, ...]], tuple[int, Floats, Floats]] = {}
+
+        self.begin(0)
+
+    def begin(self, span: int) -> None:
+        """Nothing in stock; no stage of a Value has more pieces than the span."""
+        self.span, self.longest = span, 0
+        self.flows = flows.flows(np.full(5, SPARE))
+        self.stock = stock.stock(self.devices, np.full(7, SPARE))
+        self.numbers: dict[Flow, int] = {}
 
     def _static(self, op: int, numbers: Mapping[str, int]) -> _Static:
         lowering, it = self.lowering, self.lowering.graph.ops[op]
@@ -93,9 +100,10 @@ class Drafting:
         """The number of a Flow of a Value, which is added if it is new."""
         found = self.numbers.get(flow)
         if found is None:
-            self.flows = flows.with_room(self.flows, flows.sizes(flow))
-            size = self.lowering.itemsize(value)
+            self.flows = flows.with_room(self.flows, flow)
+            size = self.sizes[value]
             found = self.numbers[flow] = flows.add(self.flows, flow, size, self.span)
+            self.longest = max(self.longest, *(b - a for a, b in pairwise(flow.made_start)))
         return found
 
     # Blocks
@@ -110,8 +118,8 @@ class Drafting:
 
     def all_blocks(self, numbers: Sequence[int]) -> Ints:
         """Blocks of all Ops, and of the end of the step; one for those that are alike."""
-        lowering, alike = self.lowering, {}
-        which = []
+        lowering, which = self.lowering, []
+        alike: dict[Any, tuple[int, int]] = {}
         for op, static in enumerate(self.static):
             key = (
                 id(lowering.splits[op]), lowering.choices[op].devices, *static[:4],
@@ -121,7 +129,8 @@ class Drafting:
             which.append(alike.setdefault(key, (len(alike), op))[0])
         first = [op for _, op in alike.values()]
         blocks = self.blocks([*first, len(self.static)], numbers)
-        return blocks[np.array([*which, len(first)])]
+        mine: Ints = blocks[np.array([*which, len(first)])]
+        return mine
 
     def _calls(self, ops: Sequence[int], numbers: Sequence[int]) -> draft.Calls:
         lowering, end = self.lowering, len(self.static)

@@ -51,19 +51,15 @@ def flows(room: Ints) -> Flows:
     return Flows(np.zeros(5, np.int64), **columns)
 
 
-def sizes(flow: Flow) -> Ints:
-    """How much room a Flow takes."""
+def with_room(held: Flows, flow: Flow) -> Flows:
+    """The same, or a larger copy, so that there is room for a Flow."""
     _, pieces, sources, wants, stages = flow.core[:5].tolist()
-    return np.array((1, stages + 1, pieces, wants, sources), np.int64)
-
-
-def with_room(held: Flows, more: Ints) -> Flows:
-    """The same, or a larger copy, so that there is so much room left."""
-    room = np.array([len(getattr(held, name)) for name in ("first", "answer_start", "device",
-                     "answer", "source")]) - 1  # fmt: skip
-    if (held.used + more <= room).all():
+    more = (1, stages + 1, pieces, wants, sources)
+    columns = (held.first, held.answer_start, held.device, held.answer, held.source)
+    used = held.used.tolist()
+    if all(u + m < len(c) for u, m, c in zip(used, more, columns, strict=True)):
         return held
-    new = flows(2 * (held.used + more))
+    new = flows(2 * (held.used + np.array(more)))
     for name in Flows._fields:
         old, copy = getattr(held, name), getattr(new, name)
         many = min(len(old), len(copy))
@@ -110,15 +106,6 @@ def _add(held: Flows, core: Ints, itemsize: int, span: int) -> int:
     used[ANSWERS], used[SOURCES] = answers + w, sources + s
     held.stage_start[f + 1] = used[STAGES]
     return int(f)
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def longest(held: Flows, flow: int) -> int:
-    """The most pieces that a stage of a Flow makes."""
-    most = 0
-    for s in range(held.stage_start[flow], held.stage_start[flow + 1] - 1):
-        most = max(most, held.piece_start[s + 1] - held.piece_start[s])
-    return most
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]

@@ -28,6 +28,20 @@ BLOCK = 6  # by Op
 MESSAGE = 7  # by Op: its first message
 SEGMENTS = 8
 
+# Fields of a message
+OP = 0
+STOCKED = 1  # which it is in stock
+FIRST_HOP = 2  # the cell of its first hop
+NEED = 3  # its first need
+LAST_NEED = 4  # and where they end
+COMING = 5  # whether it has not arrived
+SOONEST = 6  # it is ready no sooner, as far as is known
+STAGE = 7  # which of its needs it waits for
+WATCHING = 8  # the next message that waits for the same lane
+WAITING = 9  # the first lane that waits for it
+ARRIVED = 10  # lanes that have come to it
+FIELDS = 16
+
 NEVER = np.iinfo(np.int64).max
 ABSENT = -1  # the time of what is not known; no block, no message
 
@@ -50,11 +64,7 @@ class Live(NamedTuple):  # numba takes no dataclass
     value_slot: Ints  # the first slot of each
     maker: Ints  # by stage of all Values: the row in which its pieces are made, or -1
     ahead: Ints  # d: how much issued work a host may be ahead of its device; 0: any
-    # by message
-    op: Ints
-    stocked: Ints  # which it is in stock
-    hop: Ints  # its first hop
-    need_start: Ints  # m + 1
+    mail: Ints  # m x FIELDS: all about a message in one place, since that is faster
     need_slot: Ints
     need_lane: Ints  # device * rows + row in which it is made; -1: it is there at the beginning
     # lanes while a schedule is worked out
@@ -65,13 +75,7 @@ class Live(NamedTuple):  # numba takes no dataclass
     runnable: Ints
     # who waits for whom: messages for lanes, lanes for messages
     watched: Ints  # d x r: first message
-    watching: Ints  # m: the next message
-    stage: Ints  # m: which of its needs it waits for
-    waiting: Ints  # m: first lane
     next_lane: Ints  # d
-    coming: npt.NDArray[np.uint8]  # m: whether it has not arrived
-    soonest: Ints  # m: it is ready no sooner, as far as is known
-    arrived: Ints  # m: lanes that have come to it
     heap: Ints  # m: those that are ready
     look: Ints  # m: those to look at
     link: Ints  # when each link is free
@@ -102,7 +106,7 @@ def fits(stock: Stock, live: Live, blocks: Ints) -> bool:
         hops += stock.hop_start[high] - stock.hop_start[low]
         needs += stock.need_start[high] - stock.need_start[low]
     room = live.at[PASSED + 1] - live.at[PASSED]
-    return bool(messages <= len(live.op) and hops <= room and needs <= len(live.need_slot))
+    return bool(messages <= len(live.mail) and hops <= room and needs <= len(live.need_slot))
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -116,8 +120,9 @@ def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
         values = live.value_slot[live.value_start[op] : live.value_start[op + 1]]
         for k in range(stock.message_start[block], stock.message_start[block + 1]):
             message, need = counters[MESSAGES], counters[NEEDS]
-            live.op[message], live.stocked[message] = op, k
-            live.hop[message] = at[PASSED] + counters[HOPS]
+            mail = live.mail[message]
+            mail[OP], mail[STOCKED], mail[NEED] = op, k, need
+            mail[FIRST_HOP] = at[PASSED] + counters[HOPS]
             cells[at[READY] + message] = cells[at[ARRIVES] + message] = ABSENT
             for m in range(stock.need_start[k], stock.need_start[k + 1]):
                 slot = values[stock.need[m] >> SHIFT] + (stock.need[m] & PLACE)
@@ -127,7 +132,7 @@ def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
                 need += 1
             counters[MESSAGES], counters[NEEDS] = message + 1, need
             counters[HOPS] += stock.hop_start[k + 1] - stock.hop_start[k]
-            live.need_start[message + 1] = need
+            mail[LAST_NEED] = need
     place(stock.lane, live.stands, cells[at[BLOCK] : at[BLOCK + 1]], ops)
     for op in ops:
         for device in range(live.devices):
@@ -183,67 +188,65 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
     """A time before which no task of the Ops' Blocks is ready, nor any that follows one of them in
     a lane. `replaced` says of each Op whether it is among these; asked before they are replaced,
     and again after."""
-    since, stands, rows = NEVER, live.stands, live.rows
+    since, stands, rows, devices = NEVER, live.stands, live.rows, live.devices
+    cells, at, lane, width = live.cells, live.at, stock.lane, 2 * live.devices + 1
+    wait_start, wait, message_start = stock.wait_start, stock.wait, stock.message_start
+    mail, need_lane, need_slot = live.mail, live.need_lane, live.need_slot
     for op in ops:
-        block = live.cells[live.at[BLOCK] + op]
-        if block == ABSENT:
-            continue
-        first = live.cells[live.at[MESSAGE] + op]
-        bounds = np.zeros(stock.message_start[block + 1] - stock.message_start[block], np.int64)
+        block, first = cells[at[BLOCK] + op], cells[at[MESSAGE] + op]
+        bounds = np.zeros(message_start[block + 1] - message_start[block], np.int64)
         for m in range(len(bounds)):
-            bounds[m] = _message_bound(stock, live, replaced, first + m)
-            if not stock.stands[stock.message_start[block] + m]:
+            bounds[m] = _message_bound(
+                cells, at, lane, devices, rows, mail, need_lane, need_slot, replaced,
+                first + m,
+            )  # fmt: skip
+            if not stock.stands[message_start[block] + m]:
                 since = min(since, bounds[m])
-        for device in range(live.devices):
+        for device in range(devices):
             for row in (2 * op, 2 * op + 1):
                 if not stands[device, row]:
                     continue
                 before, after = row - 1, row + 1
                 while before >= 0 and (not stands[device, before] or replaced[before // 2]):
                     before -= 1
-                free = live.cells[live.at[FREE] + device * rows + before] if before >= 0 else 0
-                k = stock.lane[block * (2 * live.devices + 1) + (row & 1) * live.devices + device]
+                free = cells[at[FREE] + device * rows + before] if before >= 0 else 0
+                if free >= since:
+                    continue
+                k = lane[block * width + (row & 1) * devices + device]
                 ready = free
-                for w in range(stock.wait_start[k], stock.wait_start[k + 1]):
-                    ready = max(ready, bounds[stock.wait[w]])
+                for w in range(wait_start[k], wait_start[k + 1]):
+                    ready = max(ready, bounds[wait[w]])
                 if stock.message[k] >= 0:
                     ready = max(ready, bounds[stock.message[k]])
                 since = min(since, ready)
                 while after < rows and (not stands[device, after] or replaced[after // 2]):
                     after += 1
-                if after < rows and free < since:
-                    since = min(since, _follower(stock, live, replaced, device, after, free))
+                if after == rows:
+                    continue
+                ready, later = free, cells[at[BLOCK] + after // 2]
+                k = lane[later * width + (after & 1) * devices + device]
+                for w in range(wait_start[k], wait_start[k + 1]):
+                    if not stock.stands[message_start[later] + wait[w]]:
+                        bound = _message_bound(
+                            cells, at, lane, devices, rows, mail, need_lane, need_slot,
+                            replaced, cells[at[MESSAGE] + after // 2] + wait[w],
+                        )  # fmt: skip
+                        ready = max(ready, bound)
+                since = min(since, ready)
     return since
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _follower(  # type: ignore[no-untyped-def]
-    stock, live, replaced, device, row, ready
-):  # fmt: skip
-    """When the first task of a row can be ready in a lane that is free at `ready`."""
-    block, first = live.cells[live.at[BLOCK] + row // 2], live.cells[live.at[MESSAGE] + row // 2]
-    k = stock.lane[block * (2 * live.devices + 1) + (row & 1) * live.devices + device]
-    for w in range(stock.wait_start[k], stock.wait_start[k + 1]):
-        message = first + stock.wait[w]
-        if not stock.stands[stock.message_start[block] + stock.wait[w]]:
-            ready = max(ready, _message_bound(stock, live, replaced, message))
-    return ready
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _message_bound(  # type: ignore[no-untyped-def]
-    stock, live, replaced, message
+    cells, at, lane, devices, rows, mail, need_lane, need_slot, replaced, message
 ):  # fmt: skip
     """When a message is ready at the soonest; NEVER if it needs what a replaced Op makes."""
     ready = 0
-    for need in range(live.need_start[message], live.need_start[message + 1]):
-        place = live.need_lane[need]
+    for need in range(mail[message, NEED], mail[message, LAST_NEED]):
+        place = need_lane[need]
         if place >= 0:
-            if replaced[place % live.rows // 2]:
+            if replaced[place % rows // 2]:
                 return NEVER
-            there = available(
-                live.cells, live.at, stock.lane, live.devices, live.rows, live.need_slot[need],
-                place,
-            )  # fmt: skip
+            there = available(cells, at, lane, devices, rows, need_slot[need], place)
             ready = max(ready, there)
     return ready

@@ -20,7 +20,7 @@ ROOM = 1 << 15  # a power of 2
 class Prices(NamedTuple):  # numba takes no dataclass
     """A table with open addresses; a row is free if its kind is -1."""
 
-    count: Ints  # 1
+    known: Ints  # 1: how many
     kind: Ints
     call: Ints
     flops: Floats
@@ -90,15 +90,15 @@ def learn(
     prices: Prices, sheet: Sheet, alike: Ints, new: Ints, duration: Ints, issue: Ints
 ) -> None:
     """Remembers the durations of tasks; forgets all others if there are too many."""
-    if 2 * (prices.count[0] + len(new)) > ROOM:
+    if 2 * (prices.known[0] + len(new)) > ROOM:
         prices.kind[:] = -1
-        prices.count[0] = 0
+        prices.known[0] = 0
     for k in range(min(len(new), ROOM // 2)):
         task = new[k]
         where = alike[sheet.device[task]]
         row = _find(prices, sheet, task, where)
         if prices.kind[row] < 0:
-            prices.count[0] += 1
+            prices.known[0] += 1
         prices.kind[row], prices.call[row] = sheet.kind[task], sheet.call[task]
         prices.flops[row], prices.nbytes[row] = sheet.flops[task], sheet.nbytes[task]
         prices.itemsize[row], prices.taken[row] = sheet.itemsize[task], sheet.taken[task]

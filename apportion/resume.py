@@ -16,15 +16,27 @@ from numba import njit
 
 from apportion.live import (
     ABSENT,
+    ARRIVED,
     ARRIVES,
     AVAILABLE,
     BLOCK,
+    COMING,
+    FIRST_HOP,
     FREE,
     HEAPED,
     HOST,
+    LAST_NEED,
     LOOKS,
     MESSAGE,
+    NEED,
+    NEVER,
+    OP,
     READY,
+    SOONEST,
+    STAGE,
+    STOCKED,
+    WAITING,
+    WATCHING,
     WRITTEN,
     Live,
     available,
@@ -52,6 +64,13 @@ def change(stock: Stock, live: Live, ops: Ints, blocks: Ints, limit: int) -> int
     replace(stock, live, ops, blocks)
     since = min(since, first_change(stock, live, replaced, ops))
     return run(stock, live, since, limit)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def begin(stock: Stock, live: Live, blocks: Ints) -> int:
+    """Gives all Ops their first Blocks; when the step ends."""
+    replace(stock, live, np.arange(live.rows // 2), blocks)
+    return run(stock, live, 0, NEVER)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -84,15 +103,9 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
     block_of, first_message = live.at[BLOCK], live.at[MESSAGE]
     stands, value_start, value_slot = live.stands, live.value_start, live.value_slot
     lane_row, lane_place, lane_free = live.lane_row, live.lane_place, live.lane_free
-    lane_host, runnable, watched, watching = (
-        live.lane_host, live.runnable, live.watched, live.watching,
-    )  # fmt: skip
-    stage, waiting, next_lane, heap = live.stage, live.waiting, live.next_lane, live.heap
-    look, links, op_of, stocked = live.look, live.link, live.op, live.stocked
-    coming, soonest = live.coming, live.soonest
-    hop_at, need_start, need_slot, need_lane = (
-        live.hop, live.need_start, live.need_slot, live.need_lane,
-    )  # fmt: skip
+    lane_host, runnable, watched, mail = live.lane_host, live.runnable, live.watched, live.mail
+    next_lane, heap, look, links = live.next_lane, live.heap, live.look, live.link
+    need_slot, need_lane = live.need_slot, live.need_lane
     lane, duration, issue, is_message = stock.lane, stock.duration, stock.issue, stock.message
     wait_start, wait, make_start, make = (
         stock.wait_start, stock.wait, stock.make_start, stock.make,
@@ -104,8 +117,8 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
         if looks > 0:  # a message looks for the first lane that has not passed what it needs
             looks -= 1
             message = look[looks]
-            ready, need = soonest[message], stage[message]
-            while need < need_start[message + 1]:
+            ready, need = mail[message, SOONEST], mail[message, STAGE]
+            while need < mail[message, LAST_NEED]:
                 place = need_lane[need]
                 if place >= 0:
                     device, row = place // rows, place % rows
@@ -123,14 +136,14 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                     else:
                         ready = max(ready, cells[slots + need_slot[need]])
                 need += 1
-            soonest[message] = ready
-            if need < need_start[message + 1]:
-                stage[message] = need
-                watching[message] = watched[need_lane[need]]
+            mail[message, SOONEST] = ready
+            if need < mail[message, LAST_NEED]:
+                mail[message, STAGE] = need
+                mail[message, WATCHING] = watched[need_lane[need]]
                 watched[need_lane[need]] = message
             else:
                 put(cells, journal, counters, ready_at + message, ready)
-                _push(heap, counters, soonest, op_of, message)
+                _push(heap, counters, mail, message)
         elif many > 0:  # a lane runs until it has to wait
             many -= 1
             device = runnable[many]
@@ -150,17 +163,17 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                     if wait_start[k] < wait_start[k + 1]:
                         own = cells[first_message + op]
                         for w in range(wait_start[k + 1] - 1, wait_start[k] - 1, -1):
-                            if coming[own + wait[w]]:  # the last of them is the last to come
+                            if mail[own + wait[w], COMING]:  # the last of them is the last to come
                                 waits = own + wait[w]
                                 break
                             ready = max(ready, cells[arrivals + own + wait[w]])
                     elif is_message[k] >= 0:
                         message = cells[first_message + op] + is_message[k]
-                        if coming[message]:
+                        if mail[message, COMING]:
                             counters[WRITTEN] = written
                             many = _meet(stock, live, message, free, many)
                             written = counters[WRITTEN]
-                        if not coming[message]:
+                        if not mail[message, COMING]:
                             free = cells[arrivals + message]
                             continue
                         waits = message
@@ -206,35 +219,35 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                     while message >= 0:
                         look[looks] = message
                         looks += 1
-                        message = watching[message]
+                        message = mail[message, WATCHING]
                 row += 1
             counters[WRITTEN] = written
             lane_row[device], lane_place[device] = row, place
             lane_free[device], lane_host[device] = free, host
             if free > limit:
-                return free
+                return int(free)
             if waits >= 0:
-                next_lane[device] = waiting[waits]
-                waiting[waits] = device
+                next_lane[device] = mail[waits, WAITING]
+                mail[waits, WAITING] = device
                 message = watched[here + row]
                 watched[here + row] = -1
                 while message >= 0:
                     look[looks] = message
                     looks += 1
-                    message = watching[message]
+                    message = mail[message, WATCHING]
         elif counters[HEAPED] > 0:  # links turn to the first message, and it arrives
-            message = _pop(heap, counters, soonest, op_of)
-            k, ready, done = stocked[message], soonest[message], 0
-            shift = hop_at[message] - hop_start[k]
+            message = _pop(heap, counters, mail)
+            k, ready, done = mail[message, STOCKED], mail[message, SOONEST], 0
+            shift = mail[message, FIRST_HOP] - hop_start[k]
             for hop in range(hop_start[k], hop_start[k + 1]):
                 link = hop_link[hop]
                 links[link] = max(ready, links[link]) + occupancy[hop]
                 put(cells, journal, counters, hop + shift, links[link])
                 done = max(done, links[link])
             put(cells, journal, counters, arrivals + message, done + latency[k])
-            coming[message] = 0
-            device = waiting[message]
-            waiting[message] = -1
+            mail[message, COMING] = 0
+            device = mail[message, WAITING]
+            mail[message, WAITING] = -1
             while device >= 0:
                 runnable[many] = device
                 many += 1
@@ -251,8 +264,8 @@ def _forget(stock: Stock, live: Live) -> None:
         for message in range(
             first, first + stock.message_start[block + 1] - stock.message_start[block]
         ):
-            need = live.stage[message]
-            if need < live.need_start[message + 1] and live.need_lane[need] >= 0:
+            need = live.mail[message, STAGE]
+            if need < live.mail[message, LAST_NEED] and live.need_lane[need] >= 0:
                 live.watched[live.need_lane[need]] = -1
 
 
@@ -335,16 +348,16 @@ def _begin_messages(stock: Stock, live: Live, since: int) -> int:
             message = first + k - low
             ready = cells[at[READY] + message]
             if ready != ABSENT and ready < since:
-                live.coming[message] = 0
-                shift = live.hop[message] - hop_start[k]
+                live.mail[message, COMING] = 0
+                shift = live.mail[message, FIRST_HOP] - hop_start[k]
                 for h in range(hop_start[k], hop_start[k + 1]):
                     link, passed = stock.hop_link[h], cells[h + shift]
                     live.link[link] = max(live.link[link], passed)
                 continue
-            live.coming[message], live.soonest[message] = 1, 0
-            live.arrived[message], live.waiting[message] = 0, -1
+            live.mail[message, COMING], live.mail[message, SOONEST] = 1, 0
+            live.mail[message, ARRIVED], live.mail[message, WAITING] = 0, -1
             if not stock.stands[k]:
-                live.stage[message] = live.need_start[message]
+                live.mail[message, STAGE] = live.mail[message, NEED]
                 live.look[looks] = message
                 looks += 1
     return looks
@@ -371,38 +384,38 @@ def _made(stock: Stock, live: Live, device: int, row: int, slot: int) -> bool:
 def _meet(stock: Stock, live: Live, message: int, free: int, many: int) -> int:
     """A lane has come to a message that stands in it; once all have, the message is ready. How many
     lanes can run then."""
-    cells, at, k = live.cells, live.at, live.stocked[message]
-    ready = max(live.soonest[message], free)
-    live.arrived[message] += 1
-    whole = live.arrived[message] == stock.stands[k]
+    cells, at, k = live.cells, live.at, live.mail[message, STOCKED]
+    ready = max(live.mail[message, SOONEST], free)
+    live.mail[message, ARRIVED] += 1
+    whole = live.mail[message, ARRIVED] == stock.stands[k]
     if whole:
-        for need in range(live.need_start[message], live.need_start[message + 1]):
+        for need in range(live.mail[message, NEED], live.mail[message, LAST_NEED]):
             there = available(
                 cells, at, stock.lane, live.devices, live.rows, live.need_slot[need],
                 live.need_lane[need],
             )  # fmt: skip
             ready = max(ready, there)
-    live.soonest[message] = ready
+    live.mail[message, SOONEST] = ready
     if whole:
         put(cells, live.journal, live.counters, at[READY] + message, ready)
     if whole and stock.hop_start[k] < stock.hop_start[k + 1]:
-        _push(live.heap, live.counters, live.soonest, live.op, message)
+        _push(live.heap, live.counters, live.mail, message)
     elif whole:
-        live.coming[message] = 0
+        live.mail[message, COMING] = 0
         many = _arrive(cells, live.journal, live.counters, at[ARRIVES] + message,
-                       ready + stock.lasts[k], live.waiting, live.next_lane, live.runnable, message,
+                       ready + stock.lasts[k], live.mail, live.next_lane, live.runnable, message,
                        many)  # fmt: skip
     return many
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _arrive(  # type: ignore[no-untyped-def]
-    cells, journal, counters, cell, arrives, waiting, next_lane, runnable, message, many
+    cells, journal, counters, cell, arrives, mail, next_lane, runnable, message, many
 ):  # fmt: skip
     """A message arrives: the lanes that wait for it can run; how many can."""
     put(cells, journal, counters, cell, arrives)
-    device = waiting[message]
-    waiting[message] = -1
+    device = mail[message, WAITING]
+    mail[message, WAITING] = -1
     while device >= 0:
         runnable[many] = device
         many += 1
@@ -414,21 +427,21 @@ def _arrive(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _precedes(ready: Ints, op: Ints, a: int, b: int) -> bool:
-    if ready[a] != ready[b]:
-        return bool(ready[a] < ready[b])
-    if op[a] != op[b]:
-        return bool(op[a] < op[b])
+def _precedes(mail: Ints, a: int, b: int) -> bool:
+    if mail[a, SOONEST] != mail[b, SOONEST]:
+        return bool(mail[a, SOONEST] < mail[b, SOONEST])
+    if mail[a, OP] != mail[b, OP]:
+        return bool(mail[a, OP] < mail[b, OP])
     return bool(a < b)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _push(heap: Ints, counters: Ints, ready: Ints, op: Ints, message: int) -> None:
+def _push(heap: Ints, counters: Ints, mail: Ints, message: int) -> None:
     hole = counters[HEAPED]
     counters[HEAPED] = hole + 1
     while hole > 0:
         above = (hole - 1) // 2
-        if _precedes(ready, op, heap[above], message):
+        if _precedes(mail, heap[above], message):
             break
         heap[hole] = heap[above]
         hole = above
@@ -436,15 +449,15 @@ def _push(heap: Ints, counters: Ints, ready: Ints, op: Ints, message: int) -> No
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _pop(heap: Ints, counters: Ints, ready: Ints, op: Ints) -> int:
+def _pop(heap: Ints, counters: Ints, mail: Ints) -> int:
     size = counters[HEAPED] - 1
     counters[HEAPED] = size
     first, last, hole = heap[0], heap[size], 0
     while 2 * hole + 1 < size:
         below = 2 * hole + 1
-        if below + 1 < size and _precedes(ready, op, heap[below + 1], heap[below]):
+        if below + 1 < size and _precedes(mail, heap[below + 1], heap[below]):
             below += 1
-        if _precedes(ready, op, last, heap[below]):
+        if _precedes(mail, last, heap[below]):
             break
         heap[hole] = heap[below]
         hole = below
@@ -471,8 +484,11 @@ def tell(stock: Stock, live: Live, first: Ints, start: Ints, end: Ints) -> None:
         for message in range(
             low, low + stock.message_start[block + 1] - stock.message_start[block]
         ):
-            k = live.stocked[message]
-            task, shift = first[op] + stock.order[k], live.hop[message] - stock.hop_start[k]
+            k = live.mail[message, STOCKED]
+            task, shift = (
+                first[op] + stock.order[k],
+                live.mail[message, FIRST_HOP] - stock.hop_start[k],
+            )
             start[task] = live.cells[live.at[READY] + message]
             end[task] = live.cells[live.at[ARRIVES] + message]
             for hop in range(stock.hop_start[k], stock.hop_start[k + 1]):

@@ -57,6 +57,7 @@ class Terms:
         graph = space.graph
         self.kept: set[int | None] = {after for _, after in graph.state}
         self.kept.add(graph.loss)
+        self.linear = [is_linear(op) for op in graph.ops]
         self.candidates: dict[int, Devices] = {}
         self.at: dict[int, Devices] = {}
         for op in range(len(graph.ops)):
@@ -64,17 +65,32 @@ class Terms:
 
     def update(
         self, ops: Iterable[int], choices: Sequence[Choice], splits: Sequence[Split]
-    ) -> None:
-        """Looks again at Ops whose Choices have changed, and at what follows from them."""
+    ) -> bool:
+        """Looks again at Ops whose Choices have changed, and at what follows from them; whether
+        anything is different now."""
         graph = self.space.graph
-        waiting = sorted(set(ops))
+        waiting = sorted({op for op in ops if self._matters(op, splits[op])})
+        different = False
         while waiting:
             op = heappop(waiting)
-            if self._look(op, choices[op], splits[op]):
+            was = self.candidates.get(op)
+            left = self._look(op, choices[op], splits[op])
+            different = different or left or was != self.candidates.get(op)
+            if left:
                 for value in graph.ops[op].outputs:
                     for reader in graph.consumers[value]:
                         if reader not in waiting:
                             heappush(waiting, reader)
+        return different
+
+    def _matters(self, index: int, split: Split) -> bool:
+        """Whether an Op can be computed term by term, or can leave terms, or did."""
+        return (
+            self.linear[index]
+            or "sum" in split.reducers
+            or index in self.candidates
+            or any(value in self.at for value in self.space.graph.ops[index].outputs)
+        )
 
     def settled(self) -> dict[int, Devices]:
         """The Ops that are computed term by term: all readers of a Value, or none."""
@@ -85,7 +101,7 @@ class Terms:
     def _look(self, index: int, choice: Choice, split: Split) -> bool:
         """Looks at one Op; whether what it leaves has changed."""
         op = self.space.graph.ops[index]
-        devices = self._shared_terms(op, choice)
+        devices = self._shared_terms(op, choice) if self.linear[index] else None
         left: dict[int, Devices] = {}
         if devices is not None:
             self.candidates[index] = devices
@@ -123,7 +139,7 @@ class Terms:
         if len(homes) != 1 or choice.count != 1:
             return None
         (devices,) = homes
-        if devices is None or set(devices) != set(choice.devices) or not is_linear(op):
+        if devices is None or set(devices) != set(choice.devices):
             return None
         if any(v in self.layouts for v in op.outputs):
             return None

@@ -3,11 +3,17 @@
     python benchmarks/delta.py                    # the table: six models, 4 to 64 devices
     python benchmarks/delta.py --models nmt --devices 16,64 --proposals 20
     python benchmarks/delta.py --edits 10000      # bit for bit: every edit against a full one
+    python benchmarks/delta.py --walk 1000        # a random walk: single operators and groups
 
 A proposal gives one operator another Choice, drawn at random: one axis cut into up to as many parts
 as there are devices, on neighbouring devices from a random one on. It is kept if the step does not
 become slower, else undone, as a search would. From time to time the same proposal is also lowered
 and simulated from the beginning; the times must be equal.
+
+A walk is what a search does: half of its proposals change one operator, half a group: a forward
+operator with its backward ones and the updates of the parameters that it reads, all cut along one
+class of axes and put on the same devices. They are accepted as Metropolis does. What a proposal
+costs is measured in processor time.
 
 FlexFlow (MLSys 2019) reports, for whole searches on 64 devices, 3.0 (AlexNet), 3.3 (ResNet), 6.9
 (Inception), 3.0 (RNNTC), 3.6 (RNNLM) and 4.1 (NMT) times less time with delta than with full
@@ -36,6 +42,7 @@ from apportion.capture import capture
 from apportion.cluster import cluster
 from apportion.cost import default_cost
 from apportion.delta import Delta
+from apportion.graph import FORWARD
 from apportion.lower import lower
 from apportion.root import Refused
 from apportion.search import SEARCHES, Problem
@@ -43,7 +50,7 @@ from apportion.search.random import draw
 from apportion.simulate import simulate
 from apportion.splits import Space
 from apportion.strategy import Choice, whole
-from apportion.tasks import Ints
+from apportion.tasks import COLLECTIVE, TRANSFER, Ints
 
 # FlexFlow's models, with a batch that 64 devices can share
 MODELS = {
@@ -88,9 +95,9 @@ class Timed(Delta):
     settling = 0.0
 
     def _settle(self, ops: Ints, blocks: Ints, limit: int) -> bool:
-        began = time.perf_counter()
+        began = time.process_time()
         settled = super()._settle(ops, blocks, limit)
-        self.settling += time.perf_counter() - began
+        self.settling += time.process_time() - began
         return settled
 
 
@@ -103,18 +110,9 @@ def propose(space: Space, devices: int, rng: Random) -> tuple[int, Choice]:
     """An Op and another Choice for it."""
     while True:
         op = rng.randrange(len(space.graph.ops))
-        axes = [k for k, able in enumerate(space.cuttable(op)) if able]
-        first = rng.randrange(devices)
-        if not axes or rng.random() < 0.1:
-            return op, whole(space, op, [first])
-        axis = rng.choice(axes)
-        count = rng.randint(2, min(devices, space.axes(op)[axis].extent))
-        parts = tuple(count if k == axis else 1 for k in range(len(space.axes(op))))
-        try:
-            space.split(op, parts)
-        except Refused:
-            continue
-        return op, Choice(parts, tuple((first + k) % devices for k in range(count)))
+        choice = _axis_choice(space, op, devices, rng)
+        if choice is not None:
+            return op, choice
 
 
 def measure(model: str, spec: str, devices: int, proposals: int, fulls: int, seed: int) -> Row:
@@ -157,6 +155,145 @@ def measure(model: str, spec: str, devices: int, proposals: int, fulls: int, see
         model, devices, len(space.graph.ops), len(tasks), *milliseconds,
         1e3 * statistics.mean(delta_simulation), proposals, kept,
     )  # fmt: skip
+
+
+# Walks
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A random walk; milliseconds of processor time per proposal."""
+
+    model: str
+    devices: int
+    temperature: float
+    single: float
+    group: float
+    schedule: float
+    accepted: int
+    given_up: int
+    proposals: int
+    messages: int
+
+
+def groups(space: Space) -> list[list[int]]:
+    """Every forward Op with its backward Ops and the updates of what it reads."""
+    ops = space.graph.ops
+    backward: dict[int, list[int]] = {}
+    updates: dict[int, list[int]] = {}
+    for index, op in enumerate(ops):
+        if op.forward is not None:
+            backward.setdefault(op.forward, []).append(index)
+        if op.parameter is not None:
+            updates.setdefault(op.parameter, []).append(index)
+    return [
+        [index, *backward.get(index, ()),
+         *(u for v in dict.fromkeys(op.inputs) for u in updates.get(v, ()))]
+        for index, op in enumerate(ops) if op.phase == FORWARD
+    ]  # fmt: skip
+
+
+def propose_group(
+    space: Space, among: list[list[int]], devices: int, rng: Random
+) -> dict[int, Choice]:
+    """A group cut along one class of axes, on neighbouring devices; whole there where it cannot."""
+    while True:
+        group = rng.choice(among)
+        op, choice = group[0], _axis_choice(space, group[0], devices, rng)
+        if choice is None:
+            continue
+        where = choice.devices
+        wanted = {
+            axis.group
+            for axis, parts in zip(space.axes(op), choice.parts, strict=True)
+            if parts > 1
+        }
+        return {each: _cut_alike(space, each, wanted, where) for each in group}
+
+
+def _axis_choice(space: Space, op: int, devices: int, rng: Random) -> Choice | None:
+    """One axis cut into up to as many parts as there are devices, on neighbouring ones."""
+    axes = [k for k, able in enumerate(space.cuttable(op)) if able]
+    first = rng.randrange(devices)
+    if not axes or rng.random() < 0.1:
+        return whole(space, op, [first])
+    axis = rng.choice(axes)
+    count = rng.randint(2, min(devices, space.axes(op)[axis].extent))
+    parts = tuple(count if k == axis else 1 for k in range(len(space.axes(op))))
+    try:
+        space.split(op, parts)
+    except Refused:
+        return None
+    return Choice(parts, tuple((first + k) % devices for k in range(count)))
+
+
+def _cut_alike(space: Space, op: int, wanted: set[int], where: tuple[int, ...]) -> Choice:
+    axes = space.axes(op)
+    for k, axis in enumerate(axes):
+        parts = tuple(len(where) if j == k else 1 for j in range(len(axes)))
+        if axis.group in wanted and space.cuttable(op)[k] and axis.extent >= len(where):
+            try:
+                space.split(op, parts)
+            except Refused:
+                continue
+            return Choice(parts, where)
+    return whole(space, op, where)
+
+
+def walk(
+    model: str, spec: str, devices: int, proposals: int, temperature: float, seed: int
+) -> Walk:
+    """Proposals from data parallelism on; the temperature is a share of the step."""
+    space, rng = loaded(spec), Random(seed)
+    them = cluster(f"{CLUSTER}:{devices}")
+    cost = default_cost(them)
+    strategy = SEARCHES["data"](Problem(space, them, cost), budget=0.0, seed=0).strategy
+    live, among = Timed(space, strategy, them, cost), groups(space)
+    spent: dict[str, list[float]] = {"single": [], "group": []}
+    accepted = given_up = 0
+    warm = max(proposals // 10, 20)
+    for number in range(proposals + warm):
+        if number == warm:
+            spent, live.settling, accepted, given_up = {"single": [], "group": []}, 0.0, 0, 0
+        kind = rng.choice(("single", "group"))
+        chosen = (
+            dict([propose(space, devices, rng)]) if kind == "single"
+            else propose_group(space, among, devices, rng)
+        )  # fmt: skip
+        limit = int(live.step_ns * (1 - temperature * math.log(1 - rng.random())))
+        began = time.process_time()
+        if live.change(chosen, limit=limit) <= limit:
+            live.keep()
+            accepted += 1
+        else:
+            given_up += live.bounded
+            live.undo()
+        spent[kind].append(time.process_time() - began)
+    single, group = (1e3 * statistics.mean(spent[kind]) for kind in ("single", "group"))
+    messages = int((np.isin(live.tasks().kind, (TRANSFER, COLLECTIVE))).sum())
+    return Walk(
+        model, devices, temperature, single, group, 1e3 * live.settling / proposals, accepted,
+        given_up, proposals, messages,
+    )  # fmt: skip
+
+
+def walks(rows: list[Walk]) -> str:
+    """The walks in Markdown."""
+    lines = [
+        "| model | devices | temperature | single, ms | group, ms | of which schedule, ms | "
+        "accepted | given up | messages at the end |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.model} | {r.devices} | {r.temperature:g} | {r.single:.2f} | {r.group:.2f} | "
+        f"{r.schedule:.2f} | {r.accepted / r.proposals:.0%} | {r.given_up / r.proposals:.0%} | "
+        f"{r.messages:,} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+# Bit for bit
 
 
 class Tangle(nn.Module):
@@ -271,10 +408,20 @@ def main() -> None:
     parser.add_argument("--fulls", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--edits", type=int, default=0)
+    parser.add_argument("--walk", type=int, default=0)
+    parser.add_argument("--temperature", type=float, default=1e-4)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if asked.edits:
         edits(asked.edits, asked.seed)
+        return
+    if asked.walk:
+        walked = [
+            walk(model, MODELS.get(model, model), int(devices), asked.walk, asked.temperature,
+                 asked.seed)
+            for devices in asked.devices.split(",") for model in asked.models.split(",")
+        ]  # fmt: skip
+        print(json.dumps([asdict(r) for r in walked]) if asked.json else walks(walked))
         return
     rows = []
     for devices in map(int, asked.devices.split(",")):

@@ -25,8 +25,9 @@ from apportion.search import SEARCHES, Problem
 from apportion.search.random import _choice, draw
 from apportion.simulate import simulate
 from apportion.splits import Space
-from apportion.strategy import Choice, Layout, Strategy
+from apportion.strategy import Choice, Layout, Strategy, whole
 from apportion.tasks import ASSEMBLE, COLLECTIVE, COMPUTE, TaskGraph, verify
+from apportion.termwise import termwise
 
 
 @cache
@@ -218,6 +219,28 @@ def test_views_are_held_once() -> None:
     live = live_of("rnn:tiny", "2x2xk80", Random(3))
     ours, plain = np.array(live.held), np.array(held_plainly(live))
     assert (ours <= plain).all() and (ours > 0.97 * plain).all()
+
+
+def test_what_is_computed_term_by_term_follows_changes() -> None:
+    rng, space, them = Random(2), space_of("rnn:tiny"), cluster("2x2xa100")
+    cost = default_cost(them)
+    strategy = SEARCHES["data"](Problem(space, them, cost), budget=0.0, seed=0).strategy
+    live = Delta(space, strategy, them, cost)
+    (summed,) = live.lowering.termwise
+    made = [space.graph.producer[value] for value in space.graph.ops[summed].inputs]
+    around = [summed, *(op for op, _ in filter(None, made))]
+    seen = set()
+    for _ in range(12):
+        live.change({op: whole(space, op, rng.sample(range(4), 2)) for op in rng.sample(around, 1)})
+        found = termwise(space, live.strategy, live.lowering.splits)
+        assert live.lowering.termwise == found and agrees(live)
+        seen.add(len(found))
+        live.undo()
+        assert live.lowering.termwise == {summed: (0, 1, 2, 3)}
+    assert seen == {0}
+    where = {op: Choice(live.strategy.choices[op].parts, (3, 2, 1, 0)) for op in around}
+    live.change(where)
+    assert live.lowering.termwise == {summed: (3, 2, 1, 0)} and agrees(live)
 
 
 def test_room_runs_out_and_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
