@@ -75,7 +75,7 @@ def prove(
     runs out, the best found with a bound on all others.
 
     `start` has an option for each unit, to begin with; `order` is the order in which units are
-    decided, which changes nothing but the time.
+    decided, which changes nothing but the time. A memory limit is not looked at.
     """
     return _Search(problem, units, budget, start, seed, order).proof()
 

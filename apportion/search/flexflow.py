@@ -192,7 +192,9 @@ class _Search:
             self.found[number] = Found(start, start.strategy, start.seconds, start.fits)
         each = None if self.proposals is None else -(-self.proposals // many)
         self.problem.tell(Progress("making ready", best.seconds))
-        if self.ends > time.perf_counter() or each is not None:  # what is compiled and made is shared
+        if (
+            self.ends > time.perf_counter() or each is not None
+        ):  # what is compiled and made is shared
             self.ready[0] = Steps(self.problem, near[0].space, near[0].strategy, self.kinds)
             live = self.ready[0].live
             live.change({0: whole(near[0].space, 0, (self.problem.devices - 1,))})

@@ -404,6 +404,29 @@ class _Finder:
             marked += [(op.outputs[place], atom) for place, atom in hit.left]
             for value, atom in marked:
                 growing.marks.setdefault(value, {}).setdefault(atom, label)
+        if op.phase == FORWARD:
+            for value in op.inputs:
+                self._mark_back(value, growing)
+
+    def _mark_back(self, value: int, growing: _Growing) -> None:
+        """Labels go back through what prepares a parameter to the parameter itself: backward Ops
+        may read that, and a square one has two axes of one class."""
+        made = self.graph.producer[value]
+        marks = growing.marks.get(value)
+        if made is None or marks is None or self.home[made[0]] >= 0 or value not in self.leaves:
+            return
+        index, place = made
+        for position in range(len(self.space.axes(index))):
+            hit = self.hits.of(index, position)
+            if hit is None:
+                continue
+            found = {marks[atom] for k, atom in hit.left if k == place and atom in marks}
+            if len(found) == 1:
+                for k, atom in hit.cut:
+                    before = growing.marks.setdefault(self.graph.ops[index].inputs[k], {})
+                    before.setdefault(atom, min(found))
+        for before_value in self.graph.ops[index].inputs:
+            self._mark_back(before_value, growing)
 
     def _joining(self, index: int, layer: _Growing) -> tuple[int, ...] | None:
         """The axes of a forward Op that are the labels of a layer, if it can be cut as what it

@@ -45,7 +45,7 @@ class Loads:
         if found is None:
             parts = self._parts(op, choice, size)
             devices = np.array(choice.devices, np.int64)
-            found = np.bincount(devices, parts, self.devices)
+            found = np.bincount(devices, parts, self.devices).astype(np.float64)
             self._known[key] = found
         return found
 
