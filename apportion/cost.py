@@ -249,7 +249,7 @@ def _costs(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> tuple[Floats,
     joins = np.flatnonzero(tasks.kind == ASSEMBLE)
     if len(joins):
         boxes = tasks.taken[joins]
-        seconds[joins], source[joins] = _assemble_seconds(
+        seconds[joins], source[joins] = assemble_seconds(
             cost, cluster, tasks.device[joins], boxes, tasks.nbytes[joins]
         )
     _put_measured(tasks, cluster, cost, seconds, source)
@@ -387,7 +387,7 @@ def _rates(device: Device) -> list[float]:
     return [dict(device.flops)[size] for size in sizes]
 
 
-def _assemble_seconds(
+def assemble_seconds(
     cost: CostModel, cluster: Cluster, device: Ints, boxes: Ints, nbytes: Ints
 ) -> tuple[Floats, Ints]:
     seconds, source = np.zeros(len(device)), np.full(len(device), ESTIMATED)

@@ -6,20 +6,30 @@ layer, or what one module does in one step of a loop, and an option cuts it alon
 and parameter axes into 1, 2 or 4 parts, on any devices in any order, or on blocks of neighbours.
 
     python benchmarks/optimum.py --budget 600 --out optimum.md
+    python benchmarks/optimum.py --walks 20 --best 312056 --cases 0   # how soon walks find that
+
+Then walks of flexflow over the same options, from everything on one device: how long each takes to
+come by the optimum. Making the walk ready is not counted, nor is compilation.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from apportion import ops, zoo
 from apportion.capture import capture
 from apportion.cluster import cluster
 from apportion.cost import default_cost
 from apportion.search.exhaustive import Proof, prove
+from apportion.search.metropolis import Chain
+from apportion.search.picking import Picking
 from apportion.search.problem import Problem
+from apportion.search.single import single
 from apportion.search.units import Unit, cell_units, layer_units
 from apportion.splits import Space
 
@@ -73,6 +83,29 @@ def proof_of(case: Case, budget: float) -> tuple[Proof, list[Unit]]:
     return prove(problem, units, budget=budget, order=order), units
 
 
+def walked(case: Case, best_ns: int, walks: int, seconds: float) -> str:
+    """How soon walks find a step time, in processor seconds."""
+    problem, units = problem_of(case)
+    found = []
+    for seed in range(-1, walks):  # the first one compiles
+        walk = Picking(problem, problem.space, single(problem).strategy, units)
+        chain, began = Chain(walk, Random(seed)), time.process_time()
+        while time.process_time() - began < (seconds if seed >= 0 else 0.5):
+            if chain.step() and round(chain.best * 1e9) <= best_ns:
+                break
+        spent, least = time.process_time() - began, round(chain.best * 1e9)
+        assert least >= best_ns or not best_ns, f"{least} is below the proven optimum"
+        if seed >= 0:
+            found.append((spent if least == best_ns else float("inf"), chain.proposals))
+    times = sorted(spent for spent, _ in found)
+    soon = [sum(t < limit for t in times) for limit in (1.0, seconds)]
+    rate = sum(n for _, n in found) / max(sum(min(t, seconds) for t, _ in found), 1e-9)
+    return (
+        f"{case}: {soon[0]} of {walks} walks found it within 1 s, {soon[1]} within {seconds:g} s, "
+        f"the median {statistics.median(times):.2f} s, {rate:.0f} proposals a second"
+    )
+
+
 HEAD = (
     "| model | cluster | units | devices | combinations | renamings | floors | simulated | CPU s "
     "| step | bound | proven |\n" + "|---" * 12 + "|"
@@ -104,15 +137,24 @@ def main() -> None:
     parser.add_argument("--cases", default="", help="numbers from 0 on, such as 0,2; default: all")
     parser.add_argument("--budget", type=float, default=600.0, help="CPU seconds of each proof")
     parser.add_argument("--out", type=Path, help="a markdown file to write")
+    parser.add_argument("--walks", type=int, default=20, help="of flexflow in each case")
+    parser.add_argument("--walk-seconds", type=float, default=10.0, help="of each walk at most")
+    parser.add_argument("--best", default="", help="optima in ns, known: only walk")
     given = parser.parse_args()
     wanted = [int(k) for k in given.cases.split(",") if k] or list(range(len(CASES)))
     if not all(0 <= k < len(CASES) for k in wanted):
         parser.error(f"cases are 0 to {len(CASES) - 1}")
     rows = [HEAD]
+    if given.best:
+        for k, best in zip(wanted, given.best.split(","), strict=True):
+            print(walked(CASES[k], int(best), given.walks, given.walk_seconds), flush=True)
+        return
     for case in (CASES[k] for k in wanted):
         proof, units = proof_of(case, given.budget)
         rows.append(row(case, proof, units))
         print(case, rows[-1], options(proof, units), sep="\n", flush=True)
+        if proof.proven and given.walks:
+            print(walked(case, proof.step_ns, given.walks, given.walk_seconds), flush=True)
     print("\n".join(rows))
     if given.out is not None:
         given.out.write_text("\n".join(rows) + "\n")
