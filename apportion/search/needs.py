@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from apportion.cluster import Cluster
 from apportion.collective import profile
-from apportion.cost import assemble_seconds
-from apportion.cost import compute_seconds, issue_nanoseconds, times_messages
+from apportion.cost import assemble_seconds, compute_seconds, issue_nanoseconds, times_messages
 from apportion.graph import Op
 from apportion.interval import Box
 from apportion.search.problem import Problem
