@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -139,13 +139,25 @@ def test_plans_run_as_the_whole_step_does(spec: str) -> None:
     assert compare(program, result.space or it.space, result.strategy, 4).equal
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where whoever began this process ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupt_gives_the_best_so_far(workers: int) -> None:
-    it = problem("lenet")
-    found(it, 0)
-    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    result = flexflow(it, budget=600.0, workers=workers)
-    timer.join()
+    it, told = problem("lenet"), list[Progress]()
+
+    def interrupt(progress: Progress) -> None:
+        if progress.proposals and not told:
+            told.append(progress)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    asked = Problem(it.space, it.cluster, it.cost, report=interrupt)
+    result = flexflow(asked, budget=600.0, workers=workers)
     assert result.interrupted
     assert result.curve[-1][1] == simulated(it, result.strategy).step_seconds
