@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines that run tests are shared: how long an example takes says nothing.
 settings.register_profile("shared", deadline=None)

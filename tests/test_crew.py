@@ -54,15 +54,6 @@ def test_what_is_worth_more_has_more_time() -> None:
     assert counts["b"] > 2 * counts["a"] > 0
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also where whoever began this process ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupt_lets_them_finish(workers: int) -> None:
     heard: list[Said] = []

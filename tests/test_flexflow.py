@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -139,15 +138,6 @@ def test_plans_run_as_the_whole_step_does(spec: str) -> None:
     assert compare(program, result.space or it.space, result.strategy, 4).equal
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also where whoever began this process ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupt_gives_the_best_so_far(workers: int) -> None:
     it, told = problem("lenet"), list[Progress]()
