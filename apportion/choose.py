@@ -33,7 +33,7 @@ from apportion.tasks import Ends, Storage, TaskGraph, with_storage
 from apportion.timeline import Timeline
 
 AUTO = (
-    *("data", "fsdp", "single", "megatron", "owt", "tofu"),
+    *("data", "fsdp", "single", "megatron", "owt", "expert", "tofu"),
     *("op-placement", "allrow-greedy", "spartan", "equalchop", "icml18"),
     *("tofu-seconds", "optcnn", "exact", "flexflow"),
 )

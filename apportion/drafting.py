@@ -58,7 +58,7 @@ class Drafting:
         self.lowering, self.cluster, self.cost = lowering, cluster, cost
         self.devices = len(cluster.devices)
         self.quiet = times_messages(cluster, cost)
-        self.sizes = [lowering.itemsize(v) for v in range(len(lowering.graph.values))]
+        self.sizes = [value.itemsize for value in lowering.graph.values]
         self.sheet = draft.sheet(self.devices, np.full(7, SPARE))
         graph = lowering.graph
         self.kinds = tuple(dict.fromkeys(op.kind for op in graph.ops))
@@ -89,7 +89,7 @@ class Drafting:
         description = lookup(it.kind)
         return _Static(
             numbers[it.kind], description is not None and description.alias,
-            lowering.itemsize(it.outputs[0]) if it.outputs else 4, len(order),
+            lowering.graph.values[it.outputs[0]].itemsize if it.outputs else 4, len(order),
             np.array([stage for _, stage in lowering.feeds[op]], np.int64),
             np.array([order[v] for v in it.inputs], np.int64),
         )  # fmt: skip

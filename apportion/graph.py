@@ -75,6 +75,11 @@ class Value:
     dtype: str | None
     nbytes: int
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.nbytes // max(math.prod(self.shape or (1,)), 1) or 1
+
 
 @dataclass(frozen=True, slots=True)
 class Op:

@@ -16,7 +16,6 @@ first reduced onto a layout, whichever moves less.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -179,11 +178,6 @@ class Lowering:
         loss = () if self.graph.loss is None else (self.graph.loss,)
         return tuple(dict.fromkeys((*(after for _, after in self.graph.state), *loss)))
 
-    def itemsize(self, value: int) -> int:
-        """Bytes of an element of a Value."""
-        meant = self.graph.values[value]
-        return meant.nbytes // max(math.prod(meant.shape or (1,)), 1) or 1
-
     @cached_property
     def _of(self) -> list[_Of]:
         numbers: dict[tuple[Any, ...], int] = {}
@@ -210,7 +204,7 @@ class Lowering:
 
     @cached_property
     def _sizes(self) -> list[int]:
-        return [self.itemsize(value) for value in range(len(self.graph.values))]
+        return [value.itemsize for value in self.graph.values]
 
     @cached_property
     def _does(self) -> list[_Does]:

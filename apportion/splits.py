@@ -224,15 +224,18 @@ class Space:
             )
         return found
 
-    def _can_cut(self, op: int, position: int) -> bool:
-        axes = self.axes(op)
-        if axes[position].extent < 2:
-            return False
+    def allows(self, op: int, parts: Sequence[int]) -> bool:
+        """Whether `split` does not refuse."""
         try:
-            self.split(op, [2 if k == position else 1 for k in range(len(axes))])
+            self.split(op, parts)
         except Refused:
             return False
         return True
+
+    def _can_cut(self, op: int, position: int) -> bool:
+        axes = self.axes(op)
+        parts = [2 if k == position else 1 for k in range(len(axes))]
+        return axes[position].extent >= 2 and self.allows(op, parts)
 
 
 def _kinds(graph: Graph, ops: Sequence[int]) -> tuple[list[int], list[int]]:

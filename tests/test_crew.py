@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from apportion.search.crew import Job, Lost, Said, Tell, share
+from apportion.search.crew import Job, Said, Tell, share
 
 
 def counting(name: str, until: int | None, worth: float = 1.0) -> Job:
@@ -29,7 +29,8 @@ def counting(name: str, until: int | None, worth: float = 1.0) -> Job:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_all_jobs_are_done(workers: int) -> None:
     heard: list[Said] = []
-    share([counting(str(k), 10 * k) for k in range(5)], workers, None, heard.append)
+    lost = share([counting(str(k), 10 * k) for k in range(5)], workers, None, heard.append)
+    assert lost == 0
     assert sorted((said["name"], said["count"]) for said in heard) == [
         (str(k), 10 * k) for k in range(5)
     ]
@@ -75,11 +76,16 @@ def test_long_words_arrive_whole() -> None:
     assert [said["long"] for said in heard] == [list(range(300_000))] * 2
 
 
-def test_processes_that_all_fail_are_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("how", ["raises", "is killed"])
+def test_a_lost_process_takes_nobody_along(how: str, capfd: pytest.CaptureFixture[str]) -> None:
     def work(tell: Tell) -> Iterator[float]:
-        raise ValueError("no")
+        tell({"name": "lost"})
         yield 1.0
+        if how == "raises":
+            raise ValueError("no")
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(Lost):
-        share([work, work], 2, None, lambda said: None)
-    assert "ValueError('no')" in capfd.readouterr().err
+    heard: list[Said] = []
+    assert share([work, counting("other", 100)], 2, None, heard.append) == 1
+    assert sorted(said["name"] for said in heard) == ["lost", "other"]
+    assert ("ValueError('no')" in capfd.readouterr().err) == (how == "raises")

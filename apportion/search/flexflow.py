@@ -176,6 +176,7 @@ class _Search:
     curve: list[tuple[float, float]] = field(default_factory=list)
     walking: float = 0.0  # since when
     ready: dict[int, Steps] = field(default_factory=dict)  # walks that are made already
+    lost: int = 0  # processes that did not finish
 
     def begin(self, starts: Sequence[Start]) -> None:
         """Takes note of all starts, the best first."""
@@ -186,22 +187,24 @@ class _Search:
         """Walks from all starts that are near the best, on several processes."""
         best = self.starts[0]
         near = [s for s in self.starts if not best.fits or s.seconds <= FAR * best.seconds]
-        many = max(len(near), workers)
+        many = len(near)
+        if self.proposals is None:  # with so many proposals the plan must not depend on the cores
+            many = max(many, workers)
         walks = [near[k % len(near)] for k in range(many)]
         for number, start in enumerate(walks):
             self.found[number] = Found(start, start.strategy, start.seconds, start.fits)
         each = None if self.proposals is None else -(-self.proposals // many)
         self.problem.tell(Progress("making ready", best.seconds))
-        if (
-            self.ends > time.perf_counter() or each is not None
-        ):  # what is compiled and made is shared
+        if self.ends > time.perf_counter() or each is not None:
+            # what is compiled and made here is shared by all processes
             self.ready[0] = Steps(self.problem, near[0].space, near[0].strategy, self.kinds)
             live = self.ready[0].live
             live.change({0: whole(near[0].space, 0, (self.problem.devices - 1,))})
             live.undo()
         self.walking = time.perf_counter()
         jobs: list[Job] = [self._job(k, each) for k in range(many)]
-        share(jobs, min(workers, many), self.ends if each is None else None, self._hear)
+        ends = self.ends if each is None else None
+        self.lost = share(jobs, min(workers, many), ends, self._hear)
 
     def _job(self, number: int, proposals: int | None) -> Job:
         start, problem = self.found[number].start, self.problem
@@ -306,6 +309,11 @@ class _Search:
         notes = []
         if self.found and all(f.over for f in self.found.values()):
             notes.append("flexflow: all walks ended before the budget did, without improvements")
+        if self.lost:
+            notes.append(
+                f"flexflow: {self.lost} processes of the search were lost, perhaps for want of "
+                "memory; this is the best of what they and the others had told"
+            )
         return SearchResult(
             strategy, notes=tuple(notes), space=space, others=tuple(kept),
             curve=tuple(self.curve), figures=figures, interrupted=interrupted,

@@ -27,14 +27,10 @@ class Loads:
         self.devices = problem.devices
         self._known: dict[tuple[int, int, Choice], Floats] = {}
         self._seconds: dict[tuple[int, int, tuple[int, ...]], Floats] = {}
-        self._sizes = [
-            value.nbytes // max(int(np.prod(value.shape or (1,))), 1) or 1
-            for value in space.graph.values
-        ]
-        first = self.cluster.devices[0]
+        self._sizes = [value.itemsize for value in space.graph.values]
         rates = {(d.kind, d.flops, d.memory_bandwidth, d.launch_seconds)
                  for d in self.cluster.devices}  # fmt: skip
-        self._even = len(rates) == 1 and first is not None
+        self._even = len(rates) == 1
 
     def of(self, op: int, choice: Choice) -> Floats:
         """By device."""

@@ -134,13 +134,11 @@ class Moves:
         if rng.random() < SPREAD and len(where) < self.devices:
             turns = self.devices // len(where)
             where = tuple(range(len(where)))
-        names = {self.members.layers[cell[0]].loop: 0 for cell in cells}
-        by_loop = len(names) > 1
-        names = {loop: k for k, loop in enumerate(names)}
+        loops = [self.members.layers[cell[0]].loop for cell in cells]
+        order = list(dict.fromkeys(loops))  # each loop on the next devices, or each step of one
         found: Choices = {}
-        for number, cell in enumerate(cells):
-            loop = self.members.layers[cell[0]].loop
-            turn = (names[loop] if by_loop else number) % turns
+        for number, (cell, loop) in enumerate(zip(cells, loops, strict=True)):
+            turn = (order.index(loop) if len(order) > 1 else number) % turns
             mesh = (degrees, tuple([d + turn * len(where) for d in where]) if turn else where)
             found |= self.members.together(cell, tuple(classes), mesh)
         return found

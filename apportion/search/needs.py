@@ -196,7 +196,7 @@ class _Maker:
             it = self.graph.ops[op]
             description = lookup(it.kind)
             alias = description is not None and description.alias
-            size = self._itemsize(it.outputs[0]) if it.outputs else 4
+            size = self.graph.values[it.outputs[0]].itemsize if it.outputs else 4
             for g, split in enumerate(splits):
                 for p, part in enumerate(split.parts):
                     read = {
@@ -264,12 +264,8 @@ class _Maker:
             found[:, device] = np.maximum(np.rint(seconds * 1e9), 1)
         return found
 
-    def _itemsize(self, value: int) -> int:
-        meant = self.graph.values[value]
-        return meant.nbytes // max(math.prod(meant.shape or (1,)), 1) or 1
-
     def _nbytes(self, value: int, box: Box) -> int:
-        return math.prod(high - low for low, high in box) * self._itemsize(value)
+        return math.prod(high - low for low, high in box) * self.graph.values[value].itemsize
 
     # Regions
 
@@ -285,7 +281,7 @@ class _Maker:
         assembly = np.zeros((count, most, parts, self.devices), np.int64)
         known: dict[tuple[object, ...], tuple[Ints, Bytes]] = {}
         for e, (reader, place, value, maker, position, _) in enumerate(edges):
-            size, dims = self._itemsize(value), self.space.atoms.dims[value]
+            size, dims = self.graph.values[value].itemsize, self.space.atoms.dims[value]
             left = [[p.outputs[position] for p in s.parts] for s in self.splits[maker]]
             read = [[p.inputs[place] for p in s.parts] for s in self.splits[reader]]
             for g, split in enumerate(self.splits[maker]):
@@ -346,7 +342,7 @@ class _Maker:
             sole[e] = first[e] and value not in ending
             if not sole[e]:
                 continue
-            factors, size = self.space.factors(value), self._itemsize(value)
+            factors, size = self.space.factors(value), self.graph.values[value].itemsize
             read = [[p.inputs[place] for p in s.parts] for s in self.splits[reader]]
             for owners in range(2, copies + 1):
                 boxes = _slices(factors, owners)

@@ -53,7 +53,7 @@ def _at_depth(graph: Graph, depth: int) -> list[str]:
 def _reading(graph: Graph, depth: int) -> list[str]:
     """Layers of the forward Ops of modules, and of those before them that make no less than they
     read, such as the states that a cell begins with; "" for the others."""
-    found = [_prefix(op.module, depth) if op.phase == FORWARD else "" for op in graph.ops]
+    found = [prefix(op.module, depth) if op.phase == FORWARD else "" for op in graph.ops]
     for index in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[index]
         made, read = (sum(graph.values[v].nbytes for v in vs) for vs in (op.outputs, op.inputs))
@@ -63,7 +63,7 @@ def _reading(graph: Graph, depth: int) -> list[str]:
     return found
 
 
-def _prefix(module: str, depth: int) -> str:
+def prefix(module: str, depth: int) -> str:
     """A module's path as far as its number of that depth; its first name if it has none."""
     names = module.split(".")
     numbered = [k for k, name in enumerate(names) if name.isdigit()]

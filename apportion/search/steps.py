@@ -25,8 +25,8 @@ from apportion.strategy import Choice, Layout, Strategy, whole
 from apportion.tasks import Floats
 
 DEAR = 4.0  # how much longer a step counts that is over the limit by all of it
-REMEMBERED = 100  # Ops of a move whose cost is kept until another is accepted
 OVER = 0.05  # and by anything at all
+REMEMBERED = 100  # Ops of a move whose cost is kept until another is accepted
 
 
 class Steps:

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from apportion.cost import compute_seconds
 from apportion.graph import BACKWARD, FORWARD, UPDATE
 from apportion.interval import part_range
-from apportion.root import Refused
 from apportion.search.eliminate import Energy, Table
 from apportion.search.exchange import Exchanges, Held, Wanted
 from apportion.search.layers import UNMAPPED, find_layers
@@ -154,16 +153,9 @@ class Costs:
             if hit is None:
                 some = []
             elif hit.window:
-                some = [d for d in some if self._is_legal(op, self._parts(op, position, d))]
+                some = [d for d in some if self.space.allows(op, self._parts(op, position, d))]
             self._degrees[key] = some
         return self._degrees[key]
-
-    def _is_legal(self, op: int, parts: Sequence[int]) -> bool:
-        try:
-            self.space.split(op, parts)
-        except Refused:
-            return False
-        return True
 
     def _parts(self, op: int, position: int, degree: int) -> list[int]:
         return [degree if k == position else 1 for k in range(len(self.space.axes(op)))]
@@ -320,7 +312,7 @@ class Costs:
             for layer, reads in self.reads(value).items():
                 same = layer == here
                 ends = tuple(sorted({(self.key(op), place) for op, place in reads}))
-                size = self.itemsize(value)
+                size = self.graph.values[value].itemsize
                 key = (self.key(source[0]), source[1], ends, size, same)
                 if key not in known:
                     several = {(self.key(op), place): (op, place) for op, place in reads}
@@ -349,11 +341,6 @@ class Costs:
             found.setdefault(self.at[op][0], []).extend((op, place) for place in places)
         return found
 
-    def itemsize(self, value: int) -> int:
-        """Bytes of an element of a Value."""
-        meant = self.graph.values[value]
-        return meant.nbytes // max(math.prod(meant.shape or (1,)), 1) or 1
-
     def _compute(self) -> list[Floats]:
         """For every layer and grid the sum over its Ops of what the slowest part takes."""
         numbers: dict[tuple[Key, int], int] = {}
@@ -361,7 +348,7 @@ class Costs:
         of_op: list[int] = []
         for op in range(len(self.graph.ops)):
             outputs = self.graph.ops[op].outputs
-            size = self.itemsize(outputs[0]) if outputs else 4
+            size = self.graph.values[outputs[0]].itemsize if outputs else 4
             number = numbers.setdefault((self.key(op), size), len(works))
             if number == len(works):
                 works.append((op, *self._work(op), self.grids[self.at[op][0]].used))
@@ -369,7 +356,7 @@ class Costs:
         kinds = [self.graph.ops[op].kind for op, *_ in works]
         counts = [int(used.sum()) for *_, used in works]
         which = np.repeat(np.arange(len(works)), counts)
-        sizes = [self.itemsize(self.graph.ops[op].outputs[0]) for op, *_ in works]
+        sizes = [self.graph.values[self.graph.ops[op].outputs[0]].itemsize for op, *_ in works]
         seconds, _ = compute_seconds(
             self.problem.cost, self.problem.cluster, kinds, which,
             np.concatenate([np.nonzero(used)[1] for *_, used in works]),
@@ -403,7 +390,7 @@ class Costs:
         places = {v: k for k, v in enumerate(ends.inputs)}
         places |= {v: -1 - k for k, v in enumerate(ends.outputs)}
         for value, place in places.items():
-            nbytes = nbytes + _volume(self.boxes(op, place)) * self.itemsize(value)
+            nbytes = nbytes + _volume(self.boxes(op, place)) * self.graph.values[value].itemsize
         return flops, nbytes
 
     # What is kept in memory
@@ -417,7 +404,9 @@ class Costs:
             for op in layer.ops:
                 for place, value in enumerate(self.graph.ops[op].outputs):
                     if self._is_kept(op, value):
-                        total += _volume(self.boxes(op, -1 - place)) * self.itemsize(value)
+                        total += (
+                            _volume(self.boxes(op, -1 - place)) * self.graph.values[value].itemsize
+                        )
             found.append(total.max(axis=1))
         return found
 
@@ -465,7 +454,7 @@ class Costs:
             layer = self.at[op][0]
             key = (self.key(op), rows[layer])
             if key not in legal:
-                legal[key] = self._is_legal(op, self.choice(op, rows[layer]).parts)
+                legal[key] = self.space.allows(op, self.choice(op, rows[layer]).parts)
             if not legal[key]:
                 found.add(layer)
         return found

@@ -1,9 +1,9 @@
 """Units: Ops that are proposed together, and the Choices they get from one mesh of devices.
 
 A unit is a layer (layers.py, the steps of loops apart) or several of them. A mesh cuts the labels
-of a layer into degrees and has a device for each cell, the last label fastest. Each Op of the layer
-is cut along those of its axes that are labels of the layer; along labels that it does not have it
-is there several times, as weights are under data parallelism.
+of a layer into degrees and has a device for each place, the last label fastest. Each Op of the
+layer is cut along those of its axes that are labels of the layer; along labels that it does not
+have it is there several times, as weights are under data parallelism.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from functools import cached_property
 from itertools import permutations
 
 from apportion.graph import FORWARD
-from apportion.root import Refused
 from apportion.search.layers import UNMAPPED, Hits, Layer, find_layers
-from apportion.search.placement import _prefix as prefix
+from apportion.search.placement import prefix
 from apportion.splits import Space
 from apportion.strategy import Choice
 
 Mesh = tuple[tuple[int, ...], tuple[int, ...]]
-"""Degrees per label of a layer, and the devices of the cells."""
+"""Degrees per label of a layer, and the device of every place."""
 
 Choices = dict[int, Choice]
 """Choices of Ops."""
@@ -125,7 +124,7 @@ class Members:
         for label in sorted(able, key=lambda k: -degrees[k]):
             tried = list(parts)
             tried[positions[label]] = degrees[label]
-            if self._is_legal(op, tried):
+            if self.space.allows(op, tried):
                 parts = tried
                 kept.append(label)
         where = _arranged(degrees, devices, kept, positions)
@@ -134,13 +133,6 @@ class Members:
         if doubled and any(len(set(where[k::count])) * count < len(where) for k in range(count)):
             return Choice((1,) * len(parts), tuple(dict.fromkeys(devices)))
         return Choice(tuple(parts), where)
-
-    def _is_legal(self, op: int, parts: Sequence[int]) -> bool:
-        try:
-            self.space.split(op, parts)
-        except Refused:
-            return False
-        return True
 
     # What goes together
 
