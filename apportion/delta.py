@@ -39,7 +39,8 @@ from apportion.termwise import Devices
 
 ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
 SPARE = 1 << 16  # and so much more
-CROWDED = 8  # kept changes leave so much behind, as a multiple, before all is built anew
+CROWDED = 8  # changes leave so much behind, as a multiple, before all is built anew
+PLENTY = 1 << 21  # and as a number
 MEMORY = 8  # Flows and Blocks that are remembered, as a multiple of those of the Graph
 
 
@@ -51,10 +52,9 @@ class _Before:
     layouts: dict[int, Layout | None] = field(default_factory=dict)
     termwise: dict[int, Devices] = field(default_factory=dict)
     flows: dict[int, tuple[Flow, int]] = field(default_factory=dict)
-    added: list[Flow] = field(default_factory=list)
     ops: Ints = field(default_factory=lambda: _new(0))
     step: int = 0
-    used: tuple[Ints, ...] = ()
+    counters: Ints | None = None  # none if all was built anew
 
 
 class Delta:
@@ -133,12 +133,12 @@ class Delta:
             lowering.forget(self.flows, ())
             self._build()
         elif any(
-            (used > most).any() for used, most in zip(self._used(), self.crowded, strict=False)
+            (used > most).any() for used, most in zip(self._used(), self.crowded, strict=True)
         ):
             self._build()
         self.live.counters[lives.WRITTEN] = 0
         before = self.before = _Before(step=self.step_ns, termwise=lowering.termwise)
-        before.used = tuple(used.copy() for used in self._used())
+        before.counters = self.live.counters.copy()
         for op, choice in choices.items():
             before.choices[op] = (lowering.choices[op], lowering.splits[op])
             lowering.choices[op] = choice
@@ -154,9 +154,9 @@ class Delta:
         self._restamp(self._new_blocks(touched, values), limit)
         return self.step_ns
 
-    def _used(self) -> tuple[Ints, ...]:
-        """The counters of everything that grows."""
-        return self.drafting.flows.used, self.drafting.stock.used, self.live.counters
+    def _used(self) -> tuple[Ints, Ints]:
+        """How much there is of all that changes leave behind."""
+        return self.drafting.flows.used, self.drafting.stock.used
 
     def _verify_choices(self, choices: Mapping[int, Choice]) -> None:
         """Raises ValueError unless all Choices are legal; those that were once are known."""
@@ -200,14 +200,11 @@ class Delta:
             self.flows[value], self.numbers[value] = flow, number
         self.holding.touch(before.flows)
         self.before, self.bounded = None, False
-        if not before.used:
+        if before.counters is None:
             self._build()
             return
         lives.undo(self.drafting.stock, self.live, before.ops)
-        for used, was in zip(self._used(), before.used, strict=True):
-            used[:] = was
-        for flow in before.added:
-            del self.drafting.numbers[flow]
+        self.live.counters[:] = before.counters
         self.step_ns = before.step
 
     def keep(self) -> None:
@@ -243,8 +240,6 @@ class Delta:
             found = lowering.flow_of(value)
             if found is not self.flows[value]:
                 self.before.flows[value] = (self.flows[value], self.numbers[value])
-                if found not in drafting.numbers:
-                    self.before.added.append(found)
                 self.flows[value] = found
                 self.numbers[value] = drafting.number(found, value)
                 changed.append(value)
@@ -280,7 +275,7 @@ class Delta:
             blocks = drafting.blocks(ops.tolist(), self.numbers)
             fits = self._settle(ops, blocks, lives.NEVER if limit is None else limit)
         if not fits:
-            before.used = ()
+            before.counters = None
             self._build()
 
     def _settle(self, ops: Ints, blocks: Ints, limit: int) -> bool:
@@ -297,11 +292,11 @@ class Delta:
         longest = max(b - a for f in set(self.flows) for a, b in pairwise(f.made_start))
         self.drafting.begin(max(2 * devices, longest))
         self.numbers = [self.drafting.number(f, v) for v, f in enumerate(self.flows)]
-        blocks = self.drafting.all_blocks(self.numbers)
+        blocks = self.drafting.blocks(range(len(self.lowering.graph.ops) + 1), self.numbers)
         self.live = self._room(stock.totals(self.drafting.stock, blocks))
         self.step_ns = int(resume.begin(self.drafting.stock, self.live, blocks))
         self.live.counters[lives.WRITTEN] = 0
-        self.crowded = [CROWDED * used + SPARE for used in self._used()[:2]]
+        self.crowded = [np.maximum(CROWDED * used, PLENTY) for used in self._used()]
 
     def _room(self, used: Ints) -> Live:
         """Empty arrays with room for changes; now the Blocks of all Ops have so much."""

@@ -65,6 +65,11 @@ class Drafting:
         of = {kind: number for number, kind in enumerate(self.kinds)}
         self.splits: dict[int, _Parts] = {}
         self.static = [self._static(op, of) for op in range(len(graph.ops))]
+        alike: dict[Any, int] = {}
+        self.same = [
+            alike.setdefault((*it[:4], it.stages.tobytes(), it.places.tobytes()), len(alike))
+            for it in self.static
+        ]  # equal for Ops that do the same
         stages = [READ + len(graph.consumers[v]) for v in lowering.ending]
         self.ending = _Static(
             len(self.kinds), False, 1, len(stages), np.array(stages, np.int64), _new(0)
@@ -82,6 +87,7 @@ class Drafting:
         self.flows = flows.flows(np.full(5, SPARE))
         self.stock = stock.stock(self.devices, np.full(7, SPARE))
         self.numbers: dict[Flow, int] = {}
+        self.known: dict[tuple[int, ...], int] = {}  # Blocks
 
     def _static(self, op: int, numbers: Mapping[str, int]) -> _Static:
         lowering, it = self.lowering, self.lowering.graph.ops[op]
@@ -109,28 +115,31 @@ class Drafting:
     # Blocks
 
     def blocks(self, ops: Sequence[int], numbers: Sequence[int]) -> Ints:
-        """New Blocks of Ops whose Values have Flows of these numbers."""
+        """Blocks of Ops whose Values have Flows of these numbers; one for those that are alike."""
+        known, new = self.known, {}
+        keys = [self._key(op, numbers) for op in ops]
+        for op, key in zip(ops, keys, strict=True):
+            if key not in known:
+                new[key] = op
+        if new:
+            made = self._drafted([*new.values()], numbers)
+            known.update(zip(new, made, strict=True))
+        return np.array([known[key] for key in keys], np.int64)
+
+    def _key(self, op: int, numbers: Sequence[int]) -> tuple[int, ...]:
+        """All that a Block follows from."""
+        lowering = self.lowering
+        mine = [numbers[v] for v in lowering.values[op]]
+        if op == len(self.static):
+            return (-1, *mine)
+        return (self.same[op], lowering.cut_of(op), op in lowering.termwise, *mine)
+
+    def _drafted(self, ops: Sequence[int], numbers: Sequence[int]) -> range:
         calls = self._calls(ops, numbers)
         self.sheet.used[:] = 0
         self.sheet = draft.with_room(self.sheet, int(draft.room_for(self.flows, calls)))
         draft.draft(self.sheet, self.flows, calls)
         return self._stocked(len(ops))
-
-    def all_blocks(self, numbers: Sequence[int]) -> Ints:
-        """Blocks of all Ops, and of the end of the step; one for those that are alike."""
-        lowering, which = self.lowering, []
-        alike: dict[Any, tuple[int, int]] = {}
-        for op, static in enumerate(self.static):
-            key = (
-                id(lowering.splits[op]), lowering.choices[op].devices, *static[:4],
-                op in lowering.termwise, static.stages.tobytes(), static.places.tobytes(),
-                *(numbers[v] for v in lowering.values[op]),
-            )  # fmt: skip
-            which.append(alike.setdefault(key, (len(alike), op))[0])
-        first = [op for _, op in alike.values()]
-        blocks = self.blocks([*first, len(self.static)], numbers)
-        mine: Ints = blocks[np.array([*which, len(first)])]
-        return mine
 
     def _calls(self, ops: Sequence[int], numbers: Sequence[int]) -> draft.Calls:
         lowering, end = self.lowering, len(self.static)
@@ -174,7 +183,7 @@ class Drafting:
             found = self.splits[id(split)] = _Parts(split, flops, flat)
         return found
 
-    def _stocked(self, count: int) -> Ints:
+    def _stocked(self, count: int) -> range:
         """Puts the Ops of the sheet in stock; their Blocks."""
         sheet, on_device = self.sheet, self.cluster.communication_on_device
         n = int(sheet.used[draft.TASKS])
@@ -197,7 +206,7 @@ class Drafting:
         stock.add_all(
             self.stock, sheet, count, duration, issue, self.lines, line, self.quiet, on_device
         )
-        return np.arange(first, first + count)
+        return range(first, first + count)
 
     def _costs(self, n: int) -> tuple[Ints, Ints]:
         """What the tasks of the sheet take, and what it takes to issue them."""

@@ -145,7 +145,7 @@ class Lowering:
         kept = set(map(id, flows)) | set(map(id, blocks))
         self._flows = {key: made for key, made in self._flows.items() if id(made) in kept}
         self._blocks = {key: made for key, made in self._blocks.items() if id(made) in kept}
-        now = {self._cut_of(op) for op in range(len(self.choices))}
+        now = {self.cut_of(op) for op in range(len(self.choices))}
         self._cuts = {key: number for key, number in self._cuts.items() if number in now}
         self._wants.clear()
         self._mades.clear()
@@ -226,7 +226,7 @@ class Lowering:
             found.append(_Does(number, self.values[index], places, told[key], alias, size))
         return found
 
-    def _cut_of(self, op: int) -> int:
+    def cut_of(self, op: int) -> int:
         """The number of how an Op is cut, and where its parts are."""
         choice = self.choices[op]
         if self._seen[op] is not choice:
@@ -242,7 +242,7 @@ class Lowering:
 
     def flow_of(self, value: int) -> Flow:
         """Where a Value is, under the current Choices."""
-        of, cut, termwise = self._of[value], self._cut_of, self.termwise
+        of, cut, termwise = self._of[value], self.cut_of, self.termwise
         key: list[Any] = [of.number]
         if of.maker is not None:
             maker = of.maker[0]
@@ -267,7 +267,7 @@ class Lowering:
         if value in self.after:
             made = self.graph.producer[self.after[value]]
             if made is not None and self._is_whole(*made):
-                return "left", self._cut_of(made[0]), made[1]
+                return "left", self.cut_of(made[0]), made[1]
             return ("first device",)
         return ("needed",)
 
@@ -307,7 +307,7 @@ class Lowering:
             return Made(self._begin_rows(value), 1)
         op, position = of.maker
         homes = self.termwise.get(op)
-        key = (self._cut_of(op), position, homes)
+        key = (self.cut_of(op), position, homes)
         found = self._mades.get(key)
         if found is None:
             rows = self._placed(op, *self._left(op, position))
@@ -343,7 +343,7 @@ class Lowering:
         """Where the step finds a Value that nobody makes: distinct rows (device, 0, box)."""
         key = (*self._begin_key(value), self._of[value].number)
         if key[0] == "needed":
-            key = (*key, *(self._cut_of(op) for op, _ in self._of[value].readers))
+            key = (*key, *(self.cut_of(op) for op, _ in self._of[value].readers))
         found = self._begun.get(key)
         if found is None:
             rows = self._begin(value)
@@ -371,7 +371,7 @@ class Lowering:
 
     def _reads(self, op: int, places: tuple[int, ...]) -> Wants:
         """What the parts of an Op want as these inputs: part by part, argument by argument."""
-        key = (self._cut_of(op), places, op in self.termwise)
+        key = (self.cut_of(op), places, op in self.termwise)
         found = self._wants.get(key)
         if found is None:
             how = TERM if op in self.termwise else REGION
@@ -414,14 +414,14 @@ class Lowering:
         """The tasks of an Op, under the current Choices and the Flows of its Values."""
         does = self._does[op]
         mine = [flows[v] for v in does.values]
-        key = (does.number, self._cut_of(op), *map(id, mine))
+        key = (does.number, self.cut_of(op), *map(id, mine))
         found = self._blocks.get(key)
         if found is None:
             found = self._blocks[key] = block(does.told, self._parts_of(op, does), mine)
         return found
 
     def _parts_of(self, op: int, does: _Does) -> Parts:
-        key = (does.number, self._cut_of(op), op in self.termwise)
+        key = (does.number, self.cut_of(op), op in self.termwise)
         found = self._parts.get(key)
         if found is None:
             found = self._parts[key] = self._make_parts(op, does)
