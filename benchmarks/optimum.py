@@ -6,10 +6,12 @@ layer, or what one module does in one step of a loop, and an option cuts it alon
 and parameter axes into 1, 2 or 4 parts, on any devices in any order, or on blocks of neighbours.
 
     python benchmarks/optimum.py --budget 600 --out optimum.md
-    python benchmarks/optimum.py --walks 20 --best 312056 --cases 0   # how soon walks find that
+    python benchmarks/optimum.py --best 312056 --cases 0   # only how soon this is found
 
-Then walks of flexflow over the same options, from everything on one device: how long each takes to
-come by the optimum. Making the walk ready is not counted, nor is compilation.
+Then how soon the method flexflow has a plan as fast as that: in seconds from its beginning on this
+machine's cores, what it begins with included, compilation not. It may cut every operator otherwise,
+on any devices, so it may find faster ones. And walks over the very options of the proof, from
+everything on one device: in CPU seconds, without what it takes to make the walk ready.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from apportion import ops, zoo
 from apportion.capture import capture
 from apportion.cluster import cluster
 from apportion.cost import default_cost
+from apportion.search import flexflow
 from apportion.search.exhaustive import Proof, prove
 from apportion.search.metropolis import Chain
 from apportion.search.picking import Picking
@@ -106,6 +109,23 @@ def walked(case: Case, best_ns: int, walks: int, seconds: float) -> str:
     )
 
 
+def searched(case: Case, best_ns: int, trials: int, seconds: float) -> str:
+    """How soon flexflow comes by a step time, and how much shorter steps it finds."""
+    times, least = [], []
+    for seed in range(-1, trials):  # the first one compiles
+        problem, _ = problem_of(case)
+        curve = flexflow(problem, budget=seconds, seed=seed).curve
+        soon = [passed for passed, found in curve if round(found * 1e9) <= best_ns]
+        if seed >= 0:
+            times.append(soon[0] if soon else float("inf"))
+            least.append(curve[-1][1])
+    return (
+        f"{case}: in {sum(t < 1 for t in times)} of {trials} searches within 1 s, in "
+        f"{sum(t < seconds for t in times)} within {seconds:g} s, the median "
+        f"{statistics.median(times):.2f} s; then down to {min(least) * 1e3:.6f} ms"
+    )
+
+
 HEAD = (
     "| model | cluster | units | devices | combinations | renamings | floors | simulated | CPU s "
     "| step | bound | proven |\n" + "|---" * 12 + "|"
@@ -137,9 +157,9 @@ def main() -> None:
     parser.add_argument("--cases", default="", help="numbers from 0 on, such as 0,2; default: all")
     parser.add_argument("--budget", type=float, default=600.0, help="CPU seconds of each proof")
     parser.add_argument("--out", type=Path, help="a markdown file to write")
-    parser.add_argument("--walks", type=int, default=20, help="of flexflow in each case")
-    parser.add_argument("--walk-seconds", type=float, default=10.0, help="of each walk at most")
-    parser.add_argument("--best", default="", help="optima in ns, known: only walk")
+    parser.add_argument("--walks", type=int, default=20, help="and searches in each case")
+    parser.add_argument("--walk-seconds", type=float, default=5.0, help="of each of these at most")
+    parser.add_argument("--best", default="", help="optima in ns, known: only look for them")
     given = parser.parse_args()
     wanted = [int(k) for k in given.cases.split(",") if k] or list(range(len(CASES)))
     if not all(0 <= k < len(CASES) for k in wanted):
@@ -147,14 +167,16 @@ def main() -> None:
     rows = [HEAD]
     if given.best:
         for k, best in zip(wanted, given.best.split(","), strict=True):
-            print(walked(CASES[k], int(best), given.walks, given.walk_seconds), flush=True)
+            for way in (searched, walked):
+                print(way(CASES[k], int(best), given.walks, given.walk_seconds), flush=True)
         return
     for case in (CASES[k] for k in wanted):
         proof, units = proof_of(case, given.budget)
         rows.append(row(case, proof, units))
         print(case, rows[-1], options(proof, units), sep="\n", flush=True)
         if proof.proven and given.walks:
-            print(walked(case, proof.step_ns, given.walks, given.walk_seconds), flush=True)
+            for way in (searched, walked):
+                print(way(case, proof.step_ns, given.walks, given.walk_seconds), flush=True)
     print("\n".join(rows))
     if given.out is not None:
         given.out.write_text("\n".join(rows) + "\n")

@@ -38,7 +38,8 @@ FAR = 3.0  # starts that take so many times as long as the best are not walked f
 FAVOUR = 6  # how much more time walks have that are ahead: by this power of the ratio
 SLICE = 32  # proposals of a walk before the next one has its turn
 CHECKED = 512  # proposals after which the memory of the best is looked at
-TOLD = 0.25  # seconds between what a walk tells
+TOLD = 0.05  # seconds between what a walk tells
+SAID = 20  # and that as a multiple of the time that it takes to tell
 STARTING = 0.3  # share of the budget that finding starts may take
 
 
@@ -216,7 +217,7 @@ class _Search:
             if walk is None:
                 walk = Steps(problem, start.space, start.strategy, kinds)
             chain = Chain(walk, Random(seed))
-            told, checked, best = 0.0, 0, start.strategy
+            tells, checked, best = 0.0, 0, start.strategy
 
             def report(ends: bool) -> None:
                 nonlocal best
@@ -243,9 +244,10 @@ class _Search:
                         if not walk.confirm():
                             chain.judge_again()
                     now = time.perf_counter()
-                    if now - told > TOLD:
-                        told = now
+                    if now >= tells:
                         report(False)
+                        took = time.perf_counter() - now
+                        tells = now + max(TOLD, SAID * took)
                     yield (best_start / chain.best) ** FAVOUR
             finally:
                 walk.confirm()
