@@ -234,15 +234,15 @@ class Delta:
         for value in laid:
             values.add(value)
             values.add(lowering.after.get(value, value))
-        changed, drafting = [], self.drafting
+        near, was, numbers = sorted(values), self.flows, self.numbers
+        found = dict(zip(near, lowering.flows_of(near), strict=True))
+        changed = [value for value in near if found[value] is not was[value]]
+        new = [found[value] for value in changed]
         assert self.before is not None
-        for value in sorted(values):
-            found = lowering.flow_of(value)
-            if found is not self.flows[value]:
-                self.before.flows[value] = (self.flows[value], self.numbers[value])
-                self.flows[value] = found
-                self.numbers[value] = drafting.number(found, value)
-                changed.append(value)
+        self.before.flows = {v: (was[v], numbers[v]) for v in changed}
+        given = self.drafting.number_all(new, changed)
+        for value, flow, number in zip(changed, new, given, strict=True):
+            was[value], numbers[value] = flow, number
         self.holding.touch(changed)
         return changed
 

@@ -104,13 +104,23 @@ class Drafting:
 
     def number(self, flow: Flow, value: int) -> int:
         """The number of a Flow of a Value, which is added if it is new."""
-        found = self.numbers.get(flow)
-        if found is None:
-            self.flows = flows.with_room(self.flows, flow)
-            size = self.sizes[value]
-            found = self.numbers[flow] = flows.add(self.flows, flow, size, self.span)
-            self.longest = max(self.longest, *(b - a for a, b in pairwise(flow.made_start)))
-        return found
+        return self.number_all([flow], [value])[0]
+
+    def number_all(self, given: Sequence[Flow], values: Sequence[int]) -> list[int]:
+        """The numbers of the Flows of Values; those that are new are added."""
+        numbers = self.numbers
+        new = {flow: v for flow, v in zip(given, values, strict=True) if flow not in numbers}
+        if new:
+            cores = np.concatenate([flow.core for flow in new])
+            sizes = np.array([self.sizes[v] for v in new.values()], np.int64)
+            longest = flows.add(self.flows, cores, sizes, self.span)
+            if longest < 0:
+                self.flows = flows.with_room(self.flows, cores)
+                longest = flows.add(self.flows, cores, sizes, self.span)
+            self.longest = max(self.longest, longest)
+            for flow in new:
+                numbers[flow] = len(numbers)
+        return [numbers[flow] for flow in given]
 
     # Blocks
 

@@ -19,7 +19,7 @@ shape whose makers and readers are cut alike have one Flow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,24 +42,64 @@ REGION, TERM, ANY = (
 )  # what is wanted: a region; the term there; a region anywhere
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Wants:
-    """Regions asked for together: rows (device, REGION or TERM or ANY, box)."""
-
-    rows: Ints  # w x (2 + 2 atoms)
+Asked = tuple[int, int]  # where in Rows there are rows, and the devices of the parts they are of
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Made:
-    """Pieces that are there at first: rows (device, term, box)."""
+class Rows:
+    """Pieces and wants of which Flows are made, in one array that grows: rows (part, term, box) or
+    (part, REGION or TERM or ANY, box), and apart from these the devices that parts are on."""
 
-    rows: Ints  # p x (2 + 2 atoms)
-    terms: int
+    def __init__(self, devices: int) -> None:
+        self.flat = np.empty(1024, np.int64)
+        self.used, self.devices = 0, devices
+        self.everywhere = self.add_devices(range(devices))
+        self.none: Asked = self.add_placed(np.empty((0, 2), np.int64))
+
+    def add(self, rows: Ints, parts: int) -> int:
+        """Adds rows of so many parts; where they are."""
+        at = self._room(2 + rows.size)
+        self.flat[at], self.flat[at + 1] = len(rows), parts
+        self.flat[at + 2 : self.used] = rows.reshape(-1)
+        return at
+
+    def add_placed(self, rows: Ints) -> Asked:
+        """Adds rows that have devices instead of parts."""
+        return self.add(rows, self.devices), self.everywhere
+
+    def add_devices(self, devices: Sequence[int]) -> int:
+        """Adds the devices of all parts, then those of their replicas; where they are."""
+        at = self._room(1 + len(devices))
+        self.flat[at], self.flat[at + 1 : self.used] = len(devices), devices
+        return at
+
+    def add_dims(self, dims: Sequence[Factors]) -> int:
+        """Adds for every atom the dimension that it is of; where that is."""
+        found = [number for number, atoms in enumerate(dims) for _ in atoms]
+        at = self._room(len(found))
+        self.flat[at : self.used] = found
+        return at
+
+    def _room(self, count: int) -> int:
+        at = self.used
+        self.used += count
+        if self.used > len(self.flat):
+            larger = np.empty(2 * self.used, np.int64)
+            larger[:at] = self.flat[:at]
+            self.flat = larger
+        return at
+
+    def placed(self, asked: Sequence[Asked], atoms: int) -> Ints:
+        """All these rows, with devices instead of parts."""
+        told = np.array(asked, np.int64).reshape(-1)
+        found: Ints = _placed(self.flat, told, 2 + 2 * atoms)
+        return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """Lengths: pieces p, sources s, wants w. The sources of piece i are source_start[i:i + 2]."""
+    """Lengths: pieces p, sources s, wants w. The sources of piece i are source_start[i:i + 2].
+
+    The columns are there once one of them is looked at; delta simulation rarely does.
+    """
 
     box: Ints  # p x atoms x 2
     device: Ints  # p
@@ -73,10 +113,19 @@ class Flow:
     source_box: Ints  # s x atoms x 2, in the coordinates of the Value
     source_term: Ints  # s
     source_nbytes: Ints  # s
-    moved: int  # bytes that come from other devices
-    laid_out: bool
     made_start: tuple[int, ...]  # by stage: pieces
-    core: Ints  # all that a Block follows from, in one row; HEAD says what is where
+
+    def __init__(self, flat: Ints, head: Sequence[int], laid_out: bool) -> None:
+        self.flat = flat
+        self.core = flat[: head[0]]  # all that a Block follows from; HEAD says what is where
+        self.moved = head[5]  # bytes that come from other devices
+        self.laid_out = laid_out
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in Flow.__annotations__:
+            raise AttributeError(f"a Flow has no {name!r}")
+        self.__dict__ |= _columns(self.flat)
+        return self.__dict__[name]
 
     def made_at(self, stage: int) -> tuple[int, int]:
         """The range of the pieces that a stage made."""
@@ -92,10 +141,11 @@ class Flow:
 # source_start, answer, source, source_nbytes, source_term, and a number per source that is equal
 # for equal boxes.
 HEAD = 7
+TOLD = 6  # numbers that compiled code is told of a Flow before what is asked for
 
 
 def table(first: Sequence[int] | Ints, second: int | Ints, box: Ints) -> Ints:
-    """Rows (first, second, box) for Wants or Made."""
+    """Rows (first, second, box)."""
     rows = np.empty((len(box), 2 + box.shape[1]), np.int64)
     rows[:, 0], rows[:, 1], rows[:, 2:] = first, second, box
     return rows
@@ -106,72 +156,114 @@ def boxes(regions: Sequence[Box], atoms: int) -> Ints:
     return np.array(regions, np.int64).reshape(len(regions), 2 * atoms)
 
 
-def dims_of(dims: Sequence[Factors]) -> Ints:
-    """For every atom the dimension that it is of."""
-    return np.repeat(np.arange(len(dims)), [len(d) for d in dims]).astype(np.int64)
+class Told(NamedTuple):
+    """How a Value gets from its pieces to its readers."""
+
+    dims: int  # where they are in Rows
+    atoms: int
+    itemsize: int
+    terms: int
+    made: Asked
+    layout: Asked | None
+    wants: list[Asked]  # reader by reader, then those of the end of the step
 
 
-def flow(
-    dims: Ints,
-    itemsize: int,
-    devices: int,
-    made: Made,
-    layout: Wants | None,
-    readers: Sequence[Wants],
-) -> Flow:
-    """How a Value with these dimensions of atoms gets from its pieces to its readers."""
-    asked = [*(() if layout is None else (layout.rows,)), *(r.rows for r in readers)]
-    counts = [*((0,) if layout is None else ()), *map(len, asked)]
-    given = np.concatenate([made.rows, *asked])
-    told = np.array(
-        [devices, itemsize, made.terms, layout is not None, len(made.rows), *counts],
-        np.int64,
-    )
-    return _sliced(_serve(told, dims, given), layout is not None)
+def flows(rows: Rows, told: Sequence[Told]) -> list[Flow]:
+    """The Flows of several Values."""
+    flat: list[int] = []
+    for it in told:
+        laid = it.layout is not None
+        flat += (it.dims, it.atoms, it.itemsize, it.terms, laid, 1 + laid + len(it.wants))
+        flat += it.made
+        flat += it.layout or ()
+        for asked in it.wants:
+            flat += asked
+    served = _serve(rows.flat, np.array(flat, np.int64), rows.devices)
+    found, at = [], 0
+    for it in told:
+        head = served[at : at + HEAD].tolist()
+        end = at + head[0] + head[1] + 2 * it.atoms * (head[1] + head[2])
+        found.append(Flow(served[at:end], head, it.layout is not None))
+        at = end
+    return found
 
 
-def _sliced(flat: Ints, laid_out: bool) -> Flow:
+def _columns(flat: Ints) -> dict[str, Any]:
     """What compiled code made, column by column."""
-    length, p, s, w, stages, moved, atoms = flat[:HEAD].tolist()
-    at = HEAD + stages + 1
-    made_start = tuple(flat[HEAD:at].tolist())
-    answer_start = flat[at : at + stages + 1]
-    at += stages + 1
-    device, nbytes = flat[at : at + p], flat[at + p : at + 2 * p]
-    base, source_start = (
-        flat[at + 2 * p : at + 3 * p],
-        flat[at + 3 * p : at + 4 * p + 1],
-    )
-    at += 4 * p + 1
-    answer, source = flat[at : at + w], flat[at + w : at + w + s]
-    at += w + s
-    source_nbytes, term = flat[at : at + s], flat[at + s : at + 2 * s]
-    stage = flat[length : length + p]
-    at = length + p
-    box = flat[at : at + 2 * atoms * p].reshape(p, atoms, 2)
-    source_box = flat[at + 2 * atoms * p :].reshape(s, atoms, 2)
-    return Flow(
-        box, device, nbytes, stage, base, answer_start, answer, source_start, source, source_box,
-        term, source_nbytes, moved, laid_out, made_start, flat[:length],
-    )  # fmt: skip
+    length, p, s, w, stages, _, atoms = flat[:HEAD].tolist()
+    sizes = {
+        "made_start": stages + 1, "answer_start": stages + 1, "device": p, "nbytes": p, "base": p,
+        "source_start": p + 1, "answer": w, "source": s, "source_nbytes": s, "source_term": s,
+        "": s, "stage": p, "box": 2 * atoms * p, "source_box": 2 * atoms * s,
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    at = HEAD
+    for name, size in sizes.items():
+        found[name] = flat[at : at + size]
+        at += size
+    found["made_start"] = tuple(found["made_start"].tolist())
+    found["box"] = found["box"].reshape(p, atoms, 2)
+    found["source_box"] = found["source_box"].reshape(s, atoms, 2)
+    return found
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _serve(told, dims, given):  # type: ignore[no-untyped-def]
-    """A core, then the stage and the box of every piece, and the box of every source."""
-    room = 4 * len(given) + 64
-    while True:
-        found = _try_to_serve(told, dims, given, room)
-        if len(found):
-            return found
-        room *= 4
+def _serve(rows, told, devices):  # type: ignore[no-untyped-def]
+    """For every Flow a core, then the stage and the box of every piece, and the box of every
+    source."""
+    found, used, at = np.empty(1024, np.int64), 0, 0
+    while at < len(told):
+        end = at + TOLD + 2 * told[at + 5]
+        atoms, asked = told[at + 1], told[at + TOLD : end]
+        given = _placed(rows, asked, 2 + 2 * atoms)
+        dims = rows[told[at] : told[at] + atoms]
+        counts = _counts(rows, asked, told[at + 4])
+        room, flat = 4 * len(given) + 64, found[:0]
+        while not len(flat):
+            flat = _try_to_serve(devices, told[at:end], counts, dims, given, room)
+            room *= 4
+        if used + len(flat) > len(found):
+            larger = np.empty(2 * (used + len(flat)), np.int64)
+            larger[:used] = found[:used]
+            found = larger
+        found[used : used + len(flat)] = flat
+        used += len(flat)
+        at = end
+    return found[:used].copy()
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _try_to_serve(told, dims, given, room):  # type: ignore[no-untyped-def]
+def _counts(rows, asked, laid):  # type: ignore[no-untyped-def]
+    """By stage: pieces, those that are laid out, wants of readers."""
+    counts = np.zeros(len(asked) // 2 + 1 - laid, np.int64)
+    for k in range(0, len(asked), 2):
+        where = asked[k]
+        stage = k // 2 + (k > 0 and not laid)
+        counts[stage] = rows[where] * (rows[asked[k + 1]] // rows[where + 1])
+    return counts
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _placed(rows, asked, wide):  # type: ignore[no-untyped-def]
+    """All rows that are asked for, on the devices of their parts, replica by replica."""
+    counts = _counts(rows, asked, 1)
+    given, row = np.empty((counts.sum(), wide), np.int64), 0
+    for k in range(0, len(asked), 2):
+        at, devices = asked[k], asked[k + 1] + 1
+        for first in range(0, rows[devices - 1], rows[at + 1]):
+            for there in range(at + 2, at + 2 + wide * rows[at], wide):
+                given[row, 0] = rows[devices + first + rows[there]]
+                for column in range(1, wide):
+                    given[row, column] = rows[there + column]
+                row += 1
+    return given
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _try_to_serve(devices, told, counts, dims, given, room):  # type: ignore[no-untyped-def]
     """Nothing if there is no room for so many sources."""
-    devices, itemsize, terms, has_layout, made = told[0], told[1], told[2], told[3] == 1, told[4]
-    wide, most, stages = given.shape[1] - 2, len(given), len(told) - 4
+    itemsize, terms, has_layout, made = told[2], told[3], told[4] == 1, counts[0]
+    wide, most, stages = given.shape[1] - 2, len(given), len(counts)
     box, device = np.empty((most + 1, wide), np.int64), np.empty(most, np.int64)
     base, after = np.empty(most, np.int64), np.empty(most, np.int64)
     head, tail = np.full(devices, -1), np.full(devices, -1)
@@ -192,7 +284,7 @@ def _try_to_serve(told, dims, given, room):  # type: ignore[no-untyped-def]
     near = _by_term_and_device(near[:made], near_term, device, terms, devices)
     made_start[1], low = made, 0
     for s in range(1, stages):
-        high = low + told[4 + s]
+        high = low + counts[s]
         for w in range(low, high):
             where, how = given[made + w, 0], given[made + w, 1]
             if how == TERM:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from apportion.flow import HEAD, READ, Flow
+from apportion.flow import HEAD, READ
 from apportion.tasks import Ints
 
 FLOWS, STAGES, PIECES, ANSWERS, SOURCES = range(5)
@@ -51,15 +51,9 @@ def flows(room: Ints) -> Flows:
     return Flows(np.zeros(5, np.int64), **columns)
 
 
-def with_room(held: Flows, flow: Flow) -> Flows:
-    """The same, or a larger copy, so that there is room for a Flow."""
-    _, pieces, sources, wants, stages = flow.core[:5].tolist()
-    more = (1, stages + 1, pieces, wants, sources)
-    columns = (held.first, held.answer_start, held.device, held.answer, held.source)
-    used = held.used.tolist()
-    if all(u + m < len(c) for u, m, c in zip(used, more, columns, strict=True)):
-        return held
-    new = flows(2 * (held.used + np.array(more)))
+def with_room(held: Flows, cores: Ints) -> Flows:
+    """A larger copy, with room for Flows with these cores."""
+    new = flows(2 * (held.used + _needed(cores)))
     for name in Flows._fields:
         old, copy = getattr(held, name), getattr(new, name)
         many = min(len(old), len(copy))
@@ -67,14 +61,49 @@ def with_room(held: Flows, flow: Flow) -> Flows:
     return new
 
 
-def add(held: Flows, flow: Flow, itemsize: int, span: int) -> int:
-    """Adds a Flow, for which there must be room; its number."""
-    number: int = _add(held, flow.core, itemsize, span)
-    return number
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _needed(cores: Ints) -> Ints:
+    """How much room Flows with these cores need: FLOWS, STAGES, ..."""
+    needed, at = np.zeros(5, np.int64), 0
+    while at < len(cores):
+        needed[FLOWS] += 1
+        needed[STAGES] += cores[at + 4] + 1
+        needed[PIECES] += cores[at + 1]
+        needed[ANSWERS] += cores[at + 3]
+        needed[SOURCES] += cores[at + 2]
+        at += cores[at]
+    return needed
+
+
+def add(held: Flows, cores: Ints, itemsizes: Ints, span: int) -> int:
+    """Adds Flows; the most pieces of a stage of any, or -1 if there is no room for them."""
+    longest: int = _add_all(held, cores, itemsizes, span)
+    return longest
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _add_all(held: Flows, cores: Ints, itemsizes: Ints, span: int) -> int:
+    after = held.used + _needed(cores)
+    room = (len(held.first), len(held.answer_start), len(held.device), len(held.answer))
+    if (
+        after[FLOWS] >= room[0]
+        or after[STAGES] >= room[1]
+        or after[PIECES] >= room[2]
+        or after[ANSWERS] >= room[3]
+        or after[SOURCES] >= len(held.source)
+    ):
+        return -1
+    at, longest = 0, 0
+    for itemsize in itemsizes:
+        core = cores[at : at + cores[at]]
+        longest = max(longest, _add(held, core, itemsize, span))
+        at += len(core)
+    return longest
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _add(held: Flows, core: Ints, itemsize: int, span: int) -> int:
+    """Adds a Flow; the most pieces of a stage."""
     used, p, s, w, stages = held.used, core[1], core[2], core[3], core[4]
     f, at, first = used[FLOWS], used[STAGES], used[PIECES]
     answers, sources = used[ANSWERS], used[SOURCES]
@@ -83,7 +112,9 @@ def _add(held: Flows, core: Ints, itemsize: int, span: int) -> int:
     for stage in range(stages + 1):
         held.piece_start[at + stage] = first + core[made + stage]
         held.answer_start[at + stage] = answers + core[answered + stage]
+    longest = 0
     for stage in range(stages):
+        longest = max(longest, core[made + stage + 1] - core[made + stage])
         for piece in range(core[made + stage], core[made + stage + 1]):
             held.place[first + piece] = stage * span + piece - core[made + stage]
     device = answered + stages + 1
@@ -105,7 +136,7 @@ def _add(held: Flows, core: Ints, itemsize: int, span: int) -> int:
     used[FLOWS], used[STAGES], used[PIECES] = f + 1, at + stages + 1, first + p
     used[ANSWERS], used[SOURCES] = answers + w, sources + s
     held.stage_start[f + 1] = used[STAGES]
-    return int(f)
+    return longest
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]

@@ -16,7 +16,7 @@ first reduced onto a layout, whichever moves less.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,17 +29,17 @@ from apportion.flow import (
     READ,
     REGION,
     TERM,
+    Asked,
     Flow,
-    Made,
-    Wants,
+    Rows,
+    Told,
     boxes,
-    dims_of,
     first_rows,
-    flow,
+    flows,
     table,
 )
 from apportion.graph import INPUT, Graph
-from apportion.interval import full
+from apportion.interval import Factors, full
 from apportion.splits import Space, Split
 from apportion.stamp import Lowered, stamp
 from apportion.strategy import Choice, Layout, Strategy, grid, verify
@@ -59,7 +59,7 @@ def bytes_moved(space: Space, strategy: Strategy, devices: int) -> int:
     """What `lower(...).bytes_moved` is, without the tasks; raises ValueError as it does."""
     verify(space, strategy, devices)
     lowering = Lowering(space, strategy, devices)
-    return sum(lowering.flow_of(value).moved for value in range(len(lowering.graph.values)))
+    return sum(flow.moved for flow in lowering.flows_of(range(len(lowering.graph.values))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,12 @@ class _Of:
     the Choices of the Ops that make and read them are equal."""
 
     number: int
-    dims: Ints
+    dims: tuple[Factors, ...]
+    atoms: int
     itemsize: int
     maker: tuple[int, int] | None  # Op, and which of its outputs
-    readers: tuple[tuple[int, tuple[int, ...]], ...]  # Op, and which of its inputs
+    readers: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]  # for every reader: which of its inputs
     befores: tuple[int, ...]  # what it is in the next step
     loss: bool
 
@@ -112,10 +114,9 @@ class Lowering:
             self.befores.setdefault(after, []).append(before)
         self._flows: dict[tuple[Any, ...], Flow] = {}
         self._blocks: dict[tuple[Any, ...], Block] = {}
-        self._rows: dict[tuple[Any, ...], tuple[Ints, Ints | None]] = {}
-        self._mades: dict[tuple[Any, ...], Made] = {}
-        self._wants: dict[tuple[Any, ...], Wants] = {}
-        self._begun: dict[tuple[Any, ...], Ints] = {}
+        self._rows = Rows(devices)
+        self._at: dict[tuple[Any, ...], int] = {}  # where in these there is what
+        self._asked: dict[tuple[Any, ...], Asked] = {}
         self._parts: dict[tuple[int, ...], Parts] = {}
         # Numbers of (Split, devices); for every Op that of the Choice that was seen last
         self._cuts: dict[tuple[int, Devices], int] = {}
@@ -132,7 +133,7 @@ class Lowering:
 
     def lowered(self) -> Lowered:
         """Everything, for `stamp`."""
-        flows = [self.flow_of(value) for value in range(len(self.graph.values))]
+        flows = self.flows_of(range(len(self.graph.values)))
         blocks = [self.block_of(op, flows) for op in range(len(self.graph.ops))]
         blocks.append(self.end_of(flows))
         return Lowered(
@@ -147,9 +148,9 @@ class Lowering:
         self._blocks = {key: made for key, made in self._blocks.items() if id(made) in kept}
         now = {self.cut_of(op) for op in range(len(self.choices))}
         self._cuts = {key: number for key, number in self._cuts.items() if number in now}
-        self._wants.clear()
-        self._mades.clear()
-        self._begun.clear()
+        self._rows = Rows(self.devices)
+        self._at.clear()
+        self._asked.clear()
         self._parts.clear()
 
     @property
@@ -181,19 +182,17 @@ class Lowering:
     @cached_property
     def _of(self) -> list[_Of]:
         numbers: dict[tuple[Any, ...], int] = {}
-        shapes: dict[Any, Ints] = {}
         found = []
         for value, dims in enumerate(self.space.atoms.dims):
-            readers = tuple([(op, self._inputs(op, value)) for op in self.graph.consumers[value]])
+            readers = tuple(self.graph.consumers[value])
+            places = tuple([self._inputs(op, value) for op in readers])
             made, befores = self.graph.producer[value], tuple(self.befores.get(value, ()))
             size, loss = self._sizes[value], value == self.graph.loss
             position = None if made is None else made[1]
-            where = tuple([places for _, places in readers])
-            key = (dims, size, position, where, len(befores), loss, value in self.after)
+            key = (dims, size, position, places, len(befores), loss, value in self.after)
             number = numbers.setdefault(key, len(numbers))
-            if dims not in shapes:
-                shapes[dims] = dims_of(dims)
-            found.append(_Of(number, shapes[dims], size, made, readers, befores, loss))
+            atoms = sum(map(len, dims))
+            found.append(_Of(number, dims, atoms, size, made, readers, places, befores, loss))
         return found
 
     def _inputs(self, op: int, value: int) -> tuple[int, ...]:
@@ -242,23 +241,31 @@ class Lowering:
 
     def flow_of(self, value: int) -> Flow:
         """Where a Value is, under the current Choices."""
+        return self.flows_of((value,))[0]
+
+    def flows_of(self, values: Sequence[int]) -> list[Flow]:
+        """Where Values are, under the current Choices."""
+        known = self._flows
+        keys = [self._flow_key(value) for value in values]
+        new = {key: value for key, value in zip(keys, values, strict=True) if key not in known}
+        if new:
+            known.update(zip(new, self._make_flows(new), strict=True))
+        return [known[key] for key in keys]
+
+    def _flow_key(self, value: int) -> tuple[Any, ...]:
+        """All that a Flow follows from; second, how its readers are cut (~: term by term)."""
         of, cut, termwise = self._of[value], self.cut_of, self.termwise
-        key: list[Any] = [of.number]
-        if of.maker is not None:
-            maker = of.maker[0]
-            key += (cut(maker), self.layouts.get(value), termwise.get(maker))
-        else:
-            key.append(self._begin_key(value))
         if termwise:
-            key += [~cut(op) if op in termwise else cut(op) for op, _ in of.readers]
+            readers = tuple([~cut(op) if op in termwise else cut(op) for op in of.readers])
         else:
-            key += [cut(op) for op, _ in of.readers]
-        key += map(self._begin_key, of.befores)
-        known = tuple(key)
-        found = self._flows.get(known)
-        if found is None:
-            found = self._flows[known] = self._make_flow(value, of)
-        return found
+            readers = tuple([cut(op) for op in of.readers])
+        befores = tuple([self._begin_key(before) for before in of.befores])
+        if of.maker is None:
+            return of.number, readers, befores, self._begin_key(value)
+        maker = of.maker[0]
+        return (
+            of.number, readers, befores, cut(maker), self.layouts.get(value), termwise.get(maker),
+        )  # fmt: skip
 
     def _begin_key(self, value: int) -> tuple[Any, ...]:
         layout = self.layouts.get(value)
@@ -278,135 +285,169 @@ class Lowering:
     def _is_whole(self, op: int, position: int) -> bool:
         return self._terms(op, position) == 1
 
-    def _make_flow(self, value: int, of: _Of) -> Flow:
-        made = self._made(value, of)
-        wants = [self._reads(op, places) for op, places in of.readers]
-        wants.append(self._ends(value, of))
-        layout = self.layouts.get(value) if of.maker is not None else None
-        if layout is not None:
-            laid = Wants(first_rows(self._laid(value, layout, REGION), self.devices))
-            return flow(of.dims, of.itemsize, self.devices, made, laid, wants)
-        direct = flow(of.dims, of.itemsize, self.devices, made, None, wants)
-        if made.terms == 1 or not direct.moved or any(op in self.termwise for op, _ in of.readers):
-            return direct
-        rows = made.rows
-        owners = rows[np.argsort(rows[:, 1], kind="stable"), 0].tolist()
-        spread = _spread(self.space.factors(value), list(dict.fromkeys(owners)))
-        laid = Wants(self._laid(value, spread, REGION))
-        reduced = flow(of.dims, of.itemsize, self.devices, made, laid, wants)
-        return reduced if reduced.moved < direct.moved else direct
+    def _make_flows(self, new: Mapping[tuple[Any, ...], int]) -> list[Flow]:
+        """Flows of Values, by what they follow from."""
+        told = [self._told(value, key) for key, value in new.items()]
+        found = flows(self._rows, told)
+        again, laid = [], []
+        for k, (value, it, direct) in enumerate(zip(new.values(), told, found, strict=True)):
+            if it.terms > 1 and it.layout is None and direct.moved and self._gathers(value):
+                again.append(k)
+                laid.append(it._replace(layout=self._spread_out(value, it, direct)))
+        for k, reduced in zip(again, flows(self._rows, laid) if laid else (), strict=True):
+            if reduced.moved < found[k].moved:
+                found[k] = reduced
+        return found
 
-    def _laid(self, value: int, layout: Layout, second: int) -> Ints:
-        """The pieces of a Layout, as rows."""
+    def _told(self, value: int, key: tuple[Any, ...]) -> Told:
+        of, asked = self._of[value], self._asked
+        wants = []
+        for op, places, cut in zip(of.readers, of.places, key[1], strict=True):
+            wants.append(asked.get((cut, places)) or self._reads(op, places, cut < 0))
+        wants.append(self._ends(value, of, key[2]) if of.befores or of.loss else self._rows.none)
+        layout = self.layouts.get(value) if of.maker is not None else None
+        laid = None if layout is None else self._laid(value, layout)
+        terms = 1 if of.maker is None else self._terms(*of.maker)
+        return Told(
+            self._dims(of.dims), of.atoms, of.itemsize, terms, self._made(value, of), laid, wants
+        )
+
+    def _gathers(self, value: int) -> bool:
+        """Whether the readers of a Value want all its terms."""
+        return not self.termwise or self.termwise.keys().isdisjoint(self._of[value].readers)
+
+    def _spread_out(self, value: int, told: Told, direct: Flow) -> Asked:
+        """A Layout on the devices of the terms of a partial Value, the first term's first."""
+        term = self._rows.placed([told.made], told.atoms)[:, 1]
+        owners = direct.device[np.argsort(term, kind="stable")].tolist()
+        return self._laid(value, _spread(self.space.factors(value), [*dict.fromkeys(owners)]))
+
+    def _dims(self, dims: tuple[Factors, ...]) -> int:
+        found = self._at.get(dims)
+        if found is None:
+            found = self._at[dims] = self._rows.add_dims(dims)
+        return found
+
+    def _laid(self, value: int, layout: Layout) -> Asked:
+        """What a Layout wants."""
+        key = (layout, self._of[value].number)
+        found = self._asked.get(key)
+        if found is None:
+            rows = first_rows(self._layout_rows(value, layout, REGION), self.devices)
+            found = self._asked[key] = self._rows.add_placed(rows)
+        return found
+
+    def _layout_rows(self, value: int, layout: Layout, second: int) -> Ints:
+        """The pieces of a Layout."""
         regions = grid(self.space.factors(value), layout.parts)
         box = np.tile(boxes(regions, len(layout.parts)), (len(layout.devices) // len(regions), 1))
         return table(layout.devices, second, box)
 
-    def _made(self, value: int, of: _Of) -> Made:
+    def _made(self, value: int, of: _Of) -> Asked:
+        """The pieces that are there at first."""
         if of.maker is None:
-            return Made(self._begin_rows(value), 1)
+            return self._begins(value)
         op, position = of.maker
         homes = self.termwise.get(op)
+        if homes is None:
+            return self._left(op, position)
         key = (self.cut_of(op), position, homes)
-        found = self._mades.get(key)
+        found = self._asked.get(key)
         if found is None:
-            rows = self._placed(op, *self._left(op, position))
-            if homes is not None:
-                rows[:, 1] = [homes.index(device) for device in self.choices[op].devices]
-            found = self._mades[key] = Made(rows, self._terms(op, position))
+            rows = self._rows.placed([self._left(op, position)], of.atoms)
+            rows[:, 1] = [homes.index(device) for device in self.choices[op].devices]
+            found = self._asked[key] = self._rows.add_placed(rows)
         return found
 
-    def _placed(self, op: int, rows: Ints, part: Ints | None) -> Ints:
-        """Rows of parts of an Op (one of each, or which) on its devices, replicas counted on."""
-        choice = self.choices[op]
-        replicas = choice.replicas
-        found = rows.copy() if replicas == 1 else np.concatenate([rows] * replicas)
-        where = np.array(choice.devices, np.int64)
-        if part is not None:
-            where = where.reshape(replicas, -1)[:, part].reshape(-1)
-        found[:, 0] = where
-        return found
-
-    def _left(self, op: int, position: int) -> tuple[Ints, Ints | None]:
-        """What the parts of an Op leave of an output: rows (0, term, box), one for each."""
-        split = self.splits[op]
-        key = (id(split), position)
-        found = self._rows.get(key)
+    def _left(self, op: int, position: int) -> Asked:
+        """What the parts of an Op leave of an output, one for each."""
+        key = (self.cut_of(op), position)
+        found = self._asked.get(key)
         if found is None:
-            box = [part.outputs[position] for part in split.parts]
-            term = np.array([part.terms[position] for part in split.parts], np.int64)
-            rows = table([0] * len(box), term, boxes(box, len(box[0])))
-            found = self._rows[key] = (rows, None)
+            split = self.splits[op]
+            of = (id(split), position)
+            at = self._at.get(of)
+            if at is None:
+                box = [part.outputs[position] for part in split.parts]
+                term = np.array([part.terms[position] for part in split.parts], np.int64)
+                rows = table(range(len(box)), term, boxes(box, len(box[0])))
+                at = self._at[of] = self._rows.add(rows, len(box))
+            found = self._asked[key] = at, self._devices(op)
         return found
 
-    def _begin_rows(self, value: int) -> Ints:
-        """Where the step finds a Value that nobody makes: distinct rows (device, 0, box)."""
-        key = (*self._begin_key(value), self._of[value].number)
+    def _devices(self, op: int) -> int:
+        """Where in the rows the devices of an Op are."""
+        key = ("devices", self.choices[op].devices)
+        found = self._at.get(key)
+        if found is None:
+            found = self._at[key] = self._rows.add_devices(key[1])
+        return found
+
+    def _begins(self, value: int) -> Asked:
+        """Where the step finds a Value that nobody makes: distinct pieces."""
+        of = self._of[value]
+        key = (*self._begin_key(value), of.number)
         if key[0] == "needed":
-            key = (*key, *(self.cut_of(op) for op, _ in self._of[value].readers))
-        found = self._begun.get(key)
+            key = (*key, *map(self.cut_of, of.readers))
+        found = self._asked.get(key)
         if found is None:
-            rows = self._begin(value)
-            found = self._begun[key] = first_rows(rows, self.devices)
+            rows = self._begin_rows(value, of)
+            rows[:, 1] = 0
+            found = self._asked[key] = self._rows.add_placed(first_rows(rows, self.devices))
         return found
 
-    def _begin(self, value: int) -> Ints:
+    def _begin_rows(self, value: int, of: _Of) -> Ints:
         """The same, not distinct."""
         layout = self.layouts.get(value)
         if layout is not None:
-            return self._laid(value, layout, 0)
+            return self._layout_rows(value, layout, 0)
         if value in self.after:
             made = self.graph.producer[self.after[value]]
             if made is not None and self._is_whole(*made):
-                rows = self._placed(made[0], *self._left(*made))
-                rows[:, 1] = 0
-                return rows
+                return self._rows.placed([self._left(*made)], of.atoms)
             whole = full(self.space.factors(value))
             return table([0], 0, boxes([whole], len(whole)))
-        none = np.zeros((0, 2 + 2 * len(self._of[value].dims)), np.int64)
-        read = [self._read_rows(op, places) for op, places in self._of[value].readers]
-        needed = np.concatenate([none, *read])
-        needed[:, 1] = 0
-        return needed
+        asked = [self._reads(op, k, False) for op, k in zip(of.readers, of.places, strict=True)]
+        return self._rows.placed(asked, of.atoms)
 
-    def _reads(self, op: int, places: tuple[int, ...]) -> Wants:
+    def _reads(self, op: int, places: tuple[int, ...], termwise: bool) -> Asked:
         """What the parts of an Op want as these inputs: part by part, argument by argument."""
-        key = (self.cut_of(op), places, op in self.termwise)
-        found = self._wants.get(key)
+        cut = self.cut_of(op)
+        key = (~cut if termwise else cut, places)
+        found = self._asked.get(key)
         if found is None:
-            how = TERM if op in self.termwise else REGION
-            found = self._wants[key] = Wants(self._read_rows(op, places, how))
+            found = self._asked[key] = self._read_rows(op, places, termwise), self._devices(op)
         return found
 
-    def _read_rows(self, op: int, places: tuple[int, ...], how: int = REGION) -> Ints:
+    def _read_rows(self, op: int, places: tuple[int, ...], termwise: bool) -> int:
         split = self.splits[op]
-        key = (id(split), places, how)
-        found = self._rows.get(key)
+        key = (id(split), places, termwise)
+        found = self._at.get(key)
         if found is None:
             asked = [
                 (part.inputs[k], number)
                 for number, part in enumerate(split.parts)
                 for k in places
-                if how == TERM or k not in part.zeros
+                if termwise or k not in part.zeros
             ]
             box = boxes([box for box, _ in asked], len(split.parts[0].inputs[places[0]]))
-            numbers = [number for _, number in asked]
-            each = numbers == list(range(len(split.parts)))
-            part = None if each else np.array(numbers, np.int64)
-            found = self._rows[key] = (table([0] * len(box), how, box), part)
-        return self._placed(op, *found)
+            rows = table([number for _, number in asked], TERM if termwise else REGION, box)
+            found = self._at[key] = self._rows.add(rows, len(split.parts))
+        return found
 
-    def _ends(self, value: int, of: _Of) -> Wants:
+    def _ends(self, value: int, of: _Of, begins: tuple[Any, ...]) -> Asked:
         """What the end of the step wants of a Value: state where it began, the loss somewhere."""
-        found = [np.zeros((0, 2 + 2 * len(of.dims)), np.int64)]
-        for before in of.befores:
-            rows = self._begin_rows(before).copy()
+        key = (of.number, begins)
+        found = self._asked.get(key)
+        if found is None:
+            rows = self._rows.placed([self._begins(before) for before in of.befores], of.atoms)
             rows[:, 1] = REGION
-            found.append(rows)
-        if of.loss:
-            whole = full(self.space.factors(value))
-            found.append(table([0], ANY, boxes([whole], len(whole))))
-        return Wants(np.concatenate(found) if len(found) > 1 else found[0])
+            if of.loss:
+                whole = full(self.space.factors(value))
+                loss = table([0], ANY, boxes([whole], len(whole)))
+                rows = np.concatenate([rows, loss])
+            found = self._asked[key] = self._rows.add_placed(rows)
+        return found
 
     # Blocks
 
