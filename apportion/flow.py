@@ -88,10 +88,9 @@ class Rows:
             self.flat = larger
         return at
 
-    def placed(self, asked: Sequence[Asked], atoms: int) -> Ints:
-        """All these rows, with devices instead of parts."""
-        told = np.array(asked, np.int64).reshape(-1)
-        found: Ints = _placed(self.flat, told, 2 + 2 * atoms)
+    def placed(self, asked: Sequence[int], atoms: int) -> Ints:
+        """The rows of one or more Asked, with devices instead of parts."""
+        found: Ints = _placed(self.flat, np.array(asked, np.int64), 2 + 2 * atoms)
         return found
 
 
@@ -164,26 +163,22 @@ class Told(NamedTuple):
     itemsize: int
     terms: int
     made: Asked
-    layout: Asked | None
-    wants: list[Asked]  # reader by reader, then those of the end of the step
+    layout: Asked | tuple[()]
+    wants: list[int]  # Asked by Asked: of every reader, then of the end of the step
 
 
 def flows(rows: Rows, told: Sequence[Told]) -> list[Flow]:
     """The Flows of several Values."""
     flat: list[int] = []
     for it in told:
-        laid = it.layout is not None
-        flat += (it.dims, it.atoms, it.itemsize, it.terms, laid, 1 + laid + len(it.wants))
-        flat += it.made
-        flat += it.layout or ()
-        for asked in it.wants:
-            flat += asked
+        asked = [*it.made, *it.layout, *it.wants]
+        flat += (it.dims, it.atoms, it.itemsize, it.terms, len(it.layout) // 2, len(asked), *asked)
     served = _serve(rows.flat, np.array(flat, np.int64), rows.devices)
     found, at = [], 0
     for it in told:
         head = served[at : at + HEAD].tolist()
         end = at + head[0] + head[1] + 2 * it.atoms * (head[1] + head[2])
-        found.append(Flow(served[at:end], head, it.layout is not None))
+        found.append(Flow(served[at:end], head, bool(it.layout)))
         at = end
     return found
 
@@ -213,7 +208,7 @@ def _serve(rows, told, devices):  # type: ignore[no-untyped-def]
     source."""
     found, used, at = np.empty(1024, np.int64), 0, 0
     while at < len(told):
-        end = at + TOLD + 2 * told[at + 5]
+        end = at + TOLD + told[at + 5]
         atoms, asked = told[at + 1], told[at + TOLD : end]
         given = _placed(rows, asked, 2 + 2 * atoms)
         dims = rows[told[at] : told[at] + atoms]

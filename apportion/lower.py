@@ -291,7 +291,7 @@ class Lowering:
         found = flows(self._rows, told)
         again, laid = [], []
         for k, (value, it, direct) in enumerate(zip(new.values(), told, found, strict=True)):
-            if it.terms > 1 and it.layout is None and direct.moved and self._gathers(value):
+            if it.terms > 1 and not it.layout and direct.moved and self._gathers(value):
                 again.append(k)
                 laid.append(it._replace(layout=self._spread_out(value, it, direct)))
         for k, reduced in zip(again, flows(self._rows, laid) if laid else (), strict=True):
@@ -301,12 +301,12 @@ class Lowering:
 
     def _told(self, value: int, key: tuple[Any, ...]) -> Told:
         of, asked = self._of[value], self._asked
-        wants = []
+        wants: list[int] = []
         for op, places, cut in zip(of.readers, of.places, key[1], strict=True):
-            wants.append(asked.get((cut, places)) or self._reads(op, places, cut < 0))
-        wants.append(self._ends(value, of, key[2]) if of.befores or of.loss else self._rows.none)
+            wants += asked.get((cut, places)) or self._reads(op, places, cut < 0)
+        wants += self._ends(value, of, key[2]) if of.befores or of.loss else self._rows.none
         layout = self.layouts.get(value) if of.maker is not None else None
-        laid = None if layout is None else self._laid(value, layout)
+        laid = () if layout is None else self._laid(value, layout, REGION)
         terms = 1 if of.maker is None else self._terms(*of.maker)
         return Told(
             self._dims(of.dims), of.atoms, of.itemsize, terms, self._made(value, of), laid, wants
@@ -318,9 +318,10 @@ class Lowering:
 
     def _spread_out(self, value: int, told: Told, direct: Flow) -> Asked:
         """A Layout on the devices of the terms of a partial Value, the first term's first."""
-        term = self._rows.placed([told.made], told.atoms)[:, 1]
-        owners = direct.device[np.argsort(term, kind="stable")].tolist()
-        return self._laid(value, _spread(self.space.factors(value), [*dict.fromkeys(owners)]))
+        term = self._rows.placed(told.made, told.atoms)[:, 1]
+        owners = direct.device[: len(term)][np.argsort(term, kind="stable")].tolist()
+        spread = _spread(self.space.factors(value), tuple(dict.fromkeys(owners)))
+        return self._laid(value, spread, REGION)
 
     def _dims(self, dims: tuple[Factors, ...]) -> int:
         found = self._at.get(dims)
@@ -328,20 +329,15 @@ class Lowering:
             found = self._at[dims] = self._rows.add_dims(dims)
         return found
 
-    def _laid(self, value: int, layout: Layout) -> Asked:
-        """What a Layout wants."""
-        key = (layout, self._of[value].number)
-        found = self._asked.get(key)
-        if found is None:
-            rows = first_rows(self._layout_rows(value, layout, REGION), self.devices)
-            found = self._asked[key] = self._rows.add_placed(rows)
-        return found
-
-    def _layout_rows(self, value: int, layout: Layout, second: int) -> Ints:
+    def _laid(self, value: int, layout: Layout, second: int) -> Asked:
         """The pieces of a Layout."""
-        regions = grid(self.space.factors(value), layout.parts)
-        box = np.tile(boxes(regions, len(layout.parts)), (len(layout.devices) // len(regions), 1))
-        return table(layout.devices, second, box)
+        key = (self._of[value].number, layout.parts, second)
+        found = self._at.get(key)
+        if found is None:
+            regions = grid(self.space.factors(value), layout.parts)
+            rows = table(range(len(regions)), second, boxes(regions, len(layout.parts)))
+            found = self._at[key] = self._rows.add(rows, len(regions))
+        return found, self._devices(layout.devices)
 
     def _made(self, value: int, of: _Of) -> Asked:
         """The pieces that are there at first."""
@@ -354,7 +350,7 @@ class Lowering:
         key = (self.cut_of(op), position, homes)
         found = self._asked.get(key)
         if found is None:
-            rows = self._rows.placed([self._left(op, position)], of.atoms)
+            rows = self._rows.placed(self._left(op, position), of.atoms)
             rows[:, 1] = [homes.index(device) for device in self.choices[op].devices]
             found = self._asked[key] = self._rows.add_placed(rows)
         return found
@@ -372,19 +368,21 @@ class Lowering:
                 term = np.array([part.terms[position] for part in split.parts], np.int64)
                 rows = table(range(len(box)), term, boxes(box, len(box[0])))
                 at = self._at[of] = self._rows.add(rows, len(box))
-            found = self._asked[key] = at, self._devices(op)
+            found = self._asked[key] = at, self._devices(self.choices[op].devices)
         return found
 
-    def _devices(self, op: int) -> int:
-        """Where in the rows the devices of an Op are."""
-        key = ("devices", self.choices[op].devices)
+    def _devices(self, devices: Devices) -> int:
+        key = ("devices", devices)
         found = self._at.get(key)
         if found is None:
-            found = self._at[key] = self._rows.add_devices(key[1])
+            found = self._at[key] = self._rows.add_devices(devices)
         return found
 
     def _begins(self, value: int) -> Asked:
         """Where the step finds a Value that nobody makes: distinct pieces."""
+        layout = self.layouts.get(value)
+        if layout is not None:
+            return self._laid(value, layout, 0)
         of = self._of[value]
         key = (*self._begin_key(value), of.number)
         if key[0] == "needed":
@@ -397,17 +395,16 @@ class Lowering:
         return found
 
     def _begin_rows(self, value: int, of: _Of) -> Ints:
-        """The same, not distinct."""
-        layout = self.layouts.get(value)
-        if layout is not None:
-            return self._layout_rows(value, layout, 0)
+        """The same without a Layout, not distinct."""
         if value in self.after:
             made = self.graph.producer[self.after[value]]
             if made is not None and self._is_whole(*made):
-                return self._rows.placed([self._left(*made)], of.atoms)
+                return self._rows.placed(self._left(*made), of.atoms)
             whole = full(self.space.factors(value))
             return table([0], 0, boxes([whole], len(whole)))
-        asked = [self._reads(op, k, False) for op, k in zip(of.readers, of.places, strict=True)]
+        asked: list[int] = []
+        for op, places in zip(of.readers, of.places, strict=True):
+            asked += self._reads(op, places, False)
         return self._rows.placed(asked, of.atoms)
 
     def _reads(self, op: int, places: tuple[int, ...], termwise: bool) -> Asked:
@@ -416,7 +413,7 @@ class Lowering:
         key = (~cut if termwise else cut, places)
         found = self._asked.get(key)
         if found is None:
-            found = self._asked[key] = self._read_rows(op, places, termwise), self._devices(op)
+            found = self._asked[key] = self._read_rows(op, places, termwise), self._devices(self.choices[op].devices)
         return found
 
     def _read_rows(self, op: int, places: tuple[int, ...], termwise: bool) -> int:
@@ -440,7 +437,8 @@ class Lowering:
         key = (of.number, begins)
         found = self._asked.get(key)
         if found is None:
-            rows = self._rows.placed([self._begins(before) for before in of.befores], of.atoms)
+            asked = [at for before in of.befores for at in self._begins(before)]
+            rows = self._rows.placed(asked, of.atoms)
             rows[:, 1] = REGION
             if of.loss:
                 whole = full(self.space.factors(value))
@@ -532,10 +530,10 @@ class Lowering:
         return np.flatnonzero(whole)
 
 
-def _spread(factors: tuple[int, ...], devices: list[int]) -> Layout:
+def _spread(factors: tuple[int, ...], devices: Devices) -> Layout:
     """Spread over the devices along the first atom that is long enough, else the whole on one."""
     for position, factor in enumerate(factors):
         if factor >= len(devices):
-            parts = tuple(len(devices) if k == position else 1 for k in range(len(factors)))
-            return Layout(parts, tuple(devices))
-    return Layout((1,) * len(factors), (devices[0],))
+            parts = tuple([len(devices) if k == position else 1 for k in range(len(factors))])
+            return Layout(parts, devices)
+    return Layout((1,) * len(factors), devices[:1])
