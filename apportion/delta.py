@@ -249,15 +249,10 @@ class Delta:
     def _new_blocks(self, touched: set[int], values: list[int]) -> Ints:
         """Ops whose tasks are other ones now."""
         assert self.before is not None
-        was = np.array([self.before.flows[v][1] for v in values], np.int64)
-        now = np.array([self.numbers[v] for v in values], np.int64)
-        readers = [self.readers[v] for v in values]
-        made = np.array([self.maker[v] for v in values], np.int64)
-        start = np.zeros(len(values) + 1, np.int64)
-        np.cumsum([len(r) for r in readers], out=start[1:])
-        reader = np.concatenate([_new(0), *readers])
+        was, now, held = self.before.flows, self.numbers, self.drafting.flows
+        changed = np.array([(v, was[v][1], now[v]) for v in values], np.int64).reshape(-1, 3)
         found: Ints = flows.differing(
-            self.drafting.flows, was, now, made, start, reader, np.array([*touched], np.int64)
+            held.stage_start, held.mark, changed, *self.lowering.near, np.array([*touched])
         )
         return found
 

@@ -19,6 +19,7 @@ shape whose makers and readers are cut alike have one Flow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,7 +153,8 @@ def table(first: Sequence[int] | Ints, second: int | Ints, box: Ints) -> Ints:
 
 def boxes(regions: Sequence[Box], atoms: int) -> Ints:
     """Boxes in columns."""
-    return np.array(regions, np.int64).reshape(len(regions), 2 * atoms)
+    flat = [*chain.from_iterable(chain.from_iterable(regions))]
+    return np.array(flat, np.int64).reshape(len(regions), 2 * atoms)
 
 
 class Told(NamedTuple):

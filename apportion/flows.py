@@ -25,6 +25,7 @@ class Flows(NamedTuple):  # numba takes no dataclass
     itemsize: Ints  # f
     piece_start: Ints  # s + 1, by stage
     answer_start: Ints  # s + 1, by stage
+    mark: Ints  # s: equal for stages that make and give the same, as far as tasks and costs go
     device: Ints  # p
     nbytes: Ints  # p
     viewed: Ints  # p: whether it is a view of another
@@ -39,7 +40,7 @@ class Flows(NamedTuple):  # numba takes no dataclass
 
 COLUMNS = {
     "stage_start": FLOWS, "first": FLOWS, "itemsize": FLOWS, "piece_start": STAGES,
-    "answer_start": STAGES, "device": PIECES, "nbytes": PIECES, "viewed": PIECES, "place": PIECES,
+    "answer_start": STAGES, "mark": STAGES, "device": PIECES, "nbytes": PIECES, "viewed": PIECES, "place": PIECES,
     "source_start": PIECES, "answer": ANSWERS, "source": SOURCES, "source_nbytes": SOURCES,
     "source_term": SOURCES, "source_box": SOURCES,
 }  # fmt: skip
@@ -136,70 +137,69 @@ def _add(held: Flows, core: Ints, itemsize: int, span: int) -> int:
     used[FLOWS], used[STAGES], used[PIECES] = f + 1, at + stages + 1, first + p
     used[ANSWERS], used[SOURCES] = answers + w, sources + s
     held.stage_start[f + 1] = used[STAGES]
+    for stage in range(at, at + stages):
+        held.mark[stage] = _mark(held, stage)
     return longest
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def differing(
-    held: Flows, old: Ints, new: Ints, producer: Ints, reader_start: Ints, reader: Ints, hit: Ints
-) -> Ints:
-    """Ops whose tasks are others because Values have the Flows `new` instead of `old`: who makes a
-    Value, if what it leaves differs; who reads it, if what it is given does; and those in `hit`.
+def _mark(held: Flows, stage: int) -> int:
+    """A number of what a stage makes and gives, as far as tasks and their costs go."""
+    low, high = held.piece_start[stage], held.piece_start[stage + 1]
+    found = np.uint64(high - low)
+    for piece in range(low, high):
+        found = _mixed_piece(found, held, piece)
+        found = _mixed(found, held.viewed[piece])
+        begin, end = held.source_start[piece], held.source_start[piece + 1]
+        found = _mixed(found, end - begin)
+        for q in range(begin, end):
+            found = _mixed_piece(found, held, held.source[q])
+            found = _mixed(found, held.source_nbytes[q])
+            found = _mixed(_mixed(found, held.source_term[q]), held.source_box[q])
+    for k in range(held.answer_start[stage], held.answer_start[stage + 1]):
+        if held.answer[k] >= 0:
+            found = _mixed_piece(found, held, held.answer[k])
+        else:
+            found = _mixed(found, -1)
+    return int(np.int64(found))
 
-    For each of these Values its producer or -1, and where its readers are.
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _mixed_piece(found: np.uint64, held: Flows, piece: int) -> np.uint64:
+    found = _mixed(_mixed(found, held.place[piece]), held.device[piece])
+    return _mixed(found, held.nbytes[piece])  # type: ignore[no-any-return, unused-ignore]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _mixed(found: np.uint64, number: int) -> np.uint64:
+    """One number of two; others give others, but for one in 2 ** 64."""
+    found = (found ^ np.uint64(number)) * np.uint64(0x9E3779B97F4A7C15)
+    return found ^ (found >> np.uint64(29))
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def differing(
+    stage_start: Ints, mark: Ints, changed: Ints, maker: Ints, first: Ints, reader: Ints, hit: Ints
+) -> Ints:
+    """Ops whose tasks are others because Values have other Flows: who makes a Value, if what it
+    leaves differs; who reads it, if what it is given does; and those in `hit`.
+
+    Rows of `changed` are (Value, number of the old Flow, of the new one). For all Values there is
+    the Op that makes it or -1, and where its readers are.
     """
-    found, many = np.empty(len(hit) + len(old) + len(reader), np.int64), len(hit)
+    many, most = len(hit), len(hit) + len(changed)
+    for row in range(len(changed)):
+        most += first[changed[row, 0] + 1] - first[changed[row, 0]]
+    found = np.empty(most, np.int64)
     found[:many] = hit
-    for k in range(len(old)):
-        a, b = held.stage_start[old[k]], held.stage_start[new[k]]
-        if producer[k] >= 0 and not (_same(held, a, b) and _same(held, a + 1, b + 1)):
-            found[many] = producer[k]
+    for row in range(len(changed)):
+        value = changed[row, 0]
+        a, b = stage_start[changed[row, 1]], stage_start[changed[row, 2]]
+        if maker[value] >= 0 and (mark[a] != mark[b] or mark[a + 1] != mark[b + 1]):
+            found[many] = maker[value]
             many += 1
-        for r in range(reader_start[k], reader_start[k + 1]):
-            stage = READ + r - reader_start[k]
-            if not _same(held, a + stage, b + stage):
-                found[many] = reader[r]
+        for k in range(first[value + 1] - first[value]):
+            if mark[a + READ + k] != mark[b + READ + k]:
+                found[many] = reader[first[value] + k]
                 many += 1
     return np.unique(found[:many])
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _same(held: Flows, a: int, b: int) -> bool:
-    """Whether two stages make and give the same, as far as tasks and their costs go."""
-    p, q = held.piece_start[a], held.piece_start[b]
-    many = held.piece_start[a + 1] - p
-    answers = held.answer_start[a + 1] - held.answer_start[a]
-    if held.piece_start[b + 1] - q != many:
-        return False
-    if held.answer_start[b + 1] - held.answer_start[b] != answers:
-        return False
-    for k in range(many):
-        if held.device[p + k] != held.device[q + k] or held.nbytes[p + k] != held.nbytes[q + k]:
-            return False
-        if held.viewed[p + k] != held.viewed[q + k]:
-            return False
-        x, y = held.source_start[p + k], held.source_start[q + k]
-        if held.source_start[p + k + 1] - x != held.source_start[q + k + 1] - y:
-            return False
-        for s in range(held.source_start[p + k + 1] - x):
-            if (
-                not _same_piece(held, held.source[x + s], held.source[y + s])
-                or held.source_nbytes[x + s] != held.source_nbytes[y + s]
-                or held.source_term[x + s] != held.source_term[y + s]
-                or held.source_box[x + s] != held.source_box[y + s]
-            ):
-                return False
-    for k in range(answers):
-        x, y = held.answer[held.answer_start[a] + k], held.answer[held.answer_start[b] + k]
-        if (x < 0) != (y < 0) or (x >= 0 and not _same_piece(held, x, y)):
-            return False
-    return True
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _same_piece(held: Flows, p: int, q: int) -> bool:
-    return bool(
-        held.place[p] == held.place[q]
-        and held.device[p] == held.device[q]
-        and held.nbytes[p] == held.nbytes[q]
-    )

@@ -43,7 +43,7 @@ from apportion.interval import Factors, full
 from apportion.splits import Space, Split
 from apportion.stamp import Lowered, stamp
 from apportion.strategy import Choice, Layout, Strategy, grid, verify
-from apportion.tasks import Ints, TaskGraph
+from apportion.tasks import Ints, TaskGraph, offsets
 from apportion.tdl import lookup
 from apportion.termwise import Devices, Terms
 
@@ -172,6 +172,21 @@ class Lowering:
             tuple((v, READ + order[v][index]) for v in dict.fromkeys(op.inputs))
             for index, op in enumerate(self.graph.ops)
         ]
+
+    @cached_property
+    def near(self) -> tuple[Ints, Ints, Ints]:
+        """For every Value the Op that makes it or -1, and where its readers are; these, and last of
+        those of a Value the end of the step if it reads it."""
+        end, ending = len(self.graph.ops), set(self.ending)
+        makers = [-1 if made is None else made[0] for made in self.graph.producer]
+        readers = [
+            (*ops, end) if v in ending else ops for v, ops in enumerate(self.graph.consumers)
+        ]
+        flat = [op for ops in readers for op in ops]
+        return (
+            np.array(makers, np.int64), offsets(np.array([len(ops) for ops in readers])),
+            np.array(flat, np.int64),
+        )  # fmt: skip
 
     @cached_property
     def ending(self) -> tuple[int, ...]:
