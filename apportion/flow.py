@@ -187,7 +187,7 @@ def flows(rows: Rows, told: Sequence[Told]) -> list[Flow]:
 
 def _columns(flat: Ints) -> dict[str, Any]:
     """What compiled code made, column by column."""
-    length, p, s, w, stages, _, atoms = flat[:HEAD].tolist()
+    _, p, s, w, stages, _, atoms = flat[:HEAD].tolist()
     sizes = {
         "made_start": stages + 1, "answer_start": stages + 1, "device": p, "nbytes": p, "base": p,
         "source_start": p + 1, "answer": w, "source": s, "source_nbytes": s, "source_term": s,

@@ -40,9 +40,9 @@ class Flows(NamedTuple):  # numba takes no dataclass
 
 COLUMNS = {
     "stage_start": FLOWS, "first": FLOWS, "itemsize": FLOWS, "piece_start": STAGES,
-    "answer_start": STAGES, "mark": STAGES, "device": PIECES, "nbytes": PIECES, "viewed": PIECES, "place": PIECES,
-    "source_start": PIECES, "answer": ANSWERS, "source": SOURCES, "source_nbytes": SOURCES,
-    "source_term": SOURCES, "source_box": SOURCES,
+    "answer_start": STAGES, "mark": STAGES, "device": PIECES, "nbytes": PIECES, "viewed": PIECES,
+    "place": PIECES, "source_start": PIECES, "answer": ANSWERS, "source": SOURCES,
+    "source_nbytes": SOURCES, "source_term": SOURCES, "source_box": SOURCES,
 }  # fmt: skip
 
 
@@ -76,22 +76,16 @@ def _needed(cores: Ints) -> Ints:
     return needed
 
 
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def add(held: Flows, cores: Ints, itemsizes: Ints, span: int) -> int:
     """Adds Flows; the most pieces of a stage of any, or -1 if there is no room for them."""
-    longest: int = _add_all(held, cores, itemsizes, span)
-    return longest
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _add_all(held: Flows, cores: Ints, itemsizes: Ints, span: int) -> int:
-    after = held.used + _needed(cores)
-    room = (len(held.first), len(held.answer_start), len(held.device), len(held.answer))
-    if (
-        after[FLOWS] >= room[0]
-        or after[STAGES] >= room[1]
-        or after[PIECES] >= room[2]
-        or after[ANSWERS] >= room[3]
-        or after[SOURCES] >= len(held.source)
+    used = held.used + _needed(cores)
+    if not (
+        used[FLOWS] < len(held.first)
+        and used[STAGES] < len(held.answer_start)
+        and used[PIECES] < len(held.device)
+        and used[ANSWERS] < len(held.answer)
+        and used[SOURCES] < len(held.source)
     ):
         return -1
     at, longest = 0, 0

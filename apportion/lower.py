@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ class Lowering:
         self._flows: dict[tuple[Any, ...], Flow] = {}
         self._blocks: dict[tuple[Any, ...], Block] = {}
         self._rows = Rows(devices)
-        self._at: dict[tuple[Any, ...], int] = {}  # where in these there is what
+        self._at: dict[Any, int] = {}  # where in these there is what
         self._asked: dict[tuple[Any, ...], Asked] = {}
         self._parts: dict[tuple[int, ...], Parts] = {}
         # Numbers of (Split, devices); for every Op that of the Choice that was seen last
@@ -324,7 +325,7 @@ class Lowering:
         laid = () if layout is None else self._laid(value, layout, REGION)
         terms = 1 if of.maker is None else self._terms(*of.maker)
         return Told(
-            self._dims(of.dims), of.atoms, of.itemsize, terms, self._made(value, of), laid, wants
+            self._dims(of), of.atoms, of.itemsize, terms, self._made(value, of), laid, wants
         )
 
     def _gathers(self, value: int) -> bool:
@@ -338,10 +339,10 @@ class Lowering:
         spread = _spread(self.space.factors(value), tuple(dict.fromkeys(owners)))
         return self._laid(value, spread, REGION)
 
-    def _dims(self, dims: tuple[Factors, ...]) -> int:
-        found = self._at.get(dims)
+    def _dims(self, of: _Of) -> int:
+        found = self._at.get(of.number)
         if found is None:
-            found = self._at[dims] = self._rows.add_dims(dims)
+            found = self._at[of.number] = self._rows.add_dims(of.dims)
         return found
 
     def _laid(self, value: int, layout: Layout, second: int) -> Asked:
@@ -428,7 +429,8 @@ class Lowering:
         key = (~cut if termwise else cut, places)
         found = self._asked.get(key)
         if found is None:
-            found = self._asked[key] = self._read_rows(op, places, termwise), self._devices(self.choices[op].devices)
+            devices = self._devices(self.choices[op].devices)
+            found = self._asked[key] = self._read_rows(op, places, termwise), devices
         return found
 
     def _read_rows(self, op: int, places: tuple[int, ...], termwise: bool) -> int:
@@ -436,14 +438,13 @@ class Lowering:
         key = (id(split), places, termwise)
         found = self._at.get(key)
         if found is None:
-            asked = [
-                (part.inputs[k], number)
-                for number, part in enumerate(split.parts)
-                for k in places
-                if termwise or k not in part.zeros
-            ]
-            box = boxes([box for box, _ in asked], len(split.parts[0].inputs[places[0]]))
-            rows = table([number for _, number in asked], TERM if termwise else REGION, box)
+            how, atoms = TERM if termwise else REGION, len(split.parts[0].inputs[places[0]])
+            flat: list[int] = []
+            for number, part in enumerate(split.parts):
+                for k in places:
+                    if termwise or k not in part.zeros:
+                        flat += (number, how, *chain.from_iterable(part.inputs[k]))
+            rows = np.array(flat, np.int64).reshape(-1, 2 + 2 * atoms)
             found = self._at[key] = self._rows.add(rows, len(split.parts))
         return found
 
