@@ -309,7 +309,7 @@ class Lowering:
         for k, (value, it, direct) in enumerate(zip(new.values(), told, found, strict=True)):
             if it.terms > 1 and not it.layout and direct.moved and self._gathers(value):
                 again.append(k)
-                laid.append(it._replace(layout=self._spread_out(value, it, direct)))
+                laid.append(it._replace(layout=self._spread_out(value, it)))
         for k, reduced in zip(again, flows(self._rows, laid) if laid else (), strict=True):
             if reduced.moved < found[k].moved:
                 found[k] = reduced
@@ -332,10 +332,10 @@ class Lowering:
         """Whether the readers of a Value want all its terms."""
         return not self.termwise or self.termwise.keys().isdisjoint(self._of[value].readers)
 
-    def _spread_out(self, value: int, told: Told, direct: Flow) -> Asked:
+    def _spread_out(self, value: int, told: Told) -> Asked:
         """A Layout on the devices of the terms of a partial Value, the first term's first."""
-        term = self._rows.placed(told.made, told.atoms)[:, 1]
-        owners = direct.device[: len(term)][np.argsort(term, kind="stable")].tolist()
+        rows = self._rows.placed(told.made, told.atoms)
+        owners = rows[np.argsort(rows[:, 1], kind="stable"), 0].tolist()
         spread = _spread(self.space.factors(value), tuple(dict.fromkeys(owners)))
         return self._laid(value, spread, REGION)
 
