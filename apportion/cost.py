@@ -97,7 +97,7 @@ def default_cost(cluster: Cluster) -> CostModel:
         return ASSUMED
     known = {t.condition.kind: t for t in shipped()}
     tables, guessed = {}, set()
-    for _, device in _classes(cluster):
+    for _, device in classes(cluster):
         if device.kind in known:
             tables[device.kind] = known[device.kind]
         elif device.asynchronous and REFERENCE in known and device.kind not in tables:
@@ -123,7 +123,7 @@ def _like(device: Device) -> CostTable:
     the pace of the device, and never faster than its published rates."""
     table = next(t for t in shipped() if t.condition.kind == REFERENCE)
     (model,) = named(f"1x{REFERENCE}").devices
-    old, new = _rates(model), _rates(device)
+    old, new = rates(model), rates(device)
     fits = {}
     for name, fit in cost_fit.fits(table.works, folds=0).items():
         size = min(int(name.rpartition("/")[2]), LARGEST_ITEM)
@@ -208,7 +208,7 @@ def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> In
     messages."""
     issue = np.zeros(len(tasks))
     names = _op_kinds(tasks)
-    for where, device in _classes(cluster):
+    for where, device in classes(cluster):
         if not device.asynchronous:
             continue
         known = cost.tables[device.kind].issue if device.kind in cost.tables else {}
@@ -267,7 +267,7 @@ def _put_measured(
 ) -> None:
     if not len(tasks.work):
         return
-    for where, device in _classes(cluster):
+    for where, device in classes(cluster):
         if device.kind not in cost.tables:
             continue
         known = cost.tables[device.kind].works
@@ -308,10 +308,8 @@ def _put_feeds(tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Flo
             seconds[begins[device]] += fit.launch + fit.per_byte * nbytes
 
 
-# Devices of one kind and rate are one class: (which devices, one of them)
-
-
-def _classes(cluster: Cluster) -> list[tuple[Bools, Device]]:
+def classes(cluster: Cluster) -> list[tuple[Bools, Device]]:
+    """Devices of one kind and rate are one class: (which devices, one of them)."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, d in enumerate(cluster.devices):
         same = (d.kind, d.flops, d.memory_bandwidth, d.launch_seconds, d.asynchronous)
@@ -337,14 +335,14 @@ def compute_seconds(
     names, which = _distinct(tuple(kinds))
     kind, size = which[op], np.clip(itemsize, 0, LARGEST_ITEM)
     seconds, source = np.zeros(len(op)), np.full(len(op), ESTIMATED)
-    for where, one in _classes(cluster):
+    for where, one in classes(cluster):
         here = where[device]
-        rate = np.array(_rates(one))[size[here]]
+        rate = np.array(rates(one))[size[here]]
         arithmetic, memory = flops[here] / rate, nbytes[here] / one.memory_bandwidth
         launch = 0.0 if one.asynchronous else one.launch_seconds
         guess = np.maximum(arithmetic, memory) / cost.efficiency + launch
         if one.kind in cost.tables:
-            lines, origin = _fit_columns(cost.tables[one.kind], names)
+            lines, origin = fit_columns(cost.tables[one.kind], names)
             launches, per_flop, per_byte = lines[:, kind[here], size[here]]
             fitted = launches + flops[here] * per_flop + nbytes[here] * per_byte
             known = fitted > 0
@@ -363,7 +361,7 @@ def _distinct(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], Ints]:
 
 
 @lru_cache(maxsize=64)
-def _fit_columns(table: CostTable, kinds: tuple[str, ...]) -> tuple[Floats, Ints]:
+def fit_columns(table: CostTable, kinds: tuple[str, ...]) -> tuple[Floats, Ints]:
     """Launch, per flop and per byte of every kind and size of element, zeros where nothing is
     known; and whether they are FITTED or ESTIMATED, as all are of a table without works."""
     lines = np.zeros((3, len(kinds), LARGEST_ITEM + 1))
@@ -378,7 +376,7 @@ def _fit_columns(table: CostTable, kinds: tuple[str, ...]) -> tuple[Floats, Ints
     return lines, origin
 
 
-def _rates(device: Device) -> list[float]:
+def rates(device: Device) -> list[float]:
     """Operations per second by bytes per element: the largest listed size that fits."""
     sizes = [
         max((known for known, _ in device.flops if known <= size), default=device.flops[0][0])
@@ -391,7 +389,7 @@ def assemble_seconds(
     cost: CostModel, cluster: Cluster, device: Ints, boxes: Ints, nbytes: Ints
 ) -> tuple[Floats, Ints]:
     seconds, source = np.zeros(len(device)), np.full(len(device), ESTIMATED)
-    for where, one in _classes(cluster):
+    for where, one in classes(cluster):
         here = where[device]
         line = cost.tables[one.kind].lines.get(ASSEMBLE_LINE) if one.kind in cost.tables else None
         if line is None:

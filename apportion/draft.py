@@ -8,6 +8,7 @@ regions, the parts of the Op, the exchange that lays its results out, the assemb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,9 @@ class Sheet(NamedTuple):  # numba takes no dataclass
     taken: Ints  # t
     group: Ints  # t
     pattern: Ints  # t
+    line: Ints  # t: what a message travels on
+    duration: Ints  # t
+    issue: Ints  # t
     need_start: Ints  # t + 1
     need: Ints  # pieces that a message reads
     need_device: Ints
@@ -65,21 +69,10 @@ class Sheet(NamedTuple):  # numba takes no dataclass
     parent: Ints  # by device
 
 
-COLUMNS = {
-    "task_start": OPS, "kind": TASKS, "call": TASKS, "owner": TASKS, "part": TASKS,
-    "device": TASKS, "peer": TASKS, "late": TASKS, "nbytes": TASKS, "flops": TASKS,
-    "itemsize": TASKS, "taken": TASKS, "group": TASKS, "pattern": TASKS, "need_start": TASKS,
-    "need": NEEDS, "need_device": NEEDS, "wait_start": TASKS, "wait": WAITS, "make_start": TASKS,
-    "make": MAKES, "group_start": GROUPS, "member": MEMBERS,
-}  # fmt: skip
-
-
-def sheet(devices: int, room: Ints) -> Sheet:
-    """An empty one with so much room."""
-    columns: dict[str, Any] = {
-        name: np.zeros(int(room[of]) + 1, np.int64) for name, of in COLUMNS.items()
-    }
-    columns["flops"] = np.zeros(int(room[TASKS]) + 1)
+def sheet(devices: int, room: int) -> Sheet:
+    """An empty one with so much room for everything."""
+    columns: dict[str, Any] = {name: np.zeros(room + 1, np.int64) for name in Sheet._fields[1:-3]}
+    columns["flops"] = np.zeros(room + 1)
     pairs = devices * devices
     return Sheet(
         np.zeros(7, np.int64), **columns, size=np.zeros(pairs, np.int64),
@@ -87,79 +80,84 @@ def sheet(devices: int, room: Ints) -> Sheet:
     )  # fmt: skip
 
 
-def with_room(held: Sheet, more: int) -> Sheet:
-    """The same, or a larger copy, so that there is so much room left for everything."""
-    room = min(len(held.kind), len(held.need), len(held.wait), len(held.make), len(held.member))
-    if int(held.used.max()) + more < min(room, len(held.group_start), len(held.task_start)):
-        return held
-    new = sheet(len(held.parent), np.full(7, 2 * (int(held.used.max()) + more)))
-    for name in ("used", *COLUMNS):
-        old, copy = getattr(held, name), getattr(new, name)
-        many = min(len(old), len(copy))
-        copy[:many] = old[:many]
-    return new
+# A book has records of Ops and of cuts, in one array. What is to be drafted names for each Op the
+# record of what it does, that of its cut, whether it is computed term by term, and its Flows.
+
+CALL, ALIAS, ITEMSIZE, READS, MAKES, ARGUMENTS, STAGES = range(7)  # of Ops
+DEVICES, FLOPS, ZEROS, PARTS = range(4)  # of cuts
+ASKED = 3  # then the Flows
 
 
-class Calls(NamedTuple):
-    """Ops to draft, in columns; the end of the step has no devices."""
+def op_record(
+    call: int, alias: bool, itemsize: int, makes: int, stages: Sequence[int], places: Sequence[int]
+) -> Ints:
+    """An Op, whatever its Choice: which operator; the stages at which it reads its distinct inputs;
+    for every argument which of these it is."""
+    head = (call, alias, itemsize, len(stages), makes, len(places))
+    return np.array([*head, *stages, *places], np.int64)
 
-    call: Ints  # o: which operator
-    alias: Ints  # o
-    itemsize: Ints  # o
-    fed_start: Ints  # o + 1
-    fed: Ints  # Flows that are read
-    stage: Ints  # and at which stage
-    made_start: Ints  # o + 1
-    made: Ints  # Flows that are made
-    part_start: Ints  # o + 1
-    device: Ints  # of every part of every replica
-    flops_start: Ints  # o + 1
-    flops: Floats  # of every part
-    place_start: Ints  # o + 1
-    place: Ints  # for every argument which of the Flows it is of
-    zero_start: Ints  # o + 1
-    zero: Ints  # part x argument: 1 for a block of zeros; none if there are none
+
+def cut_record(devices: Sequence[int], flops: Floats, zeros: Ints) -> Ints:
+    """The device of every part of every replica; the flops of every part; part x argument: 1 for a
+    block of zeros, none if there are none."""
+    head = np.array([len(devices), len(flops), len(zeros), *devices], np.int64)
+    return np.concatenate([head, flops.view(np.int64), zeros])
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def room_for(held: Flows, calls: Calls) -> int:
+def room_for(held: Flows, book: Ints, asked: Ints) -> int:
     """No fewer than what of anything drafting these can take."""
-    total = len(calls.call) + 16
-    for k in range(len(calls.fed)):
-        at = held.stage_start[calls.fed[k]] + calls.stage[k]
-        low, high = held.piece_start[at], held.piece_start[at + 1]
-        total += high - low + 2 * (held.source_start[high] - held.source_start[low])
-        total += held.answer_start[at + 1] - held.answer_start[at]
-    for flow in calls.made:
-        at = held.stage_start[flow]
-        low, high = held.piece_start[at], held.piece_start[at + 2]
-        total += 2 * (high - low) + 2 * (held.source_start[high] - held.source_start[low])
-    return total + len(calls.device)
+    total, at = 16, 0
+    while at < len(asked):
+        does, cut = asked[at], asked[at + 1]
+        reads, makes = book[does + READS], book[does + MAKES]
+        at += ASKED
+        for k in range(reads):
+            stage = held.stage_start[asked[at + k]] + book[does + STAGES + k]
+            low, high = held.piece_start[stage], held.piece_start[stage + 1]
+            total += high - low + 2 * (held.source_start[high] - held.source_start[low])
+            total += held.answer_start[stage + 1] - held.answer_start[stage]
+        for k in range(reads, reads + makes):
+            stage = held.stage_start[asked[at + k]]
+            low, high = held.piece_start[stage], held.piece_start[stage + 2]
+            total += 2 * (high - low) + 2 * (held.source_start[high] - held.source_start[low])
+        total += 1 + book[cut + DEVICES]
+        at += reads + makes
+    return total
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def draft(sheet: Sheet, held: Flows, calls: Calls) -> None:
-    """Adds the tasks of Ops. There must be room."""
-    used, it = sheet.used, calls
-    for op in range(len(calls.call)):
-        first = used[TASKS]
-        sheet.task_start[op] = first
-        fed = it.fed[it.fed_start[op] : it.fed_start[op + 1]]
-        stages = it.stage[it.fed_start[op] : it.fed_start[op + 1]]
-        made = it.made[it.made_start[op] : it.made_start[op + 1]]
+def draft(sheet: Sheet, held: Flows, book: Ints, asked: Ints) -> bool:
+    """Writes the tasks of Ops on an empty sheet; whether there was room."""
+    if room_for(held, book, asked) > len(sheet.kind):
+        return False
+    used, numbers = sheet.used, book.view(np.float64)
+    used[:] = 0
+    at, op = 0, 0
+    while at < len(asked):
+        does, cut, termwise = asked[at], asked[at + 1], asked[at + 2]
+        reads, makes, arguments = book[does + READS], book[does + MAKES], book[does + ARGUMENTS]
+        fed = asked[at + ASKED : at + ASKED + reads]
+        made = asked[at + ASKED + reads : at + ASKED + reads + makes]
+        stages = book[does + STAGES : does + STAGES + reads]
+        parts, first = book[cut + DEVICES], used[TASKS]
         _exchange(sheet, held, fed, stages, 0, 0, first)
-        if it.part_start[op] < it.part_start[op + 1]:
+        if parts:
+            places = does + STAGES + reads
+            flops = cut + PARTS + parts
+            zeros = flops + book[cut + FLOPS]
             _compute(
-                sheet, held, fed, stages, made,
-                it.device[it.part_start[op] : it.part_start[op + 1]],
-                it.flops[it.flops_start[op] : it.flops_start[op + 1]],
-                it.place[it.place_start[op] : it.place_start[op + 1]],
-                it.zero[it.zero_start[op] : it.zero_start[op + 1]], it.alias[op], it.itemsize[op],
+                sheet, held, fed, stages, made, book[cut + PARTS : flops], numbers[flops:zeros],
+                book[places : places + arguments],
+                book[zeros : zeros + (0 if termwise else book[cut + ZEROS])],
+                book[does + ALIAS], book[does + ITEMSIZE],
             )  # fmt: skip
-            _exchange(sheet, held, made, np.full(len(made), LAID), len(fed), 1, first)
+            _exchange(sheet, held, made, np.full(makes, LAID), reads, 1, first)
         for task in range(first, used[TASKS]):
-            sheet.call[task], sheet.owner[task] = it.call[op], op
-        sheet.task_start[op + 1], used[OPS] = used[TASKS], op + 1
+            sheet.call[task], sheet.owner[task] = book[does + CALL], op
+        at, op = at + ASKED + reads + makes, op + 1
+        sheet.task_start[op], used[OPS] = used[TASKS], op
+    return True
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]

@@ -74,11 +74,7 @@ def stock(devices: int, room: Ints) -> Stock:
 
 
 def with_room(held: Stock, more: Ints) -> Stock:
-    """The same, or a larger copy, so that there is so much room left."""
-    columns = ("tasks", "duration", "wait", "make", "latency", "hop_link", "need")
-    room = np.array([len(getattr(held, name)) for name in columns]) - 1
-    if (held.used + more <= room).all():
-        return held
+    """A larger copy, so that there is so much room left."""
     new = stock(held.devices, 2 * (held.used + more))
     for name in Stock._fields[1:]:
         old, copy = getattr(held, name), getattr(new, name)
@@ -88,11 +84,9 @@ def with_room(held: Stock, more: Ints) -> Stock:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def add(  # type: ignore[no-untyped-def]
-    stock, sheet, op, duration, issue, lines, line, quiet, on_device
-):  # fmt: skip
-    """Adds the Block of an Op of a sheet; its number. Messages take the given lines, unless they
-    are quiet; they stand in lanes, if they are on the device. There must be room."""
+def add(stock, sheet, op, lines, quiet, on_device):  # type: ignore[no-untyped-def]
+    """Adds the Block of an Op of a sheet; its number. Messages take their lines, unless they are
+    quiet; they stand in lanes, if they are on the device. There must be room."""
     used, devices = stock.used, stock.devices
     block, begin = used[BLOCKS], used[BLOCKS] * (2 * devices + 1)
     low, high = sheet.task_start[op], sheet.task_start[op + 1]
@@ -111,14 +105,14 @@ def add(  # type: ignore[no-untyped-def]
         if sheet.kind[task] == TRANSFER or sheet.kind[task] == COLLECTIVE:
             stands = _stands(sheet, task, on_device)
             number[task - low] = used[MESSAGES] - stock.message_start[block]
-            _add_message(stock, sheet, task, task - low, stands, duration, lines, line, quiet)
+            _add_message(stock, sheet, task, task - low, stands, lines, quiet)
         for k in range(_stands(sheet, task, on_device)):
             lane = sheet.late[task] * devices + _stand(sheet, task, k)
             task_of[count[lane]] = task
             count[lane] += 1
     for record in range(first, len(task_of)):
         task = task_of[record]
-        stock.duration[record], stock.issue[record] = duration[task], issue[task]
+        stock.duration[record], stock.issue[record] = sheet.duration[task], sheet.issue[task]
         stock.task[record], stock.message[record] = task - low, number[task - low]
         if number[task - low] < 0:
             for w in range(sheet.wait_start[task], sheet.wait_start[task + 1]):
@@ -134,12 +128,33 @@ def add(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def add_all(  # type: ignore[no-untyped-def]
-    stock, sheet, count, duration, issue, lines, line, quiet, on_device
-):  # fmt: skip
-    """Adds the Blocks of the first Ops of a sheet."""
+def add_all(stock, sheet, count, lines, quiet, on_device):  # type: ignore[no-untyped-def]
+    """Adds the Blocks of the first Ops of a sheet; whether there was room."""
+    more = room_for(sheet, count, lines, quiet, on_device)
+    columns = (
+        stock.tasks, stock.duration, stock.wait, stock.make, stock.latency, stock.hop_link,
+        stock.need,
+    )  # fmt: skip
+    for k in range(len(columns)):
+        if stock.used[k] + more[k] >= len(columns[k]):
+            return False
     for op in range(count):
-        add(stock, sheet, op, duration, issue, lines, line, quiet, on_device)
+        add(stock, sheet, op, lines, quiet, on_device)
+    return True
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def room_for(sheet, count, lines, quiet, on_device):  # type: ignore[no-untyped-def]
+    """No fewer than what of anything the first Ops of a sheet take."""
+    more, n = np.zeros(7, np.int64), sheet.task_start[count]
+    more[BLOCKS], more[MESSAGES] = count, n
+    more[WAITS], more[MAKES] = sheet.wait_start[n], sheet.make_start[n]
+    more[NEEDS] = sheet.need_start[n]
+    for task in range(n):
+        more[RECORDS] += _stands(sheet, task, on_device)
+        if not quiet and (sheet.kind[task] == TRANSFER or sheet.kind[task] == COLLECTIVE):
+            more[HOPS] += lines.start[sheet.line[task] + 1] - lines.start[sheet.line[task]]
+    return more
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -162,15 +177,13 @@ def _stand(sheet, task, k):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _add_message(  # type: ignore[no-untyped-def]
-    stock, sheet, task, order, stands, duration, lines, line, quiet
-):  # fmt: skip
+def _add_message(stock, sheet, task, order, stands, lines, quiet):  # type: ignore[no-untyped-def]
     used = stock.used
     message, nbytes = used[MESSAGES], sheet.nbytes[task]
-    stock.lasts[message], stock.order[message] = duration[task], order
+    stock.lasts[message], stock.order[message] = sheet.duration[task], order
     stock.stands[message], stock.latency[message] = stands, 0
     if not quiet:
-        route = line[task]
+        route = sheet.line[task]
         stock.latency[message] = latency(nbytes, lines.lag[route], lines.drag[route])
         for h in range(lines.start[route], lines.start[route + 1]):
             stock.hop_link[used[HOPS]] = lines.link[h]
