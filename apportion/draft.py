@@ -54,6 +54,7 @@ class Sheet(NamedTuple):  # numba takes no dataclass
     line: Ints  # t: what a message travels on
     duration: Ints  # t
     issue: Ints  # t
+    seen: Ints  # t: of those that wait for it the last
     need_start: Ints  # t + 1
     need: Ints  # pieces that a message reads
     need_device: Ints
@@ -168,7 +169,7 @@ def _task(sheet, kind, device, peer, late, nbytes, itemsize, taken):  # type: ig
     sheet.kind[task], sheet.device[task], sheet.peer[task] = kind, device, peer
     sheet.late[task], sheet.nbytes[task], sheet.itemsize[task] = late, nbytes, itemsize
     sheet.taken[task], sheet.flops[task], sheet.part[task] = taken, 0.0, -1
-    sheet.group[task] = sheet.pattern[task] = -1
+    sheet.group[task] = sheet.pattern[task] = sheet.seen[task] = -1
     sheet.need_start[task + 1] = used[NEEDS]
     sheet.wait_start[task + 1] = used[WAITS]
     sheet.make_start[task + 1] = used[MAKES]
@@ -179,7 +180,7 @@ def _task(sheet, kind, device, peer, late, nbytes, itemsize, taken):  # type: ig
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _exchange(sheet, held, flows, stages, shift, late, begun):  # type: ignore[no-untyped-def]
     """The messages and assemblies that make the pieces of Flows at stages."""
-    size, devices, used = sheet.size, len(sheet.parent), sheet.used
+    carrier, devices, used = sheet.carrier, len(sheet.parent), sheet.used
     device, source_start, source = held.device, held.source_start, held.source
     remote = 0
     for k in range(len(flows)):
@@ -187,132 +188,147 @@ def _exchange(sheet, held, flows, stages, shift, late, begun):  # type: ignore[n
         for piece in range(held.piece_start[at], held.piece_start[at + 1]):
             for q in range(source_start[piece], source_start[piece + 1]):
                 remote += device[source[q]] != device[piece]
-    if remote:
-        _messages(sheet, held, flows, stages, shift, late, remote)
+    pairs = np.empty((2, min(remote, devices * devices)), np.int64)
+    many = _messages(sheet, held, flows, stages, shift, late, remote, pairs) if remote else 0
     for k in range(len(flows)):
-        at = held.stage_start[flows[k]] + stages[k]
+        at, size_of = held.stage_start[flows[k]] + stages[k], held.itemsize[flows[k]]
         for piece in range(held.piece_start[at], held.piece_start[at + 1]):
-            low, high = source_start[piece], source_start[piece + 1]
+            low, high, here = source_start[piece], source_start[piece + 1], device[piece]
             moved = 0
-            for q in range(low, high):
-                moved += 2 * held.source_nbytes[q]
-            if held.viewed[piece]:
-                moved = 0
-            size_of = held.itemsize[flows[k]]
-            task = _task(sheet, ASSEMBLE, device[piece], -1, late, moved, size_of, high - low)
-            for q in range(low, high):
-                if device[source[q]] != device[piece]:
-                    carrier = sheet.carrier[device[source[q]] * devices + device[piece]] - begun
-                    fresh = True
-                    for w in range(sheet.wait_start[task], used[WAITS]):
-                        fresh = fresh and sheet.wait[w] != carrier
-                    if fresh:
-                        sheet.wait[used[WAITS]] = carrier
-                        used[WAITS] += 1
+            if not held.viewed[piece]:
+                for q in range(low, high):
+                    moved += 2 * held.source_nbytes[q]
+            task = _task(sheet, ASSEMBLE, here, -1, late, moved, size_of, high - low)
+            if remote:
+                for q in range(low, high):
+                    there = device[source[q]]
+                    if there != here:
+                        message = carrier[there * devices + here]
+                        if sheet.seen[message] != task:
+                            sheet.seen[message] = task
+                            sheet.wait[used[WAITS]] = message - begun
+                            used[WAITS] += 1
             sheet.make[used[MAKES]] = (k + shift) << SHIFT | held.place[piece]
             used[MAKES] += 1
             sheet.wait_start[task + 1], sheet.make_start[task + 1] = used[WAITS], used[MAKES]
-    if remote:
-        for k in range(len(flows)):
-            at = held.stage_start[flows[k]] + stages[k]
-            for piece in range(held.piece_start[at], held.piece_start[at + 1]):
-                for q in range(source_start[piece], source_start[piece + 1]):
-                    pair = device[source[q]] * devices + device[piece]
-                    sheet.carrier[pair], size[pair] = -1, 0
+    for k in range(many):
+        pair = pairs[0, k] * devices + pairs[1, k]
+        carrier[pair], sheet.size[pair] = -1, 0
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _messages(sheet, held, flows, stages, shift, late, remote):  # type: ignore[no-untyped-def]
-    """The messages of one exchange, and what each reads."""
+def _messages(  # type: ignore[no-untyped-def]
+    sheet, held, flows, stages, shift, late, remote, pairs
+):  # fmt: skip
+    """The messages of one exchange, and what each reads; writes the pairs of devices that have one,
+    and says how many these are."""
     size, carrier, devices, used = sheet.size, sheet.carrier, len(sheet.parent), sheet.used
     device, source_start, source = held.device, held.source_start, held.source
-    rows, pair_of = np.empty((2, remote), np.int64)  # sources, and the Flow of each
-    flow_of = np.empty(remote, np.int64)
-    pairs = np.empty(remote, np.int64)
-    n, many = 0, 0
+    boxes = np.empty((4, remote), np.int64)  # each: source, piece, sender and receiver
+    row, what, sender, receiver = boxes
+    sends = np.zeros(devices, np.uint8)
+    n = 0
     for k in range(len(flows)):
         at = held.stage_start[flows[k]] + stages[k]
         for piece in range(held.piece_start[at], held.piece_start[at + 1]):
+            here = device[piece]
             for q in range(source_start[piece], source_start[piece + 1]):
-                if device[source[q]] == device[piece]:
-                    continue
-                pair = device[source[q]] * devices + device[piece]
-                rows[n], pair_of[n], flow_of[n] = q, pair, k
-                n += 1
-                if carrier[pair] == -1:
-                    carrier[pair] = -2
-                    pairs[many] = pair
+                there = device[source[q]]
+                if there != here:
+                    row[n], what[n] = q, k << SHIFT | source[q]
+                    sender[n], receiver[n] = there, here
+                    sends[there], carrier[there * devices + here] = 1, -2
+                    size[there * devices + here] += held.source_nbytes[q]
+                    n += 1
+    many = 0
+    for a in range(devices):
+        if sends[a]:
+            for b in range(devices):
+                if carrier[a * devices + b] == -2:
+                    pairs[0, many], pairs[1, many] = a, b
                     many += 1
-                size[pair] += held.source_nbytes[q]
-    pairs = np.sort(pairs[:many])
-    _collectives(sheet, held, pairs, rows, pair_of, flow_of, late)
-    for pair in pairs:
-        if carrier[pair] == -2:
-            carrier[pair] = _task(
-                sheet, TRANSFER, pair // devices, pair % devices, late, size[pair], 1, 0
-            )
     first = used[TASKS]
-    for row in range(n):
-        first = min(first, carrier[pair_of[row]])
+    if many >= 6:
+        _collectives(sheet, held, pairs[:, :many], boxes, late)
+    for k in range(many):
+        pair = pairs[0, k] * devices + pairs[1, k]
+        if carrier[pair] == -2:
+            carrier[pair] = _task(sheet, TRANSFER, pairs[0, k], pairs[1, k], late, size[pair], 1, 0)
     # what each reads, once
-    reads = np.empty(n, np.int64)
     wide = used[TASKS] - first
-    for row in range(n):
-        task = carrier[pair_of[row]]
-        sheet.taken[task] += 1
-        reads[row] = (flow_of[row] * wide + task - first) << SHIFT | source[rows[row]]
-    order = np.sort(reads)
-    code = np.empty(n, np.int64)
-    count = 0
+    per, table = np.zeros(wide + 1, np.int64), _table(n)
     for k in range(n):
-        if k == 0 or order[k] != order[k - 1]:
-            code[count] = order[k]
-            count += 1
-    per = np.zeros(wide + 1, np.int64)
-    for k in range(count):
-        per[(code[k] >> SHIFT) % wide + 1] += 1
+        task = carrier[sender[k] * devices + receiver[k]]
+        sheet.taken[task] += 1
+        sender[k] = task - first
+        if _is_new(table, what, sender, k):
+            per[task - first + 1] += 1
+        else:
+            row[k] = -1
     for task in range(wide):
         per[task + 1] += per[task]
         sheet.need_start[first + task + 1] = used[NEEDS] + per[task + 1]
     base = used[NEEDS]
-    used[NEEDS] += count
-    for k in range(count):
-        owner, piece = code[k] >> SHIFT, code[k] & ((1 << SHIFT) - 1)
-        at = base + per[owner % wide]
-        per[owner % wide] += 1
-        sheet.need[at] = (owner // wide + shift) << SHIFT | held.place[piece]
-        sheet.need_device[at] = device[piece]
+    used[NEEDS] += per[wide]
+    for k in range(n):
+        if row[k] >= 0:
+            at, piece = base + per[sender[k]], source[row[k]]
+            per[sender[k]] += 1
+            sheet.need[at] = ((what[k] >> SHIFT) + shift) << SHIFT | held.place[piece]
+            sheet.need_device[at] = device[piece]
+    return many
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _collectives(sheet, held, pairs, rows, pair_of, flow_of, late):  # type: ignore[no-untyped-def]
+def _table(count):  # type: ignore[no-untyped-def]
+    """Room for so many rows in a table with open addresses."""
+    room = 16
+    while room < 2 * count:
+        room *= 2
+    return np.full(room, -1)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _is_new(table, one, other, row):  # type: ignore[no-untyped-def]
+    """Whether no row in the table is equal in both columns; then it is put there."""
+    mixed = np.uint64(one[row]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(other[row])
+    mixed = mixed * np.uint64(0xC2B2AE3D27D4EB4F)
+    last = len(table) - 1
+    place = np.int64(mixed >> np.uint64(33)) & last
+    while table[place] >= 0:
+        if one[table[place]] == one[row] and other[table[place]] == other[row]:
+            return False
+        place = (place + 1) & last
+    table[place] = row
+    return True
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _collectives(sheet, held, pairs, boxes, late):  # type: ignore[no-untyped-def]
     """Groups of three or more that all send to all, about equally much, have one message."""
-    if len(pairs) < 6:
-        return
     size, carrier, devices, used = sheet.size, sheet.carrier, len(sheet.parent), sheet.used
-    parent = sheet.parent
+    parent, many = sheet.parent, pairs.shape[1]
     for d in range(devices):
         parent[d] = d
     moved = True
     while moved:  # every device joins the smallest one it exchanges with
         moved = False
-        for pair in pairs:
-            a, b = pair // devices, pair % devices
+        for k in range(many):
+            a, b = pairs[0, k], pairs[1, k]
             least = min(parent[a], parent[b])
             if parent[a] != least or parent[b] != least:
                 parent[a] = parent[b] = least
                 moved = True
-    inside = np.zeros(devices, np.int64)
-    most, least_size = np.zeros(devices, np.int64), np.full(devices, np.iinfo(np.int64).max)
-    total = np.zeros(devices, np.int64)
-    joined = np.zeros(devices, np.uint8)
-    for pair in pairs:
-        root = parent[pair // devices]
+    inside, most, total, joined = np.zeros((4, devices), np.int64)
+    least_size = np.full(devices, np.iinfo(np.int64).max)
+    for k in range(many):
+        a, b = pairs[0, k], pairs[1, k]
+        root, nbytes = parent[a], size[a * devices + b]
         inside[root] += 1
-        most[root] = max(most[root], size[pair])
-        least_size[root] = min(least_size[root], size[pair])
-        total[root] += size[pair]
-        joined[pair // devices] = joined[pair % devices] = 1
+        most[root] = max(most[root], nbytes)
+        least_size[root] = min(least_size[root], nbytes)
+        total[root] += nbytes
+        joined[a] = joined[b] = 1
     for root in range(devices):
         if inside[root] == 0:
             continue
@@ -333,34 +349,24 @@ def _collectives(sheet, held, pairs, rows, pair_of, flow_of, late):  # type: ign
                 used[MEMBERS] += 1
         used[GROUPS] = number + 1
         sheet.group_start[number + 1] = used[MEMBERS]
-        sheet.pattern[task] = _pattern(held, parent, root, rows, pair_of, flow_of, devices, group)
-        for pair in pairs:
-            if parent[pair // devices] == root:
-                carrier[pair] = task
+        sheet.pattern[task] = _pattern(held, parent, root, boxes, group)
+        for k in range(many):
+            if parent[pairs[0, k]] == root:
+                carrier[pairs[0, k] * devices + pairs[1, k]] = task
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _pattern(  # type: ignore[no-untyped-def]
-    held, parent, root, rows, pair_of, flow_of, devices, group
-):  # fmt: skip
+def _pattern(held, parent, root, boxes, group):  # type: ignore[no-untyped-def]
     """What the blocks of a collective are."""
-    n = 0
-    what, box = np.empty((2, len(rows)), np.int64)
-    terms = False
-    for k in range(len(rows)):
-        if parent[pair_of[k] // devices] == root:
-            q = rows[k]
-            what[n] = flow_of[k] << SHIFT | held.source[q]
-            box[n] = held.source_box[q]
-            terms = terms or held.source_term[q] != 0
+    row, what, sender, _ = boxes
+    n, different, terms = 0, 0, False
+    table, box = _table(len(row)), np.empty(len(row), np.int64)
+    for k in range(len(row)):
+        if parent[sender[k]] == root:
             n += 1
-    order = np.argsort(box[:n], kind="mergesort")
-    what, box = what[:n][order], box[:n][order]
-    order = np.argsort(what, kind="mergesort")
-    what, box = what[order], box[order]
-    different = 1
-    for k in range(1, n):
-        different += what[k] != what[k - 1] or box[k] != box[k - 1]
+            box[k] = held.source_box[row[k]]
+            different += _is_new(table, what, box, k)
+            terms = terms or held.source_term[row[k]] != 0
     if different * (group - 1) == n:
         return ALL_GATHER
     return REDUCE_SCATTER if terms else ALL_TO_ALL
