@@ -81,11 +81,13 @@ def sheet(devices: int, room: int) -> Sheet:
     )  # fmt: skip
 
 
-# A book has records of Ops and of cuts, in one array. What is to be drafted names for each Op the
-# record of what it does, that of its cut, whether it is computed term by term, and its Flows.
+# A book has records of Ops, of Splits and of cuts, in one array. What is to be drafted names for
+# each Op the record of what it does, that of its cut, whether it is computed term by term, and its
+# Flows.
 
 CALL, ALIAS, ITEMSIZE, READS, MAKES, ARGUMENTS, STAGES = range(7)  # of Ops
-DEVICES, FLOPS, ZEROS, PARTS = range(4)  # of cuts
+COUNT, ZEROS, FLOPS = range(3)  # of Splits
+SPLIT, PARTS, DEVICES = range(3)  # of cuts: the device of every part of every replica
 ASKED = 3  # then the Flows
 
 
@@ -98,11 +100,11 @@ def op_record(
     return np.array([*head, *stages, *places], np.int64)
 
 
-def cut_record(devices: Sequence[int], flops: Floats, zeros: Ints) -> Ints:
-    """The device of every part of every replica; the flops of every part; part x argument: 1 for a
-    block of zeros, none if there are none."""
-    head = np.array([len(devices), len(flops), len(zeros), *devices], np.int64)
-    return np.concatenate([head, flops.view(np.int64), zeros])
+def split_record(flops: Sequence[float], zeros: Ints) -> Ints:
+    """The flops of every part of a Split; part x argument: 1 for a block of zeros, none if there
+    are none."""
+    head = np.array([len(flops), len(zeros)], np.int64)
+    return np.concatenate([head, np.array(flops, np.float64).view(np.int64), zeros])
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -122,7 +124,7 @@ def room_for(held: Flows, book: Ints, asked: Ints) -> int:
             stage = held.stage_start[asked[at + k]]
             low, high = held.piece_start[stage], held.piece_start[stage + 2]
             total += 2 * (high - low) + 2 * (held.source_start[high] - held.source_start[low])
-        total += 1 + book[cut + DEVICES]
+        total += 1 + book[cut + PARTS]
         at += reads + makes
     return total
 
@@ -141,16 +143,15 @@ def draft(sheet: Sheet, held: Flows, book: Ints, asked: Ints) -> bool:
         fed = asked[at + ASKED : at + ASKED + reads]
         made = asked[at + ASKED + reads : at + ASKED + reads + makes]
         stages = book[does + STAGES : does + STAGES + reads]
-        parts, first = book[cut + DEVICES], used[TASKS]
+        parts, first = book[cut + PARTS], used[TASKS]
         _exchange(sheet, held, fed, stages, 0, 0, first)
         if parts:
-            places = does + STAGES + reads
-            flops = cut + PARTS + parts
-            zeros = flops + book[cut + FLOPS]
+            split, places = book[cut + SPLIT], does + STAGES + reads
+            zeros = split + FLOPS + book[split + COUNT]
             _compute(
-                sheet, held, fed, stages, made, book[cut + PARTS : flops], numbers[flops:zeros],
-                book[places : places + arguments],
-                book[zeros : zeros + (0 if termwise else book[cut + ZEROS])],
+                sheet, held, fed, stages, made, book[cut + DEVICES : cut + DEVICES + parts],
+                numbers[split + FLOPS : zeros], book[places : places + arguments],
+                book[zeros : zeros + (0 if termwise else book[split + ZEROS])],
                 book[does + ALIAS], book[does + ITEMSIZE],
             )  # fmt: skip
             _exchange(sheet, held, made, np.full(makes, LAID), reads, 1, first)
@@ -378,32 +379,33 @@ def _compute(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The parts of an Op: each reads, of every argument, the next answer of its Flow."""
     used, inputs = sheet.used, len(places)
-    taken = np.zeros(len(fed), np.int64)
-    read = np.empty(inputs, np.int64)
+    read, next_answer = np.empty(inputs, np.int64), np.empty(len(fed), np.int64)
+    for j in range(len(fed)):
+        next_answer[j] = held.answer_start[held.stage_start[fed[j]] + stages[j]]
+    part, zero = 0, 0
     for row in range(len(devices)):
         nbytes = 0
         for k in range(inputs):
             read[k] = -1
-            if len(zeros) and zeros[row * inputs % len(zeros) + k]:
+            if len(zeros) and zeros[zero + k]:
                 continue
             j = places[k]
-            at = held.answer_start[held.stage_start[fed[j]] + stages[j]] + taken[j]
-            taken[j] += 1
-            read[k] = held.answer[at]
+            read[k] = held.answer[next_answer[j]]
+            next_answer[j] += 1
             fresh = True
             for other in range(k):  # a slot that is two arguments is read once
                 fresh = fresh and not (places[other] == j and read[other] == read[k])
             if fresh:
                 nbytes += held.nbytes[read[k]]
-        for flow in made:
-            nbytes += held.nbytes[held.first[flow] + row]
-        if alias:
-            nbytes = 0
-        task = _task(sheet, COMPUTE, devices[row], -1, 0, nbytes, itemsize, 0)
-        sheet.flops[task], sheet.part[task] = flops[row % len(flops)], row
+        task = _task(sheet, COMPUTE, devices[row], -1, 0, 0, itemsize, 0)
         for r in range(len(made)):
-            sheet.make[used[MAKES]] = (len(fed) + r) << SHIFT | held.place[
-                held.first[made[r]] + row
-            ]
+            left = held.first[made[r]] + row
+            nbytes += held.nbytes[left]
+            sheet.make[used[MAKES]] = (len(fed) + r) << SHIFT | held.place[left]
             used[MAKES] += 1
         sheet.make_start[task + 1] = used[MAKES]
+        sheet.nbytes[task] = 0 if alias else nbytes
+        sheet.flops[task], sheet.part[task] = flops[part], row
+        part, zero = part + 1, zero + inputs
+        if part == len(flops):
+            part, zero = 0, 0

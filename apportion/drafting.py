@@ -7,7 +7,7 @@ It is what lowering and the costs of simulate.py give, for delta simulation: tas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from apportion.tasks import (
 from apportion.tdl import lookup
 
 SPARE = 1024
+UNCUT = -1
 NOTHING, SHEET, LINES, STOCK = range(4)  # what is missing
 
 
@@ -61,13 +62,13 @@ class Drafting:
         self.numbers: dict[Flow, int] = {}
         self.known: dict[tuple[int, ...], int] = {}  # Blocks
         self.book, self.written = _new(SPARE), 0
-        self.cuts: dict[int, int] = {}
+        self.splits: dict[int, int] = {}
         self.does = self._write_ops()
-        self.uncut = self._write(draft.cut_record((), np.zeros(0), _new(0)))
+        self.cuts = {UNCUT: self._write((0, 0))}
 
     # The book
 
-    def _write(self, record: Ints) -> int:
+    def _write(self, record: Ints | Sequence[int]) -> int:
         """Adds a record to the book; where it is."""
         at, end = self.written, self.written + len(record)
         if end > len(self.book):
@@ -95,14 +96,17 @@ class Drafting:
         stages = [READ + len(graph.consumers[v]) for v in self.lowering.ending]
         return [*found, self._write(draft.op_record(len(of), False, 1, 0, stages, ()))]
 
-    def _cut_record(self, op: int) -> Ints:
-        parts = self.lowering.splits[op].parts
-        zeros = np.zeros((len(parts), len(parts[0].inputs)), np.int64)
-        for row, part in enumerate(parts):
-            zeros[row, list(part.zeros)] = 1
-        flat = zeros.reshape(-1) if zeros.any() else _new(0)
-        flops = np.array([part.flops for part in parts], np.float64)
-        return draft.cut_record(self.lowering.choices[op].devices, flops, flat)
+    def _write_cut(self, op: int) -> int:
+        split, devices = self.lowering.splits[op], self.lowering.choices[op].devices
+        at = self.splits.get(id(split))
+        if at is None:
+            zeros = np.zeros((len(split.parts), len(split.parts[0].inputs)), np.int64)
+            for row, part in enumerate(split.parts):
+                zeros[row, list(part.zeros)] = 1
+            flat = zeros.reshape(-1) if zeros.any() else _new(0)
+            at = self._write(draft.split_record([part.flops for part in split.parts], flat))
+            self.splits[id(split)] = at
+        return self._write((at, len(devices), *devices))
 
     # Flows
 
@@ -130,29 +134,28 @@ class Drafting:
 
     def blocks(self, ops: Sequence[int], numbers: Sequence[int]) -> Ints:
         """Blocks of Ops whose Values have Flows of these numbers; one for those that are alike."""
-        known, values = self.known, self.lowering.values
-        keys = [(*self._does(op), *[numbers[v] for v in values[op]]) for op in ops]
-        new = [key for key in dict.fromkeys(keys) if key not in known]
+        known, cuts, does, lowering = self.known, self.cuts, self.does, self.lowering
+        termwise, values, end = lowering.termwise, lowering.values, len(does) - 1
+        new: list[int] = []
+        found = []
+        for op in ops:
+            cut = lowering.cut_of(op) if op < end else UNCUT
+            at = cuts.get(cut)
+            if at is None:
+                at = cuts[cut] = self._write_cut(op)
+            key = (does[op], at, op in termwise, *[numbers[v] for v in values[op]])
+            block = known.get(key)
+            if block is None:
+                block = known[key] = len(known)
+                new += key
+            found.append(block)
         if new:
-            first = self._stocked(np.array([*chain.from_iterable(new)], np.int64), len(new))
-            known.update(zip(new, range(first, first + len(new)), strict=True))
-        return np.array([known[key] for key in keys], np.int64)
+            self._stock(np.array(new, np.int64))
+        return np.array(found, np.int64)
 
-    def _does(self, op: int) -> tuple[int, int, bool]:
-        """What a Block follows from beside the Flows: the records of the Op and of its cut, and
-        whether it is computed term by term."""
-        lowering = self.lowering
-        if op == len(lowering.graph.ops):
-            return self.does[op], self.uncut, False
-        cut = lowering.cut_of(op)
-        at = self.cuts.get(cut)
-        if at is None:
-            at = self.cuts[cut] = self._write(self._cut_record(op))
-        return self.does[op], at, op in lowering.termwise
-
-    def _stocked(self, asked: Ints, count: int) -> int:
-        """Drafts so many Ops and puts them in stock; the first of their Blocks."""
-        first, missing = int(self.stock.used[stock.BLOCKS]), SHEET
+    def _stock(self, asked: Ints) -> None:
+        """Drafts Ops and puts them in stock."""
+        missing = SHEET
         while missing != NOTHING:
             missing = self._make_quiet(asked) if self.quiet else self._make(asked)
             if missing == SHEET:
@@ -161,9 +164,8 @@ class Drafting:
             elif missing == LINES:
                 self._learn_lines()
             elif missing == STOCK:
-                more = stock.room_for(self.sheet, count, *self._how)
+                more = stock.room_for(self.sheet, self.sheet.used[draft.OPS], *self._how)
                 self.stock = stock.with_room(self.stock, more)
-        return first
 
     @property
     def _how(self) -> tuple[Lines, bool, bool]:
@@ -171,13 +173,11 @@ class Drafting:
         return self.routes.lines, self.quiet, self.cluster.communication_on_device
 
     def _make(self, asked: Ints) -> int:
-        on_device = self.cluster.communication_on_device
-        return int(
-            _make(
-                self.stock, self.sheet, self.flows, self.book, asked, self.prices, self.routes,
-                on_device,
-            )
+        missing: int = _make(
+            self.stock, self.sheet, self.flows, self.book, asked, self.prices, self.routes,
+            self.cluster.communication_on_device,
         )  # fmt: skip
+        return missing
 
     def _make_quiet(self, asked: Ints) -> int:
         """What a message takes depends on others of its exchange."""
