@@ -9,7 +9,7 @@ regions, the parts of the Op, the exchange that lays its results out, the assemb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -64,20 +64,27 @@ class Sheet(NamedTuple):  # numba takes no dataclass
     make: Ints  # pieces
     group_start: Ints  # g + 1
     member: Ints  # devices
-    # for one exchange
-    size: Ints  # by pair of devices
-    carrier: Ints  # by pair of devices
+    # for one exchange; between them as they were
+    size: Ints  # by pair of devices: 0
+    carrier: Ints  # by pair of devices: -1
     parent: Ints  # by device
 
 
-def sheet(devices: int, room: int) -> Sheet:
+def blank(devices: int) -> Ints:
+    """What a Sheet has by pair of devices, before the first."""
+    return np.array([[0], [-1]]).repeat(devices * devices, 1)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _sheet(room, devices, pairs):  # type: ignore[no-untyped-def]
     """An empty one with so much room for everything."""
-    columns: dict[str, Any] = {name: np.zeros(room + 1, np.int64) for name in Sheet._fields[1:-3]}
-    columns["flops"] = np.zeros(room + 1)
-    pairs = devices * devices
+    c = np.empty((27, room + 1), np.int64)
+    c[:, 0] = 0
     return Sheet(
-        np.zeros(7, np.int64), **columns, size=np.zeros(pairs, np.int64),
-        carrier=np.full(pairs, -1), parent=np.zeros(devices, np.int64),
+        np.zeros(7, np.int64), c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8],
+        c[9].view(np.float64), c[10], c[11], c[12], c[13], c[14], c[15], c[16], c[17], c[18],
+        c[19], c[20], c[21], c[22], c[23], c[24], c[25], c[26], pairs[0], pairs[1],
+        np.empty(devices, np.int64),
     )  # fmt: skip
 
 
@@ -130,12 +137,10 @@ def room_for(held: Flows, book: Ints, asked: Ints) -> int:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def draft(sheet: Sheet, held: Flows, book: Ints, asked: Ints) -> bool:
-    """Writes the tasks of Ops on an empty sheet; whether there was room."""
-    if room_for(held, book, asked) > len(sheet.kind):
-        return False
+def draft(held: Flows, book: Ints, asked: Ints, devices: int, pairs: Ints) -> Sheet:
+    """The tasks of Ops."""
+    sheet: Sheet = _sheet(room_for(held, book, asked), devices, pairs)
     used, numbers = sheet.used, book.view(np.float64)
-    used[:] = 0
     at, op = 0, 0
     while at < len(asked):
         does, cut, termwise = asked[at], asked[at + 1], asked[at + 2]
@@ -159,7 +164,7 @@ def draft(sheet: Sheet, held: Flows, book: Ints, asked: Ints) -> bool:
             sheet.call[task], sheet.owner[task] = book[does + CALL], op
         at, op = at + ASKED + reads + makes, op + 1
         sheet.task_start[op], used[OPS] = used[TASKS], op
-    return True
+    return sheet
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]

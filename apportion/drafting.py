@@ -34,7 +34,7 @@ from apportion.tdl import lookup
 
 SPARE = 1024
 UNCUT = -1
-NOTHING, SHEET, LINES, STOCK = range(4)  # what is missing
+NOTHING, LINES, STOCK = range(3)  # what is missing
 
 
 class Drafting:
@@ -48,7 +48,7 @@ class Drafting:
         self.devices = len(cluster.devices)
         self.quiet = times_messages(cluster, cost)
         self.sizes = [value.itemsize for value in lowering.graph.values]
-        self.sheet = draft.sheet(self.devices, SPARE)
+        self.pairs = draft.blank(self.devices)
         self.kinds = tuple(dict.fromkeys(op.kind for op in lowering.graph.ops))
         self.prices = price.prices(cost, cluster, self.kinds, self._issue())
         self.routes = price.routes(self._pairs())
@@ -137,13 +137,13 @@ class Drafting:
         known, cuts, does, lowering = self.known, self.cuts, self.does, self.lowering
         termwise, values, end = lowering.termwise, lowering.values, len(does) - 1
         new: list[int] = []
-        found = []
+        found, number = [], numbers.__getitem__
         for op in ops:
             cut = lowering.cut_of(op) if op < end else UNCUT
             at = cuts.get(cut)
             if at is None:
                 at = cuts[cut] = self._write_cut(op)
-            key = (does[op], at, op in termwise, *[numbers[v] for v in values[op]])
+            key = (does[op], at, op in termwise, *map(number, values[op]))
             block = known.get(key)
             if block is None:
                 block = known[key] = len(known)
@@ -155,44 +155,45 @@ class Drafting:
 
     def _stock(self, asked: Ints) -> None:
         """Drafts Ops and puts them in stock."""
-        missing = SHEET
+        make = self._make_quiet if self.quiet else self._make
+        missing = make(asked)
         while missing != NOTHING:
-            missing = self._make_quiet(asked) if self.quiet else self._make(asked)
-            if missing == SHEET:
-                room = int(draft.room_for(self.flows, self.book, asked))
-                self.sheet = draft.sheet(self.devices, 2 * room)
-            elif missing == LINES:
-                self._learn_lines()
-            elif missing == STOCK:
-                more = stock.room_for(self.sheet, self.sheet.used[draft.OPS], *self._how)
+            sheet = self._draft(asked)
+            price.route(self.routes, sheet)
+            if missing == LINES:
+                self._learn_lines(sheet)
+            else:
+                more = stock.room_for(sheet, sheet.used[draft.OPS], *self._how)
                 self.stock = stock.with_room(self.stock, more)
-
-    @property
-    def _how(self) -> tuple[Lines, bool, bool]:
-        """How messages are put in stock."""
-        return self.routes.lines, self.quiet, self.cluster.communication_on_device
+            missing = make(asked)
 
     def _make(self, asked: Ints) -> int:
         missing: int = _make(
-            self.stock, self.sheet, self.flows, self.book, asked, self.prices, self.routes,
+            self.stock, self.flows, self.book, asked, self.prices, self.routes, self.pairs,
             self.cluster.communication_on_device,
         )  # fmt: skip
         return missing
 
     def _make_quiet(self, asked: Ints) -> int:
         """What a message takes depends on others of its exchange."""
-        it = self.sheet
-        if not draft.draft(it, self.flows, self.book, asked):
-            return SHEET
-        n, tasks = int(it.used[draft.TASKS]), self._tasks()
+        it = self._draft(asked)
+        n, tasks = int(it.used[draft.TASKS]), self._tasks(it)
         it.duration[:n] = nanoseconds(tasks, self.cluster, self.cost)
         it.issue[:n] = issue_nanoseconds(tasks, self.cluster, self.cost)
-        fits = stock.add_all(self.stock, it, int(it.used[draft.OPS]), *self._how)
-        return NOTHING if fits else STOCK
+        return NOTHING if stock.add_all(self.stock, it, it.used[draft.OPS], *self._how) else STOCK
 
-    def _tasks(self) -> TaskGraph:
-        """The tasks of the sheet as far as costs need them."""
-        it, rows = self.sheet, slice(int(self.sheet.used[draft.TASKS]))
+    def _draft(self, asked: Ints) -> draft.Sheet:
+        it: draft.Sheet = draft.draft(self.flows, self.book, asked, self.devices, self.pairs)
+        return it
+
+    @property
+    def _how(self) -> tuple[Lines, bool, bool]:
+        """How messages are put in stock."""
+        return self.routes.lines, self.quiet, self.cluster.communication_on_device
+
+    def _tasks(self, it: draft.Sheet) -> TaskGraph:
+        """The tasks of a sheet as far as costs need them."""
+        rows = slice(int(it.used[draft.TASKS]))
         members = it.member[: it.used[draft.MEMBERS]].tolist()
         edges = it.group_start[: it.used[draft.GROUPS] + 1].tolist()
         groups = tuple(tuple(members[a:b]) for a, b in pairwise(edges))
@@ -226,9 +227,9 @@ class Drafting:
         tasks = _bare(self.devices, kind, sender, receiver, _new(len(pairs)), none, none, ())
         return message_lines(tasks, self.cluster)[0]
 
-    def _learn_lines(self) -> None:
+    def _learn_lines(self, sheet: draft.Sheet) -> None:
         """Adds the lines of groups that the sheet has and none are known of."""
-        for pattern, group in price.unknown(self.sheet):
+        for pattern, group in price.unknown(sheet):
             alone = _bare(
                 self.devices, np.full(1, COLLECTIVE), np.full(1, group[0]), np.full(1, -1),
                 _new(1), _new(1), np.full(1, pattern), (group,),
@@ -240,11 +241,10 @@ class Drafting:
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _make(  # type: ignore[no-untyped-def]
-    held, sheet, flows, book, asked, prices, routes, on_device
+    held, flows, book, asked, prices, routes, pairs, on_device
 ):  # fmt: skip
     """Drafts Ops and puts them in stock, unless something is missing."""
-    if not draft.draft(sheet, flows, book, asked):
-        return SHEET
+    sheet = draft.draft(flows, book, asked, held.devices, pairs)
     if not price.route(routes, sheet):
         return LINES
     price.charge(prices, sheet)

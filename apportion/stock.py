@@ -25,6 +25,8 @@ BLOCKS, RECORDS, WAITS, MAKES, MESSAGES, HOPS, NEEDS = range(7)
 SHIFT = 32  # a piece's name is j << SHIFT | place
 PLACE = (1 << SHIFT) - 1
 
+GROWTH = 4  # room that is not used takes no memory
+
 
 class Stock(NamedTuple):  # numba takes no dataclass
     """Blocks b, records k, messages m. Rows of k and m end where the next begins."""
@@ -75,11 +77,12 @@ def stock(devices: int, room: Ints) -> Stock:
 
 def with_room(held: Stock, more: Ints) -> Stock:
     """A larger copy, so that there is so much room left."""
-    new = stock(held.devices, 2 * (held.used + more))
-    for name in Stock._fields[1:]:
-        old, copy = getattr(held, name), getattr(new, name)
-        many = min(len(old), len(copy))
-        copy[:many] = old[:many]
+    new = stock(held.devices, GROWTH * (held.used + more))
+    many = held.used.tolist()
+    for name, of in COLUMNS.items():
+        getattr(new, name)[: many[of] + 1] = getattr(held, name)[: many[of] + 1]
+    lanes = many[BLOCKS] * (2 * held.devices + 1)
+    new.lane[:lanes], new.used[:] = held.lane[:lanes], held.used
     return new
 
 
