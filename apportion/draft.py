@@ -100,18 +100,18 @@ ASKED = 3  # then the Flows
 
 def op_record(
     call: int, alias: bool, itemsize: int, makes: int, stages: Sequence[int], places: Sequence[int]
-) -> Ints:
+) -> list[int]:
     """An Op, whatever its Choice: which operator; the stages at which it reads its distinct inputs;
     for every argument which of these it is."""
     head = (call, alias, itemsize, len(stages), makes, len(places))
-    return np.array([*head, *stages, *places], np.int64)
+    return [*head, *stages, *places]
 
 
-def split_record(flops: Sequence[float], zeros: Ints) -> Ints:
-    """The flops of every part of a Split; part x argument: 1 for a block of zeros, none if there
-    are none."""
-    head = np.array([len(flops), len(zeros)], np.int64)
-    return np.concatenate([head, np.array(flops, np.float64).view(np.int64), zeros])
+def split_record(flops: Sequence[float], zeros: Sequence[bool]) -> list[int]:
+    """The flops of every part of a Split; part x argument: whether it is a block of zeros, none if
+    there are none."""
+    numbers = np.array(flops, np.float64).view(np.int64).tolist()
+    return [len(flops), len(zeros), *numbers, *zeros]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]

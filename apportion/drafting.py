@@ -68,7 +68,7 @@ class Drafting:
 
     # The book
 
-    def _write(self, record: Ints | Sequence[int]) -> int:
+    def _write(self, record: Sequence[int]) -> int:
         """Adds a record to the book; where it is."""
         at, end = self.written, self.written + len(record)
         if end > len(self.book):
@@ -80,7 +80,7 @@ class Drafting:
         """The records of all Ops, one for those that do the same, and of the end of the step."""
         graph, feeds = self.lowering.graph, self.lowering.feeds
         of = {kind: number for number, kind in enumerate(self.kinds)}
-        known: dict[bytes, int] = {}
+        known: dict[tuple[int, ...], int] = {}
         found = []
         for op, it in enumerate(graph.ops):
             order = {v: j for j, v in enumerate(dict.fromkeys(it.inputs))}
@@ -89,7 +89,7 @@ class Drafting:
             size = self.sizes[it.outputs[0]] if it.outputs else 4
             stages, places = [stage for _, stage in feeds[op]], [order[v] for v in it.inputs]
             record = draft.op_record(of[it.kind], alias, size, len(it.outputs), stages, places)
-            key = record.tobytes()
+            key = tuple(record)
             if key not in known:
                 known[key] = self._write(record)
             found.append(known[key])
@@ -100,11 +100,9 @@ class Drafting:
         split, devices = self.lowering.splits[op], self.lowering.choices[op].devices
         at = self.splits.get(id(split))
         if at is None:
-            zeros = np.zeros((len(split.parts), len(split.parts[0].inputs)), np.int64)
-            for row, part in enumerate(split.parts):
-                zeros[row, list(part.zeros)] = 1
-            flat = zeros.reshape(-1) if zeros.any() else _new(0)
-            at = self._write(draft.split_record([part.flops for part in split.parts], flat))
+            zeros = [k in part.zeros for part in split.parts for k in range(len(part.inputs))]
+            flops = [part.flops for part in split.parts]
+            at = self._write(draft.split_record(flops, zeros if any(zeros) else ()))
             self.splits[id(split)] = at
         return self._write((at, len(devices), *devices))
 
