@@ -15,7 +15,7 @@ first time on that can have changed (live.py, resume.py). The times are those of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -42,19 +42,21 @@ SPARE = 1 << 16  # and so much more
 CROWDED = 8  # changes leave so much behind, as a multiple, before all is built anew
 PLENTY = 1 << 21  # and as a number
 MEMORY = 8  # Flows and Blocks that are remembered, as a multiple of those of the Graph
+LOOKS = 64  # changes between two looks at what they have left behind
+NONE = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
 class _Before:
     """What a change replaced, outside of the arrays."""
 
-    choices: dict[int, tuple[Choice, Split]] = field(default_factory=dict)
-    layouts: dict[int, Layout | None] = field(default_factory=dict)
-    termwise: dict[int, Devices] = field(default_factory=dict)
-    flows: dict[int, tuple[Flow, int]] = field(default_factory=dict)
-    ops: Ints = field(default_factory=lambda: _new(0))
-    step: int = 0
-    counters: Ints | None = None  # none if all was built anew
+    step: int
+    termwise: dict[int, Devices]
+    counters: Ints | None  # none if all was built anew
+    choices: list[tuple[int, Choice, Split]]
+    layouts: dict[int, Layout | None]
+    flows: dict[int, tuple[Flow, int]]
+    ops: Ints
 
 
 class Delta:
@@ -70,7 +72,7 @@ class Delta:
         self.drafting = Drafting(self.lowering, cluster, cost)
         self.ahead = ahead_nanoseconds(cluster, cost)
         self.verified: dict[int, set[Layout]] = {}
-        self.legal: set[tuple[int, Choice] | None] = set()
+        self.legal: dict[tuple[int, int], tuple[Choice, Split]] = {}
         self.holding = Held(space.graph, self.flows, devices)
         self.maker = [-1 if made is None else made[0] for made in space.graph.producer]
         self.readers = [
@@ -78,6 +80,7 @@ class Delta:
                      np.int64) for value, readers in enumerate(space.graph.consumers)
         ]  # fmt: skip
         self.before: _Before | None = None
+        self.changes = 0
         self.bounded = False  # the last change was given up: its step takes longer than the limit
         self._build()
 
@@ -127,28 +130,28 @@ class Delta:
         """
         assert self.before is None, "the last change is neither kept nor undone"
         lowering = self.lowering
-        self._verify_choices(choices)
-        self._verify_layouts(layouts)
+        legal = self._legal(choices)
+        if layouts:
+            self._verify_layouts(layouts)
+        self.changes += 1
         if lowering.remembered > MEMORY * len(self.flows) + SPARE:
             lowering.forget(self.flows, ())
             self._build()
-        elif any(
-            (used > most).any() for used, most in zip(self._used(), self.crowded, strict=True)
-        ):
+        elif not self.changes % LOOKS and self._is_crowded():
             self._build()
-        self.live.counters[lives.WRITTEN] = 0
-        before = self.before = _Before(step=self.step_ns, termwise=lowering.termwise)
-        before.counters = self.live.counters.copy()
-        for op, choice in choices.items():
-            before.choices[op] = (lowering.choices[op], lowering.splits[op])
-            lowering.choices[op] = choice
-            lowering.splits[op] = self.space.split(op, choice.parts)
+        counters = self.live.counters
+        counters[lives.WRITTEN] = 0
+        before = self.before = _Before(
+            self.step_ns, lowering.termwise, counters.copy(), [], {}, {}, NONE
+        )
+        for op, (choice, split) in zip(choices, legal, strict=True):
+            before.choices.append((op, lowering.choices[op], lowering.splits[op]))
+            lowering.choices[op], lowering.splits[op] = choice, split
         for value, layout in layouts.items():
             before.layouts[value] = lowering.layouts.get(value)
             lowering.lay(value, layout)
-        self._retell(choices, layouts)
         touched = set(choices)
-        if before.termwise is not lowering.termwise:
+        if self._retell(choices, layouts):
             touched |= _differing(before.termwise, lowering.termwise)
         values = self._new_flows(touched, layouts)
         self._restamp(self._new_blocks(touched, values), limit)
@@ -158,16 +161,27 @@ class Delta:
         """How much there is of all that changes leave behind."""
         return self.drafting.flows.used, self.drafting.stock.used
 
-    def _verify_choices(self, choices: Mapping[int, Choice]) -> None:
-        """Raises ValueError unless all Choices are legal; those that were once are known."""
+    def _is_crowded(self) -> bool:
+        """Whether changes have left too much behind."""
+        return any(
+            (used > most).any() for used, most in zip(self._used(), self.crowded, strict=True)
+        )
+
+    def _legal(self, choices: Mapping[int, Choice]) -> list[tuple[Choice, Split]]:
+        """The Choices with their Splits; raises ValueError unless all are legal. Those that were
+        once are known, by their addresses: they are kept, so that no other can have one."""
         calls, legal = self.space.call_ids, self.legal
-        for op, choice in choices.items():
-            known = (calls[op], choice) if 0 <= op < len(calls) else None
-            if known not in legal:
-                verify_choice(self.space, op, choice, self.lowering.devices)
-                legal.add(known)
         if len(legal) > SPARE:
             legal.clear()
+        found = []
+        for op, choice in choices.items():
+            key = (calls[op] if 0 <= op < len(calls) else -1, id(choice))
+            known = legal.get(key)
+            if known is None:
+                verify_choice(self.space, op, choice, self.lowering.devices)
+                known = legal[key] = choice, self.space.split(op, choice.parts)
+            found.append(known)
+        return found
 
     def _verify_layouts(self, layouts: Mapping[int, Layout | None]) -> None:
         """Raises ValueError unless all Layouts are legal; those that were once are known."""
@@ -189,12 +203,11 @@ class Delta:
         before = self.before
         assert before is not None, "there is nothing to undo"
         lowering = self.lowering
-        for op, (choice, split) in before.choices.items():
+        for op, choice, split in before.choices:
             lowering.choices[op], lowering.splits[op] = choice, split
         for value, layout in before.layouts.items():
             lowering.lay(value, layout)
-        looked = [*before.choices, *self._makers(before.layouts)]
-        lowering.terms.update(looked, lowering.choices, lowering.splits)
+        lowering.terms.undo()
         lowering.termwise = before.termwise
         for value, (flow, number) in before.flows.items():
             self.flows[value], self.numbers[value] = flow, number
@@ -213,16 +226,16 @@ class Delta:
         assert self.before is not None, "there is nothing to keep"
         self.before = None
 
-    def _retell(self, ops: Iterable[int], values: Iterable[int]) -> None:
-        """What is computed term by term, after Ops got other Choices and Values other Layouts."""
+    def _retell(self, ops: Iterable[int], values: Iterable[int]) -> bool:
+        """What is computed term by term, after Ops got other Choices and Values other Layouts;
+        whether that may be something else now."""
         lowering = self.lowering
-        looked = [*ops, *self._makers(values)]
-        if lowering.terms.update(looked, lowering.choices, lowering.splits):
+        made = [self.maker[value] for value in values]
+        looked = [*ops, *(op for op in made if op >= 0)] if made else ops
+        different = lowering.terms.update(looked, lowering.choices, lowering.splits)
+        if different:
             lowering.termwise = lowering.terms.settled()
-
-    def _makers(self, values: Iterable[int]) -> list[int]:
-        made = (self.lowering.graph.producer[value] for value in values)
-        return [each[0] for each in made if each is not None]
+        return different
 
     def _new_flows(self, touched: set[int], laid: Iterable[int]) -> list[int]:
         """Values whose Flow is another one now."""

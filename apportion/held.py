@@ -36,16 +36,16 @@ class Held:
             self.members.setdefault(storage, []).append(value)
         self.total = np.zeros(devices, np.int64)
         self.counted = {storage: np.zeros(devices, np.int64) for storage in self.members}
-        self.touched = set(self.members)
+        self.touched = set(self.shared)  # Values
         self._known: dict[tuple[int, int, bool], tuple[Flow, Ints]] = {}
 
     def touch(self, values: Iterable[int]) -> None:
         """The Flows of these Values are others now."""
-        self.touched.update(self.shared[v] for v in values if v in self.shared)
+        self.touched.update(values)
 
     def nbytes(self) -> Ints:
         """Bytes by device under the Flows as they are."""
-        for storage in self.touched:
+        for storage in {self.shared[v] for v in self.touched if v in self.shared}:
             now = np.max([self._of(value) for value in self.members[storage]], axis=0)
             self.total += now - self.counted[storage]
             self.counted[storage] = now

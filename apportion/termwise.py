@@ -43,6 +43,7 @@ class Terms:
 
     candidates  those Ops, each with the device of every term
     at          Values that are left as whole terms, each with the device of every term
+    leaving     Ops that are candidates, or leave such Values
     """
 
     def __init__(
@@ -60,6 +61,13 @@ class Terms:
         self.linear = [is_linear(op) for op in graph.ops]
         self.candidates: dict[int, Devices] = {}
         self.at: dict[int, Devices] = {}
+        self.leaving: set[int] = set()
+        self._fed = [
+            op.inputs[0] if linear and op.inputs else -1
+            for op, linear in zip(graph.ops, self.linear, strict=True)
+        ]
+        self._orders: dict[int, tuple[Split, list[list[int] | None]]] = {}
+        self._before: list[tuple[int, Devices | None, dict[int, Devices]]] = []
         for op in range(len(graph.ops)):
             self._look(op, choices[op], splits[op])
 
@@ -69,6 +77,7 @@ class Terms:
         """Looks again at Ops whose Choices have changed, and at what follows from them; whether
         anything is different now."""
         graph = self.space.graph
+        self._before = []
         waiting = sorted({op for op in ops if self._matters(op, splits[op])})
         different = False
         while waiting:
@@ -83,14 +92,15 @@ class Terms:
                             heappush(waiting, reader)
         return different
 
+    def undo(self) -> None:
+        """As it was before the last update."""
+        for op, devices, left in reversed(self._before):
+            self._leave(op, devices, left)
+        self._before = []
+
     def _matters(self, index: int, split: Split) -> bool:
         """Whether an Op can be computed term by term, or can leave terms, or did."""
-        return (
-            self.linear[index]
-            or "sum" in split.reducers
-            or index in self.candidates
-            or any(value in self.at for value in self.space.graph.ops[index].outputs)
-        )
+        return index in self.leaving or "sum" in split.reducers or self._fed[index] in self.at
 
     def settled(self) -> dict[int, Devices]:
         """The Ops that are computed term by term: all readers of a Value, or none."""
@@ -101,37 +111,61 @@ class Terms:
     def _look(self, index: int, choice: Choice, split: Split) -> bool:
         """Looks at one Op; whether what it leaves has changed."""
         op = self.space.graph.ops[index]
-        devices = self._shared_terms(op, choice) if self.linear[index] else None
+        devices = self._shared_terms(op, choice) if self._fed[index] in self.at else None
         left: dict[int, Devices] = {}
         if devices is not None:
-            self.candidates[index] = devices
             left = dict.fromkeys(op.outputs, devices)
-        else:
-            self.candidates.pop(index, None)
-            if not self.kept.intersection(op.outputs):
-                left = self._left_terms(op, choice, split)
+        elif "sum" in split.reducers and self.kept.isdisjoint(op.outputs):
+            left = self._left_terms(op, choice, split)
+        if not left and index not in self.leaving:
+            return False
         before = {v: self.at[v] for v in op.outputs if v in self.at}
-        for value in before:
-            del self.at[value]
-        self.at |= left
+        self._before.append((index, self.candidates.get(index), before))
+        self._leave(index, devices, left)
         return left != before
+
+    def _leave(self, index: int, devices: Devices | None, left: dict[int, Devices]) -> None:
+        """Whether an Op is a candidate, and what it leaves as terms."""
+        for value in self.space.graph.ops[index].outputs:
+            self.at.pop(value, None)
+        self.at.update(left)
+        if devices is None:
+            self.candidates.pop(index, None)
+        else:
+            self.candidates[index] = devices
+        if left:
+            self.leaving.add(index)
+        else:
+            self.leaving.discard(index)
 
     def _left_terms(self, op: Op, choice: Choice, split: Split) -> dict[int, Devices]:
         """The Values that an Op leaves as whole terms, one on each of several devices."""
         found: dict[int, Devices] = {}
-        for position, value in enumerate(op.outputs):
-            if split.reducers[position] != "sum" or value in self.layouts or choice.replicas != 1:
-                continue
-            whole = full(self.space.factors(value))
-            terms = [part.terms[position] for part in split.parts]
-            if (
-                sorted(terms) == list(range(split.terms[position]))
-                and all(part.outputs[position] == whole for part in split.parts)
-                and len(set(choice.devices)) == len(terms) > 1
-            ):
-                by_term = dict(zip(terms, choice.devices, strict=True))
-                found[value] = tuple(by_term[t] for t in range(len(terms)))
+        devices = choice.devices
+        if not 1 < len(set(devices)) == len(devices) == len(split.parts):
+            return found
+        for value, order in zip(op.outputs, self._orders_of(op, split), strict=True):
+            if order and value not in self.layouts:
+                found[value] = tuple([devices[k] for k in order])
         return found
+
+    def _orders_of(self, op: Op, split: Split) -> list[list[int] | None]:
+        """For each output of an Op its parts by the term that they leave; none unless each leaves
+        another one, of all of it."""
+        known = self._orders.get(id(split))
+        if known is None:
+            found = [self._order(value, k, split) for k, value in enumerate(op.outputs)]
+            known = self._orders[id(split)] = split, found
+        return known[1]
+
+    def _order(self, value: int, position: int, split: Split) -> list[int] | None:
+        terms = [part.terms[position] for part in split.parts]
+        order = sorted(range(len(terms)), key=lambda k: terms[k])
+        whole = full(self.space.factors(value))
+        single = split.reducers[position] == "sum" and split.terms[position] == len(terms)
+        if not single or [terms[k] for k in order] != list(range(len(terms))):
+            return None
+        return order if all(part.outputs[position] == whole for part in split.parts) else None
 
     def _shared_terms(self, op: Op, choice: Choice) -> Devices | None:
         """The devices of the terms that all inputs of a linear Op have in common."""

@@ -1,8 +1,8 @@
 """loads: what the parts of Ops keep devices busy for, by Choice; a floor under the step time.
 
 However tasks are ordered, a device has to compute all of its parts one after the other. So the sum
-of their durations is no more than the step, and a proposal whose busiest device is busy for longer
-than the limit needs neither be lowered nor simulated.
+of their durations is no more than the step. A search draws Ops in proportion to what they take
+alone.
 """
 
 from __future__ import annotations

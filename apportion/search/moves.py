@@ -31,7 +31,7 @@ from random import Random
 
 from apportion.cluster import Cluster
 from apportion.graph import UPDATE
-from apportion.search.units import Choices, Members, Mesh, degrees_of
+from apportion.search.units import Choices, Cuts, Members, Mesh, degrees_of
 from apportion.strategy import Choice
 
 KINDS = {"op": 4, "group": 4, "layer": 4, "cell": 4, "alike": 1, "edge": 6, "state": 1,
@@ -62,6 +62,12 @@ class Moves:
         self.counts = _counts(self.devices)
         self.hosts = [tuple(host.devices) for host in cluster.hosts]
         graph = self.space.graph
+        self._able: dict[int, tuple[tuple[int, ...], tuple[Cuts, ...]]] = {}  # by Op
+        labels = [layer.labels for layer in members.layers]
+        self._extents = [tuple([label.extent for label in each]) for each in labels]
+        self._left = [
+            tuple([1 if label.reduced else label.extent for label in each]) for each in labels
+        ]
         self.updates = [n for n, op in enumerate(graph.ops) if op.phase == UPDATE]
         self._number = {cell: k for k, cell in enumerate(members.cells)}
         of = list(weights) or [1.0] * len(graph.ops)
@@ -85,31 +91,33 @@ class Moves:
 
     def draw(self, kind: str, rng: Random) -> Choices:
         """New Choices, those that are no change left out."""
-        drawn = self._draws[kind](rng)
-        return {op: choice for op, choice in drawn.items() if choice != self.choices[op]}
+        drawn, now = self._draws[kind](rng), self.choices
+        return {
+            op: choice
+            for op, choice in drawn.items()
+            if choice is not now[op] and choice != now[op]
+        }
 
     # What is changed
 
     def _op(self, rng: Random) -> Choices:
         op = _drawn(self._op_at, rng)
-        able = self.space.cuttable(op)
-        axes = self.space.axes(op)
-        extents = tuple(a.extent if yes else 1 for a, yes in zip(axes, able, strict=True))
-        degrees, where = self._mesh(extents, rng)
-        positions = tuple(range(len(axes)))
-        return {op: self.members.choice(op, positions, (degrees, where))}
+        able = self._able.get(op)
+        if able is None:
+            cuttable = zip(self.space.axes(op), self.space.cuttable(op), strict=True)
+            extents = tuple(axis.extent if yes else 1 for axis, yes in cuttable)
+            able = self._able[op] = extents, ((op, tuple(range(len(extents)))),)
+        return self.members.cut(able[1], self._mesh(able[0], rng))
 
     def _group(self, rng: Random) -> Choices:
-        members = self.members.groups[_drawn(self._group_at, rng)]
-        number = self.members.home[members[0]]
-        extents = tuple(label.extent for label in self.members.layers[number].labels)
-        return self.members.choices(number, self._mesh(extents, rng), members)
+        members = self.members
+        group = members.groups[_drawn(self._group_at, rng)]
+        mesh = self._mesh(self._extents[members.home[group[0]]], rng)
+        return members.cut([(op, members.positions[op]) for op in group], mesh)
 
     def _layer(self, rng: Random) -> Choices:
         number = _drawn(self._layer_at, rng)
-        labels = self.members.layers[number].labels
-        extents = tuple(1 if label.reduced else label.extent for label in labels)
-        return self.members.choices(number, self._mesh(extents, rng))
+        return self.members.choices(number, self._mesh(self._left[number], rng))
 
     def _cell(self, rng: Random) -> Choices:
         return self.of_cell(self.members.cells[_drawn(self._cell_at, rng)], rng)
@@ -248,7 +256,7 @@ class Moves:
                 for k in range(len(extents))
             )
             positions = tuple(range(len(extents)))
-            found[update] = self.members.choice(update, positions, (degrees, where))
+            found |= self.members.cut([(update, positions)], (degrees, where))
         return found
 
     # How, and where

@@ -15,18 +15,19 @@ import numpy as np
 
 from apportion.delta import Delta
 from apportion.lower import lower
-from apportion.search.loads import SAFE, Loads
+from apportion.search.loads import Loads
 from apportion.search.moves import KINDS, Moves
 from apportion.search.problem import Problem
 from apportion.search.units import Choices, Members
 from apportion.simulate import simulate
 from apportion.splits import Space
 from apportion.strategy import Choice, Layout, Strategy, whole
-from apportion.tasks import Floats
+from apportion.tasks import Ints
 
 DEAR = 4.0  # how much longer a step counts that is over the limit by all of it
 OVER = 0.05  # and by anything at all
 REMEMBERED = 100  # Ops of a move whose cost is kept until another is accepted
+UNTRIED: tuple[float, Choices] = (0.0, {})
 
 
 class Steps:
@@ -43,9 +44,9 @@ class Steps:
         self.live = Delta(space, strategy, problem.cluster, problem.cost)
         self.choices: list[Choice] = list(strategy.choices)
         self.layouts: dict[int, Layout] = dict(strategy.layouts)
-        self.loads = Loads(problem, space)
+        loads = Loads(problem, space)
         ops = range(len(space.graph.ops))
-        alone = [float(self.loads.of(op, whole(space, op, (0,))).max()) for op in ops]
+        alone = [float(loads.of(op, whole(space, op, (0,))).max()) for op in ops]
         self.moves = Moves(Members(space), problem.cluster, self.choices, alone)
         self.kinds, self.weights = list(kinds), list(kinds.values())
         self.drawn = {kind: [0, 0, 0] for kind in kinds}  # proposed, accepted, improved the best
@@ -53,17 +54,13 @@ class Steps:
         self.best = strategy
         self.sound: Strategy | None = None  # the best that is known to be within the limit
         self.sound_seconds = float("inf")
-        self._noted = (self.live.held.copy(), self.live.step_ns)  # of the best
+        self._noted = self._told()  # of the best
         self._pending: tuple[Choices, dict[int, Layout | None]] = ({}, {})
         self._befores: dict[int, list[int]] = {}
         for before, after in space.graph.state:
             self._befores.setdefault(after, []).append(before)
-        self._each = [self.loads.of(op, choice) for op, choice in enumerate(self.choices)]
-        self.busy: Floats = np.sum(self._each, axis=0)  # nanoseconds of compute, by device
-        self._spared = False  # the last move was not given to `live`: it is certain to be rejected
-        self.spared = 0
-        self._tried: dict[tuple[tuple[int, Choice], ...], float] = {}  # moves from here, rejected
-        self._move: tuple[tuple[int, Choice], ...] = ()
+        self._known = False  # the last move was not given to `live`: it has been rejected before
+        self._tried: dict[tuple[int, ...], tuple[float, Choices]] = {}  # moves from here, rejected
         self._more = np.ones(problem.devices)  # peaks, as multiples of what is held
         self.cost = self._cost(self.live.step_ns)
         self.confirm()
@@ -81,12 +78,17 @@ class Steps:
         over = float(((self.live.held * self._more) / np.asarray(limit, float)).max()) - 1.0
         return 1.0 if over <= 0 else 1.0 + OVER + DEAR * over
 
+    def _told(self) -> tuple[Ints | None, int]:
+        """The bytes that are held, if there is a limit, and the step time."""
+        limited = self.problem.memory_limit is not None
+        return self.live.held if limited else None, self.live.step_ns
+
     def confirm(self) -> bool:
         """Sees by a full simulation whether the best is within the limit; if not, how much a device
         holds is judged anew, and the walk has to go back to a Strategy that is, if there is one.
         Whether all is well."""
         limit, (held, step_ns) = self.problem.memory_limit, self._noted
-        if limit is None:
+        if limit is None or held is None:
             self.sound, self.sound_seconds = self.best, step_ns / 1e9
             return True
         if self.best is self.sound or (self.sound and step_ns / 1e9 >= self.sound_seconds):
@@ -120,21 +122,14 @@ class Steps:
         if self.layouts:
             layouts = dict.fromkeys(v for op in choices for v in self._laid_out(op))
         self._pending = choices, layouts
-        self._move = tuple(choices.items()) if len(choices) <= REMEMBERED else ()
-        known = self._tried.get(self._move, 0.0) if self._move else 0.0
-        if known > limit:
-            self._spared = True
-            return known
-        busy = self.busy + sum(self.loads.of(op, c) - self._each[op] for op, c in choices.items())
-        floor = float(busy.max()) * SAFE
-        self._spared = floor > limit * 1e9
-        if self._spared:
-            self.spared += 1
-            return floor / 1e9
-        taken = self._cost(self.live.change(choices, layouts, limit=int(limit * 1e9)))
-        if self._move:
-            self._tried[self._move] = taken
-        return taken
+        move = (*choices, *map(id, choices.values())) if len(choices) <= REMEMBERED else ()
+        cost, _ = self._tried.get(move, UNTRIED)
+        self._known = cost > limit
+        if not self._known:
+            cost = self._cost(self.live.change(choices, layouts, limit=int(limit * 1e9)))
+            if move:
+                self._tried[move] = cost, choices
+        return cost
 
     def _laid_out(self, op: int) -> list[int]:
         """The Values with layouts of their own that an Op leaves, and those of state before it."""
@@ -154,9 +149,6 @@ class Steps:
         self.live.keep()
         for op, choice in choices.items():
             self.choices[op] = choice
-            load = self.loads.of(op, choice)
-            self.busy = self.busy + (load - self._each[op])
-            self._each[op] = load
         for value, layout in layouts.items():
             if layout is None:
                 self.layouts.pop(value, None)
@@ -166,14 +158,14 @@ class Steps:
 
     def undo(self) -> None:
         """The last move is taken back."""
-        if not self._spared:
+        if not self._known:
             self.live.undo()
 
     def note(self) -> None:
         """The best so far."""
         self.drawn[self.kind][2] += 1
         self.best = self.strategy
-        self._noted = (self.live.held.copy(), self.live.step_ns)
+        self._noted = self._told()
 
     def back(self) -> float:
         """To the best so far."""

@@ -26,6 +26,9 @@ Mesh = tuple[tuple[int, ...], tuple[int, ...]]
 Choices = dict[int, Choice]
 """Choices of Ops."""
 
+Cuts = tuple[int, tuple[int, ...]]
+"""An Op, and which of its axes each label of a mesh is."""
+
 MOST_AXES = 3  # that are cut at once
 
 
@@ -47,36 +50,25 @@ class Members:
         self.hits: Hits
         self.layers, self.hits = find_layers(space, apart=True)
         self.home = [0] * len(space.graph.ops)
+        self.positions: list[tuple[int, ...]] = [()] * len(space.graph.ops)
         for number, layer in enumerate(self.layers):
-            for op in layer.ops:
-                self.home[op] = number
-        self._choices: dict[tuple[object, ...], Choice] = {}
-        self._classed: dict[
-            tuple[int, tuple[int, ...]], tuple[tuple[int, tuple[int, ...]], ...]
-        ] = {}
+            for op, positions in zip(layer.ops, layer.positions, strict=True):
+                self.home[op], self.positions[op] = number, positions
+        self._choices: dict[Mesh, dict[tuple[int, tuple[int, ...]], Choice]] = {}
+        self._equal: dict[Choice, Choice] = {}
+        self._classed: dict[tuple[int, tuple[int, ...]], tuple[Cuts, ...]] = {}
 
-    def choices(self, layer: int, mesh: Mesh, only: Iterable[int] | None = None) -> Choices:
-        """The Choices of the Ops of a layer, or of some of them."""
+    def choices(self, layer: int, mesh: Mesh) -> Choices:
+        """The Choices of the Ops of a layer."""
         it = self.layers[layer]
-        wanted = None if only is None else set(only)
-        return {
-            op: self.choice(op, positions, mesh)
-            for op, positions in zip(it.ops, it.positions, strict=True)
-            if wanted is None or op in wanted
-        }
+        return self.cut(zip(it.ops, it.positions, strict=True), mesh)
 
     def together(self, layers: Iterable[int], classes: tuple[int, ...], mesh: Mesh) -> Choices:
         """The Choices of the Ops of several layers that are cut along classes of atoms: the mesh
         has a degree for each class."""
-        found: Choices = {}
-        for layer in layers:
-            for op, positions in self._along(layer, classes):
-                found[op] = self.choice(op, positions, mesh)
-        return found
+        return self.cut([cuts for n in layers for cuts in self._along(n, classes)], mesh)
 
-    def _along(
-        self, layer: int, classes: tuple[int, ...]
-    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def _along(self, layer: int, classes: tuple[int, ...]) -> tuple[Cuts, ...]:
         """For every Op of a layer its axes that are the labels of these classes."""
         found = self._classed.get((layer, classes))
         if found is None:
@@ -105,15 +97,23 @@ class Members:
                     found[label.own] = max(found.get(label.own, 1), label.extent)
         return found
 
-    def choice(self, op: int, positions: tuple[int, ...], mesh: Mesh) -> Choice:
-        """The Choice of one Op. An Op that cannot be cut along all labels at once is cut along as
-        many as it can, the longest degrees first; one of which a device would have two replicas is
-        whole on all of them."""
-        key = (self.space.call_ids[op], positions, mesh)
-        found = self._choices.get(key)
-        if found is None:
-            found = self._choices[key] = self._make(op, positions, *mesh)
-        return found
+    def cut(self, several: Iterable[Cuts], mesh: Mesh) -> Choices:
+        """The Choices of Ops, equal ones the same object. An Op that cannot be cut along all labels
+        at once is cut along as many as it can, the longest degrees first; one of which a device
+        would have two replicas is whole on all of them."""
+        known = self._choices.get(mesh)
+        if known is None:
+            known = self._choices[mesh] = {}
+        calls = self.space.call_ids
+        choices: Choices = {}
+        for op, positions in several:
+            key = (calls[op], positions)
+            found = known.get(key)
+            if found is None:
+                found = self._make(op, positions, *mesh)
+                found = known[key] = self._equal.setdefault(found, found)
+            choices[op] = found
+        return choices
 
     def _make(
         self, op: int, positions: tuple[int, ...], degrees: tuple[int, ...], devices: Sequence[int]
