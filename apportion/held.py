@@ -12,10 +12,12 @@ is what a peak is made of, and a search can afford it for every proposal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import numpy as np
+from numba import njit
 
-from apportion.flow import MADE, READ, Flow
+from apportion.flow import HEAD, MADE, READ, Flow
 from apportion.graph import BUFFER, FORWARD, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.tasks import Ints
 from apportion.tdl import lookup
@@ -37,6 +39,7 @@ class Held:
         self.total = np.zeros(devices, np.int64)
         self.counted = {storage: np.zeros(devices, np.int64) for storage in self.members}
         self.touched = set(self.shared)  # Values
+        self.seen: dict[int, Flow] = {}
         self._known: dict[tuple[int, int, bool], tuple[Flow, Ints]] = {}
 
     def touch(self, values: Iterable[int]) -> None:
@@ -45,11 +48,16 @@ class Held:
 
     def nbytes(self) -> Ints:
         """Bytes by device under the Flows as they are."""
-        for storage in {self.shared[v] for v in self.touched if v in self.shared}:
-            now = np.max([self._of(value) for value in self.members[storage]], axis=0)
+        flows, seen, storages = self.flows, self.seen, set()
+        for value in self.touched:
+            if value in self.shared and seen.get(value) is not flows[value]:
+                seen[value] = flows[value]
+                storages.add(self.shared[value])
+        self.touched.clear()
+        for storage in storages:
+            now = reduce(np.maximum, [self._of(value) for value in self.members[storage]])
             self.total += now - self.counted[storage]
             self.counted[storage] = now
-        self.touched.clear()
         return self.total.copy()
 
     def _of(self, value: int) -> Ints:
@@ -58,27 +66,39 @@ class Held:
         if found is None:
             if len(self._known) > MEMORY:
                 self._known.clear()
-            found = self._known[id(flow), *key] = (flow, held_pieces(flow, *key, self.devices))
+            made: Ints = held_pieces(flow.core, *key, self.devices)
+            found = self._known[id(flow), *key] = (flow, made)
         return found[1]
 
 
-def held_pieces(flow: Flow, late: int, state: bool, devices: int) -> Ints:
-    """Bytes by device of the pieces that are made before stage `late` and used from it on; of state
-    also of all with which the step begins."""
-    first = int(np.searchsorted(flow.stage, late))
-    read = flow.answer[flow.answer_start[late] :]
-    fetched = flow.source[flow.source_start[first] :]
-    used = np.concatenate([read[(read >= 0) & (read < first)], fetched[fetched < first]])
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def held_pieces(core: Ints, late: int, state: bool, devices: int) -> Ints:
+    """Bytes by device of the pieces of a Flow that are made before stage `late` and used from it
+    on; of state also of all with which the step begins."""
+    pieces, sources, wants, stages = core[1], core[2], core[3], core[4]
+    made, answered = HEAD, HEAD + stages + 1
+    device = answered + stages + 1
+    nbytes, base, source_start = device + pieces, device + 2 * pieces, device + 3 * pieces
+    answer = source_start + pieces + 1
+    source, first = answer + wants, core[made + late]
+    used = np.zeros(pieces, np.bool_)
+    for k in range(answer + core[answered + late], source):
+        if 0 <= core[k] < first:
+            used[core[k]] = True
+    for k in range(source + core[source_start + first], source + sources):
+        if core[k] < first:
+            used[core[k]] = True
     if state:
-        used = np.concatenate([used, np.arange(*flow.made_at(MADE))])
-    while True:  # a view holds what it is a view of
-        base = flow.base[used]
-        if (base < 0).all():
-            break
-        used = np.where(base < 0, used, base)
-    used = np.unique(used)
-    count = np.bincount(flow.device[used], flow.nbytes[used], devices)
-    return count.astype(np.int64)
+        used[core[made + MADE] : core[made + MADE + 1]] = True
+    held, found = np.zeros(pieces, np.bool_), np.zeros(devices, np.int64)
+    for piece in np.flatnonzero(used):
+        root = piece
+        while core[base + root] >= 0:  # a view holds what it is a view of
+            root = core[base + root]
+        if not held[root]:
+            held[root] = True
+            found[core[device + root]] += core[nbytes + root]
+    return found
 
 
 def _late_stages(graph: Graph) -> dict[int, tuple[int, bool]]:

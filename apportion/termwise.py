@@ -76,9 +76,11 @@ class Terms:
     ) -> bool:
         """Looks again at Ops whose Choices have changed, and at what follows from them; whether
         anything is different now."""
-        graph = self.space.graph
+        graph, leaving, fed, at = self.space.graph, self.leaving, self._fed, self.at
         self._before = []
-        waiting = sorted({op for op in ops if self._matters(op, splits[op])})
+        waiting = sorted(
+            {op for op in ops if op in leaving or fed[op] in at or "sum" in splits[op].reducers}
+        )
         different = False
         while waiting:
             op = heappop(waiting)
@@ -97,10 +99,6 @@ class Terms:
         for op, devices, left in reversed(self._before):
             self._leave(op, devices, left)
         self._before = []
-
-    def _matters(self, index: int, split: Split) -> bool:
-        """Whether an Op can be computed term by term, or can leave terms, or did."""
-        return index in self.leaving or "sum" in split.reducers or self._fed[index] in self.at
 
     def settled(self) -> dict[int, Devices]:
         """The Ops that are computed term by term: all readers of a Value, or none."""

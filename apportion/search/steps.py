@@ -54,13 +54,16 @@ class Steps:
         self.best = strategy
         self.sound: Strategy | None = None  # the best that is known to be within the limit
         self.sound_seconds = float("inf")
+        limit = problem.memory_limit
+        self._limit = None if limit is None else np.asarray(limit, float)
         self._noted = self._told()  # of the best
         self._pending: tuple[Choices, dict[int, Layout | None]] = ({}, {})
         self._befores: dict[int, list[int]] = {}
         for before, after in space.graph.state:
             self._befores.setdefault(after, []).append(before)
         self._known = False  # the last move was not given to `live`: it has been rejected before
-        self._tried: dict[tuple[int, ...], tuple[float, Choices]] = {}  # moves from here, rejected
+        # Moves from here that were rejected, by Ops and the addresses of Choices, which are kept
+        self._tried: dict[tuple[int, ...], tuple[float, Choices]] = {}
         self._more = np.ones(problem.devices)  # peaks, as multiples of what is held
         self.cost = self._cost(self.live.step_ns)
         self.confirm()
@@ -72,16 +75,14 @@ class Steps:
 
     def _memory(self) -> float:
         """1, or more where more is held than the limit."""
-        limit = self.problem.memory_limit
-        if limit is None:
+        if self._limit is None:
             return 1.0
-        over = float(((self.live.held * self._more) / np.asarray(limit, float)).max()) - 1.0
+        over = float((self.live.held * self._more / self._limit).max()) - 1.0
         return 1.0 if over <= 0 else 1.0 + OVER + DEAR * over
 
     def _told(self) -> tuple[Ints | None, int]:
         """The bytes that are held, if there is a limit, and the step time."""
-        limited = self.problem.memory_limit is not None
-        return self.live.held if limited else None, self.live.step_ns
+        return None if self._limit is None else self.live.held, self.live.step_ns
 
     def confirm(self) -> bool:
         """Sees by a full simulation whether the best is within the limit; if not, how much a device
@@ -126,7 +127,9 @@ class Steps:
         cost, _ = self._tried.get(move, UNTRIED)
         self._known = cost > limit
         if not self._known:
-            cost = self._cost(self.live.change(choices, layouts, limit=int(limit * 1e9)))
+            cost = self.live.change(choices, layouts, limit=int(limit * 1e9)) / 1e9
+            if cost <= limit:
+                cost *= self._memory()
             if move:
                 self._tried[move] = cost, choices
         return cost

@@ -56,6 +56,7 @@ class Members:
                 self.home[op], self.positions[op] = number, positions
         self._choices: dict[Mesh, dict[tuple[int, tuple[int, ...]], Choice]] = {}
         self._equal: dict[Choice, Choice] = {}
+        self._grids: dict[tuple[object, ...], tuple[tuple[int, ...], list[int]]] = {}
         self._classed: dict[tuple[int, tuple[int, ...]], tuple[Cuts, ...]] = {}
 
     def choices(self, layer: int, mesh: Mesh) -> Choices:
@@ -118,6 +119,22 @@ class Members:
     def _make(
         self, op: int, positions: tuple[int, ...], degrees: tuple[int, ...], devices: Sequence[int]
     ) -> Choice:
+        key = (self.space.call_ids[op], positions, degrees, len(devices))
+        found = self._grids.get(key)
+        if found is None:
+            found = self._grids[key] = self._grid(op, positions, degrees, len(devices))
+        parts, places = found
+        where = tuple([devices[p] for p in places])
+        if len(set(devices)) < len(devices):
+            count = math.prod(parts)
+            if any(len(set(where[k::count])) * count < len(where) for k in range(count)):
+                return Choice((1,) * len(parts), tuple(dict.fromkeys(devices)))
+        return Choice(parts, where)
+
+    def _grid(
+        self, op: int, positions: tuple[int, ...], degrees: tuple[int, ...], devices: int
+    ) -> tuple[tuple[int, ...], list[int]]:
+        """The parts of an Op under a mesh, and in the order of a Choice which place each takes."""
         parts = [1] * len(self.space.axes(op))
         kept: list[int] = []
         able = [k for k, p in enumerate(positions) if p != UNMAPPED and degrees[k] > 1]
@@ -127,12 +144,7 @@ class Members:
             if self.space.allows(op, tried):
                 parts = tried
                 kept.append(label)
-        where = _arranged(degrees, devices, kept, positions)
-        count = math.prod(parts)
-        doubled = len(where) > count and len(set(devices)) < len(devices)
-        if doubled and any(len(set(where[k::count])) * count < len(where) for k in range(count)):
-            return Choice((1,) * len(parts), tuple(dict.fromkeys(devices)))
-        return Choice(tuple(parts), where)
+        return tuple(parts), _arranged(degrees, devices, kept, positions)
 
     # What goes together
 
@@ -218,9 +230,9 @@ class Members:
 
 
 def _arranged(
-    degrees: Sequence[int], devices: Sequence[int], kept: Sequence[int], positions: Sequence[int]
-) -> tuple[int, ...]:
-    """The devices of a mesh in the order of a Choice: replicas first, then the cut axes."""
+    degrees: Sequence[int], devices: int, kept: Sequence[int], positions: Sequence[int]
+) -> list[int]:
+    """The places of a mesh in the order of a Choice: replicas first, then the cut axes."""
     strides, step = [0] * len(degrees), 1
     for label in range(len(degrees) - 1, -1, -1):
         strides[label] = step
@@ -230,10 +242,10 @@ def _arranged(
     places = [0]
     for label in order:
         places = [p + n * strides[label] for p in places for n in range(degrees[label])]
-    base = len(devices) // step
+    base = devices // step
     if base > 1:  # whole copies of the mesh
         places = [p + c * step for c in range(base) for p in places]
-    return tuple([devices[p] for p in places])
+    return places
 
 
 def degrees_of(extents: Sequence[int], count: int) -> list[tuple[int, ...]]:
