@@ -328,9 +328,12 @@ class Delta:
         slots = int(first[-1]) * span
         cells = (slots, lanes, lanes, messages, messages, hops, ops, ops)
         journal = int(spare[stock.MAKES]) + 4 * lanes + hops + 8 * messages + 3 * ops
+        marks = np.zeros((devices, rows), np.uint8)
+        marks[:, :: lives.APART] = lives.STATION
         live = Live(
             devices, rows, span, _new(sum(cells)), offsets(np.array(cells)), _new(6),
-            np.empty((2, journal), np.int64), np.zeros((devices, rows), np.uint8),
+            np.empty((2, journal), np.int64), marks.ravel(), np.zeros((lanes, 2), np.int64),
+            np.zeros(lanes, np.int32), np.zeros((lanes, 4), np.int64),
             offsets(np.array([len(v) for v in values])),
             np.array([first[v] * span for each in values for v in each], np.int64), maker,
             self.ahead, np.zeros((messages, lives.FIELDS), np.int64), _new(needs), _new(needs),

@@ -2,6 +2,10 @@
 
 All numbers that change are in one array, `cells`; a journal keeps what was there before, so that a
 change can be undone. Rows are Ops in order, each twice: before its results are laid out, and after.
+Most rows of a lane wait for nothing, and no message needs what they make. So times are kept only at
+*stops*: all other rows, and some of these so that none is far away. What happens to a lane between
+two stops is a *leap*, worked out once and then taken as a whole: from (free, host) to
+(max(free + work, host + behind), host + issue), since a lane is never free before its host.
 Here is what the arrays are, what it takes to give an Op another Block, and from which time on that
 can matter. resume.py works the times out from there.
 """
@@ -19,8 +23,8 @@ from apportion.tasks import Ints
 
 # Segments of `cells`; `Live.at` says where each begins.
 AVAILABLE = 0  # by slot: when a piece is there; kept only where a lane makes several in a row
-FREE = 1  # by device and row: when its lane is free again
-HOST = 2  # by device and row: how much its host has issued
+FREE = 1  # by device and row: when its lane is free again; at stops
+HOST = 2  # by device and row: how much its host has issued; at stops
 READY = 3  # by message
 ARRIVES = 4  # by message
 PASSED = 5  # by hop: when the link is done with it
@@ -45,6 +49,21 @@ FIELDS = 16
 NEVER = np.iinfo(np.int64).max
 ABSENT = -1  # the time of what is not known; no block, no message
 
+# Marks of a row in a lane; it is a stop if there is any but the first
+STANDS = 1  # its Op has records there
+WAITS = 2  # one waits, is a message or one of several; or its host must not be too far ahead
+SEVERAL = 4  # there are several
+NEEDED = 8  # a message needs what they make
+STATION = 16  # so that a stop is near
+KEPT = NEEDED | STATION  # whatever the Op's Block
+APART = 64  # rows from one station to the next
+
+# Fields of a leap
+NEXT = 0  # the next stop; 0 if it is not worked out
+WORK = 1
+BEHIND = 2
+ISSUE = 3
+
 MESSAGES, HOPS, NEEDS, WRITTEN, HEAPED, LOOKS = range(6)  # counters
 
 
@@ -58,7 +77,10 @@ class Live(NamedTuple):  # numba takes no dataclass
     at: Ints  # SEGMENTS + 1
     counters: Ints
     journal: Ints  # 2 x capacity: cell, and what was there
-    stands: npt.NDArray[np.uint8]  # d x r: whether an Op stands in a lane
+    marks: npt.NDArray[np.uint8]  # d x r
+    plain: Ints  # d x r x 2: work and issue of a row that does not wait
+    needed: npt.NDArray[np.int32]  # d x r: how often
+    leap: Ints  # d x r x 4: from a stop to the next
     # what an Op's Values are
     value_start: Ints  # o + 1
     value_slot: Ints  # the first slot of each
@@ -113,6 +135,8 @@ def fits(stock: Stock, live: Live, blocks: Ints) -> bool:
 def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
     """The Ops have other Blocks now, whose tasks have no times yet."""
     cells, journal, counters, at = live.cells, live.journal, live.counters, live.at
+    for op in ops:
+        _want(stock, live, op, -1)
     for n in range(len(ops)):
         op, block = ops[n], blocks[n]
         put(cells, journal, counters, at[BLOCK] + op, block)
@@ -129,55 +153,125 @@ def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
                 row = live.maker[slot // live.span]
                 live.need_slot[need] = slot
                 live.need_lane[need] = stock.need_device[m] * live.rows + row if row >= 0 else -1
+                if row >= 0:
+                    _stop(cells, at, live.marks, live.plain, live.need_lane[need])
                 need += 1
             counters[MESSAGES], counters[NEEDS] = message + 1, need
             counters[HOPS] += stock.hop_start[k + 1] - stock.hop_start[k]
             mail[LAST_NEED] = need
-    place(stock.lane, live.stands, cells[at[BLOCK] : at[BLOCK + 1]], ops)
-    for op in ops:
-        for device in range(live.devices):
-            for row in (2 * op, 2 * op + 1):
-                if live.stands[device, row]:
-                    put(cells, journal, counters, at[FREE] + device * live.rows + row, NEVER)
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def place(lane: Ints, stands: npt.NDArray[np.uint8], block: Ints, ops: Ints) -> None:
-    """In which lanes Ops stand, by their Blocks."""
-    devices = len(stands)
-    for op in ops:
-        begin = block[op] * (2 * devices + 1)
-        for late in range(2):
-            for device in range(devices):
-                at = begin + late * devices + device
-                stands[device, 2 * op + late] = lane[at] < lane[at + 1]
+        _want(stock, live, op, 1)
+    _place(stock, live, ops)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def undo(stock: Stock, live: Live, ops: Ints) -> None:
     """Everything as it was when the journal was empty; these Ops had other Blocks."""
     cells, journal = live.cells, live.journal
+    for op in ops:
+        _want(stock, live, op, -1)
     for entry in range(live.counters[WRITTEN] - 1, -1, -1):
         cells[journal[0, entry]] = journal[1, entry]
     live.counters[WRITTEN] = 0
-    place(stock.lane, live.stands, cells[live.at[BLOCK] : live.at[BLOCK + 1]], ops)
+    for op in ops:
+        _want(stock, live, op, 1)
+    _place(stock, live, ops)
+
+
+# Stops and leaps
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _want(stock: Stock, live: Live, op: int, by: int) -> None:
+    """The messages of an Op need their pieces, or no longer do."""
+    block, first = live.cells[live.at[BLOCK] + op], live.cells[live.at[MESSAGE] + op]
+    if block == ABSENT or stock.message_start[block] == stock.message_start[block + 1]:
+        return
+    last = first + stock.message_start[block + 1] - stock.message_start[block] - 1
+    for need in range(live.mail[first, NEED], live.mail[last, LAST_NEED]):
+        place = live.need_lane[need]
+        if place >= 0:
+            live.needed[place] += by
+            if live.needed[place] == max(by, 0):
+                _touch(live.marks, live.leap, place)
+                live.marks[place] ^= NEEDED
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _touch(marks: npt.NDArray[np.uint8], leap: Ints, place: int) -> None:
+    """The leaps from a row and over it are not known any more."""
+    leap[place, NEXT] = 0
+    before = place - 1
+    while before >= 0 and marks[before] <= STANDS:
+        before -= 1
+    leap[max(before, 0), NEXT] = 0
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _stop(cells: Ints, at: Ints, marks: npt.NDArray[np.uint8], plain: Ints, place: int) -> None:
+    """Writes the times of a row that is to be a stop; every lane begins with one."""
+    before = place
+    while marks[before] <= STANDS:
+        before -= 1
+    free, host = cells[at[FREE] + before], cells[at[HOST] + before]
+    for row in range(before + 1, place + 1):
+        host += plain[row, 1]
+        free = max(free, host) + plain[row, 0]
+    cells[at[FREE] + place], cells[at[HOST] + place] = free, host
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def chart(marks: npt.NDArray[np.uint8], plain: Ints, leap: Ints, place: int, end: int) -> None:
+    """Works out the leap from a stop of a lane whose rows end at `end`."""
+    work, behind, issue, row = 0, -NEVER, 0, place + 1
+    while row < end and marks[row] <= STANDS:
+        issue += plain[row, 1]
+        behind = max(behind, issue) + plain[row, 0]
+        work += plain[row, 0]
+        row += 1
+    leap[place, WORK], leap[place, BEHIND], leap[place, ISSUE] = work, behind, issue
+    leap[place, NEXT] = row
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _place(stock: Stock, live: Live, ops: Ints) -> None:
+    """In which lanes Ops stand, by their Blocks, and what they do there."""
+    devices, rows, marks, plain = live.devices, live.rows, live.marks, live.plain
+    for op in ops:
+        begin = live.cells[live.at[BLOCK] + op] * (2 * devices + 1)
+        for late in range(2):
+            for device in range(devices):
+                first = stock.lane[begin + late * devices + device]
+                last = stock.lane[begin + late * devices + device + 1]
+                mark, work, issue = 0, 0, 0
+                if first < last:
+                    mark, work, issue = STANDS, stock.duration[first], stock.issue[first]
+                    if (
+                        stock.message[first] >= 0
+                        or stock.wait_start[first] < stock.wait_start[last]
+                    ):
+                        mark |= WAITS
+                if last - first > 1:
+                    mark |= WAITS | SEVERAL
+                if live.ahead[device]:
+                    mark |= WAITS
+                place = device * rows + 2 * op + late
+                mark |= marks[place] & KEPT
+                if mark != marks[place] or work != plain[place, 0] or issue != plain[place, 1]:
+                    _touch(marks, live.leap, place)
+                    marks[place], plain[place, 0], plain[place, 1] = mark, work, issue
 
 
 # When a piece is there
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def available(
-    cells: Ints, at: Ints, lane: Ints, devices: int, rows: int, slot: int, place: int
-) -> int:
+def available(cells: Ints, at: Ints, marks: npt.NDArray[np.uint8], slot: int, place: int) -> int:
     """When a piece is there that a lane has made; `place` is device * rows + row."""
     if place < 0:
         return 0
-    device, row = place // rows, place % rows
-    begin = cells[at[BLOCK] + row // 2] * (2 * devices + 1) + (row & 1) * devices + device
-    if lane[begin + 1] - lane[begin] == 1:
-        return int(cells[at[FREE] + place])
-    return int(cells[at[AVAILABLE] + slot])
+    if marks[place] & SEVERAL:
+        return int(cells[at[AVAILABLE] + slot])
+    return int(cells[at[FREE] + place])
 
 
 # The first time that can have changed
@@ -188,7 +282,7 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
     """A time before which no task of the Ops' Blocks is ready, nor any that follows one of them in
     a lane. `replaced` says of each Op whether it is among these; asked before they are replaced,
     and again after."""
-    since, stands, rows, devices = NEVER, live.stands, live.rows, live.devices
+    since, marks, rows, devices = NEVER, live.marks, live.rows, live.devices
     cells, at, lane, width = live.cells, live.at, stock.lane, 2 * live.devices + 1
     wait_start, wait, message_start = stock.wait_start, stock.wait, stock.message_start
     mail, need_lane, need_slot = live.mail, live.need_lane, live.need_slot
@@ -197,19 +291,19 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
         bounds = np.zeros(message_start[block + 1] - message_start[block], np.int64)
         for m in range(len(bounds)):
             bounds[m] = _message_bound(
-                cells, at, lane, devices, rows, mail, need_lane, need_slot, replaced,
-                first + m,
-            )  # fmt: skip
+                cells, at, marks, rows, mail, need_lane, need_slot, replaced, first + m
+            )
             if not stock.stands[message_start[block] + m]:
                 since = min(since, bounds[m])
         for device in range(devices):
+            here = device * rows
             for row in (2 * op, 2 * op + 1):
-                if not stands[device, row]:
+                if not marks[here + row] & STANDS:
                     continue
                 before, after = row - 1, row + 1
-                while before >= 0 and (not stands[device, before] or replaced[before // 2]):
+                while before >= 0 and (marks[here + before] <= STANDS or replaced[before // 2]):
                     before -= 1
-                free = cells[at[FREE] + device * rows + before] if before >= 0 else 0
+                free = cells[at[FREE] + here + before] if before >= 0 else 0
                 if free >= since:
                     continue
                 k = lane[block * width + (row & 1) * devices + device]
@@ -219,7 +313,7 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
                 if stock.message[k] >= 0:
                     ready = max(ready, bounds[stock.message[k]])
                 since = min(since, ready)
-                while after < rows and (not stands[device, after] or replaced[after // 2]):
+                while after < rows and (not marks[here + after] & STANDS or replaced[after // 2]):
                     after += 1
                 if after == rows:
                     continue
@@ -228,8 +322,8 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
                 for w in range(wait_start[k], wait_start[k + 1]):
                     if not stock.stands[message_start[later] + wait[w]]:
                         bound = _message_bound(
-                            cells, at, lane, devices, rows, mail, need_lane, need_slot,
-                            replaced, cells[at[MESSAGE] + after // 2] + wait[w],
+                            cells, at, marks, rows, mail, need_lane, need_slot, replaced,
+                            cells[at[MESSAGE] + after // 2] + wait[w],
                         )  # fmt: skip
                         ready = max(ready, bound)
                 since = min(since, ready)
@@ -238,7 +332,7 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _message_bound(  # type: ignore[no-untyped-def]
-    cells, at, lane, devices, rows, mail, need_lane, need_slot, replaced, message
+    cells, at, marks, rows, mail, need_lane, need_slot, replaced, message
 ):  # fmt: skip
     """When a message is ready at the soonest; NEVER if it needs what a replaced Op makes."""
     ready = 0
@@ -247,6 +341,5 @@ def _message_bound(  # type: ignore[no-untyped-def]
         if place >= 0:
             if replaced[place % rows // 2]:
                 return NEVER
-            there = available(cells, at, lane, devices, rows, need_slot[need], place)
-            ready = max(ready, there)
+            ready = max(ready, available(cells, at, marks, need_slot[need], place))
     return ready

@@ -6,7 +6,7 @@ message that has not arrived; a message waits until the lanes have passed what i
 lane can run, the first of the messages that are ready, by (ready, order), is final: links turn to
 it, and the lanes that wait for it run on.
 
-Lanes begin where they were at `since`: before, all is as it was.
+Lanes begin where they were at `since`: before, all is as it was. They go from stop to stop (live.py).
 """
 
 from __future__ import annotations
@@ -16,30 +16,39 @@ from numba import njit
 
 from apportion.live import (
     ABSENT,
+    APART,
     ARRIVED,
     ARRIVES,
     AVAILABLE,
+    BEHIND,
     BLOCK,
     COMING,
     FIRST_HOP,
     FREE,
     HEAPED,
     HOST,
+    ISSUE,
     LAST_NEED,
     LOOKS,
     MESSAGE,
     NEED,
     NEVER,
+    NEXT,
     OP,
     READY,
+    SEVERAL,
     SOONEST,
     STAGE,
+    STANDS,
     STOCKED,
     WAITING,
+    WAITS,
     WATCHING,
+    WORK,
     WRITTEN,
     Live,
     available,
+    chart,
     first_change,
     fits,
     put,
@@ -63,22 +72,23 @@ def change(stock: Stock, live: Live, ops: Ints, blocks: Ints, limit: int) -> int
     since = first_change(stock, live, replaced, ops)
     replace(stock, live, ops, blocks)
     since = min(since, first_change(stock, live, replaced, ops))
-    return run(stock, live, since, limit)
+    return run(stock, live, ops, since, limit)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def begin(stock: Stock, live: Live, blocks: Ints) -> int:
     """Gives all Ops their first Blocks; when the step ends."""
-    replace(stock, live, np.arange(live.rows // 2), blocks)
-    return run(stock, live, 0, NEVER)
+    ops = np.arange(live.rows // 2)
+    replace(stock, live, ops, blocks)
+    return run(stock, live, ops, 0, NEVER)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def run(stock: Stock, live: Live, since: int, limit: int) -> int:
-    """Works out all times from `since` on; when the step ends, or if that is after `limit`, when
-    some lane runs after it."""
+def run(stock: Stock, live: Live, ops: Ints, since: int, limit: int) -> int:
+    """Works out all times from `since` on, and those of the given Ops; when the step ends, or if
+    that is after `limit`, when some lane runs after it."""
     release = _releases(stock, live)
-    _begin_lanes(live, since, release)
+    _begin_lanes(live, ops, since, release)
     live.counters[HEAPED], live.counters[LOOKS] = 0, _begin_messages(stock, live, since)
     ends = _run(stock, live, release, limit)
     if ends > limit:
@@ -101,7 +111,8 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
         live.at[AVAILABLE], live.at[FREE], live.at[HOST], live.at[READY], live.at[ARRIVES],
     )  # fmt: skip
     block_of, first_message = live.at[BLOCK], live.at[MESSAGE]
-    stands, value_start, value_slot = live.stands, live.value_start, live.value_slot
+    marks, plain, leap = live.marks, live.plain, live.leap
+    value_start, value_slot = live.value_start, live.value_slot
     lane_row, lane_place, lane_free = live.lane_row, live.lane_place, live.lane_free
     lane_host, runnable, watched, mail = live.lane_host, live.runnable, live.watched, live.mail
     next_lane, heap, look, links = live.next_lane, live.heap, live.look, live.link
@@ -130,11 +141,10 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                         )
                     ):
                         break
-                    begin = cells[block_of + row // 2] * width + (row & 1) * devices + device
-                    if lane[begin + 1] - lane[begin] == 1:
-                        ready = max(ready, cells[frees + place])
-                    else:
+                    if marks[place] & SEVERAL:
                         ready = max(ready, cells[slots + need_slot[need]])
+                    else:
+                        ready = max(ready, cells[frees + place])
                 need += 1
             mail[message, SOONEST] = ready
             if need < mail[message, LAST_NEED]:
@@ -151,53 +161,62 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
             row, place = lane_row[device], lane_place[device]
             free, host = lane_free[device], lane_host[device]
             while row < rows and free <= limit:
-                if not stands[device, row]:
-                    row += 1
-                    continue
-                op = row // 2
-                begin = cells[block_of + op] * width + (row & 1) * devices + device
-                first, last = lane[begin], lane[begin + 1]
-                alone = last - first == 1
-                for k in range(first + place, last):
-                    ready = free
-                    if wait_start[k] < wait_start[k + 1]:
-                        own = cells[first_message + op]
-                        for w in range(wait_start[k + 1] - 1, wait_start[k] - 1, -1):
-                            if mail[own + wait[w], COMING]:  # the last of them is the last to come
-                                waits = own + wait[w]
-                                break
-                            ready = max(ready, cells[arrivals + own + wait[w]])
-                    elif is_message[k] >= 0:
-                        message = cells[first_message + op] + is_message[k]
-                        if mail[message, COMING]:
-                            counters[WRITTEN] = written
-                            many = _meet(stock, live, message, free, many)
-                            written = counters[WRITTEN]
-                        if not mail[message, COMING]:
-                            free = cells[arrivals + message]
+                mark = marks[here + row]
+                if mark & WAITS:
+                    op = row // 2
+                    begin = cells[block_of + op] * width + (row & 1) * devices + device
+                    first, last = lane[begin], lane[begin + 1]
+                    alone = last - first == 1
+                    for k in range(first + place, last):
+                        ready = free
+                        if wait_start[k] < wait_start[k + 1]:
+                            own = cells[first_message + op]
+                            for w in range(wait_start[k + 1] - 1, wait_start[k] - 1, -1):
+                                if mail[
+                                    own + wait[w], COMING
+                                ]:  # the last of them is the last to come
+                                    waits = own + wait[w]
+                                    break
+                                ready = max(ready, cells[arrivals + own + wait[w]])
+                        elif is_message[k] >= 0:
+                            message = cells[first_message + op] + is_message[k]
+                            if mail[message, COMING]:
+                                counters[WRITTEN] = written
+                                many = _meet(stock, live, message, free, many)
+                                written = counters[WRITTEN]
+                            if not mail[message, COMING]:
+                                free = cells[arrivals + message]
+                                continue
+                            waits = message
+                        if waits >= 0:
+                            place = k - first
+                            break
+                        if issue[k]:
+                            if ahead[device]:
+                                ready = max(ready, release[host])
+                                host += 1
+                            else:
+                                host += issue[k]
+                                ready = max(ready, host)
+                        free = ready + duration[k]
+                        if alone:
                             continue
-                        waits = message
-                    if waits >= 0:
-                        place = k - first
-                        break
-                    if issue[k]:
-                        if ahead[device]:
-                            ready = max(ready, release[host])
-                            host += 1
-                        else:
-                            host += issue[k]
-                            ready = max(ready, host)
-                    free = ready + duration[k]
-                    if alone:
+                        for m in range(make_start[k], make_start[k + 1]):
+                            cell = value_slot[value_start[op] + (make[m] >> SHIFT)] + (
+                                make[m] & PLACE
+                            )
+                            cell += slots
+                            if cells[cell] != free:
+                                if written < room:
+                                    journal[0, written], journal[1, written] = cell, cells[cell]
+                                written += 1
+                                cells[cell] = free
+                else:
+                    host += plain[here + row, 1]
+                    free = max(free, host) + plain[here + row, 0]
+                    if mark <= STANDS:
+                        row += 1
                         continue
-                    for m in range(make_start[k], make_start[k + 1]):
-                        cell = value_slot[value_start[op] + (make[m] >> SHIFT)] + (make[m] & PLACE)
-                        cell += slots
-                        if cells[cell] != free:
-                            if written < room:
-                                journal[0, written], journal[1, written] = cell, cells[cell]
-                            written += 1
-                            cells[cell] = free
                 if waits >= 0:
                     break
                 place = 0
@@ -220,7 +239,12 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                         look[looks] = message
                         looks += 1
                         message = mail[message, WATCHING]
-                row += 1
+                cell = here + row
+                if leap[cell, NEXT] == 0:
+                    chart(marks, plain, leap, cell, here + rows)
+                row = leap[cell, NEXT] - here
+                free = max(free + leap[cell, WORK], host + leap[cell, BEHIND])
+                host += leap[cell, ISSUE]
             counters[WRITTEN] = written
             lane_row[device], lane_place[device] = row, place
             lane_free[device], lane_host[device] = free, host
@@ -229,12 +253,13 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
             if waits >= 0:
                 next_lane[device] = mail[waits, WAITING]
                 mail[waits, WAITING] = device
-                message = watched[here + row]
-                watched[here + row] = -1
-                while message >= 0:
-                    look[looks] = message
-                    looks += 1
-                    message = mail[message, WATCHING]
+                if place > 0 and watched[here + row] >= 0:
+                    message = watched[here + row]
+                    watched[here + row] = -1
+                    while message >= 0:
+                        look[looks] = message
+                        looks += 1
+                        message = mail[message, WATCHING]
         elif counters[HEAPED] > 0:  # links turn to the first message, and it arrives
             message = _pop(heap, counters, mail)
             k, ready, done = mail[message, STOCKED], mail[message, SOONEST], 0
@@ -273,30 +298,31 @@ def _forget(stock: Stock, live: Live) -> None:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _begin_lanes(live: Live, since: int, release: Ints) -> None:
-    """Puts every lane to the first row that ends after `since`; to its first row, where a host must
-    not be too far ahead. What such a host has done is the number of its releases so far."""
-    cells, stands = live.cells, live.stands
+def _begin_lanes(live: Live, ops: Ints, since: int, release: Ints) -> None:
+    """Puts every lane behind its last stop before `since` and before all that the given Ops do in
+    it; to its first row, where a host must not be too far ahead. What such a host has done is the
+    number of its releases so far."""
+    cells, marks, rows = live.cells, live.marks, live.rows
     for device in range(live.devices):
-        free = live.at[FREE] + device * live.rows
-        low, high = (
-            0,
-            0 if live.ahead[device] else live.rows,
-        )  # rows before `low` end by then; that at `high` does not
+        here, free = device * rows, live.at[FREE] + device * rows
+        low, high = 0, 0 if live.ahead[device] else (rows - 1) // APART + 1
         while low < high:
-            row = middle = (low + high) // 2
-            while row >= low and not stands[device, row]:
-                row -= 1
-            if row < low or cells[free + row] <= since:
+            middle = (low + high) // 2
+            if cells[free + middle * APART] < since:
                 low = middle + 1
             else:
-                high = row
-        before = low - 1
-        while before >= 0 and not stands[device, before]:
+                high = middle
+        high = min(low * APART, rows)
+        for op in ops:
+            for late in range(2):
+                if marks[here + 2 * op + late] & STANDS:
+                    high = min(high, 2 * op + late)
+        before = high - 1
+        while before >= 0 and (marks[here + before] <= STANDS or cells[free + before] >= since):
             before -= 1
-        live.lane_row[device], live.lane_place[device] = low, 0
+        host = live.at[HOST] + here
+        live.lane_row[device], live.lane_place[device] = before + 1, 0
         live.lane_free[device] = cells[free + before] if before >= 0 else 0
-        host = live.at[HOST] + device * live.rows
         live.lane_host[device] = cells[host + before] if before >= 0 else 0
         if live.ahead[device]:
             live.lane_host[device] = release[device]
@@ -319,7 +345,7 @@ def _releases(stock: Stock, live: Live) -> Ints:
     for device in range(devices):
         release[device] = at
         for row in range(rows):
-            if not (live.ahead[device] and live.stands[device, row]):
+            if not (live.ahead[device] and live.marks[device * rows + row] & STANDS):
                 continue
             block = live.cells[live.at[BLOCK] + row // 2]
             begin = block * (2 * devices + 1) + (row & 1) * devices + device
@@ -390,10 +416,7 @@ def _meet(stock: Stock, live: Live, message: int, free: int, many: int) -> int:
     whole = live.mail[message, ARRIVED] == stock.stands[k]
     if whole:
         for need in range(live.mail[message, NEED], live.mail[message, LAST_NEED]):
-            there = available(
-                cells, at, stock.lane, live.devices, live.rows, live.need_slot[need],
-                live.need_lane[need],
-            )  # fmt: skip
+            there = available(cells, at, live.marks, live.need_slot[need], live.need_lane[need])
             ready = max(ready, there)
     live.mail[message, SOONEST] = ready
     if whole:
@@ -475,7 +498,7 @@ def tell(stock: Stock, live: Live, first: Ints, start: Ints, end: Ints) -> None:
     for device in range(live.devices):
         free, host = 0, release[device] if live.ahead[device] else 0
         for row in range(live.rows):
-            if live.stands[device, row]:
+            if live.marks[device * live.rows + row] & STANDS:
                 free, host = _tell_row(
                     stock, live, device, row, free, host, release, first, start, end
                 )
@@ -518,5 +541,7 @@ def _tell_row(  # type: ignore[no-untyped-def]
             ready = max(ready, live.cells[live.at[ARRIVES] + own + stock.wait[w]])
         free = ready + stock.duration[k]
         start[first[op] + stock.task[k]], end[first[op] + stock.task[k]] = ready, free
-    assert free == live.cells[live.at[FREE] + device * live.rows + row], "a lane is not as it was"
+    place = device * live.rows + row
+    known = live.marks[place] <= STANDS or free == live.cells[live.at[FREE] + place]
+    assert known, "a lane is not as it was"
     return free, host
