@@ -326,19 +326,21 @@ class Delta:
         lanes, links = devices * rows, max(len(self.cluster.links), 1)
         span = self.drafting.span
         slots = int(first[-1]) * span
-        cells = (slots, lanes, lanes, messages, messages, hops, ops, ops)
+        cells = (slots, 2 * lanes, messages, messages, hops, ops, ops)
         journal = int(spare[stock.MAKES]) + 4 * lanes + hops + 8 * messages + 3 * ops
         marks = np.zeros((devices, rows), np.uint8)
         marks[:, :: lives.APART] = lives.STATION
         live = Live(
             devices, rows, span, _new(sum(cells)), offsets(np.array(cells)), _new(6),
-            np.empty((2, journal), np.int64), marks.ravel(), np.zeros((lanes, 2), np.int64),
-            np.zeros(lanes, np.int32), np.zeros((lanes, 4), np.int64),
+            np.empty((journal, 2), np.int64), marks.ravel(),
+            np.zeros(lanes, np.int32), np.zeros((lanes, 8), np.int64),
             offsets(np.array([len(v) for v in values])),
             np.array([first[v] * span for each in values for v in each], np.int64), maker,
-            self.ahead, np.zeros((messages, lives.FIELDS), np.int64), _new(needs), _new(needs),
+            self.ahead, np.zeros((messages, lives.FIELDS), np.int64), np.zeros(messages, np.uint8),
+            _new(needs), _new(needs), _new(needs), _new(needs),
             _new(devices), _new(devices), _new(devices), _new(devices), _new(devices),
-            np.full(lanes, -1), _new(devices), _new(messages), _new(messages), _new(links),
+            np.full(lanes, -1), _new(devices), np.zeros((messages, 2), np.int64),
+            _new(messages), _new(links),
         )  # fmt: skip
         blocks = live.at[lives.BLOCK]
         live.cells[blocks : blocks + ops] = lives.ABSENT

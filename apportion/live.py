@@ -23,14 +23,13 @@ from apportion.tasks import Ints
 
 # Segments of `cells`; `Live.at` says where each begins.
 AVAILABLE = 0  # by slot: when a piece is there; kept only where a lane makes several in a row
-FREE = 1  # by device and row: when its lane is free again; at stops
-HOST = 2  # by device and row: how much its host has issued; at stops
-READY = 3  # by message
-ARRIVES = 4  # by message
-PASSED = 5  # by hop: when the link is done with it
-BLOCK = 6  # by Op
-MESSAGE = 7  # by Op: its first message
-SEGMENTS = 8
+FREE = 1  # by stop, device and row: when its lane is free again, and how much its host has issued
+READY = 2  # by message
+ARRIVES = 3  # by message
+PASSED = 4  # by hop: when the link is done with it
+BLOCK = 5  # by Op
+MESSAGE = 6  # by Op: its first message
+SEGMENTS = 7
 
 # Fields of a message
 OP = 0
@@ -38,12 +37,11 @@ STOCKED = 1  # which it is in stock
 FIRST_HOP = 2  # the cell of its first hop
 NEED = 3  # its first need
 LAST_NEED = 4  # and where they end
-COMING = 5  # whether it has not arrived
-SOONEST = 6  # it is ready no sooner, as far as is known
-STAGE = 7  # which of its needs it waits for
-WATCHING = 8  # the next message that waits for the same lane
-WAITING = 9  # the first lane that waits for it
-ARRIVED = 10  # lanes that have come to it
+SOONEST = 5  # it is ready no sooner, as far as is known
+STAGE = 6  # which of its needs it waits for
+WATCHING = 7  # the next message that waits for the same lane
+WAITING = 8  # the first lane that waits for it
+ARRIVED = 9  # lanes that have come to it
 FIELDS = 16
 
 NEVER = np.iinfo(np.int64).max
@@ -51,18 +49,23 @@ ABSENT = -1  # the time of what is not known; no block, no message
 
 # Marks of a row in a lane; it is a stop if there is any but the first
 STANDS = 1  # its Op has records there
-WAITS = 2  # one waits, is a message or one of several; or its host must not be too far ahead
+WAITS = 2  # the first of them waits for messages
 SEVERAL = 4  # there are several
-NEEDED = 8  # a message needs what they make
-STATION = 16  # so that a stop is near
+CLOSE = 8  # to be looked at one by one: several, a message, or a host must not be too far ahead
+NEEDED = 16  # a message needs what they make
+STATION = 32  # so that a stop is near
 KEPT = NEEDED | STATION  # whatever the Op's Block
 APART = 64  # rows from one station to the next
 
-# Fields of a leap
+# Fields of `leap`
 NEXT = 0  # the next stop; 0 if it is not worked out
 WORK = 1
 BEHIND = 2
 ISSUE = 3
+OWN_WORK = 4  # of the first record of the row itself
+OWN_ISSUE = 5
+WAIT = 6  # what it waits for, in stock
+LAST_WAIT = 7  # and where that ends
 
 MESSAGES, HOPS, NEEDS, WRITTEN, HEAPED, LOOKS = range(6)  # counters
 
@@ -76,19 +79,21 @@ class Live(NamedTuple):  # numba takes no dataclass
     cells: Ints
     at: Ints  # SEGMENTS + 1
     counters: Ints
-    journal: Ints  # 2 x capacity: cell, and what was there
+    journal: Ints  # capacity x 2: cell, and what was there
     marks: npt.NDArray[np.uint8]  # d x r
-    plain: Ints  # d x r x 2: work and issue of a row that does not wait
     needed: npt.NDArray[np.int32]  # d x r: how often
-    leap: Ints  # d x r x 4: from a stop to the next
+    leap: Ints  # d x r x 8: from a stop to the next
     # what an Op's Values are
     value_start: Ints  # o + 1
     value_slot: Ints  # the first slot of each
     maker: Ints  # by stage of all Values: the row in which its pieces are made, or -1
     ahead: Ints  # d: how much issued work a host may be ahead of its device; 0: any
     mail: Ints  # m x FIELDS: all about a message in one place, since that is faster
+    coming: npt.NDArray[np.uint8]  # m: whether it has not arrived
     need_slot: Ints
     need_lane: Ints  # device * rows + row in which it is made; -1: it is there at the beginning
+    need_device: Ints  # that device
+    need_row: Ints  # and that row, or -1
     # lanes while a schedule is worked out
     lane_row: Ints
     lane_place: Ints
@@ -98,7 +103,7 @@ class Live(NamedTuple):  # numba takes no dataclass
     # who waits for whom: messages for lanes, lanes for messages
     watched: Ints  # d x r: first message
     next_lane: Ints  # d
-    heap: Ints  # m: those that are ready
+    heap: Ints  # m x 2: those that are ready: when, and OP << SHIFT | message
     look: Ints  # m: those to look at
     link: Ints  # when each link is free
 
@@ -109,8 +114,8 @@ def put(cells: Ints, journal: Ints, counters: Ints, cell: int, value: int) -> No
     old = cells[cell]
     if old != value:
         written = counters[WRITTEN]
-        if written < journal.shape[1]:
-            journal[0, written], journal[1, written] = cell, old
+        if written < len(journal):
+            journal[written, 0], journal[written, 1] = cell, old
         counters[WRITTEN] = written + 1
         cells[cell] = value
 
@@ -135,6 +140,11 @@ def fits(stock: Stock, live: Live, blocks: Ints) -> bool:
 def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
     """The Ops have other Blocks now, whose tasks have no times yet."""
     cells, journal, counters, at = live.cells, live.journal, live.counters, live.at
+    mail, marks, leap, maker = live.mail, live.marks, live.leap, live.maker
+    need_slot, need_lane = live.need_slot, live.need_lane
+    need_device, need_row = live.need_device, live.need_row
+    message_start, need_start, hop_start = stock.message_start, stock.need_start, stock.hop_start
+    names, name_device = stock.need, stock.need_device
     for op in ops:
         _want(stock, live, op, -1)
     for n in range(len(ops)):
@@ -142,23 +152,22 @@ def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
         put(cells, journal, counters, at[BLOCK] + op, block)
         put(cells, journal, counters, at[MESSAGE] + op, counters[MESSAGES])
         values = live.value_slot[live.value_start[op] : live.value_start[op + 1]]
-        for k in range(stock.message_start[block], stock.message_start[block + 1]):
+        for k in range(message_start[block], message_start[block + 1]):
             message, need = counters[MESSAGES], counters[NEEDS]
-            mail = live.mail[message]
-            mail[OP], mail[STOCKED], mail[NEED] = op, k, need
-            mail[FIRST_HOP] = at[PASSED] + counters[HOPS]
+            mail[message, OP], mail[message, STOCKED], mail[message, NEED] = op, k, need
+            mail[message, FIRST_HOP] = at[PASSED] + counters[HOPS]
             cells[at[READY] + message] = cells[at[ARRIVES] + message] = ABSENT
-            for m in range(stock.need_start[k], stock.need_start[k + 1]):
-                slot = values[stock.need[m] >> SHIFT] + (stock.need[m] & PLACE)
-                row = live.maker[slot // live.span]
-                live.need_slot[need] = slot
-                live.need_lane[need] = stock.need_device[m] * live.rows + row if row >= 0 else -1
-                if row >= 0:
-                    _stop(cells, at, live.marks, live.plain, live.need_lane[need])
+            for m in range(need_start[k], need_start[k + 1]):
+                slot = values[names[m] >> SHIFT] + (names[m] & PLACE)
+                row, device = maker[slot // live.span], name_device[m]
+                need_slot[need], need_device[need], need_row[need] = slot, device, row
+                need_lane[need] = device * live.rows + row if row >= 0 else -1
+                if row >= 0 and marks[need_lane[need]] <= STANDS:
+                    _stop(cells, at, marks, leap, need_lane[need])
                 need += 1
             counters[MESSAGES], counters[NEEDS] = message + 1, need
-            counters[HOPS] += stock.hop_start[k + 1] - stock.hop_start[k]
-            mail[LAST_NEED] = need
+            counters[HOPS] += hop_start[k + 1] - hop_start[k]
+            mail[message, LAST_NEED] = need
         _want(stock, live, op, 1)
     _place(stock, live, ops)
 
@@ -170,7 +179,7 @@ def undo(stock: Stock, live: Live, ops: Ints) -> None:
     for op in ops:
         _want(stock, live, op, -1)
     for entry in range(live.counters[WRITTEN] - 1, -1, -1):
-        cells[journal[0, entry]] = journal[1, entry]
+        cells[journal[entry, 0]] = journal[entry, 1]
     live.counters[WRITTEN] = 0
     for op in ops:
         _want(stock, live, op, 1)
@@ -187,13 +196,14 @@ def _want(stock: Stock, live: Live, op: int, by: int) -> None:
     if block == ABSENT or stock.message_start[block] == stock.message_start[block + 1]:
         return
     last = first + stock.message_start[block + 1] - stock.message_start[block] - 1
+    need_lane, needed, marks, leap = live.need_lane, live.needed, live.marks, live.leap
     for need in range(live.mail[first, NEED], live.mail[last, LAST_NEED]):
-        place = live.need_lane[need]
+        place = need_lane[need]
         if place >= 0:
-            live.needed[place] += by
-            if live.needed[place] == max(by, 0):
-                _touch(live.marks, live.leap, place)
-                live.marks[place] ^= NEEDED
+            needed[place] += by
+            if needed[place] == max(by, 0):
+                _touch(marks, leap, place)
+                marks[place] ^= NEEDED
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -207,26 +217,26 @@ def _touch(marks: npt.NDArray[np.uint8], leap: Ints, place: int) -> None:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _stop(cells: Ints, at: Ints, marks: npt.NDArray[np.uint8], plain: Ints, place: int) -> None:
+def _stop(cells: Ints, at: Ints, marks: npt.NDArray[np.uint8], leap: Ints, place: int) -> None:
     """Writes the times of a row that is to be a stop; every lane begins with one."""
     before = place
     while marks[before] <= STANDS:
         before -= 1
-    free, host = cells[at[FREE] + before], cells[at[HOST] + before]
+    free, host = cells[at[FREE] + 2 * before], cells[at[FREE] + 2 * before + 1]
     for row in range(before + 1, place + 1):
-        host += plain[row, 1]
-        free = max(free, host) + plain[row, 0]
-    cells[at[FREE] + place], cells[at[HOST] + place] = free, host
+        host += leap[row, OWN_ISSUE]
+        free = max(free, host) + leap[row, OWN_WORK]
+    cells[at[FREE] + 2 * place], cells[at[FREE] + 2 * place + 1] = free, host
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def chart(marks: npt.NDArray[np.uint8], plain: Ints, leap: Ints, place: int, end: int) -> None:
+def chart(marks: npt.NDArray[np.uint8], leap: Ints, place: int, end: int) -> None:
     """Works out the leap from a stop of a lane whose rows end at `end`."""
     work, behind, issue, row = 0, -NEVER, 0, place + 1
     while row < end and marks[row] <= STANDS:
-        issue += plain[row, 1]
-        behind = max(behind, issue) + plain[row, 0]
-        work += plain[row, 0]
+        issue += leap[row, OWN_ISSUE]
+        behind = max(behind, issue) + leap[row, OWN_WORK]
+        work += leap[row, OWN_WORK]
         row += 1
     leap[place, WORK], leap[place, BEHIND], leap[place, ISSUE] = work, behind, issue
     leap[place, NEXT] = row
@@ -235,30 +245,35 @@ def chart(marks: npt.NDArray[np.uint8], plain: Ints, leap: Ints, place: int, end
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _place(stock: Stock, live: Live, ops: Ints) -> None:
     """In which lanes Ops stand, by their Blocks, and what they do there."""
-    devices, rows, marks, plain = live.devices, live.rows, live.marks, live.plain
+    devices, rows, marks, leap = live.devices, live.rows, live.marks, live.leap
+    lane, duration, issues, ahead = stock.lane, stock.duration, stock.issue, live.ahead
+    wait_start, message, block = stock.wait_start, stock.message, live.at[BLOCK]
+    cells = live.cells
     for op in ops:
-        begin = live.cells[live.at[BLOCK] + op] * (2 * devices + 1)
+        begin = cells[block + op] * (2 * devices + 1)
         for late in range(2):
             for device in range(devices):
-                first = stock.lane[begin + late * devices + device]
-                last = stock.lane[begin + late * devices + device + 1]
-                mark, work, issue = 0, 0, 0
+                first = lane[begin + late * devices + device]
+                last = lane[begin + late * devices + device + 1]
+                mark, place = 0, device * rows + 2 * op + late
+                work = issue = wait = last_wait = 0
                 if first < last:
-                    mark, work, issue = STANDS, stock.duration[first], stock.issue[first]
-                    if (
-                        stock.message[first] >= 0
-                        or stock.wait_start[first] < stock.wait_start[last]
-                    ):
+                    mark, work, issue = STANDS, duration[first], issues[first]
+                    wait, last_wait = wait_start[first], wait_start[first + 1]
+                    if wait < last_wait:
                         mark |= WAITS
-                if last - first > 1:
-                    mark |= WAITS | SEVERAL
-                if live.ahead[device]:
-                    mark |= WAITS
-                place = device * rows + 2 * op + late
+                    if last - first > 1:
+                        mark |= SEVERAL | CLOSE
+                    if message[first] >= 0:
+                        mark |= CLOSE
+                if ahead[device]:
+                    mark |= CLOSE
                 mark |= marks[place] & KEPT
-                if mark != marks[place] or work != plain[place, 0] or issue != plain[place, 1]:
-                    _touch(marks, live.leap, place)
-                    marks[place], plain[place, 0], plain[place, 1] = mark, work, issue
+                old, own = leap[place, OWN_WORK], leap[place, OWN_ISSUE]
+                if mark != marks[place] or work != old or issue != own:
+                    _touch(marks, leap, place)
+                marks[place], leap[place, OWN_WORK], leap[place, OWN_ISSUE] = mark, work, issue
+                leap[place, WAIT], leap[place, LAST_WAIT] = wait, last_wait
 
 
 # When a piece is there
@@ -271,7 +286,7 @@ def available(cells: Ints, at: Ints, marks: npt.NDArray[np.uint8], slot: int, pl
         return 0
     if marks[place] & SEVERAL:
         return int(cells[at[AVAILABLE] + slot])
-    return int(cells[at[FREE] + place])
+    return int(cells[at[FREE] + 2 * place])
 
 
 # The first time that can have changed
@@ -286,12 +301,13 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
     cells, at, lane, width = live.cells, live.at, stock.lane, 2 * live.devices + 1
     wait_start, wait, message_start = stock.wait_start, stock.wait, stock.message_start
     mail, need_lane, need_slot = live.mail, live.need_lane, live.need_slot
+    need_row = live.need_row
     for op in ops:
         block, first = cells[at[BLOCK] + op], cells[at[MESSAGE] + op]
         bounds = np.zeros(message_start[block + 1] - message_start[block], np.int64)
         for m in range(len(bounds)):
             bounds[m] = _message_bound(
-                cells, at, marks, rows, mail, need_lane, need_slot, replaced, first + m
+                cells, at, marks, mail, need_lane, need_row, need_slot, replaced, first + m
             )
             if not stock.stands[message_start[block] + m]:
                 since = min(since, bounds[m])
@@ -303,7 +319,7 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
                 before, after = row - 1, row + 1
                 while before >= 0 and (marks[here + before] <= STANDS or replaced[before // 2]):
                     before -= 1
-                free = cells[at[FREE] + here + before] if before >= 0 else 0
+                free = cells[at[FREE] + 2 * (here + before)] if before >= 0 else 0
                 if free >= since:
                     continue
                 k = lane[block * width + (row & 1) * devices + device]
@@ -322,7 +338,7 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
                 for w in range(wait_start[k], wait_start[k + 1]):
                     if not stock.stands[message_start[later] + wait[w]]:
                         bound = _message_bound(
-                            cells, at, marks, rows, mail, need_lane, need_slot, replaced,
+                            cells, at, marks, mail, need_lane, need_row, need_slot, replaced,
                             cells[at[MESSAGE] + after // 2] + wait[w],
                         )  # fmt: skip
                         ready = max(ready, bound)
@@ -332,14 +348,14 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _message_bound(  # type: ignore[no-untyped-def]
-    cells, at, marks, rows, mail, need_lane, need_slot, replaced, message
+    cells, at, marks, mail, need_lane, need_row, need_slot, replaced, message
 ):  # fmt: skip
     """When a message is ready at the soonest; NEVER if it needs what a replaced Op makes."""
     ready = 0
     for need in range(mail[message, NEED], mail[message, LAST_NEED]):
         place = need_lane[need]
         if place >= 0:
-            if replaced[place % rows // 2]:
+            if replaced[need_row[need] // 2]:
                 return NEVER
             ready = max(ready, available(cells, at, marks, need_slot[need], place))
     return ready

@@ -6,7 +6,8 @@ message that has not arrived; a message waits until the lanes have passed what i
 lane can run, the first of the messages that are ready, by (ready, order), is final: links turn to
 it, and the lanes that wait for it run on.
 
-Lanes begin where they were at `since`: before, all is as it was. They go from stop to stop (live.py).
+Lanes begin where they were at `since`: before, all is as it was. They go from stop to stop
+(live.py).
 """
 
 from __future__ import annotations
@@ -22,25 +23,28 @@ from apportion.live import (
     AVAILABLE,
     BEHIND,
     BLOCK,
-    COMING,
+    CLOSE,
     FIRST_HOP,
     FREE,
     HEAPED,
-    HOST,
     ISSUE,
     LAST_NEED,
+    LAST_WAIT,
     LOOKS,
     MESSAGE,
     NEED,
     NEVER,
     NEXT,
     OP,
+    OWN_ISSUE,
+    OWN_WORK,
     READY,
     SEVERAL,
     SOONEST,
     STAGE,
     STANDS,
     STOCKED,
+    WAIT,
     WAITING,
     WAITS,
     WATCHING,
@@ -105,18 +109,20 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
     """Runs lanes and messages until none is left, or a lane runs after `limit`; then when, else 0.
     It is one function, and all arrays are named at first, because calls that pass these structures
     take longer than what there is to do."""
-    cells, journal, counters, room = live.cells, live.journal, live.counters, live.journal.shape[1]
+    cells, journal, counters, room = live.cells, live.journal, live.counters, len(live.journal)
     rows, devices, width = live.rows, live.devices, 2 * live.devices + 1
-    slots, frees, hosts, ready_at, arrivals = (
-        live.at[AVAILABLE], live.at[FREE], live.at[HOST], live.at[READY], live.at[ARRIVES],
+    slots, frees, ready_at, arrivals = (
+        live.at[AVAILABLE], live.at[FREE], live.at[READY], live.at[ARRIVES],
     )  # fmt: skip
     block_of, first_message = live.at[BLOCK], live.at[MESSAGE]
-    marks, plain, leap = live.marks, live.plain, live.leap
+    marks, leap = live.marks, live.leap
     value_start, value_slot = live.value_start, live.value_slot
     lane_row, lane_place, lane_free = live.lane_row, live.lane_place, live.lane_free
     lane_host, runnable, watched, mail = live.lane_host, live.runnable, live.watched, live.mail
     next_lane, heap, look, links = live.next_lane, live.heap, live.look, live.link
     need_slot, need_lane = live.need_slot, live.need_lane
+    need_device, need_row = live.need_device, live.need_row
+    coming = live.coming
     lane, duration, issue, is_message = stock.lane, stock.duration, stock.issue, stock.message
     wait_start, wait, make_start, make = (
         stock.wait_start, stock.wait, stock.make_start, stock.make,
@@ -132,7 +138,7 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
             while need < mail[message, LAST_NEED]:
                 place = need_lane[need]
                 if place >= 0:
-                    device, row = place // rows, place % rows
+                    device, row = need_device[need], need_row[need]
                     if row > lane_row[device] or (
                         row == lane_row[device]
                         and (
@@ -144,7 +150,7 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                     if marks[place] & SEVERAL:
                         ready = max(ready, cells[slots + need_slot[need]])
                     else:
-                        ready = max(ready, cells[frees + place])
+                        ready = max(ready, cells[frees + 2 * place])
                 need += 1
             mail[message, SOONEST] = ready
             if need < mail[message, LAST_NEED]:
@@ -153,7 +159,7 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                 watched[need_lane[need]] = message
             else:
                 put(cells, journal, counters, ready_at + message, ready)
-                _push(heap, counters, mail, message)
+                _push(heap, counters, ready, mail[message, OP] << SHIFT | message)
         elif many > 0:  # a lane runs until it has to wait
             many -= 1
             device = runnable[many]
@@ -162,7 +168,7 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
             free, host = lane_free[device], lane_host[device]
             while row < rows and free <= limit:
                 mark = marks[here + row]
-                if mark & WAITS:
+                if mark & CLOSE:
                     op = row // 2
                     begin = cells[block_of + op] * width + (row & 1) * devices + device
                     first, last = lane[begin], lane[begin + 1]
@@ -172,19 +178,17 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                         if wait_start[k] < wait_start[k + 1]:
                             own = cells[first_message + op]
                             for w in range(wait_start[k + 1] - 1, wait_start[k] - 1, -1):
-                                if mail[
-                                    own + wait[w], COMING
-                                ]:  # the last of them is the last to come
+                                if coming[own + wait[w]]:  # the last of them is the last to come
                                     waits = own + wait[w]
                                     break
                                 ready = max(ready, cells[arrivals + own + wait[w]])
                         elif is_message[k] >= 0:
                             message = cells[first_message + op] + is_message[k]
-                            if mail[message, COMING]:
+                            if coming[message]:
                                 counters[WRITTEN] = written
                                 many = _meet(stock, live, message, free, many)
                                 written = counters[WRITTEN]
-                            if not mail[message, COMING]:
+                            if not coming[message]:
                                 free = cells[arrivals + message]
                                 continue
                             waits = message
@@ -202,34 +206,41 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                         if alone:
                             continue
                         for m in range(make_start[k], make_start[k + 1]):
-                            cell = value_slot[value_start[op] + (make[m] >> SHIFT)] + (
-                                make[m] & PLACE
-                            )
-                            cell += slots
+                            value = value_start[op] + (make[m] >> SHIFT)
+                            cell = slots + value_slot[value] + (make[m] & PLACE)
                             if cells[cell] != free:
                                 if written < room:
-                                    journal[0, written], journal[1, written] = cell, cells[cell]
+                                    journal[written, 0], journal[written, 1] = cell, cells[cell]
                                 written += 1
                                 cells[cell] = free
                 else:
-                    host += plain[here + row, 1]
-                    free = max(free, host) + plain[here + row, 0]
+                    if mark & WAITS:
+                        first = cells[first_message + row // 2]
+                        low, high = leap[here + row, WAIT], leap[here + row, LAST_WAIT]
+                        for w in range(high - 1, low - 1, -1):
+                            if coming[first + wait[w]]:
+                                waits = first + wait[w]
+                                break
+                            free = max(free, cells[arrivals + first + wait[w]])
+                    if waits < 0:
+                        host += leap[here + row, OWN_ISSUE]
+                        free = max(free, host) + leap[here + row, OWN_WORK]
                     if mark <= STANDS:
                         row += 1
                         continue
                 if waits >= 0:
                     break
                 place = 0
-                cell = frees + here + row
+                cell = frees + 2 * (here + row)
                 if cells[cell] != free:
                     if written < room:
-                        journal[0, written], journal[1, written] = cell, cells[cell]
+                        journal[written, 0], journal[written, 1] = cell, cells[cell]
                     written += 1
                     cells[cell] = free
-                cell = hosts + here + row
+                cell += 1
                 if cells[cell] != host:
                     if written < room:
-                        journal[0, written], journal[1, written] = cell, cells[cell]
+                        journal[written, 0], journal[written, 1] = cell, cells[cell]
                     written += 1
                     cells[cell] = host
                 message = watched[here + row]
@@ -241,7 +252,7 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                         message = mail[message, WATCHING]
                 cell = here + row
                 if leap[cell, NEXT] == 0:
-                    chart(marks, plain, leap, cell, here + rows)
+                    chart(marks, leap, cell, here + rows)
                 row = leap[cell, NEXT] - here
                 free = max(free + leap[cell, WORK], host + leap[cell, BEHIND])
                 host += leap[cell, ISSUE]
@@ -261,16 +272,23 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
                         looks += 1
                         message = mail[message, WATCHING]
         elif counters[HEAPED] > 0:  # links turn to the first message, and it arrives
-            message = _pop(heap, counters, mail)
-            k, ready, done = mail[message, STOCKED], mail[message, SOONEST], 0
+            ready, message = heap[0, 0], heap[0, 1] & PLACE
+            _pop(heap, counters)
+            k, done, written = mail[message, STOCKED], 0, counters[WRITTEN]
             shift = mail[message, FIRST_HOP] - hop_start[k]
             for hop in range(hop_start[k], hop_start[k + 1]):
                 link = hop_link[hop]
-                links[link] = max(ready, links[link]) + occupancy[hop]
-                put(cells, journal, counters, hop + shift, links[link])
-                done = max(done, links[link])
+                turn = max(ready, links[link]) + occupancy[hop]
+                links[link], cell = turn, hop + shift
+                if cells[cell] != turn:
+                    if written < room:
+                        journal[written, 0], journal[written, 1] = cell, cells[cell]
+                    written += 1
+                    cells[cell] = turn
+                done = max(done, turn)
+            counters[WRITTEN] = written
             put(cells, journal, counters, arrivals + message, done + latency[k])
-            mail[message, COMING] = 0
+            coming[message] = 0
             device = mail[message, WAITING]
             mail[message, WAITING] = -1
             while device >= 0:
@@ -284,14 +302,15 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _forget(stock: Stock, live: Live) -> None:
     """No message waits for a lane any more."""
+    cells, block_of, first_message = live.cells, live.at[BLOCK], live.at[MESSAGE]
+    mail, need_lane, watched = live.mail, live.need_lane, live.watched
+    message_start = stock.message_start
     for op in range(live.rows // 2):
-        block, first = live.cells[live.at[BLOCK] + op], live.cells[live.at[MESSAGE] + op]
-        for message in range(
-            first, first + stock.message_start[block + 1] - stock.message_start[block]
-        ):
-            need = live.mail[message, STAGE]
-            if need < live.mail[message, LAST_NEED] and live.need_lane[need] >= 0:
-                live.watched[live.need_lane[need]] = -1
+        block, first = cells[block_of + op], cells[first_message + op]
+        for message in range(first, first + message_start[block + 1] - message_start[block]):
+            need = mail[message, STAGE]
+            if need < mail[message, LAST_NEED] and need_lane[need] >= 0:
+                watched[need_lane[need]] = -1
 
 
 # Where it begins
@@ -304,11 +323,11 @@ def _begin_lanes(live: Live, ops: Ints, since: int, release: Ints) -> None:
     number of its releases so far."""
     cells, marks, rows = live.cells, live.marks, live.rows
     for device in range(live.devices):
-        here, free = device * rows, live.at[FREE] + device * rows
+        here, free = device * rows, live.at[FREE] + 2 * device * rows
         low, high = 0, 0 if live.ahead[device] else (rows - 1) // APART + 1
         while low < high:
             middle = (low + high) // 2
-            if cells[free + middle * APART] < since:
+            if cells[free + 2 * middle * APART] < since:
                 low = middle + 1
             else:
                 high = middle
@@ -318,12 +337,11 @@ def _begin_lanes(live: Live, ops: Ints, since: int, release: Ints) -> None:
                 if marks[here + 2 * op + late] & STANDS:
                     high = min(high, 2 * op + late)
         before = high - 1
-        while before >= 0 and (marks[here + before] <= STANDS or cells[free + before] >= since):
+        while before >= 0 and (marks[here + before] <= STANDS or cells[free + 2 * before] >= since):
             before -= 1
-        host = live.at[HOST] + here
         live.lane_row[device], live.lane_place[device] = before + 1, 0
-        live.lane_free[device] = cells[free + before] if before >= 0 else 0
-        live.lane_host[device] = cells[host + before] if before >= 0 else 0
+        live.lane_free[device] = cells[free + 2 * before] if before >= 0 else 0
+        live.lane_host[device] = cells[free + 2 * before + 1] if before >= 0 else 0
         if live.ahead[device]:
             live.lane_host[device] = release[device]
         live.runnable[device] = device
@@ -363,7 +381,9 @@ def _releases(stock: Stock, live: Live) -> Ints:
 def _begin_messages(stock: Stock, live: Live, since: int) -> int:
     """Links are as the messages before `since` left them; how many others there are to look at."""
     cells, at, message_start, hop_start = live.cells, live.at, stock.message_start, stock.hop_start
-    live.link[:], looks = 0, 0
+    mail, coming, look, links, looks = live.mail, live.coming, live.look, live.link, 0
+    stands, hop_link = stock.stands, stock.hop_link
+    links[:] = 0
     for op in range(live.rows // 2):
         block = cells[at[BLOCK] + op]
         low, high = message_start[block], message_start[block + 1]
@@ -374,17 +394,17 @@ def _begin_messages(stock: Stock, live: Live, since: int) -> int:
             message = first + k - low
             ready = cells[at[READY] + message]
             if ready != ABSENT and ready < since:
-                live.mail[message, COMING] = 0
-                shift = live.mail[message, FIRST_HOP] - hop_start[k]
+                coming[message] = 0
+                shift = mail[message, FIRST_HOP] - hop_start[k]
                 for h in range(hop_start[k], hop_start[k + 1]):
-                    link, passed = stock.hop_link[h], cells[h + shift]
-                    live.link[link] = max(live.link[link], passed)
+                    link, passed = hop_link[h], cells[h + shift]
+                    links[link] = max(links[link], passed)
                 continue
-            live.mail[message, COMING], live.mail[message, SOONEST] = 1, 0
-            live.mail[message, ARRIVED], live.mail[message, WAITING] = 0, -1
-            if not stock.stands[k]:
-                live.mail[message, STAGE] = live.mail[message, NEED]
-                live.look[looks] = message
+            coming[message], mail[message, SOONEST] = 1, 0
+            mail[message, ARRIVED], mail[message, WAITING] = 0, -1
+            if not stands[k]:
+                mail[message, STAGE] = mail[message, NEED]
+                look[looks] = message
                 looks += 1
     return looks
 
@@ -422,9 +442,9 @@ def _meet(stock: Stock, live: Live, message: int, free: int, many: int) -> int:
     if whole:
         put(cells, live.journal, live.counters, at[READY] + message, ready)
     if whole and stock.hop_start[k] < stock.hop_start[k + 1]:
-        _push(live.heap, live.counters, live.mail, message)
+        _push(live.heap, live.counters, ready, live.mail[message, OP] << SHIFT | message)
     elif whole:
-        live.mail[message, COMING] = 0
+        live.coming[message] = 0
         many = _arrive(cells, live.journal, live.counters, at[ARRIVES] + message,
                        ready + stock.lasts[k], live.mail, live.next_lane, live.runnable, message,
                        many)  # fmt: skip
@@ -450,42 +470,34 @@ def _arrive(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _precedes(mail: Ints, a: int, b: int) -> bool:
-    if mail[a, SOONEST] != mail[b, SOONEST]:
-        return bool(mail[a, SOONEST] < mail[b, SOONEST])
-    if mail[a, OP] != mail[b, OP]:
-        return bool(mail[a, OP] < mail[b, OP])
-    return bool(a < b)
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _push(heap: Ints, counters: Ints, mail: Ints, message: int) -> None:
+def _push(heap: Ints, counters: Ints, ready: int, order: int) -> None:
     hole = counters[HEAPED]
     counters[HEAPED] = hole + 1
     while hole > 0:
-        above = (hole - 1) // 2
-        if _precedes(mail, heap[above], message):
+        above = (hole - 1) >> 1
+        if heap[above, 0] < ready or (heap[above, 0] == ready and heap[above, 1] < order):
             break
-        heap[hole] = heap[above]
+        heap[hole, 0], heap[hole, 1] = heap[above, 0], heap[above, 1]
         hole = above
-    heap[hole] = message
+    heap[hole, 0], heap[hole, 1] = ready, order
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _pop(heap: Ints, counters: Ints, mail: Ints) -> int:
+def _pop(heap: Ints, counters: Ints) -> None:
     size = counters[HEAPED] - 1
     counters[HEAPED] = size
-    first, last, hole = heap[0], heap[size], 0
-    while 2 * hole + 1 < size:
-        below = 2 * hole + 1
-        if below + 1 < size and _precedes(mail, heap[below + 1], heap[below]):
+    ready, order, hole, below = heap[size, 0], heap[size, 1], 0, 1
+    while below < size:
+        if below + 1 < size and (
+            heap[below + 1, 0] < heap[below, 0]
+            or (heap[below + 1, 0] == heap[below, 0] and heap[below + 1, 1] < heap[below, 1])
+        ):
             below += 1
-        if _precedes(mail, last, heap[below]):
+        if ready < heap[below, 0] or (ready == heap[below, 0] and order < heap[below, 1]):
             break
-        heap[hole] = heap[below]
-        hole = below
-    heap[hole] = last
-    return int(first)
+        heap[hole, 0], heap[hole, 1] = heap[below, 0], heap[below, 1]
+        hole, below = below, 2 * below + 1
+    heap[hole, 0], heap[hole, 1] = ready, order
 
 
 # What it came to
@@ -542,6 +554,6 @@ def _tell_row(  # type: ignore[no-untyped-def]
         free = ready + stock.duration[k]
         start[first[op] + stock.task[k]], end[first[op] + stock.task[k]] = ready, free
     place = device * live.rows + row
-    known = live.marks[place] <= STANDS or free == live.cells[live.at[FREE] + place]
+    known = live.marks[place] <= STANDS or free == live.cells[live.at[FREE] + 2 * place]
     assert known, "a lane is not as it was"
     return free, host
