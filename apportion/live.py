@@ -145,8 +145,7 @@ def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
     need_device, need_row = live.need_device, live.need_row
     message_start, need_start, hop_start = stock.message_start, stock.need_start, stock.hop_start
     names, name_device = stock.need, stock.need_device
-    for op in ops:
-        _want(stock, live, op, -1)
+    _want(stock, live, ops, -1)
     for n in range(len(ops)):
         op, block = ops[n], blocks[n]
         put(cells, journal, counters, at[BLOCK] + op, block)
@@ -168,7 +167,7 @@ def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
             counters[MESSAGES], counters[NEEDS] = message + 1, need
             counters[HOPS] += hop_start[k + 1] - hop_start[k]
             mail[message, LAST_NEED] = need
-        _want(stock, live, op, 1)
+    _want(stock, live, ops, 1)
     _place(stock, live, ops)
 
 
@@ -176,13 +175,11 @@ def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
 def undo(stock: Stock, live: Live, ops: Ints) -> None:
     """Everything as it was when the journal was empty; these Ops had other Blocks."""
     cells, journal = live.cells, live.journal
-    for op in ops:
-        _want(stock, live, op, -1)
+    _want(stock, live, ops, -1)
     for entry in range(live.counters[WRITTEN] - 1, -1, -1):
         cells[journal[entry, 0]] = journal[entry, 1]
     live.counters[WRITTEN] = 0
-    for op in ops:
-        _want(stock, live, op, 1)
+    _want(stock, live, ops, 1)
     _place(stock, live, ops)
 
 
@@ -190,20 +187,23 @@ def undo(stock: Stock, live: Live, ops: Ints) -> None:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _want(stock: Stock, live: Live, op: int, by: int) -> None:
-    """The messages of an Op need their pieces, or no longer do."""
-    block, first = live.cells[live.at[BLOCK] + op], live.cells[live.at[MESSAGE] + op]
-    if block == ABSENT or stock.message_start[block] == stock.message_start[block + 1]:
-        return
-    last = first + stock.message_start[block + 1] - stock.message_start[block] - 1
+def _want(stock: Stock, live: Live, ops: Ints, by: int) -> None:
+    """The messages of Ops need their pieces, or no longer do."""
+    cells, mail, block_of, first_message = live.cells, live.mail, live.at[BLOCK], live.at[MESSAGE]
     need_lane, needed, marks, leap = live.need_lane, live.needed, live.marks, live.leap
-    for need in range(live.mail[first, NEED], live.mail[last, LAST_NEED]):
-        place = need_lane[need]
-        if place >= 0:
-            needed[place] += by
-            if needed[place] == max(by, 0):
-                _touch(marks, leap, place)
-                marks[place] ^= NEEDED
+    message_start = stock.message_start
+    for op in ops:
+        block, first = cells[block_of + op], cells[first_message + op]
+        if block == ABSENT or message_start[block] == message_start[block + 1]:
+            continue
+        last = first + message_start[block + 1] - message_start[block] - 1
+        for need in range(mail[first, NEED], mail[last, LAST_NEED]):
+            place = need_lane[need]
+            if place >= 0:
+                needed[place] += by
+                if needed[place] == max(by, 0):
+                    _touch(marks, leap, place)
+                    marks[place] ^= NEEDED
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
