@@ -55,6 +55,32 @@ def test_what_is_worth_more_has_more_time() -> None:
     assert counts["b"] > 2 * counts["a"] > 0
 
 
+def test_a_job_that_wants_to_go_on_keeps_its_turn() -> None:
+    order: list[str] = []
+
+    def work(name: str) -> Job:
+        def job(tell: Tell) -> Iterator[float]:
+            for k in range(6):
+                order.append(name)
+                yield 0.0 if k % 3 < 2 else 1.0
+
+        return job
+
+    share([work("a"), work("b")], 1, None, lambda said: None)
+    assert order[:6] == ["a"] * 3 + ["b"] * 3 and sorted(order) == ["a"] * 6 + ["b"] * 6
+
+
+def test_a_job_that_wants_to_go_on_is_ended_in_time() -> None:
+    def job(tell: Tell) -> Iterator[float]:
+        while True:
+            time.sleep(0.001)
+            yield 0.0
+
+    began = time.perf_counter()
+    share([job, counting("b", 3)], 1, began + 0.2, lambda said: None)
+    assert time.perf_counter() - began < 20
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupt_lets_them_finish(workers: int) -> None:
     heard: list[Said] = []

@@ -1,7 +1,8 @@
 """crew: jobs that go on step by step, shared among processes of this machine.
 
 A job is a generator; it yields what it is worth where others may have their turn (those that are
-worth more have more of the time), and tells what it has to say as plain data (JSON over a pipe).
+worth more have more of the time), 0 where it may be ended but wants to go on, and tells what it has
+to say as plain data (JSON over a pipe).
 Processes are forked: they have all that the parent has, and nothing is copied or pickled. Every
 process goes on with its jobs until they end, time is up, or the user interrupts: then jobs are
 closed, so that they can say a last word.
@@ -59,15 +60,18 @@ def _go_round(
     ends, every job is closed."""
     every = [job(tell) for job in jobs]
     had = dict.fromkeys(range(len(every)), 0.0)
+    turn, spent = 0, 0.0
     try:
         while had and not stopped() and (ends is None or time.perf_counter() < ends):
-            number = min(had, key=lambda k: had[k])
             began = time.perf_counter()
-            worth = next(every[number], None)
+            worth = next(every[turn], None)
+            spent += time.perf_counter() - began
             if worth is None:
-                del had[number]
-            else:
-                had[number] += (time.perf_counter() - began) / worth
+                del had[turn]
+            elif worth > 0:
+                had[turn] += spent / worth
+            if worth != 0 and had:
+                turn, spent = min(had, key=lambda k: had[k]), 0.0
     finally:
         for job in every:
             job.close()  # type: ignore[attr-defined]

@@ -36,7 +36,8 @@ from apportion.strategy import Choice, Layout, Strategy, space_of, whole
 
 FAR = 3.0  # starts that take so many times as long as the best are not walked from
 FAVOUR = 6  # how much more time walks have that are ahead: by this power of the ratio
-SLICE = 32  # proposals of a walk before the next one has its turn
+SLICE = 32  # proposals between looks at the clock
+TURN = 0.1  # share of the budget that a walk has before it is the next one's turn
 CHECKED = 512  # proposals after which the memory of the best is looked at
 TOLD = 0.05  # seconds between what a walk tells
 SAID = 20  # and that as a multiple of the time that it takes to tell
@@ -211,6 +212,7 @@ class _Search:
         start, problem = self.found[number].start, self.problem
         best_start = self.starts[0].seconds
         kinds, seed = self.kinds, f"{self.seed} {number}"
+        longest = TURN * (self.ends - self.began)
 
         def work(tell: Tell) -> Iterator[float]:
             walk = self.ready.pop(number, None)
@@ -218,6 +220,7 @@ class _Search:
                 walk = Steps(problem, start.space, start.strategy, kinds)
             chain = Chain(walk, Random(seed))
             tells, checked, best = 0.0, 0, start.strategy
+            turn = time.perf_counter()
 
             def report(ends: bool) -> None:
                 nonlocal best
@@ -248,7 +251,11 @@ class _Search:
                         report(False)
                         took = time.perf_counter() - now
                         tells = now + max(TOLD, SAID * took)
-                    yield (best_start / chain.best) ** FAVOUR
+                    if proposals is None and now - turn < longest:
+                        yield 0.0
+                    else:
+                        yield (best_start / chain.best) ** FAVOUR
+                        turn = time.perf_counter()
             finally:
                 walk.confirm()
                 report(True)
