@@ -75,10 +75,6 @@ class Delta:
         self.legal: dict[tuple[int, int], tuple[Choice, Split]] = {}
         self.holding = Held(space.graph, self.flows, devices)
         self.maker = [-1 if made is None else made[0] for made in space.graph.producer]
-        self.readers = [
-            np.array([*readers, *([len(space.graph.ops)] if value in self.lowering.ending else [])],
-                     np.int64) for value, readers in enumerate(space.graph.consumers)
-        ]  # fmt: skip
         self.before: _Before | None = None
         self.changes = 0
         self.bounded = False  # the last change was given up: its step takes longer than the limit
@@ -299,7 +295,7 @@ class Delta:
         devices = len(self.cluster.devices)
         longest = max(b - a for f in set(self.flows) for a, b in pairwise(f.made_start))
         self.drafting.begin(max(2 * devices, longest))
-        self.numbers = [self.drafting.number(f, v) for v, f in enumerate(self.flows)]
+        self.numbers = self.drafting.number_all(self.flows, range(len(self.flows)))
         blocks = self.drafting.blocks(range(len(self.lowering.graph.ops) + 1), self.numbers)
         self.live = self._room(stock.totals(self.drafting.stock, blocks))
         self.step_ns = int(resume.begin(self.drafting.stock, self.live, blocks))

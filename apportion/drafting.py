@@ -108,10 +108,6 @@ class Drafting:
 
     # Flows
 
-    def number(self, flow: Flow, value: int) -> int:
-        """The number of a Flow of a Value, which is added if it is new."""
-        return self.number_all([flow], [value])[0]
-
     def number_all(self, given: Sequence[Flow], values: Sequence[int]) -> list[int]:
         """The numbers of the Flows of Values; those that are new are added."""
         numbers = self.numbers

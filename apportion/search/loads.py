@@ -1,8 +1,6 @@
-"""loads: what the parts of Ops keep devices busy for, by Choice; a floor under the step time.
+"""loads: what the parts of Ops keep devices busy for, by Choice.
 
-However tasks are ordered, a device has to compute all of its parts one after the other. So the sum
-of their durations is no more than the step. A search draws Ops in proportion to what they take
-alone.
+A search draws Ops in proportion to what they take alone.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ from apportion.splits import Space
 from apportion.strategy import Choice
 from apportion.tasks import Floats
 from apportion.tdl import lookup
-
-SAFE = 1 - 1e-6  # durations are rounded to nanoseconds
 
 
 class Loads:
