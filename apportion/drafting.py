@@ -40,7 +40,8 @@ NOTHING, LINES, STOCK = range(3)  # what is missing
 class Drafting:
     """Flows and Blocks in stock, and what it takes to add more.
 
-    `blocks` are those of the Ops that were drafted from Flows that were there at the beginning.
+    The book has a record of what every Op does, of every Split, and of every cut: a Split and the
+    devices of its parts. A Block follows from two places in it and the numbers of Flows.
     """
 
     def __init__(self, lowering: Lowering, cluster: Cluster, cost: CostModel) -> None:
