@@ -14,7 +14,7 @@ help: ## This list
 venv: $(STAMP) ## Create .venv and install the package with its tools
 
 demo: $(STAMP) ## Data parallelism against Tofu's plan of a small GPT: four processes, both checked
-	$(BIN)/python -m apportion.demo
+	$(BIN)/python -m apportion.cli.demo
 
 test: lint ## Lint, types, all tests, and a report of the project's size
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --ignore tests/dist

@@ -81,15 +81,15 @@ class Case:
 
 def measured(name: str, processes: int, loops: int) -> list[Case]:
     """All strategies of one model on so many processes."""
-    import apportion.ops  # noqa: F401 (registers the descriptions)
+    import apportion.describe.ops  # noqa: F401 (registers the descriptions)
     from apportion import zoo
-    from apportion.calibrate import Source, divided
-    from apportion.capture import capture
-    from apportion.cluster import cluster
-    from apportion.cost import ASSUMED
-    from apportion.pool import Pool
-    from apportion.search import SEARCHES, Problem
-    from apportion.splits import Space
+    from apportion.capture.capture import capture
+    from apportion.machine.cluster import cluster
+    from apportion.machine.cost_model import ASSUMED
+    from apportion.run.calibrate import Source, divided
+    from apportion.run.pool import Pool
+    from apportion.search import METHODS, Problem
+    from apportion.split.space import Space
 
     spec = MODELS[name]
     it = zoo.load(spec, 0)
@@ -100,7 +100,7 @@ def measured(name: str, processes: int, loops: int) -> list[Case]:
         plain, _, fold = label.partition("/")
         method, _, seed = plain.partition(":")
         problem = Problem(space, cluster(f"local:{fold}") if fold else place, ASSUMED)
-        strategy = SEARCHES[method](problem, budget=10.0, seed=int(seed or 0)).strategy
+        strategy = METHODS[method](problem, budget=10.0, seed=int(seed or 0)).strategy
         found[label] = divided(program.graph, folded(strategy) if fold else strategy, processes)
     with Pool(processes) as pool:
         return _cases(name, processes, pool, Source(program.graph, spec), place, found, loops)
@@ -123,7 +123,8 @@ def _cases(
     loops: int,
 ) -> list[Case]:
     """Takes turns, loop after loop; then predicts."""
-    from apportion.calibrate import (
+    from apportion.machine.cost_table import CostTable
+    from apportion.run.calibrate import (
         condition,
         measured_cost,
         rehearsal,
@@ -131,10 +132,9 @@ def _cases(
         with_measured,
         with_messages,
     )
-    from apportion.cost import shares
-    from apportion.cost_table import CostTable
-    from apportion.simulate import simulate
-    from apportion.worker import step_seconds
+    from apportion.run.process import step_seconds
+    from apportion.simulate.durations import shares
+    from apportion.simulate.simulate import simulate
 
     rounds: dict[str, list[Any]] = {label: [] for label in found}
     steps: dict[str, list[float]] = {label: [] for label in found}
@@ -184,7 +184,7 @@ def _cases(
 
 
 def _train(spec: str, one: Any, processes: int, profile: bool) -> Any:
-    from apportion.worker import Train
+    from apportion.run.process import Train
 
     return Train(spec, 0, False, one.strategy, processes, STEPS, 0, False, profile)
 
@@ -405,7 +405,7 @@ def main() -> None:
     if given.json:
         given.json.write_text(json.dumps([asdict(case) for case in cases], indent=1))
     if given.out:
-        from apportion.calibrate import machine
+        from apportion.run.calibrate import machine
 
         given.out.write_text(page(cases, machine()))
         given.out.with_suffix(".svg").write_text(plot(cases))

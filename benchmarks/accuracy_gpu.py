@@ -22,7 +22,12 @@ from pathlib import Path
 import torch
 
 from apportion import zoo
-from apportion.calibrate_cuda import (
+from apportion.capture.capture import Program, capture, capture_as
+from apportion.execute.executable import Executable
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_table import CostFile, save
+from apportion.plan.plan import Plan, plan
+from apportion.run.calibrate_cuda import (
     calibrate,
     device_kind,
     on_device,
@@ -30,12 +35,11 @@ from apportion.calibrate_cuda import (
     runner_on,
     step_seconds,
 )
-from apportion.capture import Program, capture, capture_as
-from apportion.cluster import cluster
-from apportion.cost import issue_nanoseconds, nanoseconds, shares
-from apportion.cost_table import CostFile, save
-from apportion.execute import Executable
-from apportion.plan import Plan, plan
+from apportion.simulate.durations import (
+    issue_nanoseconds,
+    nanoseconds,
+    shares,
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ LIMITS = (
     "where a side is odd (the vocabulary of 50257) than where it is a multiple of 8.",
     "- Memory of seen and unseen steps: what is asked of the allocator is predicted within 0.3%; "
     "what it hands out depends on what was freed before. An allowance covers that (`handed_out` in "
-    "apportion/footprint.py), so predictions are a little high.",
+    "apportion/simulate/memory_curve.py), so predictions are a little high.",
 )
 
 

@@ -37,15 +37,16 @@ MODELS = {
 
 def measure(job: tuple[str, float]) -> dict[str, Any]:
     """All figures of one model."""
-    from apportion import ops, zoo
-    from apportion.capture import capture
-    from apportion.cluster import cluster
-    from apportion.cost import default_cost
-    from apportion.search import SEARCHES, Problem
-    from apportion.search.exact import certified, jointly, untied
-    from apportion.search.levels import recurse
-    from apportion.search.tofu import bytes_moved, partition, sites_of
-    from apportion.splits import Space
+    from apportion import zoo
+    from apportion.capture.capture import capture
+    from apportion.describe import ops
+    from apportion.machine.cluster import cluster
+    from apportion.machine.cost_model import default_cost
+    from apportion.search import METHODS, Problem
+    from apportion.search.levels.exact import certified, jointly, untied
+    from apportion.search.levels.levels import recurse
+    from apportion.search.levels.tofu import bytes_moved, partition, sites_of
+    from apportion.split.space import Space
 
     assert ops
     name, budget = job
@@ -54,11 +55,11 @@ def measure(job: tuple[str, float]) -> dict[str, Any]:
     place = cluster(CLUSTER)
     began = time.process_time()
     problem = Problem(Space(graph), place, default_cost(place))
-    found = SEARCHES["tofu"](problem)
+    found = METHODS["tofu"](problem)
     seconds = time.process_time() - began
     moved = {"tofu": bytes_moved(problem, found.strategy)}
     for other in OTHERS:
-        moved[other] = bytes_moved(problem, SEARCHES[other](problem).strategy)
+        moved[other] = bytes_moved(problem, METHODS[other](problem).strategy)
     levels = partition(problem)
     now = time.monotonic()
     two = certified(recurse(sites_of(levels.sites.space), (2,)), now + budget / 3)

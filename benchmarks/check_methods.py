@@ -32,9 +32,8 @@ from typing import Any
 
 import torch
 
-from apportion import ops as ops
 from apportion import zoo
-from apportion.capture import (
+from apportion.capture.capture import (
     Program,
     batch_leaves,
     capture,
@@ -43,15 +42,15 @@ from apportion.capture import (
     setting,
     state_tensor,
 )
-from apportion.cluster import Cluster, cluster
-from apportion.execute import Executable, Rank, run_together
+from apportion.execute.executable import Executable, Rank, run_together
+from apportion.execute.kernels import Context
 from apportion.files import write_whole
-from apportion.kernels import Context
-from apportion.plan import Plan, plan
-from apportion.pool import Pool
-from apportion.run import PER_STEP, distance, gather, losses_of
-from apportion.search import SEARCHES, Unsuitable
-from apportion.worker import Train, Trained, vary
+from apportion.machine.cluster import Cluster, cluster
+from apportion.plan.plan import Plan, plan
+from apportion.run.pool import Pool
+from apportion.run.process import Train, Trained, vary
+from apportion.run.run import PER_STEP, distance, gather, losses_of
+from apportion.search import METHODS, Unsuitable
 
 STEPS, SEED = 2, 0
 GRACE = 5.0  # seconds before the time is up in which plans under way are dropped
@@ -308,7 +307,7 @@ def _received(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    methods = ["auto", *(name for name in SEARCHES if name != "random")]
+    methods = ["auto", *(name for name in METHODS if name != "random")]
     names = [known.name for known in zoo.known()]
     parser.add_argument("--models", default=",".join(names), help="names of the zoo")
     parser.add_argument("--methods", default=",".join(methods))

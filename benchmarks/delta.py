@@ -36,21 +36,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apportion import ops as ops
 from apportion import zoo
-from apportion.capture import capture
-from apportion.cluster import cluster
-from apportion.cost import default_cost
-from apportion.delta import Delta
+from apportion.capture.capture import capture
+from apportion.columns import Ints
+from apportion.describe.refused import Refused
 from apportion.graph import FORWARD
-from apportion.lower import lower
-from apportion.root import Refused
-from apportion.search import SEARCHES, Problem
-from apportion.search.random import draw
-from apportion.simulate import simulate
-from apportion.splits import Space
-from apportion.strategy import Choice, whole
-from apportion.tasks import COLLECTIVE, TRANSFER, Ints
+from apportion.lower.lower import lower
+from apportion.lower.task_graph import (
+    COLLECTIVE,
+    TRANSFER,
+)
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.search import METHODS, Problem
+from apportion.search.baselines.random_strategy import draw
+from apportion.simulate.delta.delta import Delta
+from apportion.simulate.simulate import simulate
+from apportion.split.space import Space
+from apportion.split.strategy import Choice, whole
 
 # FlexFlow's models, with a batch that 64 devices can share
 MODELS = {
@@ -120,7 +123,7 @@ def measure(model: str, spec: str, devices: int, proposals: int, fulls: int, see
     space, rng = loaded(spec), Random(seed)
     them = cluster(f"{CLUSTER}:{devices}")
     cost = default_cost(them)
-    strategy = SEARCHES["data"](Problem(space, them, cost), budget=0.0, seed=0).strategy
+    strategy = METHODS["data"](Problem(space, them, cost), budget=0.0, seed=0).strategy
     live = Timed(space, strategy, them, cost)
     best, kept = live.step_ns, 0
     full, full_simulation, delta, delta_simulation = [], [], [], []
@@ -247,7 +250,7 @@ def walk(
     space, rng = loaded(spec), Random(seed)
     them = cluster(f"{CLUSTER}:{devices}")
     cost = default_cost(them)
-    strategy = SEARCHES["data"](Problem(space, them, cost), budget=0.0, seed=0).strategy
+    strategy = METHODS["data"](Problem(space, them, cost), budget=0.0, seed=0).strategy
     live, among = Timed(space, strategy, them, cost), groups(space)
     spent: dict[str, list[float]] = {"single": [], "group": []}
     accepted = given_up = 0

@@ -17,12 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
 import llama7b
 
-from apportion import ops as ops
-from apportion.capture import capture
-from apportion.derive import Study
-from apportion.restrict import Refused
-from apportion.splits import Space
-from apportion.tdl import lookup
+from apportion.capture.capture import capture
+from apportion.describe.language import lookup
+from apportion.describe.refused import Refused
+from apportion.split.derive import Study
+from apportion.split.space import Space
 
 SOME = 50  # every so many-th operator is analysed alone
 

@@ -22,12 +22,12 @@ from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, Tu
 from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from apportion.blind import ignored, outputs_of
-from apportion.check import distance
-from apportion.database import Sample
+from apportion.capture.record import HARMLESS
 from apportion.graph import refs
-from apportion.trace import HARMLESS
-from apportion.verify import draw
+from apportion.verify.blind_search import ignored, outputs_of
+from apportion.verify.run_split import distance
+from apportion.verify.torch_samples import Sample
+from apportion.verify.verify_call import draw
 
 WHOLE, PARTIAL = "whole", "partial"
 RIGHT, WRONG, NOT_RUN = "right", "wrong", "not run"

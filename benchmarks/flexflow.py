@@ -40,21 +40,21 @@ from typing import Any
 
 from flexflow_figures import page, tables
 
-from apportion import ops as ops  # what is known about operators
 from apportion import zoo
-from apportion.capture import capture
-from apportion.cluster import cluster
-from apportion.cost import default_cost, nanoseconds
+from apportion.capture.capture import capture
 from apportion.files import write_whole
 from apportion.graph import PARAMETER
-from apportion.lower import lower
-from apportion.search import SEARCHES, Problem, Unsuitable
-from apportion.search.metropolis import Chain
-from apportion.search.steps import Steps
-from apportion.simulate import simulate
-from apportion.splits import Space
-from apportion.strategy import Strategy, space_of
-from apportion.tasks import COMPUTE
+from apportion.lower.lower import lower
+from apportion.lower.task_graph import COMPUTE
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.search import METHODS, Problem, Unsuitable
+from apportion.search.walks.metropolis import Chain
+from apportion.search.walks.simulated_walk import Steps
+from apportion.simulate.durations import nanoseconds
+from apportion.simulate.simulate import simulate
+from apportion.split.space import Space
+from apportion.split.strategy import Strategy, space_of
 
 # The words of NMT are those of FlexFlow's published simulator
 MODELS = {
@@ -67,7 +67,7 @@ MODELS = {
 }
 MACHINES = {"p100": (1, 4, 8, 16), "k80": (1, 4, 8, 16, 32, 64)}
 STARTS = ("data", "expert", "optcnn", "tofu")
-METHODS = ("single", *STARTS, "flexflow", "proposals")
+COLUMNS = ("single", *STARTS, "flexflow", "proposals")
 GRACE = 5.0  # seconds before the time is up in which what is under way is dropped
 
 Row = dict[str, Any]
@@ -143,7 +143,7 @@ def measured(problem: Problem, method: str, how: How, starts: list[tuple[Strateg
     more = {"starts": tuple(starts)} if method == "flexflow" else {}
     began = _cpu_seconds()
     try:
-        found = SEARCHES[method](problem, budget=how.search_seconds, seed=how.seed, **more)
+        found = METHODS[method](problem, budget=how.search_seconds, seed=how.seed, **more)
     except Unsuitable as why:
         return {"why": str(why)}
     searched = _cpu_seconds() - began
@@ -223,7 +223,7 @@ class Timed(Steps):
 
 def timed(problem: Problem, how: How) -> Row:
     """Milliseconds of a proposal both ways, in a walk that begins with data parallelism."""
-    start = SEARCHES["data"](problem, budget=0.0, seed=how.seed).strategy
+    start = METHODS["data"](problem, budget=0.0, seed=how.seed).strategy
     walk = Timed(problem, problem.space, start)
     walk.every, walk.delta, walk.full = max(how.proposals // how.fulls, 1), [], []
     chain = Chain(walk, Random(how.seed))
@@ -395,7 +395,7 @@ def _refuse(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
 
 
 def _known() -> list[str]:
-    return [method for method in METHODS if method in SEARCHES or method == "proposals"]
+    return [method for method in COLUMNS if method in METHODS or method == "proposals"]
 
 
 def read(path: Path) -> list[Row]:

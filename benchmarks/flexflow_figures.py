@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from apportion.cluster import Cluster, cluster
+from apportion.machine.cluster import Cluster, cluster
 
 Row = Mapping[str, Any]
 Found = Mapping[tuple[str, str, int, str], Row]

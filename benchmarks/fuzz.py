@@ -22,7 +22,7 @@ from random import Random
 import torch
 
 from apportion import zoo
-from apportion.capture import (
+from apportion.capture.capture import (
     Program,
     batch_leaves,
     capture,
@@ -31,18 +31,18 @@ from apportion.capture import (
     setting,
     state_tensor,
 )
-from apportion.cluster import cluster
-from apportion.cost import default_cost
-from apportion.execute import Corrupt, Executable, Rank, run_together
-from apportion.kernels import Context
-from apportion.plan import Plan, Predicted
-from apportion.pool import Pool
-from apportion.run import PER_STEP, Distance, compare_with_eager, distance, gather
-from apportion.search.random import draw
-from apportion.splits import Space
-from apportion.strategy import Strategy
-from apportion.tasks import TaskGraph
-from apportion.worker import Train, Trained, vary
+from apportion.execute.executable import Corrupt, Executable, Rank, run_together
+from apportion.execute.kernels import Context
+from apportion.lower.task_graph import TaskGraph
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.plan.plan import Plan, Predicted
+from apportion.run.pool import Pool
+from apportion.run.process import Train, Trained, vary
+from apportion.run.run import PER_STEP, Distance, compare_with_eager, distance, gather
+from apportion.search.baselines.random_strategy import draw
+from apportion.split.space import Space
+from apportion.split.strategy import Strategy
 
 STEPS, PER_MODEL = 3, 20
 

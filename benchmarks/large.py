@@ -12,16 +12,15 @@ import resource
 import sys
 import time
 
-from apportion import ops as ops
 from apportion import zoo
-from apportion.capture import capture
-from apportion.cluster import cluster
-from apportion.cost import default_cost
-from apportion.lower import lower
-from apportion.search import SEARCHES, Problem
-from apportion.simulate import simulate
-from apportion.splits import Space
-from apportion.tasks import KINDS
+from apportion.capture.capture import capture
+from apportion.lower.lower import lower
+from apportion.lower.task_graph import KINDS
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.search import METHODS, Problem
+from apportion.simulate.simulate import simulate
+from apportion.split.space import Space
 
 MODEL = "gpt2:layers={layers},width=64,heads=4,vocab=256,batch=64,seq=16,dropout=0"
 
@@ -57,7 +56,7 @@ def main() -> None:
     nodes = max(asked.devices // 8, 1)
     them = cluster(f"{nodes}x{asked.devices // nodes}xh100")
     problem = Problem(space, them, default_cost(them))
-    strategy = SEARCHES[asked.method](problem, budget=60.0, seed=0).strategy
+    strategy = METHODS[asked.method](problem, budget=60.0, seed=0).strategy
     note("search")
     tasks = lower(space, strategy, asked.devices)
     note("lower")

@@ -34,10 +34,10 @@ from namespaces import INTERFACE, Cable, Machine, cabled, limit, why_not
 
 import apportion as ap
 from apportion import zoo
-from apportion.capture import Program, capture
-from apportion.cluster import Cluster
-from apportion.plan import Plan
-from apportion.runner import Runner
+from apportion.capture.capture import Program, capture
+from apportion.machine.cluster import Cluster
+from apportion.plan.plan import Plan
+from apportion.run.runner import Runner
 
 MODEL = "mlp:layers=4,width=768,batch=128"
 METHODS = ("tofu", "data", "random")

@@ -11,14 +11,14 @@ import math
 
 import numpy as np
 
-from apportion.tasks import (
+from apportion.columns import Ints
+from apportion.lower.task_graph import (
     ASSEMBLE,
     CATEGORIES,
     COMPUTE,
     NO_ENDS,
     TRANSFER,
     Copies,
-    Ints,
     TaskGraph,
     counted,
     verify,

@@ -20,17 +20,16 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from random import Random
 
-from apportion import ops as ops
 from apportion import zoo
-from apportion.capture import capture
-from apportion.cluster import cluster
-from apportion.cost import default_cost
-from apportion.search.data import data
-from apportion.search.metropolis import Chain
-from apportion.search.moves import KINDS
+from apportion.capture.capture import capture
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.search.baselines.data import data
 from apportion.search.problem import Problem
-from apportion.search.steps import Steps
-from apportion.splits import Space
+from apportion.search.walks.metropolis import Chain
+from apportion.search.walks.moves import KINDS
+from apportion.search.walks.simulated_walk import Steps
+from apportion.split.space import Space
 
 MODELS = (
     "lenet@flexflow-p100:4",

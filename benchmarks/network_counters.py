@@ -21,19 +21,19 @@ from dataclasses import asdict, dataclass
 from namespaces import alone, sent_bytes, why_not
 
 from apportion import zoo
-from apportion.capture import capture
-from apportion.cluster import cluster
-from apportion.cost import default_cost
-from apportion.lower import lower
-from apportion.pool import Pool
-from apportion.search import SEARCHES, Problem
-from apportion.splits import Space
-from apportion.strategy import Strategy, space_of
-from apportion.tasks import TRANSFER, TaskGraph
-from apportion.worker import Train
+from apportion.capture.capture import capture
+from apportion.lower.lower import lower
+from apportion.lower.task_graph import TRANSFER, TaskGraph
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.run.pool import Pool
+from apportion.run.process import Train
+from apportion.search import METHODS, Problem
+from apportion.split.space import Space
+from apportion.split.strategy import Strategy, space_of
 
 MODEL = "mlp:layers=4,width=512,batch=64"
-METHODS = ("data", "fsdp", "tofu", "random")
+PLANS = ("data", "fsdp", "tofu", "random")
 STEPS, SEED = 5, 0
 TRIES = 3
 LIMIT = 200.0  # seconds for each number of processes
@@ -62,9 +62,9 @@ def count(model: str, processes: int, methods: Sequence[str], steps: int) -> Ite
     machine = cluster(f"local:{processes}")
     problem = Problem(Space(graph), machine, default_cost(machine))
     with Pool(processes, LIMIT) as pool:
-        idle = _counted(pool, model, SEARCHES["single"](problem, seed=SEED).strategy, steps)
+        idle = _counted(pool, model, METHODS["single"](problem, seed=SEED).strategy, steps)
         for method in methods:
-            strategy = SEARCHES[method](problem, seed=SEED).strategy
+            strategy = METHODS[method](problem, seed=SEED).strategy
             tasks = lower(space_of(graph, strategy), strategy, processes)
             found = _counted(pool, model, strategy, steps) - idle
             yield Count(method, processes, tasks.bytes_moved, _messages(tasks), found)
@@ -124,7 +124,7 @@ def main() -> int:
     rows: list[Count] = []
     for processes in given.processes:
         power = processes & (processes - 1) == 0  # tofu cuts in halves
-        methods = given.methods or [m for m in METHODS if power or m != "tofu"]
+        methods = given.methods or [m for m in PLANS if power or m != "tofu"]
         verb = count if given.inside else counts
         rows += verb(given.model, processes, methods, given.steps)
     if given.json or given.inside:

@@ -20,22 +20,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from apportion import ops as ops
 from apportion import zoo
-from apportion.capture import capture
-from apportion.cluster import Cluster, cluster
-from apportion.cost import default_cost
+from apportion.capture.capture import capture
 from apportion.graph import Graph
-from apportion.lower import lower
+from apportion.lower.lower import lower
+from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cost_model import default_cost
 from apportion.search import Problem
-from apportion.search.data import data
-from apportion.search.eliminate import Energy
-from apportion.search.optcnn import minimise
-from apportion.search.single import single
-from apportion.search.summed import Costs, Grids
-from apportion.simulate import simulate
-from apportion.splits import Space
-from apportion.strategy import Strategy
+from apportion.search.baselines.data import data
+from apportion.search.baselines.single import single
+from apportion.search.layers.optcnn import minimise
+from apportion.search.layers.summed_seconds import Costs, Grids
+from apportion.search.tables.eliminate import Energy
+from apportion.simulate.simulate import simulate
+from apportion.split.space import Space
+from apportion.split.strategy import Strategy
 
 CLUSTER = "flexflow-p100:4"
 PUBLISHED = {  # layers, seconds of depth-first search, seconds of OptCNN

@@ -23,18 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from apportion import ops, zoo
-from apportion.capture import capture
-from apportion.cluster import cluster
-from apportion.cost import default_cost
-from apportion.search import flexflow
-from apportion.search.exhaustive import Proof, prove
-from apportion.search.metropolis import Chain
-from apportion.search.picking import Picking
+from proof.exhaustive import Proof, prove
+from proof.picking import Picking
+
+from apportion import zoo
+from apportion.capture.capture import capture
+from apportion.describe import ops
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.search.baselines.single import single
 from apportion.search.problem import Problem
-from apportion.search.single import single
-from apportion.search.units import Unit, cell_units, layer_units
-from apportion.splits import Space
+from apportion.search.walks import flexflow
+from apportion.search.walks.metropolis import Chain
+from apportion.search.walks.units import Unit, cell_units, layer_units
+from apportion.split.space import Space
 
 assert ops
 DEVICES = 4

@@ -79,12 +79,11 @@ BASELINES = ("data", "fsdp", "megatron", "equalchop")
 
 def one(path: str, where: str, method: str, simulated: bool) -> dict[str, Any]:
     """Searches for one captured step; with `simulated`, lowers and simulates what is found."""
-    from apportion import ops as ops  # what is known about operators
-    from apportion.cluster import cluster
-    from apportion.cost import default_cost
     from apportion.graph import from_json
-    from apportion.search import SEARCHES, Problem, Unsuitable
-    from apportion.splits import Space
+    from apportion.machine.cluster import cluster
+    from apportion.machine.cost_model import default_cost
+    from apportion.search import METHODS, Problem, Unsuitable
+    from apportion.split.space import Space
 
     graph = from_json(json.loads(Path(path).read_text(encoding="utf-8")))
     on = cluster(where)
@@ -94,7 +93,7 @@ def one(path: str, where: str, method: str, simulated: bool) -> dict[str, Any]:
     began = time.process_time()
     space = Space(graph)
     try:
-        result = SEARCHES[method](Problem(space, on, cost), budget=60.0, seed=0)
+        result = METHODS[method](Problem(space, on, cost), budget=60.0, seed=0)
     except Unsuitable as why:
         return {**found, "why": str(why)}
     found["seconds"] = time.process_time() - began
@@ -110,22 +109,22 @@ def one(path: str, where: str, method: str, simulated: bool) -> dict[str, Any]:
 def _again(path: str, on: Any, cost: Any, method: str) -> float:
     """The same once more in this process, compiled code being loaded, of the Graph read anew."""
     from apportion.graph import from_json
-    from apportion.search import SEARCHES, Problem
-    from apportion.splits import Space
+    from apportion.search import METHODS, Problem
+    from apportion.split.space import Space
 
     graph = from_json(json.loads(Path(path).read_text(encoding="utf-8")))
     gc.disable()
     began = time.process_time()
-    SEARCHES[method](Problem(Space(graph), on, cost), budget=60.0, seed=0)
+    METHODS[method](Problem(Space(graph), on, cost), budget=60.0, seed=0)
     took = time.process_time() - began
     gc.enable()
     return took
 
 
 def _scored(result: Any, space: Any, on: Any, cost: Any) -> dict[str, Any]:
-    from apportion.lower import lower
-    from apportion.simulate import simulate
-    from apportion.strategy import space_of
+    from apportion.lower.lower import lower
+    from apportion.simulate.simulate import simulate
+    from apportion.split.strategy import space_of
 
     its = result.space or space_of(space.source, result.strategy, space)
     tasks = lower(its, result.strategy, len(on.devices))
@@ -178,7 +177,7 @@ class Captured:
 
 def _capture(spec: str) -> Any:
     from apportion import zoo
-    from apportion.capture import capture
+    from apportion.capture.capture import capture
     from apportion.graph import to_json
 
     with warnings.catch_warnings():
@@ -206,7 +205,7 @@ def targets(captured: Captured) -> list[dict[str, Any]]:
 
 def _end_to_end(given: Sequence[str]) -> float:
     """Processor seconds of `apportion plan` and its children."""
-    program = "import sys; from apportion.cli import main; sys.exit(main())"
+    program = "import sys; from apportion.cli.main import main; sys.exit(main())"
     with tempfile.TemporaryDirectory() as folder:
         before = _children_seconds()
         subprocess.run(

@@ -27,19 +27,18 @@ from typing import Any
 import numpy as np
 from made_up import made_up
 
-from apportion import ops as ops  # what is known about operators
-from apportion import strategy as strategies
 from apportion import zoo
-from apportion.capture import capture
-from apportion.cluster import Cluster, cluster
-from apportion.cost import CostModel, default_cost
-from apportion.lower import lower
-from apportion.schedule import schedule_compiled
-from apportion.search import SEARCHES, Problem
-from apportion.simulate import network, simulate
-from apportion.splits import Space
-from apportion.tasks import COLLECTIVE, TRANSFER, TaskGraph
-from apportion.timeline import SIMULATED, timeline
+from apportion.capture.capture import capture
+from apportion.lower.lower import lower
+from apportion.lower.task_graph import COLLECTIVE, TRANSFER, TaskGraph
+from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cost_model import CostModel, default_cost
+from apportion.search import METHODS, Problem
+from apportion.simulate.schedule import schedule_compiled
+from apportion.simulate.simulate import network, simulate
+from apportion.simulate.timeline import SIMULATED, timeline
+from apportion.split import strategy as strategies
+from apportion.split.space import Space
 
 MADE_UP_ON = "8x8xh100"
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -104,7 +103,7 @@ def of_model(spec: str, where: str, method: str) -> dict[str, Any]:
         warnings.simplefilter("ignore")  # of operators that run unsplit
         it, on = zoo.load(spec), cluster(where)
         space = Space(capture(it.step, it.model, it.optimizer, it.batch).graph)
-        strategy = SEARCHES[method](
+        strategy = METHODS[method](
             Problem(space, on, default_cost(on)), budget=30.0, seed=0
         ).strategy
     space = strategies.space_of(space.source, strategy)

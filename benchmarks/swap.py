@@ -19,7 +19,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from apportion.tasks import Ints, TaskGraph
+from apportion.columns import Ints
+from apportion.lower.task_graph import TaskGraph
 
 STEPS = 3  # of which the last is measured
 

@@ -36,20 +36,19 @@ import numpy as np
 import torch
 from swap import swap
 
-from apportion import ops as ops  # what is known about operators
 from apportion import zoo
-from apportion.capture import capture
-from apportion.choose import Candidate, Request, Shipped, choose, state_bytes
-from apportion.cluster import Cluster, cluster
-from apportion.cost import nanoseconds
+from apportion.capture.capture import capture
 from apportion.files import write_whole
 from apportion.graph import Graph
-from apportion.hops import no_hops
-from apportion.schedule import schedule_compiled
-from apportion.search import SEARCHES, Unsuitable
-from apportion.simulate import network
-from apportion.splits import Space
-from apportion.tasks import COMPUTE
+from apportion.lower.task_graph import COMPUTE
+from apportion.machine.cluster import Cluster, cluster
+from apportion.plan.candidates import Candidate, Request, Shipped, choose, state_bytes
+from apportion.search import METHODS, Unsuitable
+from apportion.simulate.durations import nanoseconds
+from apportion.simulate.routes import no_hops
+from apportion.simulate.schedule import schedule_compiled
+from apportion.simulate.simulate import network
+from apportion.split.space import Space
 
 MACHINE = "p2.8xlarge"
 BUDGET = 60.0
@@ -368,7 +367,7 @@ def _batch(model: Model) -> int:
 
 
 def _known(methods: Iterable[str]) -> list[str]:
-    return [method for method in methods if method in SEARCHES]
+    return [method for method in methods if method in METHODS]
 
 
 ALL = (*WRESNETS, *RNNS)

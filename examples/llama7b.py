@@ -122,7 +122,7 @@ def build(
 
 
 def main() -> None:
-    from apportion.capture import capture
+    from apportion.capture.capture import capture
 
     start = time.perf_counter()
     parts = build()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apportion.capture import Program, capture, cast_batch
+from apportion.capture.capture import Program, capture, cast_batch
 
 
 class Attention(nn.Module):

@@ -31,7 +31,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def _not_calibrating(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning measures nothing by itself, except in tests that ask for it: that takes seconds."""
     if "calibrating" not in request.fixturenames:
-        monkeypatch.setattr("apportion.planning.BUDGET", 0.0)
+        monkeypatch.setattr("apportion.run.plan_here.BUDGET", 0.0)
 
 
 @pytest.fixture

@@ -9,20 +9,26 @@ from typing import Any
 
 import torch
 
-from apportion import ops as ops  # registers the descriptions
 from apportion import zoo
-from apportion.capture import Program, batch_leaves, capture, capture_as, setting, state_tensor
-from apportion.check import run_op
-from apportion.cluster import cluster
-from apportion.cost import default_cost
-from apportion.execute import Executable, Rank, run_together
+from apportion.capture.capture import (
+    Program,
+    batch_leaves,
+    capture,
+    capture_as,
+    setting,
+    state_tensor,
+)
+from apportion.execute.executable import Executable, Rank, run_together
+from apportion.execute.kernels import LEFT_OUT, Context, resolve
 from apportion.graph import ACTIVATION, INPUT, Dtype, Graph, Op, Ref, Value, nbytes_of, verify
-from apportion.kernels import LEFT_OUT, Context, resolve
-from apportion.lower import lower
+from apportion.lower.lower import lower
+from apportion.lower.task_graph import TaskGraph
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
 from apportion.search.problem import Problem
-from apportion.splits import Space
-from apportion.strategy import Strategy
-from apportion.tasks import TaskGraph
+from apportion.split.space import Space
+from apportion.split.strategy import Strategy
+from apportion.verify.run_split import run_op
 
 CONTEXT = Context(seed=3, step=1, setting=float)
 

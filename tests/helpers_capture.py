@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.capture import Program, batch_leaves, check_settings, setting, state_tensor
-from apportion.kernels import Context, kernel
-from apportion.random import whole
+from apportion.capture.capture import Program, batch_leaves, check_settings, setting, state_tensor
+from apportion.capture.counter_random import whole
+from apportion.execute.kernels import Context, kernel
 
 State = dict[int, torch.Tensor]
 

@@ -8,26 +8,28 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from apportion.cluster import Cluster, Device, Link, Route
-from apportion.cost import CostModel
+from apportion.columns import Ints
 from apportion.graph import Graph, Op
-from apportion.simulate import simulate
-from apportion.tasks import (
-    ALL_TO_ALL,
+from apportion.lower.task_graph import (  # fmt: skip
     ASSEMBLE,
     CATEGORIES,
     COLLECTIVE,
     COMPUTE,
     NO_ENDS,
-    PATTERNS,
     TRANSFER,
     Copies,
-    Ints,
     TaskGraph,
     counted,
     verify,
-)  # fmt: skip
-from apportion.timeline import Timeline
+)
+from apportion.machine.cluster import Cluster, Device, Link, Route
+from apportion.machine.collective import (
+    ALL_TO_ALL,
+    PATTERNS,
+)
+from apportion.machine.cost_model import CostModel
+from apportion.simulate.simulate import simulate
+from apportion.simulate.timeline import Timeline
 
 ACTIVATION = CATEGORIES.index("activation")
 

@@ -6,11 +6,11 @@ import math
 from collections import deque
 from collections.abc import Hashable, Sequence
 
-from apportion.atoms import Atoms, Digits
-from apportion.formula import Formula
+from apportion.describe.formula import Formula
+from apportion.describe.interval import Affine, Factors, refine
+from apportion.describe.language import Access, All, Index
 from apportion.graph import Graph
-from apportion.interval import Affine, Factors, refine
-from apportion.tdl import Access, All, Index
+from apportion.split.atoms import Atoms, Digits
 
 Node = tuple[Hashable, ...]
 

@@ -11,8 +11,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from apportion.interval import Box, relative, volume
-from apportion.tasks import ASSEMBLE, NO_ENDS, TRANSFER, Copies, Ints, TaskGraph, counted
+from apportion.columns import Ints
+from apportion.describe.interval import Box, relative, volume
+from apportion.lower.task_graph import (
+    ASSEMBLE,
+    NO_ENDS,
+    TRANSFER,
+    Copies,
+    TaskGraph,
+    counted,
+)
 
 
 @dataclass(frozen=True, slots=True)

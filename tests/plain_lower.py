@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from plain_builder import Builder, Piece
 
+from apportion.describe.interval import Box, full, intersect, lengths, subtract, volume
+from apportion.describe.language import lookup
 from apportion.graph import INPUT, ROLES, Graph
-from apportion.interval import Box, full, intersect, lengths, subtract, volume
-from apportion.splits import Part, Space, Split
-from apportion.strategy import Layout, Strategy, verify
-from apportion.tasks import COMMUNICATION, COMPUTE, TaskGraph
-from apportion.tdl import lookup
-from apportion.termwise import termwise
+from apportion.lower.task_graph import COMMUNICATION, COMPUTE, TaskGraph
+from apportion.lower.termwise import termwise
+from apportion.split.space import Part, Space, Split
+from apportion.split.strategy import Layout, Strategy, verify
 
 Source = tuple[Piece, Box, int]
 """A piece, the box taken from it, and the term that it is of."""

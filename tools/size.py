@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from apportion.cli import app
+from apportion.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 FILE_LINES, FUNCTION_LINES = 600, 80

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from apportion.cluster import Cluster
-from apportion.cost import CostModel
-from apportion.splits import Space
-from apportion.strategy import Strategy
+from apportion.machine import Cluster, CostModel
+from apportion.split import Space, Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Models to try apportion on, and how to name them.
+"""zoo: models to try apportion on, and how to name them.
+
+In: a name with settings, or a file with a function. Out: a step, a model, an optimizer and a batch,
+which capture/ takes. Read mlp.py first; one model a file.
 
     SPEC ::= NAME | NAME:SETTING,... | FILE.py:FUNCTION        SETTING ::= tiny | KEY=VALUE
 
@@ -24,7 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from apportion.compiler import leave_unloaded
+from apportion.without_dynamo import leave_unloaded
 from apportion.zoo import (
     alexnet,
     amoebanet,

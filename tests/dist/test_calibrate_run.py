@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 import apportion as ap
-from apportion import cli, zoo
-from apportion.calibrate import Source, cached, condition, divided, rehearsed, talked
-from apportion.cluster import cluster
-from apportion.cost import ASSUMED
-from apportion.cost_table import CostTable, load
-from apportion.plan import PlanWarning
-from apportion.pool import Pool
-from apportion.search import SEARCHES, Problem
-from apportion.splits import Space
+from apportion.cli import main as cli
+from apportion import zoo
+from apportion.run.calibrate import Source, cached, condition, divided, rehearsed, talked
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import ASSUMED
+from apportion.machine.cost_table import CostTable, load
+from apportion.plan.plan import PlanWarning
+from apportion.run.pool import Pool
+from apportion.search import METHODS, Problem
+from apportion.split.space import Space
 
 SPEC = "mlp:layers=3,width=256,batch=64"
 
@@ -103,7 +104,7 @@ def test_large_kernels_are_measured_to_take_longer(spec: str) -> None:
     program, place = captured(), cluster("local:2")
     space = Space(program.graph)
     problem = Problem(space, place, ASSUMED)
-    strategy = SEARCHES["data"](problem, budget=5.0, seed=0).strategy
+    strategy = METHODS["data"](problem, budget=5.0, seed=0).strategy
     one = divided(program.graph, strategy, 2)
     with Pool(2, timeout=120) as pool:
         table = talked(pool, CostTable(condition(place)), 2.0)

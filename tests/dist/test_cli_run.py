@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import apportion.run
-from apportion import cli
+import apportion.run.run
+from apportion.cli import main as cli
 
 
 def call_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -69,13 +69,13 @@ def test_the_measured_step_is_traced(capfd: pytest.CaptureFixture[str], tmp_path
 def test_the_table_ends_with_the_verdict(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = apportion.run.run
+    real = apportion.run.run.run
     command = ["run", "mlp:tiny", "--procs", "2", "--method", "data", "--check"]
     assert cli.status(command) == 0
     out = capfd.readouterr().out
     assert "measured" in out and out.splitlines()[-1] == "equal: yes"
     monkeypatch.setattr(
-        apportion.run, "run", lambda *given, **named: replace(real(*given, **named), equal=False)
+        apportion.run.run, "run", lambda *given, **named: replace(real(*given, **named), equal=False)
     )
     assert cli.status(command) == 1
     assert capfd.readouterr().out.splitlines()[-1] == "equal: no"

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from apportion import cli, tdl, zoo
-from apportion.plan import Plan
+from apportion.cli import main as cli
+from apportion.describe import language as tdl
+from apportion import zoo
+from apportion.plan.plan import Plan
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "custom_op.py"
 SPEC = f"{EXAMPLE}:make"
@@ -66,14 +68,14 @@ def test_a_plan_needs_the_descriptions_of_its_operators(
 ) -> None:
     file = str(tmp_path / "p.json")
     call_json(capfd, "plan", SPEC, "--cluster", "local:2", "--method", "tofu", "--out", file)
-    load = "import sys; from apportion.plan import Plan; Plan.load(sys.argv[1])"
+    load = "import sys; from apportion.plan.plan import Plan; Plan.load(sys.argv[1])"
     done = subprocess.run([sys.executable, "-c", load, file], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].endswith(
         "; mylib.scaled_swiglu.default is not described here, so import the file that describes it "
         "first"
     )
     command = ["run", SPEC, "--plan", file, "--check", "--json"]
-    run = [sys.executable, "-c", "from apportion.cli import main; main()", *command]
+    run = [sys.executable, "-c", "from apportion.cli.main import main; main()", *command]
     done = subprocess.run(run, capture_output=True, text=True)
     assert json.loads(done.stdout)["equal"] is True, done.stderr
 

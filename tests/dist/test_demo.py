@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apportion import demo
+from apportion.cli import demo
 
 
 def test_the_demonstration(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

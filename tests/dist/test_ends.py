@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from apportion import cli
+from apportion.cli import main as cli
 
 RUN = [
     "run", "mlp:tiny", "--procs", "3", "--method", "data", "--steps", "1000000", "--no-calibrate",

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from apportion import zoo
-from apportion.capture import Program, capture, capture_as
-from apportion.cluster import cluster
-from apportion.cost import default_cost
-from apportion.lower import lower
-from apportion.plan import Plan, Predicted
-from apportion.pool import Pool
-from apportion.run import compare_with_eager
-from apportion.search.random import draw
-from apportion.splits import Space
-from apportion.strategy import Strategy
-from apportion.worker import Train
+from apportion.capture.capture import Program, capture, capture_as
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.lower.lower import lower
+from apportion.plan.plan import Plan, Predicted
+from apportion.run.pool import Pool
+from apportion.run.run import compare_with_eager
+from apportion.search.baselines.random_strategy import draw
+from apportion.split.space import Space
+from apportion.split.strategy import Strategy
+from apportion.run.process import Train
 
 STEPS, SEED = 2, 7
 MODELS = ("mlp:tiny", "gpt2:tiny", "wresnet:tiny", "rnn:tiny")

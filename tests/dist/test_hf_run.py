@@ -11,11 +11,11 @@ import torch
 
 import apportion as ap
 from apportion import zoo
-from apportion.capture import capture, capture_as
-from apportion.plan import PlanWarning
-from apportion.pool import Pool
-from apportion.run import compare_with_eager
-from apportion.worker import Train
+from apportion.capture.capture import capture, capture_as
+from apportion.plan.plan import PlanWarning
+from apportion.run.pool import Pool
+from apportion.run.run import compare_with_eager
+from apportion.run.process import Train
 
 pytest.importorskip("transformers")
 

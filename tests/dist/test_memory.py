@@ -9,20 +9,20 @@ from random import Random
 import pytest
 
 from apportion import zoo
-from apportion.capture import capture
-from apportion.cluster import cluster
-from apportion.cost import default_cost
-from apportion.execute import Executable, threads
-from apportion.lower import lower
-from apportion.pool import Pool
-from apportion.search import SEARCHES, Problem
-from apportion.search.random import draw
-from apportion.simulate import simulate
-from apportion.splits import Space
-from apportion.storage import measure
-from apportion.strategy import Strategy
-from apportion.tasks import with_storage
-from apportion.worker import Train
+from apportion.capture.capture import capture
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.execute.executable import Executable, threads
+from apportion.lower.lower import lower
+from apportion.run.pool import Pool
+from apportion.search import METHODS, Problem
+from apportion.search.baselines.random_strategy import draw
+from apportion.simulate.simulate import simulate
+from apportion.split.space import Space
+from apportion.execute.dry_run import measure
+from apportion.split.strategy import Strategy
+from apportion.lower.task_graph import with_storage
+from apportion.run.process import Train
 
 SEED = 7
 
@@ -46,7 +46,7 @@ def strategies(space: Space, devices: int) -> dict[str, Strategy]:
     machine = cluster(f"local:{devices}")
     problem = Problem(space, machine, default_cost(machine))
     names = ["data", "tofu"] if devices == 2 else ["data"]  # tofu needs a power of two
-    found = {name: SEARCHES[name](problem).strategy for name in names}
+    found = {name: METHODS[name](problem).strategy for name in names}
     return found | {f"random {n}": draw(space, devices, Random(n)) for n in (1, 2)}
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import apportion as ap
-from apportion import report, zoo
-from apportion.plan import Plan, Trial
-from apportion.plan import plan as make_plan
-from apportion.timeline import MEASURED, timeline
+from apportion.show import report
+from apportion import zoo
+from apportion.plan.plan import Plan, Trial
+from apportion.plan.plan import plan as make_plan
+from apportion.simulate.timeline import MEASURED, timeline
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)

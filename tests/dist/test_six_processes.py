@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from apportion import zoo
-from apportion.capture import capture, capture_as
-from apportion.cluster import cluster
-from apportion.plan import plan
-from apportion.pool import Pool
-from apportion.run import compare_with_eager
-from apportion.worker import Train
+from apportion.capture.capture import capture, capture_as
+from apportion.machine.cluster import cluster
+from apportion.plan.plan import plan
+from apportion.run.pool import Pool
+from apportion.run.run import compare_with_eager
+from apportion.run.process import Train
 
 SPEC, DEVICES, STEPS, SEED = "mlp:layers=2,batch=64,width=1024", 6, 2, 0
 

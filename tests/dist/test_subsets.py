@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from method_rows import row
 from apportion import zoo
-from apportion.capture import capture, capture_as
-from apportion.cluster import cluster
-from apportion.cost import default_cost
-from apportion.plan import plan
-from apportion.pool import Pool
-from apportion.run import compare_with_eager
-from apportion.search import SEARCHES
-from apportion.search.flexflow import flexflow
+from apportion.capture.capture import capture, capture_as
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.plan.plan import plan
+from apportion.run.pool import Pool
+from apportion.run.run import compare_with_eager
+from apportion.search import METHODS
+from apportion.search.walks.flexflow import flexflow
 from apportion.search.problem import Problem
-from apportion.splits import Space
-from apportion.worker import Train
+from apportion.split.space import Space
+from apportion.run.process import Train
 
 DEVICES, STEPS, SEED = 4, 2, 0
 
@@ -30,7 +31,7 @@ def test_a_walk_s_plan_trains_the_same_model(spec: str, monkeypatch: pytest.Monk
     found = flexflow(Problem(space, there, default_cost(there)), proposals=300, workers=1)
     subsets = {frozenset(choice.devices) for choice in found.strategy.choices}
     assert len(subsets) > 3 and min(map(len, subsets)) < DEVICES
-    monkeypatch.setitem(SEARCHES, "walked", lambda *_, **__: found)
+    monkeypatch.setitem(METHODS, "walked", row("walked", lambda *_, **__: found))
     made = plan(program, cluster(f"local:{DEVICES}"), "walked")
     job = Train(spec, SEED, True, made.strategy, DEVICES, STEPS, SEED, state=True)
     with Pool(DEVICES, 120.0) as pool:

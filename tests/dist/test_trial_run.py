@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import apportion as ap
-from apportion import cli, trial, zoo
-from apportion.calibrate import Source
-from apportion.plan import Plan
-from apportion.plan import plan as make_plan
+from apportion.cli import main as cli
+from apportion.run import trial
+from apportion import zoo
+from apportion.run.calibrate import Source
+from apportion.plan.plan import Plan
+from apportion.plan.plan import plan as make_plan
 
 
 def captured(spec: str = "mlp:tiny") -> ap.Program:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from apportion.coverage import Request, verified
+from apportion.verify.survey import Request, verified
 
 KILLER = """
 import os, signal

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from apportion import zoo
-from apportion.calibrate_cuda import (
+from apportion.capture.capture import capture
+from apportion.execute.dry_run import accelerator, measure
+from apportion.execute.executable import Executable
+from apportion.lower.task_graph import with_storage
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import CostModel
+from apportion.plan.plan import plan
+from apportion.run.calibrate_cuda import (
     calibrate,
     device_kind,
     on_device,
@@ -16,14 +23,7 @@ from apportion.calibrate_cuda import (
     runner_on,
     step_seconds,
 )
-from apportion.capture import capture
-from apportion.cluster import cluster
-from apportion.cost import CostModel
-from apportion.execute import Executable
-from apportion.plan import plan
-from apportion.simulate import simulate
-from apportion.storage import accelerator, measure
-from apportion.tasks import with_storage
+from apportion.simulate.simulate import simulate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from apportion import zoo
-from apportion.calibrate_cuda import runner_on
-from apportion.capture import capture, capture_as, eager_steps
-from apportion.cluster import cluster
-from apportion.execute import Executable
-from apportion.kernels import Context, kernel
-from apportion.plan import plan
-from apportion.run import PER_STEP, RELATIVE
-from apportion.worker import vary
+from apportion.capture.capture import capture, capture_as, eager_steps
+from apportion.execute.executable import Executable
+from apportion.execute.kernels import Context, kernel
+from apportion.machine.cluster import cluster
+from apportion.plan.plan import plan
+from apportion.run.calibrate_cuda import runner_on
+from apportion.run.process import vary
+from apportion.run.run import PER_STEP, RELATIVE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

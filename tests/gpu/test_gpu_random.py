@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from apportion.random import uniform
+from apportion.capture.counter_random import uniform
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

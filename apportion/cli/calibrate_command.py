@@ -1,0 +1,145 @@
+"""What the command `calibrate` does and shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from apportion import zoo
+from apportion.capture import capture
+from apportion.machine import ASSUMED, Cluster, CostFile, CostTable, kind_of, save
+from apportion.machine import cluster as cluster_of
+from apportion.plan import plan as make_plan
+from apportion.run import (
+    Calibrator,
+    Source,
+    cached,
+    calibrate_cuda,
+    condition,
+    divided,
+    machine,
+    missing,
+)
+from apportion.search import METHODS, Problem, Unsuitable
+from apportion.split import Space, Strategy
+
+USUAL = ("mlp:width=512,batch=64", "gpt2:layers=2,width=256,heads=4,vocab=1000,seq=64,batch=8")
+DRAWS = 2  # random strategies beside those of the methods
+Note = Callable[[str], None]
+
+
+def measured(
+    models: Sequence[str],
+    cluster: str | None,
+    procs: int | None,
+    budget: float,
+    device: str,
+    seed: int,
+    out: Path | None,
+    note: Note,
+) -> CostTable:
+    """Measures the steps of models on so many processes at the same time, or on a CUDA device."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device {device!r} is neither cpu nor cuda")
+    if device == "cuda":
+        return _saved(_cuda(models or USUAL, seed, note), out)
+    if cluster is not None and not cluster.startswith("local:"):
+        raise ValueError(f"only processes of this machine can be measured, not {cluster!r}")
+    if cluster is not None and procs is not None:
+        raise ValueError("Give either --cluster or --procs, not both.")
+    place = cluster_of(cluster or f"local:{procs or 2}")
+    for spec in models or USUAL:
+        _model(spec, place, budget, seed, note)
+    return _saved(cached().table(condition(place)), out)
+
+
+def _saved(table: CostTable, out: Path | None) -> CostTable:
+    if out is not None:
+        save(CostFile(machine(), torch.__version__, (table,)), out)
+    return table
+
+
+def _cuda(models: Sequence[str], seed: int, note: Note) -> CostTable:
+    """What whole steps cost on this machine's CUDA device."""
+    if not torch.cuda.is_available():
+        raise ValueError("this machine has no CUDA device that torch can use")
+    place = cluster_of(f"1x{calibrate_cuda.device_kind()}")
+    steps = []
+    for spec in models:
+        it = zoo.load(spec, seed)
+        program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+        steps.append((program, make_plan(program, place, "single")))
+    return calibrate_cuda.calibrate(steps, note=note)
+
+
+def _model(spec: str, place: Cluster, budget: float, seed: int, note: Note) -> None:
+    it = zoo.load(spec, seed, meta=True)
+    program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    found = strategies(Space(program.graph), place, seed)
+    with Calibrator(Source(program.graph, spec, seed), place, budget, note) as calibrator:
+        for name, strategy in found:
+            if calibrator.left <= 0:
+                note(f"{spec}: the budget of {budget:g} s is spent before {name}")
+                break
+            tasks = divided(program.graph, strategy, len(place.devices)).tasks
+            note(f"{spec}, {name}: {missing(calibrator.table, tasks)} calls are new")
+            if calibrator.fits(tasks):
+                calibrator.measure(strategy, tasks)
+
+
+def strategies(space: Space, place: Cluster, seed: int) -> list[tuple[str, Strategy]]:
+    """The divisions whose parts are measured: by each of the usual methods, and drawn ones."""
+    names = [("single", seed), ("data", seed), ("fsdp", seed), ("tofu", seed)]
+    names += [("random", seed + k) for k in range(DRAWS)]
+    found = []
+    for name, number in names:
+        problem = Problem(space, place, ASSUMED)
+        try:
+            found.append((name, METHODS[name](problem, budget=10.0, seed=number).strategy))
+        except Unsuitable:
+            continue
+    return found
+
+
+def facts(table: CostTable) -> dict[str, Any]:
+    """What was measured, as plain data."""
+    at = table.condition
+    return {
+        "kind": at.kind,
+        "threads": at.threads,
+        "processes": at.processes,
+        "works": len(table.works),
+        "noise": table.noise,
+        "fits": {name: fit._asdict() for name, fit in table.fits.items()},
+        "lines": {name: line._asdict() for name, line in table.lines.items()},
+    }
+
+
+def shown(table: CostTable) -> list[Table | str]:
+    """What was measured, for people: works and fits by kind, and what copies and messages cost."""
+    kinds = Table("kind of operator", "calls measured", "total", "fit", "error", box=None)
+    by_kind: dict[str, list[float]] = {}
+    for signature, work in table.works.items():
+        by_kind.setdefault(kind_of(signature), []).append(work.seconds)
+    for kind, seconds in sorted(by_kind.items(), key=lambda item: -sum(item[1])):
+        fit = max((f for n, f in table.fits.items() if n.startswith(f"{kind}/")),
+                  key=lambda f: f.points, default=None)  # fmt: skip
+        what = "" if fit is None else f"{fit.launch * 1e6:.1f} us + {_rates(*fit[1:3])}"
+        error = "" if fit is None else f"{fit.error:.0%}"
+        kinds.add_row(kind, str(len(seconds)), f"{sum(seconds) * 1e3:.2f} ms", what, error)
+    lines = [
+        f"{name}: {x.each * 1e6:.0f} us + {x.per_box * 1e6:.1f} us per box or message + "
+        f"{_rates(0.0, x.per_byte)} ({x.error:.0%} off, {x.points} points)"
+        for name, x in table.lines.items()
+    ]
+    return [kinds, *lines, str(table), f"a reference kernel varied by {table.noise:.0%}"]
+
+
+def _rates(per_flop: float, per_byte: float) -> str:
+    parts = [f"{1e-9 / per_flop:.1f} GFLOP/s" if per_flop else ""]
+    parts += [f"{1e-9 / per_byte:.2f} GB/s" if per_byte else ""]
+    return ", ".join(part for part in parts if part) or "nothing"

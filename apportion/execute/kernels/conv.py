@@ -1,0 +1,104 @@
+"""Transposed convolutions and gradients of convolutions.
+
+A part's padding may be uneven, or negative: then its kernel computes more and leaves the rest out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from apportion.execute.kernels.base import Context, own
+
+_convolution = torch.ops.aten.convolution.default
+
+
+@own("aten.conv_tbc.default")
+def _conv_tbc(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    x, *rest = args
+    return (torch.ops.aten.conv_tbc.default(x.contiguous(), *rest),)  # it makes views of x
+
+
+@own("apportion.conv_transpose")
+def _conv_transpose(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    x, weight, bias, size, *settings, groups = args
+    stride, padding, dilation = (each(setting, x.dim() - 2) for setting in settings)
+    reach = _reach(x, weight, stride, dilation)
+    more = [n - (r - 2 * p) for n, r, p in zip(size[2:], reach, padding, strict=True)]
+    limits = [max(s, d) for s, d in zip(stride, dilation, strict=True)]
+    if min(padding) >= 0 and all(0 <= m < top for m, top in zip(more, limits, strict=True)):
+        out = _convolution(x, weight, bias, stride, padding, dilation, True, more, groups)
+        return (out,)
+    out = _spread(x, weight, size[2:], stride, padding, dilation, groups)
+    return (out if bias is None else out + bias.view(-1, *[1] * (x.dim() - 2)),)
+
+
+@own("apportion.conv_backward_input")
+def _conv_backward_input(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    grad, weight, size, *settings, groups = args
+    stride, padding, dilation = (each(setting, grad.dim() - 2) for setting in settings)
+    reach = _reach(grad, weight, stride, dilation)
+    # How far the last window that torch would see lies behind the last that is there.
+    more = [n + 2 * p - r for n, r, p in zip(size[2:], reach, padding, strict=True)]
+    if min(padding) >= 0 and all(0 <= m < s for m, s in zip(more, stride, strict=True)):
+        x = shaped(grad, size)
+        return _conv_backward(grad, x, weight, stride, padding, dilation, groups, 0)
+    return (_spread(grad, weight, size[2:], stride, padding, dilation, groups),)
+
+
+@own("apportion.conv_backward_weight")
+def _conv_backward_weight(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    grad, x, size, stride, padding, dilation, groups = args
+    return _conv_backward(grad, x, shaped(grad, size), stride, padding, dilation, groups, 1)
+
+
+def _conv_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any,
+    dilation: Any, groups: int, wanted: int,
+) -> tuple[Any, ...]:  # fmt: skip
+    none = [0] * (grad.dim() - 2)
+    mask = [k == wanted for k in range(3)]
+    backward = torch.ops.aten.convolution_backward.default
+    found = backward(grad, x, weight, None, stride, padding, dilation, False, none, groups, mask)
+    return (found[wanted],)
+
+
+def _reach(
+    x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
+    """How many places all taps of all elements of x cover, in each dimension."""
+    each_dim = zip(x.shape[2:], weight.shape[2:], stride, dilation, strict=True)
+    return [s * (n - 1) + d * (k - 1) + 1 for n, k, s, d in each_dim]
+
+
+def _spread(
+    x: torch.Tensor, weight: torch.Tensor, size: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], groups: int,
+) -> torch.Tensor:  # fmt: skip
+    """A transposed convolution whose result begins `padding` after the first tap and is `size`
+    long."""
+    reach = _reach(x, weight, stride, dilation)
+    before = list(padding)
+    after = [r - n - p for r, n, p in zip(reach, size, before, strict=True)]
+    even = [max(0, min(a, b)) for a, b in zip(before, after, strict=True)]
+    out = _convolution(x, weight, None, stride, even, dilation, True, [0] * len(even), groups)
+    return cropped(out, *([a - e for a, e in zip(s, even, strict=True)] for s in (before, after)))
+
+
+def each(setting: Sequence[int], rank: int) -> list[int]:
+    """One number per spatial dimension; torch takes one for all."""
+    return list(setting) * rank if len(setting) == 1 else list(setting)
+
+
+def cropped(x: torch.Tensor, before: Sequence[int], after: Sequence[int]) -> torch.Tensor:
+    """x without so many elements before and after in its last dimensions, zeros where these numbers
+    are negative."""
+    widths = [-n for pair in zip(reversed(before), reversed(after), strict=True) for n in pair]
+    return torch.ops.aten.constant_pad_nd.default(x, widths) if any(widths) else x
+
+
+def shaped(like: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """A tensor that is asked for its shape only; one element of memory."""
+    return like.new_empty(1).expand(tuple(size))

@@ -1,0 +1,47 @@
+"""Negative log likelihood, of all classes or of a range of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from apportion.execute.kernels.base import OWN, Context, Kernel, resolve
+
+_NOBODY = -100  # a label that no class has
+
+
+def _nll(kind: str, place: int, count: int) -> Kernel:
+    """A kernel whose labels are argument `place`. After its `count` own arguments may come the
+    first class that it has and the number of all: labels of other classes are ignored."""
+
+    def call(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+        # The kernels read some inputs as if they were contiguous, whatever their strides say.
+        own: list[Any] = [
+            a.contiguous() if isinstance(a, torch.Tensor) else a for a in args[:count]
+        ]
+        if len(args) > count:
+            first, classes = args[count:]
+            held = own[place - 1].shape[min(1, own[place - 1].dim() - 1)]
+            own[place] = _labels(own[place], own[place + 3], first, held, classes)
+            own[place + 3] = _NOBODY
+        result = resolve(kind)(*own)
+        return tuple(result) if isinstance(result, tuple) else (result,)
+
+    return call
+
+
+def _labels(target: torch.Tensor, ignore: int, first: int, held: int, classes: int) -> torch.Tensor:
+    """The labels as numbers of the classes [first, first + held), or of nobody."""
+    counts = target != ignore
+    if not target.is_cuda and bool((counts & ((target < 0) | (target >= classes))).any()):
+        raise ValueError(f"a label of the loss lies outside of its {classes} classes")
+    counts &= (target >= first) & (target < first + held)
+    return torch.where(counts, target - first, _NOBODY)
+
+
+for _size in ("", "2d"):
+    _forward, _backward = (f"aten.nll_loss{_size}_{way}.default" for way in ("forward", "backward"))
+    OWN[_forward] = _nll(_forward, 1, 5)
+    OWN[_backward] = _nll(_backward, 2, 7)

@@ -1,0 +1,28 @@
+"""Random numbers by global index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from apportion.capture import uniform
+from apportion.execute.kernels.base import Context, own
+
+
+@own("apportion.random_uniform")
+def _random_uniform(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    size, key, kind, *place = args
+    where = place[0] if place else [((n, 0, n),) for n in size]
+    indices = [global_index(atoms, context.device) for atoms in where]
+    return (uniform((context.seed, context.step, key), indices, kind),)
+
+
+def global_index(atoms: Sequence[tuple[int, int, int]], device: str) -> torch.Tensor:
+    """Global indices along a dimension whose atoms are (factor, low, high)."""
+    index = torch.zeros(1, dtype=torch.int64, device=device)
+    for factor, low, high in atoms:
+        places = torch.arange(low, high, device=device)
+        index = (index.unsqueeze(-1) * factor + places).reshape(-1)
+    return index

@@ -1,0 +1,57 @@
+"""The optimizer's update: its body, operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from apportion.execute.kernels.base import Context, Template, kernel, own, template
+from apportion.graph import Body, refs
+
+Program = list[tuple[str, Template, tuple[int, ...]]]
+"""Kind, arguments, and the results that nobody reads afterwards, of each operator of a Body."""
+
+_prepared: dict[int, tuple[Body, Program]] = {}  # by identity: hashing a whole Body takes long
+_MOST = 4096
+
+
+@own("apportion.update")
+def _update(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    number, *tensors = args
+    body = context.bodies[number]
+    known: list[Any] = list(tensors)
+    for kind, call, unread in _program(body):
+        values = call.fill(known, context)
+        known.append(kernel(kind)(context, values)[0])
+        del values
+        for used in unread:
+            known[used] = None
+    return tuple(known[k] for k in body.outputs)
+
+
+def _program(body: Body) -> Program:
+    found = _prepared.get(id(body))
+    if found is None or found[0] is not body:
+        if len(_prepared) >= _MOST:
+            _prepared.clear()
+        last = _last_uses(body)
+        places = range(body.inputs, body.inputs + len(body.ops))
+        steps = [
+            (op.kind, template(op.args), last.get(place, ()))
+            for place, op in zip(places, body.ops, strict=True)
+        ]
+        found = _prepared[id(body)] = (body, steps)
+    return found[1]
+
+
+def _last_uses(body: Body) -> dict[int, tuple[int, ...]]:
+    """For each result's place the results that nobody reads after it is computed."""
+    last: dict[int, int] = {}
+    for place, op in enumerate(body.ops, start=body.inputs):
+        last[place] = place
+        last |= dict.fromkeys(refs(op.args), place)
+    found: dict[int, tuple[int, ...]] = {}
+    for result, place in last.items():
+        if result >= body.inputs and result not in body.outputs:
+            found[place] = (*found.get(place, ()), result)
+    return found

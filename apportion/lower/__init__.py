@@ -1,0 +1,110 @@
+"""lower: a Graph under a Strategy becomes tasks on devices.
+
+In: a Space, a Strategy and a number of devices. Out: a TaskGraph, in columns, in one global order,
+which simulate/ times and execute/ runs. No torch.
+Read task_graph.py first (what a task is), then lower.py, value_flow.py (where the pieces of a
+Value are), exchange.py and op_tasks.py (the tasks of one Op), task_columns.py (all of them).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from apportion.faces import lazy_face
+
+if TYPE_CHECKING:
+    from apportion.lower import (
+        draft as draft,
+    )
+    from apportion.lower import (
+        flow_store as flow_store,
+    )
+    from apportion.lower.draft import (
+        SHIFT as SHIFT,
+    )
+    from apportion.lower.draft import (
+        TASKS as TASKS,
+    )
+    from apportion.lower.draft import (
+        Sheet as Sheet,
+    )
+    from apportion.lower.lower import (
+        Lowering as Lowering,
+    )
+    from apportion.lower.lower import (
+        bytes_moved as bytes_moved,
+    )
+    from apportion.lower.lower import (
+        lower as lower,
+    )
+    from apportion.lower.task_columns import (
+        stamp as stamp,
+    )
+    from apportion.lower.task_graph import (
+        ASSEMBLE as ASSEMBLE,
+    )
+    from apportion.lower.task_graph import (
+        CATEGORIES as CATEGORIES,
+    )
+    from apportion.lower.task_graph import (
+        COLLECTIVE as COLLECTIVE,
+    )
+    from apportion.lower.task_graph import (
+        COMMUNICATION as COMMUNICATION,
+    )
+    from apportion.lower.task_graph import (
+        COMPUTE as COMPUTE,
+    )
+    from apportion.lower.task_graph import (
+        KINDS as KINDS,
+    )
+    from apportion.lower.task_graph import (
+        NO_ENDS as NO_ENDS,
+    )
+    from apportion.lower.task_graph import (
+        TRANSFER as TRANSFER,
+    )
+    from apportion.lower.task_graph import (
+        WORKSPACE as WORKSPACE,
+    )
+    from apportion.lower.task_graph import (
+        Copies as Copies,
+    )
+    from apportion.lower.task_graph import (
+        Ends as Ends,
+    )
+    from apportion.lower.task_graph import (
+        Storage as Storage,
+    )
+    from apportion.lower.task_graph import (
+        Taken as Taken,
+    )
+    from apportion.lower.task_graph import (
+        TaskGraph as TaskGraph,
+    )
+    from apportion.lower.task_graph import (
+        with_storage as with_storage,
+    )
+    from apportion.lower.termwise import (
+        Devices as Devices,
+    )
+    from apportion.lower.termwise import (
+        is_linear as is_linear,
+    )
+    from apportion.lower.termwise import (
+        termwise as termwise,
+    )
+    from apportion.lower.value_flow import (
+        HEAD as HEAD,
+    )
+    from apportion.lower.value_flow import (
+        MADE as MADE,
+    )
+    from apportion.lower.value_flow import (
+        READ as READ,
+    )
+    from apportion.lower.value_flow import (
+        Flow as Flow,
+    )
+
+lazy_face(__name__)

@@ -1,0 +1,451 @@
+"""TaskGraph: what every device does, in columns, in one global order.
+
+A task's index is its place in the order.
+
+Four kinds of task:
+
+    COMPUTE   one part of one Op on one device
+    TRANSFER  one message from `device` to `peer`: all boxes that go from the one to the other at
+              one position, packed. All transfers at one position form one exchange.
+    ASSEMBLE  one region of a Value put together on one device, from local slots and received boxes
+    COLLECTIVE  an exchange in which every member of a group sends as much to every other one: one
+              row instead of a TRANSFER per pair
+
+A **slot** is a tensor on a device: a piece of a Value that an Op part left there, or an assembled
+region. Slots are made by a task (or are there when the step begins) and die after the last task
+that uses them: freeing is a column, not a task. A **copy** is one box that goes from a slot into
+another; copies of one TRANSFER travel together.
+
+Ops and edges own consecutive rows: `op_start` buckets tasks by Op, `edge_start` buckets copies by
+(Op, input).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from apportion.columns import Floats, Ints, compiled, offsets, plain
+
+COMPUTE, TRANSFER, ASSEMBLE, COLLECTIVE = 0, 1, 2, 3
+KINDS = ("compute", "transfer", "assemble", "collective")
+
+# What the bytes of a slot are. The first seven are the roles of Values, ordered as in graph.ROLES.
+CATEGORIES = (
+    "parameter", "optimizer state", "buffer", "input", "activation", "gradient", "output",
+    "communication", "workspace",
+)  # fmt: skip
+COMMUNICATION, WORKSPACE = CATEGORIES.index("communication"), CATEGORIES.index("workspace")
+
+Box = tuple[tuple[int, int], ...]
+"""A half-open range per atom of a Value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row of a TaskGraph."""
+
+    index: int
+    kind: int
+    op: int
+    part: int
+    device: int
+    peer: int
+    position: int
+    nbytes: int
+    flops: float
+
+    def __str__(self) -> str:
+        where = f"{self.device}->{self.peer}" if self.kind == TRANSFER else str(self.device)
+        what = f"{KINDS[self.kind]} op {self.op} part {self.part}"
+        return f"{self.index}: {what} on {where}, {self.nbytes} bytes"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copies:
+    """Boxes that go from a slot into another, in columns. Lengths: copies c, edges e."""
+
+    source: Ints  # c: slot
+    target: Ints  # c: slot
+    source_box: Ints  # c: index into boxes, relative to the source slot's region
+    target_box: Ints  # c: index into boxes, relative to the target slot's region
+    term: Ints  # c: which partial value; the target adds terms up in rising order
+    message: Ints  # c: the message that carries it, or -1 if it stays on the device
+    task: Ints  # c: the ASSEMBLE it is for
+    nbytes: Ints  # c
+    edge_op: Ints  # e
+    edge_value: Ints  # e
+    edge_start: Ints  # e + 1: copies of edge i
+    boxes: tuple[Box, ...]  # those of copies and of slots
+
+
+class Taken(NamedTuple):
+    """One box of an assembly. Sizes are per atom."""
+
+    sizes: tuple[int, ...]
+    adds: bool  # a further term, added to what is there
+    source: int  # which of the slots that the assembly reads, or -1: it is in a message
+    source_sizes: tuple[int, ...]  # of the source's region; () for a message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assemblies:
+    """How every region is put together, apart from where; what is alike is there once."""
+
+    regions: tuple[Box, ...]  # what slot_region indexes
+    which: Ints  # n: index into distinct of an ASSEMBLE, else -1
+    distinct: tuple[tuple[Taken, ...], ...]
+
+
+class Ends(NamedTuple):  # numba takes no dataclass
+    """Buffers of messages: a row for each device that a message involves, in the order of tasks; of
+    a TRANSFER the sender's comes first."""
+
+    task: Ints
+    device: Ints
+    sent: Ints  # bytes packed to be sent
+    received: Ints  # bytes that arrive
+    taker: Ints  # the last task that reads what arrives
+
+
+@dataclass(frozen=True, eq=False)
+class TaskGraph:
+    """Columns. Lengths: tasks n, slots s, Ops o."""
+
+    devices: int
+
+    # tasks
+    kind: Ints  # n
+    op: Ints  # n: the Op computed, or that a transfer or assembly serves; o for the end of the step
+    part: Ints  # n: which part of the Op (replicas counted on), -1 unless COMPUTE
+    device: Ints  # n: where it runs; the sender of a TRANSFER
+    peer: Ints  # n: the receiver of a TRANSFER, else -1
+    position: Ints  # n: non-decreasing; transfers of equal position form one exchange
+    nbytes: Ints  # n: bytes sent; bytes read and written by COMPUTE (views: 0) and ASSEMBLE
+    flops: Floats  # n: floating-point operations of COMPUTE, else 0
+    itemsize: Ints  # n: bytes per element of the arithmetic
+    dep_start: Ints  # n + 1: offsets into dep
+    dep: Ints  # tasks that must end before this one starts; every entry is smaller than its index
+
+    # slots
+    slot_device: Ints  # s
+    slot_value: Ints  # s
+    slot_region: Ints  # s: index into boxes, in the coordinates of the Value's atoms
+    slot_nbytes: Ints  # s: bytes of the region
+    slot_category: Ints  # s: index into CATEGORIES
+    slot_base: Ints  # s: the slot whose storage this one shares, or -1
+    slot_first: Ints  # s: the task that makes it, -1 if it is there when the step begins
+    slot_last: Ints  # s: the last task that uses it, aliases counted; n if it survives the step
+
+    # slots read and made by tasks, in argument order; -1 for an input that is a block of zeros
+    in_start: Ints  # n + 1
+    in_slot: Ints
+    out_start: Ints  # n + 1
+    out_slot: Ints
+
+    # buckets
+    op_start: Ints  # o + 2: tasks of Op i (its fetches and parts) are op_start[i]:op_start[i+1];
+    #                 the last bucket brings state back to where it began
+
+    copies: Copies | Callable[[], Copies]
+    """The copies, or what makes them: there are many, and a simulation needs none of them."""
+
+    taken: Ints
+    """n: boxes that a message carries, or that an assembly puts together."""
+
+    ends: Ends
+    """Who sends and receives how much in which message."""
+
+    workspace: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """n, or empty where it is not known: bytes that a task needs while it runs, beside its
+    slots."""
+
+    carry: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    """Rows (slot at the end of the step, slot at the beginning of the next) of the state that
+    survives."""
+
+    group: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """n: index into groups for a COLLECTIVE, else -1; empty where there is none. Its `device` is
+    the first member, its `nbytes` what all pairs send together."""
+
+    pattern: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """n: index into PATTERNS for a COLLECTIVE, else -1; empty where there is none."""
+
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Members of collectives, rising."""
+
+    kinds: tuple[str, ...] = ()
+    """o: what each Op computes, as in Op.kind; empty where it is not known."""
+
+    work: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """n: index into works of a COMPUTE or ASSEMBLE, else -1; empty where it is not known."""
+
+    works: tuple[str, ...] = ()
+    """The distinct kernel calls, with shapes, strides and dtypes: what a cost is measured for."""
+
+    make_assemblies: Callable[[], Assemblies] | None = None
+    """What makes `assemblies`, where lowering made the tasks; it needs no copies."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @cached_property
+    def _copies(self) -> Copies:
+        return self.copies if isinstance(self.copies, Copies) else self.copies()
+
+    @cached_property
+    def assemblies(self) -> Assemblies:
+        """How every assembled region is put together."""
+        assert self.make_assemblies is not None, "lowering did not make these tasks"
+        return self.make_assemblies()
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """What slot_region and the boxes of copies index."""
+        return self._copies.boxes
+
+    @property
+    def copy_source(self) -> Ints:
+        return self._copies.source
+
+    @property
+    def copy_target(self) -> Ints:
+        return self._copies.target
+
+    @property
+    def copy_source_box(self) -> Ints:
+        return self._copies.source_box
+
+    @property
+    def copy_target_box(self) -> Ints:
+        return self._copies.target_box
+
+    @property
+    def copy_term(self) -> Ints:
+        return self._copies.term
+
+    @property
+    def copy_message(self) -> Ints:
+        return self._copies.message
+
+    @property
+    def copy_task(self) -> Ints:
+        return self._copies.task
+
+    @property
+    def copy_nbytes(self) -> Ints:
+        return self._copies.nbytes
+
+    @property
+    def edge_op(self) -> Ints:
+        return self._copies.edge_op
+
+    @property
+    def edge_value(self) -> Ints:
+        return self._copies.edge_value
+
+    @property
+    def edge_start(self) -> Ints:
+        return self._copies.edge_start
+
+    def task(self, index: int) -> Task:
+        """One row."""
+        return Task(
+            index,
+            int(self.kind[index]),
+            int(self.op[index]),
+            int(self.part[index]),
+            int(self.device[index]),
+            int(self.peer[index]),
+            int(self.position[index]),
+            int(self.nbytes[index]),
+            float(self.flops[index]),
+        )
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self.task(index) for index in range(len(self)))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that leave a device in one step."""
+        return int(self.nbytes[(self.kind == TRANSFER) | (self.kind == COLLECTIVE)].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What kernels really allocate, where it differs from the slots' regions.
+
+    slots      (slot, base, bytes): storage that another slot shares, or of another size
+    workspace  (task, bytes)
+    works      the distinct kernel calls, as text
+    work       which of them each task makes, -1 for none; empty where it is not known
+    """
+
+    slots: tuple[tuple[int, int, int], ...] = ()
+    workspace: tuple[tuple[int, int], ...] = ()
+    works: tuple[str, ...] = ()
+    work: tuple[int, ...] = ()
+
+
+def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
+    """The tasks with the columns corrected; slots live as long as what shares their storage."""
+    base, nbytes = tasks.slot_base.copy(), tasks.slot_nbytes.copy()
+    last, workspace = tasks.slot_last.copy(), np.zeros(len(tasks), np.int64)
+    if storage.slots:
+        slots, new_base, size = np.array(storage.slots, np.int64).T
+        base[slots], nbytes[slots] = new_base, size
+        shares = new_base >= 0
+        np.maximum.at(last, new_base[shares], last[slots[shares]])
+    if storage.workspace:
+        at, size = np.array(storage.workspace, np.int64).T
+        workspace[at] = size
+    return replace(
+        tasks,
+        slot_base=base,
+        slot_nbytes=nbytes,
+        slot_last=last,
+        workspace=workspace,
+        works=storage.works,
+        work=np.array(storage.work, np.int64),
+    )
+
+
+def verify(tasks: TaskGraph) -> None:
+    """Raises AssertionError unless the columns agree with each other (a defect of lowering, not of
+    the user)."""
+    n, s = len(tasks), len(tasks.slot_device)
+    assert all(
+        len(c) == n
+        for c in (tasks.op, tasks.part, tasks.device, tasks.peer, tasks.position, tasks.nbytes)
+    )
+    assert len(tasks.dep_start) == len(tasks.in_start) == len(tasks.out_start) == n + 1
+    owners = np.repeat(np.arange(n), np.diff(tasks.dep_start))
+    assert (tasks.dep < owners).all(), "a task depends on a later one"
+    assert (np.diff(tasks.position) >= 0).all(), "positions fall"
+    assert ((tasks.device >= 0) & (tasks.device < tasks.devices)).all()
+    moving = tasks.kind == TRANSFER
+    assert (tasks.peer[moving] != tasks.device[moving]).all(), "a device sends to itself"
+    readers = np.repeat(np.arange(n), np.diff(tasks.in_start))
+    real = tasks.in_slot >= 0
+    assert (tasks.slot_first[tasks.in_slot[real]] < readers[real]).all(), (
+        "a slot is read before it is made"
+    )
+    assert (tasks.slot_last[tasks.in_slot[real]] >= readers[real]).all(), (
+        "a slot is read after it is freed"
+    )
+    assert len(tasks.slot_last) == s
+    sent = tasks.copy_message >= 0
+    carried = np.bincount(tasks.copy_message[sent], tasks.copy_nbytes[sent], minlength=n)
+    moving |= tasks.kind == COLLECTIVE
+    assert (carried[moving] == tasks.nbytes[moving]).all(), (
+        "a message's bytes are not those of its copies"
+    )
+    told = counted(tasks)
+    assert (told.taken == tasks.taken).all(), "the boxes that a task takes are not its copies"
+    assert all(np.array_equal(a, b) for a, b in zip(told.ends, tasks.ends, strict=True)), (
+        "the ends of messages are not those of their copies"
+    )
+
+
+# The ends of messages, from copies
+
+
+class _Messages(NamedTuple):
+    kind: Ints  # n
+    device: Ints  # n
+    peer: Ints  # n
+    nbytes: Ints  # n
+    group: Ints  # n, or empty
+    member_start: Ints  # per group, and one
+    members: Ints
+
+
+class _Copied(NamedTuple):
+    message: Ints
+    task: Ints
+    source: Ints  # device
+    target: Ints  # device
+    nbytes: Ints
+
+
+NO_ENDS = Ends(*(np.zeros(0, np.int64),) * 5)
+
+
+def counted(tasks: TaskGraph) -> TaskGraph:
+    """The tasks with `taken` and `ends` as the copies have it."""
+    sent = tasks.copy_message[tasks.copy_message >= 0]
+    taken = np.bincount(tasks.copy_task, minlength=len(tasks))
+    taken = taken + np.bincount(sent, minlength=len(tasks))
+    return replace(tasks, taken=taken, ends=message_ends(tasks))
+
+
+def message_ends(tasks: TaskGraph) -> Ends:
+    """The ends of all messages as the copies have it."""
+    at = tasks.slot_device
+    copied = (
+        tasks.copy_message, tasks.copy_task, at[tasks.copy_source], at[tasks.copy_target],
+        tasks.copy_nbytes,
+    )  # fmt: skip
+    columns = (tasks.kind, tasks.device, tasks.peer, tasks.nbytes, tasks.group)
+    return ends_of(columns, tasks.groups, copied)
+
+
+def ends_of(
+    columns: tuple[Ints, ...], groups: Sequence[tuple[int, ...]], copied: tuple[Ints, ...]
+) -> Ends:
+    """The ends of messages; `columns` are kind, device, peer, nbytes and group of all tasks,
+    `copied` are message, task, sender, receiver and bytes of all copies."""
+    kind, group = columns[0], columns[4]
+    sizes = np.zeros(len(kind), np.int64)
+    sizes[kind == TRANSFER] = 2
+    member_start = np.cumsum([0, *map(len, groups)])
+    members = np.array([device for group in groups for device in group], np.int64)
+    if len(group):
+        joint = kind == COLLECTIVE
+        sizes[joint] = np.diff(member_start)[group[joint]]
+    ends: Ends = _fill_ends(
+        _Messages(*map(plain, (*columns, member_start, members))),
+        _Copied(*map(plain, copied)),
+        offsets(sizes),
+    )
+    return ends
+
+
+@compiled
+def _fill_ends(messages: _Messages, copies: _Copied, start: Ints) -> Ends:
+    kind, device, peer, nbytes, group, member_start, members = messages
+    count = start[-1]
+    task, at = np.empty(count, np.int64), np.empty(count, np.int64)
+    sent, received = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    taker = np.empty(count, np.int64)
+    for t in range(len(kind)):
+        row = start[t]
+        task[row : start[t + 1]] = t
+        taker[row : start[t + 1]] = t
+        if kind[t] == TRANSFER:
+            at[row], at[row + 1] = device[t], peer[t]
+            sent[row], received[row + 1] = nbytes[t], nbytes[t]
+        elif kind[t] == COLLECTIVE:
+            low = member_start[group[t]]
+            at[row : start[t + 1]] = members[low : low + start[t + 1] - row]
+    for copy in range(len(copies.message)):
+        t = copies.message[copy]
+        if t < 0:
+            continue
+        if kind[t] == TRANSFER:
+            row = start[t] + 1
+        else:
+            inside = at[start[t] : start[t + 1]]
+            row = start[t] + np.searchsorted(inside, copies.source[copy])
+            sent[row] += copies.nbytes[copy]
+            row = start[t] + np.searchsorted(inside, copies.target[copy])
+            received[row] += copies.nbytes[copy]
+        taker[row] = max(taker[row], copies.task[copy])
+    return Ends(task, at, sent, received, taker)

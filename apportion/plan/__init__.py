@@ -1,0 +1,59 @@
+"""plan: the best Strategy by several methods, its prediction, and why it is so.
+
+In: a Program, a Cluster, a method and a budget. Out: a Plan, which is saved as JSON and can be
+simulated, explained and run. Next room: run, which executes it.
+Read plan.py first, then candidates.py (methods tried and scored), devices_needed.py (when nothing
+fits), alternatives.py, explain.py and explanation.py (what another choice would cost).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from apportion.faces import lazy_face
+
+if TYPE_CHECKING:
+    from apportion.plan.candidates import (
+        Prices as Prices,
+    )
+    from apportion.plan.candidates import (
+        Shipped as Shipped,
+    )
+    from apportion.plan.candidates import (
+        Stand as Stand,
+    )
+    from apportion.plan.plan import (
+        Plan as Plan,
+    )
+    from apportion.plan.plan import (
+        PlanWarning as PlanWarning,
+    )
+    from apportion.plan.plan import (
+        Predicted as Predicted,
+    )
+    from apportion.plan.plan import (
+        Trial as Trial,
+    )
+    from apportion.plan.plan import (
+        best_plans as best_plans,
+    )
+    from apportion.plan.plan import (
+        compare as compare,
+    )
+    from apportion.plan.plan import (
+        plan as plan,
+    )
+    from apportion.plan.plan import (
+        warn_unsplit as warn_unsplit,
+    )
+    from apportion.plan.plan import (
+        with_certificate as with_certificate,
+    )
+    from apportion.plan.plan import (
+        with_model as with_model,
+    )
+    from apportion.plan.plan import (
+        with_trials as with_trials,
+    )
+
+lazy_face(__name__)

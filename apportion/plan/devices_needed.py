@@ -1,0 +1,171 @@
+"""enough: when no plan fits, what is over, what takes the space, and how many devices would do.
+
+The number is found by planning: for more and more devices like those at hand, doubling and then
+bisecting, so that the number found was planned and fits, and one less was planned and does not.
+What a device holds does not depend on links, so the larger clusters are the same device repeated.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from apportion.machine import MAX_DEVICES, Cluster, Device, Link
+from apportion.plan.candidates import (
+    Candidate,
+    Record,
+    Request,
+    Shipped,
+    candidates,
+    excess,
+    fits,
+    state_bytes,
+)
+from apportion.quantity import shown
+from apportion.search import METHODS, Unsuitable
+from apportion.simulate import peak
+
+QUICK_METHODS = ("fsdp", "tofu")  # quick, and sparing with memory
+KINDS, CAUSES = 4, 3  # named of what fills a device
+GROWTH = 1.5  # planning takes at most so much longer per device than the last time, or it waits
+
+
+def shortfall(request: Request, nearest: Candidate, several: bool) -> str:
+    """What is over the limit in a plan that does not fit, the nearest of `several` or the only one:
+    where, by how much, and what fills the device."""
+    over = excess(request, nearest)
+    device = max(range(len(over)), key=over.__getitem__)
+    most = peak(device, nearest.timeline.curves[device], nearest.tasks, nearest.space.graph, CAUSES)
+    held = sorted(most.categories.items(), key=lambda item: -item[1])[:KINDS]
+    kinds = ", ".join(f"{name} {shown(nbytes, 'B')}" for name, nbytes in held if nbytes)
+    largest = ", ".join(f"{cause.name} {shown(cause.nbytes, 'B')}" for cause in most.causes)
+    count = sum(n > 0 for n in over)
+    also = f" ({count} of {len(over)} devices are over theirs)" if count > 1 else ""
+    when = f"in {most.op}" if most.op else "as the step begins"
+    needs, above, limit = (
+        shown(nbytes, "B") for nbytes in (most.nbytes, over[device], most.nbytes - over[device])
+    )
+    which = f"the plan by {nearest.method} does not fit: it"
+    if several:
+        which = f"no plan fits: the nearest, by {nearest.method},"
+    return (
+        f"{which} needs {needs} on device {device} ({request.cluster.devices[device].name}), "
+        f"{above} over its limit of {limit}{also}; its peak, {when}, is {kinds}; the largest "
+        f"there: {largest}"
+    )
+
+
+def enough(request: Request, budget: float, tried: bool) -> str:
+    """How many of the cluster's devices would do, found within `budget` seconds. `tried`: no plan
+    is known to fit on those at hand."""
+    devices, limits = request.cluster.devices, request.memory_limit or ()
+    if len({replace(d, name="") for d in devices}) > 1 or len(set(limits)) != 1:
+        return "how many devices would do cannot be told, because they are not equal"
+    here, limit = len(devices), limits[0]
+    needed = state_bytes(request.space.graph)
+    least = max(math.ceil(needed / limit), 1)
+    each = f"such devices of {shown(limit, 'B')}"
+    if least > MAX_DEVICES:
+        return f"not even {MAX_DEVICES:,} {each} would do: the state alone is {shown(needed, 'B')}"
+    found = _smallest(_Trial(request, limit), budget, here, max(here if tried else 0, least - 1))
+    if found.high is None:
+        if found.low >= MAX_DEVICES:
+            return f"not even {MAX_DEVICES:,} {each} would do"
+        return (
+            f"whether more than {found.low:,} {each} would do was not found out within the budget"
+        )
+    if found.high == here:
+        return f"on these devices there is a plan that fits, by {found.method}"
+    would = f"{found.high:,} {each} would do (by {found.method})"
+    if found.high > found.low + 1:
+        return f"{would}; whether as few as {found.low + 1:,} would was not found out in the budget"
+    return f"{would}, {found.low:,} would not"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """No plan was found, or none can be, for `low` devices; one for `high`, if that is a number."""
+
+    low: int
+    high: int | None
+    method: str = ""
+
+
+def _smallest(trial: Callable[[int, float], str], budget: float, here: int, low: int) -> _Found:
+    """Doubles from `low`, which is known not to do, or `here`; then bisects."""
+    ends, pace = time.perf_counter() + budget, 0.0
+    found = _Found(low, None)
+    following = here if low < here else min(max(2 * here, low + 1), MAX_DEVICES)
+    while found.low < MAX_DEVICES and (found.high is None or found.high > found.low + 1):
+        if found.high is not None:
+            following = (found.low + found.high) // 2
+        began = time.perf_counter()
+        if ends - began <= GROWTH * pace * following:
+            break
+        method = trial(following, ends - began)
+        pace = (time.perf_counter() - began) / following
+        if method:
+            found = _Found(found.low, following, method)
+            if following == here:
+                break
+        else:
+            found = replace(found, low=following)
+            following = min(2 * following, MAX_DEVICES)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Plans for a number of devices; called, it says which method's plan fits, "" if none does."""
+
+    request: Request
+    limit: int
+
+    def __call__(self, count: int, budget: float) -> str:
+        place = repeated(self.request.cluster, count)
+        limits = (self.limit,) * count
+        request = replace(
+            self.request, cluster=place, prices=Shipped(place), memory_limit=limits, tell=None
+        )
+        for method in QUICK_METHODS:
+            if method not in METHODS:
+                continue
+            try:
+                for candidate in candidates(request, method, budget, Record()):
+                    if fits(request, candidate):
+                        return method
+            except Unsuitable:
+                continue
+        return ""
+
+
+def repeated(cluster: Cluster, count: int) -> Cluster:
+    """So many of the cluster's first device, each with a link out and one in as fast as the slowest
+    on its way to the second (where it is alone, as its memory)."""
+    device = cluster.devices[0]
+    wires = [cluster.links[k] for k in cluster.routes[0][1]] if len(cluster.devices) > 1 else []
+    bandwidth = min([wire.bandwidth for wire in wires] or [device.memory_bandwidth])
+    latency = sum(wire.latency for wire in wires) / 2
+    names = [f"{device.kind}{k}" for k in range(count)]
+    links = [
+        Link(f"{name}.{way}", bandwidth, latency, "as slow as the slowest of the cluster at hand")
+        for name in names
+        for way in ("out", "in")
+    ]
+    return Cluster(
+        name=f"{count} times {device.kind}",
+        description=f"{count} devices as in {cluster.name}",
+        devices=tuple(_named(device, name) for name in names),
+        links=tuple(links),
+        routes=tuple(
+            tuple((2 * a, 2 * b + 1) if a != b else () for b in range(count)) for a in range(count)
+        ),
+        host_routes=((),) * count,
+        communication_on_device=cluster.communication_on_device,
+    )
+
+
+def _named(device: Device, name: str) -> Device:
+    return replace(device, name=name)

@@ -1,0 +1,195 @@
+"""Pool: N processes on this machine that can run one strategy after another.
+
+Children are forked from a server that has imported torch but used no threads, so that the second
+pool starts at once. The first child to fail, end or fall silent for longer than the timeout ends
+them all, and one message names its rank. When a rank dies, its neighbours complain of a closed
+connection: that is never the cause as long as another one can be found.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from apportion.execute import threads
+from apportion.run.process import Failed, Train, Trained, main
+
+GRACE = 3.0  # seconds that a dying rank has to be noticed after its neighbour has complained
+
+
+class Pool:
+    """A context manager; `train` runs one request on all processes within `timeout` seconds."""
+
+    def __init__(self, processes: int, timeout: float = 600.0) -> None:
+        if processes < 1:
+            raise ValueError(f"{processes} processes cannot run anything; give at least 1")
+        self.timeout = timeout
+        self.pipes: list[Any] = []
+        self.children: list[Any] = []
+        self.folder = tempfile.TemporaryDirectory(prefix="apportion-")
+        try:
+            self._start(processes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, processes: int) -> None:
+        folder, share = self.folder.name, threads(processes)
+        shape, path = (processes,), Path(folder, "progress")
+        self.progress = np.memmap(path, dtype=np.int64, mode="w+", shape=shape)
+        context = multiprocessing.get_context("forkserver")
+        _start_server(context)
+        for rank in range(processes):
+            ours, theirs = context.Pipe()
+            self.pipes.append(ours)
+            child = context.Process(
+                target=main,
+                args=(rank, processes, folder, share, self.timeout, theirs),
+                daemon=True,
+            )
+            self.children.append(child)
+            with _nameless_main():
+                child.start()
+            theirs.close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def train(self, job: Train) -> list[Trained]:
+        """Runs the request on all processes; raises RuntimeError naming the rank that failed."""
+        answers: list[Trained] = self.ask(job)
+        return answers
+
+    def ask(self, job: Any) -> list[Any]:
+        """What each process answers to any request (worker.py)."""
+        self.progress[:] = 0
+        try:
+            for rank, pipe in enumerate(self.pipes):
+                try:
+                    pipe.send(job)
+                except ConnectionError:
+                    raise RuntimeError(self._ended(rank)) from None
+            return self._collect()
+        except BaseException:
+            self.close()
+            raise
+
+    def _collect(self) -> list[Any]:
+        """Everybody's answer. What ends it sooner, in this order: a rank that died, one that failed
+        by itself, one that lost its peer."""
+        answers: dict[int, Any] = {}
+        lost: dict[int, str] = {}
+        deadline = time.monotonic() + self.timeout
+        while len(answers) < len(self.pipes):
+            open_ranks = [r for r in range(len(self.pipes)) if r not in answers]
+            asked = [r for r in open_ranks if r not in lost]
+            ready = wait(
+                [self.pipes[r] for r in asked] + [self.children[r].sentinel for r in open_ranks],
+                timeout=max(0.0, deadline - time.monotonic()),
+            )
+            for rank in open_ranks:
+                if self.children[rank].sentinel in ready:
+                    raise RuntimeError(self._ended(rank))
+            for rank in [r for r in asked if self.pipes[r] in ready]:
+                answer = self._receive(rank)
+                if not isinstance(answer, Failed):
+                    answers[rank] = answer
+                elif answer.lost_peer:
+                    deadline = min(deadline, time.monotonic() + GRACE) if not lost else deadline
+                    lost[rank] = answer.reason
+                else:
+                    raise RuntimeError(f"rank {rank} failed: {answer.reason}")
+            if not ready:
+                raise RuntimeError(self._gave_up(open_ranks, lost))
+        return [answers[r] for r in range(len(self.pipes))]
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            return self.pipes[rank].recv()
+        except (EOFError, ConnectionError):
+            raise RuntimeError(self._ended(rank)) from None
+
+    def _ended(self, rank: int) -> str:
+        self.children[rank].join(GRACE)
+        code = self.children[rank].exitcode
+        if code is not None and code < 0:
+            names = {int(known): known.name for known in signal.Signals}
+            return f"rank {rank} was ended by signal {names.get(-code, -code)}"
+        return f"rank {rank} ended unexpectedly with status {code}"
+
+    def _gave_up(self, open_ranks: list[int], lost: dict[int, str]) -> str:
+        """Blames a stopped process, or else those that everybody waits for: the least advanced."""
+        for rank, reason in lost.items():
+            return f"rank {rank} lost the connection to another rank: {reason}"
+        least = min(self.progress[r] for r in open_ranks)
+        late = [r for r in open_ranks if self.progress[r] == least]
+        stopped = [r for r in open_ranks if _is_stopped(self.children[r].pid)]
+        what = "is stopped and " if stopped else ""
+        return f"{_ranks(stopped or late)} {what}did not answer within {self.timeout:g} s"
+
+    def close(self) -> None:
+        """Ends all processes."""
+        started = [child for child in self.children if child.pid is not None]
+        for child in started:
+            child.kill()
+        for child in started:
+            child.join()
+        for pipe in self.pipes:
+            pipe.close()
+        self.folder.cleanup()
+
+
+def _start_server(context: Any) -> None:
+    """Starts multiprocessing's server, unless it runs, deaf to Ctrl-C: an interrupt while it still
+    imports would end in a traceback of its own, and the parent decides."""
+    context.set_forkserver_preload(["apportion.run.process"])
+    resource_tracker.ensure_running()  # by itself: it would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _nameless_main() -> Iterator[None]:
+    """Children do not run the user's script again, as multiprocessing would have them: they need
+    nothing of it, and a script without a guard for that would start its own children."""
+    main_module = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main_module
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+    except OSError:
+        return False
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    names = [str(rank) for rank in ranks]
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"

@@ -1,0 +1,50 @@
+"""fsdp: data parallelism with fully sharded state (ZeRO-3, FSDP).
+
+Ops are cut as by `data`; parameters, optimizer state, their updates and what leads to nothing but
+updates are cut over all devices along their first atom that is long enough. A parameter is gathered
+at its first use and kept until its last.
+"""
+
+from __future__ import annotations
+
+from apportion.describe import Refused
+from apportion.graph import UPDATE
+from apportion.lower import termwise
+from apportion.search.baselines.data import data
+from apportion.search.problem import Problem, SearchResult
+from apportion.split import Choice, Space, Strategy
+
+
+def fsdp(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
+    """Data parallelism, updates and state sharded."""
+    space = problem.space
+    graph = space.graph
+    start = data(problem).strategy
+    splits = [space.split(o, choice.parts) for o, choice in enumerate(start.choices)]
+    partial = termwise(space, start, splits)  # computed on terms: nothing to shard yet
+    choices = list(start.choices)
+    sharded: set[int] = set()
+    for index in range(len(graph.ops) - 1, -1, -1):
+        op = graph.ops[index]
+        readers = {r for v in op.outputs for r in graph.consumers[v]}
+        uncut = choices[index].count == 1 and index not in partial
+        leads_to_update = uncut and bool(readers) and readers <= sharded
+        if op.phase == UPDATE or leads_to_update:
+            choice = _sharded(space, index, problem.devices)
+            if choice is not None:
+                choices[index] = choice
+                sharded.add(index)
+    return SearchResult(Strategy(tuple(choices), digits=space.digits, opening=space.opening))
+
+
+def _sharded(space: Space, op: int, devices: int) -> Choice | None:
+    axes = space.axes(op)
+    for position, axis in sorted(enumerate(axes), key=lambda pair: bool(pair[1].extent % devices)):
+        if axis.extent >= devices:
+            parts = tuple(devices if k == position else 1 for k in range(len(axes)))
+            try:
+                space.split(op, parts)
+            except Refused:
+                continue
+            return Choice(parts, tuple(range(devices)))
+    return None

@@ -1,0 +1,589 @@
+"""Sites and flows: what the levels of a partition decide, and what moves between the decisions.
+
+A **site** is an Op, a state Value's storage, or a copy. Each choice of a site names what it cuts
+(an axis of the Op, an atom of the Value; the last choice cuts nothing), and *hits* each Value that
+it touches in one way: cuts it on one of its atoms, leaves it whole, leaves partial values, or needs
+it whole on the first part only. A **flow** is a Value between two sites; flows that are alike are
+one, with their bytes added. All is in columns: a step has ten thousand of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from apportion.describe import (
+    Access,
+    Affine,
+    Apply,
+    Box,
+    Expr,
+    Factors,
+    Formula,
+    Gather,
+    Opaque,
+    Position,
+    Reduce,
+    lookup,
+    volume,
+)
+from apportion.graph import UPDATE
+from apportion.search.baselines.data import sample_classes
+from apportion.split import Short, Space, Split
+
+WHOLE, PARTIAL, FIRST = -1, -2, -3
+OP, STORE, COPY = 0, 1, 2
+MINOR = 0.002  # an Op that does less of the step's work than this may run whole everywhere
+
+Ints = npt.NDArray[np.int64]
+Hits = tuple[tuple[int, float], ...]
+"""Per choice the atom cut, or WHOLE, PARTIAL, FIRST; and the halo: what two neighbouring parts both
+read, as a share of what the Op reads."""
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The variables of a partition, in columns.
+
+    kind            OP, STORE or COPY
+    first           for an Op its index (the first of those cut alike), else a Value
+    at, classes     each site's choices: the class that it cuts, -1 for the last one
+    uncut           whether it may be left whole while something can be cut
+    atoms           for each distinct tuple of choices the positions of axes or atoms
+    extents         per class; rigid: cut once, contiguously, since windows and slices run over it
+    placed          pairs (site, class): Ops whose parts must each be one range of a class, since
+                    the place along it is a value, such as the number of a word
+    patterns        distinct pairs of hits: per choice of the source, per choice of the target
+    """
+
+    space: Space
+    shared: bool
+    kind: Ints
+    first: Ints
+    at: Ints
+    classes: Ints
+    uncut: npt.NDArray[np.bool_]
+    atoms: tuple[tuple[int, ...], ...]
+    extents: Ints
+    rigid: npt.NDArray[np.bool_]
+    placed: Ints
+    samples: npt.NDArray[np.bool_]
+    op_site: Ints
+    store: dict[int, int]
+    copy: dict[int, int]
+    patterns: tuple[tuple[Hits, Hits], ...]
+    source: Ints
+    target: Ints
+    pattern: Ints
+    nbytes: npt.NDArray[np.float64]
+    count: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def choices(self) -> Ints:
+        """How many choices each site has."""
+        return np.diff(self.at)
+
+
+def find_sites(
+    space: Space, *, shared: bool = True, tied: bool = False, reductions: bool = True
+) -> Sites:
+    """The sites of a Space.
+
+    shared      a Value that several Ops read is fetched once, and state may be replicated; else
+                each reader fetches for itself, and every Value is stored cut
+    tied        Ops of one user line, module and call (the steps of an unrolled loop) are cut alike
+    reductions  whether partial values may arise
+    """
+    return _Finder(space, shared, tied, reductions).sites()
+
+
+def ties(space: Space) -> int:
+    """How many Ops the largest family of Ops of one user line, module and call has."""
+    counts: dict[tuple[object, ...], int] = {}
+    for index, op in enumerate(space.graph.ops):
+        if op.line and op.phase != UPDATE:
+            key = (op.module, op.line, op.phase, space.alike[index])
+            counts[key] = counts.get(key, 0) + 1
+    return max(counts.values(), default=0)
+
+
+def stand_ins(sites: Sites, few: Sites, short: Short) -> Ints | None:
+    """For each site the one of the short step, opened alike, that stands for it; None if one has
+    none that has the same choices."""
+    space, here = sites.space, few.space
+    first, first_here = _firsts(space), _firsts(here)
+    origins = np.array(space.origins, np.int64)
+    ops = first_here[np.array(short.ops, np.int64)[origins]]
+    ops += np.arange(len(origins)) - first[origins]
+    values = list(short.values)
+    values += [-1] * (len(space.graph.values) - len(values))
+    for index in set(space.opening):
+        for op in range(first[index], first[index + 1]):
+            like = here.graph.ops[ops[op]]
+            for value, stand_in in zip(space.graph.ops[op].outputs, like.outputs, strict=True):
+                values[value] = stand_in
+    found = np.full(len(sites), -1, np.int64)
+    found[sites.kind == OP] = few.op_site[ops[sites.first[sites.kind == OP]]]
+    for known, own in ((sites.store, few.store), (sites.copy, few.copy)):
+        for value, site in known.items():
+            found[site] = own.get(values[value], -1)
+    likes = found.tolist()
+    if min(likes, default=-1) < 0:
+        return None
+    same = all(a == few.atoms[like] for a, like in zip(sites.atoms, likes, strict=True))
+    return found if same else None
+
+
+def _firsts(space: Space) -> Ints:
+    """The first Op that comes from each Op of the closed Graph, and the number of all."""
+    every = np.arange(len(space.source.ops) + 1)
+    return np.searchsorted(np.array(space.origins, np.int64), every).astype(np.int64)
+
+
+class _Finder:
+    """Sites and flows in the making. What depends on a call only is worked out once for it."""
+
+    def __init__(self, space: Space, shared: bool, tied: bool, reductions: bool) -> None:
+        self.space, self.shared, self.tied, self.reductions = space, shared, tied, reductions
+        self.graph = space.graph
+        self.after = dict(self.graph.state)
+        self.before = {after: before for before, after in self.graph.state}
+        self.samples = sample_classes(space)
+        self.kind: list[int] = []
+        self.first: list[int] = []
+        self.atoms: list[tuple[int, ...]] = []
+        self.classes: list[tuple[int, ...]] = []
+        self.uncut: list[bool] = []
+        self.extents: dict[int, int] = {}
+        self.studied: dict[object, tuple[int, ...]] = {}
+        self.sized: set[tuple[int, ...]] = set()
+        self.op_site: list[int] = []
+        self.store: dict[int, int] = {}
+        self.copy: dict[int, int] = {}
+        self.distinct: dict[Hits, int] = {}
+        self.shares: dict[object, float] = {}
+        self.calls: list[_Call | None] = [None] * (max(space.alike, default=-1) + 1)
+        self.minor = MINOR * sum(self._call(op).work for op in range(len(self.graph.ops)))
+
+    def sites(self) -> Sites:
+        self._make_op_sites()
+        self._make_value_sites()
+        flows = self._make_flows()
+        groups = self.space.classes
+        extents = np.ones(groups, np.int64)
+        extents[list(self.extents)] = list(self.extents.values())
+        counts = [len(row) + 1 for row in self.classes]
+        classes: list[int] = []
+        for row in self.classes:
+            classes += row
+            classes.append(-1)
+        rigid, samples = np.zeros(groups, np.bool_), np.zeros(groups, np.bool_)
+        rigid[list(self._rigid())] = True
+        samples[list(self.samples)] = True
+        return Sites(
+            self.space,
+            self.shared,
+            np.array(self.kind, np.int64),
+            np.array(self.first, np.int64),
+            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            np.array(classes, np.int64),
+            np.array(self.uncut, np.bool_),
+            tuple(self.atoms),
+            extents,
+            rigid,
+            self._placed(),
+            samples,
+            np.array(self.op_site, np.int64),
+            self.store,
+            self.copy,
+            *self._alike(flows),
+        )
+
+    # Sites
+
+    def _call(self, op: int) -> _Call:
+        found = self.calls[self.space.alike[op]]
+        if found is None:
+            found = self.calls[self.space.alike[op]] = self._study(op)
+        return found
+
+    def _study(self, op: int) -> _Call:
+        space = self.space
+        axes = space.axes(op)
+        able = tuple(k for k, yes in enumerate(space.cuttable(op)) if yes)
+        whole = space.split(op, [1] * len(axes))
+        halves = {k: space.split(op, [2 if n == k else 1 for n in range(len(axes))]) for k in able}
+        if not self.reductions:
+            able = tuple(k for k in able if max(halves[k].terms, default=1) == 1)
+        it = self.graph.ops[op]
+
+        def hits(output: bool, position: int) -> int:
+            found = [hit(halves[k], whole, output, position) for k in able]
+            halos = [
+                0.0 if output or atom < 0 else _halo(halves[k], whole, position)
+                for k, atom in zip(able, found, strict=True)
+            ]
+            key = (*zip(found, halos, strict=True), (WHOLE, 0.0))
+            return self.distinct.setdefault(key, len(self.distinct))
+
+        description = lookup(it.kind)
+        outputs = range(len(it.outputs))
+        return _Call(
+            able,
+            tuple(axes[k].extent for k in able),
+            tuple(hits(False, n) for n in range(len(it.inputs))),
+            tuple(hits(True, n) for n in outputs),
+            tuple(any(halves[k].terms[n] > 1 for k in able) for n in outputs),
+            tuple(
+                _share(region, space.factors(value))
+                for region, value in zip(whole.parts[0].inputs, it.inputs, strict=True)
+            ),
+            whole.parts[0].inputs,
+            description is not None and description.alias,
+            math.prod([float(axis.extent) for axis in axes]),
+        )
+
+    def _add(
+        self, kind: int, first: int, atoms: tuple[int, ...], classes: tuple[int, ...], uncut: bool
+    ) -> int:
+        self.kind.append(kind)
+        self.first.append(first)
+        self.atoms.append(atoms)
+        self.classes.append(classes)
+        self.uncut.append(uncut)
+        return len(self.kind) - 1
+
+    def _make_op_sites(self) -> None:
+        alike: dict[tuple[object, ...], int] = {}
+        space, tied, extents = self.space, self.tied, self.extents
+        for index, op in enumerate(self.graph.ops):
+            call, groups = self._call(index), space.groups(index)
+            if tied and op.line and op.phase != UPDATE:
+                key = (op.module, op.line, op.phase, space.alike[index], groups)
+                known = alike.get(key)
+                if known is not None:
+                    self.op_site.append(known)
+                    continue
+                alike[key] = len(self.kind)
+            classes = tuple([groups[k] for k in call.able])
+            if classes not in self.sized:
+                self.sized.add(classes)
+                for group, extent in zip(classes, call.extents, strict=True):
+                    extents.setdefault(group, extent)
+            free = self.shared and (op.phase == UPDATE or call.alias or self._minor(call, classes))
+            self.op_site.append(self._add(OP, index, call.able, classes, free))
+
+    def _minor(self, call: _Call, classes: tuple[int, ...]) -> bool:
+        """Whether all may do an Op: no sample comes into it, and it is little work."""
+        return call.work < self.minor and self.samples.isdisjoint(classes)
+
+    def _rigid(self) -> set[int]:
+        """Classes whose digits would not be boxes for an Op that reads x[i + 1] or a range of x."""
+        rigid: set[int] = set()
+        places: list[list[tuple[int, int, list[str]]] | None] = [None] * len(self.calls)
+        atoms = self.space.atoms
+        for index, formula in enumerate(self.space.formulas):
+            if formula is None:
+                continue
+            call = self.space.alike[index]
+            found = places[call]
+            if found is None:
+                found = places[call] = [
+                    place for access in formula.accesses for place in self._shifted(index, access)
+                ]
+            for tensor, place, names in found:
+                rigid.add(atoms.value_classes[self.graph.ops[index].inputs[tensor]][place])
+                for name in names:
+                    rigid.update(atoms.axis_classes[index][name])
+        return rigid
+
+    def _placed(self) -> Ints:
+        """Pairs (site, class) of Ops for which the place along a class is a value."""
+        known: list[frozenset[str] | None] = [None] * len(self.calls)
+        found: dict[tuple[int, int], None] = {}
+        for index, formula in enumerate(self.space.formulas):
+            call = self.space.alike[index]
+            names = known[call]
+            if names is None:
+                names = known[call] = frozenset() if formula is None else positions_of(formula)
+            if names:
+                site = self.op_site[index]
+                classes = self.space.atoms.axis_classes[index]
+                groups = {group for name in names for group in classes[name]}
+                found.update(dict.fromkeys((site, g) for g in self.classes[site] if g in groups))
+        return np.array(list(found), np.int64).reshape(-1, 2)
+
+    def _shifted(self, op: int, access: Access) -> list[tuple[int, int, list[str]]]:
+        atoms, value = self.space.atoms, self.graph.ops[op].inputs[access.tensor]
+        found, place = [], 0
+        for index, factors in zip(access.index, atoms.dims[value], strict=True):
+            places = range(place, place + len(factors))
+            place += len(factors)
+            form = index[0]
+            if len(index) > 1 or not isinstance(form, Affine) or not form.terms:
+                continue
+            if form.axis is None or atoms.axes[op][form.axis] != factors:
+                names = [name for name, _ in form.terms]
+                found += [(access.tensor, k, names) for k in places]
+        return found
+
+    def _make_value_sites(self) -> None:
+        copies: dict[tuple[int, int], int] = {}
+        graph = self.graph
+        for value, meant in enumerate(graph.values):
+            if value in self.after or (not self.shared and value not in self.before):
+                self.store[value] = self._value_site(STORE, value)
+            if not self.shared or not meant.nbytes:
+                continue
+            made = graph.producer[value]
+            if made is None:
+                if len(graph.consumers[value]) > 1:
+                    self.copy[value] = self._value_site(COPY, value)
+            elif len(graph.consumers[value]) > 1 or self._call(made[0]).partial[made[1]]:
+                # Copies of Values that Ops cut alike make are one site, as the Ops are.
+                key = (self.op_site[made[0]], made[1])
+                known = copies.get(key)
+                if known is None:
+                    known = copies[key] = self._value_site(COPY, value)
+                self.copy[value] = known
+
+    def _value_site(self, kind: int, value: int) -> int:
+        groups, dims = self.space.atoms.value_classes[value], self.space.atoms.dims[value]
+        able = self.studied.get(dims)
+        if able is None:
+            factors = [f for dim in dims for f in dim]
+            able = self.studied[dims] = tuple([k for k, f in enumerate(factors) if f > 1])
+        classes = tuple([groups[k] for k in able])
+        if classes not in self.sized:
+            self.sized.add(classes)
+            factors = [f for dim in dims for f in dim]
+            for k in able:
+                self.extents.setdefault(groups[k], factors[k])
+        return self._add(kind, value, able, classes, self.shared)
+
+    # Flows
+
+    def _make_flows(self) -> list[_Flows]:
+        """All flows: from makers to where Values are stored, to copies, and to readers."""
+        values, there, shares, readers = self._read()
+        source, here = self._made()
+        nbytes = np.array([v.nbytes for v in self.graph.values], np.float64)
+        together = np.zeros(len(nbytes))  # share that all readers want
+        np.maximum.at(together, values, shares)
+        for value in self.copy:
+            if together[value] < 1:
+                together[value] = self._wanted(value)
+        stores = {**self.store}
+        stores.update({a: self.store[b] for a, b in self.before.items() if b in self.store})
+        flows = []
+        for kept, wanted in ((stores, nbytes), (self.copy, nbytes * together)):
+            own = np.array([v for v in kept if nbytes[v]], np.int64)
+            sites = np.array([kept[v] for v in own.tolist()], np.int64)
+            hits = np.array([self._kept(site) for site in sites.tolist()], np.int64)
+            begun = source[own] >= 0
+            flows.append(_Flows(source[own], sites, here[own], hits, wanted[own]).where(begun))
+            moved = begun if kept is self.copy else ~begun | (not self.shared)
+            source[own[moved]], here[own[moved]] = sites[moved], hits[moved]
+        flows.append(
+            _Flows(source[values], readers, here[values], there, nbytes[values] * shares).where(
+                (source[values] >= 0) & (nbytes[values] > 0)
+            )
+        )
+        return flows
+
+    def _wanted(self, value: int) -> float:
+        """The share of a Value that its readers want together."""
+        boxes = frozenset(
+            [
+                region
+                for op in self.graph.consumers[value]
+                for v, region in zip(self.graph.ops[op].inputs, self._call(op).regions, strict=True)
+                if v == value
+            ]
+        )
+        known = self.shares.get((boxes, self.space.atoms.dims[value]))
+        if known is None:
+            size = math.prod(self.space.factors(value))
+            known = covered(boxes) / max(size, 1) if boxes else 0.0
+            self.shares[boxes, self.space.atoms.dims[value]] = known
+        return known
+
+    def _read(self) -> tuple[Ints, Ints, npt.NDArray[np.float64], Ints]:
+        """Of every input of every Op: the Value, its hits, the share that is read, the site."""
+        values: list[int] = []
+        there: list[int] = []
+        shares: list[float] = []
+        counts: list[int] = []
+        calls, alike = self.calls, self.space.alike
+        for op, number in zip(self.graph.ops, alike, strict=True):
+            call = calls[number]
+            assert call is not None
+            values += op.inputs
+            there += call.inputs
+            shares += call.shares
+            counts.append(len(op.inputs))
+        return (
+            np.array(values, np.int64),
+            np.array(there, np.int64),
+            np.array(shares, np.float64),
+            np.repeat(np.array(self.op_site, np.int64), counts),
+        )
+
+    def _made(self) -> tuple[Ints, Ints]:
+        """Of every Value the site that makes it, -1 for none, and its hits."""
+        values: list[int] = []
+        hits: list[int] = []
+        counts: list[int] = []
+        for op, number in zip(self.graph.ops, self.space.alike, strict=True):
+            call = self.calls[number]
+            assert call is not None
+            values += op.outputs
+            hits += call.outputs
+            counts.append(len(op.outputs))
+        source = np.full(len(self.graph.values), -1, np.int64)
+        here = np.full(len(self.graph.values), -1, np.int64)
+        source[values] = np.repeat(np.array(self.op_site, np.int64), counts)
+        here[values] = hits
+        return source, here
+
+    def _kept(self, site: int) -> int:
+        """The hits of a Value's own site."""
+        key = (*[(atom, 0.0) for atom in self.atoms[site]], (WHOLE, 0.0))
+        return self.distinct.setdefault(key, len(self.distinct))
+
+    def _alike(self, flows: list[_Flows]) -> tuple[Any, ...]:
+        """Patterns, and in columns the flows: those that are alike added up."""
+        source, target, here, there, nbytes = (
+            np.concatenate([getattr(f, name) for f in flows])
+            for name in ("source", "target", "here", "there", "nbytes")
+        )
+        hits = list(self.distinct)
+        pairs, pattern = np.unique(here * len(hits) + there, return_inverse=True)
+        keys = (source * max(len(self.kind), 1) + target) * max(len(pairs), 1) + pattern
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+        return (
+            tuple((hits[n // len(hits)], hits[n % len(hits)]) for n in pairs.tolist()),
+            source[first],
+            target[first],
+            pattern[first].astype(np.int64),
+            np.bincount(which, nbytes, len(first)),
+            np.bincount(which, minlength=len(first)).astype(np.float64),
+        )
+
+
+@dataclass(frozen=True)
+class _Flows:
+    """Flows in columns: from a site to a site, how each hits the Value, and the bytes."""
+
+    source: Ints
+    target: Ints
+    here: Ints
+    there: Ints
+    nbytes: npt.NDArray[np.float64]
+
+    def where(self, which: npt.NDArray[np.bool_]) -> _Flows:
+        return _Flows(
+            self.source[which],
+            self.target[which],
+            self.here[which],
+            self.there[which],
+            self.nbytes[which],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What sites need of a call: its axes that can be cut, their extents, the hits of each input
+    and output, which outputs can be partial, the share of each input that it reads and where that
+    is, whether it is a view, and the size of its iteration space."""
+
+    able: tuple[int, ...]
+    extents: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    partial: tuple[bool, ...]
+    shares: tuple[float, ...]
+    regions: tuple[Box, ...]
+    alias: bool
+    work: float
+
+
+def positions_of(formula: Formula) -> frozenset[str]:
+    """The axes of a formula whose positions are values."""
+    bodies = (output.body for output in formula.outputs if output is not None)
+    return frozenset([name for body in bodies for name in _positions(body)])
+
+
+def _positions(expr: Expr) -> Iterator[str]:
+    if isinstance(expr, Position):
+        yield from (name for name, _ in expr.form.terms)
+    elif isinstance(expr, Access):
+        for item in (item for index in expr.index for item in index):
+            if isinstance(item, Gather):
+                yield from _positions(item.source)
+    elif isinstance(expr, Reduce):
+        yield from _positions(expr.body)
+    elif isinstance(expr, Apply | Opaque):
+        for arg in expr.args:
+            yield from _positions(arg)
+
+
+def covered(boxes: frozenset[Box]) -> int:
+    """How many elements are in any of the boxes."""
+    one = next(iter(boxes))
+    differing = (k for k in range(len(one)) if len({box[k] for box in boxes}) > 1)
+    along = next(differing, None)
+    if along is None:
+        return volume(one)
+    total = 0
+    for low, high in pairwise(sorted({end for box in boxes for end in box[along]})):
+        inside = frozenset(
+            [
+                (*box[:along], (low, high), *box[along + 1 :])
+                for box in boxes
+                if box[along][0] <= low and high <= box[along][1]
+            ]
+        )
+        total += covered(inside) if inside else 0
+    return total
+
+
+def _halo(halves: Split, whole: Split, position: int) -> float:
+    """What both halves read of an input, as a share of what the Op reads."""
+    parts = sum(volume(part.inputs[position]) for part in halves.parts)
+    return max(0.0, parts / max(volume(whole.parts[0].inputs[position]), 1) - 1)
+
+
+def _share(region: Box, factors: Factors) -> float:
+    """The share of a Value that a region of it is."""
+    share = 1.0
+    for (low, high), factor in zip(region, factors, strict=True):
+        share *= (high - low) / max(factor, 1)
+    return share
+
+
+def hit(split: Split, whole: Split, output: bool, position: int) -> int:
+    """How a split in two hits one input or output: the atom that it cuts, or WHOLE, PARTIAL,
+    FIRST."""
+    first, second = split.parts
+    if output:
+        if split.terms[position] > 1:
+            return PARTIAL
+        a, b = first.outputs[position], second.outputs[position]
+        full = whole.parts[0].outputs[position]
+    else:
+        if position in second.zeros:
+            return FIRST
+        a, b = first.inputs[position], second.inputs[position]
+        full = whole.parts[0].inputs[position]
+    cut = [k for k, (x, y, z) in enumerate(zip(a, b, full, strict=True)) if not (x == z and y == z)]
+    return cut[0] if len(cut) == 1 else WHOLE

@@ -1,0 +1,137 @@
+"""METHODS: every way to find a Strategy, one row each. One algorithm a file, one signature:
+
+    search(problem, *, budget, seed) -> SearchResult
+
+To add a method, write its file and add its row here; `plan`, `compare`, `auto` and `--help` follow.
+This module imports no method: a row names its function, which is imported when it is first called,
+so that `--help` comes at once and a method pays only for what it needs itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apportion.search.problem import Problem, SearchResult
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A row of METHODS.
+
+    search        the function, or where it is: "module:function" in this room
+    help          what `--help` says of it
+    auto          its place among those that auto tries, which go by rising numbers; None: not tried
+    baseline      auto tries it whatever the budget, so that it is never worse; others are searches
+                  that are tried only while budget is left
+    share         how much of auto's budget it may use: less than 1 where it would spend all on a
+                  proof
+    takes_starts  it can begin with what auto has found before (an argument `starts`)
+    """
+
+    search: str | Callable[..., SearchResult]
+    help: str
+    auto: int | None = None
+    baseline: bool = False
+    share: float = 1.0
+    takes_starts: bool = False
+
+    def __call__(self, problem: Problem, **how: Any) -> SearchResult:
+        """The Strategy that the method finds; how: budget in seconds, seed, starts."""
+        search = self.search
+        if isinstance(search, str):
+            module, _, name = search.partition(":")
+            search = getattr(import_module(f"apportion.search.{module}"), name)
+        return search(problem, **how)
+
+
+METHODS: dict[str, Method] = {
+    "single": Method(
+        "baselines.single:single", "everything on one device", auto=30, baseline=True
+    ),
+    "data": Method(
+        "baselines.data:data", "data parallelism: the batch cut, parameters everywhere",
+        auto=10, baseline=True,
+    ),
+    "fsdp": Method(
+        "baselines.fsdp:fsdp", "data parallelism with parameters and optimizer state cut as well",
+        auto=20, baseline=True,
+    ),
+    "owt": Method(
+        "baselines.owt:owt",
+        "one weird trick: convolutions by data, dense layers by their features",
+        auto=50, baseline=True,
+    ),
+    "megatron": Method(
+        "baselines.megatron:megatron",
+        "the expert's plan of transformers: layers cut within a node, data across nodes",
+        auto=40, baseline=True,
+    ),
+    "expert": Method(
+        "baselines.expert:expert",
+        "by kind of network: owt, GNMT's layers over a node's devices, or megatron",
+        auto=60, baseline=True,
+    ),
+    "op-placement": Method(
+        "baselines.op_placement:op_placement", "whole layers, on the devices in turn",
+        auto=80, baseline=True,
+    ),
+    "allrow-greedy": Method(
+        "levels.greedy:allrow_greedy",
+        "all tensors along their first dimension, each operator its best",
+        auto=90, baseline=True,
+    ),
+    "spartan": Method(
+        "levels.greedy:spartan",
+        "the largest tensors first, each with the operators around it (Spartan)",
+        auto=100, baseline=True,
+    ),
+    "equalchop": Method(
+        "levels.equalchop:equalchop", "as tofu, with one cut of everything into all devices",
+        auto=110, baseline=True,
+    ),
+    "icml18": Method(
+        "levels.icml18:icml18", "as tofu, without cuts of axes that are summed over",
+        auto=120, baseline=True,
+    ),
+    "tofu": Method(
+        "levels.tofu:tofu", "recursive, for the fewest bytes moved (Tofu)", auto=70
+    ),
+    "tofu-seconds": Method(
+        "levels.tofu_seconds:tofu_seconds",
+        "the same, for the fewest seconds on the links of the cluster", auto=130,
+    ),
+    "tofu-paper": Method("levels.tofu:tofu_paper", "tofu, counted as in the paper"),
+    "optcnn": Method(
+        "layers.optcnn:optcnn", "the fewest seconds added up over layers, exactly (OptCNN)",
+        auto=140,
+    ),
+    "exact": Method(
+        "levels.exact:exact", "all levels of tofu jointly, with a proven bound",
+        auto=150, share=1 / 6,
+    ),
+    "flexflow": Method(
+        "walks.flexflow:flexflow",
+        "random walks over all choices, judged by the simulated step (FlexFlow)",
+        auto=160, takes_starts=True,
+    ),
+    "random": Method(
+        "baselines.random_strategy:random", "a legal plan drawn at random, for tests"
+    ),
+}  # fmt: skip
+
+
+def tried_by_auto() -> list[str]:
+    """The methods that auto tries, in its order."""
+    places = {name: method.auto for name, method in METHODS.items() if method.auto is not None}
+    return sorted(places, key=places.__getitem__)
+
+
+def help_text() -> str:
+    """One paragraph for auto and for each method."""
+    auto = "the best plan by any of the others, as the simulator judges"
+    rows = {"auto": auto, **{name: method.help for name, method in METHODS.items()}}
+    return "\n\n".join(f"{name}: {text}." for name, text in rows.items())

@@ -1,0 +1,206 @@
+"""steps: a walk over Strategies of one Space, judged by the simulated step (delta.py).
+
+What a Strategy costs is its step time, and more where it holds more than the memory limit. The
+bytes that it holds (state, activations for the backward pass) are followed from move to move; how
+much higher the peak is than these is found by full simulations, now and then and of every Strategy
+that is to be the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+import numpy as np
+
+from apportion.columns import Ints
+from apportion.lower import lower
+from apportion.search.problem import Problem
+from apportion.search.walks.device_loads import Loads
+from apportion.search.walks.moves import KINDS, Moves
+from apportion.search.walks.units import Choices, Members
+from apportion.simulate import Delta, simulate
+from apportion.split import Choice, Layout, Space, Strategy, whole
+
+DEAR = 4.0  # how much longer a step counts that is over the limit by all of it
+OVER = 0.05  # and by anything at all
+REMEMBERED = 100  # Ops of a move whose cost is kept until another is accepted
+UNTRIED: tuple[float, Choices] = (0.0, {})
+
+
+class Steps:
+    """The Walk. `best` is the Strategy that was noted last."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        space: Space,
+        strategy: Strategy,
+        kinds: Mapping[str, int] = KINDS,
+    ) -> None:
+        self.problem, self.space = problem, space
+        self.live = Delta(space, strategy, problem.cluster, problem.cost)
+        self.choices: list[Choice] = list(strategy.choices)
+        self.layouts: dict[int, Layout] = dict(strategy.layouts)
+        loads = Loads(problem, space)
+        ops = range(len(space.graph.ops))
+        alone = [float(loads.of(op, whole(space, op, (0,))).max()) for op in ops]
+        self.moves = Moves(Members(space), problem.cluster, self.choices, alone)
+        self.kinds, self.weights = list(kinds), list(kinds.values())
+        self.drawn = {kind: [0, 0, 0] for kind in kinds}  # proposed, accepted, improved the best
+        self.kind = self.kinds[0]
+        self.best = strategy
+        self.sound: Strategy | None = None  # the best that is known to be within the limit
+        self.sound_seconds = float("inf")
+        limit = problem.memory_limit
+        self._limit = None if limit is None else np.asarray(limit, float)
+        self._noted = self._told()  # of the best
+        self._pending: tuple[Choices, dict[int, Layout | None]] = ({}, {})
+        self._befores: dict[int, list[int]] = {}
+        for before, after in space.graph.state:
+            self._befores.setdefault(after, []).append(before)
+        self._known = False  # the last move was not given to `live`: it has been rejected before
+        # Moves from here that were rejected, by Ops and the addresses of Choices, which are kept
+        self._tried: dict[tuple[int, ...], tuple[float, Choices]] = {}
+        self._more = np.ones(problem.devices)  # peaks, as multiples of what is held
+        self.cost = self._cost(self.live.step_ns)
+        self.confirm()
+
+    # What it costs
+
+    def _cost(self, step_ns: int) -> float:
+        return step_ns / 1e9 * self._memory()
+
+    def _memory(self) -> float:
+        """1, or more where more is held than the limit."""
+        if self._limit is None:
+            return 1.0
+        over = float((self.live.held * self._more / self._limit).max()) - 1.0
+        return 1.0 if over <= 0 else 1.0 + OVER + DEAR * over
+
+    def _told(self) -> tuple[Ints | None, int]:
+        """The bytes that are held, if there is a limit, and the step time."""
+        return None if self._limit is None else self.live.held, self.live.step_ns
+
+    def confirm(self) -> bool:
+        """Sees by a full simulation whether the best is within the limit; if not, how much a device
+        holds is judged anew, and the walk has to go back to a Strategy that is, if there is one.
+        Whether all is well."""
+        limit, (held, step_ns) = self.problem.memory_limit, self._noted
+        if limit is None or held is None:
+            self.sound, self.sound_seconds = self.best, step_ns / 1e9
+            return True
+        if self.best is self.sound or (self.sound and step_ns / 1e9 >= self.sound_seconds):
+            return True
+        tasks = lower(self.space, self.best, self.problem.devices)
+        line = simulate(tasks, self.problem.cluster, self.problem.cost)
+        peaks = np.array(line.peak_bytes, float)
+        self._more = np.maximum(peaks, 1.0) / np.maximum(held, 1)
+        self._tried.clear()
+        if (peaks <= np.asarray(limit)).all():
+            self.sound, self.sound_seconds = self.best, line.step_seconds
+            self.cost = self._cost(self.live.step_ns)
+            return True
+        if self.sound is not None:
+            self.best = self.sound
+        self.cost = self._cost(self.live.step_ns)
+        return False
+
+    # The walk
+
+    def change(self, rng: Random, limit: float) -> float | None:
+        """A move, of a kind drawn by weight."""
+        self.kind = rng.choices(self.kinds, self.weights)[0]
+        choices = self.moves.draw(self.kind, rng)
+        self.drawn[self.kind][0] += 1
+        if self.kind == "sweep" and self.moves.swept:
+            self.weights[self.kinds.index("sweep")] = 0
+        if not choices:
+            return None
+        layouts: dict[int, Layout | None] = {}
+        if self.layouts:
+            layouts = dict.fromkeys(v for op in choices for v in self._laid_out(op))
+        self._pending = choices, layouts
+        move = (*choices, *map(id, choices.values())) if len(choices) <= REMEMBERED else ()
+        cost, _ = self._tried.get(move, UNTRIED)
+        self._known = cost > limit
+        if not self._known:
+            cost = self.live.change(choices, layouts, limit=int(limit * 1e9)) / 1e9
+            if cost <= limit:
+                cost *= self._memory()
+            if move:
+                self._tried[move] = cost, choices
+        return cost
+
+    def _laid_out(self, op: int) -> list[int]:
+        """The Values with layouts of their own that an Op leaves, and those of state before it."""
+        found = []
+        for value in self.space.graph.ops[op].outputs:
+            found += [v for v in (value, *self._befores.get(value, ())) if v in self.layouts]
+        return found
+
+    def keep(self) -> None:
+        """The last move stays."""
+        self.drawn[self.kind][1] += 1
+        self._take()
+
+    def _take(self) -> None:
+        self._tried.clear()
+        choices, layouts = self._pending
+        self.live.keep()
+        for op, choice in choices.items():
+            self.choices[op] = choice
+        for value, layout in layouts.items():
+            if layout is None:
+                self.layouts.pop(value, None)
+            else:
+                self.layouts[value] = layout
+        self.cost = self._cost(self.live.step_ns)
+
+    def undo(self) -> None:
+        """The last move is taken back."""
+        if not self._known:
+            self.live.undo()
+
+    def note(self) -> None:
+        """The best so far."""
+        self.drawn[self.kind][2] += 1
+        self.best = self.strategy
+        self._noted = self._told()
+
+    def back(self) -> float:
+        """To the best so far."""
+        best = self.best
+        differ = zip(self.choices, best.choices, strict=True)
+        choices = {op: new for op, (old, new) in enumerate(differ) if old != new}
+        values = self.layouts.keys() | best.layouts.keys()
+        layouts = {
+            v: best.layouts.get(v) for v in values if self.layouts.get(v) != best.layouts.get(v)
+        }
+        if choices or layouts:
+            self._pending = choices, layouts
+            self.live.change(choices, layouts)
+            self._take()
+        return self.cost
+
+    def scatter(self, rng: Random) -> None:
+        """Every cell cut and placed at random."""
+        choices: Choices = {}
+        for cell in self.moves.members.cells:
+            choices |= self.moves.of_cell(cell, rng)
+        choices = {op: new for op, new in choices.items() if new != self.choices[op]}
+        layouts: dict[int, Layout | None] = dict.fromkeys(self.layouts)
+        self._pending = choices, layouts
+        self.live.change(choices, layouts)
+        self._take()
+
+    @property
+    def units(self) -> int:
+        """Cells."""
+        return len(self.moves.members.cells)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The current one."""
+        given = self.space
+        return Strategy(tuple(self.choices), dict(self.layouts), given.digits, given.opening)

@@ -1,0 +1,68 @@
+"""show: what people and other programs see of plans and runs.
+
+In: Plans, Timelines, Clusters. Out: tables on a terminal, JSON facts, an HTML report, traces for
+Perfetto and Chakra. Next room: cli, which prints them.
+Read tables.py and json_facts.py first, then report.py with templates/, perfetto.py, chakra.py,
+cluster_tables.py, progress.py and streams.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from apportion.faces import lazy_face
+
+if TYPE_CHECKING:
+    from apportion.show import (
+        cluster_tables as cluster_tables,
+    )
+    from apportion.show import (
+        tables as tables,
+    )
+    from apportion.show.chakra import (
+        export as export,
+    )
+    from apportion.show.json_facts import (
+        comparison_facts as comparison_facts,
+    )
+    from apportion.show.json_facts import (
+        plan_facts as plan_facts,
+    )
+    from apportion.show.json_facts import (
+        run_facts as run_facts,
+    )
+    from apportion.show.json_facts import (
+        step_facts as step_facts,
+    )
+    from apportion.show.json_facts import (
+        why_facts as why_facts,
+    )
+    from apportion.show.perfetto import (
+        Links as Links,
+    )
+    from apportion.show.perfetto import (
+        trace as trace,
+    )
+    from apportion.show.progress import (
+        progress as progress,
+    )
+    from apportion.show.report import (
+        page as page,
+    )
+    from apportion.show.streams import (
+        answer as answer,
+    )
+    from apportion.show.streams import (
+        note as note,
+    )
+    from apportion.show.streams import (
+        say as say,
+    )
+    from apportion.show.streams import (
+        stdout_kept as stdout_kept,
+    )
+    from apportion.show.streams import (
+        warnings_noted as warnings_noted,
+    )
+
+lazy_face(__name__)

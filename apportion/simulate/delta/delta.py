@@ -1,0 +1,351 @@
+"""delta: what one changed Choice does to the simulated step, without simulating the rest again.
+
+    live = Delta(space, strategy, cluster, cost)
+    live.step_seconds
+    live.change({op: choice})   # lowers what is near the Op again, and looks again at what moves
+    live.change({op: choice}, {value: layout}, limit)   # ... or stops if it is longer than `limit`
+    live.undo()                 # as it was before; or live.keep()
+
+Of a changed Op only its neighbourhood is lowered anew: the Flows of the Values that it reads and
+makes, and the Blocks of the Ops that make or read them. The schedule is worked out again from the
+first time on that can have changed (live.py, resume.py). The times are those of
+`simulate(lower(...))` bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+
+import numpy as np
+
+from apportion.columns import (
+    Ints,
+    offsets,
+)
+from apportion.lower import READ, Devices, Flow, Lowering, TaskGraph, stamp
+from apportion.lower import flow_store as flows
+from apportion.machine import Cluster, CostModel, ahead_nanoseconds
+from apportion.simulate.delta import block_store as stock
+from apportion.simulate.delta import reschedule as resume
+from apportion.simulate.delta import schedule_state as lives
+from apportion.simulate.delta.held_bytes import Held
+from apportion.simulate.delta.new_blocks import Drafting
+from apportion.simulate.delta.schedule_state import Live
+from apportion.simulate.schedule import Times
+from apportion.split import Choice, Layout, Space, Split, Strategy, verify, verify_choice
+
+ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
+SPARE = 1 << 16  # and so much more
+CROWDED = 8  # changes leave so much behind, as a multiple, before all is built anew
+PLENTY = 1 << 21  # and as a number
+MEMORY = 8  # Flows and Blocks that are remembered, as a multiple of those of the Graph
+LOOKS = 64  # changes between two looks at what they have left behind
+NONE = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class _Before:
+    """What a change replaced, outside of the arrays."""
+
+    step: int
+    termwise: dict[int, Devices]
+    counters: Ints | None  # none if all was built anew
+    choices: list[tuple[int, Choice, Split]]
+    layouts: dict[int, Layout | None]
+    flows: dict[int, tuple[Flow, int]]
+    ops: Ints
+
+
+class Delta:
+    """A simulated step under a Strategy whose Choices can be changed."""
+
+    def __init__(self, space: Space, strategy: Strategy, cluster: Cluster, cost: CostModel) -> None:
+        devices = len(cluster.devices)
+        verify(space, strategy, devices)
+        self.space, self.cluster, self.cost = space, cluster, cost
+        self.given = strategy
+        self.lowering = Lowering(space, strategy, devices)
+        self.flows = [self.lowering.flow_of(v) for v in range(len(space.graph.values))]
+        self.drafting = Drafting(self.lowering, cluster, cost)
+        self.ahead = ahead_nanoseconds(cluster, cost)
+        self.verified: dict[int, set[Layout]] = {}
+        self.legal: dict[tuple[int, int], tuple[Choice, Split]] = {}
+        self.holding = Held(space.graph, self.flows, devices)
+        self.maker = [-1 if made is None else made[0] for made in space.graph.producer]
+        self.before: _Before | None = None
+        self.changes = 0
+        self.bounded = False  # the last change was given up: its step takes longer than the limit
+        self._build()
+
+    # What it says
+
+    @property
+    def step_seconds(self) -> float:
+        """The simulated step time."""
+        return self.step_ns / 1e9
+
+    @property
+    def strategy(self) -> Strategy:
+        """The Strategy as it is now."""
+        choices, layouts = tuple(self.lowering.choices), dict(self.lowering.layouts)
+        return Strategy(choices, layouts, self.given.digits, self.given.opening)
+
+    @property
+    def held(self) -> Ints:
+        """Bytes that every device holds across the step (held.py)."""
+        return self.holding.nbytes()
+
+    def times(self) -> Times:
+        """Start and end of every task, in the order of the TaskGraph."""
+        blocks = self.live.cells[self.live.at[lives.BLOCK] :][: self.live.rows // 2]
+        first = offsets(self.drafting.stock.tasks[blocks])
+        start, end = np.full((2, int(first[-1])), lives.ABSENT)
+        resume.tell(self.drafting.stock, self.live, first, start, end)
+        return start, end
+
+    def tasks(self) -> TaskGraph:
+        """The TaskGraph as it is now."""
+        return stamp(self.lowering.lowered())
+
+    # Changing it
+
+    def change(
+        self,
+        choices: Mapping[int, Choice],
+        layouts: Mapping[int, Layout | None] = MappingProxyType({}),
+        limit: int | None = None,
+    ) -> int:
+        """Gives Ops other Choices and Values other Layouts (None: none of its own); the new step
+        time in nanoseconds. Raises ValueError, and changes nothing, if one is not legal.
+
+        If the step is longer than `limit`, only this is worked out. Then `bounded` is true, what is
+        returned is above the limit and at most the step time, and the change can only be undone.
+        """
+        assert self.before is None, "the last change is neither kept nor undone"
+        lowering = self.lowering
+        legal = self._legal(choices)
+        if layouts:
+            self._verify_layouts(layouts)
+        self.changes += 1
+        if lowering.remembered > MEMORY * len(self.flows) + SPARE:
+            lowering.forget(self.flows, ())
+            self._build()
+        elif not self.changes % LOOKS and self._is_crowded():
+            self._build()
+        counters = self.live.counters
+        counters[lives.WRITTEN] = 0
+        before = self.before = _Before(
+            self.step_ns, lowering.termwise, counters.copy(), [], {}, {}, NONE
+        )
+        for op, (choice, split) in zip(choices, legal, strict=True):
+            before.choices.append((op, lowering.choices[op], lowering.splits[op]))
+            lowering.choices[op], lowering.splits[op] = choice, split
+        for value, layout in layouts.items():
+            before.layouts[value] = lowering.layouts.get(value)
+            lowering.lay(value, layout)
+        touched = set(choices)
+        if self._retell(choices, layouts):
+            touched |= _differing(before.termwise, lowering.termwise)
+        values = self._new_flows(touched, layouts)
+        self._restamp(self._new_blocks(touched, values), limit)
+        return self.step_ns
+
+    def _used(self) -> tuple[Ints, Ints]:
+        """How much there is of all that changes leave behind."""
+        return self.drafting.flows.used, self.drafting.stock.used
+
+    def _is_crowded(self) -> bool:
+        """Whether changes have left too much behind."""
+        return any(
+            (used > most).any() for used, most in zip(self._used(), self.crowded, strict=True)
+        )
+
+    def _legal(self, choices: Mapping[int, Choice]) -> list[tuple[Choice, Split]]:
+        """The Choices with their Splits; raises ValueError unless all are legal. Those that were
+        once are known, by their addresses: they are kept, so that no other can have one."""
+        calls, legal = self.space.call_ids, self.legal
+        if len(legal) > SPARE:
+            legal.clear()
+        found = []
+        for op, choice in choices.items():
+            key = (calls[op] if 0 <= op < len(calls) else -1, id(choice))
+            known = legal.get(key)
+            if known is None:
+                verify_choice(self.space, op, choice, self.lowering.devices)
+                known = legal[key] = choice, self.space.split(op, choice.parts)
+            found.append(known)
+        return found
+
+    def _verify_layouts(self, layouts: Mapping[int, Layout | None]) -> None:
+        """Raises ValueError unless all Layouts are legal; those that were once are known."""
+        new: dict[int, Layout] = {}
+        for value, layout in layouts.items():
+            if layout is None and not 0 <= value < len(self.flows):
+                new[value] = Layout((), (0,))
+            elif layout is not None and layout not in self.verified.get(value, ()):
+                new[value] = layout
+        if new:
+            choices = tuple(self.lowering.choices)
+            given = Strategy(choices, new, self.given.digits, self.given.opening)
+            verify(self.space, given, self.lowering.devices)
+        for value, layout in new.items():
+            self.verified.setdefault(value, set()).add(layout)
+
+    def undo(self) -> None:
+        """As it was before the last change."""
+        before = self.before
+        assert before is not None, "there is nothing to undo"
+        lowering = self.lowering
+        for op, choice, split in before.choices:
+            lowering.choices[op], lowering.splits[op] = choice, split
+        for value, layout in before.layouts.items():
+            lowering.lay(value, layout)
+        lowering.terms.undo()
+        lowering.termwise = before.termwise
+        for value, (flow, number) in before.flows.items():
+            self.flows[value], self.numbers[value] = flow, number
+        self.holding.touch(before.flows)
+        self.before, self.bounded = None, False
+        if before.counters is None:
+            self._build()
+            return
+        lives.undo(self.drafting.stock, self.live, before.ops)
+        self.live.counters[:] = before.counters
+        self.step_ns = before.step
+
+    def keep(self) -> None:
+        """The last change stays."""
+        assert not self.bounded, "a change that was given up can only be undone"
+        assert self.before is not None, "there is nothing to keep"
+        self.before = None
+
+    def _retell(self, ops: Iterable[int], values: Iterable[int]) -> bool:
+        """What is computed term by term, after Ops got other Choices and Values other Layouts;
+        whether that may be something else now."""
+        lowering = self.lowering
+        made = [self.maker[value] for value in values]
+        looked = [*ops, *(op for op in made if op >= 0)] if made else ops
+        different = lowering.terms.update(looked, lowering.choices, lowering.splits)
+        if different:
+            lowering.termwise = lowering.terms.settled()
+        return different
+
+    def _new_flows(self, touched: set[int], laid: Iterable[int]) -> list[int]:
+        """Values whose Flow is another one now."""
+        graph, lowering = self.lowering.graph, self.lowering
+        values = {v for op in touched for v in lowering.values[op]}
+        for op in touched:
+            for value in graph.ops[op].outputs:
+                values.update(lowering.befores.get(value, ()))
+        for value in laid:
+            values.add(value)
+            values.add(lowering.after.get(value, value))
+        near, was, numbers = sorted(values), self.flows, self.numbers
+        found = dict(zip(near, lowering.flows_of(near), strict=True))
+        changed = [value for value in near if found[value] is not was[value]]
+        new = [found[value] for value in changed]
+        assert self.before is not None
+        self.before.flows = {v: (was[v], numbers[v]) for v in changed}
+        given = self.drafting.number_all(new, changed)
+        for value, flow, number in zip(changed, new, given, strict=True):
+            was[value], numbers[value] = flow, number
+        self.holding.touch(changed)
+        return changed
+
+    def _new_blocks(self, touched: set[int], values: list[int]) -> Ints:
+        """Ops whose tasks are other ones now."""
+        assert self.before is not None
+        was, now, held = self.before.flows, self.numbers, self.drafting.flows
+        changed = np.array([(v, was[v][1], now[v]) for v in values], np.int64).reshape(-1, 3)
+        found: Ints = flows.differing(
+            held.stage_start, held.mark, changed, *self.lowering.near, np.array([*touched])
+        )
+        return found
+
+    # The arrays
+
+    def _restamp(self, ops: Ints, limit: int | None) -> None:
+        """Gives Ops their new Blocks, and works out what changes."""
+        before, drafting = self.before, self.drafting
+        assert before is not None
+        before.ops = ops
+        if not len(ops):
+            return
+        fits = drafting.longest <= drafting.span
+        if fits:
+            blocks = drafting.blocks(ops.tolist(), self.numbers)
+            fits = self._settle(ops, blocks, lives.NEVER if limit is None else limit)
+        if not fits:
+            before.counters = None
+            self._build()
+
+    def _settle(self, ops: Ints, blocks: Ints, limit: int) -> bool:
+        """The schedule with the Blocks that these Ops have now; whether there was room."""
+        held, live = self.drafting.stock, self.live
+        ends = int(resume.change(held, live, ops, blocks, limit))
+        if ends != lives.ABSENT:
+            self.step_ns, self.bounded = ends, ends > limit
+        return ends != lives.ABSENT
+
+    def _build(self) -> None:
+        """The arrays, from the Flows there are."""
+        devices = len(self.cluster.devices)
+        longest = max(b - a for f in set(self.flows) for a, b in pairwise(f.made_start))
+        self.drafting.begin(max(2 * devices, longest))
+        self.numbers = self.drafting.number_all(self.flows, range(len(self.flows)))
+        blocks = self.drafting.blocks(range(len(self.lowering.graph.ops) + 1), self.numbers)
+        self.live = self._room(stock.totals(self.drafting.stock, blocks))
+        self.step_ns = int(resume.begin(self.drafting.stock, self.live, blocks))
+        self.live.counters[lives.WRITTEN] = 0
+        self.crowded = [np.maximum(CROWDED * used, PLENTY) for used in self._used()]
+
+    def _room(self, used: Ints) -> Live:
+        """Empty arrays with room for changes; now the Blocks of all Ops have so much."""
+        graph, devices = self.lowering.graph, len(self.cluster.devices)
+        ops = len(graph.ops) + 1
+        stages = [3 + len(readers) for readers in graph.consumers]
+        first = offsets(np.array(stages))
+        maker = np.full(int(first[-1]), -1)
+        for value, made in enumerate(graph.producer):
+            at = int(first[value])
+            if made is not None:
+                maker[at : at + 2] = 2 * made[0], 2 * made[0] + 1
+            for k, reader in enumerate((*graph.consumers[value], ops - 1)):
+                maker[at + READ + k] = 2 * reader
+        values = self.lowering.values
+        rows, spare = 2 * ops, ROOM * used + SPARE
+        messages, needs = int(spare[stock.MESSAGES]), int(spare[stock.NEEDS]) + 3 * SPARE
+        hops = int(spare[stock.HOPS]) + 7 * SPARE
+        lanes, links = devices * rows, max(len(self.cluster.links), 1)
+        span = self.drafting.span
+        slots = int(first[-1]) * span
+        cells = (slots, 2 * lanes, messages, messages, hops, ops, ops)
+        journal = int(spare[stock.MAKES]) + 4 * lanes + hops + 8 * messages + 3 * ops
+        marks = np.zeros((devices, rows), np.uint8)
+        marks[:, :: lives.APART] = lives.STATION
+        live = Live(
+            devices, rows, span, _new(sum(cells)), offsets(np.array(cells)), _new(6),
+            np.empty((journal, 2), np.int64), marks.ravel(),
+            np.zeros(lanes, np.int32), np.zeros((lanes, 8), np.int64),
+            offsets(np.array([len(v) for v in values])),
+            np.array([first[v] * span for each in values for v in each], np.int64), maker,
+            self.ahead, np.zeros((messages, lives.FIELDS), np.int64), np.zeros(messages, np.uint8),
+            _new(needs), _new(needs), _new(needs), _new(needs),
+            _new(devices), _new(devices), _new(devices), _new(devices), _new(devices),
+            np.full(lanes, -1), _new(devices), np.zeros((messages, 2), np.int64),
+            _new(messages), _new(links),
+        )  # fmt: skip
+        blocks = live.at[lives.BLOCK]
+        live.cells[blocks : blocks + ops] = lives.ABSENT
+        return live
+
+
+def _new(count: int) -> Ints:
+    return np.zeros(count, np.int64)
+
+
+def _differing(a: dict[int, Devices], b: dict[int, Devices]) -> set[int]:
+    return {op for op in a.keys() | b.keys() if a.get(op) != b.get(op)}

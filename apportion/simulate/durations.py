@@ -1,0 +1,268 @@
+"""Durations: how long each task of a TaskGraph takes alone, by a CostModel.
+
+Compute and assembly tasks are priced by machine/cost_model.py; a call that was measured takes what
+it was measured to take. Messages are priced here: from links where links are simulated, or from the
+measured line of an exchange where messages burn the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from apportion.columns import Floats, Ints, compiled
+from apportion.lower import ASSEMBLE, CATEGORIES, COLLECTIVE, COMPUTE, TRANSFER, TaskGraph
+from apportion.machine import (
+    AHEAD,
+    ASSEMBLE_LINE,
+    ESTIMATED,
+    FITTED,
+    MEASURED,
+    PACK_LINE,
+    Cluster,
+    CostModel,
+    CostTable,
+    Line,
+    alike,
+    assemble_seconds,
+    classes,
+    compute_seconds,
+    cost_fit,
+    exchange_line,
+    kind_of,
+    wire_lines,
+    wire_seconds,
+)
+
+SOURCES = ("measured", "fitted", "estimated")
+INPUT_CATEGORY = CATEGORIES.index("input")
+
+
+def nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Ints:
+    """Duration of each task; at least 1, so that simulated time always moves on."""
+    return np.maximum(np.rint(_costs(tasks, cluster, cost)[0] * 1e9), 1).astype(np.int64)
+
+
+def sources(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Ints:
+    """Where the duration of each task comes from: MEASURED, FITTED or ESTIMATED."""
+    return _costs(tasks, cluster, cost)[1]
+
+
+def shares(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> dict[str, float]:
+    """The share of all tasks' predicted time that is measured, fitted and estimated."""
+    seconds, source = _costs(tasks, cluster, cost)
+    total = float(seconds.sum()) or 1.0
+    return {name: float(seconds[source == k].sum()) / total for k, name in enumerate(SOURCES)}
+
+
+def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Ints:
+    """What it takes the host to issue each task to an asynchronous device; 0 on others and for
+    messages."""
+    issue = np.zeros(len(tasks))
+    names = _op_kinds(tasks)
+    for where, device in classes(cluster):
+        if not device.asynchronous:
+            continue
+        known = cost.tables[device.kind].issue if device.kind in cost.tables else {}
+        usual = known.get("", device.launch_seconds)
+        per_op = np.array([known.get(name, usual) for name in names] + [usual])
+        mine = where[tasks.device] & (tasks.kind != TRANSFER) & (tasks.kind != COLLECTIVE)
+        computes = mine & (tasks.kind == COMPUTE)
+        issue[mine] = known.get("assemble", usual)
+        issue[computes] = per_op[np.minimum(tasks.op[computes], len(names))]
+        if len(tasks.work):
+            calls = [known.get(w, known.get(alike(w), np.nan)) for w in tasks.works]
+            own = np.array([*calls, np.nan])[tasks.work]
+            issue[computes] = np.where(np.isnan(own), issue, own)[computes]
+    return np.rint(issue * 1e9).astype(np.int64)
+
+
+def restricted(cost: CostModel, tasks: TaskGraph) -> CostModel:
+    """The CostModel with no more than what these tasks need: what a saved Plan keeps."""
+    kinds = set(tasks.kinds) | {kind_of(work) for work in tasks.works}
+    names = kinds | {cost_fit.family(kind) for kind in kinds} | {"apportion.feed"}
+    calls = (*tasks.works, *(name for name, _, _ in feeds(tasks)))
+    always = {"", ASSEMBLE_LINE, AHEAD, *tasks.works, *map(alike, tasks.works)}
+
+    def needed(table: CostTable) -> CostTable:
+        return replace(
+            table,
+            works={w: table.works[w] for w in calls if w in table.works},
+            fits={n: f for n, f in table.fits.items() if n.rpartition("/")[0] in names},
+            issue={k: s for k, s in table.issue.items() if k in kinds | always},
+        )
+
+    return replace(cost, tables={kind: needed(table) for kind, table in cost.tables.items()})
+
+
+def _costs(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> tuple[Floats, Ints]:
+    """Seconds of each task, and where they come from."""
+    if tasks.devices > len(cluster.devices):
+        raise ValueError(
+            f"the tasks are for {tasks.devices} devices, cluster {cluster.name!r} has "
+            f"{len(cluster.devices)}"
+        )
+    seconds, source = np.zeros(len(tasks)), np.full(len(tasks), ESTIMATED)
+    computes = np.flatnonzero(tasks.kind == COMPUTE)
+    seconds[computes], source[computes] = compute_seconds(
+        cost, cluster, _op_kinds(tasks), tasks.op[computes], tasks.device[computes],
+        tasks.flops[computes], tasks.nbytes[computes], tasks.itemsize[computes],
+    )  # fmt: skip
+    joins = np.flatnonzero(tasks.kind == ASSEMBLE)
+    if len(joins):
+        boxes = tasks.taken[joins]
+        seconds[joins], source[joins] = assemble_seconds(
+            cost, cluster, tasks.device[joins], boxes, tasks.nbytes[joins]
+        )
+    _put_measured(tasks, cluster, cost, seconds, source)
+    _put_feeds(tasks, cluster, cost, seconds)
+    _put_messages(tasks, cluster, cost, seconds, source)
+    return seconds, source
+
+
+def _op_kinds(tasks: TaskGraph) -> Sequence[str]:
+    return tasks.kinds or ("",) * max(len(tasks.op_start) - 2, 0)
+
+
+def _put_measured(
+    tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Floats, source: Ints
+) -> None:
+    if not len(tasks.work):
+        return
+    for where, device in classes(cluster):
+        if device.kind not in cost.tables:
+            continue
+        known = cost.tables[device.kind].works
+        found = [known[w].seconds if w in known else np.nan for w in tasks.works]
+        measured = np.array([*found, np.nan])[tasks.work]
+        here = where[tasks.device] & ~np.isnan(measured)
+        seconds[here], source[here] = measured[here], MEASURED
+
+
+def feeds(tasks: TaskGraph) -> list[tuple[str, int, int]]:
+    """What takes the batch into each device that gets some of it: (signature, bytes, device)."""
+    given = (tasks.slot_first == -1) & (tasks.slot_category == INPUT_CATEGORY)
+    device, nbytes = tasks.slot_device[given], tasks.slot_nbytes[given]
+    slots = np.bincount(device, minlength=tasks.devices).tolist()
+    sizes = np.bincount(device, nbytes, tasks.devices).astype(np.int64).tolist()
+    return [
+        (f"apportion.feed({count} {size})", size, number)
+        for number, (count, size) in enumerate(zip(slots, sizes, strict=True))
+        if count
+    ]
+
+
+def _put_feeds(tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Floats) -> None:
+    """The first task of a device also waits for its part of the batch, where that was measured."""
+    if not cost.tables or not len(tasks.work):
+        return
+    working = np.flatnonzero((tasks.kind == COMPUTE) | (tasks.kind == ASSEMBLE))
+    devices, first = np.unique(tasks.device[working], return_index=True)
+    begins = dict(zip(devices.tolist(), working[first].tolist(), strict=True))
+    for name, nbytes, device in feeds(tasks):
+        table = cost.tables.get(cluster.devices[device].kind)
+        if table is None or device not in begins:
+            continue
+        fit = table.fits.get(cost_fit.key(kind_of(name), 1))
+        if name in table.works:
+            seconds[begins[device]] += table.works[name].seconds
+        elif fit is not None:
+            seconds[begins[device]] += fit.launch + fit.per_byte * nbytes
+
+
+# Messages
+
+
+def _put_messages(
+    tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Floats, source: Ints
+) -> None:
+    line = exchange_line(cluster, cost)
+    if cluster.communication_on_device and line is not None:
+        _put_exchanges(tasks, cluster, cost, line, seconds, source)
+        return
+    moving = np.flatnonzero(tasks.kind == TRANSFER)
+    seconds[moving] = _message_seconds(
+        tasks.device[moving], tasks.peer[moving], tasks.nbytes[moving], cluster
+    )
+
+
+def _put_exchanges(
+    tasks: TaskGraph,
+    cluster: Cluster,
+    cost: CostModel,
+    line: Line,
+    seconds: Floats,
+    source: Ints,
+) -> None:
+    """An exchange takes as long as for the process with the most to do: messages sent and received,
+    their bytes, and packing. Lanes put its messages one after another, so each gets a share."""
+    lines = cost.tables[cluster.devices[0].kind].lines
+    pack = lines.get(PACK_LINE) or lines.get(ASSEMBLE_LINE) or Line(0.0, 0.0, 0.0, 0.0, 0)
+    moving = np.flatnonzero(tasks.kind == TRANSFER)
+    if len(moving):
+        boxes = tasks.taken[moving]
+        nbytes = tasks.nbytes[moving]
+        moved = line.per_box + nbytes * line.per_byte
+        packed = moved + pack.each + boxes * pack.per_box + 2 * nbytes * pack.per_byte
+        messages = tasks.position[moving], tasks.device[moving], tasks.peer[moving]
+        seconds[moving] = _shared(
+            *messages, packed.astype(np.float64), moved.astype(np.float64), line.each,
+            tasks.devices, wire_seconds(*messages, nbytes, cluster),
+        )  # fmt: skip
+        source[moving] = FITTED
+    among = np.flatnonzero(tasks.kind == COLLECTIVE)
+    if len(among):
+        size = np.array([len(group) for group in tasks.groups])[tasks.group[among]]
+        share = tasks.nbytes[among] / size  # what one member sends, and what it receives
+        both = 2 * (line.per_box * (size - 1) + share * line.per_byte)
+        packing = (size - 1) * (pack.each + pack.per_box) + 2 * share * pack.per_byte
+        late, pace = (part[tasks.group[among]] for part in wire_lines(tasks.groups, cluster))
+        wire = late + pace * tasks.nbytes[among]
+        seconds[among] = line.each + packing + np.maximum(both, wire)
+        source[among] = FITTED
+
+
+@compiled
+def _shared(
+    position: Ints,
+    sender: Ints,
+    receiver: Ints,
+    out: Floats,
+    into: Floats,
+    each: float,
+    count: int,
+    wire: Floats,
+) -> Floats:
+    """Seconds of messages so that those of one position, one after another in the lanes of their
+    devices, take what the busiest device needs for all of its own, or for packing and the wire."""
+    shares = np.empty(len(out))
+    need, pack, depth = np.zeros(count), np.zeros(count), np.zeros(count)
+    first = 0
+    while first < len(out):
+        last = first
+        need[:], pack[:], depth[:] = 0.0, 0.0, 0.0
+        while last < len(out) and position[last] == position[first]:
+            a, b = sender[last], receiver[last]
+            need[a] += out[last]
+            need[b] += into[last]
+            pack[a] += out[last] - into[last]
+            depth[a] = depth[b] = max(depth[a], depth[b]) + out[last]
+            last += 1
+        whole = each + max(need.max(), pack.max() + wire[first])
+        for k in range(first, last):
+            shares[k] = whole * out[k] / max(depth.max(), 1e-12)
+        first = last
+    return shares
+
+
+def _message_seconds(sender: Ints, receiver: Ints, nbytes: Ints, cluster: Cluster) -> Floats:
+    count = len(cluster.devices)
+    pairs, which = np.unique(sender * count + receiver, return_inverse=True)
+    routes = [cluster.routes[pair // count][pair % count] for pair in pairs.tolist()]
+    links = cluster.links
+    latency = np.array([sum(links[k].latency for k in route) for route in routes])
+    bandwidth = np.array([min(links[k].bandwidth for k in route) for route in routes])
+    seconds: Floats = latency[which] + nbytes / bandwidth[which]
+    return seconds

@@ -1,0 +1,161 @@
+"""hops: which links a message occupies, and for how long.
+
+A message of `nbytes` over a line (the route between two devices, or an algorithm of a collective)
+occupies each of its links for `pace * nbytes`, where pace is nanoseconds per byte, and arrives
+`lag + drag * nbytes` after the last of them is done with it:
+
+    TRANSFER    pace of a link is 1 / its bandwidth, lag the sum of the latencies, no drag
+    COLLECTIVE  of all algorithms on this group the one that is cheapest for `nbytes`. Its phases
+                may be bound by different links; drag is what the busiest link does not account for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from apportion.columns import (
+    Floats,
+    Ints,
+    compiled,
+    offsets,
+    plain,
+)
+from apportion.lower import (
+    COLLECTIVE,
+    TRANSFER,
+    TaskGraph,
+)
+from apportion.machine import Cluster, Profile, profile
+
+
+class Lines(NamedTuple):  # numba takes no dataclass
+    """What messages travel on, in columns."""
+
+    lag: Floats  # r: nanoseconds
+    drag: Floats  # r: nanoseconds per byte
+    start: Ints  # r + 1: offsets into link and pace
+    link: Ints
+    pace: Floats  # nanoseconds per byte
+
+
+class Hops(NamedTuple):
+    """What messages occupy, in columns: those of a Network by these names."""
+
+    latency: Ints  # n
+    start: Ints  # n + 1: offsets into link and occupancy
+    link: Ints
+    occupancy: Ints
+
+
+def hops(tasks: TaskGraph, cluster: Cluster) -> Hops:
+    """The hops of all messages; other tasks have none."""
+    lines, line = message_lines(tasks, cluster)
+    return Hops(*_hops(lines, line, plain(tasks.nbytes)))
+
+
+def no_hops(n: int) -> Hops:
+    """Where no message occupies a link."""
+    none = np.zeros(0, np.int64)
+    return Hops(np.zeros(n, np.int64), np.zeros(n + 1, np.int64), none, none)
+
+
+@compiled
+def occupancy(nbytes: int, pace: float) -> int:
+    """Nanoseconds that so many bytes occupy a link; at least 1, so that time moves on."""
+    return max(int(np.rint(nbytes * pace)), 1)
+
+
+@compiled
+def latency(nbytes: int, lag: float, drag: float) -> int:
+    """Nanoseconds from the last link to the receivers."""
+    return int(np.rint(lag + drag * nbytes))
+
+
+@compiled
+def _hops(lines: Lines, line: Ints, nbytes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    n = len(line)
+    start, late = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
+    for task in range(n):
+        start[task + 1] = start[task]
+        if line[task] >= 0:
+            start[task + 1] += lines.start[line[task] + 1] - lines.start[line[task]]
+    link, occupied = np.empty(start[n], np.int64), np.empty(start[n], np.int64)
+    for task in range(n):
+        if line[task] >= 0:
+            late[task] = latency(nbytes[task], lines.lag[line[task]], lines.drag[line[task]])
+            shift = lines.start[line[task]] - start[task]
+            for hop in range(start[task], start[task + 1]):
+                link[hop] = lines.link[hop + shift]
+                occupied[hop] = occupancy(nbytes[task], lines.pace[hop + shift])
+    return late, start, link, occupied
+
+
+# Lines
+
+
+def message_lines(tasks: TaskGraph, cluster: Cluster) -> tuple[Lines, Ints]:
+    """Lines, and which of them each task takes: -1 unless it is a message."""
+    line = np.full(len(tasks), -1)
+    pairs = _pairs(tasks, len(cluster.devices), line)
+    profiles = _choose(tasks, cluster, line, len(pairs))
+    return _joined(_route_lines(pairs, cluster), _profile_lines(profiles)), line
+
+
+def _pairs(tasks: TaskGraph, count: int, line: Ints) -> list[tuple[int, int]]:
+    """The (sender, receiver) of transfers; writes to `line` which of these each transfer has."""
+    sent = np.flatnonzero(tasks.kind == TRANSFER)
+    pair = tasks.device[sent] * count + tasks.peer[sent]
+    number = np.zeros(count * count, np.int64)
+    number[pair] = 1
+    used = np.flatnonzero(number)
+    number[used] = np.arange(len(used))
+    line[sent] = number[pair]
+    return [divmod(each, count) for each in used.tolist()]
+
+
+def _route_lines(pairs: Sequence[tuple[int, int]], cluster: Cluster) -> Lines:
+    routes = [cluster.routes[a][b] for a, b in pairs]
+    start = offsets(np.array([len(route) for route in routes], np.int64))
+    link = np.fromiter(chain.from_iterable(routes), np.int64, int(start[-1]))
+    delay = np.array([each.latency for each in cluster.links])
+    pace = 1e9 / np.array([each.bandwidth for each in cluster.links])
+    owner = np.repeat(np.arange(len(pairs)), np.diff(start))
+    lag: Floats = np.bincount(owner, delay[link], minlength=len(pairs)).astype(np.float64)
+    return Lines(lag * 1e9, np.zeros(len(pairs)), start, link, pace[link])
+
+
+def _choose(tasks: TaskGraph, cluster: Cluster, line: Ints, base: int) -> list[Profile]:
+    """Algorithms of the collectives; writes to `line` which of them, from `base` on, each takes."""
+    found: list[Profile] = []
+    together = np.flatnonzero(tasks.kind == COLLECTIVE)
+    if not len(together):
+        return found
+    key = tasks.pattern[together] * len(tasks.groups) + tasks.group[together]
+    order = np.argsort(key, kind="stable")
+    keys, first = np.unique(key[order], return_index=True)
+    for each, rows in zip(keys.tolist(), np.split(together[order], first[1:]), strict=True):
+        pattern, group = divmod(each, len(tasks.groups))
+        profiles = profile(pattern, tasks.groups[group], cluster)
+        alpha, beta = (np.array([p[k] for p in profiles])[:, None] for k in (1, 2))
+        line[rows] = base + len(found) + np.argmin(alpha + beta * tasks.nbytes[rows], axis=0)
+        found += profiles
+    return found
+
+
+def _profile_lines(profiles: Sequence[Profile]) -> Lines:
+    start = offsets(np.array([len(p.links) for p in profiles], np.int64))
+    link = np.array([link for p in profiles for link, _ in p.links], np.int64)
+    pace = np.array([beta for p in profiles for _, beta in p.links], np.float64)
+    lag = np.array([p.alpha for p in profiles], np.float64)
+    drag = np.array([p.beta - max(b for _, b in p.links) for p in profiles], np.float64)
+    return Lines(lag * 1e9, drag * 1e9, start, link, pace * 1e9)
+
+
+def _joined(first: Lines, second: Lines) -> Lines:
+    lag, drag, _, link, pace = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+    start = np.concatenate([first.start, second.start[1:] + first.start[-1]])
+    return Lines(lag, drag, start, link, pace)

@@ -1,0 +1,234 @@
+"""schedule: a Network of items -> when each starts and ends, in integer nanoseconds.
+
+An item is ready at its release or when the last of its predecessors ends, whichever is later.
+
+    work     has no hops: it starts when it is ready and lasts its duration
+    message  has a hop for every link it crosses, each with its own occupancy. A link serves
+             messages one at a time, first come first served by (ready, index):
+
+                 s_j = max(ready, free_j)        when link j turns to it
+                 free_j = s_j + occupancy_j + hold
+
+             and the message starts at max_j s_j and ends at max_j (s_j + occupancy_j) + latency
+
+A device that takes whatever is ready first, as in FlexFlow and Placeto, is a link that each of its
+items crosses.
+
+Every predecessor has a smaller index. So what becomes ready through a message comes after it in
+(ready, index), and of all messages that are ready, while no work is left to resolve, the first one
+is final: one heap of messages is all the state there is.
+
+`schedule` is the specification. `schedule_compiled` is its twin for speed, equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from apportion.columns import Ints, compiled
+
+Times = tuple[Ints, Ints]
+"""Start and end of every item."""
+
+
+class Network(NamedTuple):  # numba takes no dataclass
+    """Items in columns: precedence, durations, and the links that messages cross."""
+
+    links: int
+    duration: Ints  # n: of work; not read for a message
+    release: Ints  # n: not ready before
+    hold: Ints  # n: how long a message's links stay busy after it
+    latency: Ints  # n: of a message
+    pending: Ints  # n: how many predecessors
+    next_start: Ints  # n + 1: offsets into next
+    next: Ints  # successors of each item
+    hop_start: Ints  # n + 1: offsets into the hops; none for work
+    hop_link: Ints
+    hop_occupancy: Ints
+
+
+def queued(
+    queue: Ints, occupancy: Ints, hold: Ints, before: Sequence[Sequence[int]], queues: int
+) -> Network:
+    """The Network of items that each wait in one queue: devices and links that take whatever is
+    ready first. `before` are the predecessors of each."""
+    n = len(queue)
+    zeros = np.zeros(n, np.int64)
+    counts = np.array([len(each) for each in before], np.int64)
+    first = np.fromiter(chain.from_iterable(before), np.int64, int(counts.sum()))
+    order = np.argsort(first, kind="stable")
+    next_start = np.searchsorted(first[order], np.arange(n + 1)).astype(np.int64)
+    return Network(
+        links=queues,
+        duration=zeros,
+        release=zeros,
+        hold=hold,
+        latency=zeros,
+        pending=counts,
+        next_start=next_start,
+        next=np.repeat(np.arange(n), counts)[order],
+        hop_start=np.arange(n + 1),
+        hop_link=queue,
+        hop_occupancy=occupancy,
+    )
+
+
+class LinkSpans(NamedTuple):
+    """When messages occupied links: a row per hop, in the order of the Network's hops."""
+
+    item: Ints
+    link: Ints
+    start: Ints
+    end: Ints  # without the hold
+
+
+def schedule(net: Network) -> Times:
+    """Start and end of every item."""
+    n = len(net.duration)
+    duration, latency, hold = net.duration.tolist(), net.latency.tolist(), net.hold.tolist()
+    ready, pending = net.release.tolist(), net.pending.tolist()
+    successors = _rows(net.next_start, net.next)
+    links, occupancies = (_rows(net.hop_start, c) for c in (net.hop_link, net.hop_occupancy))
+    start, end, free = [-1] * n, [-1] * n, [0] * net.links
+    resolvable = [item for item in range(n) if not pending[item]]
+    messages: list[tuple[int, int]] = []  # heap of (ready, item)
+    while resolvable or messages:
+        if resolvable:
+            item = resolvable.pop()
+            if links[item]:
+                heappush(messages, (ready[item], item))
+                continue
+            start[item] = ready[item]
+            end[item] = start[item] + duration[item]
+        else:
+            _, item = heappop(messages)
+            for link, occupancy in zip(links[item], occupancies[item], strict=True):
+                turn = max(ready[item], free[link])
+                start[item] = max(start[item], turn)
+                end[item] = max(end[item], turn + occupancy + latency[item])
+                free[link] = turn + occupancy + hold[item]
+        for later in successors[item]:
+            ready[later] = max(ready[later], end[item])
+            pending[later] -= 1
+            if not pending[later]:
+                resolvable.append(later)
+    return _all_ran(np.array(start, np.int64), np.array(end, np.int64))
+
+
+def schedule_compiled(net: Network) -> Times:
+    """What `schedule` gives, faster."""
+    return _all_ran(*_schedule(net, net.release.copy(), net.pending.copy()))
+
+
+def _all_ran(start: Ints, end: Ints) -> Times:
+    assert (start >= 0).all(), "an item never ran: the order is not topological"
+    return start, end
+
+
+def _rows(offsets: Ints, items: Ints) -> list[list[int]]:
+    edges, flat = offsets.tolist(), items.tolist()
+    return [flat[a:b] for a, b in pairwise(edges)]
+
+
+@compiled
+def _schedule(net: Network, ready: Ints, pending: Ints) -> Times:
+    n = len(pending)
+    start, end, free = np.full(n, -1), np.full(n, -1), np.zeros(net.links, np.int64)
+    resolvable = np.empty(n, np.int64)
+    count = 0
+    for item in range(n):
+        if pending[item] == 0:
+            resolvable[count] = item
+            count += 1
+    messages, size = np.empty(n, np.int64), 0  # heap by (ready, item)
+    while count or size:
+        if count:
+            count -= 1
+            item = resolvable[count]
+            if net.hop_start[item] < net.hop_start[item + 1]:
+                _push(messages, size, ready, item)
+                size += 1
+                continue
+            start[item] = ready[item]
+            end[item] = start[item] + net.duration[item]
+        else:
+            item = _pop(messages, size, ready)
+            size -= 1
+            begin, done = np.int64(-1), np.int64(-1)
+            for hop in range(net.hop_start[item], net.hop_start[item + 1]):
+                link = net.hop_link[hop]
+                turn = max(ready[item], free[link])
+                passed = turn + net.hop_occupancy[hop]
+                begin, done = max(begin, turn), max(done, passed)
+                free[link] = passed + net.hold[item]
+            start[item], end[item] = begin, done + net.latency[item]
+        for at in range(net.next_start[item], net.next_start[item + 1]):
+            later = net.next[at]
+            ready[later] = max(ready[later], end[item])
+            pending[later] -= 1
+            if pending[later] == 0:
+                resolvable[count] = later
+                count += 1
+    return start, end
+
+
+@compiled
+def _push(heap: Ints, size: int, ready: Ints, item: int) -> None:
+    """Adds `item` to the heap heap[:size]."""
+    hole = size
+    while hole > 0:
+        above = (hole - 1) // 2
+        if _precedes(ready, heap[above], item):
+            break
+        heap[hole] = heap[above]
+        hole = above
+    heap[hole] = item
+
+
+@compiled
+def _pop(heap: Ints, size: int, ready: Ints) -> int:
+    """Takes the first item from the heap heap[:size]."""
+    first, last, hole = heap[0], heap[size - 1], 0
+    while 2 * hole + 1 < size - 1:
+        below = 2 * hole + 1
+        if below + 1 < size - 1 and _precedes(ready, heap[below + 1], heap[below]):
+            below += 1
+        if _precedes(ready, last, heap[below]):
+            break
+        heap[hole] = heap[below]
+        hole = below
+    heap[hole] = last
+    return int(first)
+
+
+@compiled
+def _precedes(ready: Ints, a: int, b: int) -> bool:
+    return bool(ready[a] < ready[b] or (ready[a] == ready[b] and a < b))
+
+
+def link_spans(net: Network, times: Times) -> LinkSpans:
+    """When each link was occupied by which message, given what the schedulers said."""
+    n, end = len(net.duration), times[1]
+    ready = net.release.copy()
+    np.maximum.at(ready, net.next, np.repeat(end, np.diff(net.next_start)))
+    hops = np.diff(net.hop_start)
+    messages = np.flatnonzero(hops)
+    order = messages[np.lexsort((messages, ready[messages]))]
+    turn = _turns(net, ready, order)
+    return LinkSpans(np.repeat(np.arange(n), hops), net.hop_link, turn, turn + net.hop_occupancy)
+
+
+@compiled
+def _turns(net: Network, ready: Ints, order: Ints) -> Ints:
+    turn, free = np.empty(len(net.hop_link), np.int64), np.zeros(net.links, np.int64)
+    for item in order:
+        for hop in range(net.hop_start[item], net.hop_start[item + 1]):
+            link = net.hop_link[hop]
+            turn[hop] = max(ready[item], free[link])
+            free[link] = turn[hop] + net.hop_occupancy[hop] + net.hold[item]
+    return turn

@@ -1,0 +1,104 @@
+"""Timeline: when each task ran and what memory was held; one type for simulated and measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from apportion.columns import Ints
+from apportion.lower import (
+    CATEGORIES,
+    COLLECTIVE,
+    TRANSFER,
+    TaskGraph,
+)
+from apportion.simulate.memory_curve import Curve, curves
+
+SIMULATED, MEASURED = "simulated", "measured"
+LANES = ("compute", "send", "receive")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """`start_ns` and `end_ns` have an entry per task, `curves` and `busy` one per device.
+
+    `busy` is the share of the step during which the device's compute lane was occupied.
+    """
+
+    source: str
+    start_ns: Ints
+    end_ns: Ints
+    curves: tuple[Curve, ...]
+    busy: tuple[float, ...]
+    bytes_moved: int
+
+    @property
+    def step_seconds(self) -> float:
+        return float(self.end_ns.max(initial=0)) / 1e9
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        return tuple(curve.peak_bytes for curve in self.curves)
+
+    @property
+    def peak_categories(self) -> tuple[dict[str, int], ...]:
+        """For every device the bytes of each category at its peak."""
+        return tuple(
+            dict(zip(CATEGORIES, curve.peak_categories, strict=True)) for curve in self.curves
+        )
+
+    def __str__(self) -> str:
+        busy = sum(self.busy) / max(len(self.busy), 1)
+        peak = max(self.peak_bytes, default=0)
+        return (
+            f"{self.source}: {self.step_seconds:.6g} s a step, peak {peak} bytes on a device, "
+            f"{self.bytes_moved} bytes moved, devices {busy:.0%} busy"
+        )
+
+
+def timeline(
+    tasks: TaskGraph,
+    start_ns: Ints,
+    end_ns: Ints,
+    *,
+    source: str,
+    communication_on_device: bool = False,
+    granule: Ints | None = None,
+) -> Timeline:
+    """The Timeline of tasks that ran at these times; `granule` is that of `footprint.granules`, 1
+    for every device unless given."""
+    return Timeline(
+        source=source,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        curves=curves(tasks, start_ns, end_ns, granule),
+        busy=_busy(tasks, start_ns, end_ns, communication_on_device),
+        bytes_moved=tasks.bytes_moved,
+    )
+
+
+def verify(timeline: Timeline, tasks: TaskGraph) -> None:
+    """Raises AssertionError unless all tasks ran, each after what it depends on."""
+    start, end = timeline.start_ns, timeline.end_ns
+    assert len(start) == len(end) == len(tasks), "times are missing"
+    assert ((start >= 0) & (end >= start)).all(), "a task ends before it starts"
+    owners = np.repeat(np.arange(len(tasks)), np.diff(tasks.dep_start))
+    assert (end[tasks.dep] <= start[owners]).all(), "a task starts before its inputs are there"
+
+
+def _busy(tasks: TaskGraph, start: Ints, end: Ints, on_device: bool) -> tuple[float, ...]:
+    length = end - start
+    moving = (tasks.kind == TRANSFER) | (tasks.kind == COLLECTIVE)
+    busy = _sums(tasks.device, np.where(moving, 0, length), tasks.devices)
+    if on_device:
+        alone = tasks.kind == TRANSFER
+        for side in (tasks.device, tasks.peer):
+            busy += _sums(side[alone], length[alone], tasks.devices)
+        for task in np.flatnonzero(tasks.kind == COLLECTIVE).tolist():
+            busy[list(tasks.groups[tasks.group[task]])] += length[task]
+    return tuple((busy / max(int(end.max(initial=0)), 1)).tolist())
+
+
+def _sums(where: Ints, amounts: Ints, devices: int) -> Ints:
+    return np.bincount(where, amounts, devices).astype(np.int64)

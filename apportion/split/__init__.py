@@ -1,0 +1,71 @@
+"""split: the ways to cut operators, and the choice of one for each.
+
+In: a Graph and the descriptions of its operators. Out: a Space (every legal Split of every Op) and
+a Strategy (the Choice of each Op, the layouts of some Values). No torch.
+Read derive.py first (description to Split, by regions.py, restriction.py and partial.py), then
+atoms.py (dimensions in factors), space.py, strategy.py, open_composites.py and repeats.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from apportion.faces import lazy_face
+
+if TYPE_CHECKING:
+    from apportion.split import (
+        strategy as strategy,
+    )
+    from apportion.split.derive import (
+        Part as Part,
+    )
+    from apportion.split.derive import (
+        Split as Split,
+    )
+    from apportion.split.open_composites import (
+        STATISTICS as STATISTICS,
+    )
+    from apportion.split.open_composites import (
+        composites as composites,
+    )
+    from apportion.split.open_composites import (
+        opened as opened,
+    )
+    from apportion.split.regions import (
+        Call as Call,
+    )
+    from apportion.split.repeats import (
+        Short as Short,
+    )
+    from apportion.split.repeats import (
+        shorten as shorten,
+    )
+    from apportion.split.space import (
+        Space as Space,
+    )
+    from apportion.split.strategy import (
+        Choice as Choice,
+    )
+    from apportion.split.strategy import (
+        Layout as Layout,
+    )
+    from apportion.split.strategy import (
+        Strategy as Strategy,
+    )
+    from apportion.split.strategy import (
+        grid as grid,
+    )
+    from apportion.split.strategy import (
+        space_of as space_of,
+    )
+    from apportion.split.strategy import (
+        verify as verify,
+    )
+    from apportion.split.strategy import (
+        verify_choice as verify_choice,
+    )
+    from apportion.split.strategy import (
+        whole as whole,
+    )
+
+lazy_face(__name__)

@@ -1,0 +1,557 @@
+"""Description -> legal Splits: what each part of an Op reads, leaves, and gets as arguments.
+
+To cut an Op is to cut its axes. For a cut, given as the number of parts of every (atom of an) axis:
+
+ 1. **Regions.** Each part owns a box of axis ranges; the interval analysis gives the region of
+    every input that the part reads. Two accesses that need different regions of one input refuse
+    the cut. A cut read that may lie outside is clamped to the tensor, and the part is told how much
+    is missing before and after; it calls its kernel on the padded region.
+ 2. **What is left.** An axis that indexes an output concatenates it. An axis reduced at the root
+    leaves partial values, combined by the reducer; terms of the root that do not mention the axis
+    count once, so their inputs are zeros on all parts but the first. An axis that an output does
+    not mention leaves equal copies. Anything else is refused.
+ 3. **Restriction.** The same kernel on those regions must compute the part: the formula of the
+    local call (local shapes, local arguments) must equal the global formula moved to the part's
+    origin, access by access. Root factors that depend on extents (a mean's 1/n) may differ: their
+    ratio is the part's scale.
+
+Axes that index an opaque result are never cut. Views keep the row-major order of their atoms, which
+stands for 3.
+
+All Splits of a call share a Recipe: which ranges of a part's box make up each region. Parts of
+equal lengths share the rest, so that many parts cost little more than one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from operator import itemgetter
+
+from apportion.describe import (
+    Box,
+    Description,
+    Factors,
+    Local,
+    Quotient,
+    Range,
+    Refused,
+    Undescribed,
+    bad,
+    bounds,
+    evaluate_outputs,
+    flatten,
+    full,
+    lengths,
+    lookup,
+    part_range,
+    pattern,
+    runs,
+    taken,
+    unflatten,
+    volume,
+)
+from apportion.graph import Arg
+from apportion.split.partial import Root
+from apportion.split.regions import Call, Picked, Reading, Recipe, Shape, Window
+from apportion.split.restriction import (
+    Frame,
+    Match,
+    match,
+)
+
+__all__ = ["Call", "Pad", "Part", "Split", "Study", "derive", "study_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Elements equal to `value` that a part's `input` gets before and after along `dim`."""
+
+    input: int
+    dim: int
+    before: int
+    after: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a split Op.
+
+    inputs   region of each input
+    zeros    inputs that are blocks of zeros in this part instead
+    outputs  region of each output
+    terms    for each output which of its partial values this is; 0 where it is not partial
+    args     arguments of the local call
+    scales   for each output the factor that its local result is multiplied with
+    pads     what the kernel gets around the regions
+    """
+
+    inputs: tuple[Box, ...]
+    zeros: tuple[int, ...]
+    outputs: tuple[Box, ...]
+    terms: tuple[int, ...]
+    args: tuple[Arg, ...]
+    scales: tuple[float, ...]
+    flops: float
+    pads: tuple[Pad, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """All parts, and per output its reducer (None: not partial) and number of partial values."""
+
+    parts: tuple[Part, ...]
+    reducers: tuple[str | None, ...]
+    terms: tuple[int, ...]
+
+
+def derive(call: Call, parts: tuple[int, ...]) -> Split:
+    """The Split of a call; raises Refused with the reason if the cut is not legal."""
+    return study_of(call).split(parts)
+
+
+def study_of(call: Call) -> Study:
+    """The Splits of a call, shared by all calls that are equal."""
+    return _study(call, tuple(map(type, call.args)), lookup(call.kind))
+
+
+@lru_cache(maxsize=2048)
+def _study(call: Call, types: tuple[type, ...], description: Description | None) -> Study:
+    return Study(call, description)
+
+
+_MOST = 100_000  # parts that are remembered for calls that may come again
+
+
+class Study:
+    """The Splits of one call, each derived once."""
+
+    remembered = 0
+
+    def __init__(self, call: Call, description: Description | None) -> None:
+        self.call = call
+        self.description = description
+        self._recipe: Recipe | None = None
+        self._known: dict[tuple[int, ...], Split | str] = {}
+
+    def split(self, parts: tuple[int, ...]) -> Split:
+        """The Split for these parts per axis; raises Refused if it is not legal."""
+        found = self._known.get(parts)
+        if found is None:
+            try:
+                found = self._derived(parts)
+            except Refused as refusal:
+                found = str(refusal)
+            self._known[parts] = found
+            Study.remembered += 1 if isinstance(found, str) else len(found.parts)
+            if Study.remembered > _MOST:
+                Study.remembered = 0
+                _study.cache_clear()
+        if isinstance(found, str):
+            raise Refused(found)
+        return found
+
+    def _derived(self, parts: tuple[int, ...]) -> Split:
+        call, description = self.call, self.description
+        extents = [f for _, factors in call.axes for f in factors]
+        if len(parts) != len(extents):
+            raise Refused(f"{call.kind} has {len(extents)} axes, the cut names {len(parts)}")
+        if description is None or not call.axes:
+            if math.prod(parts) != 1:
+                raise Refused(f"{call.kind} has no axes to cut")
+            return _whole(call)
+        for extent, number in zip(extents, parts, strict=True):
+            if not 1 <= number <= max(extent, 1):
+                raise Refused(f"{call.kind}: an axis of {extent} cannot be cut into {number} parts")
+        if self._recipe is None:
+            self._recipe = Recipe(call, description)
+        try:
+            return _Cut(self._recipe, parts).split()
+        except Refused:
+            if math.prod(parts) != 1:
+                raise
+            return _whole(call)  # a description that does not fit forbids cuts, not the call
+
+
+def _whole(call: Call) -> Split:
+    inputs = tuple(full([f for dim in dims for f in dim]) for dims in call.inputs)
+    outputs = tuple(full([f for dim in dims for f in dim]) for dims in call.outputs)
+    count = len(outputs)
+    flops = float(sum(volume(box) for box in outputs))
+    part = Part(inputs, (), outputs, (0,) * count, call.args, (1.0,) * count, flops)
+    return Split((part,), (None,) * count, (1,) * count)
+
+
+# One Split
+
+
+@dataclass(slots=True)
+class _Sizes:
+    """What parts of equal lengths share: shapes of the local call, which inputs are padded and, as
+    soon as they are known and unless they depend on the part's place, arguments and scales."""
+
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    padded: frozenset[tuple[int, int]]
+    args: tuple[Arg, ...] | None = None
+    scales: tuple[float, ...] | None = None
+    flops: float | None = None
+
+
+class _Here(Local):
+    """Where a part is, for a local rule; `asked` tells whether the rule wants more than lengths."""
+
+    __slots__ = ("_box", "_recipe", "_regions", "asked")
+
+    asked: bool
+    _recipe: Recipe
+    _box: Box
+    _regions: tuple[Box, ...]
+
+    def __init__(self, recipe: Recipe, sizes: _Sizes, box: Box, outputs: tuple[Box, ...]) -> None:
+        given = {
+            "inputs": sizes.inputs,
+            "outputs": sizes.outputs,
+            "padded": sizes.padded,
+            "extents": recipe.formula.extents,
+            "asked": False,
+            "_recipe": recipe,
+            "_box": box,
+            "_regions": outputs,
+        }
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def positions(self) -> tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]:
+        object.__setattr__(self, "asked", True)
+        dims = self._recipe.call.outputs
+        return tuple([_positions(b, d) for b, d in zip(self._regions, dims, strict=True)])
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        object.__setattr__(self, "asked", True)
+        recipe = self._recipe
+        spans = (
+            (name, flatten(self._box[first:end], recipe.factors[name]))
+            for name, (first, end) in recipe.places.items()
+        )
+        return {name: span for name, span in spans if span is not None}
+
+
+_Region = tuple[Box, tuple[Pad, ...]]
+"""A region, and the pads of all dimensions whose padding is cut."""
+
+
+class _Cut:
+    """One Split in the making."""
+
+    def __init__(self, recipe: Recipe, parts: tuple[int, ...]) -> None:
+        self.recipe = recipe
+        self.kind = recipe.call.kind
+        self.parts = parts
+        self.cut = {
+            name: math.prod(parts[first:end]) for name, (first, end) in recipe.places.items()
+        }
+        self.roots = recipe.roots(self.cut)
+        self.reads = [[self._reader(reading) for reading in several] for several in recipe.reads]
+        self.writes = [self._reader(reading) for reading in recipe.writes]
+        self.alike = not recipe.windows and all(
+            extent % number == 0 for extent, number in zip(recipe.extents, parts, strict=True)
+        )
+        self.ones = (1.0,) * len(recipe.call.outputs)
+        self.sizes: dict[object, _Sizes] = {}
+        self.checked: dict[object, tuple[float, ...]] = {}
+        self.matches: dict[object, list[Match]] = {}
+
+    def split(self) -> Split:
+        spans = [
+            [part_range(extent, number, k) for k in range(number)]
+            for extent, number in zip(self.recipe.extents, self.parts, strict=True)
+        ]
+        constants = tuple(self.recipe.constants)
+        terms = [self._terms(root) for root in self.roots]
+        found = tuple(
+            [
+                self._part((*box, *constants), number)
+                for number, box in zip(zip(*terms, strict=True), product(*spans), strict=True)
+            ]
+        )
+        reducers = tuple(root.reducer if root else None for root in self.roots)
+        counts = tuple(math.prod(self.cut[a] for a in r.partial) if r else 1 for r in self.roots)
+        return Split(found, reducers, counts)
+
+    def _terms(self, root: Root | None) -> list[int]:
+        """For every part which of an output's partial values it leaves."""
+        found = [0]
+        for name, (first, end) in self.recipe.places.items():
+            partial = root is not None and name in root.partial
+            for number in self.parts[first:end]:
+                if partial:
+                    found = [term * number + k for term in found for k in range(number)]
+                elif number > 1:
+                    found = [term for term in found for _ in range(number)]
+        return found
+
+    def _part(self, box: Box, terms: tuple[int, ...]) -> Part:
+        description = self.recipe.description
+        inputs, pads = self._inputs(box)
+        outputs = tuple([write(box)[0] for write in self.writes])
+        sizes = self._sizes_of(box, inputs, pads)
+        args = sizes.args
+        if args is None:
+            args = self._local(sizes, box, outputs)
+        if description.reshape:
+            scales = self.ones
+            if not self.recipe.in_order:
+                self._check_order(inputs, outputs)
+        elif sizes.scales is not None:
+            scales = sizes.scales
+        else:
+            scales = self._scales(sizes, args, box, inputs, pads)
+        if sizes.flops is None:
+            sizes.flops = self._flops(box, sizes)
+        zeros: tuple[int, ...] = ()
+        if any(terms):
+            pairs = zip(self.roots, terms, strict=True)
+            zeros = tuple(sorted({t for root, term in pairs if root and term for t in root.once}))
+        pads = tuple([pad for pad in pads if pad.before or pad.after]) if pads else ()
+        return Part(inputs, zeros, outputs, terms, args, scales, sizes.flops, pads)
+
+    # Regions
+
+    def _inputs(self, box: Box) -> tuple[tuple[Box, ...], tuple[Pad, ...]]:
+        found: list[Box] = []
+        pads: tuple[Pad, ...] = ()
+        for tensor, readers in enumerate(self.reads):
+            region, more = readers[0](box)
+            if len(readers) > 1 and len({read(box) for read in readers}) > 1:
+                raise Refused(f"{self.kind}: accesses to input {tensor} need different regions")
+            found.append(region)
+            if more:
+                pads += more
+        return tuple(found), pads
+
+    def _reader(self, reading: Reading) -> Callable[[Box], _Region]:
+        """How to find the region of an access in a part's box."""
+        if isinstance(reading, Picked):
+            return self._picker(reading)
+        steps = [self._looker(d) if isinstance(d, Window) else self._picker(d) for d in reading]
+
+        def read(box: Box) -> _Region:
+            found = [step(box) for step in steps]
+            region = tuple([span for part, _ in found for span in part])
+            return region, tuple([pad for _, pads in found for pad in pads])
+
+        return read
+
+    def _picker(self, dim: Picked) -> Callable[[Box], _Region]:
+        picks = dim.picks
+        if any(self.cut[name] > 1 for name in dim.uncut):
+            return self._refuse
+        if len(picks) > 1:
+            several = itemgetter(*picks)
+            return lambda box: (several(box), ())
+        if picks:
+            (one,) = picks
+            return lambda box: ((box[one],), ())
+        return lambda box: ((), ())
+
+    def _refuse(self, box: Box) -> _Region:
+        raise Refused(f"{self.kind}: a view factors this dimension in another way")
+
+    def _looker(self, window: Window) -> Callable[[Box], _Region]:
+        names = [name for name, _ in window.form.terms]
+        if window.fill is not None and all(self.cut[name] == 1 for name in names):
+            whole = full(window.factors)  # the kernel pads by itself
+            return lambda box: (whole, ())
+        places = [slice(*self.recipe.places[name]) for name in names]
+        known: dict[tuple[Box, ...], _Region] = {}
+
+        def look(box: Box) -> _Region:
+            key = tuple([box[place] for place in places])
+            found = known.get(key)
+            if found is None:
+                found = known[key] = self._seen(window, box)
+            return found
+
+        return look
+
+    def _seen(self, window: Window, box: Box) -> _Region:
+        """The range of a dimension that a part reads; with padding, the range inside of it."""
+        form, extent = window.form, math.prod(window.factors)
+        plain = form.form if isinstance(form, Quotient) else form
+        low, high = bounds(plain, {name: self._flat(name, box) for name, _ in form.terms})
+        if window.fill is None:
+            if low < 0 or high > extent:
+                raise Refused(
+                    f"{self.kind}: a part reads [{low}, {high}) of a dimension of {extent}"
+                )
+            return self._box((low, high), window.factors), ()
+        low, high = form.whole(low, high) if isinstance(form, Quotient) else (low, high)
+        first, end = max(low, 0), min(high, extent)
+        if first >= end:
+            raise Refused(f"{self.kind}: a part reads nothing but padding")
+        pad = Pad(window.tensor, window.dim, first - low, high - end, window.fill)
+        return self._box((first, end), window.factors), (pad,)
+
+    def _box(self, span: Range, factors: Factors) -> Box:
+        box = unflatten(span, factors)
+        if box is None:
+            raise Refused(f"{self.kind}: a part reads a range that is not a box of atoms")
+        return box
+
+    def _flat(self, name: str, box: Box) -> Range:
+        span = flatten(box[slice(*self.recipe.places[name])], self.recipe.factors[name])
+        if span is None:
+            raise Refused(f"{self.kind}: axis {name} is cut into ranges that are not contiguous")
+        return span
+
+    # The local call
+
+    def _sizes_of(self, box: Box, inputs: tuple[Box, ...], pads: tuple[Pad, ...]) -> _Sizes:
+        key: object = None
+        if not self.alike:
+            key = lengths(box)
+            if self.recipe.windows:
+                grown = [(pad.input, pad.dim, pad.before + pad.after) for pad in pads]
+                key = (key, tuple(map(lengths, inputs)), tuple(grown))
+        found = self.sizes.get(key)
+        if found is None:
+            found = self.sizes[key] = self._measured(box, inputs, pads)
+        return found
+
+    def _measured(self, box: Box, inputs: tuple[Box, ...], pads: tuple[Pad, ...]) -> _Sizes:
+        call = self.recipe.call
+        shapes = [_local_shape(b, d) for b, d in zip(inputs, call.inputs, strict=True)]
+        for pad in pads:
+            shape = list(shapes[pad.input])
+            shape[pad.dim] += pad.before + pad.after
+            shapes[pad.input] = tuple(shape)
+        outputs = [write(box)[0] for write in self.writes]
+        made = tuple([_local_shape(b, d) for b, d in zip(outputs, call.outputs, strict=True)])
+        return _Sizes(tuple(shapes), made, frozenset([(pad.input, pad.dim) for pad in pads]))
+
+    def _local(self, sizes: _Sizes, box: Box, outputs: tuple[Box, ...]) -> tuple[Arg, ...]:
+        rule = self.recipe.description.local
+        if rule is None:
+            sizes.args = self.recipe.call.args
+            return sizes.args
+        here = _Here(self.recipe, sizes, box, outputs)
+        try:
+            args = rule(self.recipe.call.args, here)
+        except Refused:
+            raise
+        except Exception as error:
+            raise bad(self.recipe.description, f"its local rule fails: {error}") from error
+        if not here.asked:
+            sizes.args = args
+        return args
+
+    def _check_order(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> None:
+        # A reshape of the part is the part of the reshape if its atoms are the same, in one order.
+        call = self.recipe.call
+        before, after = (
+            runs(box, tuple(f for dim in dims for f in dim))
+            for box, dims in ((inputs[0], call.inputs[0]), (outputs[0], call.outputs[0]))
+        )
+        if before != after and max(self.parts) > 1:
+            raise Refused(f"{self.kind}: the atoms before and after are not the same")
+
+    def _scales(
+        self,
+        sizes: _Sizes,
+        args: tuple[Arg, ...],
+        box: Box,
+        inputs: tuple[Box, ...],
+        pads: tuple[Pad, ...],
+    ) -> tuple[float, ...]:
+        """The check of restriction. Parts of equal shape share it where nothing depends on
+        origins."""
+        if not self.recipe.anywhere:
+            return self._compared(sizes, args, box, inputs, pads)
+        key = (args, sizes.inputs, sizes.outputs)
+        found = self.checked.get(key)
+        if found is None:
+            same = self.recipe.plain and taken(self.recipe.description, args) == self.recipe.args
+            if same and [*map(pattern, (*sizes.inputs, *sizes.outputs))] == self.recipe.pattern:
+                found = self.ones  # the whole's formula
+            else:
+                found = self._compared(sizes, args, box, inputs, pads)
+            self.checked[key] = found
+        if sizes.args is not None:
+            sizes.scales = found
+        return found
+
+    def _compared(
+        self,
+        sizes: _Sizes,
+        args: tuple[Arg, ...],
+        box: Box,
+        inputs: tuple[Box, ...],
+        pads: tuple[Pad, ...],
+    ) -> tuple[float, ...]:
+        recipe = self.recipe
+        boxes = {name: box[first:end] for name, (first, end) in recipe.places.items()}
+        key = (args, sizes.inputs, sizes.outputs, tuple(map(volume, boxes.values())))
+        found = self.matches.get(key)
+        if found is None:
+            single = frozenset([name for name, own in boxes.items() if volume(own) == 1])
+            found = self.matches[key] = self._matches(sizes, args, single)
+        if not any(one.shifts for one in found):
+            return tuple([one.ratio for one in found])
+        before = {(pad.input, pad.dim): pad.before for pad in pads}
+        frame = Frame(self.kind, recipe.factors, boxes, recipe.call.inputs, inputs, before)
+        return tuple([one.check(frame) for one in found])
+
+    def _matches(self, sizes: _Sizes, args: tuple[Arg, ...], single: frozenset[str]) -> list[Match]:
+        """The formula of the local call, compared with the whole's."""
+        recipe, call = self.recipe, self.recipe.call
+        try:
+            pieces = evaluate_outputs(
+                recipe.description, args, sizes.inputs, sizes.outputs, call.body
+            )
+        except Undescribed as why:
+            raise Refused(f"{self.kind}: {why}") from None
+        found = []
+        for whole, piece in zip(recipe.formula.outputs, pieces, strict=True):
+            if whole is None or piece is None:
+                if whole is not piece:
+                    raise Refused(f"{self.kind}: a part has other outputs than the whole")
+                found.append(Match(1.0, ()))
+            else:
+                found.append(match(whole, piece, self.kind, recipe.factors, call.inputs, single))
+        return found
+
+    def _flops(self, box: Box, sizes: _Sizes) -> float:
+        description = self.recipe.description
+        if description.alias:
+            return 0.0
+        if description.flops is not None:
+            return float(description.flops(sizes.inputs, sizes.outputs))
+        total = 0.0
+        for names, each in filter(None, self.recipe.counted):
+            places = [self.recipe.places[name] for name in names]
+            total += math.prod([volume(box[first:end]) for first, end in places]) * each
+        return total
+
+
+def _local_shape(box: Box, dims: tuple[Factors, ...]) -> Shape:
+    shape, position = [], 0
+    for factors in dims:
+        shape.append(volume(box[position : position + len(factors)]))
+        position += len(factors)
+    return tuple(shape)
+
+
+def _positions(box: Box, dims: tuple[Factors, ...]) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    found, position = [], 0
+    for factors in dims:
+        ranges = box[position : position + len(factors)]
+        found.append(tuple((f, low, high) for f, (low, high) in zip(factors, ranges, strict=True)))
+        position += len(factors)
+    return tuple(found)

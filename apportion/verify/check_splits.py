@@ -1,0 +1,126 @@
+"""check_splits: what can be cut of an operator or a function, checked by running it.
+
+report = ap.check_splits(torch.ops.aten.mm.default, a, b)
+report.splits         the axes that can be cut, each checked in 2 and 3 parts, uneven ones too
+report.wrong          cuts that were derived and are wrong: a description is
+report.missing        cuts that hold, found by blind search, and were not derived
+report.unsplittable   axes and operators that cannot be cut, and why
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+
+from apportion.capture import CaptureError
+from apportion.describe import lookup
+from apportion.verify.blind_search import Find
+from apportion.verify.torch_samples import resolved, sample_of
+from apportion.verify.verify_call import OPENED, REFUSED, RIGHT, Cut, Verdict, verify
+
+
+@dataclass(frozen=True, slots=True)
+class Unsplit:
+    """An axis that cannot be cut, or an operator that runs whole."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check_splits` found. Every item prints as one line."""
+
+    splits: list[Cut]
+    wrong: list[Cut]
+    missing: list[Find]
+    unsplittable: list[Unsplit]
+    operators: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        for title, items in (
+            ("can be cut", self.splits),
+            ("WRONG", self.wrong),
+            ("missing", self.missing),
+            ("cannot be cut", self.unsplittable),
+        ):
+            yield from (f"{title}: {item}" for item in items)
+
+
+def check_splits(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+    """Every way to cut an operator (an ATen overload, or any function of tensors that is traced to
+    ATen), run in pieces and compared with the whole, and a blind search for others.
+
+    Values are compared in float64 where the kernels have it. Raises ValueError if the call cannot
+    be traced or fails.
+    """
+    if isinstance(op, CustomOpDef):
+        op = op._opoverload
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        op = _overload(op, args, kwargs)
+    sample = sample_of(op, *args, **kwargs)
+    sample = replace(sample, tensors=tuple(t.detach() for t in sample.tensors))
+    name = getattr(op, "__name__", str(op)) if not isinstance(op, torch._ops.OpOverload) else op
+    try:
+        sample.call()
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{name} fails on these inputs: {text}") from None
+    (verdict,) = verify([sample])
+    if " is described at " in verdict.failure:
+        raise ValueError(verdict.failure)
+    if verdict.failure:
+        raise ValueError(f"{name} cannot be checked: {verdict.failure}")
+    return report_of(verdict)
+
+
+def _overload(packet: Any, args: Any, kwargs: Any) -> Any:
+    """The overload that a call of torch.ops.aten.name resolves to."""
+    found = resolved(packet, args, kwargs)
+    if found is None:
+        raise CaptureError(f"{packet} has no overload for these arguments")
+    return found
+
+
+def report_of(verdict: Verdict) -> Report:
+    """A Verdict, one item per axis."""
+    by_axis: dict[str, list[Cut]] = {}
+    for number, cut in enumerate(verdict.cuts):
+        same = by_axis.get(cut.axis)
+        if same and same[-1].parts >= cut.parts:  # another axis of that name
+            by_axis[f"{cut.axis} {number}"] = [cut]
+        else:
+            by_axis.setdefault(cut.axis, []).append(cut)
+    splits: list[Cut] = []
+    wrong: list[Cut] = []
+    unsplittable: list[Unsplit] = []
+    inner = {(c.axis.removesuffix(OPENED), c.inputs) for c in verdict.cuts if OPENED in c.axis}
+    for cuts in by_axis.values():
+        bad = [c for c in cuts if c.status not in (RIGHT, REFUSED)]
+        right = [c for c in cuts if c.status == RIGHT]
+        wrong += [_blamed(c) for c in bad[:1]]
+        if right and not bad:
+            if (cuts[0].axis, right[0].inputs) not in inner:  # opened, the same cut goes further
+                splits.append(right[0])
+        elif not bad and not any(cuts[0].axis == axis for axis, _ in inner):
+            unsplittable.append(Unsplit(f"axis {cuts[0].axis}", cuts[0].why))
+    unsplittable += [Unsplit(kind, why) for kind, why in verdict.undescribed.items()]
+    if not verdict.cuts and not unsplittable:
+        unsplittable += [Unsplit(kind, "it has no axis longer than 1") for kind in verdict.kinds]
+    return Report(splits, wrong, list(verdict.missing), unsplittable, verdict.kinds)
+
+
+def _blamed(cut: Cut) -> Cut:
+    """With the line of the description that a wrong cut was derived from."""
+    description = lookup(cut.why.partition(":")[0])
+    return cut if description is None else replace(cut, why=f"{cut.why}; {description.where}")

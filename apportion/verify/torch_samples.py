@@ -1,0 +1,195 @@
+"""Samples from PyTorch's own operator database: its entries, forward and backward, call by call.
+
+`torch.testing._internal.common_methods_invocations.op_db` gives inputs to nearly every function of
+torch. Each is run under a dispatch mode below autograd, so that the operators of its backward are
+seen too; every distinct functional operator call becomes a Sample with its real inputs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from apportion.capture import flat_results, flatten_arguments, functional_twin
+from apportion.graph import substitute
+
+_LARGEST = 1 << 20  # elements; nothing in the database is larger but padding tests of allocators
+_DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One operator call: `Ref(k)` in the arguments is `tensors[k]`."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: tuple[torch.Tensor, ...]
+
+    @property
+    def key(self) -> str:
+        """Equal for calls with equal arguments, shapes, strides and dtypes."""
+        types = [(tuple(t.shape), t.stride(), str(t.dtype)) for t in self.tensors]
+        return f"{self.target} {self.args} {self.kwargs} {types}"
+
+    def call(self, tensors: Sequence[torch.Tensor] | None = None) -> Any:
+        """The operator on these tensors, or on the sample's own."""
+        # Detached: a function may ask for gradients of its arguments.
+        given = [t.detach() for t in (self.tensors if tensors is None else tensors)]
+        named = {k: substitute(v, given) for k, v in self.kwargs.items()}
+        return self.target(*substitute(self.args, given), **named)
+
+
+class Absent:
+    """An operator that this version of torch does not have."""
+
+    def __getattr__(self, name: str) -> Absent:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise AttributeError("this version of torch does not have the operator")
+
+
+class _Packet:
+    def __init__(self, packet: Any) -> None:
+        self._packet = packet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._packet, name, Absent())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._packet(*args, **kwargs)
+
+
+class _Operators:
+    """torch.ops.aten; what it lacks is Absent."""
+
+    def __getattr__(self, name: str) -> Any:
+        packet = getattr(torch.ops.aten, name, None)
+        return Absent() if packet is None else _Packet(packet)
+
+
+aten: Any = _Operators()
+
+
+def sample_of(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Sample:
+    """The Sample of a call with real tensors."""
+    held, named, tensors = flatten_arguments(args, kwargs)
+    return Sample(target, held, named, tuple(tensors))
+
+
+def resolved(packet: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The overload that a call of a packet of overloads runs; None if it fails."""
+    mode = _First()
+    with mode:
+        _quietly(lambda: packet(*args, **kwargs))
+    return mode.found
+
+
+class _First(TorchDispatchMode):
+    """Remembers the first operator that is called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: Any = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found = self.found or func
+        return func(*args, **(kwargs or {}))
+
+
+def entries() -> list[Any]:
+    """All entries of the database; raises ValueError if what it needs is not installed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some of its modules are older than their libraries
+            from torch.testing._internal.common_methods_invocations import op_db
+    except ImportError as missing:
+        raise ValueError(
+            f"PyTorch's operator database needs the package {missing.name!r}: "
+            f"pip install {missing.name}"
+        ) from None
+    return list(op_db)
+
+
+def entry_name(entry: Any) -> str:
+    """The entry's name, with its variant: the database has several entries of one name."""
+    variant = entry.variant_test_name
+    return f"{entry.name}.{variant}" if variant else str(entry.name)
+
+
+def harvest(entry: Any, limit: int = 12, seed: int = 0) -> Iterator[Sample]:
+    """The distinct operator calls of an entry's first samples, forward and backward."""
+    seen: set[str] = set()
+    dtype = next((d for d in _DTYPES if entry.supports_dtype(d, "cpu")), None)
+    if dtype is None:
+        return
+    torch.manual_seed(seed)
+    grads = bool(entry.supports_autograd and dtype.is_floating_point)
+    samples = iter(_quietly(lambda: entry.sample_inputs("cpu", dtype, requires_grad=grads)) or ())
+    for _ in range(limit):
+        sample = _quietly(lambda: next(samples, None))
+        if sample is None:
+            return
+        mode = _Harvest()
+        _quietly(lambda: _run(mode, entry, sample, grads))  # noqa: B023
+        for found in mode.found:
+            if found.key not in seen:
+                seen.add(found.key)
+                yield found
+
+
+def _quietly(function: Callable[[], Any]) -> Any:
+    """The function's result; None if the database's own code fails on this machine."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return function()
+        except Exception:  # a sample for another device, or a dtype the kernel does not have
+            return None
+
+
+def _run(mode: _Harvest, entry: Any, sample: Any, grads: bool) -> None:
+    with mode:
+        result = entry(sample.input, *sample.args, **sample.kwargs)
+        if not grads:
+            return
+        result = sample.output_process_fn_grad(result)
+        outs = [x for x in flat_results(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+        held = flatten_arguments((sample.input, *sample.args), sample.kwargs)[2]
+        leaves = [x for x in held if x.requires_grad]
+        if outs and leaves:
+            with torch.utils._python_dispatch._disable_current_modes():
+                directions = [torch.randn_like(x) for x in outs]
+            torch.autograd.grad(outs, leaves, directions, allow_unused=True)
+
+
+class _Harvest(TorchDispatchMode):
+    """Records every functional operator call with copies of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[Sample] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        target = functional_twin(func) if func._schema.is_mutable else func
+        # Our own stand-ins for copy_ and fill_ are plain elementwise operators.
+        if isinstance(target, torch._ops.OpOverload) and func.namespace == "aten":
+            self._keep(target, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _keep(self, target: Any, args: Any, kwargs: Any) -> None:
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("generator", "device", "layout")}
+        held, named, tensors = flatten_arguments(args, kwargs)
+        if any(t.layout is not torch.strided or t.numel() > _LARGEST for t in tensors):
+            return
+        if any(r.type.kind() == "TensorType" or "List" in r.type.kind()
+               for r in target._schema.returns):  # fmt: skip
+            copies = tuple(t.detach().clone() for t in tensors)
+            self.found.append(Sample(target, held, named, copies))

@@ -1,0 +1,89 @@
+"""A step run divided and whole, all ranks in one process: how far apart the two are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from graphs import start, step
+
+from apportion.capture.capture import Program, eager_steps
+from apportion.execute.executable import Rank
+from apportion.lower.task_graph import TaskGraph
+from apportion.run.process import vary
+from apportion.run.run import PER_STEP, Copy, Distance, distance
+from apportion.run.run import gather as gather_copies
+from apportion.split.space import Space
+from apportion.split.strategy import Strategy
+
+STEPS = 2
+
+
+def batches(program: Program, seed: int, steps: int = STEPS) -> list[Any]:
+    return [vary(program.batch, seed, number) for number in range(steps)]
+
+
+class Reference:
+    """Plain PyTorch's results, once per seed."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Any] = {}
+
+    def of(self, program: Program, seed: int, steps: int = STEPS) -> Any:
+        key = (id(program), seed, steps)
+        if key not in self.known:
+            self.known[key] = eager_steps(program, batches(program, seed, steps), seed)
+        return self.known[key]
+
+
+REFERENCE = Reference()
+
+
+def copies(space: Space, tasks: TaskGraph, ranks: Sequence[Rank]) -> dict[int, list[Copy]]:
+    """The state of all ranks as `apportion run --check` puts it together."""
+
+    plan: Any = SimpleNamespace(tasks=tasks)
+    answers: Any = [
+        SimpleNamespace(state=[(s, t.numpy()) for s, (_, t) in rank.state().items()])
+        for rank in ranks
+    ]
+    return gather_copies(space, plan, answers)
+
+
+Corrupt = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+def compare(
+    program: Program,
+    space: Space,
+    strategy: Strategy,
+    devices: int,
+    *,
+    seed: int = 0,
+    steps: int = STEPS,
+    corrupt: Corrupt | None = None,
+) -> Distance:
+    """Runs the steps divided and whole; every replica must be bit-equal."""
+    losses, state = REFERENCE.of(program, seed, steps)
+    tasks, ranks = start(program, space, strategy, devices)
+    for rank in ranks:
+        rank.corrupt = corrupt
+    made = []
+    for number, batch in enumerate(batches(program, seed, steps)):
+        held = step(program, ranks, batch, seed, number)
+        assert corrupt is not None or len(set(held)) == 1, held
+        made.append(max(held, key=lambda loss: abs(loss - losses[number])))
+    found = copies(space, tasks, ranks)
+    if corrupt is None:
+        assert_replicas_equal(found)
+    rate = max(float(group["lr"]) for group in program.optimizer.param_groups)
+    return distance(program, made, found, losses, state, PER_STEP * rate * steps)
+
+
+def assert_replicas_equal(found: dict[int, list[Copy]]) -> None:
+    for first, *others in found.values():
+        for other in others:
+            both = first.filled & other.filled
+            assert torch.equal(first.tensor[both], other.tensor[both])

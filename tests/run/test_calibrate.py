@@ -1,0 +1,429 @@
+"""Signatures of calls, tables in files, fits, and what becomes of measurements."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from graphs import captured
+
+from apportion.cli.calibrate_command import facts, measured, shown
+from apportion.lower.task_graph import ASSEMBLE, COMPUTE, TRANSFER, TaskGraph
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_fit import family, fit, fits, line
+from apportion.machine.cost_model import (
+    ASSUMED,
+    FITTED,
+    MEASURED,
+)
+from apportion.machine.cost_table import (
+    Condition,
+    CostFile,
+    CostTable,
+    Fit,
+    Line,
+    Work,
+    from_json,
+    load,
+    save,
+    to_json,
+)
+from apportion.run.calibrate import (
+    NOISY,
+    QUANTILE,
+    Calibrator,
+    Source,
+    cache_file,
+    cached,
+    condition,
+    divided,
+    keep,
+    measured_cost,
+    missing,
+    source_of,
+    with_measured,
+    with_messages,
+)
+from apportion.run.rehearse import WHOLE, Rehearsed, Talked, of_graph
+from apportion.search.baselines.random_strategy import draw
+from apportion.simulate.durations import (
+    feeds,
+    nanoseconds,
+    sources,
+)
+from apportion.simulate.simulate import simulate
+from apportion.split.strategy import Strategy
+
+
+def random_piece(spec: str = "gpt2:tiny", devices: int = 2, seed: int = 0) -> TaskGraph:
+    program, space = captured(spec)
+    return divided(program.graph, draw(space, devices, Random(seed)), devices).tasks
+
+
+# Signatures
+
+
+def test_every_task_that_works_has_a_signature() -> None:
+    tasks = random_piece()
+    works = np.isin(tasks.kind, [COMPUTE, ASSEMBLE])
+    assert ((tasks.work >= 0) == works).all()
+    assert len(set(tasks.works)) == len(tasks.works) < works.sum()
+    kinds = {w.partition("(")[0] for w in tasks.works}
+    assert {"aten.mm.default", "apportion.assemble"} <= kinds | {"aten.addmm.default"}
+
+
+def test_a_signature_says_shapes_strides_and_types() -> None:
+    tasks = random_piece()
+    assert any("float64[" in w and ":" in w for w in tasks.works)  # a transposed one
+    by_work: dict[int, set[tuple[float, int]]] = {}
+    for k in np.flatnonzero(tasks.kind == COMPUTE).tolist():
+        row = by_work.setdefault(int(tasks.work[k]), set())
+        row.add((float(tasks.flops[k]), int(tasks.nbytes[k])))
+    assert all(len(found) == 1 for found in by_work.values())  # equal calls do equal work
+
+
+def test_signatures_do_not_depend_on_where_or_when() -> None:
+    one, two = random_piece(), random_piece()
+    assert one.works == two.works
+    assert one.work.tolist() == two.work.tolist()
+
+
+# Files
+
+
+def full_table() -> CostTable:
+    return CostTable(
+        Condition("cpu", 1, 2),
+        measured="2026-01-31",
+        noise=0.03,
+        works={"aten.mm.default() #1": Work(1e-3, 2.0, 3, 4)},
+        fits={"aten.mm.default/4": Fit(1e-6, 1e-9, 0.0, 0.1, 4)},
+        lines={"exchange": Line(1e-4, 1e-5, 1e-9, 0.1, 14)},
+        issue={"": 1e-5},
+    )
+
+
+def test_a_file_says_what_was_written(tmp_path: Path) -> None:
+    file = CostFile("a machine", "2.0", (full_table(), CostTable(Condition("h200"))))
+    save(file, tmp_path / "t.json")
+    again = load(tmp_path / "t.json")
+    assert to_json(again) == to_json(file)
+    assert again.table(Condition("cpu", 1, 2)).works == full_table().works
+    assert not again.table(Condition("cpu", 1, 4)).works
+    assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda d: d.update(format="a plan"), "does not say that it is one"),
+        (lambda d: d.update(version=99), "version 99"),
+        (lambda d: d.pop("tables"), "field tables is missing"),
+        (lambda d: d["tables"][0].update(colour="red"), "colour"),
+        (lambda d: d["tables"][0]["condition"].update(threads="two"), "condition.threads"),
+        (lambda d: d["tables"][0]["works"].update(x=[1.0, 2.0]), "works.x"),
+        (lambda d: d["tables"][0]["works"].update(x=[-1.0, 2.0, 3, 4, 0]), "negative"),
+        (lambda d: d["tables"][0]["issue"].update(x=-1.0), "negative"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused(change: object, complaint: str, tmp_path: Path) -> None:
+    data = to_json(CostFile("a machine", "2.0", (full_table(),)))
+    change(data)  # type: ignore[operator]
+    (tmp_path / "t.json").write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=complaint) as error:
+        load(tmp_path / "t.json")
+    assert "t.json" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1", "[]", "3"])
+def test_a_file_that_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(ValueError, match=r"t\.json"):
+        load(tmp_path / "t.json")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load(tmp_path / "none.json")
+
+
+def test_the_cache_keeps_tables_by_condition(calibrating: Path) -> None:
+    assert cache_file().parent == calibrating
+    assert cached().tables == ()
+    keep(full_table())
+    keep(CostTable(Condition("cpu", 1, 4)))
+    keep(replace(full_table(), noise=0.5))
+    assert len(cached().tables) == 2
+    assert cached().table(Condition("cpu", 1, 2)).noise == 0.5
+    cache_file().write_text("not JSON")
+    assert cached().tables == ()  # measured anew rather than an error
+
+
+def test_the_cache_is_under_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("APPORTION_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert str(cache_file()).startswith("/somewhere/apportion/costs-")
+    monkeypatch.setenv("APPORTION_CACHE", "/elsewhere")
+    assert cache_file().parent == Path("/elsewhere")
+
+
+# Fits
+
+
+def test_a_fit_finds_what_was_planted() -> None:
+    rng = Random(0)
+    sizes = [(10 ** rng.uniform(3, 9), 10 ** rng.uniform(3, 8)) for _ in range(40)]
+    works = [Work(2e-6 + a * 5e-11 + b * 3e-10, a, int(b), 4) for a, b in sizes]
+    found = fit(works)
+    assert found[:3] == pytest.approx((2e-6, 5e-11, 3e-10), rel=1e-3)
+    assert found.error < 1e-3
+    assert found.points == 40
+
+
+def test_a_fit_says_how_wrong_it_is() -> None:
+    rng = Random(0)
+    works = [Work(1e-3 * rng.uniform(0.5, 1.5), 1e6, 1000, 4) for _ in range(40)]
+    assert 0.1 < fit(works).error < 0.5
+
+
+def test_no_coefficient_is_negative() -> None:
+    rng = Random(1)
+    works = [Work(10 ** rng.uniform(-6, -2), 10 ** rng.uniform(0, 9), 1000, 4) for _ in range(30)]
+    assert min(fit(works)) >= 0
+
+
+def test_fits_are_by_kind_size_and_family() -> None:
+    works = {
+        f"aten.mm.default() #{k}": Work(1e-3 * (k + 1), 1e6 * (k + 1), 10, 4) for k in range(5)
+    }
+    works |= {f"aten.add.Tensor() #{k}": Work(1e-3, 10.0, 10, 4) for k in range(2)}
+    works |= {f"aten.mm.default() h{k}": Work(1e-4, 1e6, 10, 2) for k in range(2)}
+    assert set(fits(works)) == {"aten.mm.default/4", "family:dense/4"}
+    assert family("aten.convolution_backward.default") == "family:dense"
+    assert family("apportion.update") == "family:other"
+
+
+def test_a_line_through_boxes_and_bytes() -> None:
+    rows = [(b, n, 1e-5 + b * 2e-6 + n * 1e-10) for b in (1, 2, 5, 9) for n in (10, 10**4, 10**7)]
+    found = line(rows)
+    assert found[:3] == pytest.approx((1e-5, 2e-6, 1e-10), rel=1e-3)
+    assert line([]).points == 0
+
+
+# From rehearsals to a table
+
+
+def rehearsed(tasks: TaskGraph, seconds: dict[int, float], rounds: int = 4) -> list[Rehearsed]:
+    """Answers in which every task took so long in each round, by its work."""
+    answers = []
+    for device in range(tasks.devices):
+        mine = np.flatnonzero(np.isin(tasks.kind, [COMPUTE, ASSEMBLE]) & (tasks.device == device))
+        row = [seconds[int(tasks.work[k])] for k in mine]
+        ones, ends = [1.0] * rounds, [1e-5] * rounds
+        answers.append(Rehearsed(mine, np.array([row] * rounds), ends, [], [], ones))
+    return answers
+
+
+def test_what_was_measured_is_what_is_predicted() -> None:
+    tasks = random_piece(devices=1)
+    seconds = {k: 1e-6 * (k + 1) for k in range(len(tasks.works))}
+    table = with_measured(CostTable(Condition("cpu")), tasks, rehearsed(tasks, seconds))
+    assert missing(table, tasks) == 0
+    (feed,) = feeds(tasks)
+    assert table.works[feed[0]].seconds == pytest.approx(1e-5)
+    place = cluster("local:1")
+    found = simulate(tasks, place, measured_cost(table)).step_seconds
+    assert found == pytest.approx(sum(seconds[int(w)] for w in tasks.work) + 1e-5, rel=1e-3)
+    assert set(sources(tasks, place, measured_cost(table)).tolist()) == {MEASURED}
+
+
+def test_other_strategies_are_partly_measured_and_else_fitted() -> None:
+    tasks, other = random_piece(seed=0), random_piece(seed=1)
+    seconds = {k: 1e-6 * (k + 1) for k in range(len(tasks.works))}
+    table = with_measured(CostTable(Condition("cpu")), tasks, rehearsed(tasks, seconds))
+    assert 0 < missing(table, other) < len(other.works)
+    found = sources(other, cluster("local:2"), measured_cost(table))
+    assert {MEASURED, FITTED} <= set(found.tolist())
+
+
+def test_a_disturbed_round_does_not_count() -> None:
+    tasks = random_piece(devices=1)
+    seconds = dict.fromkeys(range(len(tasks.works)), 1e-5)
+    (answer,) = rehearsed(tasks, seconds, rounds=9)
+    answer.seconds[0] *= 50
+    answer.seconds[1, ::3] *= 50
+    table = with_measured(CostTable(Condition("cpu")), tasks, [answer])
+    assert all(w.seconds == pytest.approx(1e-5) for s, w in table.works.items() if "feed" not in s)
+
+
+def test_works_together_take_what_a_round_takes() -> None:
+    """Of each task the low quantile, but their sum is the low quantile of whole rounds."""
+    tasks = random_piece(devices=1)
+    (answer,) = rehearsed(tasks, dict.fromkeys(range(len(tasks.works)), 1e-5), rounds=20)
+    rng = np.random.default_rng(0)
+    answer = replace(answer, seconds=answer.seconds * rng.uniform(1, 2, answer.seconds.shape))
+    table = with_measured(CostTable(Condition("cpu")), tasks, [answer])
+    count = np.bincount(tasks.work[tasks.work >= 0], minlength=len(tasks.works))
+    total = sum(n * table.works[w].seconds for n, w in zip(count, tasks.works, strict=True))
+    assert total == pytest.approx(np.quantile(answer.seconds.sum(axis=1), QUANTILE))
+
+
+def test_noise_is_the_spread_of_the_reference() -> None:
+    tasks = random_piece(devices=1)
+    (answer,) = rehearsed(tasks, dict.fromkeys(range(len(tasks.works)), 1e-5))
+    quiet = with_measured(CostTable(Condition("cpu")), tasks, [answer])
+    noisy = replace(answer, reference=[1.0, 1.0, 2.0, 2.0])
+    assert quiet.noise == 0
+    assert with_measured(CostTable(Condition("cpu")), tasks, [noisy]).noise > NOISY
+
+
+def test_exchanges_are_timed_from_when_the_last_process_has_come() -> None:
+    def took(messages: int, nbytes: int) -> int:
+        return 100_000 + 10_000 * messages + nbytes
+
+    sizes = [1 << k for k in (10, 14, 16, 18, 20, 22, 24)]
+    ends = [took(2, 2 * n) for n in sizes] + [took(1, n) for n in sizes]
+    late = np.array([[(700, 700 + end) for end in ends]] * 5)
+    early = np.array([[(0, 700 + end) for end in ends]] * 5)
+    table = with_messages(CostTable(Condition("cpu", 1, 2)), 2, [[Talked(late), Talked(early)]])
+    assert table.lines["exchange"][:3] == pytest.approx((1e-4, 1e-5, 1e-9), rel=1e-3)
+
+
+def test_exchanges_of_a_rehearsal_take_together_what_they_took() -> None:
+    tasks = random_piece("mlp:tiny")
+    moving = np.flatnonzero(tasks.kind == TRANSFER)
+    positions = sorted(set(tasks.position[moving].tolist()))
+    seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
+    times = [
+        (number, position, 0, 2_000_000 if (number + k) % 4 == 0 else 200_000)
+        for number in range(12)
+        for k, position in enumerate(positions)
+    ]  # a fourth of them is late
+    answers = [replace(a, exchanged=times) for a in rehearsed(tasks, seconds)]
+    place = cluster("local:2")
+    table = with_measured(CostTable(condition(place)), tasks, answers)
+    found = nanoseconds(tasks, place, measured_cost(table))
+    whole = [sum(end for n, _, _, end in times if n == number) for number in range(12)]
+    assert found[moving].sum() == pytest.approx(np.quantile(whole, QUANTILE), rel=1e-3)
+
+
+def test_processes_that_wait_for_each_other_wait_at_exchanges() -> None:
+    tasks, place = random_piece("mlp:tiny"), cluster("local:2")
+    positions = sorted(set(tasks.position[tasks.kind == TRANSFER].tolist()))
+    seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
+    calm = [(n, position, 0, 200_000) for n in range(4) for position in positions]
+    tables = []
+    for longer in (0, 50_000_000):
+        whole = [(n, WHOLE, 0, longer) for n in range(4)]
+        answers = [replace(a, exchanged=calm + whole) for a in rehearsed(tasks, seconds)]
+        tables.append(with_measured(CostTable(condition(place)), tasks, answers))
+    alone, waiting = (simulate(tasks, place, measured_cost(t)).step_seconds for t in tables)
+    assert alone < 0.03
+    assert waiting == pytest.approx(0.05, rel=0.02)
+
+
+# Calibrator
+
+
+def test_what_is_known_is_not_measured_again(calibrating: Path) -> None:
+    tasks = random_piece("mlp:tiny")
+    place = cluster("local:2")
+    seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
+    keep(with_measured(CostTable(condition(place)), tasks, rehearsed(tasks, seconds)))
+    notes: list[str] = []
+    with Calibrator(Source(captured("mlp:tiny")[0].graph), place, 20.0, notes.append) as prices:
+        cost = prices.cost(Strategy(()), tasks)
+        assert prices.pool is None
+    assert cost.name == "calibrated"
+    assert notes == []
+
+
+def test_without_a_budget_nothing_is_measured(calibrating: Path) -> None:
+    tasks = random_piece("mlp:tiny")
+    source = source_of(captured("mlp:tiny")[0])
+    with Calibrator(source, cluster("local:2"), 0.0, pytest.fail) as prices:
+        assert prices.cost(Strategy(()), tasks) is ASSUMED
+
+
+@pytest.mark.parametrize(
+    ("field", "complaint"), [("memory", "GB of memory"), ("time", "would take")]
+)
+def test_what_is_too_large_is_not_measured(
+    field: str, complaint: str, calibrating: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if field == "memory":
+        monkeypatch.setattr("apportion.run.calibrate.free_memory", lambda: 1.0)
+    notes: list[str] = []
+    budget = 20.0 if field == "memory" else 1e-9
+    source = source_of(captured("mlp:tiny")[0])
+    with Calibrator(source, cluster("local:2"), budget, notes.append) as prices:
+        assert prices.cost(Strategy(()), random_piece("mlp:tiny")) is ASSUMED
+    (note,) = notes
+    assert complaint in note
+
+
+def test_planning_goes_on_when_measuring_fails(
+    calibrating: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("rank 1 was ended by signal SIGKILL")
+
+    monkeypatch.setattr("apportion.run.calibrate.Pool", fails)
+    notes: list[str] = []
+    source = source_of(captured("mlp:tiny")[0])
+    with Calibrator(source, cluster("local:2"), 20.0, notes.append) as prices:
+        for _ in range(2):
+            assert prices.cost(Strategy(()), random_piece("mlp:tiny")) is ASSUMED
+    assert [note for note in notes if "rank 1 was ended" in note] == notes[1:]
+    assert len(notes) == 2
+
+
+def test_a_source_gives_the_batch() -> None:
+    program = captured("gpt2:tiny")[0]
+    given = source_of(program).given
+    assert given.keys() >= {value for value, _ in program.inputs}
+    step = of_graph(program.graph, {v: torch.from_numpy(a) for v, a in given.items()})
+    for index, value in enumerate(program.graph.values):
+        if value.role in ("parameter", "optimizer state", "input"):
+            made = step.tensor(index)
+            assert tuple(made.shape) == value.shape
+            assert str(made.dtype) == f"torch.{value.dtype}"
+            assert value.role != "optimizer state" or (made >= 0).all()
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"device": "tpu"}, "neither cpu nor cuda"),
+        pytest.param(
+            {"device": "cuda"},
+            "no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+        ({"cluster": "8xh100"}, "only processes of this machine"),
+        ({"cluster": "local:2", "procs": 2}, "either --cluster or --procs"),
+    ],
+)
+def test_wrong_requests(given: dict[str, object], complaint: str) -> None:
+    usual = {"cluster": None, "procs": None, "device": "cpu"} | given
+    with pytest.raises(ValueError, match=complaint):
+        measured(("mlp:tiny",), budget=1.0, seed=0, out=None, note=print, **usual)  # type: ignore[arg-type]
+
+
+def test_a_table_is_shown() -> None:
+    table = full_table()
+    assert facts(table)["works"] == 1
+    assert facts(table)["lines"]["exchange"]["points"] == 14
+    text = " ".join(x for x in shown(table) if isinstance(x, str))
+    assert "exchange: 100 us + 10.0 us per box or message + 1.00 GB/s" in text
+    assert json.dumps(facts(table))
+
+
+def test_from_json_takes_only_its_own() -> None:
+    with pytest.raises(ValueError, match="does not say"):
+        from_json([])

@@ -1,0 +1,38 @@
+"""Prices in compiled code are those of cost.py, bit for bit."""
+
+import numpy as np
+import pytest
+
+from apportion.lower import draft
+from apportion.lower.task_graph import ASSEMBLE, COMPUTE
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.simulate import prices as price
+from apportion.simulate.delta.new_blocks import _bare
+from apportion.simulate.durations import nanoseconds
+
+KINDS = ("aten.mm.default", "aten.relu.default", "aten.view.default", "no.such")
+
+
+@pytest.mark.parametrize("name", ["3xh100", "flexflow-p100:4", "mixed-a100-v100", "local:4"])
+def test_prices_are_those_of_the_cost_model(name: str) -> None:
+    them = cluster(name)
+    cost, devices, rng = default_cost(them), len(them.devices), np.random.default_rng(5)
+    n = 400
+    kind = rng.choice([COMPUTE, ASSEMBLE], n)
+    device, op = rng.integers(devices, size=n), rng.integers(len(KINDS), size=n)
+    nbytes = rng.integers(1 << 30, size=n) * (rng.random(n) < 0.8)
+    flops, taken = rng.random(n) * 1e12 * (rng.random(n) < 0.8), rng.integers(9, size=n)
+    itemsize, none = rng.choice([1, 2, 4, 8, 16, 32], n), np.full(n, -1)
+    tasks = _bare(
+        devices, kind, device, none, nbytes, none, none, (), op=op, flops=flops,
+        itemsize=itemsize, taken=taken, kinds=KINDS,
+    )  # fmt: skip
+    sheet = draft._sheet(n, devices, draft.blank(devices))
+    sheet.used[draft.TASKS] = n
+    columns = {"kind": kind, "device": device, "call": op, "nbytes": nbytes, "flops": flops}
+    for column, given in {**columns, "itemsize": itemsize, "taken": taken}.items():
+        getattr(sheet, column)[:n] = given
+    issue = rng.integers(9, size=(devices, len(KINDS) + 1))
+    price.charge(price.prices(cost, them, KINDS, issue), sheet)
+    assert (sheet.duration[:n] == nanoseconds(tasks, them, cost)).all()
