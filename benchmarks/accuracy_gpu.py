@@ -22,7 +22,9 @@ from pathlib import Path
 import torch
 
 from apportion import zoo
-from apportion.capture.capture import Program, capture, capture_as
+from apportion.capture.capture import capture
+from apportion.capture.program import Program
+from apportion.capture.reference import capture_as
 from apportion.execute.executable import Executable
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_table import CostFile, save

@@ -22,15 +22,10 @@ from random import Random
 import torch
 
 from apportion import zoo
-from apportion.capture.capture import (
-    Program,
-    batch_leaves,
-    capture,
-    capture_as,
-    eager_steps,
-    setting,
-    state_tensor,
-)
+from apportion.capture.capture import capture
+from apportion.capture.optimizer import setting
+from apportion.capture.program import Program, batch_leaves, state_tensor
+from apportion.capture.reference import capture_as, eager_steps
 from apportion.execute.executable import Corrupt, Executable, Rank, run_together
 from apportion.execute.kernels import Context
 from apportion.lower.task_graph import TaskGraph

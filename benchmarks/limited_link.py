@@ -34,7 +34,8 @@ from namespaces import INTERFACE, Cable, Machine, cabled, limit, why_not
 
 import apportion as ap
 from apportion import zoo
-from apportion.capture.capture import Program, capture
+from apportion.capture.capture import capture
+from apportion.capture.program import Program
 from apportion.machine.cluster import Cluster
 from apportion.plan.plan import Plan
 from apportion.run.runner import Runner

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apportion.capture.capture import Program, capture, cast_batch
+from apportion.capture.capture import capture
+from apportion.capture.program import Program
+from apportion.capture.reference import cast_batch
 
 
 class Attention(nn.Module):

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from graphs import start, step
 
-from apportion.capture.capture import Program, eager_steps
+from apportion.capture.program import Program
+from apportion.capture.reference import eager_steps
 from apportion.execute.executable import Rank
 from apportion.lower.task_graph import TaskGraph
 from apportion.run.process import vary

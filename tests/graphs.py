@@ -10,14 +10,10 @@ from typing import Any
 import torch
 
 from apportion import zoo
-from apportion.capture.capture import (
-    Program,
-    batch_leaves,
-    capture,
-    capture_as,
-    setting,
-    state_tensor,
-)
+from apportion.capture.capture import capture
+from apportion.capture.optimizer import setting
+from apportion.capture.program import Program, batch_leaves, state_tensor
+from apportion.capture.reference import capture_as
 from apportion.execute.executable import Executable, Rank, run_together
 from apportion.execute.kernels import LEFT_OUT, Context, resolve
 from apportion.graph import ACTIVATION, INPUT, Dtype, Graph, Op, Ref, Value, nbytes_of, verify

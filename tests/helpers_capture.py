@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.capture.capture import Program, batch_leaves, check_settings, setting, state_tensor
-from apportion.capture.counter_random import whole
+from apportion.capture.counter_random import uniform_tensor
+from apportion.capture.optimizer import setting
+from apportion.capture.program import Program, batch_leaves, check_settings, state_tensor
 from apportion.execute.kernels import Context, kernel
 
 State = dict[int, torch.Tensor]
@@ -68,7 +69,7 @@ def run_graph(program: Program, batch: Any, state: State, seed: int, step: int) 
             results: Any = run_body(program, graph.bodies[op.body], inputs)
         elif op.kind == "apportion.random_uniform":
             size, key, dtype = op.args
-            results = whole((seed, step, key), size, getattr(torch, dtype.name))
+            results = uniform_tensor((seed, step, key), size, getattr(torch, dtype.name))
         elif op.kind.startswith("apportion."):  # kinds of our own have no operator of torch's
             context = Context(seed, step, lambda e: setting(program.optimizer, e), graph.bodies)
             results = kernel(op.kind)(context, _args(program, op.args, inputs))

@@ -2,8 +2,9 @@
 
 In: a step function, a model, an optimizer and a batch. Out: a Program, which is a Graph and its
 bindings to the live model and optimizer. Next room: describe, which says what operators compute.
-Read capture.py first, then record.py (the trace), normalise.py and decompose/ (fewer kinds of
-operators), build_graph.py, optimizer.py (updates) and counter_random.py (numbers that can be cut).
+Read capture.py first, then trace.py and record.py (a run as data), normalise.py and decompose/
+(operators that can be cut), build_graph.py, optimizer.py (updates), program.py, random_rules.py
+and counter_random.py (random numbers that can be cut), and reference.py (the same step eagerly).
 """
 
 from __future__ import annotations
@@ -13,29 +14,17 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    from apportion.capture.capture import (
-        Program as Program,
-    )
-    from apportion.capture.capture import (
-        batch_leaves as batch_leaves,
+    from apportion.capture import (
+        torch_private as torch_private,
     )
     from apportion.capture.capture import (
         capture as capture,
     )
-    from apportion.capture.capture import (
-        capture_as as capture_as,
-    )
-    from apportion.capture.capture import (
-        check_settings as check_settings,
-    )
-    from apportion.capture.capture import (
-        eager_steps as eager_steps,
-    )
-    from apportion.capture.capture import (
-        state_tensor as state_tensor,
-    )
     from apportion.capture.counter_random import (
         uniform as uniform,
+    )
+    from apportion.capture.functional_twins import (
+        functional_twin as functional_twin,
     )
     from apportion.capture.lift_call import (
         Lifted as Lifted,
@@ -49,20 +38,35 @@ if TYPE_CHECKING:
     from apportion.capture.optimizer import (
         setting as setting,
     )
+    from apportion.capture.program import (
+        Program as Program,
+    )
+    from apportion.capture.program import (
+        batch_leaves as batch_leaves,
+    )
+    from apportion.capture.program import (
+        check_settings as check_settings,
+    )
+    from apportion.capture.program import (
+        state_tensor as state_tensor,
+    )
     from apportion.capture.record import (
         HARMLESS as HARMLESS,
     )
-    from apportion.capture.record import (
+    from apportion.capture.reference import (
+        capture_as as capture_as,
+    )
+    from apportion.capture.reference import (
+        eager_steps as eager_steps,
+    )
+    from apportion.capture.trace import (
         RANDOM_UNIFORM as RANDOM_UNIFORM,
     )
-    from apportion.capture.record import (
+    from apportion.capture.trace import (
         CaptureError as CaptureError,
     )
-    from apportion.capture.record import (
+    from apportion.capture.trace import (
         flat_results as flat_results,
-    )
-    from apportion.capture.record import (
-        functional_twin as functional_twin,
     )
 
 lazy_face(__name__)

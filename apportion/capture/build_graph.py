@@ -1,22 +1,30 @@
-"""Nodes -> Graph: names, roles, links from backward to forward, one update Op per parameter."""
+"""build: Nodes -> Graph: names, roles, links from backward to forward, an update Op per parameter.
+
+The last station of capture/, after decompose/.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from apportion import graph as g
-from apportion.capture.normalise import Node, Rewritten
-from apportion.capture.record import CaptureError, Trace, dtype_name
+from apportion.capture.normalise import Node, NormalisedTrace
+from apportion.capture.optimizer import UpdateTemplates
+from apportion.capture.trace import CaptureError, Trace, dtype_name
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
-    """The live tensors of a step by name; `batch` with flat positions, `trained` with groups."""
+class StepTensors:
+    """The live tensors of a step, by name.
+
+    batch    with their positions in the flat batch
+    trained  the names of parameters that the optimizer updates, each with its group
+    """
 
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
@@ -25,7 +33,7 @@ class Tensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class LeafTensor:
     """A tensor that nobody makes; `position` is that of a batch tensor in the flat batch."""
 
     name: str
@@ -44,8 +52,13 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """A Graph and what its leaf Values are."""
+class BuiltGraph:
+    """A Graph, and what the Values are that no Op makes.
+
+    constants  tensors that the step found somewhere, by Value
+    inputs     (Value, position in the flat batch)
+    bindings   what a Value is bound to: a parameter, a buffer or optimizer state
+    """
 
     graph: g.Graph
     constants: dict[int, torch.Tensor]
@@ -53,19 +66,14 @@ class Parts:
     bindings: dict[int, Binding]
 
 
-class Templates(Protocol):
-    """Where update Bodies come from."""
-
-    bodies: list[g.Body]
-
-    def state(self, group: int, parameter: torch.Tensor) -> list[tuple[str, Any]]: ...
-
-    def body(self, group: int, parameter: torch.Tensor) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
-class _Ends:
-    """The slots of a step's results."""
+class _ResultSlots:
+    """The slots of a step's results.
+
+    raw    gradients, by the name of the parameter
+    used   the gradients that the update gets: clipped, if they are
+    after  parameters and buffers as the forward pass leaves them
+    """
 
     loss: int
     raw: dict[str, int]
@@ -75,43 +83,45 @@ class _Ends:
 
 def build(
     trace: Trace,
-    rewritten: Rewritten,
-    leaves: Sequence[Leaf],
-    tensors: Tensors,
-    templates: Templates,
+    normalised: NormalisedTrace,
+    leaves: Sequence[LeafTensor],
+    tensors: StepTensors,
+    templates: UpdateTemplates,
     *,
     clipped: bool,
-) -> Parts:
+) -> BuiltGraph:
     """The Graph of a recorded step.
 
     The trace's results are the loss, gradients, clipped gradients, and parameters and buffers as
     the forward pass leaves them.
     """
-    ends = _ends(rewritten.outputs, tensors, clipped)
-    builder = _Builder(rewritten, ends)
-    builder.add_leaves(trace, leaves, ends)
-    for node in rewritten.nodes:
+    results = _result_slots(normalised.outputs, tensors, clipped)
+    builder = _GraphBuilder(normalised, results)
+    builder.add_leaves(trace, leaves, results)
+    for node in normalised.nodes:
         builder.add_node(node)
     slots = {leaf.name: slot for slot, leaf in zip(trace.inputs, leaves, strict=True)}
-    for name, after in ends.after.items():
+    for name, after in results.after.items():
         if name not in tensors.trained:
             builder.add_pair(name, slots[name], after)
     for name, group in tensors.trained.items():
         builder.add_update(name, slots[name], group, tensors.parameters[name], templates)
     graph = g.Graph(
-        tuple(builder.values), tuple(builder.ops), tuple(builder.state), builder.index[ends.loss],
-        tuple(templates.bodies),
+        tuple(builder.values), tuple(builder.ops), tuple(builder.state),
+        builder.index[results.loss], tuple(templates.bodies),
     )  # fmt: skip
-    return Parts(graph, builder.constants, tuple(builder.inputs), builder.bindings)
+    return BuiltGraph(graph, builder.constants, tuple(builder.inputs), builder.bindings)
 
 
-def _ends(outputs: Sequence[int | None], tensors: Tensors, clipped: bool) -> _Ends:
+def _result_slots(
+    outputs: Sequence[int | None], tensors: StepTensors, clipped: bool
+) -> _ResultSlots:
     count = len(tensors.trained)
     loss, grads, rest = outputs[0], outputs[1 : count + 1], outputs[count + 1 :]
     used, after = (rest[:count], rest[count:]) if clipped else (grads, rest)
     names = (*tensors.parameters, *tensors.buffers)
     assert loss is not None
-    return _Ends(
+    return _ResultSlots(
         loss,
         {n: s for n, s in zip(tensors.trained, grads, strict=True) if s is not None},
         {n: s for n, s in zip(tensors.trained, used, strict=True) if s is not None},
@@ -120,11 +130,16 @@ def _ends(outputs: Sequence[int | None], tensors: Tensors, clipped: bool) -> _En
 
 
 @dataclass
-class _Builder:
-    """Values and Ops so far; `index` gives a slot's Value."""
+class _GraphBuilder:
+    """The Values and Ops so far.
 
-    rewritten: Rewritten
-    ends: _Ends
+    index        the Value of a slot
+    by_sequence  the forward Op of an autograd node
+    links        the forward Op that a Value belongs to
+    """
+
+    normalised: NormalisedTrace
+    results: _ResultSlots
     values: list[g.Value] = field(default_factory=list)
     ops: list[g.Op] = field(default_factory=list)
     state: list[tuple[int, int]] = field(default_factory=list)
@@ -132,20 +147,20 @@ class _Builder:
     constants: dict[int, torch.Tensor] = field(default_factory=dict)
     inputs: list[tuple[int, int]] = field(default_factory=list)
     bindings: dict[int, Binding] = field(default_factory=dict)
-    taken: Counter[str] = field(default_factory=Counter)
+    value_names: Counter[str] = field(default_factory=Counter)
     op_names: Counter[str] = field(default_factory=Counter)
     by_sequence: dict[int, int] = field(default_factory=dict)
     links: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ends = self.ends
+        results = self.results
         named = [
-            *((s, f"{n}.grad") for n, s in ends.raw.items()),
-            *((s, f"{n}.grad.clipped") for n, s in ends.used.items() if s != ends.raw[n]),
-            (ends.loss, "loss"),
-            *((s, f"{n}'") for n, s in ends.after.items() if n not in ends.used),
+            *((s, f"{n}.grad") for n, s in results.raw.items()),
+            *((s, f"{n}.grad.clipped") for n, s in results.used.items() if s != results.raw[n]),
+            (results.loss, "loss"),
+            *((s, f"{n}'") for n, s in results.after.items() if n not in results.used),
         ]
-        self.roles = {ends.loss: g.OUTPUT}
+        self.roles = {results.loss: g.OUTPUT}
         self.names: dict[int, str] = {}
         for slot, name in named:
             self.names.setdefault(slot, name)
@@ -157,29 +172,29 @@ class _Builder:
             raise CaptureError(
                 f"{name} has the dtype {kind}; supported are {', '.join(g.ITEMSIZE)}"
             )
-        while name in self.taken:
-            self.taken[name] += 1
-            name = f"{name}_{self.taken[name] - 1}"
-        self.taken[name] += 1
+        while name in self.value_names:
+            self.value_names[name] += 1
+            name = f"{name}_{self.value_names[name] - 1}"
+        self.value_names[name] += 1
         self.values.append(g.Value(name, role, tuple(shape), kind, g.nbytes_of(shape, kind)))
         return len(self.values) - 1
 
-    def add_leaves(self, trace: Trace, leaves: Sequence[Leaf], ends: _Ends) -> None:
+    def add_leaves(self, trace: Trace, leaves: Sequence[LeafTensor], results: _ResultSlots) -> None:
         """Parameters, buffers, inputs and constants that are read or that the step changes."""
-        read = {slot for node in self.rewritten.nodes for slot in g.refs(node.args)}
+        read = {slot for node in self.normalised.nodes for slot in g.refs(node.args)}
         for slot, leaf in zip(trace.inputs, leaves, strict=True):
-            after = ends.after[leaf.name] if leaf.role != g.INPUT else slot
-            if after != slot and leaf.name not in ends.used:
+            after = results.after[leaf.name] if leaf.role != g.INPUT else slot
+            if after != slot and leaf.name not in results.used:
                 self.roles.setdefault(after, leaf.role)
-            if slot in read or after != slot or leaf.name in ends.used:
+            if slot in read or after != slot or leaf.name in results.used:
                 self._add_leaf(slot, leaf)
         for number, (slot, tensor) in enumerate(trace.constants.items()):
             if slot in read:
-                shape, dtype = self.rewritten.types[slot]
+                shape, dtype = self.normalised.types[slot]
                 value = self.add_value(f"constant:{number}", g.BUFFER, shape, dtype)
                 self.index[slot], self.constants[value] = value, tensor
 
-    def _add_leaf(self, slot: int, leaf: Leaf) -> None:
+    def _add_leaf(self, slot: int, leaf: LeafTensor) -> None:
         value = self.add_value(leaf.name, leaf.role, leaf.tensor.shape, leaf.tensor.dtype)
         self.index[slot] = value
         if leaf.role == g.INPUT:
@@ -193,7 +208,7 @@ class _Builder:
         module = node.site.module if forward is None else self.ops[forward].module
         line = node.site.line if forward is None else self.ops[forward].line
         slots = list(dict.fromkeys(g.refs(node.args)))
-        args = _placed(node.args, {slot: k for k, slot in enumerate(slots)})
+        args = _with_positions(node.args, {slot: k for k, slot in enumerate(slots)})
         outputs = self._outputs(node)
         number = len(self.ops)
         self.ops.append(
@@ -242,7 +257,7 @@ class _Builder:
         while slots[-1] is None:
             slots.pop()
         role = g.GRADIENT if node.site.phase == g.BACKWARD else g.ACTIVATION
-        dtype = next(self.rewritten.types[s][1] for s in slots if s is not None)
+        dtype = next(self.normalised.types[s][1] for s in slots if s is not None)
         base = f"{_short(node.kind)}_{len(self.ops)}"
         outputs = []
         for position, slot in enumerate(slots):
@@ -251,7 +266,7 @@ class _Builder:
                 outputs.append(self.add_value(name, role, (0,), dtype))
                 continue
             name, kind = self.names.get(slot, name), self.roles.get(slot, role)
-            self.index[slot] = self.add_value(name, kind, *self.rewritten.types[slot])
+            self.index[slot] = self.add_value(name, kind, *self.normalised.types[slot])
             outputs.append(self.index[slot])
         return tuple(outputs)
 
@@ -259,7 +274,7 @@ class _Builder:
         """Pairs a state that the forward pass changes with what it becomes."""
         if before == after:
             return
-        if self.rewritten.types[before] != self.rewritten.types[after]:
+        if self.normalised.types[before] != self.normalised.types[after]:
             raise CaptureError(
                 f"the step changes the shape or dtype of {name}; a step must leave its state as it "
                 "finds it"
@@ -267,7 +282,7 @@ class _Builder:
         self.state.append((self.index[before], self.index[after]))
 
     def add_update(
-        self, name: str, slot: int, group: int, parameter: torch.Tensor, templates: Templates
+        self, name: str, slot: int, group: int, parameter: torch.Tensor, templates: UpdateTemplates
     ) -> None:
         """The update Op of one parameter, its state before and after."""
         own = self.index[slot]
@@ -277,7 +292,7 @@ class _Builder:
             self.bindings[value] = Binding(g.OPTIMIZER_STATE, name, key)
             before.append(value)
             after.append(self._like(value, f"{name}:{key}'"))
-        changed, grad = self.index[self.ends.after[name]], self.index[self.ends.used[name]]
+        changed, grad = self.index[self.results.after[name]], self.index[self.results.used[name]]
         inputs = (changed, grad, *before[1:])
         self.ops.append(
             g.Op(
@@ -304,9 +319,9 @@ def _short(kind: str) -> str:
     return kind.split(".")[1].strip("_")
 
 
-def _placed(arg: Any, places: dict[int, int]) -> Any:
+def _with_positions(arg: Any, places: dict[int, int]) -> Any:
     if isinstance(arg, g.Ref):
         return g.Ref(places[arg.index])
     if isinstance(arg, tuple):
-        return tuple(_placed(x, places) for x in arg)
+        return tuple(_with_positions(x, places) for x in arg)
     return arg

@@ -1,8 +1,8 @@
-"""Lift: any callable on tensors -> a Graph of its operators, by the rules of capture.
+"""lift: one call of an operator or a function of tensors -> a Graph of its operators.
 
-What capture does for a whole training step, done for one operator or a small function: the same
-recorder, the same rewriting, no optimizer. The oracle of splits looks at operators through this, so
-that what is checked is what a captured step contains.
+What capture.py does for a whole training step, done for one call: the same recorder, the same
+rules, no optimizer. verify/ looks at operators through this, so that what it checks is what a
+captured step contains.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.capture.counter_random import RULES
 from apportion.capture.decompose import decompose
-from apportion.capture.normalise import Rewritten, rewrite
-from apportion.capture.record import (
-    Call,
+from apportion.capture.normalise import NormalisedTrace, normalise
+from apportion.capture.random_rules import RANDOM_RULES
+from apportion.capture.record import fake_mode, record
+from apportion.capture.torch_private import OpOverload, is_composite, schema
+from apportion.capture.trace import (
+    CallSite,
     CaptureError,
-    Site,
+    RecordedCall,
     Trace,
     dtype_name,
-    fake_mode,
     flat_results,
-    is_composite,
-    record,
 )
 
 
 @dataclass(frozen=True)
 class Lifted:
-    """A Graph, the Values of its inputs, those of its results (None: absent), and found data."""
+    """The Graph of one call.
+
+    inputs     the Values of the call's tensors
+    outputs    the Values of its results (None: absent)
+    constants  tensors that the function found somewhere, by Value
+    """
 
     graph: g.Graph
     inputs: tuple[int, ...]
@@ -45,31 +49,31 @@ def flatten_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any,
     tensors: list[torch.Tensor] = []
     places: dict[int, int] = {}
 
-    def hold(value: Any) -> Any:
+    def with_refs(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if id(value) not in places:
                 places[id(value)] = len(tensors)
                 tensors.append(value)
             return g.Ref(places[id(value)])
         if isinstance(value, list | tuple):
-            return tuple(hold(x) for x in value)
+            return tuple(with_refs(x) for x in value)
         return value
 
-    return hold(tuple(args)), {k: hold(v) for k, v in kwargs.items()}, tensors
+    return with_refs(tuple(args)), {k: with_refs(v) for k, v in kwargs.items()}, tensors
 
 
 def lift(target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Lifted:
     """The Graph of one call; raises CaptureError if it has none."""
-    held, named, tensors = flatten_arguments(args, kwargs)
-    if isinstance(target, torch._ops.OpOverload) and _is_plain(target):
-        trace = _trace_of_one(target, held, named, tensors)
+    given, named, tensors = flatten_arguments(args, kwargs)
+    if isinstance(target, OpOverload) and _is_plain(target):
+        trace = _trace_of_one(target, given, named, tensors)
     else:
-        trace = _recorded(target, held, named, tensors)
-    return _graph(trace, decompose(rewrite(trace)))
+        trace = _recorded(target, given, named, tensors)
+    return _graph(trace, decompose(normalise(trace)))
 
 
-def _is_plain(target: torch._ops.OpOverload) -> bool:
-    return not (target in RULES or target._schema.is_mutable or is_composite(target))
+def _is_plain(target: OpOverload) -> bool:
+    return not (target in RANDOM_RULES or schema(target).is_mutable or is_composite(target))
 
 
 def _trace_of_one(target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
@@ -82,7 +86,7 @@ def _trace_of_one(target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.T
         if isinstance(item, torch.Tensor):
             types.append((tuple(item.shape), item.dtype))
         outputs.append(len(types) - 1 if isinstance(item, torch.Tensor) else None)
-    call = Call(target, args, kwargs, tuple(outputs), Site())
+    call = RecordedCall(target, args, kwargs, tuple(outputs), CallSite())
     return Trace((call,), tuple(types), {}, tuple(range(len(tensors))), tuple(outputs))
 
 
@@ -98,12 +102,12 @@ def _recorded(target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tenso
     return record(run, fakes, mode)
 
 
-def _graph(trace: Trace, rewritten: Rewritten) -> Lifted:
+def _graph(trace: Trace, normalised: NormalisedTrace) -> Lifted:
     values: list[g.Value] = []
     index: dict[int, int] = {}
 
     def add(slot: int, name: str, role: str) -> int:
-        shape, dtype = rewritten.types[slot]
+        shape, dtype = normalised.types[slot]
         kind = dtype_name(dtype)
         if kind not in g.ITEMSIZE:
             raise CaptureError(f"{name} has the dtype {kind}, which a Graph cannot hold")
@@ -117,10 +121,10 @@ def _graph(trace: Trace, rewritten: Rewritten) -> Lifted:
         for k, (slot, tensor) in enumerate(trace.constants.items())
     }
     ops = []
-    for number, node in enumerate(rewritten.nodes):
+    for number, node in enumerate(normalised.nodes):
         slots = list(dict.fromkeys(g.refs(node.args)))
         places = {slot: k for k, slot in enumerate(slots)}
-        made = _made(node.outputs, number, rewritten, add, values)
+        made = _made(node.outputs, number, normalised, add, values)
         args = g.substitute(node.args, {s: g.Ref(k) for s, k in places.items()})
         ops.append(
             g.Op(f"op{number}", node.kind, tuple(index[s] for s in slots), made, args,
@@ -128,17 +132,21 @@ def _graph(trace: Trace, rewritten: Rewritten) -> Lifted:
         )  # fmt: skip
     graph = g.Graph(tuple(values), tuple(ops))
     g.verify(graph)
-    outputs = tuple(None if s is None else index[s] for s in rewritten.outputs)
+    outputs = tuple(None if s is None else index[s] for s in normalised.outputs)
     return Lifted(graph, inputs, outputs, constants)
 
 
 def _made(
-    slots: Sequence[int | None], number: int, rewritten: Rewritten, add: Any, values: list[g.Value]
+    slots: Sequence[int | None],
+    number: int,
+    normalised: NormalisedTrace,
+    add: Any,
+    values: list[g.Value],
 ) -> tuple[int, ...]:
     slots = list(slots)
     while slots and slots[-1] is None:
         slots.pop()
-    dtype = next((rewritten.types[s][1] for s in slots if s is not None), torch.float32)
+    dtype = next((normalised.types[s][1] for s in slots if s is not None), torch.float32)
     found = []
     for position, slot in enumerate(slots):
         name = f"value{number}.{position}"

@@ -1,4 +1,6 @@
-"""Trace -> Nodes: arguments in schema order, no aliases, no dead calls, device-neutral kernels.
+"""normalise: Trace -> Nodes, with all arguments in schema order and without aliases or dead calls.
+
+The second station of capture/, after record.py and before decompose/.
 
 - detach, alias, lift_fresh, a copy to the same dtype, a view, expand or slice to the same shape,
   a cat with nothing but empty tensors and t of t vanish: their result is renamed. _unsafe_view and
@@ -17,7 +19,15 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.capture.record import Call, CaptureError, Site, Trace, Type, dtype_name
+from apportion.capture.torch_private import schema
+from apportion.capture.trace import (
+    CallSite,
+    CaptureError,
+    RecordedCall,
+    TensorType,
+    Trace,
+    dtype_name,
+)
 
 SDPA, SDPA_BACKWARD = "apportion.sdpa", "apportion.sdpa_backward"
 
@@ -41,12 +51,12 @@ DROPPED = frozenset(["device", "layout", "pin_memory", "generator", "memory_form
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One Op in the making: tensors are `Ref(slot)`."""
+    """An Op before it has a name and Values: its tensors are `Ref(slot)`."""
 
     kind: str
     args: tuple[g.Arg, ...]
     outputs: tuple[int | None, ...]
-    site: Site
+    site: CallSite
 
     @property
     def results(self) -> tuple[int, ...]:
@@ -55,23 +65,23 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class NormalisedTrace:
     """Nodes in running order, the slots' types, and the slots of the trace's results."""
 
     nodes: tuple[Node, ...]
-    types: tuple[Type, ...]
+    types: tuple[TensorType, ...]
     outputs: tuple[int | None, ...]
 
 
-def rewrite(trace: Trace) -> Rewritten:
+def normalise(trace: Trace) -> NormalisedTrace:
     """Applies all rules of this file."""
     types = list(trace.types)
     nodes, outputs = _unaliased(trace, types)
     nodes = [new for node in nodes for new in _sum_then_divide(node, types)]
-    return Rewritten(tuple(live(nodes, outputs)), tuple(types), outputs)
+    return NormalisedTrace(tuple(live_nodes(nodes, outputs)), tuple(types), outputs)
 
 
-def _unaliased(trace: Trace, types: list[Type]) -> tuple[list[Node], tuple[int | None, ...]]:
+def _unaliased(trace: Trace, types: list[TensorType]) -> tuple[list[Node], tuple[int | None, ...]]:
     renamed: dict[int, int] = {}
     transposed: dict[int, int] = {}
     nodes = []
@@ -79,7 +89,7 @@ def _unaliased(trace: Trace, types: list[Type]) -> tuple[list[Node], tuple[int |
         node = _node(call, renamed, types)
         if node.kind == SDPA:
             _correct_logsumexp(node, types)
-        same = _same(node, transposed, types)
+        same = _equal_slot(node, transposed, types)
         if same is None:
             nodes.append(node)
         else:
@@ -88,14 +98,14 @@ def _unaliased(trace: Trace, types: list[Type]) -> tuple[list[Node], tuple[int |
     return nodes, ends
 
 
-def _node(call: Call, renamed: dict[int, int], types: list[Type]) -> Node:
+def _node(call: RecordedCall, renamed: dict[int, int], types: list[TensorType]) -> Node:
     kind, args = str(call.target), _renamed(_arguments(call, types), renamed)
     if kind == "aten._reshape_alias.default":
         args = args[:2]
     return Node(_KINDS.get(kind, kind), args, call.outputs, call.site)
 
 
-def _correct_logsumexp(node: Node, types: list[Type]) -> None:
+def _correct_logsumexp(node: Node, types: list[TensorType]) -> None:
     """Attention's log of sums has the precision it is computed in, whatever a fake kernel says."""
     query, result = node.args[0], node.outputs[1]
     if isinstance(query, g.Ref) and result is not None:
@@ -103,7 +113,7 @@ def _correct_logsumexp(node: Node, types: list[Type]) -> None:
         types[result] = (types[result][0], wide)
 
 
-def _same(node: Node, transposed: dict[int, int], types: list[Type]) -> int | None:
+def _equal_slot(node: Node, transposed: dict[int, int], types: list[TensorType]) -> int | None:
     """The slot that the node's result is equal to, if it computes nothing."""
     if node.kind == "aten.cat.default":
         return _only_part(node, types)
@@ -120,13 +130,13 @@ def _same(node: Node, transposed: dict[int, int], types: list[Type]) -> int | No
     return None
 
 
-def _only_part(node: Node, types: list[Type]) -> int | None:
+def _only_part(node: Node, types: list[TensorType]) -> int | None:
     """The one tensor of a cat that is not empty, as keys are that a new cache is extended by."""
     full = [slot for slot in g.refs(node.args) if math.prod(types[slot][0])]
     return full[0] if len(full) == 1 and types[full[0]] == types[node.results[0]] else None
 
 
-def _sum_then_divide(node: Node, types: list[Type]) -> list[Node]:
+def _sum_then_divide(node: Node, types: list[TensorType]) -> list[Node]:
     names = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
     if node.kind not in names or node.args[3] != _MEAN:
         return [node]
@@ -141,7 +151,7 @@ def _sum_then_divide(node: Node, types: list[Type]) -> list[Node]:
     return [replace(node, args=args, outputs=(total, weight)), division]
 
 
-def live(nodes: list[Node], outputs: tuple[int | None, ...]) -> list[Node]:
+def live_nodes(nodes: list[Node], outputs: tuple[int | None, ...]) -> list[Node]:
     """The nodes whose results are used; the Graph is functional, so nothing else has an effect."""
     needed = set(outputs)
     kept = []
@@ -152,7 +162,7 @@ def live(nodes: list[Node], outputs: tuple[int | None, ...]) -> list[Node]:
     return kept[::-1]
 
 
-def _arguments(call: Call, types: list[Type]) -> tuple[g.Arg, ...]:
+def _arguments(call: RecordedCall, types: list[TensorType]) -> tuple[g.Arg, ...]:
     """All arguments in schema order with defaults filled in, places and memory orders left out.
 
     What is made from no tensor has the dtype it was recorded with, whatever torch's default is.
@@ -161,7 +171,7 @@ def _arguments(call: Call, types: list[Type]) -> tuple[g.Arg, ...]:
         return call.args
     made = not any(True for _ in g.refs((call.args, *call.kwargs.values())))
     given = []
-    for position, argument in enumerate(call.target._schema.arguments):
+    for position, argument in enumerate(schema(call.target).arguments):
         if argument.name in DROPPED:
             continue
         if position < len(call.args):

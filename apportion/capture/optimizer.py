@@ -1,7 +1,8 @@
 """Optimizer updates as templates, with their settings left open.
 
-The real optimizer class steps once on fake tensors, its settings replaced by floats that remember
-how they were computed (`_Recorded`). Constants of the trace that equal a remembered number become
+The part of capture/ that turns an optimizer into the Bodies of update Ops. The real optimizer
+class steps once on fake tensors, its settings replaced by floats that remember how they were
+computed (`_SymbolicFloat`). Constants of the trace that equal a remembered number become
 `Setting` expressions, read from the live groups at every step. Tracing twice with different numbers
 must give the same Body: nothing was baked in.
 """
@@ -15,19 +16,25 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from apportion import graph as g
-from apportion.capture.normalise import Rewritten, rewrite
-from apportion.capture.record import CaptureError, record
+from apportion.capture.normalise import NormalisedTrace, normalise
+from apportion.capture.record import record
+from apportion.capture.torch_private import FakeTensorMode
+from apportion.capture.trace import CaptureError
 
 SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 # Settings that choose a branch where they are zero; the others may become zero and back.
 _BRANCHING = ("weight_decay", "momentum", "dampening")
-# How torch runs the update, not what it computes.
-_MANNER = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
+# Settings of how torch runs the update, which do not change what it computes.
+_IMPLEMENTATION_FLAGS = {
+    "foreach": False,
+    "fused": False,
+    "capturable": False,
+    "differentiable": False,
+}
 _OPERATORS: dict[str, Callable[..., float]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -37,7 +44,8 @@ _OPERATORS: dict[str, Callable[..., float]] = {
     "neg": operator.neg,
 }
 
-Fixed = tuple[int, str, Any]
+FixedSetting = tuple[int, str, Any]
+"""A group, a key and its value: a setting that decides which operators the update has."""
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
@@ -103,13 +111,13 @@ def setting(optimizer: torch.optim.Optimizer, expression: Any) -> float:
     return float(_OPERATORS[head](*(setting(optimizer, part) for part in rest)))
 
 
-def fixed_settings(optimizer: torch.optim.Optimizer) -> tuple[Fixed, ...]:
+def fixed_settings(optimizer: torch.optim.Optimizer) -> tuple[FixedSetting, ...]:
     """(group, key, value) of all settings that decide which operators the update has."""
     return tuple(
         (index, key, group[key])
         for index, group in enumerate(optimizer.param_groups)
         for key in optimizer.defaults
-        if key not in _MANNER and _is_fixed(key, group[key])
+        if key not in _IMPLEMENTATION_FLAGS and _is_fixed(key, group[key])
     )
 
 
@@ -119,7 +127,7 @@ def _is_fixed(key: str, value: Any) -> bool:
     return key in _BRANCHING and value == 0
 
 
-def check_fixed(optimizer: torch.optim.Optimizer, fixed: tuple[Fixed, ...]) -> None:
+def check_fixed(optimizer: torch.optim.Optimizer, fixed: tuple[FixedSetting, ...]) -> None:
     """Raises ValueError if a setting that shaped the captured update has changed."""
     for index, key, value in fixed:
         now = optimizer.param_groups[index][key]
@@ -130,13 +138,13 @@ def check_fixed(optimizer: torch.optim.Optimizer, fixed: tuple[Fixed, ...]) -> N
             )
 
 
-class _Recorded(float):
+class _SymbolicFloat(float):
     """A float that remembers the expression it was computed by."""
 
     expression: Any
     table: dict[float, Any]
 
-    def __new__(cls, value: float, expression: Any, table: dict[float, Any]) -> _Recorded:
+    def __new__(cls, value: float, expression: Any, table: dict[float, Any]) -> _SymbolicFloat:
         self = super().__new__(cls, value)
         self.expression, self.table = expression, table
         table[float(value)] = expression
@@ -145,12 +153,12 @@ class _Recorded(float):
     def _apply(self, symbol: str, left: Any, right: Any) -> Any:
         if not isinstance(left, int | float) or not isinstance(right, int | float):
             return NotImplemented
-        parts = [x.expression if isinstance(x, _Recorded) else x for x in (left, right)]
+        parts = [x.expression if isinstance(x, _SymbolicFloat) else x for x in (left, right)]
         value = _OPERATORS[symbol](float(left), float(right))
-        return _Recorded(value, (symbol, *parts), self.table)
+        return _SymbolicFloat(value, (symbol, *parts), self.table)
 
-    def __neg__(self) -> _Recorded:
-        return _Recorded(-float(self), ("neg", self.expression), self.table)
+    def __neg__(self) -> _SymbolicFloat:
+        return _SymbolicFloat(-float(self), ("neg", self.expression), self.table)
 
     def __add__(self, other: Any) -> Any:
         return self._apply("+", self, other)
@@ -183,30 +191,30 @@ class _Recorded(float):
         return self._apply("**", other, self)
 
 
-def _recorded_settings(
+def _symbolic_settings(
     optimizer: torch.optim.Optimizer, index: int, salt: float, table: dict[float, Any]
 ) -> dict[str, Any]:
-    """The group's settings, every number that may change replaced by a unique _Recorded one."""
+    """The group's settings, every number that may change replaced by a unique _SymbolicFloat."""
     group = optimizer.param_groups[index]
     count = 0
 
-    def recorded(key: str, value: Any, *position: int) -> Any:
+    def symbolic(key: str, value: Any, *position: int) -> Any:
         nonlocal count
         if _is_fixed(key, value) or not isinstance(value, int | float | torch.Tensor):
             return value
         count += 1
         # some number near the true one that nothing else in the trace can be
         near = (float(value) or 1e-3) * (1.0 + 1e-3 * (count * 0.6180339887 % 1.0) + salt)
-        return _Recorded(near, ("get", index, key, *position), table)
+        return _SymbolicFloat(near, ("get", index, key, *position), table)
 
     settings: dict[str, Any] = {}
     for key in optimizer.defaults:
         value = group[key]
         if isinstance(value, list | tuple):
-            settings[key] = tuple(recorded(key, x, k) for k, x in enumerate(value))
+            settings[key] = tuple(symbolic(key, x, k) for k, x in enumerate(value))
         else:
-            settings[key] = recorded(key, value)
-    return settings | {k: v for k, v in _MANNER.items() if k in group}
+            settings[key] = symbolic(key, value)
+    return settings | {k: v for k, v in _IMPLEMENTATION_FLAGS.items() if k in group}
 
 
 # the update itself
@@ -237,7 +245,7 @@ def _traced_body(
     salt: float,
 ) -> g.Body:
     table: dict[float, Any] = {}
-    settings = _recorded_settings(optimizer, index, salt, table)
+    settings = _symbolic_settings(optimizer, index, salt, table)
     names = state_names(optimizer.param_groups[index])
     own = (tuple(parameter.shape), parameter.dtype)
     kinds = [own, own, *(state_type(optimizer, parameter, name) for name in names)]
@@ -245,13 +253,15 @@ def _traced_body(
         inputs = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in kinds]
 
     def update(_: Any, fake: torch.Tensor, grad: torch.Tensor, *state: torch.Tensor) -> Any:
-        return _stepped(type(optimizer), settings, fake, grad, dict(zip(names, state, strict=True)))
+        return _step_once(
+            type(optimizer), settings, fake, grad, dict(zip(names, state, strict=True))
+        )
 
     trace = record(update, inputs, mode)
-    return _body(rewrite(trace), trace.inputs, table)
+    return _body(normalise(trace), trace.inputs, table)
 
 
-def _stepped(
+def _step_once(
     cls: Any,
     settings: dict[str, Any],
     parameter: torch.Tensor,
@@ -298,15 +308,15 @@ def _as_if_compiling() -> Iterator[None]:
         torch.compiler.is_compiling = before
 
 
-def _body(rewritten: Rewritten, inputs: tuple[int, ...], table: dict[float, Any]) -> g.Body:
+def _body(trace: NormalisedTrace, inputs: tuple[int, ...], table: dict[float, Any]) -> g.Body:
     places = {slot: k for k, slot in enumerate(inputs)}
     ops = []
-    for node in rewritten.nodes:
+    for node in trace.nodes:
         ops.append(g.BodyOp(node.kind, _body_arg(node.args, places, table)))
         (slot,) = node.outputs
         assert slot is not None
         places[slot] = len(inputs) + len(ops) - 1
-    outputs = tuple(places[slot] for slot in rewritten.outputs if slot is not None)
+    outputs = tuple(places[slot] for slot in trace.outputs if slot is not None)
     return g.Body(len(inputs), tuple(ops), outputs)
 
 
@@ -318,3 +328,28 @@ def _body_arg(arg: Any, places: dict[int, int], table: dict[float, Any]) -> Any:
     if isinstance(arg, float) and arg in table:
         return g.Setting(table[arg])
     return arg
+
+
+class UpdateTemplates:
+    """The Bodies of an optimizer's updates, one per kind of parameter in a group, traced when first
+    asked for."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, mode: FakeTensorMode) -> None:
+        self._optimizer, self._mode = optimizer, mode
+        self._index: dict[Any, int] = {}
+        self.bodies: list[g.Body] = []
+
+    def state(self, group: int, parameter: torch.Tensor) -> list[tuple[str, Any]]:
+        """Name and (shape, dtype) of each state tensor of a parameter."""
+        names = state_names(self._optimizer.param_groups[group])
+        return [(n, state_type(self._optimizer, parameter, n)) for n in names]
+
+    def body(self, group: int, parameter: torch.Tensor) -> int:
+        """Index of the Body that updates the parameter."""
+        dtypes = tuple(dtype for _, (_, dtype) in self.state(group, parameter))
+        key = (group, parameter.dtype, parameter.dim() == 0, dtypes)
+        if key not in self._index:
+            self._index[key] = len(self.bodies)
+            body = update_body(self._optimizer, group, parameter, self._mode)
+            self.bodies.append(body)
+        return self._index[key]

@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch._library.custom_ops import CustomOpDef
-
-from apportion.capture import CaptureError
+from apportion.capture import CaptureError, torch_private
 from apportion.describe import lookup
 from apportion.verify.blind_search import Find
 from apportion.verify.torch_samples import resolved, sample_of
@@ -64,13 +61,13 @@ def check_splits(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     Values are compared in float64 where the kernels have it. Raises ValueError if the call cannot
     be traced or fails.
     """
-    if isinstance(op, CustomOpDef):
-        op = op._opoverload
-    if isinstance(op, torch._ops.OpOverloadPacket):
+    op = torch_private.overload_of_custom_op(op)
+    if isinstance(op, torch_private.OpOverloadPacket):
         op = _overload(op, args, kwargs)
     sample = sample_of(op, *args, **kwargs)
     sample = replace(sample, tensors=tuple(t.detach() for t in sample.tensors))
-    name = getattr(op, "__name__", str(op)) if not isinstance(op, torch._ops.OpOverload) else op
+    plain = isinstance(op, torch_private.OpOverload)
+    name = op if plain else getattr(op, "__name__", str(op))
     try:
         sample.call()
     except Exception as error:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from apportion import zoo
-from apportion.capture import capture, capture_as
+from apportion.capture import capture, capture_as, torch_private
 from apportion.describe import ops, reason
 from apportion.verify import own_samples as inputs
 from apportion.verify.torch_samples import Sample, entries, entry_name, harvest
@@ -308,15 +308,15 @@ def page(summary: Summary) -> str:
 def core_operators() -> list[str]:
     """Overloads with the tag core that return tensors whose shapes do not depend on data."""
     found = []
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in torch_private.all_operator_names():
         namespace, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
         if namespace != "aten":
             continue
         op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
-        if op is None or torch.Tag.core not in op.tags or op._schema.is_mutable:
+        if op is None or torch.Tag.core not in op.tags or torch_private.schema(op).is_mutable:
             continue
-        tensors = any("Tensor" in str(r.type) for r in op._schema.returns)
+        tensors = any("Tensor" in str(r.type) for r in torch_private.schema(op).returns)
         if tensors and torch.Tag.dynamic_output_shape not in op.tags:
             found.append(str(op))
     return sorted(found)

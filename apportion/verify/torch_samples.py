@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from apportion.capture import flat_results, flatten_arguments, functional_twin
+from apportion.capture import flat_results, flatten_arguments, functional_twin, torch_private
 from apportion.graph import substitute
 
 _LARGEST = 1 << 20  # elements; nothing in the database is larger but padding tests of allocators
@@ -91,7 +90,7 @@ def resolved(packet: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return mode.found
 
 
-class _First(TorchDispatchMode):
+class _First(torch_private.TorchDispatchMode):
     """Remembers the first operator that is called."""
 
     def __init__(self) -> None:
@@ -106,15 +105,12 @@ class _First(TorchDispatchMode):
 def entries() -> list[Any]:
     """All entries of the database; raises ValueError if what it needs is not installed."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some of its modules are older than their libraries
-            from torch.testing._internal.common_methods_invocations import op_db
+        return torch_private.operator_database()
     except ImportError as missing:
         raise ValueError(
             f"PyTorch's operator database needs the package {missing.name!r}: "
             f"pip install {missing.name}"
         ) from None
-    return list(op_db)
 
 
 def entry_name(entry: Any) -> str:
@@ -164,12 +160,12 @@ def _run(mode: _Harvest, entry: Any, sample: Any, grads: bool) -> None:
         held = flatten_arguments((sample.input, *sample.args), sample.kwargs)[2]
         leaves = [x for x in held if x.requires_grad]
         if outs and leaves:
-            with torch.utils._python_dispatch._disable_current_modes():
+            with torch_private.without_modes():
                 directions = [torch.randn_like(x) for x in outs]
             torch.autograd.grad(outs, leaves, directions, allow_unused=True)
 
 
-class _Harvest(TorchDispatchMode):
+class _Harvest(torch_private.TorchDispatchMode):
     """Records every functional operator call with copies of its inputs."""
 
     def __init__(self) -> None:
@@ -178,9 +174,9 @@ class _Harvest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        target = functional_twin(func) if func._schema.is_mutable else func
+        target = functional_twin(func) if torch_private.schema(func).is_mutable else func
         # Our own stand-ins for copy_ and fill_ are plain elementwise operators.
-        if isinstance(target, torch._ops.OpOverload) and func.namespace == "aten":
+        if isinstance(target, torch_private.OpOverload) and func.namespace == "aten":
             self._keep(target, args, kwargs)
         return func(*args, **kwargs)
 
@@ -190,6 +186,6 @@ class _Harvest(TorchDispatchMode):
         if any(t.layout is not torch.strided or t.numel() > _LARGEST for t in tensors):
             return
         if any(r.type.kind() == "TensorType" or "List" in r.type.kind()
-               for r in target._schema.returns):  # fmt: skip
+               for r in torch_private.schema(target).returns):  # fmt: skip
             copies = tuple(t.detach().clone() for t in tensors)
             self.found.append(Sample(target, held, named, copies))

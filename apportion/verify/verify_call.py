@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from apportion.capture import HARMLESS, CaptureError, Lifted, lift
+from apportion.capture import HARMLESS, CaptureError, Lifted, lift, torch_private
 from apportion.describe import Affine, Refused
 from apportion.execute import Context
 from apportion.graph import substitute
@@ -366,7 +366,7 @@ def _tolerance(whole: torch.Tensor) -> float:
 def verify(samples: Sequence[Sample], *, blind: bool = True) -> list[Verdict]:
     """The verdicts on calls. Kernels run in disposable processes."""
     # Autograd's threads, which machines with a GPU have, do not survive a fork.
-    plain = all(isinstance(sample.target, torch._ops.OpOverload) for sample in samples)
+    plain = all(isinstance(sample.target, torch_private.OpOverload) for sample in samples)
     here = torch.cuda.is_available() and not plain
     checked = list(attempt([partial(_checked, sample) for sample in samples], here=here))
     verdicts = [_verdict(sample, found) for sample, found in zip(samples, checked, strict=True)]

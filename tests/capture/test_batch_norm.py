@@ -9,15 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apportion.capture.capture import (
-    CaptureError,
-    Program,
-    batch_leaves,
-    capture,
-    eager_steps,
-    setting,
-    state_tensor,
-)
+from apportion.capture.capture import capture
+from apportion.capture.optimizer import setting
+from apportion.capture.program import Program, batch_leaves, state_tensor
+from apportion.capture.reference import eager_steps
+from apportion.capture.trace import CaptureError
 from apportion.execute.kernels import Context, dtype, kernel
 from apportion.graph import INPUT
 from apportion.split.space import Space

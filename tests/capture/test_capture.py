@@ -27,17 +27,11 @@ from helpers_capture import begin, run, run_graph
 from torch import nn
 
 from apportion import graph as g
-from apportion.capture.capture import (
-    CaptureError,
-    Program,
-    batch_leaves,
-    capture,
-    capture_as,
-    check_settings,
-    eager_steps,
-    setting,
-    state_tensor,
-)
+from apportion.capture.capture import capture
+from apportion.capture.optimizer import setting
+from apportion.capture.program import Program, batch_leaves, check_settings, state_tensor
+from apportion.capture.reference import capture_as, eager_steps
+from apportion.capture.trace import CaptureError
 
 
 def plain_steps(program: Program, data: list[Any]) -> tuple[list[float], nn.Module, Any]:

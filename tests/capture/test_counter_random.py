@@ -10,8 +10,9 @@ import pytest
 import torch
 from graphs import CONTEXT
 
-from apportion.capture.counter_random import CounterRandom, uniform, whole
+from apportion.capture.counter_random import uniform, uniform_tensor
 from apportion.capture.lift_call import lift
+from apportion.capture.random_rules import CounterRandom
 from apportion.split.space import Space
 from apportion.verify.run_split import run_op, run_split
 
@@ -19,7 +20,7 @@ KEY = (3, 1, 4)
 
 
 def test_any_box_is_the_slice_of_the_whole() -> None:
-    full = whole(KEY, (8, 32, 48), torch.float32)
+    full = uniform_tensor(KEY, (8, 32, 48), torch.float32)
     rows, columns, depth = torch.tensor([6, 1]), torch.arange(5, 30), torch.arange(1, 48, 3)
     assert torch.equal(uniform(KEY, [rows, columns, depth]), full[rows][:, columns][:, :, depth])
     assert uniform(KEY, []).shape == ()
@@ -27,9 +28,9 @@ def test_any_box_is_the_slice_of_the_whole() -> None:
 
 
 def test_all_dtypes_draw_the_same_numbers() -> None:
-    single = whole(KEY, (64, 64), torch.float32)
-    assert torch.equal(whole(KEY, (64, 64), torch.float64), single.double())
-    assert torch.equal(whole(KEY, (64, 64), torch.bfloat16), single.bfloat16())
+    single = uniform_tensor(KEY, (64, 64), torch.float32)
+    assert torch.equal(uniform_tensor(KEY, (64, 64), torch.float64), single.double())
+    assert torch.equal(uniform_tensor(KEY, (64, 64), torch.bfloat16), single.bfloat16())
     assert float(single.min()) >= 0.0 and float(single.max()) < 1.0
 
 
@@ -38,7 +39,7 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_numbers_look_uniform_and_independent() -> None:
-    x = whole(KEY, (8, 128, 768), torch.float64)
+    x = uniform_tensor(KEY, (8, 128, 768), torch.float64)
     assert float(x.mean()) == pytest.approx(0.5, abs=2e-3)
     assert float(x.var()) == pytest.approx(1 / 12, abs=2e-3)
     assert float((x < 0.9).double().mean()) == pytest.approx(0.9, abs=2e-3)
@@ -54,9 +55,9 @@ def test_numbers_look_uniform_and_independent() -> None:
 
 
 def test_the_three_parts_of_the_key_matter() -> None:
-    x = whole(KEY, (512, 512), torch.float64)
+    x = uniform_tensor(KEY, (512, 512), torch.float64)
     for other in ((4, 1, 4), (3, 2, 4), (3, 1, 5), (1, 3, 4), (3 + 2**32, 1, 4)):
-        assert abs(correlation(x, whole(other, (512, 512), torch.float64))) < 8e-3
+        assert abs(correlation(x, uniform_tensor(other, (512, 512), torch.float64))) < 8e-3
 
 
 def test_torchs_random_operators_are_replaced() -> None:

@@ -7,7 +7,8 @@ import torch
 from graphs import captured, problem
 from torch import Tensor, nn
 
-from apportion.capture.capture import Program, capture
+from apportion.capture.capture import capture
+from apportion.capture.program import Program
 from apportion.lower.lower import lower
 from apportion.search.baselines.data import data, sample_classes
 

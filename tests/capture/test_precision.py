@@ -9,7 +9,9 @@ from helpers_capture import run
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from apportion.capture.capture import Program, capture, capture_as, eager_steps
+from apportion.capture.capture import capture
+from apportion.capture.program import Program
+from apportion.capture.reference import capture_as, eager_steps
 
 
 class Upcast(nn.Module):

@@ -15,7 +15,8 @@ import torch
 from graphs import CONTEXT, One, one
 
 from apportion import zoo
-from apportion.capture.capture import capture, capture_as
+from apportion.capture.capture import capture
+from apportion.capture.reference import capture_as
 from apportion.describe import language as tdl
 from apportion.describe.interval import volume
 from apportion.describe.ops.elementwise import ELEMENTWISE

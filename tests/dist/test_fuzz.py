@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from apportion import zoo
-from apportion.capture.capture import Program, capture, capture_as
+from apportion.capture.capture import capture
+from apportion.capture.reference import capture_as
+from apportion.capture.program import Program
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.lower.lower import lower

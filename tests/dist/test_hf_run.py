@@ -11,7 +11,8 @@ import torch
 
 import apportion as ap
 from apportion import zoo
-from apportion.capture.capture import capture, capture_as
+from apportion.capture.capture import capture
+from apportion.capture.reference import capture_as
 from apportion.plan.plan import PlanWarning
 from apportion.run.pool import Pool
 from apportion.run.run import compare_with_eager

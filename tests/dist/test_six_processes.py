@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from apportion import zoo
-from apportion.capture.capture import capture, capture_as
+from apportion.capture.capture import capture
+from apportion.capture.reference import capture_as
 from apportion.machine.cluster import cluster
 from apportion.plan.plan import plan
 from apportion.run.pool import Pool

@@ -7,7 +7,8 @@ import torch
 
 from method_rows import row
 from apportion import zoo
-from apportion.capture.capture import capture, capture_as
+from apportion.capture.capture import capture
+from apportion.capture.reference import capture_as
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.plan.plan import plan

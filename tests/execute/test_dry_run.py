@@ -16,7 +16,8 @@ from make_tasks import EXACT, SURVIVES, ports
 from make_tasks import Maker as Tasks
 
 from apportion import zoo
-from apportion.capture.capture import Program, capture
+from apportion.capture.capture import capture
+from apportion.capture.program import Program
 from apportion.execute import dry_run as storage
 from apportion.execute.allocations import allocated_peak
 from apportion.execute.dry_run import _Measurement, measure

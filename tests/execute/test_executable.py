@@ -12,7 +12,9 @@ from compare_runs import REFERENCE, Corrupt, compare
 from graphs import Maker, captured, context_of, problem, start, step
 from torch import nn
 
-from apportion.capture.capture import batch_leaves, capture, capture_as
+from apportion.capture.capture import capture
+from apportion.capture.program import batch_leaves
+from apportion.capture.reference import capture_as
 from apportion.execute import executable as execute
 from apportion.execute.executable import Executable, Rank, combine, gather, run_together
 from apportion.execute.kernels import Context

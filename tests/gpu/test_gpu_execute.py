@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from apportion import zoo
-from apportion.capture.capture import capture, capture_as, eager_steps
+from apportion.capture.capture import capture
+from apportion.capture.reference import capture_as, eager_steps
 from apportion.execute.executable import Executable
 from apportion.execute.kernels import Context, kernel
 from apportion.machine.cluster import cluster

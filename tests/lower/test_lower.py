@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from graphs import Maker, Tensor, captured, context_of, problem, start
 
-from apportion.capture.capture import batch_leaves
+from apportion.capture.program import batch_leaves
 from apportion.describe import language as tdl
 from apportion.describe.language import Sum, describe
 from apportion.graph import INPUT, PARAMETER

@@ -12,14 +12,9 @@ import torch
 from graphs import captured, context_of, start, step
 from torch import nn
 
-from apportion.capture.capture import (
-    Program,
-    batch_leaves,
-    capture,
-    capture_as,
-    eager_steps,
-    state_tensor,
-)
+from apportion.capture.capture import capture
+from apportion.capture.program import Program, batch_leaves, state_tensor
+from apportion.capture.reference import capture_as, eager_steps
 from apportion.execute.executable import gather
 from apportion.graph import Graph, verify
 from apportion.lower.lower import lower

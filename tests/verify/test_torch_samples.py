@@ -13,7 +13,7 @@ import pytest
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.lift_call import lift
-from apportion.capture.record import CaptureError
+from apportion.capture.trace import CaptureError
 from apportion.describe import language as tdl
 from apportion.describe.language import lookup
 from apportion.graph import Graph

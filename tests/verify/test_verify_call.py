@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from apportion.capture.decompose.base import RULES
+from apportion.capture.decompose.base import DECOMPOSITIONS
 from apportion.capture.normalise import Node
 from apportion.execute.kernels import base
 from apportion.verify.torch_samples import aten, sample_of
@@ -23,7 +23,7 @@ def test_a_decomposition_that_computes_something_else_is_wrong(
     def to_cosine(node: Node, make: Any) -> list[Node]:
         return [Node("aten.cos.default", node.args, node.outputs, node.site)]
 
-    monkeypatch.setitem(RULES, "aten.sin.default", to_cosine)
+    monkeypatch.setitem(DECOMPOSITIONS, "aten.sin.default", to_cosine)
     (verdict,) = verify([sample_of(aten.sin.default, X)], blind=False)
     (cut,) = verdict.bad
     assert (cut.axis, cut.status) == ("the whole", WRONG)

@@ -10,7 +10,9 @@ import torch
 from helpers_capture import run
 
 from apportion import zoo
-from apportion.capture.capture import Program, capture, capture_as, eager_steps
+from apportion.capture.capture import capture
+from apportion.capture.program import Program
+from apportion.capture.reference import capture_as, eager_steps
 from apportion.run.process import vary
 
 pytest.importorskip("transformers")

@@ -1,4 +1,6 @@
-"""Nodes -> Nodes: operators that can be cut in more ways than the ones torch runs.
+"""decompose: Nodes -> Nodes, operators that can be cut in more ways than the ones torch runs.
+
+The third station of capture/, after record.py and normalise.py and before build_graph.py.
 
 - convolution_backward becomes one Op per gradient: apportion.conv_backward_input,
   apportion.conv_backward_weight, and a sum for the bias. They are cut along different axes.
@@ -26,20 +28,20 @@ from __future__ import annotations
 from typing import Any
 
 from apportion.capture.decompose import batch_norm, conv, foreach, index, pool, reduction, view
-from apportion.capture.decompose.base import RULES, Maker
+from apportion.capture.decompose.base import DECOMPOSITIONS, NodeBuilder
 from apportion.capture.decompose.totals import totals
-from apportion.capture.normalise import Node, Rewritten, live
+from apportion.capture.normalise import Node, NormalisedTrace, live_nodes
 
 __all__ = ["batch_norm", "conv", "decompose", "foreach", "index", "pool", "reduction", "view"]
 
 
-def decompose(rewritten: Rewritten) -> Rewritten:
+def decompose(trace: NormalisedTrace) -> NormalisedTrace:
     """Applies all rules of this package."""
-    types = list(rewritten.types)
+    types = list(trace.types)
     notes: dict[int, Any] = {}
     nodes: list[Node] = []
-    for node in rewritten.nodes:
-        rule = RULES.get(node.kind)
-        nodes += [node] if rule is None else rule(node, Maker(types, node.site, notes))
-    nodes = totals(nodes, types, rewritten.outputs)
-    return Rewritten(tuple(live(nodes, rewritten.outputs)), tuple(types), rewritten.outputs)
+    for node in trace.nodes:
+        rule = DECOMPOSITIONS.get(node.kind)
+        nodes += [node] if rule is None else rule(node, NodeBuilder(types, node.site, notes))
+    nodes = totals(nodes, types, trace.outputs)
+    return NormalisedTrace(tuple(live_nodes(nodes, trace.outputs)), tuple(types), trace.outputs)

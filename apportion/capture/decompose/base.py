@@ -1,4 +1,7 @@
-"""Rules of decomposition: one Node -> the Nodes in its place."""
+"""Rules of decomposition, as capture/decompose/ writes them: one Node -> the Nodes in its place.
+
+A rule is a function of the Node and of a NodeBuilder that makes new ones; `rule` registers it.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,26 @@ from typing import Any
 
 from apportion import graph as g
 from apportion.capture.normalise import Node
-from apportion.capture.record import Site, Type, dtype_name
+from apportion.capture.trace import CallSite, TensorType, dtype_name
 
 
-class Maker:
-    """Nodes in the place of one, and slots for what they make."""
+class NodeBuilder:
+    """Makes the Nodes that take the place of one, and slots for their results.
 
-    def __init__(self, types: list[Type], site: Site, notes: dict[int, Any]) -> None:
+    `notes` is where rules leave what they know about slots for other rules.
+    """
+
+    def __init__(self, types: list[TensorType], site: CallSite, notes: dict[int, Any]) -> None:
         self.types, self.site = types, site
-        self.notes = notes  # what rules tell each other about slots
+        self.notes = notes
         self.nodes: list[Node] = []
 
-    def slot(self, like: Type) -> int:
+    def slot(self, like: TensorType) -> int:
         """A new slot."""
         self.types.append(like)
         return len(self.types) - 1
 
-    def op(self, kind: str, *args: Any, out: Type | int) -> g.Ref:
+    def op(self, kind: str, *args: Any, out: TensorType | int) -> g.Ref:
         """A Node with one result: a new slot of a type, or a given one."""
         slot = out if isinstance(out, int) else self.slot(out)
         self.nodes.append(Node(kind, args, (slot,), self.site))
@@ -35,8 +41,9 @@ class Maker:
         self.op("aten._to_copy.default", source, dtype, False, out=slot)
 
 
-Rule = Callable[[Node, Maker], list[Node]]
-RULES: dict[str, Rule] = {}
+Rule = Callable[[Node, NodeBuilder], list[Node]]
+DECOMPOSITIONS: dict[str, Rule] = {}
+"""The rule of each kind: a registry that the files of this folder fill while they are loaded."""
 
 
 def rule(*kinds: str) -> Callable[[Rule], Rule]:
@@ -44,7 +51,7 @@ def rule(*kinds: str) -> Callable[[Rule], Rule]:
     Node itself."""
 
     def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(kinds, function))
+        DECOMPOSITIONS.update(dict.fromkeys(kinds, function))
         return function
 
     return register

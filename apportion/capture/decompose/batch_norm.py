@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.capture.decompose.base import Maker, rule
+from apportion.capture.decompose.base import NodeBuilder, rule
 from apportion.capture.normalise import Node
-from apportion.capture.record import Type
+from apportion.capture.trace import TensorType
 
 CHANNEL_SUM, CHANNEL_SQUARES = "apportion.channel_sum", "apportion.channel_squares"
 BATCH_NORM, BATCH_NORM_BACKWARD = "apportion.batch_norm", "apportion.batch_norm_backward"
@@ -31,17 +31,17 @@ _BATCH_NORMS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class _Statistics:
+class _ChannelStatistics:
     """What the forward pass of a batch norm found: sum and squares, over `count` elements."""
 
     total: g.Ref
     squares: g.Ref
     count: int
-    type: Type
+    type: TensorType
 
 
 @rule(*_BATCH_NORMS)
-def _batch_norm(node: Node, make: Maker) -> list[Node]:
+def _batch_norm(node: Node, make: NodeBuilder) -> list[Node]:
     x, weight, bias, *rest = node.args
     running = rest[:2] if len(rest) == 5 else [None, None]
     training, momentum, eps = rest[-3:]
@@ -57,7 +57,7 @@ def _batch_norm(node: Node, make: Maker) -> list[Node]:
     if result is not None:
         make.op(BATCH_NORM, x, total, squares, weight, bias, count, eps, out=result)
     if mean is not None:
-        make.notes[mean] = _Statistics(total, squares, count, kind)
+        make.notes[mean] = _ChannelStatistics(total, squares, count, kind)
         make.cast(make.op("aten.div.Scalar", total, count, out=kind), mean)
     if invstd is not None:  # as the mean, for whoever reads it; our backward does not
         variance = make.op("aten.div.Scalar", squares, count, out=kind)
@@ -70,7 +70,9 @@ def _batch_norm(node: Node, make: Maker) -> list[Node]:
     return make.nodes
 
 
-def _running(make: Maker, old: Any, new: int, total: g.Ref, momentum: Any, divisor: int) -> None:
+def _running(
+    make: NodeBuilder, old: Any, new: int, total: g.Ref, momentum: Any, divisor: int
+) -> None:
     """The running statistic after the step: (1 - momentum) * before + momentum * total /
     divisor."""
     kind = make.types[new] = make.types[old.index]  # torch's fake kernel widens halves here
@@ -83,7 +85,7 @@ def _running(make: Maker, old: Any, new: int, total: g.Ref, momentum: Any, divis
 
 
 @rule("aten.native_batch_norm_backward.default")
-def _batch_norm_backward(node: Node, make: Maker) -> list[Node]:
+def _batch_norm_backward(node: Node, make: NodeBuilder) -> list[Node]:
     grad, x, weight, _, _, mean, _, training, eps, _ = node.args
     known = make.notes.get(mean.index) if training and isinstance(mean, g.Ref) else None
     if known is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from apportion import graph as g
-from apportion.capture.decompose.base import Maker, rule
+from apportion.capture.decompose.base import NodeBuilder, rule
 from apportion.capture.normalise import Node
 
 CONV_TRANSPOSE = "apportion.conv_transpose"
@@ -20,7 +20,7 @@ _PAD = "aten.constant_pad_nd.default"
 
 
 @rule("aten.convolution.default")
-def _convolution(node: Node, make: Maker) -> list[Node]:
+def _convolution(node: Node, make: NodeBuilder) -> list[Node]:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     if not transposed:
         return [node]
@@ -31,7 +31,7 @@ def _convolution(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten.convolution_backward.default")
-def _convolution_backward(node: Node, make: Maker) -> list[Node]:
+def _convolution_backward(node: Node, make: NodeBuilder) -> list[Node]:
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = node.args
     assert isinstance(grad, g.Ref) and isinstance(x, g.Ref) and isinstance(weight, g.Ref)
     for_input, for_weight, for_bias = (*node.outputs, None, None)[:3]
@@ -50,7 +50,9 @@ def _convolution_backward(node: Node, make: Maker) -> list[Node]:
     return make.nodes
 
 
-def _of_transposed(node: Node, make: Maker, for_input: int | None, for_weight: int | None) -> None:
+def _of_transposed(
+    node: Node, make: NodeBuilder, for_input: int | None, for_weight: int | None
+) -> None:
     """The gradients of a transposed convolution. Where torch lets the output's padding be a stride
     long or longer, a convolution finds more windows than there were elements."""
     grad, x, weight, _, stride, padding, dilation, _, _, groups, _ = node.args

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.capture.decompose.base import Maker, rule
+from apportion.capture import torch_private
+from apportion.capture.decompose.base import NodeBuilder, rule
 from apportion.capture.normalise import DROPPED, Node
 
 UNSCALE = "aten._amp_foreach_non_finite_check_and_unscale.default"
@@ -52,7 +53,7 @@ _FUSED = tuple(
 
 
 @rule(*(f"aten._foreach_{name}" for name in _PLAIN))
-def _foreach(node: Node, make: Maker) -> list[Node]:
+def _foreach(node: Node, make: NodeBuilder) -> list[Node]:
     name = _PLAIN[node.kind.removeprefix("aten._foreach_")]
     for position, slot in enumerate(node.outputs):
         args = [_item(arg, position) for arg in node.args]
@@ -61,7 +62,7 @@ def _foreach(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten._foreach_addcmul.Tensor", "aten._foreach_addcdiv.Tensor")
-def _scaled_products(node: Node, make: Maker) -> list[Node]:
+def _scaled_products(node: Node, make: NodeBuilder) -> list[Node]:
     """The factors are the elements of one tensor."""
     factors, kind = node.args[3], node.kind.replace("_foreach_", "").replace("Tensor", "default")
     assert isinstance(factors, g.Ref)
@@ -75,7 +76,7 @@ def _scaled_products(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten._foreach_powsum.Scalar")
-def _power_sums(node: Node, make: Maker) -> list[Node]:
+def _power_sums(node: Node, make: NodeBuilder) -> list[Node]:
     tensors, power, dtype = node.args
     assert isinstance(tensors, tuple)
     for tensor, slot in zip(tensors, node.outputs, strict=True):
@@ -85,7 +86,7 @@ def _power_sums(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten._foreach_norm.Scalar")
-def _norms(node: Node, make: Maker) -> list[Node]:
+def _norms(node: Node, make: NodeBuilder) -> list[Node]:
     """Roots of sums of powers, since parts of a sum can be added; half precision would overflow,
     so its norms, like sums and maxima of sizes, are one operator."""
     tensors, power, dtype = node.args
@@ -101,7 +102,7 @@ def _norms(node: Node, make: Maker) -> list[Node]:
     return make.nodes
 
 
-def _power_sum(make: Maker, tensor: g.Ref, power: Any, dtype: Any, slot: int) -> g.Ref:
+def _power_sum(make: NodeBuilder, tensor: g.Ref, power: Any, dtype: Any, slot: int) -> g.Ref:
     like = make.types[tensor.index]
     away = tensor if power == 2 else make.op("aten.abs.default", tensor, out=like)
     raised = make.op("aten.pow.Tensor_Scalar", away, power, out=like)
@@ -115,13 +116,13 @@ def _item(arg: Any, position: int) -> Any:
 def _completed(name: str, args: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments, with the operator's defaults behind."""
     packet, _, overload = name.partition(".")
-    schema = getattr(getattr(torch.ops.aten, packet), overload)._schema
+    schema = torch_private.schema(getattr(getattr(torch.ops.aten, packet), overload))
     kept = [a for a in schema.arguments if a.name not in DROPPED]
     return (*args, *(a.default_value for a in kept[len(args) :]))
 
 
 @rule(*_FUSED)
-def _fused(node: Node, make: Maker) -> list[Node]:
+def _fused(node: Node, make: NodeBuilder) -> list[Node]:
     count = len(node.args[0]) if isinstance(node.args[0], tuple) else 1
     return [
         Node(node.kind, _at(node.args, position), node.outputs[position::count], node.site)
@@ -135,7 +136,7 @@ def _at(args: tuple[Any, ...], position: int) -> tuple[Any, ...]:
 
 
 @rule(UNSCALE)
-def _unscale(node: Node, make: Maker) -> list[Node]:
+def _unscale(node: Node, make: NodeBuilder) -> list[Node]:
     tensors, found, scale = node.args
     *scaled, last = node.outputs
     assert isinstance(tensors, tuple) and isinstance(found, g.Ref) and last is not None

@@ -13,23 +13,23 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.capture.decompose.base import Maker, rule
+from apportion.capture.decompose.base import NodeBuilder, rule
 from apportion.capture.normalise import Node
 
 _MASKS = (torch.bool, torch.uint8)
 _REDUCERS = {"add": "sum", "multiply": "prod"}
 
 
-def _shape(make: Maker, ref: Any) -> tuple[int, ...]:
+def _shape(make: NodeBuilder, ref: Any) -> tuple[int, ...]:
     return tuple(make.types[ref.index][0])
 
 
-def _length(make: Maker, ref: Any, dim: int) -> int:
+def _length(make: NodeBuilder, ref: Any, dim: int) -> int:
     shape = _shape(make, ref)
     return shape[dim] if shape else 1
 
 
-def _one(node: Node, make: Maker, kind: str, *args: Any) -> list[Node]:
+def _one(node: Node, make: NodeBuilder, kind: str, *args: Any) -> list[Node]:
     (slot,) = node.outputs
     assert slot is not None
     make.op(f"apportion.{kind}", *args, out=slot)
@@ -37,23 +37,23 @@ def _one(node: Node, make: Maker, kind: str, *args: Any) -> list[Node]:
 
 
 @rule("aten.embedding.default")
-def _embedding(node: Node, make: Maker) -> list[Node]:
+def _embedding(node: Node, make: NodeBuilder) -> list[Node]:
     weight, indices = node.args[:2]
     return _one(node, make, "embedding", weight, indices, 0, _length(make, weight, 0))
 
 
 @rule("aten.embedding_dense_backward.default")
-def _embedding_backward(node: Node, make: Maker) -> list[Node]:
+def _embedding_backward(node: Node, make: NodeBuilder) -> list[Node]:
     return _one(node, make, "embedding_backward", *node.args, 0, node.args[2])
 
 
 @rule("aten.embedding_renorm.default")
-def _embedding_renorm(node: Node, make: Maker) -> list[Node]:
+def _embedding_renorm(node: Node, make: NodeBuilder) -> list[Node]:
     return _one(node, make, "embedding_renorm", *node.args, 0, _length(make, node.args[0], 0))
 
 
 @rule("aten.gather.default")
-def _gather(node: Node, make: Maker) -> list[Node]:
+def _gather(node: Node, make: NodeBuilder) -> list[Node]:
     x, dim, index = node.args[:3]
     assert isinstance(dim, int)
     return _one(node, make, "gather", x, dim, index, 0, _length(make, x, dim))
@@ -67,7 +67,7 @@ def _gather(node: Node, make: Maker) -> list[Node]:
     "aten.index_fill.int_Tensor",
     "aten.index_reduce.default",
 )
-def _along(node: Node, make: Maker) -> list[Node]:
+def _along(node: Node, make: NodeBuilder) -> list[Node]:
     x, dim = node.args[:2]
     assert isinstance(dim, int)
     return _one(node, make, node.kind.split(".")[1], *node.args, 0, _length(make, x, dim))
@@ -81,7 +81,7 @@ def _along(node: Node, make: Maker) -> list[Node]:
     "aten.scatter_add.default",
     "aten.scatter_reduce.two",
 )
-def _scatter(node: Node, make: Maker) -> list[Node]:
+def _scatter(node: Node, make: NodeBuilder) -> list[Node]:
     x, dim, index, source, *rest = node.args
     assert isinstance(dim, int)
     how, own = "sum" if node.kind == "aten.scatter_add.default" else "", True
@@ -92,17 +92,17 @@ def _scatter(node: Node, make: Maker) -> list[Node]:
     return _one(node, make, "scatter", x, dim, index, source, how, own, 0, size)
 
 
-def _masks(make: Maker, indices: Any) -> tuple[bool, ...]:
+def _masks(make: NodeBuilder, indices: Any) -> tuple[bool, ...]:
     return tuple(i is not None and make.types[i.index][1] in _MASKS for i in indices)
 
 
-def _place(make: Maker, x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _place(make: NodeBuilder, x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     shape = _shape(make, x)
     return (0,) * len(shape), shape
 
 
 @rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
-def _index(node: Node, make: Maker) -> list[Node]:
+def _index(node: Node, make: NodeBuilder) -> list[Node]:
     x, indices = node.args
     masks = _masks(make, indices)
     if any(masks):
@@ -111,7 +111,7 @@ def _index(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten.index_put.default", "aten._unsafe_index_put.default")
-def _index_put(node: Node, make: Maker) -> list[Node]:
+def _index_put(node: Node, make: NodeBuilder) -> list[Node]:
     x, indices, values, accumulate = node.args
     masks = _masks(make, indices)
     if any(masks):
@@ -120,12 +120,12 @@ def _index_put(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten.take.default")
-def _take(node: Node, make: Maker) -> list[Node]:
+def _take(node: Node, make: NodeBuilder) -> list[Node]:
     return _one(node, make, "take", *node.args, *_place(make, node.args[0]))
 
 
 @rule("aten.put.default")
-def _put(node: Node, make: Maker) -> list[Node]:
+def _put(node: Node, make: NodeBuilder) -> list[Node]:
     return _one(node, make, "put", *node.args, *_place(make, node.args[0]))
 
 
@@ -133,7 +133,7 @@ def _put(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten._unsafe_masked_index.default")
-def _masked_index(node: Node, make: Maker) -> list[Node]:
+def _masked_index(node: Node, make: NodeBuilder) -> list[Node]:
     x, mask, indices, fill = node.args
     if 0 in _shape(make, x):
         return [node]
@@ -146,7 +146,7 @@ def _masked_index(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten._unsafe_masked_index_put_accumulate.default")
-def _masked_index_put(node: Node, make: Maker) -> list[Node]:
+def _masked_index_put(node: Node, make: NodeBuilder) -> list[Node]:
     x, mask, indices, values = node.args
     if 0 in _shape(make, x):
         return [node]
@@ -157,12 +157,12 @@ def _masked_index_put(node: Node, make: Maker) -> list[Node]:
     return _one(node, make, "index_put", x, inside, kept, True, *_place(make, x))
 
 
-def _not(make: Maker, mask: Any) -> g.Ref:
+def _not(make: NodeBuilder, mask: Any) -> g.Ref:
     like = (make.types[mask.index][0], torch.bool)
     return make.op("aten.logical_not.default", mask, out=like)
 
 
-def _clamped(make: Maker, x: Any, indices: Any) -> tuple[Any, ...]:
+def _clamped(make: NodeBuilder, x: Any, indices: Any) -> tuple[Any, ...]:
     sizes = _shape(make, x)
     return tuple(
         None

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from apportion import graph as g
-from apportion.capture.decompose.base import Maker, rule
+from apportion.capture.decompose.base import NodeBuilder, rule
 from apportion.capture.normalise import Node
 
 MAX_POOL, MAX_POOL_BACKWARD = "apportion.max_pool", "apportion.max_pool_backward"
@@ -24,7 +24,7 @@ def _each(setting: Any, rank: int) -> tuple[int, ...]:
 
 
 @rule("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
-def _max_pool(node: Node, make: Maker) -> list[Node]:
+def _max_pool(node: Node, make: NodeBuilder) -> list[Node]:
     x, kernel, stride, padding, dilation, ceil = node.args
     rank = _rank(node)
     assert isinstance(x, g.Ref)
@@ -40,7 +40,7 @@ def _max_pool(node: Node, make: Maker) -> list[Node]:
     "aten.max_pool2d_with_indices_backward.default",
     "aten.max_pool3d_with_indices_backward.default",
 )
-def _max_pool_backward(node: Node, make: Maker) -> list[Node]:
+def _max_pool_backward(node: Node, make: NodeBuilder) -> list[Node]:
     grad, _, kernel, stride, padding, dilation, _, found = node.args
     rank = _rank(node)
     (slot,) = node.results
@@ -54,7 +54,7 @@ def _max_pool_backward(node: Node, make: Maker) -> list[Node]:
     *(f"aten.adaptive_max_pool{rank}d_backward.default" for rank in (2, 3)),
     *(f"aten.fractional_max_pool{rank}d_backward.default" for rank in (2, 3)),
 )
-def _plane_add(node: Node, make: Maker) -> list[Node]:
+def _plane_add(node: Node, make: NodeBuilder) -> list[Node]:
     grad, found = node.args[0], node.args[-1]
     rank = _rank(node)
     (slot,) = node.results
@@ -64,7 +64,7 @@ def _plane_add(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten.avg_pool2d.default", "aten.avg_pool3d.default")
-def _avg_pool(node: Node, make: Maker) -> list[Node]:
+def _avg_pool(node: Node, make: NodeBuilder) -> list[Node]:
     x, kernel, stride, padding, ceil, with_padding, divisor = node.args
     rank = _rank(node)
     assert isinstance(x, g.Ref)
@@ -80,7 +80,7 @@ def _avg_pool(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default")
-def _avg_pool_backward(node: Node, make: Maker) -> list[Node]:
+def _avg_pool_backward(node: Node, make: NodeBuilder) -> list[Node]:
     grad, _, kernel, stride, padding, ceil, with_padding, divisor = node.args
     rank = _rank(node)
     (slot,) = node.results

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from apportion import graph as g
-from apportion.capture.decompose.base import Maker, rule
+from apportion.capture.decompose.base import NodeBuilder, rule
 from apportion.capture.normalise import Node
 
 SQUARE_SUM = "apportion.square_sum"
@@ -18,18 +18,18 @@ CTC_LOSS = "apportion.ctc_loss"
 
 
 @rule("aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim")
-def _norm(node: Node, make: Maker) -> list[Node]:
+def _norm(node: Node, make: NodeBuilder) -> list[Node]:
     x, power, dims, keepdim, *_ = (*node.args, None)
     return _root(node, make, x, power, dims, bool(keepdim), node.args[4:])
 
 
 @rule("aten.norm.Scalar")
-def _total_norm(node: Node, make: Maker) -> list[Node]:
+def _total_norm(node: Node, make: NodeBuilder) -> list[Node]:
     return _root(node, make, node.args[0], node.args[1], None, False, ())
 
 
 def _root(
-    node: Node, make: Maker, x: g.Arg, power: g.Arg, dims: g.Arg, keepdim: bool, dtype: g.Arg
+    node: Node, make: NodeBuilder, x: g.Arg, power: g.Arg, dims: g.Arg, keepdim: bool, dtype: g.Arg
 ) -> list[Node]:
     (result,) = node.outputs
     assert isinstance(x, g.Ref) and result is not None
@@ -49,7 +49,7 @@ def _root(
 
 
 @rule("aten._ctc_loss.default")
-def _ctc_loss(node: Node, make: Maker) -> list[Node]:
+def _ctc_loss(node: Node, make: NodeBuilder) -> list[Node]:
     targets, letters = node.args[1], node.args[3]
     assert isinstance(targets, g.Ref) and isinstance(letters, tuple)
     if len(make.types[targets.index][0]) != 2:

@@ -12,14 +12,16 @@ from typing import Any
 
 from apportion import graph as g
 from apportion.capture.normalise import Node
-from apportion.capture.record import Type
+from apportion.capture.trace import TensorType
 
 MM_TOTAL, SUM_TOTAL = "apportion.mm_total", "apportion.sum_total"
 
 _ADD, _MM, _SUM = "aten.add.Tensor", "aten.mm.default", "aten.sum.dim_IntList"
 
 
-def totals(nodes: list[Node], types: Sequence[Type], outputs: Sequence[int | None]) -> list[Node]:
+def totals(
+    nodes: list[Node], types: Sequence[TensorType], outputs: Sequence[int | None]
+) -> list[Node]:
     """The Nodes, sums of alike products and sums made one Node each."""
     made = {slot: node for node in nodes for slot in node.results}
     uses = Counter(slot for node in nodes for slot in g.refs(node.args))
@@ -35,7 +37,7 @@ def totals(nodes: list[Node], types: Sequence[Type], outputs: Sequence[int | Non
 
 
 def _leaves(
-    root: int, made: dict[int, Node], uses: Counter[int], types: Sequence[Type]
+    root: int, made: dict[int, Node], uses: Counter[int], types: Sequence[TensorType]
 ) -> list[int]:
     """The slots whose sum a slot is, in the order in which they are added."""
     found, rest = [], [root]
@@ -60,7 +62,7 @@ def _total(
     leaves: list[Node | None],
     made: dict[int, Node],
     uses: Counter[int],
-    types: Sequence[Type],
+    types: Sequence[TensorType],
 ) -> Node | None:
     """The one Node that stands for a sum of alike products or sums; None if they are not alike."""
     known = [node for node in leaves if node is not None and uses[node.results[0]] == 1]
@@ -92,5 +94,5 @@ def _sum_behind(node: Node, made: dict[int, Node], uses: Counter[int]) -> Node |
     return node if node.kind == _SUM and isinstance(node.args[1], tuple) else None
 
 
-def _alike(tensors: Sequence[Any], types: Sequence[Type]) -> bool:
+def _alike(tensors: Sequence[Any], types: Sequence[TensorType]) -> bool:
     return len({types[t.index] for t in tensors}) == 1

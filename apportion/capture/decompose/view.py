@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from apportion import graph as g
-from apportion.capture.decompose.base import RULES, Maker, rule
+from apportion.capture.decompose.base import DECOMPOSITIONS, NodeBuilder, rule
 from apportion.capture.normalise import Node
 
 _COPIES = {
@@ -28,14 +28,14 @@ _RENAMED = _COPIES | {
 }
 
 
-def _rename(node: Node, make: Maker) -> list[Node]:
+def _rename(node: Node, make: NodeBuilder) -> list[Node]:
     return [replace(node, kind=_RENAMED[node.kind])]
 
 
-RULES.update(dict.fromkeys(_RENAMED, _rename))
+DECOMPOSITIONS.update(dict.fromkeys(_RENAMED, _rename))
 
 
-def _shape(arg: g.Arg, make: Maker) -> tuple[int, ...]:
+def _shape(arg: g.Arg, make: NodeBuilder) -> tuple[int, ...]:
     assert isinstance(arg, g.Ref)
     return make.types[arg.index][0]
 
@@ -44,7 +44,7 @@ def _shape(arg: g.Arg, make: Maker) -> tuple[int, ...]:
     *(f"aten.squeeze{copy}.{overload}"
       for copy in ("", "_copy") for overload in ("default", "dim", "dims")),
 )  # fmt: skip
-def _squeeze(node: Node, make: Maker) -> list[Node]:
+def _squeeze(node: Node, make: NodeBuilder) -> list[Node]:
     """A part of extent 1 must not lose a dimension that the whole keeps."""
     shape = _shape(node.args[0], make)
     given: Any = node.args[1] if len(node.args) > 1 else tuple(range(len(shape)))
@@ -56,7 +56,7 @@ def _squeeze(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten.narrow_copy.default")
-def _narrow(node: Node, make: Maker) -> list[Node]:
+def _narrow(node: Node, make: NodeBuilder) -> list[Node]:
     x, dim, start, length = _arguments(node)
     start = _place(start, _shape(x, make)[dim])
     return [replace(node, kind="aten.slice.Tensor", args=(x, dim, start, start + length, 1))]
@@ -73,7 +73,7 @@ def _place(start: int | None, extent: int) -> int:
 
 
 @rule("aten.roll.default")
-def _roll(node: Node, make: Maker) -> list[Node]:
+def _roll(node: Node, make: NodeBuilder) -> list[Node]:
     """A shift by the whole extent is none, which a part could not tell."""
     x, shifts, dims = _arguments(node)
     shape = _shape(x, make)
@@ -87,7 +87,7 @@ _FEW = 8
 
 
 @rule("aten.slice_backward.default")
-def _slice_backward(node: Node, make: Maker) -> list[Node]:
+def _slice_backward(node: Node, make: NodeBuilder) -> list[Node]:
     """Padding, where most elements are the gradient's: then a part along the dimension reads only
     what it needs. Else the gradient in its place."""
     grad, sizes, dim, start, _, step = _arguments(node)
@@ -100,14 +100,14 @@ def _slice_backward(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten.select_backward.default")
-def _select_backward(node: Node, make: Maker) -> list[Node]:
+def _select_backward(node: Node, make: NodeBuilder) -> list[Node]:
     grad, sizes, dim, index = _arguments(node)
     args = (grad, sizes, dim % len(sizes), index % sizes[dim])
     return [replace(node, kind="apportion.select_place", args=args)]
 
 
 @rule("aten.slice_scatter.default")
-def _slice_scatter(node: Node, make: Maker) -> list[Node]:
+def _slice_scatter(node: Node, make: NodeBuilder) -> list[Node]:
     x, source, dim, start, _, step = _arguments(node)
     shape = _shape(x, make)
     args = (x, source, dim % len(shape), _place(start, shape[dim]), step)
@@ -115,7 +115,7 @@ def _slice_scatter(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten.select_scatter.default")
-def _select_scatter(node: Node, make: Maker) -> list[Node]:
+def _select_scatter(node: Node, make: NodeBuilder) -> list[Node]:
     x, source, dim, index = _arguments(node)
     shape = _shape(x, make)
     args = (x, source, dim % len(shape), index % shape[dim])
@@ -123,14 +123,14 @@ def _select_scatter(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten.diagonal_backward.default")
-def _diagonal_backward(node: Node, make: Maker) -> list[Node]:
+def _diagonal_backward(node: Node, make: NodeBuilder) -> list[Node]:
     grad, sizes, *where = _arguments(node)
     args = (grad, sizes, *_diagonal(len(sizes), *where))
     return [replace(node, kind="apportion.diagonal_place", args=args)]
 
 
 @rule("aten.diag_embed.default")
-def _diag_embed(node: Node, make: Maker) -> list[Node]:
+def _diag_embed(node: Node, make: NodeBuilder) -> list[Node]:
     x, *where = _arguments(node)
     sizes = make.types[node.results[0]][0]
     args = (x, sizes, *_diagonal(len(sizes), *where))
@@ -138,7 +138,7 @@ def _diag_embed(node: Node, make: Maker) -> list[Node]:
 
 
 @rule("aten.diagonal_scatter.default")
-def _diagonal_scatter(node: Node, make: Maker) -> list[Node]:
+def _diagonal_scatter(node: Node, make: NodeBuilder) -> list[Node]:
     x, source, *where = _arguments(node)
     args = (x, source, *_diagonal(len(_shape(x, make)), *where))
     return [replace(node, kind="apportion.diagonal_scatter", args=args)]

@@ -1,0 +1,101 @@
+"""The reference that divided runs are compared with: plain PyTorch, and the step in float64.
+
+`eager_steps` runs a captured Program without its Graph, on a copy of the model and the optimizer.
+`capture_as` captures the same step in another precision, in which differences by rounding are
+smaller. run/ compares with both.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from apportion.capture.capture import capture_with
+from apportion.capture.program import Program, bound_tensor
+from apportion.capture.random_rules import CounterRandom
+from apportion.capture.torch_private import pytree, run_backward
+from apportion.capture.training_step import scalar_loss, with_dtype_replaced
+
+
+def eager_steps(
+    program: Program, batches: Iterable[Any], seed: int
+) -> tuple[list[float], dict[int, torch.Tensor]]:
+    """Runs the steps by plain PyTorch on a copy of model and optimizer; the n-th batch is step n.
+
+    Returns the losses and, by the index of the Value it begins with, the tensor that every
+    parameter, buffer and optimizer state ends with. Random operators draw what the Graph draws.
+    """
+    for binding in program.bindings.values():
+        bound_tensor(program.model, program.optimizer, binding)
+    model, optimizer = copy.deepcopy((program.model, program.optimizer))
+    losses = [
+        _eager_step(program, model, optimizer, batch, seed, number)
+        for number, batch in enumerate(batches)
+    ]
+    ends = {v: bound_tensor(model, optimizer, b) for v, b in program.bindings.items()}
+    return losses, ends
+
+
+def _eager_step(
+    program: Program,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    seed: int,
+    number: int,
+) -> float:
+    optimizer.zero_grad(set_to_none=True)
+    random = CounterRandom(seed, number)
+    with (
+        torch.enable_grad(),
+        torch.random.fork_rng(devices=[]),
+        random,
+        with_dtype_replaced(program.widened),
+    ):
+        loss = scalar_loss(program.step(model, batch), program.step)
+        run_backward(loss)
+    if program.clip_norm is not None:
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(trained, program.clip_norm)
+    optimizer.step()
+    return float(loss.detach())
+
+
+def capture_as(program: Program, dtype: torch.dtype) -> Program:
+    """The step captured again with model, optimizer state and floating batch cast to `dtype`.
+
+    Where the step itself names the precision of the model (`logits.float()` in a float32 model), it
+    gets `dtype` as well: such a cast does nothing in the model's own precision, nor may it here.
+    """
+    own = _precision(program.model)
+    model, optimizer = copy.deepcopy((program.model, program.optimizer))
+    model.to(dtype)
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point():
+                state[name] = value.to(dtype)
+    batch = cast_batch(program.batch, dtype)
+    widened = None if own == dtype else (own, dtype)
+    return capture_with(program.step, model, optimizer, batch, program.clip_norm, widened)
+
+
+def _precision(model: torch.nn.Module) -> torch.dtype:
+    """The widest dtype of the floating parameters."""
+    return max(
+        (p.dtype for p in model.parameters() if p.is_floating_point()),
+        key=lambda dtype: torch.finfo(dtype).bits,
+        default=torch.get_default_dtype(),
+    )
+
+
+def cast_batch(batch: Any, dtype: torch.dtype) -> Any:
+    """The batch with its floating tensors in `dtype`."""
+
+    def cast(leaf: Any) -> Any:
+        floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return leaf.to(dtype) if floating else leaf
+
+    return pytree.tree_map(cast, batch)

@@ -1,0 +1,130 @@
+"""The private interfaces of torch that this package uses, each under a plain name.
+
+capture/ and verify/ look at what torch does one operator at a time, and for some of that torch has
+no public interface. Whatever they use of that kind is here, so that a new version of torch is met
+in one place; tests/test_private_torch.py lists the few other files that have a reason of their own.
+Other rooms may import this module from the face of capture.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException as DataDependentOutputException,
+)
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException as DynamicOutputShapeException,
+)
+from torch._subclasses.fake_tensor import (
+    FakeTensor as FakeTensor,
+)
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode as FakeTensorMode,
+)
+from torch._subclasses.fake_tensor import (
+    UnsupportedFakeTensorException as UnsupportedFakeTensorException,
+)
+from torch._subclasses.fake_tensor import (
+    UnsupportedOperatorException as UnsupportedOperatorException,
+)
+from torch.autograd.graph import _engine_run_backward
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = ["pytree"]
+
+
+def schema(operator: Any) -> Any:
+    """The schema of an operator overload: its arguments, its results and what it writes to."""
+    return operator._schema
+
+
+def overload_of_custom_op(operator: Any) -> Any:
+    """The overload behind a function made by `torch.library.custom_op`; anything else as it is."""
+    return operator._opoverload if isinstance(operator, CustomOpDef) else operator
+
+
+def all_operator_names() -> Sequence[str]:
+    """The names of all operators that are registered now: `aten::add.Tensor`."""
+    names: Sequence[str] = torch._C._dispatch_get_all_op_names()
+    return names
+
+
+@cache
+def is_composite(operator: Any) -> bool:
+    """Whether an operator is nothing but calls of others: it decomposes and has no CPU kernel. Some
+    that have a kernel could be both."""
+    own = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU")
+    return not own and bool(operator._can_decompose())
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that tensors share exactly if they share their memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def newest_autograd_node() -> int:
+    """The sequence number of the autograd node that was made last."""
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
+
+
+def running_autograd_node() -> int | None:
+    """The sequence number of the autograd node whose backward runs now, if one does."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """A context in which no dispatch mode sees what is called."""
+    context: AbstractContextManager[Any] = _disable_current_modes()
+    return context
+
+
+@contextmanager
+def without_mkldnn() -> Iterator[None]:
+    """A context in which torch does not choose kernels that only some CPUs have."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def with_parameters(
+    model: torch.nn.Module, tensors: dict[str, torch.Tensor]
+) -> AbstractContextManager[None]:
+    """A context in which the model has other parameters and buffers, tied ones included."""
+    return _reparametrize_module(model, tensors, tie_weights=True)
+
+
+def run_backward(loss: torch.Tensor, inputs: tuple[torch.Tensor, ...] = ()) -> Sequence[Any]:
+    """The gradients of the inputs (None: it has none); for no inputs, all parameters get a `grad`.
+
+    The engine is called as `loss.backward()` calls it. That function however suspends a
+    TorchFunctionMode, and activation checkpointing runs the step's code again in here.
+    """
+    ones = (torch.ones_like(loss),)
+    return _engine_run_backward(
+        (loss,), ones, False, False, inputs, allow_unreachable=True, accumulate_grad=not inputs
+    )
+
+
+def operator_database() -> list[Any]:
+    """PyTorch's database of operators with samples of their inputs; raises ImportError if a package
+    that it needs is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of its modules are older than their libraries
+        from torch.testing._internal.common_methods_invocations import op_db
+    return list(op_db)
