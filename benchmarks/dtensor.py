@@ -44,9 +44,11 @@ import apportion
 from apportion.describe import ops
 from apportion.describe.language import lookup, reason
 from apportion.verify.crash_proof import attempt
+from apportion.verify.sample import Sample
 from apportion.verify.survey import core_operators
-from apportion.verify.torch_samples import Sample, entries, entry_name, harvest
-from apportion.verify.verify_call import RIGHT, Verdict, verify
+from apportion.verify.torch_samples import entries, entry_name, samples_of_entry
+from apportion.verify.verdict import RIGHT, Verdict
+from apportion.verify.verify_call import verify
 
 # Calls
 
@@ -60,7 +62,7 @@ def sampled(every: int, limit: int, names: Sequence[str]) -> tuple[list[Sample],
             raise ValueError(f"PyTorch's operator database has no entry {name!r}.")
     found: dict[str, dict[str, Sample]] = {}
     for name in names or known:
-        for sample in harvest(known[name], limit):
+        for sample in samples_of_entry(known[name], limit):
             found.setdefault(str(sample.target), {}).setdefault(sample.key, sample)
     chosen: list[Sample] = []
     for calls in found.values():

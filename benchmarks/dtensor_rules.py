@@ -25,9 +25,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from apportion.capture.record import HARMLESS
 from apportion.graph import refs
 from apportion.verify.blind_search import ignored, outputs_of
+from apportion.verify.draws import draw
 from apportion.verify.run_split import distance
-from apportion.verify.torch_samples import Sample
-from apportion.verify.verify_call import draw
+from apportion.verify.sample import Sample
 
 WHOLE, PARTIAL = "whole", "partial"
 RIGHT, WRONG, NOT_RUN = "right", "wrong", "not run"

@@ -2,7 +2,8 @@
 
 Every tensor argument is left whole or halved along one dimension; the operator runs on both halves;
 each output must come back from the two results by concatenation, by a reducer, or be the same in
-both. What holds on several independent draws of the inputs is a Find. Slices at equal positions are
+both. What holds on several independent draws of the inputs is a BlindSplit, and verify/ compares
+those with the derived splits. Slices at equal positions are
 all that is tried: halos, strided regions and offsets cannot be found this way.
 """
 
@@ -18,7 +19,7 @@ import torch
 from apportion.capture import flat_results
 from apportion.graph import refs
 from apportion.verify.run_split import distance
-from apportion.verify.torch_samples import Sample
+from apportion.verify.sample import Sample
 
 SAME = "same"
 _LIMIT = 400  # ways to cut the inputs of one call
@@ -31,15 +32,19 @@ _REDUCERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "logaddexp": torch.logaddexp,
 }
 
-Cut = tuple[int | None, ...]
+InputDims = tuple[int | None, ...]
+"""For every input the dimension along which it is cut, or None."""
 
 
 @dataclass(frozen=True, slots=True)
-class Find:
-    """A split that holds: the dimension along which each input is cut, and what each output is:
-    any of the named dispositions (`same`, a reducer, or the dimension to concatenate)."""
+class BlindSplit:
+    """A split that holds, as the blind search sees it.
 
-    inputs: Cut
+    inputs   the dimension along which each input is cut
+    outputs  the ways in which each output comes back: `same`, a reducer, a dimension to concatenate
+    """
+
+    inputs: InputDims
     outputs: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
@@ -51,7 +56,7 @@ class Find:
         return f"{', '.join(reads)} cut; {', '.join(leaves)}"
 
 
-def candidates(sample: Sample) -> Iterator[Cut]:
+def candidates(sample: Sample) -> Iterator[InputDims]:
     """Ways to cut the inputs, the tensors of one list argument alike; fewest cuts first."""
     groups = _groups(sample)
     options = [
@@ -84,15 +89,17 @@ def _halvable(sample: Sample, group: Sequence[int], d: int) -> bool:
     return all(sample.tensors[k].shape[d] >= 2 for k in group)
 
 
-def try_cut(sample: Sample, draws: Sequence[Sequence[torch.Tensor]], cut: Cut) -> list[list[str]]:
+def try_cut(
+    sample: Sample, draws: Sequence[Sequence[torch.Tensor]], cut: InputDims
+) -> list[list[str]]:
     """The dispositions of every output under a cut, on all draws; empty if it does not hold."""
     found: list[set[str]] | None = None
     shapes: set[tuple[torch.Size, ...]] = set()
     for tensors in draws:
-        held = _held(sample, tensors, cut, shapes)
-        if held is None or len(shapes) > 1:  # a part whose shape depends on data is none
+        ways = _dispositions_on(sample, tensors, cut, shapes)
+        if ways is None or len(shapes) > 1:  # a part whose shape depends on data is none
             return []
-        found = held if found is None else [a & b for a, b in zip(found, held, strict=True)]
+        found = ways if found is None else [a & b for a, b in zip(found, ways, strict=True)]
         if not all(found):
             return []
     if found is None or all(SAME in names for names in found):
@@ -100,10 +107,10 @@ def try_cut(sample: Sample, draws: Sequence[Sequence[torch.Tensor]], cut: Cut) -
     return [sorted(names) for names in found]
 
 
-def _held(
+def _dispositions_on(
     sample: Sample,
     tensors: Sequence[torch.Tensor],
-    cut: Cut,
+    cut: InputDims,
     shapes: set[tuple[torch.Size, ...]],
 ) -> list[set[str]] | None:
     whole = outputs_of(sample.call(tensors))

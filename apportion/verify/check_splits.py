@@ -1,5 +1,7 @@
 """check_splits: what can be cut of an operator or a function, checked by running it.
 
+The part of verify/ that users call, for operators that they describe themselves:
+
 report = ap.check_splits(torch.ops.aten.mm.default, a, b)
 report.splits         the axes that can be cut, each checked in 2 and 3 parts, uneven ones too
 report.wrong          cuts that were derived and are wrong: a description is
@@ -15,13 +17,15 @@ from typing import Any
 
 from apportion.capture import CaptureError, torch_private
 from apportion.describe import lookup
-from apportion.verify.blind_search import Find
-from apportion.verify.torch_samples import resolved, sample_of
-from apportion.verify.verify_call import OPENED, REFUSED, RIGHT, Cut, Verdict, verify
+from apportion.verify.blind_search import BlindSplit
+from apportion.verify.sample import sample_of
+from apportion.verify.torch_samples import resolved
+from apportion.verify.verdict import OPENED, REFUSED, RIGHT, AxisCut, Verdict
+from apportion.verify.verify_call import verify
 
 
 @dataclass(frozen=True, slots=True)
-class Unsplit:
+class Unsplittable:
     """An axis that cannot be cut, or an operator that runs whole."""
 
     what: str
@@ -32,13 +36,13 @@ class Unsplit:
 
 
 @dataclass(frozen=True)
-class Report:
+class SplitReport:
     """What `check_splits` found. Every item prints as one line."""
 
-    splits: list[Cut]
-    wrong: list[Cut]
-    missing: list[Find]
-    unsplittable: list[Unsplit]
+    splits: list[AxisCut]
+    wrong: list[AxisCut]
+    missing: list[BlindSplit]
+    unsplittable: list[Unsplittable]
     operators: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -54,7 +58,7 @@ class Report:
             yield from (f"{title}: {item}" for item in items)
 
 
-def check_splits(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+def check_splits(op: Callable[..., Any], *args: Any, **kwargs: Any) -> SplitReport:
     """Every way to cut an operator (an ATen overload, or any function of tensors that is traced to
     ATen), run in pieces and compared with the whole, and a blind search for others.
 
@@ -89,18 +93,18 @@ def _overload(packet: Any, args: Any, kwargs: Any) -> Any:
     return found
 
 
-def report_of(verdict: Verdict) -> Report:
+def report_of(verdict: Verdict) -> SplitReport:
     """A Verdict, one item per axis."""
-    by_axis: dict[str, list[Cut]] = {}
+    by_axis: dict[str, list[AxisCut]] = {}
     for number, cut in enumerate(verdict.cuts):
         same = by_axis.get(cut.axis)
         if same and same[-1].parts >= cut.parts:  # another axis of that name
             by_axis[f"{cut.axis} {number}"] = [cut]
         else:
             by_axis.setdefault(cut.axis, []).append(cut)
-    splits: list[Cut] = []
-    wrong: list[Cut] = []
-    unsplittable: list[Unsplit] = []
+    splits: list[AxisCut] = []
+    wrong: list[AxisCut] = []
+    unsplittable: list[Unsplittable] = []
     inner = {(c.axis.removesuffix(OPENED), c.inputs) for c in verdict.cuts if OPENED in c.axis}
     for cuts in by_axis.values():
         bad = [c for c in cuts if c.status not in (RIGHT, REFUSED)]
@@ -110,14 +114,16 @@ def report_of(verdict: Verdict) -> Report:
             if (cuts[0].axis, right[0].inputs) not in inner:  # opened, the same cut goes further
                 splits.append(right[0])
         elif not bad and not any(cuts[0].axis == axis for axis, _ in inner):
-            unsplittable.append(Unsplit(f"axis {cuts[0].axis}", cuts[0].why))
-    unsplittable += [Unsplit(kind, why) for kind, why in verdict.undescribed.items()]
+            unsplittable.append(Unsplittable(f"axis {cuts[0].axis}", cuts[0].why))
+    unsplittable += [Unsplittable(kind, why) for kind, why in verdict.undescribed.items()]
     if not verdict.cuts and not unsplittable:
-        unsplittable += [Unsplit(kind, "it has no axis longer than 1") for kind in verdict.kinds]
-    return Report(splits, wrong, list(verdict.missing), unsplittable, verdict.kinds)
+        unsplittable += [
+            Unsplittable(kind, "it has no axis longer than 1") for kind in verdict.kinds
+        ]
+    return SplitReport(splits, wrong, list(verdict.missing), unsplittable, verdict.kinds)
 
 
-def _blamed(cut: Cut) -> Cut:
+def _blamed(cut: AxisCut) -> AxisCut:
     """With the line of the description that a wrong cut was derived from."""
     description = lookup(cut.why.partition(":")[0])
     return cut if description is None else replace(cut, why=f"{cut.why}; {description.where}")

@@ -1,4 +1,7 @@
-"""Work in processes that may die: a kernel called with wrong shapes can crash, and loop."""
+"""Work in processes that may die: a kernel called with wrong shapes can crash, or loop for ever.
+
+verify/ runs everything that calls kernels through `attempt`.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def _child(work: Sequence[Callable[[], Any]], seconds: int) -> Iterator[Any]:
 
 
 def _silence() -> None:
-    """Crashes are expected here: no core files, no words from C."""
+    """Crashes are expected here: no core files, and nothing printed by C code."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_WRONLY)

@@ -1,7 +1,8 @@
 """The oracle of splits: run an Op whole, run its derived splits in pieces, recombine, compare.
 
-Nothing here uses what splits.py thinks beside the Split itself: inputs are sliced by the regions,
-the kernel is called, results are placed by the output regions and combined by the reducers.
+The base of verify/. Nothing here uses what split/ knows beside the Split itself: inputs are sliced
+by the regions, the kernel is called, results are placed by the output regions and combined by the
+reducers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TOLERANCE = 1e-10  # of the largest element, in float64
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SplitCheck:
     """One split of one Op, and how far its recombined result is from the whole (infinite: another
     shape)."""
 
@@ -41,7 +42,7 @@ class Finding:
 
 def check_op(
     space: Space, index: int, tensors: Sequence[torch.Tensor], context: Context
-) -> list[Finding]:
+) -> list[SplitCheck]:
     """All derived splits of an Op on the given inputs: each axis alone in 2 and 3 parts, and pairs
     of axes."""
     op = space.graph.ops[index]
@@ -89,17 +90,17 @@ def _check(
     tensors: Sequence[torch.Tensor],
     whole: Sequence[torch.Tensor],
     context: Context,
-) -> Finding:
+) -> SplitCheck:
     op = space.graph.ops[index]
     try:
         made = recombined(space, index, split, tensors, context)
-    except Raised as raised:
-        return Finding(op.kind, parts, math.inf, str(raised))
+    except PartError as raised:
+        return SplitCheck(op.kind, parts, math.inf, str(raised))
     error = max((distance(m, w, n) for (m, n), w in zip(made, whole, strict=False)), default=0.0)
-    return Finding(op.kind, parts, error)
+    return SplitCheck(op.kind, parts, error)
 
 
-class Raised(Exception):
+class PartError(Exception):
     """A part's kernel raised, or gave a result of another shape than the part's."""
 
 
@@ -111,7 +112,7 @@ def recombined(
     context: Context,
 ) -> tuple[tuple[torch.Tensor, float], ...]:
     """The outputs of an Op, computed part by part and recombined, each with the largest element of
-    its partial values; raises Raised."""
+    its partial values; raises PartError."""
     op = space.graph.ops[index]
     made: list[list[torch.Tensor | None]] = [[None] * n for n in split.terms]
     for part in split.parts:
@@ -119,11 +120,11 @@ def recombined(
         try:
             results = run_op(op, part.args, padded(local, part), context)
         except Exception as raised:
-            raise Raised(f"the kernel raised: {str(raised)[:120]}") from None
+            raise PartError(f"the kernel raised: {str(raised)[:120]}") from None
         for k, value in enumerate(op.outputs):
             expected = local_shape(space, value, part.outputs[k])
             if tuple(results[k].shape) != expected:
-                raise Raised(f"shape {tuple(results[k].shape)}, not {expected}")
+                raise PartError(f"shape {tuple(results[k].shape)}, not {expected}")
             target = made[k][part.terms[k]]
             if target is None:
                 factors = space.factors(value)
@@ -143,7 +144,7 @@ def recombined(
 def run_split(
     space: Space, index: int, split: Split, tensors: Sequence[torch.Tensor], context: Context
 ) -> tuple[torch.Tensor, ...]:
-    """The outputs of an Op, computed part by part and recombined; raises Raised."""
+    """The outputs of an Op, computed part by part and recombined; raises PartError."""
     return tuple(made for made, _ in recombined(space, index, split, tensors, context))
 
 

@@ -1,5 +1,6 @@
-"""Coverage: verdicts over PyTorch's operator database and our own inputs, counted.
+"""survey: verdicts over PyTorch's operator database and our own samples, counted.
 
+What `apportion ops --verify` runs, and the last file of verify/.
 Entries are verified by several processes at once, each of which runs kernels in processes of its
 own that may die.
 """
@@ -22,9 +23,11 @@ import torch
 from apportion import zoo
 from apportion.capture import capture, capture_as, torch_private
 from apportion.describe import ops, reason
-from apportion.verify import own_samples as inputs
-from apportion.verify.torch_samples import Sample, entries, entry_name, harvest
-from apportion.verify.verify_call import RAISED, REFUSED, RIGHT, WRONG, Verdict, share_of, verify
+from apportion.verify import own_samples
+from apportion.verify.sample import Sample
+from apportion.verify.torch_samples import entries, entry_name, samples_of_entry
+from apportion.verify.verdict import RAISED, REFUSED, RIGHT, WRONG, Verdict, share_of
+from apportion.verify.verify_call import verify
 from apportion.verify.verify_step import verify_step
 
 OWN = "own inputs"
@@ -54,16 +57,16 @@ class Request:
 
 
 def verify_entry(name: str, request: Request) -> list[Verdict]:
-    """The verdicts on the calls of one entry, or on our own inputs."""
+    """The verdicts on the calls of one entry, or on our own samples."""
     assert ops.__all__
     torch.set_num_threads(1)
     if name.startswith(STEP):
         return _verify_model(name.removeprefix(STEP))
     if name == OWN:
-        found: Iterable[Sample] = inputs.samples()
+        found: Iterable[Sample] = own_samples.samples()
     else:
         entry = next(e for e in entries() if entry_name(e) == name)
-        found = harvest(entry, request.samples)
+        found = samples_of_entry(entry, request.samples)
     wanted = [s for s in found if request.wants(s)]
     wanted = wanted[share_of(name) % request.every :: request.every]
     return verify(wanted, blind=request.blind) if wanted else []
@@ -76,7 +79,7 @@ def _verify_model(spec: str) -> list[Verdict]:
 
 
 def verified(request: Request, workers: int, note: Callable[[str], None]) -> Summary:
-    """The Summary of a request over the whole database and our own inputs."""
+    """The Summary of a request over the whole database and our own samples."""
     if request.share not in (TUNE, REPORT, ALL):
         raise ValueError(f"there is no share {request.share!r}; shares: {TUNE}, {REPORT}, {ALL}")
     steps = request.models
@@ -120,7 +123,7 @@ def survey(
 
 
 @dataclass
-class Counts:
+class VerdictCounts:
     """Verdicts added up; equal calls of several entries count once."""
 
     calls: int = 0
@@ -138,7 +141,7 @@ class Counts:
     seen: set[str] = field(default_factory=set)
 
     def add(self, verdict: Verdict) -> None:
-        """Counts a verdict, once."""
+        """VerdictCounts a verdict, once."""
         if verdict.key in self.seen:
             return
         self.seen.add(verdict.key)
@@ -186,14 +189,16 @@ contradict; calls without an axis longer than 1; or neither of these."""
 
 @dataclass
 class Summary:
-    """All verdicts of a survey, by operator and by entry."""
+    """All verdicts of a survey, counted by operator and by entry."""
 
     request: Request = field(default_factory=Request)
-    total: Counts = field(default_factory=Counts)
-    operators: dict[str, Counts] = field(default_factory=dict)
+    total: VerdictCounts = field(default_factory=VerdictCounts)
+    operators: dict[str, VerdictCounts] = field(default_factory=dict)
     entries: dict[str, tuple[str, ...]] = field(default_factory=dict)
     bad: list[tuple[str, str]] = field(default_factory=list)
-    shares: dict[str, Counts] = field(default_factory=lambda: {TUNE: Counts(), REPORT: Counts()})
+    shares: dict[str, VerdictCounts] = field(
+        default_factory=lambda: {TUNE: VerdictCounts(), REPORT: VerdictCounts()}
+    )
     """The same by share: descriptions were tuned on one, figures are honest on the other."""
 
     def add(self, entry: str, verdicts: Sequence[Verdict]) -> None:
@@ -206,7 +211,7 @@ class Summary:
                     self.bad.append((f"two axes: {verdict.pairs}", verdict.key))
             self.total.add(verdict)
             self.shares[REPORT if share_of(verdict.key) else TUNE].add(verdict)
-            self.operators.setdefault(verdict.target, Counts()).add(verdict)
+            self.operators.setdefault(verdict.target, VerdictCounts()).add(verdict)
 
     @property
     def database(self) -> list[str]:
@@ -221,7 +226,7 @@ class Summary:
 
     def core(self) -> dict[str, str]:
         """The status of every core operator of this torch with static tensor outputs."""
-        unseen = Counts()
+        unseen = VerdictCounts()
         return {name: self.operators.get(name, unseen).status for name in core_operators()}
 
     def lines(self) -> list[str]:
@@ -233,8 +238,8 @@ class Summary:
         core = Counter(self.core().values())
         return [
             *bad,
-            f"of {sum(entries.values())} database entries: {_told(entries)}",
-            f"of {sum(core.values())} core operators: {_told(core)}",
+            f"of {sum(entries.values())} database entries: {_in_words(entries)}",
+            f"of {sum(core.values())} core operators: {_in_words(core)}",
         ]
 
     def json(self) -> dict[str, Any]:
@@ -255,7 +260,7 @@ class Summary:
         }
 
 
-def _told(statuses: Counter[str]) -> str:
+def _in_words(statuses: Counter[str]) -> str:
     named = {
         SPLIT: "with a checked split",
         SMALL: "with nothing to cut in their calls",
@@ -322,9 +327,9 @@ def core_operators() -> list[str]:
     return sorted(found)
 
 
-def _missing(counts: Counts) -> str:
+def _missing(counts: VerdictCounts) -> str:
     return f"{100 * counts.missing / (counts.finds or 1):.1f}%"
 
 
-def _falsely(counts: Counts) -> str:
+def _falsely(counts: VerdictCounts) -> str:
     return f"{100 * counts.falsely / (counts.right + counts.falsely or 1):.2f}%"

@@ -1,5 +1,6 @@
 """Samples from PyTorch's own operator database: its entries, forward and backward, call by call.
 
+One of the two sources of Samples for verify/; the other is own_samples/.
 `torch.testing._internal.common_methods_invocations.op_db` gives inputs to nearly every function of
 torch. Each is run under a dispatch mode below autograd, so that the operators of its backward are
 seen too; every distinct functional operator call becomes a Sample with its real inputs.
@@ -9,88 +10,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from apportion.capture import flat_results, flatten_arguments, functional_twin, torch_private
-from apportion.graph import substitute
+from apportion.verify.sample import Sample
 
-_LARGEST = 1 << 20  # elements; nothing in the database is larger but padding tests of allocators
+_LARGEST = 1 << 20  # elements; larger ones in the database only test memory allocators
 _DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
-
-
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """One operator call: `Ref(k)` in the arguments is `tensors[k]`."""
-
-    target: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    tensors: tuple[torch.Tensor, ...]
-
-    @property
-    def key(self) -> str:
-        """Equal for calls with equal arguments, shapes, strides and dtypes."""
-        types = [(tuple(t.shape), t.stride(), str(t.dtype)) for t in self.tensors]
-        return f"{self.target} {self.args} {self.kwargs} {types}"
-
-    def call(self, tensors: Sequence[torch.Tensor] | None = None) -> Any:
-        """The operator on these tensors, or on the sample's own."""
-        # Detached: a function may ask for gradients of its arguments.
-        given = [t.detach() for t in (self.tensors if tensors is None else tensors)]
-        named = {k: substitute(v, given) for k, v in self.kwargs.items()}
-        return self.target(*substitute(self.args, given), **named)
-
-
-class Absent:
-    """An operator that this version of torch does not have."""
-
-    def __getattr__(self, name: str) -> Absent:
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise AttributeError("this version of torch does not have the operator")
-
-
-class _Packet:
-    def __init__(self, packet: Any) -> None:
-        self._packet = packet
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._packet, name, Absent())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._packet(*args, **kwargs)
-
-
-class _Operators:
-    """torch.ops.aten; what it lacks is Absent."""
-
-    def __getattr__(self, name: str) -> Any:
-        packet = getattr(torch.ops.aten, name, None)
-        return Absent() if packet is None else _Packet(packet)
-
-
-aten: Any = _Operators()
-
-
-def sample_of(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Sample:
-    """The Sample of a call with real tensors."""
-    held, named, tensors = flatten_arguments(args, kwargs)
-    return Sample(target, held, named, tuple(tensors))
 
 
 def resolved(packet: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The overload that a call of a packet of overloads runs; None if it fails."""
-    mode = _First()
+    mode = _FirstCallMode()
     with mode:
         _quietly(lambda: packet(*args, **kwargs))
     return mode.found
 
 
-class _First(torch_private.TorchDispatchMode):
+class _FirstCallMode(torch_private.TorchDispatchMode):
     """Remembers the first operator that is called."""
 
     def __init__(self) -> None:
@@ -119,7 +58,7 @@ def entry_name(entry: Any) -> str:
     return f"{entry.name}.{variant}" if variant else str(entry.name)
 
 
-def harvest(entry: Any, limit: int = 12, seed: int = 0) -> Iterator[Sample]:
+def samples_of_entry(entry: Any, limit: int = 12, seed: int = 0) -> Iterator[Sample]:
     """The distinct operator calls of an entry's first samples, forward and backward."""
     seen: set[str] = set()
     dtype = next((d for d in _DTYPES if entry.supports_dtype(d, "cpu")), None)
@@ -132,7 +71,7 @@ def harvest(entry: Any, limit: int = 12, seed: int = 0) -> Iterator[Sample]:
         sample = _quietly(lambda: next(samples, None))
         if sample is None:
             return
-        mode = _Harvest()
+        mode = _SampleRecorder()
         _quietly(lambda: _run(mode, entry, sample, grads))  # noqa: B023
         for found in mode.found:
             if found.key not in seen:
@@ -150,7 +89,7 @@ def _quietly(function: Callable[[], Any]) -> Any:
             return None
 
 
-def _run(mode: _Harvest, entry: Any, sample: Any, grads: bool) -> None:
+def _run(mode: _SampleRecorder, entry: Any, sample: Any, grads: bool) -> None:
     with mode:
         result = entry(sample.input, *sample.args, **sample.kwargs)
         if not grads:
@@ -165,7 +104,7 @@ def _run(mode: _Harvest, entry: Any, sample: Any, grads: bool) -> None:
             torch.autograd.grad(outs, leaves, directions, allow_unused=True)
 
 
-class _Harvest(torch_private.TorchDispatchMode):
+class _SampleRecorder(torch_private.TorchDispatchMode):
     """Records every functional operator call with copies of its inputs."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Verify whole steps: every split of every operator of a captured step, on the step's own values.
 
-Operators come with the atoms that the Graph gives them, which single calls do not have. The opened
-Graph is verified too.
+What verify_call.py does for single calls, for a Program. Operators come with the atoms that the
+Graph gives them, which single calls do not have. The opened Graph is verified too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from apportion.capture import Program, batch_leaves, setting, state_tensor
 from apportion.execute import Context
 from apportion.split import Space, opened
+from apportion.verify.evaluated_call import judge
 from apportion.verify.run_split import cuts, run_op
-from apportion.verify.verify_call import Cut, Verdict, judge
+from apportion.verify.verdict import AxisCut, Verdict
 
 
 def verify_step(program: Program, name: str) -> list[Verdict]:
@@ -65,7 +66,7 @@ def _verdict(
     for parts in cuts(space, index):
         status, _, why = judge(space, index, parts, values, context)
         label = " ".join(a.name for a, n in zip(axes, parts, strict=True) if n > 1)
-        found.append(Cut(label, max(parts), status, why=why))
+        found.append(AxisCut(label, max(parts), status, why=why))
     lacking = (
         {op.kind: space.undescribed[op.kind]} if op.kind in space.undescribed and not axes else {}
     )

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from apportion.verify.torch_samples import sample_of
-from apportion.verify.verify_call import RIGHT, Cut, Verdict
+from apportion.verify.sample import sample_of
+from apportion.verify.verdict import RIGHT, AxisCut, Verdict
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 aten = torch.ops.aten
@@ -90,10 +90,10 @@ def test_what_is_no_split(rules: Any) -> None:
 
 def test_splits_are_matched(benchmark: Any) -> None:
     cuts = (
-        Cut("i", 2, RIGHT, ((0,), ()), ("0",)),
-        Cut("i", 3, RIGHT, ((0,), ()), ("0",)),
-        Cut("k", 2, RIGHT, ((1,), (0,)), ("sum",)),
-        Cut("j", 2, "refused", ((), (1,)), ("1",)),
+        AxisCut("i", 2, RIGHT, ((0,), ()), ("0",)),
+        AxisCut("i", 3, RIGHT, ((0,), ()), ("0",)),
+        AxisCut("k", 2, RIGHT, ((1,), (0,)), ("sum",)),
+        AxisCut("j", 2, "refused", ((), (1,)), ("1",)),
     )
     verdict = Verdict("aten.mm.default", "", ("aten.mm.default",), cuts=cuts)
     answer = {"failure": "", "splits": [], "any_size": [[["whole", "1"], ["1"]],

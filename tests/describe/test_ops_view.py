@@ -12,8 +12,9 @@ from graphs import Maker, one
 from apportion.describe.language import lookup, reason
 from apportion.describe.refused import Refused
 from apportion.execute.kernels import kernel
-from apportion.verify.torch_samples import sample_of
-from apportion.verify.verify_call import RAISED, RIGHT, WRONG, Case
+from apportion.verify.evaluated_call import EvaluatedCall
+from apportion.verify.sample import sample_of
+from apportion.verify.verdict import RAISED, RIGHT, WRONG
 
 aten = torch.ops.aten
 R = torch.randn
@@ -21,7 +22,7 @@ R = torch.randn
 
 def cut_axes(target: Callable[..., Any], *args: Any) -> tuple[set[str], list[str]]:
     """The axes along which a call can be cut, all splits checked, and the kinds of its Ops."""
-    case = Case(sample_of(target, *args))
+    case = EvaluatedCall(sample_of(target, *args))
     assert case.lifting_error() == ""
     cuts = list(case.cuts())
     wrong = [str(cut) for cut in cuts if cut.status in (WRONG, RAISED)]

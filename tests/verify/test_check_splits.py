@@ -16,7 +16,7 @@ from apportion.describe import language as tdl
 from apportion.describe.formula import BadDescription
 from apportion.describe.language import Max, Output, Sum, axis, f
 from apportion.split.space import Space
-from apportion.verify.check_splits import Report
+from apportion.verify.check_splits import SplitReport
 
 HERE = r"tests/verify/test_check_splits\.py:\d+"
 NUMBERS = itertools.count()
@@ -44,7 +44,7 @@ def described(kernel: Callable[..., Any], description: Any, **keywords: Any) -> 
     return custom
 
 
-def axes(report: Report) -> set[str]:
+def axes(report: SplitReport) -> set[str]:
     return {cut.axis for cut in report.splits}
 
 

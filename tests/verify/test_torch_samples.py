@@ -19,9 +19,11 @@ from apportion.describe.language import lookup
 from apportion.graph import Graph
 from apportion.split.open_composites import opened
 from apportion.verify import own_samples as inputs
+from apportion.verify.sample import Sample
 from apportion.verify.survey import core_operators
-from apportion.verify.torch_samples import Sample, entries, harvest
-from apportion.verify.verify_call import Verdict, verify
+from apportion.verify.torch_samples import entries, samples_of_entry
+from apportion.verify.verdict import Verdict
+from apportion.verify.verify_call import verify
 
 EACH = 2  # calls of each operator
 CHUNKS = 6
@@ -32,7 +34,7 @@ def chosen() -> tuple[Sample, ...]:
     """Own inputs, and of each operator of the database the calls with the most elements."""
     found: dict[str, dict[str, Sample]] = {}
     for entry in entries():
-        for sample in harvest(entry, limit=4):
+        for sample in samples_of_entry(entry, limit=4):
             found.setdefault(str(sample.target), {}).setdefault(sample.key, sample)
     largest = [
         sorted(calls.values(), key=lambda s: -sum(t.numel() for t in s.tensors))[:EACH]

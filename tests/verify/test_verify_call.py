@@ -11,8 +11,10 @@ import torch
 from apportion.capture.decompose.base import DECOMPOSITIONS
 from apportion.capture.normalise import Node
 from apportion.execute.kernels import base
-from apportion.verify.torch_samples import aten, sample_of
-from apportion.verify.verify_call import RAISED, WRONG, draw, verify
+from apportion.verify.draws import draw
+from apportion.verify.sample import aten, sample_of
+from apportion.verify.verdict import RAISED, WRONG
+from apportion.verify.verify_call import verify
 
 X = torch.randn(4, 6)
 

@@ -1,6 +1,7 @@
-"""Own inputs: calls of operators that training meets and the database does not, or hardly.
+"""Samples of our own: calls of operators that training meets and the database does not, or hardly.
 
-One file per family; each has `samples()`.
+The second source of Samples for verify/, beside torch_samples.py. One file per family of operators;
+each has `samples()`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from apportion.verify.own_samples import (
     view,
     window,
 )
-from apportion.verify.torch_samples import Absent, Sample
+from apportion.verify.sample import MissingOperator, Sample
 
 FAMILIES = (
     attention,
@@ -44,7 +45,7 @@ FAMILIES = (
 
 
 def samples() -> Iterator[Sample]:
-    """All of them, the same at every call."""
+    """All our samples, the same at every call."""
     for family in FAMILIES:
         torch.manual_seed(0)
-        yield from (s for s in family.samples() if not isinstance(s.target, Absent))
+        yield from (s for s in family.samples() if not isinstance(s.target, MissingOperator))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from apportion.verify.torch_samples import Sample, aten, sample_of
+from apportion.verify.sample import Sample, aten, sample_of
 
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default

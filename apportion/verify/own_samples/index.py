@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from apportion.verify.torch_samples import Sample, aten, sample_of
+from apportion.verify.sample import Sample, aten, sample_of
 
 randn, randint = torch.randn, torch.randint
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from apportion.verify.torch_samples import Sample, aten, sample_of
+from apportion.verify.sample import Sample, aten, sample_of
 
 
 def samples() -> Iterator[Sample]:

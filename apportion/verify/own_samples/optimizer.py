@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from apportion.verify.torch_samples import Sample, aten, sample_of
+from apportion.verify.sample import Sample, aten, sample_of
 
 _UNARY = """
 abs acos asin atan ceil clone cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from apportion.verify.torch_samples import Sample, aten, sample_of
+from apportion.verify.sample import Sample, aten, sample_of
 
 PLANES = {1: (9,), 2: (7, 10), 3: (5, 6, 7)}
 
