@@ -20,7 +20,7 @@ import llama7b
 from apportion.capture.capture import capture
 from apportion.describe.language import lookup
 from apportion.describe.refused import Refused
-from apportion.split.derive import Study
+from apportion.split.derive import CallSplits
 from apportion.split.space import Space
 
 SOME = 50  # every so many-th operator is analysed alone
@@ -50,7 +50,7 @@ def _alone(space: Space) -> float:
             if axis.extent > 1:
                 try:
                     parts = tuple(2 if k == position else 1 for k in range(len(axes)))
-                    Study(space.calls[op], lookup(space.calls[op].kind)).split(parts)
+                    CallSplits(space.calls[op], lookup(space.calls[op].kind)).split(parts)
                 except Refused:
                     continue
     return time.perf_counter() - began

@@ -18,7 +18,8 @@ from apportion.describe.language import lookup
 from apportion.graph import INPUT, ROLES, Graph
 from apportion.lower.task_graph import COMMUNICATION, COMPUTE, TaskGraph
 from apportion.lower.termwise import termwise
-from apportion.split.space import Part, Space, Split
+from apportion.split.part import Part, Split
+from apportion.split.space import Space
 from apportion.split.strategy import Layout, Strategy, verify
 
 Source = tuple[Piece, Box, int]

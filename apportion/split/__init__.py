@@ -2,8 +2,9 @@
 
 In: a Graph and the descriptions of its operators. Out: a Space (every legal Split of every Op) and
 a Strategy (the Choice of each Op, the layouts of some Values). No torch.
-Read derive.py first (description to Split, by regions.py, restriction.py and partial.py), then
-atoms.py (dimensions in factors), space.py, strategy.py, open_composites.py and repeats.py.
+Read part.py and derive.py first (description to Split, by regions.py, partial.py and
+restriction.py), then atoms.py (dimensions in factors), space.py, strategy.py, open_composites.py
+and repeats.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
     from apportion.split import (
         strategy as strategy,
     )
-    from apportion.split.derive import (
-        Part as Part,
-    )
-    from apportion.split.derive import (
-        Split as Split,
-    )
     from apportion.split.open_composites import (
         STATISTICS as STATISTICS,
     )
@@ -30,6 +25,12 @@ if TYPE_CHECKING:
     )
     from apportion.split.open_composites import (
         opened as opened,
+    )
+    from apportion.split.part import (
+        Part as Part,
+    )
+    from apportion.split.part import (
+        Split as Split,
     )
     from apportion.split.regions import (
         Call as Call,

@@ -1,5 +1,7 @@
 """Atoms: the factors of dimensions that make every view an alias, and the classes that tie them.
 
+The step of split/ that comes before splits: a Graph and its formulas go in, Atoms come out.
+
 Each operator's formula says which dimensions are which axes: in `aten.view` from [B, T, D] to
 [B*T, D] the first dimension of the result is the product of two axes. Every (Value, dim) and every
 (Op, axis) is a node with a list of factors; every dimension that is one axis joins two nodes; every
@@ -9,10 +11,10 @@ dimension that is a product of axes is an equation
 
 whose two sides are refined to their coarsest common refinement until nothing changes. Where two
 views factor one dimension in ways that have no common refinement (12 as 3*4 and as 4*3), the later
-one is left alone and splits.py refuses to cut there. Atoms that are the same by a node or an
+one is left alone and derive.py refuses to cut there. Atoms that are the same by a node or an
 equation form a class.
 
-Ops of equal formula and shapes tie their tensors alike: what they tie is found once (a Pattern) and
+Ops of equal formula and shapes relate their tensors alike: that is found once (DimRelations) and
 spread over all of them in arrays, so that a repeated layer costs little. Nodes that are joined
 share one row of atoms.
 """
@@ -31,7 +33,8 @@ from numpy.typing import NDArray
 from apportion.describe import Access, Affine, All, Factors, Formula, Index, refine
 from apportion.graph import Graph
 
-Node = tuple[Hashable, ...]
+TieNode = tuple[Hashable, ...]
+"""What is tied: a dim of a tensor, an axis, or one atom of either."""
 Shape = tuple[int, ...]
 Place = tuple[int, int]
 """A tensor of a call (inputs, outputs, then one more for what is no dim of any), and a dim."""
@@ -52,7 +55,7 @@ class Atoms:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class AtomRows:
     """The atoms of a Graph, each row of them once."""
 
     values: tuple[int, ...]
@@ -86,13 +89,13 @@ class Rows:
         )
 
 
-class _Union:
+class _UnionFind:
     """Union-find over hashable nodes; the least of a set stands for it."""
 
     def __init__(self) -> None:
-        self.parent: dict[Node, Node] = {}
+        self.parent: dict[TieNode, TieNode] = {}
 
-    def find(self, node: Node) -> Node:
+    def find(self, node: TieNode) -> TieNode:
         parent = self.parent.setdefault(node, node)
         while parent != node:
             grand = self.parent[parent]
@@ -100,7 +103,7 @@ class _Union:
             node, parent = grand, self.parent[grand]
         return node
 
-    def join(self, a: Node, b: Node) -> None:
+    def join(self, a: TieNode, b: TieNode) -> None:
         a, b = self.find(a), self.find(b)
         if a != b:
             low, high = (a, b) if a < b else (b, a)
@@ -111,8 +114,8 @@ class _Union:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
-    """What a formula says of the dims of its call's tensors.
+class DimRelations:
+    """What a formula says about the dims of its call's tensors: which are equal or products.
 
     axes       names, and the place that stands for each
     loose      extents of the nodes that are no dim, in the order of their places
@@ -127,22 +130,26 @@ class Pattern:
     equations: tuple[tuple[Place, ...], ...] = ()
 
 
-def pattern_of(
+def dim_relations(
     formula: Formula | None, inputs: Sequence[Shape], outputs: Sequence[Shape]
-) -> Pattern:
-    """The Pattern of a call (None: not described)."""
-    return Pattern() if formula is None else _Collector(formula, inputs, outputs).pattern()
+) -> DimRelations:
+    """The DimRelations of a call (None: not described)."""
+    return (
+        DimRelations()
+        if formula is None
+        else _RelationCollector(formula, inputs, outputs).relations()
+    )
 
 
-class _Collector:
-    """Nodes are (0, tensor, dim), (1, axis) and, for the whole of a factor, (2, tensor, dim,
-    place)."""
+class _RelationCollector:
+    """Collects the relations of one formula. Its nodes are (0, tensor, dim), (1, axis) and, for the
+    whole of a factor, (2, tensor, dim, place)."""
 
     def __init__(self, formula: Formula, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> None:
         self.formula = formula
-        self.nodes = _Union()
-        self.extents: dict[Node, int] = {}
-        self.equations: list[tuple[Node, ...]] = []
+        self.nodes = _UnionFind()
+        self.extents: dict[TieNode, int] = {}
+        self.equations: list[tuple[TieNode, ...]] = []
         shapes = (*inputs, *outputs)
         self.tensors = len(shapes)
         for tensor, shape in enumerate(shapes):
@@ -161,8 +168,8 @@ class _Collector:
 
     def _factor_nodes(
         self, access: Access, dim: int, index: tuple[Index, ...]
-    ) -> list[Node] | None:
-        found: list[Node] = []
+    ) -> list[TieNode] | None:
+        found: list[TieNode] = []
         for place, item in enumerate(index):
             if isinstance(item, Affine) and item.axis is not None:
                 found.append((1, item.axis))
@@ -174,7 +181,7 @@ class _Collector:
                 return None
         return found
 
-    def _equate(self, dim: Node, parts: list[Node]) -> None:
+    def _equate(self, dim: TieNode, parts: list[TieNode]) -> None:
         extents = self.extents
         if extents[dim] != math.prod([extents[p] for p in parts]):
             return
@@ -184,10 +191,10 @@ class _Collector:
         elif parts and extents[dim]:  # nothing has no factors
             self.equations.append((dim, *parts))
 
-    def pattern(self) -> Pattern:
-        loose: dict[Node, int] = {}
+    def relations(self) -> DimRelations:
+        loose: dict[TieNode, int] = {}
 
-        def place(node: Node) -> Place:
+        def place(node: TieNode) -> Place:
             root = self.nodes.find(node)
             if root[0] == 0:
                 return root[1], root[2]  # type: ignore[return-value]
@@ -201,7 +208,7 @@ class _Collector:
             if node[0] == 0 and place(node) != node[1:]:
                 joins.append((place(node), node[1:]))
         extents = tuple([self.extents[node] for node in loose])
-        return Pattern(names, places, extents, tuple(joins), equations)  # type: ignore[arg-type]
+        return DimRelations(names, places, extents, tuple(joins), equations)  # type: ignore[arg-type]
 
 
 # The nodes of a Graph, in arrays
@@ -209,13 +216,15 @@ class _Collector:
 Integers = NDArray[np.int64]
 
 
-class _Nodes:
+class _NodeTable:
     """All nodes by number: dims of Values, then what is no dim, Op by Op."""
 
-    def __init__(self, graph: Graph, kinds: Sequence[int], patterns: Sequence[Pattern]) -> None:
+    def __init__(
+        self, graph: Graph, kinds: Sequence[int], relations: Sequence[DimRelations]
+    ) -> None:
         shapes = [value.shape or () for value in graph.values]
         self.kinds = np.array(kinds, np.int64)
-        loose = [patterns[kind].loose for kind in kinds]
+        loose = [relations[kind].loose for kind in kinds]
         self.extents = list(chain.from_iterable(shapes))
         self.extents += chain.from_iterable(loose)
         counts = np.array([len(row) for row in chain(shapes, loose)], np.int64)
@@ -258,21 +267,21 @@ def _components(count: int, pairs: Integers) -> Integers:
     return label
 
 
-def find_rows(graph: Graph, kinds: Sequence[int], patterns: Sequence[Pattern]) -> Rows:
-    """The atoms of a Graph; `kinds` says which Pattern every Op has."""
-    nodes = _Nodes(graph, kinds, patterns)
-    pairs = nodes.spread([tuple(chain.from_iterable(p.joins)) for p in patterns]).reshape(-1, 2)
+def find_rows(graph: Graph, kinds: Sequence[int], relations: Sequence[DimRelations]) -> AtomRows:
+    """The atoms of a Graph; `kinds` says which DimRelations every Op has."""
+    nodes = _NodeTable(graph, kinds, relations)
+    pairs = nodes.spread([tuple(chain.from_iterable(p.joins)) for p in relations]).reshape(-1, 2)
     count = len(nodes.extents)
     roots = _components(count, np.concatenate([pairs, _state_pairs(graph, nodes)]))
     single = np.array(nodes.extents, np.int64) == 1
     if single.any():
         roots[single] = np.flatnonzero(single)[0]  # no atoms, one row
-    equations = _equations(nodes, roots, kinds, patterns)
+    equations = _equations(nodes, roots, kinds, relations)
     factors = _solve(nodes.extents, equations)
-    return _rows(graph, nodes, roots, kinds, patterns, equations, factors)
+    return _rows(graph, nodes, roots, kinds, relations, equations, factors)
 
 
-def _state_pairs(graph: Graph, nodes: _Nodes) -> Integers:
+def _state_pairs(graph: Graph, nodes: _NodeTable) -> Integers:
     """One layout for what a state begins and ends the step with."""
     values, first = graph.values, nodes.first.tolist()
     pairs = [
@@ -286,10 +295,10 @@ def _state_pairs(graph: Graph, nodes: _Nodes) -> Integers:
 
 
 def _equations(
-    nodes: _Nodes, roots: Integers, kinds: Sequence[int], patterns: Sequence[Pattern]
+    nodes: _NodeTable, roots: Integers, kinds: Sequence[int], relations: Sequence[DimRelations]
 ) -> list[tuple[int, ...]]:
-    flat = nodes.spread([tuple(chain.from_iterable(p.equations)) for p in patterns])
-    lengths = [[len(e) for e in p.equations] for p in patterns]
+    flat = nodes.spread([tuple(chain.from_iterable(p.equations)) for p in relations])
+    lengths = [[len(e) for e in p.equations] for p in relations]
     row = iter(roots[flat].tolist())
     return [tuple(islice(row, n)) for kind in kinds for n in lengths[kind]]
 
@@ -340,13 +349,13 @@ def _refined(
 
 def _rows(
     graph: Graph,
-    nodes: _Nodes,
+    nodes: _NodeTable,
     roots: Integers,
     kinds: Sequence[int],
-    patterns: Sequence[Pattern],
+    relations: Sequence[DimRelations],
     equations: list[tuple[int, ...]],
     solved: dict[int, Factors],
-) -> Rows:
+) -> AtomRows:
     dims: dict[tuple[int, ...], int] = {}
     row = iter(roots.tolist())
     values = [
@@ -354,14 +363,14 @@ def _rows(
         for value in graph.values
     ]
     axes: dict[tuple[tuple[str, ...], tuple[int, ...]], int] = {}
-    row = iter(roots[nodes.spread([p.places for p in patterns])].tolist())
-    names = [p.axes for p in patterns]
+    row = iter(roots[nodes.spread([p.places for p in relations])].tolist())
+    names = [p.axes for p in relations]
     ops = [
         axes.setdefault((names[kind], tuple(islice(row, len(names[kind])))), len(axes))
         for kind in kinds
     ]
     ties = _ties(equations, solved)
-    numbers: dict[Node, int] = {}
+    numbers: dict[TieNode, int] = {}
     factors: dict[int, Factors] = {}
     classes: dict[int, tuple[int, ...]] = {}
     every = chain(chain.from_iterable(dims), chain.from_iterable([r for _, r in axes]))
@@ -371,12 +380,12 @@ def _rows(
         factors[root] = own
         found = [ties.find((root, k)) for k in range(len(own))]
         classes[root] = tuple([numbers.setdefault(atom, len(numbers)) for atom in found])
-    return Rows(tuple(values), tuple(dims), tuple(ops), tuple(axes), factors, classes)
+    return AtomRows(tuple(values), tuple(dims), tuple(ops), tuple(axes), factors, classes)
 
 
-def _ties(equations: list[tuple[int, ...]], factors: dict[int, Factors]) -> _Union:
+def _ties(equations: list[tuple[int, ...]], factors: dict[int, Factors]) -> _UnionFind:
     """The atoms that equations make the same."""
-    ties = _Union()
+    ties = _UnionFind()
     for dim, *parts in dict.fromkeys(equations):
         pieces = [(part, k) for part in parts for k in range(len(factors[part]))]
         if factors[dim] == tuple([factors[part][k] for part, k in pieces]):
@@ -389,7 +398,7 @@ Digits = tuple[tuple[int, Factors], ...]
 """Classes that are divided further, each with the factors its atoms are divided into."""
 
 
-def divide(rows: Rows, digits: Digits) -> Rows:
+def divide(rows: AtomRows, digits: Digits) -> AtomRows:
     """The atoms, those of the given classes divided further; raises ValueError if that is uneven.
 
     Cuts made at several levels of a recursion then name different atoms (digits) of a class, and

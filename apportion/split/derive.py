@@ -1,5 +1,7 @@
 """Description -> legal Splits: what each part of an Op reads, leaves, and gets as arguments.
 
+The main file of split/: the signature of a call and a cut go in, a Split (part.py) comes out.
+
 To cut an Op is to cut its axes. For a cut, given as the number of parts of every (atom of an) axis:
 
  1. **Regions.** Each part owns a box of axis ranges; the interval analysis gives the region of
@@ -18,8 +20,8 @@ To cut an Op is to cut its axes. For a cut, given as the number of parts of ever
 Axes that index an opaque result are never cut. Views keep the row-major order of their atoms, which
 stands for 3.
 
-All Splits of a call share a Recipe: which ranges of a part's box make up each region. Parts of
-equal lengths share the rest, so that many parts cost little more than one.
+All Splits of a call share its CallRegions (regions.py): which ranges of a part's box make up each
+region. Parts of equal lengths share the rest, so that many parts cost little more than one.
 """
 
 from __future__ import annotations
@@ -55,87 +57,48 @@ from apportion.describe import (
     volume,
 )
 from apportion.graph import Arg
-from apportion.split.partial import Root
-from apportion.split.regions import Call, Picked, Reading, Recipe, Shape, Window
+from apportion.split.part import Pad, Part, Split
+from apportion.split.partial import PartialOutput
+from apportion.split.regions import AccessRegion, AxisWindow, BoxRanges, Call, CallRegions, Shape
 from apportion.split.restriction import (
-    Frame,
-    Match,
-    match,
+    FormulaMatch,
+    PartFrame,
+    match_formulas,
 )
-
-__all__ = ["Call", "Pad", "Part", "Split", "Study", "derive", "study_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pad:
-    """Elements equal to `value` that a part's `input` gets before and after along `dim`."""
-
-    input: int
-    dim: int
-    before: int
-    after: int
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a split Op.
-
-    inputs   region of each input
-    zeros    inputs that are blocks of zeros in this part instead
-    outputs  region of each output
-    terms    for each output which of its partial values this is; 0 where it is not partial
-    args     arguments of the local call
-    scales   for each output the factor that its local result is multiplied with
-    pads     what the kernel gets around the regions
-    """
-
-    inputs: tuple[Box, ...]
-    zeros: tuple[int, ...]
-    outputs: tuple[Box, ...]
-    terms: tuple[int, ...]
-    args: tuple[Arg, ...]
-    scales: tuple[float, ...]
-    flops: float
-    pads: tuple[Pad, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """All parts, and per output its reducer (None: not partial) and number of partial values."""
-
-    parts: tuple[Part, ...]
-    reducers: tuple[str | None, ...]
-    terms: tuple[int, ...]
 
 
 def derive(call: Call, parts: tuple[int, ...]) -> Split:
     """The Split of a call; raises Refused with the reason if the cut is not legal."""
-    return study_of(call).split(parts)
+    return call_splits(call).split(parts)
 
 
-def study_of(call: Call) -> Study:
+def call_splits(call: Call) -> CallSplits:
     """The Splits of a call, shared by all calls that are equal."""
-    return _study(call, tuple(map(type, call.args)), lookup(call.kind))
+    return _call_splits(call, tuple(map(type, call.args)), lookup(call.kind))
 
 
 @lru_cache(maxsize=2048)
-def _study(call: Call, types: tuple[type, ...], description: Description | None) -> Study:
-    return Study(call, description)
+def _call_splits(
+    call: Call, types: tuple[type, ...], description: Description | None
+) -> CallSplits:
+    return CallSplits(call, description)
 
 
-_MOST = 100_000  # parts that are remembered for calls that may come again
+_MOST = 100_000  # parts in the cache of calls that may come again; more empty it
 
 
-class Study:
-    """The Splits of one call, each derived once."""
+class CallSplits:
+    """The Splits of one call, each derived once.
+
+    `remembered` counts the parts of all calls that the cache above holds, to keep it from growing.
+    """
 
     remembered = 0
 
     def __init__(self, call: Call, description: Description | None) -> None:
         self.call = call
         self.description = description
-        self._recipe: Recipe | None = None
+        self._regions: CallRegions | None = None
         self._known: dict[tuple[int, ...], Split | str] = {}
 
     def split(self, parts: tuple[int, ...]) -> Split:
@@ -147,10 +110,10 @@ class Study:
             except Refused as refusal:
                 found = str(refusal)
             self._known[parts] = found
-            Study.remembered += 1 if isinstance(found, str) else len(found.parts)
-            if Study.remembered > _MOST:
-                Study.remembered = 0
-                _study.cache_clear()
+            CallSplits.remembered += 1 if isinstance(found, str) else len(found.parts)
+            if CallSplits.remembered > _MOST:
+                CallSplits.remembered = 0
+                _call_splits.cache_clear()
         if isinstance(found, str):
             raise Refused(found)
         return found
@@ -167,10 +130,10 @@ class Study:
         for extent, number in zip(extents, parts, strict=True):
             if not 1 <= number <= max(extent, 1):
                 raise Refused(f"{call.kind}: an axis of {extent} cannot be cut into {number} parts")
-        if self._recipe is None:
-            self._recipe = Recipe(call, description)
+        if self._regions is None:
+            self._regions = CallRegions(call, description)
         try:
-            return _Cut(self._recipe, parts).split()
+            return _SplitDerivation(self._regions, parts).split()
         except Refused:
             if math.prod(parts) != 1:
                 raise
@@ -190,9 +153,9 @@ def _whole(call: Call) -> Split:
 
 
 @dataclass(slots=True)
-class _Sizes:
-    """What parts of equal lengths share: shapes of the local call, which inputs are padded and, as
-    soon as they are known and unless they depend on the part's place, arguments and scales."""
+class _LocalCall:
+    """The local call of parts of equal lengths: its shapes, which inputs are padded and, as soon as
+    they are known and unless they depend on the part's place, its arguments and scales."""
 
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
@@ -202,43 +165,46 @@ class _Sizes:
     flops: float | None = None
 
 
-class _Here(Local):
-    """Where a part is, for a local rule; `asked` tells whether the rule wants more than lengths."""
+class _ObservedLocation(Local):
+    """Where a part is, for a local rule. It notices whether the rule reads the part's position
+    (`position_read`), or only lengths, which other parts of that size have too."""
 
-    __slots__ = ("_box", "_recipe", "_regions", "asked")
+    __slots__ = ("_box", "_output_regions", "_regions", "position_read")
 
-    asked: bool
-    _recipe: Recipe
+    position_read: bool
+    _regions: CallRegions
     _box: Box
-    _regions: tuple[Box, ...]
+    _output_regions: tuple[Box, ...]
 
-    def __init__(self, recipe: Recipe, sizes: _Sizes, box: Box, outputs: tuple[Box, ...]) -> None:
+    def __init__(
+        self, regions: CallRegions, local: _LocalCall, box: Box, outputs: tuple[Box, ...]
+    ) -> None:
         given = {
-            "inputs": sizes.inputs,
-            "outputs": sizes.outputs,
-            "padded": sizes.padded,
-            "extents": recipe.formula.extents,
-            "asked": False,
-            "_recipe": recipe,
+            "inputs": local.inputs,
+            "outputs": local.outputs,
+            "padded": local.padded,
+            "extents": regions.formula.extents,
+            "position_read": False,
+            "_regions": regions,
             "_box": box,
-            "_regions": outputs,
+            "_output_regions": outputs,
         }
         for name, value in given.items():
             object.__setattr__(self, name, value)
 
     @property
     def positions(self) -> tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]:
-        object.__setattr__(self, "asked", True)
-        dims = self._recipe.call.outputs
-        return tuple([_positions(b, d) for b, d in zip(self._regions, dims, strict=True)])
+        object.__setattr__(self, "position_read", True)
+        dims = self._regions.call.outputs
+        return tuple([_positions(b, d) for b, d in zip(self._output_regions, dims, strict=True)])
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        object.__setattr__(self, "asked", True)
-        recipe = self._recipe
+        object.__setattr__(self, "position_read", True)
+        regions = self._regions
         spans = (
-            (name, flatten(self._box[first:end], recipe.factors[name]))
-            for name, (first, end) in recipe.places.items()
+            (name, flatten(self._box[first:end], regions.factors[name]))
+            for name, (first, end) in regions.places.items()
         )
         return {name: span for name, span in spans if span is not None}
 
@@ -247,48 +213,55 @@ _Region = tuple[Box, tuple[Pad, ...]]
 """A region, and the pads of all dimensions whose padding is cut."""
 
 
-class _Cut:
-    """One Split in the making."""
+class _SplitDerivation:
+    """Derives one Split.
 
-    def __init__(self, recipe: Recipe, parts: tuple[int, ...]) -> None:
-        self.recipe = recipe
-        self.kind = recipe.call.kind
+    cut       the parts of every axis
+    partials  what the cut axes leave of each output
+    reads     for every input functions from a part's box to the region that an access reads
+    writes    for every output the function from a part's box to its region
+    alike     whether all parts have equal lengths
+    """
+
+    def __init__(self, regions: CallRegions, parts: tuple[int, ...]) -> None:
+        self.regions = regions
+        self.kind = regions.call.kind
         self.parts = parts
         self.cut = {
-            name: math.prod(parts[first:end]) for name, (first, end) in recipe.places.items()
+            name: math.prod(parts[first:end]) for name, (first, end) in regions.places.items()
         }
-        self.roots = recipe.roots(self.cut)
-        self.reads = [[self._reader(reading) for reading in several] for several in recipe.reads]
-        self.writes = [self._reader(reading) for reading in recipe.writes]
-        self.alike = not recipe.windows and all(
-            extent % number == 0 for extent, number in zip(recipe.extents, parts, strict=True)
+        self.partials = regions.partials(self.cut)
+        self.reads = [[self._reader(reading) for reading in several] for several in regions.reads]
+        self.writes = [self._reader(reading) for reading in regions.writes]
+        self.alike = not regions.windows and all(
+            extent % number == 0 for extent, number in zip(regions.extents, parts, strict=True)
         )
-        self.ones = (1.0,) * len(recipe.call.outputs)
-        self.sizes: dict[object, _Sizes] = {}
+        self.ones = (1.0,) * len(regions.call.outputs)
+        self.local_calls: dict[object, _LocalCall] = {}
         self.checked: dict[object, tuple[float, ...]] = {}
-        self.matches: dict[object, list[Match]] = {}
+        self.matches: dict[object, list[FormulaMatch]] = {}
 
     def split(self) -> Split:
         spans = [
             [part_range(extent, number, k) for k in range(number)]
-            for extent, number in zip(self.recipe.extents, self.parts, strict=True)
+            for extent, number in zip(self.regions.extents, self.parts, strict=True)
         ]
-        constants = tuple(self.recipe.constants)
-        terms = [self._terms(root) for root in self.roots]
+        constants = tuple(self.regions.constants)
+        terms = [self._terms(root) for root in self.partials]
         found = tuple(
             [
                 self._part((*box, *constants), number)
                 for number, box in zip(zip(*terms, strict=True), product(*spans), strict=True)
             ]
         )
-        reducers = tuple(root.reducer if root else None for root in self.roots)
-        counts = tuple(math.prod(self.cut[a] for a in r.partial) if r else 1 for r in self.roots)
+        reducers = tuple(root.reducer if root else None for root in self.partials)
+        counts = tuple(math.prod(self.cut[a] for a in r.partial) if r else 1 for r in self.partials)
         return Split(found, reducers, counts)
 
-    def _terms(self, root: Root | None) -> list[int]:
+    def _terms(self, root: PartialOutput | None) -> list[int]:
         """For every part which of an output's partial values it leaves."""
         found = [0]
-        for name, (first, end) in self.recipe.places.items():
+        for name, (first, end) in self.regions.places.items():
             partial = root is not None and name in root.partial
             for number in self.parts[first:end]:
                 if partial:
@@ -298,29 +271,29 @@ class _Cut:
         return found
 
     def _part(self, box: Box, terms: tuple[int, ...]) -> Part:
-        description = self.recipe.description
+        description = self.regions.description
         inputs, pads = self._inputs(box)
         outputs = tuple([write(box)[0] for write in self.writes])
-        sizes = self._sizes_of(box, inputs, pads)
-        args = sizes.args
+        local = self._local_call_of(box, inputs, pads)
+        args = local.args
         if args is None:
-            args = self._local(sizes, box, outputs)
+            args = self._local_args(local, box, outputs)
         if description.reshape:
             scales = self.ones
-            if not self.recipe.in_order:
+            if not self.regions.in_order:
                 self._check_order(inputs, outputs)
-        elif sizes.scales is not None:
-            scales = sizes.scales
+        elif local.scales is not None:
+            scales = local.scales
         else:
-            scales = self._scales(sizes, args, box, inputs, pads)
-        if sizes.flops is None:
-            sizes.flops = self._flops(box, sizes)
+            scales = self._scales(local, args, box, inputs, pads)
+        if local.flops is None:
+            local.flops = self._flops(box, local)
         zeros: tuple[int, ...] = ()
         if any(terms):
-            pairs = zip(self.roots, terms, strict=True)
+            pairs = zip(self.partials, terms, strict=True)
             zeros = tuple(sorted({t for root, term in pairs if root and term for t in root.once}))
         pads = tuple([pad for pad in pads if pad.before or pad.after]) if pads else ()
-        return Part(inputs, zeros, outputs, terms, args, scales, sizes.flops, pads)
+        return Part(inputs, zeros, outputs, terms, args, scales, local.flops, pads)
 
     # Regions
 
@@ -336,11 +309,14 @@ class _Cut:
                 pads += more
         return tuple(found), pads
 
-    def _reader(self, reading: Reading) -> Callable[[Box], _Region]:
+    def _reader(self, reading: AccessRegion) -> Callable[[Box], _Region]:
         """How to find the region of an access in a part's box."""
-        if isinstance(reading, Picked):
-            return self._picker(reading)
-        steps = [self._looker(d) if isinstance(d, Window) else self._picker(d) for d in reading]
+        if isinstance(reading, BoxRanges):
+            return self._ranges_reader(reading)
+        steps = [
+            self._window_reader(d) if isinstance(d, AxisWindow) else self._ranges_reader(d)
+            for d in reading
+        ]
 
         def read(box: Box) -> _Region:
             found = [step(box) for step in steps]
@@ -349,7 +325,7 @@ class _Cut:
 
         return read
 
-    def _picker(self, dim: Picked) -> Callable[[Box], _Region]:
+    def _ranges_reader(self, dim: BoxRanges) -> Callable[[Box], _Region]:
         picks = dim.picks
         if any(self.cut[name] > 1 for name in dim.uncut):
             return self._refuse
@@ -364,24 +340,24 @@ class _Cut:
     def _refuse(self, box: Box) -> _Region:
         raise Refused(f"{self.kind}: a view factors this dimension in another way")
 
-    def _looker(self, window: Window) -> Callable[[Box], _Region]:
+    def _window_reader(self, window: AxisWindow) -> Callable[[Box], _Region]:
         names = [name for name, _ in window.form.terms]
         if window.fill is not None and all(self.cut[name] == 1 for name in names):
             whole = full(window.factors)  # the kernel pads by itself
             return lambda box: (whole, ())
-        places = [slice(*self.recipe.places[name]) for name in names]
+        places = [slice(*self.regions.places[name]) for name in names]
         known: dict[tuple[Box, ...], _Region] = {}
 
         def look(box: Box) -> _Region:
             key = tuple([box[place] for place in places])
             found = known.get(key)
             if found is None:
-                found = known[key] = self._seen(window, box)
+                found = known[key] = self._window_region(window, box)
             return found
 
         return look
 
-    def _seen(self, window: Window, box: Box) -> _Region:
+    def _window_region(self, window: AxisWindow, box: Box) -> _Region:
         """The range of a dimension that a part reads; with padding, the range inside of it."""
         form, extent = window.form, math.prod(window.factors)
         plain = form.form if isinstance(form, Quotient) else form
@@ -406,27 +382,29 @@ class _Cut:
         return box
 
     def _flat(self, name: str, box: Box) -> Range:
-        span = flatten(box[slice(*self.recipe.places[name])], self.recipe.factors[name])
+        span = flatten(box[slice(*self.regions.places[name])], self.regions.factors[name])
         if span is None:
             raise Refused(f"{self.kind}: axis {name} is cut into ranges that are not contiguous")
         return span
 
     # The local call
 
-    def _sizes_of(self, box: Box, inputs: tuple[Box, ...], pads: tuple[Pad, ...]) -> _Sizes:
+    def _local_call_of(
+        self, box: Box, inputs: tuple[Box, ...], pads: tuple[Pad, ...]
+    ) -> _LocalCall:
         key: object = None
         if not self.alike:
             key = lengths(box)
-            if self.recipe.windows:
+            if self.regions.windows:
                 grown = [(pad.input, pad.dim, pad.before + pad.after) for pad in pads]
                 key = (key, tuple(map(lengths, inputs)), tuple(grown))
-        found = self.sizes.get(key)
+        found = self.local_calls.get(key)
         if found is None:
-            found = self.sizes[key] = self._measured(box, inputs, pads)
+            found = self.local_calls[key] = self._local_call(box, inputs, pads)
         return found
 
-    def _measured(self, box: Box, inputs: tuple[Box, ...], pads: tuple[Pad, ...]) -> _Sizes:
-        call = self.recipe.call
+    def _local_call(self, box: Box, inputs: tuple[Box, ...], pads: tuple[Pad, ...]) -> _LocalCall:
+        call = self.regions.call
         shapes = [_local_shape(b, d) for b, d in zip(inputs, call.inputs, strict=True)]
         for pad in pads:
             shape = list(shapes[pad.input])
@@ -434,27 +412,27 @@ class _Cut:
             shapes[pad.input] = tuple(shape)
         outputs = [write(box)[0] for write in self.writes]
         made = tuple([_local_shape(b, d) for b, d in zip(outputs, call.outputs, strict=True)])
-        return _Sizes(tuple(shapes), made, frozenset([(pad.input, pad.dim) for pad in pads]))
+        return _LocalCall(tuple(shapes), made, frozenset([(pad.input, pad.dim) for pad in pads]))
 
-    def _local(self, sizes: _Sizes, box: Box, outputs: tuple[Box, ...]) -> tuple[Arg, ...]:
-        rule = self.recipe.description.local
+    def _local_args(self, local: _LocalCall, box: Box, outputs: tuple[Box, ...]) -> tuple[Arg, ...]:
+        rule = self.regions.description.local
         if rule is None:
-            sizes.args = self.recipe.call.args
-            return sizes.args
-        here = _Here(self.recipe, sizes, box, outputs)
+            local.args = self.regions.call.args
+            return local.args
+        location = _ObservedLocation(self.regions, local, box, outputs)
         try:
-            args = rule(self.recipe.call.args, here)
+            args = rule(self.regions.call.args, location)
         except Refused:
             raise
         except Exception as error:
-            raise bad(self.recipe.description, f"its local rule fails: {error}") from error
-        if not here.asked:
-            sizes.args = args
+            raise bad(self.regions.description, f"its local rule fails: {error}") from error
+        if not location.position_read:
+            local.args = args
         return args
 
     def _check_order(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> None:
         # A reshape of the part is the part of the reshape if its atoms are the same, in one order.
-        call = self.recipe.call
+        call = self.regions.call
         before, after = (
             runs(box, tuple(f for dim in dims for f in dim))
             for box, dims in ((inputs[0], call.inputs[0]), (outputs[0], call.outputs[0]))
@@ -464,7 +442,7 @@ class _Cut:
 
     def _scales(
         self,
-        sizes: _Sizes,
+        local: _LocalCall,
         args: tuple[Arg, ...],
         box: Box,
         inputs: tuple[Box, ...],
@@ -472,70 +450,74 @@ class _Cut:
     ) -> tuple[float, ...]:
         """The check of restriction. Parts of equal shape share it where nothing depends on
         origins."""
-        if not self.recipe.anywhere:
-            return self._compared(sizes, args, box, inputs, pads)
-        key = (args, sizes.inputs, sizes.outputs)
+        if not self.regions.anywhere:
+            return self._compared(local, args, box, inputs, pads)
+        key = (args, local.inputs, local.outputs)
         found = self.checked.get(key)
         if found is None:
-            same = self.recipe.plain and taken(self.recipe.description, args) == self.recipe.args
-            if same and [*map(pattern, (*sizes.inputs, *sizes.outputs))] == self.recipe.pattern:
+            same = self.regions.plain and taken(self.regions.description, args) == self.regions.args
+            if same and [*map(pattern, (*local.inputs, *local.outputs))] == self.regions.pattern:
                 found = self.ones  # the whole's formula
             else:
-                found = self._compared(sizes, args, box, inputs, pads)
+                found = self._compared(local, args, box, inputs, pads)
             self.checked[key] = found
-        if sizes.args is not None:
-            sizes.scales = found
+        if local.args is not None:
+            local.scales = found
         return found
 
     def _compared(
         self,
-        sizes: _Sizes,
+        local: _LocalCall,
         args: tuple[Arg, ...],
         box: Box,
         inputs: tuple[Box, ...],
         pads: tuple[Pad, ...],
     ) -> tuple[float, ...]:
-        recipe = self.recipe
-        boxes = {name: box[first:end] for name, (first, end) in recipe.places.items()}
-        key = (args, sizes.inputs, sizes.outputs, tuple(map(volume, boxes.values())))
+        regions = self.regions
+        boxes = {name: box[first:end] for name, (first, end) in regions.places.items()}
+        key = (args, local.inputs, local.outputs, tuple(map(volume, boxes.values())))
         found = self.matches.get(key)
         if found is None:
             single = frozenset([name for name, own in boxes.items() if volume(own) == 1])
-            found = self.matches[key] = self._matches(sizes, args, single)
+            found = self.matches[key] = self._matches(local, args, single)
         if not any(one.shifts for one in found):
             return tuple([one.ratio for one in found])
         before = {(pad.input, pad.dim): pad.before for pad in pads}
-        frame = Frame(self.kind, recipe.factors, boxes, recipe.call.inputs, inputs, before)
+        frame = PartFrame(self.kind, regions.factors, boxes, regions.call.inputs, inputs, before)
         return tuple([one.check(frame) for one in found])
 
-    def _matches(self, sizes: _Sizes, args: tuple[Arg, ...], single: frozenset[str]) -> list[Match]:
+    def _matches(
+        self, local: _LocalCall, args: tuple[Arg, ...], single: frozenset[str]
+    ) -> list[FormulaMatch]:
         """The formula of the local call, compared with the whole's."""
-        recipe, call = self.recipe, self.recipe.call
+        regions, call = self.regions, self.regions.call
         try:
             pieces = evaluate_outputs(
-                recipe.description, args, sizes.inputs, sizes.outputs, call.body
+                regions.description, args, local.inputs, local.outputs, call.body
             )
         except Undescribed as why:
             raise Refused(f"{self.kind}: {why}") from None
         found = []
-        for whole, piece in zip(recipe.formula.outputs, pieces, strict=True):
+        for whole, piece in zip(regions.formula.outputs, pieces, strict=True):
             if whole is None or piece is None:
                 if whole is not piece:
                     raise Refused(f"{self.kind}: a part has other outputs than the whole")
-                found.append(Match(1.0, ()))
+                found.append(FormulaMatch(1.0, ()))
             else:
-                found.append(match(whole, piece, self.kind, recipe.factors, call.inputs, single))
+                found.append(
+                    match_formulas(whole, piece, self.kind, regions.factors, call.inputs, single)
+                )
         return found
 
-    def _flops(self, box: Box, sizes: _Sizes) -> float:
-        description = self.recipe.description
+    def _flops(self, box: Box, local: _LocalCall) -> float:
+        description = self.regions.description
         if description.alias:
             return 0.0
         if description.flops is not None:
-            return float(description.flops(sizes.inputs, sizes.outputs))
+            return float(description.flops(local.inputs, local.outputs))
         total = 0.0
-        for names, each in filter(None, self.recipe.counted):
-            places = [self.recipe.places[name] for name in names]
+        for names, each in filter(None, self.regions.counted):
+            places = [self.regions.places[name] for name in names]
             total += math.prod([volume(box[first:end]) for first, end in places]) * each
         return total
 

@@ -1,5 +1,6 @@
 """Opening: composite operators -> the same computation with its statistics as Values.
 
+A rewriting of the Graph in split/, after which composites can be cut inside.
 A softmax, a layer norm or an attention is one fast kernel as long as nobody cuts the axis that it
 normalises. Its second description is a decomposition: partial statistics that a reducer combines
 (a sum, or the log of a sum of exponentials), then a kernel that is pointwise once they are known.
@@ -24,13 +25,15 @@ from apportion.graph import Arg, Graph, Op, Ref, Value, nbytes_of
 
 _NARROW = ("float16", "bfloat16")
 
-Rule = Callable[["_Opener", Op], bool]
-_RULES: dict[str, Rule] = {}
+Rule = Callable[["_OpenedGraphBuilder", Op], bool]
+_OPENINGS: dict[str, Rule] = {}
+"""The rule of each composite kind: a registry that the decorator below fills while this file is
+loaded. A rule appends the Ops of the decomposition; it returns False to leave the Op as it is."""
 
 
 def _rule(*kinds: str) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(kinds, function))
+        _OPENINGS.update(dict.fromkeys(kinds, function))
         return function
 
     return register
@@ -43,7 +46,7 @@ STATISTICS = frozenset(f"apportion.{name}" for name in _PARTIAL.split())
 
 def composites(graph: Graph) -> tuple[int, ...]:
     """The operators that can be opened."""
-    return tuple(index for index, op in enumerate(graph.ops) if op.kind in _RULES)
+    return tuple(index for index, op in enumerate(graph.ops) if op.kind in _OPENINGS)
 
 
 def opened(graph: Graph, which: Sequence[int] | None = None) -> Graph:
@@ -58,11 +61,11 @@ def open_graph(graph: Graph, which: Sequence[int]) -> tuple[Graph, tuple[int, ..
         return graph, tuple(range(len(graph.ops)))
     if not set(which) <= set(composites(graph)):
         raise ValueError("the strategy opens an operator that is no composite")
-    opener = _Opener(graph)
+    opener = _OpenedGraphBuilder(graph)
     origins: list[int] = []
     for index, op in enumerate(graph.ops):
         opener.moved[index] = len(opener.ops)
-        if index not in which or not _RULES[op.kind](opener, op):
+        if index not in which or not _OPENINGS[op.kind](opener, op):
             opener.ops.append(op)
         origins += [index] * (len(opener.ops) - len(origins))
     ops = tuple([_moved(op, opener.moved) for op in opener.ops])
@@ -79,8 +82,8 @@ def _moved(op: Op, moved: dict[int, int]) -> Op:
     )  # fmt: skip
 
 
-class _Opener:
-    """The opened Graph in the making."""
+class _OpenedGraphBuilder:
+    """The Values and Ops of an opened Graph so far; `moved` gives the new number of an Op."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -132,7 +135,7 @@ def _one(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @_rule("aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default")
-def _softmax(make: _Opener, op: Op) -> bool:
+def _softmax(make: _OpenedGraphBuilder, op: Op) -> bool:
     x, dim = make.input(op, 0), op.args[1]
     assert x is not None and isinstance(dim, int)
     shape = make.shape(x)
@@ -148,7 +151,7 @@ def _softmax(make: _Opener, op: Op) -> bool:
 
 
 @_rule("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
-def _softmax_backward(make: _Opener, op: Op) -> bool:
+def _softmax_backward(make: _OpenedGraphBuilder, op: Op) -> bool:
     grad, out, dim = make.input(op, 0), make.input(op, 1), op.args[2]
     assert grad is not None and out is not None and isinstance(dim, int)
     shape = make.shape(grad)
@@ -164,7 +167,7 @@ def _softmax_backward(make: _Opener, op: Op) -> bool:
 
 
 @_rule("aten.native_layer_norm.default")
-def _layer_norm(make: _Opener, op: Op) -> bool:
+def _layer_norm(make: _OpenedGraphBuilder, op: Op) -> bool:
     x, weight, bias = make.input(op, 0), make.input(op, 2), make.input(op, 3)
     normal, eps = op.args[1], op.args[4]
     assert x is not None and isinstance(normal, tuple)
@@ -183,7 +186,7 @@ def _layer_norm(make: _Opener, op: Op) -> bool:
 
 
 @_rule("aten.native_layer_norm_backward.default")
-def _layer_norm_backward(make: _Opener, op: Op) -> bool:
+def _layer_norm_backward(make: _OpenedGraphBuilder, op: Op) -> bool:
     grad, x, mean, rstd, weight = (make.input(op, k) for k in (0, 1, 3, 4, 5))
     normal, mask = op.args[2], op.args[7]
     assert x is not None and mean is not None and isinstance(normal, tuple)
@@ -208,7 +211,7 @@ def _layer_norm_backward(make: _Opener, op: Op) -> bool:
 
 
 @_rule("apportion.sdpa")
-def _attention(make: _Opener, op: Op) -> bool:
+def _attention(make: _OpenedGraphBuilder, op: Op) -> bool:
     q, k, v, mask = make.input(op, 0), make.input(op, 1), make.input(op, 2), make.input(op, 5)
     causal, scale = op.args[4], op.args[6]
     assert q is not None

@@ -1,8 +1,8 @@
-"""The root of an output's expression: a sum of terms, each a number times something.
+"""PartialOutput: what cut axes leave of an output, by the root of the output's expression.
 
-From it follows what a cut axis leaves of the output: an axis of a root reduction leaves partial
-values; an axis that a term does not mention would count that term once per part, so the term's
-inputs are zeroed on all parts but the first.
+A step of derive.py in split/. The root is a sum of terms, each a number times something. An axis
+that is reduced there leaves partial values; a term that does not mention the axis would count once
+per part, so that term's inputs are zeroed on all parts but the first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from apportion.describe import (
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class PartialOutput:
     """What the cut axes leave of one output.
 
     partial  cut axes that are reduced at the root
@@ -70,7 +70,7 @@ def _number(expr: Expr) -> bool:
     )
 
 
-def root_of(output: Output, cut: dict[str, int], kind: str) -> Root:
+def partial_output(output: Output, cut: dict[str, int], kind: str) -> PartialOutput:
     """What the cut axes (name -> parts) leave of an output; raises Refused if one cannot be cut."""
     active = {name for name, parts in cut.items() if parts > 1}
     _check_opaque(output.body, active, kind)
@@ -81,7 +81,7 @@ def root_of(output: Output, cut: dict[str, int], kind: str) -> Root:
         if name in active - indexing and any(mentions(term, name) for term in terms):
             partial.append(name)
     if not partial:
-        return Root((), None, ())
+        return PartialOutput((), None, ())
     reduced = [t for t in terms if any(mentions(t, name) for name in partial)]
     reducers = set()
     for term in reduced:
@@ -91,7 +91,7 @@ def root_of(output: Output, cut: dict[str, int], kind: str) -> Root:
     others = [t for t in terms if t not in reduced]
     if len(reducers) > 1 or (len(terms) > 1 and reducers != {"sum"}):
         raise Refused(f"{kind}: reductions at the root do not combine")
-    return Root(tuple(partial), reducers.pop(), _once(output.body, reduced, others, kind))
+    return PartialOutput(tuple(partial), reducers.pop(), _once(output.body, reduced, others, kind))
 
 
 def _once(body: Expr, reduced: list[Expr], others: list[Expr], kind: str) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
-"""Recipe: how the regions of a part of a call follow from the part's box.
+"""CallRegions: how the regions of a part of a call follow from the part's box.
 
-A part owns a box: one range per atom of all axes of the call. Nearly every dimension of every
-tensor is some of these ranges in a row, or a constant range; which ones is found once per call,
-whatever is cut. A dimension that is read through a form of axes (a window, a slice) is worked out
-part by part.
+What derive.py in split/ finds once per call, before anything is cut. A part owns a box: one range
+per atom of all axes of the call. Nearly every dimension of every tensor is some of these ranges in
+a row, or a constant range, whatever is cut. A dimension that is read through a form of axes (a
+window, a slice) is worked out part by part.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from apportion.describe import (
 )
 from apportion.graph import Arg, Body
 from apportion.split.partial import (
-    Root,
+    PartialOutput,
     mentions,
-    root_of,
+    partial_output,
 )
 from apportion.split.restriction import identity
 
@@ -47,7 +47,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """All that the splits of an Op depend on: equal Calls have equal Splits."""
+    """All that the splits of an Op depend on: Ops whose Calls are equal have equal Splits.
+
+    inputs, outputs  for each tensor the atoms of every dimension
+    axes             names of axes, each with its atoms
+    """
 
     kind: str
     args: tuple[Arg, ...]
@@ -63,7 +67,7 @@ def shape_of(dims: tuple[Factors, ...]) -> Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class BoxRanges:
     """A dimension whose region is some of the ranges of the part's box. `uncut` names axes that
     must be whole, since the dimension is factored in another way."""
 
@@ -72,7 +76,7 @@ class Picked:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class AxisWindow:
     """A dimension of a tensor whose region follows from a form of axes, which may lie outside if
     there is a `fill`."""
 
@@ -83,21 +87,33 @@ class Window:
     fill: float | None = None
 
 
-Reading = Picked | tuple[Picked | Window, ...]
-"""What one access touches: all dimensions in a row or, where there are windows, one by one."""
+AccessRegion = BoxRanges | tuple[BoxRanges | AxisWindow, ...]
+"""How the region of one access is found: all dimensions at once or, where there are windows, one by
+one."""
 
 
-def _reading(dims: list[Picked | Window]) -> Reading:
-    picked = [dim for dim in dims if isinstance(dim, Picked)]
+def _access_region(dims: list[BoxRanges | AxisWindow]) -> AccessRegion:
+    picked = [dim for dim in dims if isinstance(dim, BoxRanges)]
     if len(picked) < len(dims):
         return tuple(dims)
     uncut = tuple([name for dim in picked for name in dim.uncut])
-    return Picked(tuple([pick for dim in picked for pick in dim.picks]), uncut)
+    return BoxRanges(tuple([pick for dim in picked for pick in dim.picks]), uncut)
 
 
-class Recipe:
+class CallRegions:
     """How the regions of a part follow from its box: a range per atom of all axes, then ranges that
-    are the same for all parts."""
+    are the same for all parts.
+
+    places     where the atoms of each axis stand in the box
+    constants  the ranges that all parts share, each with its number
+    reads      for every input the regions of its accesses
+    writes     for every output its region
+    windows    whether some region depends on a form of axes
+    in_order   of a view: whether both regions are the same ranges of the same atoms
+    anywhere   whether nothing depends on where a part lies
+    plain      whether a part with the whole's formula is known to compute the part
+    counted    for every output the axes over which its operations are counted, and how many at each
+    """
 
     def __init__(self, call: Call, description: Description) -> None:
         self.call = call
@@ -120,7 +136,7 @@ class Recipe:
         self.reads = [self._reads(tensor) for tensor in range(len(call.inputs))]
         self.writes = [self._writes(position) for position in range(len(call.outputs))]
         readings = [*self.writes, *(one for several in self.reads for one in several)]
-        self.windows = not all(isinstance(reading, Picked) for reading in readings)
+        self.windows = not all(isinstance(reading, BoxRanges) for reading in readings)
         self.in_order = description.reshape and self._same_order()
         self.anywhere = not depends_on_position(self.formula)
         self.plain = self.anywhere and not self.formula.sized and self._plain()
@@ -128,23 +144,23 @@ class Recipe:
         self.counted = [
             None if output is None else _counted(output) for output in self.formula.outputs
         ]
-        self._roots: dict[tuple[str, ...], list[Root | None] | str] = {}
+        self._partials: dict[tuple[str, ...], list[PartialOutput | None] | str] = {}
 
-    def roots(self, cut: dict[str, int]) -> list[Root | None]:
+    def partials(self, cut: dict[str, int]) -> list[PartialOutput | None]:
         """What the cut axes leave of each output; raises Refused."""
         active = tuple([name for name, number in cut.items() if number > 1])
-        found = self._roots.get(active)
+        found = self._partials.get(active)
         if found is None:
             try:
                 found = [
-                    None if output is None else root_of(output, cut, self.call.kind)
+                    None if output is None else partial_output(output, cut, self.call.kind)
                     for output in self.formula.outputs
                 ]
                 if self.description.local is None:
                     self._check_mentioned(active)
             except Refused as refusal:
                 found = str(refusal)
-            self._roots[active] = found
+            self._partials[active] = found
         if isinstance(found, str):
             raise Refused(found)
         return found
@@ -162,22 +178,22 @@ class Recipe:
         known = self.constants
         return tuple([begin + known.setdefault(span, len(known)) for span in box])
 
-    def _all(self, dims: tuple[Factors, ...]) -> Picked:
-        return Picked(self._constant(full([f for factors in dims for f in factors])))
+    def _all(self, dims: tuple[Factors, ...]) -> BoxRanges:
+        return BoxRanges(self._constant(full([f for factors in dims for f in factors])))
 
-    def _reads(self, tensor: int) -> list[Reading]:
+    def _reads(self, tensor: int) -> list[AccessRegion]:
         dims = self.call.inputs[tensor]
-        found: dict[Reading, None] = {}
+        found: dict[AccessRegion, None] = {}
         for access in self.formula.accesses:
             if access.tensor == tensor:
                 reading = [
                     self._dim(index, factors, tensor, dim, access.fill)
                     for dim, (index, factors) in enumerate(zip(access.index, dims, strict=True))
                 ]
-                found[_reading(reading)] = None
+                found[_access_region(reading)] = None
         return list(found) or [self._all(dims)]
 
-    def _writes(self, position: int) -> Reading:
+    def _writes(self, position: int) -> AccessRegion:
         dims = self.call.outputs[position]
         output = self.formula.outputs[position]
         if output is None:
@@ -186,7 +202,7 @@ class Recipe:
         for dim, (names, factors) in enumerate(zip(output.dims, dims, strict=True)):
             index = tuple([Affine(((name, 1),)) for name in names])
             found.append(self._dim(index, factors, -1, dim))
-        return _reading(found)
+        return _access_region(found)
 
     def _dim(
         self,
@@ -195,24 +211,24 @@ class Recipe:
         tensor: int,
         dim: int,
         fill: float | None = None,
-    ) -> Picked | Window:
+    ) -> BoxRanges | AxisWindow:
         picks = self._product(index, factors)
         if picks is not None:
-            return Picked(picks)
+            return BoxRanges(picks)
         whole = self._constant(full(factors))
         if len(index) != 1:
             names = (n for item in index if isinstance(item, Affine) for n, _ in item.terms)
-            return Picked(whole, tuple(names))
+            return BoxRanges(whole, tuple(names))
         (item,) = index
         if isinstance(item, Quotient) and fill is not None:
-            return Window(item, factors, tensor, dim, fill)
+            return AxisWindow(item, factors, tensor, dim, fill)
         if not isinstance(item, Affine) or (fill is not None and not item.terms):
-            return Picked(whole)
+            return BoxRanges(whole)
         if not item.terms and 0 <= item.constant < math.prod(factors):
             box = unflatten((item.constant, item.constant + 1), factors)
             if box is not None:
-                return Picked(self._constant(box))
-        return Window(item, factors, tensor, dim, fill)
+                return BoxRanges(self._constant(box))
+        return AxisWindow(item, factors, tensor, dim, fill)
 
     def _product(self, index: tuple[Index, ...], factors: Factors) -> tuple[int, ...] | None:
         """The ranges of a dimension whose atoms are those of the axes in turn, or None."""
@@ -240,7 +256,7 @@ class Recipe:
         flat = [
             [f for dim in dims for f in dim] for dims in (self.call.inputs[0], self.call.outputs[0])
         ]
-        if flat[0] != flat[1] or not isinstance(after, Picked):
+        if flat[0] != flat[1] or not isinstance(after, BoxRanges):
             return False
         return not after.uncut and before == [after]
 

@@ -1,13 +1,14 @@
-"""Segments: the equal layers of a step, and the same step with few of them.
+"""Repeats: the equal layers of a step, and the same step with few of them.
 
-Layers are told by the numbers in the paths of modules (`blocks.7.attn`), and believed only if the
+Layers are an offer of split/ to searches, which decide for a short step sooner than for a long one.
+They are recognised by numbers in the paths of modules (`blocks.7.attn`), and accepted only if the
 Graph agrees: the layers between the first and the last hold equal Ops in equal order, each reads
 the same Values of itself, of the layer before and of the one after, or Values that all share, and
 nobody else reads what a layer makes. Then all but the first two and the last two can be left out;
 what the ends of the gap read of it, they read of each other.
 
-A search on the short step decides for the long one, where every Op left out is as its like in the
-second layer; a sweep over all of it then decides what is better otherwise.
+A search on the short step decides for the long one: every Op that was left out gets the Choice of
+its counterpart in the second layer; a sweep over the long step then improves single Choices.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def shorten(graph: Graph, kinds: Sequence[int]) -> Short | None:
     calls = [[kinds[op] for op in row] for row in middle]
     if any(row != calls[0] for row in calls):
         return None
-    slots = _Slots(graph, layers, rows)
+    slots = _LayerSlots(graph, layers, rows)
     like = [slots.signature(op, KEPT) for op in rows[KEPT]]
     for layer in range(KEPT + 1, count - KEPT):
         if any(slots.signature(op, layer) != s for op, s in zip(rows[layer], like, strict=True)):
@@ -59,7 +60,7 @@ def shorten(graph: Graph, kinds: Sequence[int]) -> Short | None:
     places = slots.places(count)
     if any(place.keys() != places[1].keys() for place in places[1:-1]):
         return None
-    return _Shortener(graph, rows, slots, places).short()
+    return _GraphShortener(graph, rows, slots, places).short()
 
 
 def _layers(graph: Graph) -> list[int]:
@@ -82,9 +83,9 @@ def _layers(graph: Graph) -> list[int]:
     return [layer[op.module] for op in graph.ops]
 
 
-class _Slots:
-    """Where each Value has its place in a layer: the Op's position and the output's, or those of
-    the first reader if nobody makes it and only one layer reads it."""
+class _LayerSlots:
+    """The place of each Value in its layer: the position of the Op that makes it and of the output,
+    or those of its first reader if no Op makes it and only one layer reads it."""
 
     def __init__(self, graph: Graph, layers: list[int], rows: list[list[int]]) -> None:
         self.graph, self.layers = graph, layers
@@ -147,9 +148,11 @@ class _Slots:
         return False
 
 
-class _Shortener:
+class _GraphShortener:
+    """Leaves out the layers between the first `KEPT` and the last `KEPT`."""
+
     def __init__(
-        self, graph: Graph, rows: list[list[int]], slots: _Slots, places: list[dict[int, int]]
+        self, graph: Graph, rows: list[list[int]], slots: _LayerSlots, places: list[dict[int, int]]
     ) -> None:
         self.graph, self.rows, self.slots, self.places = graph, rows, slots, places
         self.before, self.after = KEPT - 1, len(rows) - KEPT

@@ -1,8 +1,9 @@
 """The restriction check: is a part's formula the whole's formula, moved to the part's origin?
 
-Knowing what a part reads does not show that the same kernel on it computes the part. So the local
-call is described too, and compared access by access. Axes of local extent 1 are written as 0 on
-both sides, since a dimension of extent 1 broadcasts.
+The step of derive.py in split/ that decides whether a cut is legal. Knowing what a part reads does
+not show that the same kernel on it computes the part. So the local call is described too, and
+compared access by access. Axes of local extent 1 are written as 0 on both sides, since a dimension
+of extent 1 broadcasts.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from apportion.describe import (
 )
 from apportion.split.partial import terms_of
 
-__all__ = ["Frame", "Match", "Refused", "Shift", "identity", "match"]
-
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """Where a part lies: factors and box of each axis, atoms and region of each input."""
+class PartFrame:
+    """The frame of reference of a part: where it lies along axes and inputs.
+
+    factors, boxes  of each axis
+    dims, regions   of each input: the atoms of its dimensions, and what the part reads
+    """
 
     kind: str
     factors: dict[str, Factors]
@@ -64,69 +67,72 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
-    """By how much a form must move from a part's origin to the origin of what it indexes: the
-    dimension of a tensor (None: the form is a value itself), in units of `divisor`."""
+class OriginShift:
+    """By how much a form must move from a part's origin to the origin of what it indexes.
+
+    place    what it indexes: (input, dimension); None if the form is a value itself
+    divisor  the unit of the place's origin
+    """
 
     terms: tuple[tuple[str, int], ...]
     place: tuple[int, int] | None
     divisor: int
     distance: int
 
-    def holds(self, frame: Frame) -> bool:
-        """Whether a part lies so."""
+    def holds(self, frame: PartFrame) -> bool:
+        """Whether the form moves by that distance in a given part."""
         begin = 0 if self.place is None else self.divisor * frame.input_origin(*self.place)
         return sum([c * frame.origin(n) for n, c in self.terms]) - begin == self.distance
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class FormulaMatch:
     """A part's formula is the whole's wherever the shifts hold; `ratio` is what to multiply its
     result with."""
 
     ratio: float
-    shifts: tuple[Shift, ...]
+    shifts: tuple[OriginShift, ...]
 
-    def check(self, frame: Frame) -> float:
-        """The ratio; raises Refused if the part lies elsewhere."""
+    def check(self, frame: PartFrame) -> float:
+        """The ratio; raises Refused if some shift does not hold for the part."""
         for shift in self.shifts:
             if not shift.holds(frame):
-                raise _other(frame.kind)
+                raise _not_the_part(frame.kind)
         return self.ratio
 
 
-def _other(kind: str) -> Refused:
+def _not_the_part(kind: str) -> Refused:
     return Refused(f"{kind}: the kernel on a part's inputs does not compute the part")
 
 
-def match(
+def match_formulas(
     whole: Output,
     part: Output,
     kind: str,
     factors: dict[str, Factors],
     dims: tuple[tuple[Factors, ...], ...],
     single: frozenset[str],
-) -> Match:
+) -> FormulaMatch:
     """How a part's formula is the whole's; raises Refused if they differ otherwise. `single` are
     the axes along which the part is one element long."""
     ours, theirs = list(terms_of(whole.body)), list(terms_of(part.body))
     if len(ours) != len(theirs) or whole.dims != part.dims:
         raise Refused(f"{kind}: a part computes something else than the whole")
     ratios = set()
-    matcher = _Matcher(factors, dims, single)
+    matcher = _FormulaMatcher(factors, dims, single)
     for (factor, term), (local_factor, local_term) in zip(ours, theirs, strict=True):
         if not matcher.same(term, local_term):
-            raise _other(kind)
+            raise _not_the_part(kind)
         if local_factor == 0 or factor == local_factor:
             ratios.add(1.0)
         else:
             ratios.add(factor / local_factor)
     if len(ratios) > 1:
         raise Refused(f"{kind}: the terms of a part need different corrections")
-    return Match(ratios.pop(), tuple(dict.fromkeys(matcher.shifts)))
+    return FormulaMatch(ratios.pop(), tuple(dict.fromkeys(matcher.shifts)))
 
 
-class _Matcher:
+class _FormulaMatcher:
     """Compares expressions, and collects the shifts that must hold."""
 
     def __init__(
@@ -138,7 +144,7 @@ class _Matcher:
         self.factors = factors
         self.dims = dims
         self.single = single
-        self.shifts: list[Shift] = []
+        self.shifts: list[OriginShift] = []
 
     def same(self, a: Expr, b: Expr) -> bool:
         if type(a) is not type(b):
@@ -191,7 +197,7 @@ class _Matcher:
     def _same_form(
         self, a: Affine, b: Affine, place: tuple[int, int] | None, divisor: int = 1
     ) -> bool:
-        self.shifts.append(Shift(a.terms, place, divisor, b.constant - a.constant))
+        self.shifts.append(OriginShift(a.terms, place, divisor, b.constant - a.constant))
         return self._plain(a).terms == self._plain(b).terms
 
     def _same_item(self, a: Index, b: Index, place: tuple[int, int]) -> bool:

@@ -1,4 +1,8 @@
-"""Space: every legal way to cut every Op of a Graph. Equal Ops are analysed once (derive.py)."""
+"""Space: every legal way to cut every Op of a Graph.
+
+What split/ offers to searches: a Graph goes in, and Splits come out when they are asked for. Equal
+Ops are analysed once (derive.py); atoms.py finds the atoms of the Graph.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,19 @@ from apportion.describe import (
 )
 from apportion.describe import ops as ops  # registers the descriptions of operators
 from apportion.graph import Graph, Op
-from apportion.split.atoms import Atoms, Digits, Pattern, Rows, divide, find_rows, pattern_of
-from apportion.split.derive import Call, Pad, Part, Split, Study, derive, study_of
+from apportion.split.atoms import (
+    AtomRows,
+    Atoms,
+    Digits,
+    DimRelations,
+    dim_relations,
+    divide,
+    find_rows,
+)
+from apportion.split.derive import CallSplits, call_splits
 from apportion.split.open_composites import open_graph
-
-__all__ = ["Axis", "Call", "Pad", "Part", "Space", "Split", "derive"]
+from apportion.split.part import Split
+from apportion.split.regions import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +71,7 @@ class Space:
         self.graph, self.origins = open_graph(graph, opening)
         self._kinds: list[int] = []
         self._described: list[tuple[Formula | None, str]] = []
-        self._patterns: list[Pattern] = []
+        self._relations: list[DimRelations] = []
         self._describe(range(len(self.graph.ops)))
         self._divide(digits)
 
@@ -76,7 +88,7 @@ class Space:
         made.opening = opening
         made.graph, made.origins = open_graph(self.source, opening)
         made._kinds = [self._kinds[origin] for origin in made.origins]
-        made._described, made._patterns = list(self._described), list(self._patterns)
+        made._described, made._relations = list(self._described), list(self._relations)
         several = frozenset(opening)
         made._describe([n for n, origin in enumerate(made.origins) if origin in several])
         made._divide(())
@@ -89,8 +101,8 @@ class Space:
         known = [_formula(graph, graph.ops[first]) for first in firsts]
         more = len(self._described)
         self._described += known
-        self._patterns += [
-            pattern_of(formula, *_shapes(graph, graph.ops[first]))
+        self._relations += [
+            dim_relations(formula, *_shapes(graph, graph.ops[first]))
             for first, (formula, _) in zip(firsts, known, strict=True)
         ]
         if not self._kinds:
@@ -113,7 +125,7 @@ class Space:
         self._groups: dict[int, tuple[int, ...]] = {}
         self._axis = lru_cache(maxsize=None)(Axis)
         self._names: dict[int, tuple[list[str], list[int]]] = {}
-        self._studies: dict[int, Study] = {}
+        self._splits: dict[int, CallSplits] = {}
         self._legal: dict[int, tuple[bool, ...]] = {}
         if digits:
             self._divided = divide(self._rows, digits)
@@ -129,17 +141,17 @@ class Space:
         for op, kind in enumerate(self._kinds):
             firsts.setdefault(kind, op)
         number = {
-            kind: known.setdefault(_looks(self.graph, self.graph.ops[op]), len(known))
+            kind: known.setdefault(_described_op(self.graph, self.graph.ops[op]), len(known))
             for kind, op in firsts.items()
         }
         return tuple([number[kind] for kind in self._kinds])
 
     @cached_property
-    def _rows(self) -> Rows:
-        return find_rows(self.graph, self._kinds, self._patterns)
+    def _rows(self) -> AtomRows:
+        return find_rows(self.graph, self._kinds, self._relations)
 
     @cached_property
-    def _divided(self) -> Rows:
+    def _divided(self) -> AtomRows:
         return self._rows
 
     @cached_property
@@ -162,7 +174,7 @@ class Space:
     @cached_property
     def alike(self) -> tuple[int, ...]:
         distinct, ids = self._found
-        alike = _numbered([_seen(call) for call in distinct])
+        alike = _numbered([_described_call(call) for call in distinct])
         return tuple([alike[k] for k in ids])
 
     @cached_property
@@ -211,10 +223,10 @@ class Space:
         """The Split of an Op for the given parts per axis; raises Refused, with the reason, if it
         is not legal."""
         call = self.call_ids[op]
-        study = self._studies.get(call)
-        if study is None:
-            study = self._studies[call] = study_of(self.calls[op])
-        return study.split(tuple(parts))
+        splits = self._splits.get(call)
+        if splits is None:
+            splits = self._splits[call] = call_splits(self.calls[op])
+        return splits.split(tuple(parts))
 
     def cuttable(self, op: int) -> tuple[bool, ...]:
         """For each axis of an Op whether it can be cut in two by itself."""
@@ -288,7 +300,7 @@ def _formula(graph: Graph, op: Op) -> tuple[Formula | None, str]:
 
 
 def _calls(
-    graph: Graph, kinds: Sequence[int], rows: Rows, atoms: Atoms
+    graph: Graph, kinds: Sequence[int], rows: AtomRows, atoms: Atoms
 ) -> tuple[tuple[Call, ...], tuple[int, ...]]:
     """The distinct Calls, and for every Op the number of its own."""
     dims = _numbered([tuple([rows.factors[r] for r in key]) for key in rows.dims])
@@ -308,7 +320,7 @@ def _calls(
     return tuple(call for call, *_ in distinct), tuple(found)
 
 
-def _looks(graph: Graph, op: Op) -> tuple[Any, ...]:
+def _described_op(graph: Graph, op: Op) -> tuple[Any, ...]:
     """What the description of an Op sees of it, before atoms are known."""
     description = lookup(op.kind)
     args = op.args if description is None else taken(description, op.args)
@@ -316,7 +328,7 @@ def _looks(graph: Graph, op: Op) -> tuple[Any, ...]:
     return op.kind, args, (*map(type, args),), op.body, tuple(inputs), tuple(outputs)
 
 
-def _seen(call: Call) -> tuple[Any, ...]:
+def _described_call(call: Call) -> tuple[Any, ...]:
     """What the description of a call sees of it."""
     description = lookup(call.kind)
     args = call.args if description is None else taken(description, call.args)

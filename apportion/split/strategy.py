@@ -1,5 +1,7 @@
 """Choice, Layout, Strategy: how every Op is cut and where everything is.
 
+The result of a search, in terms of a Space; lower/ makes tasks of it.
+
 A Choice cuts each axis of an Op (each atom of each axis) into parts and names the device of every
 part; the grid of parts may be there several times (replicas). Devices are listed replica by
 replica, and in each replica part by part, the last axis fastest. A Layout says the same of a Value:

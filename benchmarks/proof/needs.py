@@ -47,7 +47,7 @@ from apportion.machine.cost_model import (
 from apportion.search.problem import Problem
 from apportion.search.walks.units import Unit
 from apportion.simulate.durations import issue_nanoseconds
-from apportion.split.space import Split
+from apportion.split.part import Split
 from apportion.split.strategy import Choice, grid
 
 Bytes = npt.NDArray[np.uint8]

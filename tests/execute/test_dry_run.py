@@ -34,7 +34,8 @@ from apportion.search.baselines.random_strategy import draw
 from apportion.search.baselines.single import single
 from apportion.search.problem import Problem
 from apportion.simulate.simulate import simulate
-from apportion.split.space import Part, Space
+from apportion.split.part import Part
+from apportion.split.space import Space
 from apportion.split.strategy import Choice, Strategy, whole
 
 MODELS = ["mlp:tiny", "gpt2:tiny", "rnn:tiny", "wresnet:tiny"]

@@ -36,7 +36,8 @@ from apportion.search.problem import Problem
 from apportion.search.tables.eliminate import TooWide, eliminate, exhaust
 from apportion.simulate.durations import nanoseconds
 from apportion.simulate.simulate import simulate
-from apportion.split.space import Part, Space
+from apportion.split.part import Part
+from apportion.split.space import Space
 from apportion.split.strategy import Choice, Strategy, verify, whole
 
 NEVER = math.inf

@@ -13,7 +13,8 @@ from graphs import CONTEXT, One, one
 
 from apportion.capture.capture import capture
 from apportion.describe.refused import Refused
-from apportion.split.space import Pad, Space
+from apportion.split.part import Pad
+from apportion.split.space import Space
 from apportion.verify import run_split as check
 from apportion.verify.run_split import check_op, run_op
 

@@ -15,7 +15,8 @@ from apportion.describe.formula import BadDescription
 from apportion.describe.language import Local, Max, Output, Sum, axis, describe, f, opaque
 from apportion.describe.refused import Refused
 from apportion.graph import Arg
-from apportion.split.space import Space, Split
+from apportion.split.part import Split
+from apportion.split.space import Space
 from apportion.verify.run_split import check_op
 
 
