@@ -2,8 +2,9 @@
 
 In: a preset's name, a TOML file or a count such as 8xh100. Out: a Cluster and a CostModel.
 No torch. Presets are in presets/, measured cost tables in costs/.
-Read cluster.py first, then cluster_file.py (TOML), collective.py and wire_time.py (messages),
-cost_table.py (what was measured), cost_fit.py (lines through it) and cost_model.py (seconds).
+Read topology.py (the nouns) and cluster.py first, then cluster_file.py (TOML) and cluster_tree.py,
+collective.py and wire_time.py (messages), cost_table.py (what was measured), cost_fit.py (lines
+through it) and cost_model.py (seconds).
 """
 
 from __future__ import annotations
@@ -17,34 +18,13 @@ if TYPE_CHECKING:
         cost_fit as cost_fit,
     )
     from apportion.machine.cluster import (
-        Cluster as Cluster,
-    )
-    from apportion.machine.cluster import (
-        Device as Device,
-    )
-    from apportion.machine.cluster import (
-        Host as Host,
-    )
-    from apportion.machine.cluster import (
-        Link as Link,
-    )
-    from apportion.machine.cluster import (
         cluster as cluster,
     )
     from apportion.machine.cluster import (
         cores as cores,
     )
     from apportion.machine.cluster import (
-        first as first,
-    )
-    from apportion.machine.cluster import (
-        from_json as from_json,
-    )
-    from apportion.machine.cluster import (
         known as known,
-    )
-    from apportion.machine.cluster import (
-        to_json as to_json,
     )
     from apportion.machine.cluster_file import (
         MAX_DEVICES as MAX_DEVICES,
@@ -168,6 +148,27 @@ if TYPE_CHECKING:
     )
     from apportion.machine.cost_table import (
         save as save,
+    )
+    from apportion.machine.topology import (
+        Cluster as Cluster,
+    )
+    from apportion.machine.topology import (
+        Device as Device,
+    )
+    from apportion.machine.topology import (
+        Host as Host,
+    )
+    from apportion.machine.topology import (
+        Link as Link,
+    )
+    from apportion.machine.topology import (
+        first as first,
+    )
+    from apportion.machine.topology import (
+        from_json as from_json,
+    )
+    from apportion.machine.topology import (
+        to_json as to_json,
     )
     from apportion.machine.wire_time import (
         wire_lines as wire_lines,

@@ -1,5 +1,6 @@
 """Cluster files: the tables of a TOML file that describes a cluster, read and checked.
 
+The first step of cluster.py in machine/; cluster_tree.py makes a Cluster of the tables.
 A file describes a tree: devices hang on switches, switches on other switches.
 
     name = "two small boxes"
@@ -67,7 +68,9 @@ MAX_DEVICES = 1024  # routes are kept for every pair
 PRESETS = Path(__file__).parent / "presets"
 
 
-class _Table(BaseModel):
+class _TomlTable(BaseModel):
+    """A table of the file: unknown fields and numbers of the wrong type are refused."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -89,26 +92,26 @@ _Rate = Annotated[float, Field(gt=0), _in(OPERATIONS_PER_SECOND)]
 _Count = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 
 
-class Wire(_Table):
-    """A link."""
+class LinkTable(_TomlTable):
+    """A link, by its bandwidth and latency."""
 
     bandwidth: _Bandwidth
     latency: _Seconds
 
 
-class Nic(Wire):
+class NicTable(LinkTable):
     """A network card of one device or of several."""
 
     devices: _Count = 1
 
 
-class HostTable(Wire):
+class HostTable(LinkTable):
     """The memory of a host and the link to it."""
 
     memory_bytes: _Bytes
 
 
-class Flops(_Table):
+class FlopsTable(_TomlTable):
     """Operations per second by type of number."""
 
     float64: _Rate
@@ -119,19 +122,19 @@ class Flops(_Table):
     int8: _Rate | None = None
 
 
-class Switch(_Table):
+class SwitchTable(_TomlTable):
     """What devices and other switches hang on."""
 
     name: _Name
     parent: _Name | None = None
     count: _Count = 1
-    uplink: Wire | None = None
-    bus: Wire | None = None
+    uplink: LinkTable | None = None
+    bus: LinkTable | None = None
     host: HostTable | None = None
     provenance: str = ""
 
 
-class DeviceTable(_Table):
+class DeviceTable(_TomlTable):
     """Equal devices on each copy of a switch."""
 
     name: _Name
@@ -142,20 +145,20 @@ class DeviceTable(_Table):
     memory_bandwidth: _Bandwidth
     asynchronous: bool | None = None
     launch_seconds: _Seconds
-    flops: Flops
-    port: Wire
-    nic: Nic | None = None
-    host: Wire | None = None
+    flops: FlopsTable
+    port: LinkTable
+    nic: NicTable | None = None
+    host: LinkTable | None = None
     provenance: _Name
 
 
-class File(_Table):
+class ClusterFile(_TomlTable):
     """A whole file."""
 
     name: _Name
     description: str = ""
     communication_on_device: bool = False
-    switch: Annotated[list[Switch], Field(min_length=1)]
+    switch: Annotated[list[SwitchTable], Field(min_length=1)]
     device: Annotated[list[DeviceTable], Field(min_length=1)]
 
 
@@ -179,10 +182,10 @@ def preset(name: str) -> dict[str, Any]:
     return read(PRESETS / f"{name}.toml")
 
 
-def checked(tables: dict[str, Any], where: str) -> File:
-    """The tables as a File; ValueError, headed by `where`, names what is wrong."""
+def checked(tables: dict[str, Any], where: str) -> ClusterFile:
+    """The tables as a ClusterFile; ValueError, headed by `where`, names what is wrong."""
     try:
-        file = File.model_validate(_without_likes(tables))
+        file = ClusterFile.model_validate(_without_likes(tables))
         _check_tree(file)
     except ValidationError as error:
         raise ValueError(sentence(where, error)) from None
@@ -239,7 +242,7 @@ def kinds() -> list[str]:
 # The tree
 
 
-def _check_tree(file: File) -> None:
+def _check_tree(file: ClusterFile) -> None:
     """Raises ValueError unless the switches form one tree on which all devices hang."""
     switches = {switch.name: switch for switch in file.switch}
     names = [switch.name for switch in file.switch] + [device.name for device in file.device]
@@ -263,7 +266,7 @@ def _check_tree(file: File) -> None:
         raise ValueError(f"{total} devices are more than {MAX_DEVICES}")
 
 
-def _check_one_root(file: File, switches: dict[str, Switch]) -> None:
+def _check_one_root(file: ClusterFile, switches: dict[str, SwitchTable]) -> None:
     below: dict[str, str] = {}
     for device in file.device:
         below.setdefault(_root(switches[device.on], switches).name, device.name)
@@ -290,11 +293,11 @@ def _check_one_root(file: File, switches: dict[str, Switch]) -> None:
         raise ValueError(f"switch {root.name!r} has an uplink but no parent")
 
 
-def _root(switch: Switch, switches: dict[str, Switch]) -> Switch:
+def _root(switch: SwitchTable, switches: dict[str, SwitchTable]) -> SwitchTable:
     return _above(switch, switches)[-1]
 
 
-def _above(switch: Switch, switches: dict[str, Switch]) -> list[Switch]:
+def _above(switch: SwitchTable, switches: dict[str, SwitchTable]) -> list[SwitchTable]:
     """The switch, its parent, and so on."""
     found = [switch]
     while switch.parent is not None:
@@ -307,6 +310,6 @@ def _above(switch: Switch, switches: dict[str, Switch]) -> list[Switch]:
     return found
 
 
-def _copies(switch: Switch, switches: dict[str, Switch]) -> int:
+def _copies(switch: SwitchTable, switches: dict[str, SwitchTable]) -> int:
     above = 1 if switch.parent is None else _copies(switches[switch.parent], switches)
     return switch.count * above

@@ -1,5 +1,7 @@
 """What a collective costs on a Cluster, by algorithm, and which algorithm is cheapest.
 
+A part of machine/ that simulate/ asks for the time of COLLECTIVE tasks, and searches for bounds.
+
 A collective is an exchange among k members in which each sends m bytes to every other one. Its size
 is all of that together, `nbytes` = k (k - 1) m. What the blocks are (`pattern`) decides which
 algorithms there are: blocks that all receivers want (all-gather) may be passed on, terms of a sum
@@ -35,7 +37,7 @@ from apportion.columns import (
     Floats,
     Ints,
 )
-from apportion.machine.cluster import Cluster
+from apportion.machine.topology import Cluster
 
 # What the blocks of a COLLECTIVE are: different for every pair, the same for all receivers of one
 # sender, or terms that each receiver adds up.
@@ -46,8 +48,8 @@ Group = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """`links` are (link, seconds that the whole collective occupies it)."""
+class CollectiveCost:
+    """Seconds of a collective of one size; `links` are (link, seconds that it is occupied)."""
 
     algorithm: str
     seconds: float
@@ -62,18 +64,20 @@ class Profile(NamedTuple):
     beta: float
     links: tuple[tuple[int, float], ...]
 
-    def cost(self, nbytes: float) -> Cost:
-        """The Cost at one size."""
+    def cost(self, nbytes: float) -> CollectiveCost:
+        """What it costs at one size."""
         links = tuple((link, beta * nbytes) for link, beta in self.links)
-        return Cost(self.algorithm, self.alpha + self.beta * nbytes, links)
+        return CollectiveCost(self.algorithm, self.alpha + self.beta * nbytes, links)
 
 
-def collective(pattern: int, group: Group, nbytes: float, cluster: Cluster) -> Cost:
+def collective(pattern: int, group: Group, nbytes: float, cluster: Cluster) -> CollectiveCost:
     """The cheapest algorithm; of equals the first in the order above."""
     return _cheapest(profile(pattern, group, cluster), nbytes)
 
 
-def algorithms(pattern: int, group: Group, nbytes: float, cluster: Cluster) -> tuple[Cost, ...]:
+def algorithms(
+    pattern: int, group: Group, nbytes: float, cluster: Cluster
+) -> tuple[CollectiveCost, ...]:
     """All algorithms, cheapest first."""
     costs = (line.cost(nbytes) for line in profile(pattern, group, cluster))
     return tuple(sorted(costs, key=lambda cost: cost.seconds))
@@ -83,10 +87,10 @@ def profile(pattern: int, group: Group, cluster: Cluster) -> tuple[Profile, ...]
     """A line for every algorithm; their minimum at `nbytes` is what the collective costs."""
     if not 0 <= pattern < len(PATTERNS):
         raise ValueError(f"collective pattern {pattern} is not one of 0 to {len(PATTERNS) - 1}")
-    return _profile(pattern, group, _Same(cluster))
+    return _profile(pattern, group, _ClusterByIdentity(cluster))
 
 
-def all_reduce(group: Group, size: float, cluster: Cluster) -> Cost:
+def all_reduce(group: Group, size: float, cluster: Cluster) -> CollectiveCost:
     """Of arrays of `size` bytes, one on each member: the cheapest algorithm."""
     return _cheapest(all_reduce_profile(group, cluster), size)
 
@@ -102,10 +106,12 @@ def all_reduce_profile(group: Group, cluster: Cluster) -> tuple[Profile, ...]:
     ]
     if cluster.communication_on_device:
         return tuple(pairs)
-    return (*pairs, _all_reduce_tree(_network(group, _Same(cluster))))
+    return (*pairs, _all_reduce_tree(_network(group, _ClusterByIdentity(cluster))))
 
 
-def broadcast(group: Group, size: float, cluster: Cluster, root: int | None = None) -> Cost:
+def broadcast(
+    group: Group, size: float, cluster: Cluster, root: int | None = None
+) -> CollectiveCost:
     """Of `size` bytes from `root`, the first member unless given, to all others."""
     return _cheapest(broadcast_profile(group, cluster, root), size)
 
@@ -114,24 +120,24 @@ def broadcast_profile(
     group: Group, cluster: Cluster, root: int | None = None
 ) -> tuple[Profile, ...]:
     """Lines per byte."""
-    net = _network(group, _Same(cluster))
+    net = _network(group, _ClusterByIdentity(cluster))
     if root is not None and root not in group:
         raise ValueError(f"device {root} is not a member of {group} and cannot be its root")
     source = 0 if root is None else group.index(root)
     copies = _from(net, source)
-    lines = [_line("direct", [_Phase(copies, _worst(net, copies))], net)]
+    lines = [_line("direct", [_AlgorithmPhase(copies, _worst(net, copies))], net)]
     if not cluster.communication_on_device:
         chain = np.roll(net.order, -int(np.flatnonzero(net.order == source)[0]))
         pairs = list(zip(chain[:-1].tolist(), chain[1:].tolist(), strict=True))
         latency = sum(float(net.latency[pair]) for pair in pairs)
         lines += [
-            _line("ring", [_Phase(_over(pairs, 1.0, net), latency)], net),
+            _line("ring", [_AlgorithmPhase(_over(pairs, 1.0, net), latency)], net),
             _line("tree", [_tree_phase(_tree(source, chain[1:]), 1.0, net)], net),
         ]
     return tuple(lines)
 
 
-def _cheapest(lines: tuple[Profile, ...], nbytes: float) -> Cost:
+def _cheapest(lines: tuple[Profile, ...], nbytes: float) -> CollectiveCost:
     return min(lines, key=lambda line: line.alpha + line.beta * nbytes).cost(nbytes)
 
 
@@ -148,7 +154,7 @@ def _sum(first: Profile, second: Profile, factor: float) -> Profile:
 # The links between the members of a group
 
 
-class _Same:
+class _ClusterByIdentity:
     """A Cluster compared by identity: to hash all its routes takes longer than to use them."""
 
     __slots__ = ("cluster",)
@@ -160,16 +166,17 @@ class _Same:
         return id(self.cluster)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.cluster is self.cluster
+        return isinstance(other, _ClusterByIdentity) and other.cluster is self.cluster
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Network:
-    """Matrices are k x k, from the row's member to the column's."""
+class _GroupNetwork:
+    """The links between the k members of a group; matrices are k x k, from the row's member to the
+    column's."""
 
     members: Group
     on_device: bool
-    links: Ints  # the links between members, numbered on here
+    links: Ints  # the links between members, numbered from 0 below
     occupied: Ints  # a row for every link of every pair's route: the link,
     pair: Ints  # the pair,
     slowness: Floats  # and the seconds that a byte between the pair occupies the link
@@ -180,7 +187,7 @@ class _Network:
 
 
 @lru_cache(maxsize=1024)
-def _network(group: Group, same: _Same) -> _Network:
+def _network(group: Group, same: _ClusterByIdentity) -> _GroupNetwork:
     cluster, k = same.cluster, len(group)
     if k < 2 or len(set(group)) < k:
         raise ValueError(f"a collective needs two different members at least, not {group}")
@@ -198,7 +205,7 @@ def _network(group: Group, same: _Same) -> _Network:
     seconds = np.zeros(k * k)
     np.maximum.at(seconds, pair, slowness[local])
     parts = _parts(np.stack([seconds, latency, hops.astype(np.float64)]).reshape(3, k, k))
-    return _Network(
+    return _GroupNetwork(
         members=group,
         on_device=cluster.communication_on_device,
         links=links,
@@ -247,14 +254,14 @@ def _connected(near: npt.NDArray[np.bool_]) -> Ints:
 # Phases
 
 
-class _Phase(NamedTuple):
+class _AlgorithmPhase(NamedTuple):
     """Bytes between members, per byte of the collective, and the latencies that add up."""
 
     traffic: Floats
     latency: float
 
 
-def _line(algorithm: str, phases: Iterable[_Phase], net: _Network) -> Profile:
+def _line(algorithm: str, phases: Iterable[_AlgorithmPhase], net: _GroupNetwork) -> Profile:
     alpha, beta, total = 0.0, 0.0, np.zeros(len(net.links))
     for phase in phases:
         seconds = net.slowness * phase.traffic.ravel()[net.pair]
@@ -274,29 +281,31 @@ def _line(algorithm: str, phases: Iterable[_Phase], net: _Network) -> Profile:
 
 
 @lru_cache(maxsize=4096)
-def _profile(pattern: int, group: Group, same: _Same) -> tuple[Profile, ...]:
+def _profile(pattern: int, group: Group, same: _ClusterByIdentity) -> tuple[Profile, ...]:
     net = _network(group, same)
     k = len(group)
     block = 1 / (k * (k - 1))
     pairs = np.full((k, k), block)
     np.fill_diagonal(pairs, 0.0)
-    lines = [_line("direct", [_Phase(pairs, _worst(net, pairs))], net)]
+    lines = [_line("direct", [_AlgorithmPhase(pairs, _worst(net, pairs))], net)]
     if pattern == ALL_TO_ALL or net.on_device:
         return tuple(lines)
     # Reduce-scatter sends what all-gather sends, in the other direction.
     back = pattern == REDUCE_SCATTER
     latency = net.latency.T if back else net.latency
     for name, phases in _gathers(net, latency, block):
-        turned = [_Phase(p.traffic.T, p.latency) for p in phases] if back else phases
+        turned = [_AlgorithmPhase(p.traffic.T, p.latency) for p in phases] if back else phases
         lines.append(_line(name, turned, net))
     return tuple(lines)
 
 
-def _worst(net: _Network, traffic: Floats) -> float:
+def _worst(net: _GroupNetwork, traffic: Floats) -> float:
     return float(net.latency[traffic > 0].max())
 
 
-def _gathers(net: _Network, latency: Floats, block: float) -> Iterable[tuple[str, list[_Phase]]]:
+def _gathers(
+    net: _GroupNetwork, latency: Floats, block: float
+) -> Iterable[tuple[str, list[_AlgorithmPhase]]]:
     """All-gather of one `block` a member, by the algorithms that pass blocks on."""
     k = len(net.members)
     held = np.ones(k)
@@ -305,7 +314,7 @@ def _gathers(net: _Network, latency: Floats, block: float) -> Iterable[tuple[str
     if net.parts and (rotated := _rotations(net.order, net.parts[0])):
         phases = [_ring([order], held, latency, block / len(rotated)) for order in rotated]
         traffic = np.sum([phase.traffic for phase in phases], axis=0)
-        yield "rings", [_Phase(traffic, max(phase.latency for phase in phases))]
+        yield "rings", [_AlgorithmPhase(traffic, max(phase.latency for phase in phases))]
     if k > 2 and k & (k - 1) == 0:
         yield "doubling", list(_doubling(net.order, latency, block))
     for part in net.parts:
@@ -314,12 +323,12 @@ def _gathers(net: _Network, latency: Floats, block: float) -> Iterable[tuple[str
         across, held = _across(nodes, latency, block)
         inner = np.where(part[:, None] == part[None, :], held[:, None] * block, 0.0)
         np.fill_diagonal(inner, 0.0)
-        yield name, [across, _Phase(inner, float(latency[inner > 0].max()))]
+        yield name, [across, _AlgorithmPhase(inner, float(latency[inner > 0].max()))]
         if max(map(len, nodes)) > 2:
             yield f"{name}, rings inside", [across, _ring(nodes, held, latency, block)]
 
 
-def _ring(rings: list[Ints], held: Floats, latency: Floats, block: float) -> _Phase:
+def _ring(rings: list[Ints], held: Floats, latency: Floats, block: float) -> _AlgorithmPhase:
     """Rings side by side: an edge carries all blocks of its ring but those its end had at first.
 
     A block makes all steps but one, so the latencies add up but for the least of them.
@@ -331,7 +340,7 @@ def _ring(rings: list[Ints], held: Floats, latency: Floats, block: float) -> _Ph
             traffic[ring, after] += (held[ring].sum() - held[after]) * block
             steps = latency[ring, after]
             longest = max(longest, float(steps.sum() - steps.min()))
-    return _Phase(traffic, longest)
+    return _AlgorithmPhase(traffic, longest)
 
 
 def _rotations(order: Ints, part: Ints) -> list[Ints]:
@@ -342,18 +351,18 @@ def _rotations(order: Ints, part: Ints) -> list[Ints]:
     return [np.concatenate([np.roll(node, -r) for node in nodes]) for r in range(count)]
 
 
-def _doubling(order: Ints, latency: Floats, block: float) -> Iterable[_Phase]:
+def _doubling(order: Ints, latency: Floats, block: float) -> Iterable[_AlgorithmPhase]:
     k = len(order)
     distance, size = k // 2, 1
     while distance:
         partner = order[np.arange(k) ^ distance]
         traffic = np.zeros_like(latency)
         traffic[order, partner] = size * block
-        yield _Phase(traffic, float(latency[order, partner].max()))
+        yield _AlgorithmPhase(traffic, float(latency[order, partner].max()))
         distance, size = distance // 2, size * 2
 
 
-def _across(nodes: list[Ints], latency: Floats, block: float) -> tuple[_Phase, Floats]:
+def _across(nodes: list[Ints], latency: Floats, block: float) -> tuple[_AlgorithmPhase, Floats]:
     """Every block to one member of every other node, spread over them; and how many blocks each
     member then holds."""
     traffic = np.zeros_like(latency)
@@ -363,40 +372,42 @@ def _across(nodes: list[Ints], latency: Floats, block: float) -> tuple[_Phase, F
         traffic[members, node[places % len(node)]] = block
         traffic[np.ix_(node, node)] = 0.0
     held = 1 + np.count_nonzero(traffic, axis=0)
-    return _Phase(traffic, float(latency[traffic > 0].max())), held.astype(np.float64)
+    return _AlgorithmPhase(traffic, float(latency[traffic > 0].max())), held.astype(np.float64)
 
 
 # Trees
 
 
-class _Edge(NamedTuple):
+class _TreeEdge(NamedTuple):
+    """A message from a member to one below it in a tree; the root's own have depth 1."""
+
     parent: int
     child: int
     depth: int
 
 
-def _tree(root: int, below: Ints, depth: int = 1) -> list[_Edge]:
+def _tree(root: int, below: Ints, depth: int = 1) -> list[_TreeEdge]:
     """A binary tree in which what hangs together is near in the order of `below`."""
-    edges: list[_Edge] = []
+    edges: list[_TreeEdge] = []
     for half in np.array_split(below, 2):
         if len(half):
             middle = len(half) // 2
             child = int(half[middle])
             rest = np.delete(half, middle)
-            edges += [_Edge(root, child, depth), *_tree(child, rest, depth + 1)]
+            edges += [_TreeEdge(root, child, depth), *_tree(child, rest, depth + 1)]
     return edges
 
 
-def _tree_phase(edges: list[_Edge], share: float, net: _Network) -> _Phase:
+def _tree_phase(edges: list[_TreeEdge], share: float, net: _GroupNetwork) -> _AlgorithmPhase:
     """From parents to children, in a pipeline."""
     arrival: dict[int, float] = {}
     for parent, child, _ in sorted(edges, key=lambda edge: edge.depth):
         arrival[child] = arrival.get(parent, 0.0) + float(net.latency[parent, child])
     pairs = [(parent, child) for parent, child, _ in edges]
-    return _Phase(_over(pairs, share, net), max(arrival.values()))
+    return _AlgorithmPhase(_over(pairs, share, net), max(arrival.values()))
 
 
-def _all_reduce_tree(net: _Network) -> Profile:
+def _all_reduce_tree(net: _GroupNetwork) -> Profile:
     """Two trees, each for half of the array, so that the leaves of one are inside the other."""
     traffic, latency = np.zeros_like(net.latency), 0.0
     for order in (net.order, net.order[::-1]):
@@ -405,16 +416,16 @@ def _all_reduce_tree(net: _Network) -> Profile:
         down = _tree_phase(edges, 0.5, net)
         traffic += down.traffic + down.traffic.T
         latency = max(latency, 2 * down.latency)
-    return _line("tree", [_Phase(traffic, latency)], net)
+    return _line("tree", [_AlgorithmPhase(traffic, latency)], net)
 
 
-def _over(pairs: list[tuple[int, int]], share: float, net: _Network) -> Floats:
+def _over(pairs: list[tuple[int, int]], share: float, net: _GroupNetwork) -> Floats:
     traffic = np.zeros_like(net.latency)
     for pair in pairs:
         traffic[pair] = share
     return traffic
 
 
-def _from(net: _Network, source: int) -> Floats:
+def _from(net: _GroupNetwork, source: int) -> Floats:
     others = [k for k in range(len(net.members)) if k != source]
     return _over([(source, other) for other in others], 1.0, net)

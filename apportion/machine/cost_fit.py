@@ -1,5 +1,7 @@
 """Fits: seconds of calls that were not measured, from those that were.
 
+A step of machine/ between cost_table.py and cost_model.py.
+
     seconds = launch + flops * per_flop + bytes * per_byte        none of the three below zero
 
 The deviation that is made small is the relative one, so that small calls count as much as large

@@ -1,4 +1,4 @@
-"""CostModel: how long a task takes alone.
+"""CostModel: how long a task takes alone. Where machine/ turns tables and rates into seconds.
 
 A task's seconds are, in this order,
 
@@ -13,9 +13,9 @@ A task's seconds are, in this order,
 
                each plus the launch of a kernel on devices that are not asynchronous.
 
-A view has no flops and no bytes. Waiting for lanes and links is `simulate`'s; so is the time that a
-message occupies links, except where messages burn the device and were measured: there its duration
-is the CostModel's (`times_messages`).
+A view has no flops and no bytes. Waiting for lanes and links is left to simulate/; so is the time
+that a message occupies links, except where messages burn the device and were measured: there its
+duration is the CostModel's (`times_messages`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from apportion.columns import (
-    Floats,
-    Ints,
-)
+from apportion.columns import Bools, Floats, Ints
 from apportion.machine import cost_fit
-from apportion.machine.cluster import Cluster, Device
 from apportion.machine.cluster import cluster as named
 from apportion.machine.cost_table import (
     AHEAD,
@@ -48,8 +43,7 @@ from apportion.machine.cost_table import (
     table_from_json,
     table_to_json,
 )
-
-Bools = npt.NDArray[np.bool_]
+from apportion.machine.topology import Cluster, Device
 
 LARGEST_ITEM = 16  # bytes of a complex128
 MEASURED, FITTED, ESTIMATED = 0, 1, 2
@@ -88,7 +82,7 @@ def default_cost(cluster: Cluster) -> CostModel:
         if device.kind in known:
             tables[device.kind] = known[device.kind]
         elif device.asynchronous and REFERENCE in known and device.kind not in tables:
-            tables[device.kind] = _like(device)
+            tables[device.kind] = _scaled_table(device)
             guessed.add(device.kind)
     if not tables:
         return PUBLISHED
@@ -105,7 +99,7 @@ REFERENCE = "h200"
 
 
 @lru_cache(maxsize=32)
-def _like(device: Device) -> CostTable:
+def _scaled_table(device: Device) -> CostTable:
     """A table without works for a device that nobody has measured: the lines of the reference, at
     the pace of the device, and never faster than its published rates."""
     table = next(t for t in shipped() if t.condition.kind == REFERENCE)
@@ -148,7 +142,7 @@ def load_cost(data: Any) -> CostModel:
 
 
 def times_messages(cluster: Cluster, cost: CostModel) -> bool:
-    """Whether messages take what `nanoseconds` says and occupy devices only, no links."""
+    """Whether messages take what the CostModel says and occupy devices only, no links."""
     return cluster.communication_on_device and exchange_line(cluster, cost) is not None
 
 
@@ -184,6 +178,8 @@ def compute_seconds(
     nbytes: Ints,
     itemsize: Ints,
 ) -> tuple[Floats, Ints]:
+    """Seconds of COMPUTE tasks, and where each comes from (FITTED or ESTIMATED). `kinds` are those
+    of all Ops; the columns have a row for each task."""
     names, which = _distinct(tuple(kinds))
     kind, size = which[op], np.clip(itemsize, 0, LARGEST_ITEM)
     seconds, source = np.zeros(len(op)), np.full(len(op), ESTIMATED)
@@ -240,6 +236,7 @@ def rates(device: Device) -> list[float]:
 def assemble_seconds(
     cost: CostModel, cluster: Cluster, device: Ints, boxes: Ints, nbytes: Ints
 ) -> tuple[Floats, Ints]:
+    """Seconds of ASSEMBLE tasks, and where each comes from (FITTED or ESTIMATED)."""
     seconds, source = np.zeros(len(device)), np.full(len(device), ESTIMATED)
     for where, one in classes(cluster):
         here = where[device]
@@ -256,6 +253,7 @@ def assemble_seconds(
 
 
 def exchange_line(cluster: Cluster, cost: CostModel) -> Line | None:
+    """The measured line of exchanges between processes, if there is one."""
     found = [cost.tables[d.kind].lines.get(EXCHANGE_LINE) for d in cluster.devices[:1]
              if d.kind in cost.tables]  # fmt: skip
     return found[0] if found else None

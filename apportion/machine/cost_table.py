@@ -1,5 +1,6 @@
 """CostTable: what was measured on one kind of device, and its file.
 
+The data of machine/ that `apportion calibrate` writes and cost_model.py reads.
 A file is JSON with a version and holds tables of one machine, one for each Condition: costs on a
 CPU depend on how many threads a kernel has and how many processes run beside it.
 
@@ -12,7 +13,7 @@ CPU depend on how many threads a kernel has and how many processes run beside it
       "lines": {"assemble": [each, per box, per byte, relative error, points]},
       "issue": {"": 1.2e-05}, "resident": 33554432}]}
 
-works   seconds of one kernel call by its signature (`storage.signature`), with what fits need
+works   seconds of one kernel call by its signature (execute/dry_run.py), with what fits need
 fits    seconds = launch + flops * per flop + bytes * per byte, for a kind of Op or a family
 lines   seconds = each + boxes * per box + bytes * per byte: "assemble" (a region put together),
         "pack" (a message put together; bytes read and written),

@@ -1,9 +1,10 @@
-"""wire: how long exchanges occupy the links between hosts.
+"""wire_time: how long exchanges occupy the links between hosts.
 
-What was measured between processes of one machine says what messages cost the processes, and
-nothing about cables between machines. All messages of an exchange are posted at once, so that both
-directions of a link are used at the same time: an exchange occupies the wire for as long as its
-busiest link, and arrives the longest latency later.
+A part of machine/ that simulate/ adds to measured costs of messages. What was measured between
+processes of one machine says what messages cost the processes, and nothing about cables between
+machines. All messages of an exchange are posted at once, so that both directions of a link are used
+at the same time: an exchange occupies the wire for as long as its busiest link, and arrives the
+longest latency later.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from apportion.columns import (
     Floats,
     Ints,
 )
-from apportion.machine.cluster import Cluster
+from apportion.machine.topology import Cluster
 
 
 def wire_seconds(

@@ -14,7 +14,8 @@ import pytest
 from make_tasks import ports
 
 from apportion.machine import cluster_file
-from apportion.machine.cluster import Cluster, cluster, from_json, known, to_json, verify
+from apportion.machine.cluster import cluster, known
+from apportion.machine.topology import Cluster, from_json, to_json, verify
 from apportion.quantity import (
     BYTES,
     BYTES_PER_SECOND,
@@ -206,7 +207,7 @@ def test_the_page_tells_of_files_and_presets_as_they_are(tmp_path: Path) -> None
     assert route(c, 5, 0)[0] == "node/gpu0.nic.out"
     for name in cluster_file.preset_names():
         assert f"`{name}`" in page, name
-    for table in (cluster_file.Switch, cluster_file.DeviceTable, cluster_file.Flops):
+    for table in (cluster_file.SwitchTable, cluster_file.DeviceTable, cluster_file.FlopsTable):
         for field in table.model_fields:
             assert f"`{field}`" in page, field
 

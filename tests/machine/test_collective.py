@@ -11,7 +11,7 @@ from itertools import permutations
 import pytest
 from make_tasks import ports
 
-from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cluster import cluster
 from apportion.machine.collective import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -26,6 +26,7 @@ from apportion.machine.collective import (
     collective,
     profile,
 )
+from apportion.machine.topology import Cluster
 
 ALPHA = 3e-6
 BANDWIDTH = 1e9  # of every port of `ports`

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from make_tasks import Maker
 
-from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import CostModel
 from apportion.machine.cost_table import EXCHANGE_LINE, PACK_LINE, Condition, CostTable, Line
+from apportion.machine.topology import Cluster
 from apportion.machine.wire_time import wire_lines, wire_seconds
 from apportion.simulate.simulate import simulate
 
