@@ -40,7 +40,8 @@ from apportion.capture.reference import capture_as, eager_steps
 from apportion.execute.executable import Executable, Rank, run_together
 from apportion.execute.kernels import Context
 from apportion.files import write_whole
-from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cluster import cluster
+from apportion.machine.topology import Cluster
 from apportion.plan.plan import Plan, plan
 from apportion.run.pool import Pool
 from apportion.run.process import Train, Trained, vary

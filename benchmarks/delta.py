@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.columns import Ints
-from apportion.describe.refused import Refused
+from apportion.describe.errors import Refused
 from apportion.graph import FORWARD
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import (

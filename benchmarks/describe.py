@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import llama7b
 
 from apportion.capture.capture import capture
-from apportion.describe.language import lookup
-from apportion.describe.refused import Refused
+from apportion.describe.descriptions import lookup
+from apportion.describe.errors import Refused
 from apportion.split.derive import CallSplits
 from apportion.split.space import Space
 

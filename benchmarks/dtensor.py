@@ -42,7 +42,7 @@ from torch.distributed.tensor import _ops as rules_of_dtensor
 
 import apportion
 from apportion.describe import ops
-from apportion.describe.language import lookup, reason
+from apportion.describe.descriptions import lookup, reason
 from apportion.verify.crash_proof import attempt
 from apportion.verify.sample import Sample
 from apportion.verify.survey import core_operators

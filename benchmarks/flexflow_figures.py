@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cluster import cluster
+from apportion.machine.topology import Cluster
 
 Row = Mapping[str, Any]
 Found = Mapping[tuple[str, str, int, str], Row]

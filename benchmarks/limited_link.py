@@ -36,7 +36,7 @@ import apportion as ap
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
-from apportion.machine.cluster import Cluster
+from apportion.machine.topology import Cluster
 from apportion.plan.plan import Plan
 from apportion.run.runner import Runner
 

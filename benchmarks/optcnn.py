@@ -24,8 +24,9 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.graph import Graph
 from apportion.lower.lower import lower
-from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
+from apportion.machine.topology import Cluster
 from apportion.search import Problem
 from apportion.search.baselines.data import data
 from apportion.search.baselines.single import single

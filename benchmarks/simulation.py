@@ -31,8 +31,9 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import COLLECTIVE, TRANSFER, TaskGraph
-from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import CostModel, default_cost
+from apportion.machine.topology import Cluster
 from apportion.search import METHODS, Problem
 from apportion.simulate.schedule import schedule_compiled
 from apportion.simulate.simulate import network, simulate

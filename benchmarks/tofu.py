@@ -41,7 +41,8 @@ from apportion.capture.capture import capture
 from apportion.files import write_whole
 from apportion.graph import Graph
 from apportion.lower.task_graph import COMPUTE
-from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cluster import cluster
+from apportion.machine.topology import Cluster
 from apportion.plan.candidates import Candidate, Request, Shipped, choose, state_bytes
 from apportion.search import METHODS, Unsuitable
 from apportion.simulate.durations import nanoseconds

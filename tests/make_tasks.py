@@ -22,12 +22,12 @@ from apportion.lower.task_graph import (  # fmt: skip
     counted,
     verify,
 )
-from apportion.machine.cluster import Cluster, Device, Link, Route
 from apportion.machine.collective import (
     ALL_TO_ALL,
     PATTERNS,
 )
 from apportion.machine.cost_model import CostModel
+from apportion.machine.topology import Cluster, Device, Link, Route
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import Timeline
 

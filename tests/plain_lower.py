@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from plain_builder import Builder, Piece
 
+from apportion.describe.descriptions import lookup
 from apportion.describe.interval import Box, full, intersect, lengths, subtract, volume
-from apportion.describe.language import lookup
 from apportion.graph import INPUT, ROLES, Graph
 from apportion.lower.task_graph import COMMUNICATION, COMPUTE, TaskGraph
 from apportion.lower.termwise import termwise

@@ -2,8 +2,9 @@
 
 In: an operator's name and the shapes of its arguments. Out: a Description and its formula, from
 which split/ derives every way to cut the operator. No torch.
-Read language.py first, then ops/matmul.py as an example, interval.py (ranges of indices),
-formula.py (a description evaluated for shapes) and watched_extents.py.
+Read language.py first, then ops/matmul.py as an example, descriptions.py (the table of them),
+interval.py (ranges of indices), formula.py (a description evaluated for shapes), errors.py and
+watched_extents.py.
 """
 
 from __future__ import annotations
@@ -16,20 +17,44 @@ if TYPE_CHECKING:
     from apportion.describe import (
         ops as ops,
     )
-    from apportion.describe.formula import (
+    from apportion.describe.descriptions import (
+        DESCRIPTIONS as DESCRIPTIONS,
+    )
+    from apportion.describe.descriptions import (
+        REASONS as REASONS,
+    )
+    from apportion.describe.descriptions import (
+        Description as Description,
+    )
+    from apportion.describe.descriptions import (
+        Local as Local,
+    )
+    from apportion.describe.descriptions import (
+        describe as describe,
+    )
+    from apportion.describe.descriptions import (
+        lookup as lookup,
+    )
+    from apportion.describe.descriptions import (
+        reason as reason,
+    )
+    from apportion.describe.errors import (
         BadDescription as BadDescription,
+    )
+    from apportion.describe.errors import (
+        Refused as Refused,
+    )
+    from apportion.describe.errors import (
+        Undescribed as Undescribed,
+    )
+    from apportion.describe.errors import (
+        bad as bad,
     )
     from apportion.describe.formula import (
         Formula as Formula,
     )
     from apportion.describe.formula import (
-        Undescribed as Undescribed,
-    )
-    from apportion.describe.formula import (
         accesses_of as accesses_of,
-    )
-    from apportion.describe.formula import (
-        bad as bad,
     )
     from apportion.describe.formula import (
         check_formula as check_formula,
@@ -89,12 +114,6 @@ if TYPE_CHECKING:
         ALL as ALL,
     )
     from apportion.describe.language import (
-        DESCRIPTIONS as DESCRIPTIONS,
-    )
-    from apportion.describe.language import (
-        REASONS as REASONS,
-    )
-    from apportion.describe.language import (
         Access as Access,
     )
     from apportion.describe.language import (
@@ -107,9 +126,6 @@ if TYPE_CHECKING:
         Const as Const,
     )
     from apportion.describe.language import (
-        Description as Description,
-    )
-    from apportion.describe.language import (
         Expr as Expr,
     )
     from apportion.describe.language import (
@@ -117,9 +133,6 @@ if TYPE_CHECKING:
     )
     from apportion.describe.language import (
         Index as Index,
-    )
-    from apportion.describe.language import (
-        Local as Local,
     )
     from apportion.describe.language import (
         Max as Max,
@@ -149,22 +162,10 @@ if TYPE_CHECKING:
         Sum as Sum,
     )
     from apportion.describe.language import (
-        describe as describe,
-    )
-    from apportion.describe.language import (
         f as f,
     )
     from apportion.describe.language import (
-        lookup as lookup,
-    )
-    from apportion.describe.language import (
         opaque as opaque,
-    )
-    from apportion.describe.language import (
-        reason as reason,
-    )
-    from apportion.describe.refused import (
-        Refused as Refused,
     )
     from apportion.describe.watched_extents import (
         pattern as pattern,

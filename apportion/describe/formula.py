@@ -1,5 +1,6 @@
 """Formula: a description evaluated for one call, with the extent of every axis.
 
+What describe/ hands to split/: a Description, arguments and shapes go in, a Formula comes out.
 The extents of an output's axes are its shape; the extent of a reduced axis is that of a dimension
 it indexes alone.
 """
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from apportion.describe.descriptions import Description
+from apportion.describe.errors import bad
 from apportion.describe.interval import Affine, bounds
 from apportion.describe.language import (
     Access,
     Apply,
-    Description,
     Expr,
     Gather,
     Opaque,
@@ -28,7 +30,7 @@ from apportion.describe.language import (
     Reduce,
     evaluate,
 )
-from apportion.describe.watched_extents import Extent, Watch, pattern
+from apportion.describe.watched_extents import ExtentWatch, WatchedExtent, pattern
 from apportion.graph import Arg, Body, substitute
 
 Shape = tuple[int, ...]
@@ -46,10 +48,6 @@ class Formula:
     """Whether it is for these sizes only: calls of all sizes have the same one if not."""
 
 
-class Undescribed(Exception):
-    """The description does not cover this call; the Op runs unsplit. The message says why."""
-
-
 def evaluate_formula(
     description: Description,
     args: Sequence[Arg],
@@ -59,7 +57,7 @@ def evaluate_formula(
 ) -> Formula:
     """The formula of a call with the given shapes; raises Undescribed if the description does not
     cover it."""
-    shared = _of_any_size(description, args, inputs, outputs, body)
+    shared = _shared_by_all_sizes(description, args, inputs, outputs, body)
     found, accesses = shared or _with_accesses(_evaluated(description, args, inputs, outputs, body))
     extents = _extents(description, found, accesses, inputs, outputs)
     return Formula(found, extents, accesses, shared is None)
@@ -73,7 +71,7 @@ def evaluate_outputs(
     body: Body | None = None,
 ) -> tuple[Output | None, ...]:
     """The expressions alone of the formula of a call."""
-    shared = _of_any_size(description, args, inputs, outputs, body)
+    shared = _shared_by_all_sizes(description, args, inputs, outputs, body)
     return shared[0] if shared else _evaluated(description, args, inputs, outputs, body)
 
 
@@ -100,12 +98,16 @@ def _with_accesses(found: tuple[Output | None, ...]) -> _Evaluated:
     return found, tuple(dict.fromkeys(accesses))
 
 
+# Two caches of the process: a Graph of a thousand Ops has few different descriptions and arguments,
+# and to evaluate one takes longer than all the rest of an analysis.
 _SHARED: dict[tuple[Any, ...], _Evaluated] = {}
-_MOST = 20_000  # of them that are remembered
-_SIZED: set[Description] = set()  # descriptions that look at sizes
+"""Expressions that hold for calls of all sizes."""
+_MOST = 20_000  # entries; more empty it
+_SIZED: set[Description] = set()
+"""Descriptions that look at sizes, so that nothing of theirs is shared."""
 
 
-def _of_any_size(
+def _shared_by_all_sizes(
     description: Description,
     args: Sequence[Arg],
     inputs: Sequence[Shape],
@@ -120,9 +122,10 @@ def _of_any_size(
     key = (description, tuple(args[:takes]), *forms, body if "body" in offers else None)
     found = _SHARED.get(key)
     if found is None:
-        watch = Watch()
+        watch = ExtentWatch()
         sizes, made = (
-            [tuple(Extent(n, watch) for n in shape) for shape in side] for side in (inputs, outputs)
+            [tuple(WatchedExtent(n, watch) for n in shape) for shape in side]
+            for side in (inputs, outputs)
         )
         try:
             found = _with_accesses(_evaluated(description, args, sizes, made, body))
@@ -138,21 +141,12 @@ def _of_any_size(
 
 
 def _holds_extent(item: Any) -> bool:
-    if isinstance(item, Extent):
+    if isinstance(item, WatchedExtent):
         return True
     if isinstance(item, tuple | list):
         return any(map(_holds_extent, item))
     fields = getattr(item, "__dataclass_fields__", ())
     return any(_holds_extent(getattr(item, name)) for name in fields)
-
-
-class BadDescription(ValueError):
-    """A description that cannot be right; the message names the operator and the line."""
-
-
-def bad(description: Description, what: str) -> BadDescription:
-    """The error that says what is wrong with a description."""
-    return BadDescription(f"{description.kind} is {description.where}, but {what}")
 
 
 def check_formula(
@@ -180,7 +174,7 @@ def check_formula(
             zip(access.index, inputs[access.tensor], strict=True)
         ):
             item = index[0] if len(index) == 1 else None
-            if access.fill is None and isinstance(item, Affine) and _some(item, formula):
+            if access.fill is None and isinstance(item, Affine) and _not_empty(item, formula):
                 ranges = {name: (0, formula.extents[name]) for name, _ in item.terms}
                 low, high = bounds(item, ranges)
                 if low < 0 or high > extent:
@@ -188,7 +182,7 @@ def check_formula(
                     raise bad(description, f"it reads [{low}, {high}) {where}")
 
 
-def _some(item: Affine, formula: Formula) -> bool:
+def _not_empty(item: Affine, formula: Formula) -> bool:
     return all(formula.extents[name] > 0 for name, _ in item.terms)
 
 

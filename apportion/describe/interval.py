@@ -1,5 +1,7 @@
 """Index arithmetic: affine forms over axes, their exact range over a box, and boxes of atoms.
 
+The arithmetic that describe/ and split/ stand on.
+
 A range is half open, in elements. The range of an affine form over a box of axis ranges is exact,
 negative coefficients and differences included: each coefficient takes the end of its axis that
 makes it smallest (largest).

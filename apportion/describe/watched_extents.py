@@ -1,8 +1,9 @@
-"""Extents that notice when somebody looks at them.
+"""Extents that notice when somebody looks at them, so that describe/ evaluates less.
 
 A description that never looks at sizes says the same of calls of all sizes. It is evaluated on
-Extents, which stand for "longer than 1", "1" and "nothing"; as soon as it computes with one,
-compares it, or puts it into the formula, its Watch knows, and the result is for that call alone.
+WatchedExtents, which stand for "longer than 1", "1" and "nothing"; as soon as it computes with one,
+compares it, or puts it into the formula, its ExtentWatch knows, and the result is for that call
+alone.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from __future__ import annotations
 from typing import Any
 
 
-class Watch:
+class ExtentWatch:
     """Whether an extent was looked at."""
 
     def __init__(self) -> None:
         self.seen = False
 
 
-class Extent:
+class WatchedExtent:
     """The length of a dimension, watched."""
 
     __slots__ = ("_number", "_watch")
 
-    def __init__(self, number: int, watch: Watch) -> None:
+    def __init__(self, number: int, watch: ExtentWatch) -> None:
         self._number = number
         self._watch = watch
 
@@ -47,8 +48,8 @@ class Extent:
 
 
 def _forward(name: str) -> Any:
-    def method(self: Extent, *others: Any) -> Any:
-        plain = [int(o) if isinstance(o, Extent) else o for o in others]
+    def method(self: WatchedExtent, *others: Any) -> Any:
+        plain = [int(o) if isinstance(o, WatchedExtent) else o for o in others]
         return getattr(self.__index__(), name)(*plain)
 
     return method
@@ -59,7 +60,7 @@ eq ne lt le gt ge add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv
 rdivmod pow rpow neg pos abs int float round and rand or ror lshift rshift format
 """
 for _name in _NAMES.split():
-    setattr(Extent, f"__{_name}__", _forward(f"__{_name}__"))
+    setattr(WatchedExtent, f"__{_name}__", _forward(f"__{_name}__"))
 
 
 def pattern(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -69,4 +70,4 @@ def pattern(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def single(extent: Any) -> bool:
     """Whether a dimension is 1 long; does not count as looking."""
-    return extent.single if isinstance(extent, Extent) else extent == 1
+    return extent.single if isinstance(extent, WatchedExtent) else extent == 1

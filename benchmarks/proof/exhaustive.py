@@ -20,7 +20,7 @@ from proof.floor import cooled, floors
 from proof.loops import find_loops
 from proof.needs import needs
 
-from apportion.machine.cluster import Cluster
+from apportion.machine.topology import Cluster
 from apportion.search.problem import Problem, Progress
 from apportion.search.walks.units import Unit, size_of
 from apportion.simulate.delta.delta import Delta

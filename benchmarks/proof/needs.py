@@ -26,8 +26,8 @@ from apportion.columns import (
     Ints,
     offsets,
 )
+from apportion.describe.descriptions import lookup
 from apportion.describe.interval import Box
-from apportion.describe.language import lookup
 from apportion.graph import Op
 from apportion.lower.task_graph import (
     ASSEMBLE,
@@ -37,13 +37,13 @@ from apportion.lower.task_graph import (
     TaskGraph,
 )
 from apportion.lower.termwise import is_linear
-from apportion.machine.cluster import Cluster
 from apportion.machine.collective import PATTERNS, profile
 from apportion.machine.cost_model import (
     assemble_seconds,
     compute_seconds,
     times_messages,
 )
+from apportion.machine.topology import Cluster
 from apportion.search.problem import Problem
 from apportion.search.walks.units import Unit
 from apportion.simulate.durations import issue_nanoseconds

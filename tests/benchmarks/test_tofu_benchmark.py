@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cluster import cluster
+from apportion.machine.topology import Cluster
 
 
 @dataclass(frozen=True)

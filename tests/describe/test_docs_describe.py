@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import apportion as ap
-from apportion.describe import language as tdl
+from apportion.describe import descriptions, language
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "describe.md"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -32,8 +32,8 @@ def blocks() -> Iterator[tuple[str, str | None]]:
 @pytest.fixture
 def _table(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the page describes is gone after it."""
-    monkeypatch.setattr(tdl, "DESCRIPTIONS", dict(tdl.DESCRIPTIONS))
-    monkeypatch.setattr(tdl, "REASONS", dict(tdl.REASONS))
+    monkeypatch.setattr(descriptions, "DESCRIPTIONS", dict(descriptions.DESCRIPTIONS))
+    monkeypatch.setattr(descriptions, "REASONS", dict(descriptions.REASONS))
 
 
 @pytest.mark.usefixtures("_table")
@@ -60,10 +60,12 @@ def test_the_page_names_everything_public_about_descriptions() -> None:
     public = ("describe", "Sum", "Max", "Min", "Prod", "Output", "ALL", "f", "opaque")
     for name in (*public, "check_splits"):
         assert name in ap.__all__ and f"ap.{name}" in text, name
-    language = {
+    documented = {
         name
-        for name, item in vars(tdl).items()
-        if getattr(item, "__module__", "") == tdl.__name__ and name.islower() and name[0] != "_"
+        for module in (language, descriptions)
+        for name, item in vars(module).items()
+        if getattr(item, "__module__", "") == module.__name__
+        if name.islower() and name[0] != "_"
     }
     internal = {"as_expr", "evaluate", "parameter_axes", "reason", "lookup"}
-    assert {name for name in language - internal if f"{name}(" not in text} == set()
+    assert {name for name in documented - internal if f"{name}(" not in text} == set()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from apportion.describe import language as tdl
+from apportion.describe import descriptions, language
+from apportion.describe.descriptions import Description, describe, lookup
 from apportion.describe.formula import evaluate_formula
 from apportion.describe.interval import Affine
 from apportion.describe.language import (
@@ -18,7 +19,6 @@ from apportion.describe.language import (
     All,
     Apply,
     Const,
-    Description,
     Gather,
     Operand,
     Output,
@@ -27,9 +27,7 @@ from apportion.describe.language import (
     Sum,
     axes,
     axis,
-    describe,
     f,
-    lookup,
     opaque,
 )
 from apportion.graph import Ref
@@ -39,11 +37,11 @@ P, Q = axis("i"), axis("j")
 
 
 @pytest.fixture
-def descriptions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Description]:
+def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, Description]:
     """A copy of the table that the test may change."""
-    table = dict(tdl.DESCRIPTIONS)
-    monkeypatch.setattr(tdl, "DESCRIPTIONS", table)
-    return table
+    copy = dict(descriptions.DESCRIPTIONS)
+    monkeypatch.setattr(descriptions, "DESCRIPTIONS", copy)
+    return copy
 
 
 def formula(function: Callable[..., Any], args: Any, inputs: Any, outputs: Any) -> Any:
@@ -101,9 +99,9 @@ def test_arithmetic_makes_expressions_and_axes_become_positions() -> None:
 
 def test_a_reduction_adds_the_axes_of_its_lambda() -> None:
     assert Sum(lambda k: X[P, k]) == Reduce("sum", ("k",), X[P, axis("k")])
-    assert tdl.Max(lambda *k: X[k], rank=2) == Reduce("max", ("k0", "k1"), X[axes("k", 2)])
-    assert tdl.Min(lambda k: X[P, k]).reducer == "min"
-    assert tdl.Prod(lambda k: X[P, k]).reducer == "prod"
+    assert language.Max(lambda *k: X[k], rank=2) == Reduce("max", ("k0", "k1"), X[axes("k", 2)])
+    assert language.Min(lambda k: X[P, k]).reducer == "min"
+    assert language.Prod(lambda k: X[P, k]).reducer == "prod"
 
 
 def test_the_axes_that_index_an_opaque_result_are_kept() -> None:
@@ -151,9 +149,9 @@ def test_absent_outputs_at_the_end_need_no_shape() -> None:
     assert len(found.outputs) == 1
 
 
-def test_describing_an_operator_twice_is_an_error(descriptions: dict[str, Description]) -> None:
+def test_describing_an_operator_twice_is_an_error(table: dict[str, Description]) -> None:
     describe("test::once")(lambda a: lambda i: a[i])
-    assert "test.once" in descriptions
+    assert "test.once" in table
     with pytest.raises(
         ValueError, match=r"test\.once is described at .*test_language.py:\d+ already"
     ):
@@ -162,7 +160,7 @@ def test_describing_an_operator_twice_is_an_error(descriptions: dict[str, Descri
         describe("aten::mm")(lambda a: None)
 
 
-def test_an_overload_is_found_by_its_own_name_first(descriptions: dict[str, Description]) -> None:
+def test_an_overload_is_found_by_its_own_name_first(table: dict[str, Description]) -> None:
     describe("test.op")(lambda a: lambda i: a[i])
     describe("test.op.special")(lambda a: lambda i: f("special", a[i]))
     for kind, name in {"test.op.default": "test.op", "test.op.special": "test.op.special"}.items():
@@ -171,6 +169,6 @@ def test_an_overload_is_found_by_its_own_name_first(descriptions: dict[str, Desc
     assert lookup("test.other.default") is None
 
 
-def test_torch_s_own_objects_can_be_described(descriptions: dict[str, Description]) -> None:
+def test_torch_s_own_objects_can_be_described(table: dict[str, Description]) -> None:
     describe(torch.ops.aten.hspmm, torch.ops.aten.sspaddmm.default)(lambda x: lambda *i: x[i])
-    assert {"aten.hspmm", "aten.sspaddmm.default"} <= descriptions.keys()
+    assert {"aten.hspmm", "aten.sspaddmm.default"} <= table.keys()

@@ -17,7 +17,7 @@ from graphs import CONTEXT, One, one
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.reference import capture_as
-from apportion.describe import language as tdl
+from apportion.describe import descriptions, language
 from apportion.describe.interval import volume
 from apportion.describe.ops.elementwise import ELEMENTWISE
 from apportion.verify import run_split as check
@@ -608,9 +608,9 @@ def test_cuts_of_several_axes_are_right(
 
 def test_the_check_itself_finds_a_wrong_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """A softmax described as pointwise: every cut along it must be reported."""
-    monkeypatch.setattr(tdl, "DESCRIPTIONS", dict(tdl.DESCRIPTIONS))
-    del tdl.DESCRIPTIONS["aten._softmax"]
-    tdl.describe("aten._softmax")(lambda x: lambda i, j: tdl.f("softmax", x[i, j]))
+    monkeypatch.setattr(descriptions, "DESCRIPTIONS", dict(descriptions.DESCRIPTIONS))
+    del descriptions.DESCRIPTIONS["aten._softmax"]
+    descriptions.describe("aten._softmax")(lambda x: lambda i, j: language.f("softmax", x[i, j]))
     it = one("aten._softmax.default", torch.randn(5, 7, dtype=torch.float64), 1, False)
     wrong = [f.parts for f in check_op(it.space, 0, it.tensors, CONTEXT) if not f.right]
     assert wrong == [(1, 2), (1, 3), (2, 2), (2, 3)]

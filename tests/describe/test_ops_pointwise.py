@@ -11,7 +11,7 @@ from graphs import CONTEXT, One, one
 
 from apportion.capture.lift_call import lift
 from apportion.describe import ops
-from apportion.describe.language import lookup
+from apportion.describe.descriptions import lookup
 from apportion.split.space import Space
 from apportion.verify.run_split import run_op, run_split
 

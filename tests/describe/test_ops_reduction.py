@@ -11,7 +11,7 @@ from graphs import CONTEXT, One, one
 
 from apportion.capture.lift_call import Lifted, lift
 from apportion.capture.trace import CaptureError
-from apportion.describe.refused import Refused
+from apportion.describe.errors import Refused
 from apportion.split.space import Space
 from apportion.verify.run_split import check_op, run_op, run_split
 

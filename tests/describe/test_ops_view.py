@@ -9,8 +9,8 @@ import pytest
 import torch
 from graphs import Maker, one
 
-from apportion.describe.language import lookup, reason
-from apportion.describe.refused import Refused
+from apportion.describe.descriptions import lookup, reason
+from apportion.describe.errors import Refused
 from apportion.execute.kernels import kernel
 from apportion.verify.evaluated_call import EvaluatedCall
 from apportion.verify.sample import sample_of

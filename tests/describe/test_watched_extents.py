@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from apportion.describe.descriptions import Description, lookup
 from apportion.describe.formula import evaluate_formula
-from apportion.describe.language import Description, Output, Sum, axes, f, lookup
-from apportion.describe.watched_extents import Extent, Watch, pattern, single
+from apportion.describe.language import Output, Sum, axes, f
+from apportion.describe.watched_extents import ExtentWatch, WatchedExtent, pattern, single
 from apportion.graph import Ref
 
 LOOKS: list[Any] = [
@@ -44,14 +45,14 @@ LOOKS: list[Any] = [
 
 @pytest.mark.parametrize("number", range(len(LOOKS)))
 def test_every_look_is_noticed_and_gives_what_a_number_would(number: int) -> None:
-    watch = Watch()
-    assert repr(LOOKS[number](Extent(3, watch))) == repr(LOOKS[number](3))
+    watch = ExtentWatch()
+    assert repr(LOOKS[number](WatchedExtent(3, watch))) == repr(LOOKS[number](3))
     assert watch.seen
 
 
 def test_asking_for_a_single_element_is_free() -> None:
-    watch = Watch()
-    assert single(Extent(1, watch)) and not single(Extent(4, watch))
+    watch = ExtentWatch()
+    assert single(WatchedExtent(1, watch)) and not single(WatchedExtent(4, watch))
     assert not watch.seen
     assert pattern((0, 1, 2, 9)) == (0, 1, 2, 2)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from apportion.cli import main as cli
-from apportion.describe import language as tdl
+from apportion.describe import descriptions
 from apportion import zoo
 from apportion.plan.plan import Plan
 
@@ -22,7 +22,7 @@ SPEC = f"{EXAMPLE}:make"
 @pytest.fixture(autouse=True)
 def _described(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that an example describes stays described."""
-    monkeypatch.setattr(tdl, "DESCRIPTIONS", dict(tdl.DESCRIPTIONS))
+    monkeypatch.setattr(descriptions, "DESCRIPTIONS", dict(descriptions.DESCRIPTIONS))
 
 
 def call_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -82,6 +82,6 @@ def test_a_plan_needs_the_descriptions_of_its_operators(
 
 def test_a_file_that_is_loaded_again_describes_again() -> None:
     zoo.load(SPEC)
-    before = tdl.DESCRIPTIONS["mylib.scaled_swiglu"].formula
+    before = descriptions.DESCRIPTIONS["mylib.scaled_swiglu"].formula
     zoo.load(SPEC)
-    assert tdl.DESCRIPTIONS["mylib.scaled_swiglu"].formula is not before
+    assert descriptions.DESCRIPTIONS["mylib.scaled_swiglu"].formula is not before

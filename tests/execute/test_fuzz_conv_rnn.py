@@ -9,7 +9,7 @@ import torch
 from compare_runs import compare
 from graphs import captured, problem
 
-from apportion.describe.refused import Refused
+from apportion.describe.errors import Refused
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
 from apportion.search.baselines.single import single

@@ -10,8 +10,9 @@ import pytest
 from graphs import Maker, Tensor, captured, context_of, problem, start
 
 from apportion.capture.program import batch_leaves
-from apportion.describe import language as tdl
-from apportion.describe.language import Sum, describe
+from apportion.describe import descriptions
+from apportion.describe.descriptions import describe
+from apportion.describe.language import Sum
 from apportion.graph import INPUT, PARAMETER
 from apportion.lower.lower import Lowering, bytes_moved, lower
 from apportion.lower.task_columns import stamp
@@ -69,7 +70,7 @@ def test_bytes_to_store_an_output(choice: Choice, expected: int) -> None:
 
 @pytest.mark.parametrize("width", [3, 5])
 def test_bytes_of_a_halo(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tdl, "DESCRIPTIONS", dict(tdl.DESCRIPTIONS))
+    monkeypatch.setattr(descriptions, "DESCRIPTIONS", dict(descriptions.DESCRIPTIONS))
     describe("test.window")(lambda a, w: lambda i, j: Sum(lambda k: a[i + k, j] * w[k]))
     extent = 16
     make = Maker()

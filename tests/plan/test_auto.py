@@ -16,8 +16,8 @@ from method_rows import Searches, only, row
 
 import apportion as ap
 from apportion.lower.task_graph import TaskGraph
-from apportion.machine.cluster import verify as verify_cluster
 from apportion.machine.cost_model import ASSUMED, CostModel
+from apportion.machine.topology import verify as verify_cluster
 from apportion.plan import candidates as choose
 from apportion.plan import devices_needed as enough
 from apportion.plan.candidates import Stand

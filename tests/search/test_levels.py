@@ -11,7 +11,8 @@ import pytest
 from graphs import captured, problem
 
 from apportion.lower.lower import lower
-from apportion.machine.cluster import cluster, first
+from apportion.machine.cluster import cluster
+from apportion.machine.topology import first
 from apportion.search import METHODS
 from apportion.search.levels.level_costs import (
     orders,

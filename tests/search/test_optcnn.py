@@ -17,17 +17,18 @@ from graphs import Maker, captured
 
 from apportion import zoo
 from apportion.capture.capture import capture
+from apportion.describe.descriptions import lookup
 from apportion.describe.interval import Box
-from apportion.describe.language import lookup
 from apportion.graph import FORWARD, PARAMETER, UPDATE
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import COMPUTE
-from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cluster import cluster
 from apportion.machine.collective import all_reduce
 from apportion.machine.cost_model import (
     CostModel,
     default_cost,
 )
+from apportion.machine.topology import Cluster
 from apportion.search.baselines.data import data
 from apportion.search.layers.layers import UNMAPPED, find_layers
 from apportion.search.layers.optcnn import minimise, optcnn, optcnn_paper

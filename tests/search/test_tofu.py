@@ -20,9 +20,10 @@ from torch import nn
 
 import apportion as ap
 from apportion.capture.capture import capture
-from apportion.describe import language as tdl
-from apportion.describe.language import Sum, describe
-from apportion.describe.refused import Refused
+from apportion.describe import descriptions
+from apportion.describe.descriptions import describe
+from apportion.describe.errors import Refused
+from apportion.describe.language import Sum
 from apportion.graph import PARAMETER, UPDATE, Graph
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import Ends
@@ -119,7 +120,7 @@ SIZES = {"data": math.prod(DATA) * 4, "filters": math.prod(FILTERS) * 4, "out": 
 def test_bytes_of_conv1d(
     cut: str, stored: tuple[int, int, int], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tdl, "DESCRIPTIONS", dict(tdl.DESCRIPTIONS))
+    monkeypatch.setattr(descriptions, "DESCRIPTIONS", dict(descriptions.DESCRIPTIONS))
     describe("test.conv1d")(
         lambda data, filters: (
             lambda b, co, x: Sum(lambda ci, dx: data[b, ci, x + dx] * filters[ci, co, dx])

@@ -15,13 +15,14 @@ from apportion.lower.task_graph import (
     COMPUTE,
     TaskGraph,
 )
-from apportion.machine.cluster import Cluster, cluster
+from apportion.machine.cluster import cluster
 from apportion.machine.collective import (
     ALL_GATHER,
     ALL_TO_ALL,
     collective,
 )
 from apportion.machine.cost_model import PUBLISHED
+from apportion.machine.topology import Cluster
 from apportion.simulate.schedule import Network, link_spans, schedule, schedule_compiled
 from apportion.simulate.simulate import network, simulate
 from apportion.simulate.timeline import verify

@@ -14,8 +14,9 @@ from torch import nn
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.describe.language import DESCRIPTIONS, Description, f
-from apportion.describe.refused import Refused
+from apportion.describe.descriptions import DESCRIPTIONS, Description
+from apportion.describe.errors import Refused
+from apportion.describe.language import f
 from apportion.graph import Graph
 from apportion.search.baselines.data import sample_classes
 from apportion.split.space import Space

@@ -12,7 +12,7 @@ import torch
 from graphs import CONTEXT, One, one
 
 from apportion.capture.capture import capture
-from apportion.describe.refused import Refused
+from apportion.describe.errors import Refused
 from apportion.split.part import Pad
 from apportion.split.space import Space
 from apportion.verify import run_split as check

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from graphs import CONTEXT, Maker, One, one
 
-from apportion.describe import language as tdl
-from apportion.describe.formula import BadDescription
-from apportion.describe.language import Local, Max, Output, Sum, axis, describe, f, opaque
-from apportion.describe.refused import Refused
+from apportion.describe import descriptions
+from apportion.describe.descriptions import Local, describe
+from apportion.describe.errors import BadDescription, Refused
+from apportion.describe.language import Max, Output, Sum, axis, f, opaque
 from apportion.graph import Arg
 from apportion.split.part import Split
 from apportion.split.space import Space
@@ -21,9 +21,9 @@ from apportion.verify.run_split import check_op
 
 
 @pytest.fixture(autouse=True)
-def descriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_lasting_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a test describes is forgotten after it."""
-    monkeypatch.setattr(tdl, "DESCRIPTIONS", dict(tdl.DESCRIPTIONS))
+    monkeypatch.setattr(descriptions, "DESCRIPTIONS", dict(descriptions.DESCRIPTIONS))
 
 
 @torch.library.custom_op("apportion_test::shift", mutates_args=())
@@ -268,7 +268,7 @@ def test_accesses_that_need_different_regions_refuse_the_cut() -> None:
 
 
 def described_again(function: Callable[..., Any], *shapes: tuple[int, ...]) -> One:
-    del tdl.DESCRIPTIONS["test.op"]
+    del descriptions.DESCRIPTIONS["test.op"]
     return described(function, *shapes)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import apportion as ap
 from apportion.capture.capture import capture
-from apportion.describe import language as tdl
-from apportion.describe.formula import BadDescription
+from apportion.describe import descriptions
+from apportion.describe.errors import BadDescription
 from apportion.describe.language import Max, Output, Sum, axis, f
 from apportion.split.space import Space
 from apportion.verify.check_splits import SplitReport
@@ -26,7 +26,7 @@ X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(autouse=True)
 def _table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Descriptions that a test writes are gone after it."""
-    monkeypatch.setattr(tdl, "DESCRIPTIONS", dict(tdl.DESCRIPTIONS))
+    monkeypatch.setattr(descriptions, "DESCRIPTIONS", dict(descriptions.DESCRIPTIONS))
 
 
 def made(kernel: Callable[..., Any]) -> Any:
@@ -255,9 +255,9 @@ def test_a_description_takes_the_place_only_of_itself() -> None:
             return lambda *i: f(name, x[i])
 
     write("first")
-    before = tdl.DESCRIPTIONS["found.again"].formula
+    before = descriptions.DESCRIPTIONS["found.again"].formula
     write("second")
-    assert tdl.DESCRIPTIONS["found.again"].formula is not before
+    assert descriptions.DESCRIPTIONS["found.again"].formula is not before
 
 
 # What is wrong: found when a Graph is analysed

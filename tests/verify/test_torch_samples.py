@@ -14,8 +14,8 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.lift_call import lift
 from apportion.capture.trace import CaptureError
-from apportion.describe import language as tdl
-from apportion.describe.language import lookup
+from apportion.describe import descriptions
+from apportion.describe.descriptions import lookup
 from apportion.graph import Graph
 from apportion.split.open_composites import opened
 from apportion.verify import own_samples as inputs
@@ -69,7 +69,7 @@ def test_every_description_is_touched() -> None:
     for spec in ("wresnet:tiny", "rnn:tiny"):  # own kinds of whole steps: updates, totals
         it = zoo.load(spec)
         _count(capture(it.step, it.model, it.optimizer, it.batch).graph, touched)
-    own = {name for name in tdl.DESCRIPTIONS if name.startswith(("aten.", "apportion."))}
+    own = {name for name in descriptions.DESCRIPTIONS if name.startswith(("aten.", "apportion."))}
     assert own - touched.keys() - set(UNREACHED.split()) == set()
 
 

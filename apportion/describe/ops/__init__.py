@@ -1,4 +1,7 @@
-"""Descriptions of operators, one file per family. Importing this package registers them all."""
+"""Descriptions of torch's operators, one file per family, in the language of describe/.
+
+Importing this package registers them all. Read matmul.py first.
+"""
 
 from apportion.describe.ops import (
     attention,

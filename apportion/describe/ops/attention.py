@@ -1,9 +1,9 @@
 """Attention kernels, one Op each: cut along batch, heads (keys and values may have fewer), queries
 and, in the backward, keys.
 
-The forward kernel is opaque along keys; opened (opening.py) it is the log of the sum over keys, and
-the sum of values once that is known. Causal kernels must know where their queries and keys begin,
-which they are told by two more arguments.
+The forward kernel is opaque along keys; opened (split/open_composites.py) it is the log of the sum
+over keys, and the sum of values once that is known. Causal kernels must know where their queries
+and keys begin, which they are told by two more arguments.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.language import Local, Operand, Output, axis, describe, f, opaque, reduce
+from apportion.describe.descriptions import Local, describe
+from apportion.describe.language import Operand, Output, axis, f, opaque, reduce
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -31,7 +32,7 @@ def _half_flops(inputs: Shapes, outputs: Shapes) -> float:
     return 0.5 * _flops(inputs, outputs)
 
 
-class _Axes:
+class _AttentionAxes:
     """The axes of an attention: batch, heads of keys, queries per key head, queries, keys."""
 
     def __init__(self, q: Operand, k: Operand) -> None:
@@ -79,7 +80,7 @@ def sdpa(
     q: Any, k: Any, v: Any, dropout: Any, causal: Any, mask: Any, scale: Any,
     i0: int = 0, j0: int = 0, *, out: Any,
 ) -> Any:  # fmt: skip
-    a = _Axes(q, k)
+    a = _AttentionAxes(q, k)
     slices = (
         *a.query(q),
         *a.key(WHOLE, k, v),
@@ -95,7 +96,7 @@ def sdpa_backward(
     grad: Any, q: Any, k: Any, v: Any, result: Any, lse: Any, dropout: Any, causal: Any, mask: Any,
     scale: Any, i0: int = 0, j0: int = 0, *, out: Any,
 ) -> Any:  # fmt: skip
-    a = _Axes(q, k)
+    a = _AttentionAxes(q, k)
     slices = (
         *a.query(grad, q, result, lse),
         *a.key(a.j, k, v),
@@ -115,7 +116,7 @@ def sdpa_backward(
 
 @describe("apportion.sdpa_lse", local=_with_place(5, 3), flops=_half_flops)
 def sdpa_lse(q: Any, k: Any, mask: Any, causal: Any, scale: Any, i0: int = 0, j0: int = 0) -> Any:
-    a = _Axes(q, k)
+    a = _AttentionAxes(q, k)
     slices = (
         *a.query(q), *a.key(a.j, k), *a.mask(mask, a.j), *_place(causal, a.i, a.j, i0, j0)
     )  # fmt: skip
@@ -126,7 +127,7 @@ def sdpa_lse(q: Any, k: Any, mask: Any, causal: Any, scale: Any, i0: int = 0, j0
 def sdpa_values(
     q: Any, k: Any, v: Any, lse: Any, mask: Any, causal: Any, scale: Any, i0: int = 0, j0: int = 0
 ) -> Any:
-    a = _Axes(q, k)
+    a = _AttentionAxes(q, k)
     slices = (
         *a.query(q, lse), *a.key(a.j, k), *a.mask(mask, a.j),
         *_place(causal, a.i, a.j, i0, j0),

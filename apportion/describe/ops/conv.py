@@ -15,19 +15,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.formula import Undescribed
-from apportion.describe.language import (
-    ALL,
-    Local,
-    Operand,
-    Output,
-    axes,
-    axis,
-    describe,
-    opaque,
-    reduce,
-    unsplit,
-)
+from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.errors import Undescribed
+from apportion.describe.language import ALL, Operand, Output, axes, axis, opaque, reduce
 from apportion.describe.ops.window import Ints, each, names, padding_of, read_by, reads, unpadded
 
 

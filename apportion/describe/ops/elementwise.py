@@ -9,18 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from apportion.describe.formula import Undescribed
-from apportion.describe.language import (
-    ALL,
-    Expr,
-    Operand,
-    Output,
-    axes,
-    axis,
-    describe,
-    f,
-    reduce,
-)
+from apportion.describe.descriptions import describe
+from apportion.describe.errors import Undescribed
+from apportion.describe.language import ALL, Expr, Operand, Output, axes, axis, f, reduce
 
 UNARY = """
 abs acos acosh angle asin asinh atan atanh bitwise_not ceil celu clamp clamp_max clamp_min clone

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from apportion.describe.language import Local, Operand, describe, f, unsplit
+from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.language import Operand, f
 
 
 def _first_size(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Operators that read at places given by data: gathering, searching, masks.
 
 The own kinds know where their part of the tensor that is read begins, and how long all of it is
-(docs in decompose/index.py). An element that lies elsewhere is 0, so that a cut of the dimension
+(capture/decompose/index.py). An element that lies elsewhere is 0, so that a cut of the dimension
 that is picked from leaves partial sums.
 """
 
@@ -11,21 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.describe.formula import Undescribed
+from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
-from apportion.describe.language import (
-    Expr,
-    Local,
-    Operand,
-    Output,
-    axes,
-    axis,
-    describe,
-    f,
-    opaque,
-    reduce,
-    unsplit,
-)
+from apportion.describe.language import Expr, Operand, Output, axes, axis, f, opaque, reduce
 from apportion.describe.ops.embedding import from_row, moves_output, whole_of
 
 
@@ -80,7 +69,7 @@ def index_select(x: Any, dim: Any, index: Any, offset: Any, size: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class IndexedDims:
     """What `x[indices]` reads: an index expression for every dimension of x that has one.
 
     picked   axes of the result
@@ -109,7 +98,7 @@ class Places:
         return {f"b{k}": extent for k, extent in enumerate(self.extents)}
 
 
-def places_of(x: Operand, indices: Sequence[Any]) -> Places:
+def indexed_dims(x: Operand, indices: Sequence[Any]) -> IndexedDims:
     """By torch's rule: neighbouring indices leave their dimensions where they were, others move
     them to the front."""
     used = tuple(k for k, index in enumerate(indices) if index is not None)
@@ -122,7 +111,7 @@ def places_of(x: Operand, indices: Sequence[Any]) -> Places:
     shared = axes("b", rank)
     free = [inside[k] for k in range(x.ndim) if k not in used]
     start = used[0] if used and used == tuple(range(used[0], used[-1] + 1)) else 0
-    return Places((*free[:start], *shared, *free[start:]), inside, shared, extents, used)
+    return IndexedDims((*free[:start], *shared, *free[start:]), inside, shared, extents, used)
 
 
 def _longer(extent: int) -> tuple[bool, int]:
@@ -131,7 +120,7 @@ def _longer(extent: int) -> tuple[bool, int]:
 
 @describe("apportion.index", local=from_places, flops=moves_output)
 def index(x: Any, indices: Any, origins: Any, sizes: Any) -> Any:
-    here = places_of(x, indices)
+    here = indexed_dims(x, indices)
     element: Expr = x[here.inside]
     if here.used:
         element = f("at", *here.at(indices, origins, sizes), element)

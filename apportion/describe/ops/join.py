@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from apportion.describe.formula import Undescribed
-from apportion.describe.language import Local, Output, axes, axis, describe, f, opaque
+from apportion.describe.descriptions import Local, describe
+from apportion.describe.errors import Undescribed
+from apportion.describe.language import Output, axes, axis, f, opaque
 
 
 @describe("aten.cat")

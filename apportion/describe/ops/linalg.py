@@ -9,19 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.formula import Undescribed
+from apportion.describe.descriptions import describe
+from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
-from apportion.describe.language import (
-    Access,
-    Operand,
-    Output,
-    axes,
-    axis,
-    describe,
-    f,
-    opaque,
-    reduce,
-)
+from apportion.describe.language import Access, Operand, Output, axes, axis, f, opaque, reduce
 from apportion.describe.ops.reduction import WHOLE, norm_reducer
 
 Slice = tuple[Operand, int]

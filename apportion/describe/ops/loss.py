@@ -7,18 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.formula import Undescribed
-from apportion.describe.language import (
-    Local,
-    Operand,
-    Output,
-    axes,
-    axis,
-    describe,
-    f,
-    opaque,
-    reduce,
-)
+from apportion.describe.descriptions import Local, describe
+from apportion.describe.errors import Undescribed
+from apportion.describe.language import Operand, Output, axes, axis, f, opaque, reduce
 
 NONE, MEAN, SUM = 0, 1, 2
 

@@ -8,7 +8,8 @@ from functools import reduce as fold
 from operator import add
 from typing import Any
 
-from apportion.describe.language import Output, Sum, describe, f, reduce
+from apportion.describe.descriptions import describe
+from apportion.describe.language import Output, Sum, f, reduce
 from apportion.describe.language import axes as make_axes
 
 

@@ -11,18 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from apportion.describe.formula import Undescribed
-from apportion.describe.language import (
-    ALL,
-    Local,
-    Output,
-    axes,
-    axis,
-    describe,
-    f,
-    opaque,
-    reduce,
-)
+from apportion.describe.descriptions import Local, describe
+from apportion.describe.errors import Undescribed
+from apportion.describe.language import ALL, Output, axes, axis, f, opaque, reduce
 
 
 @describe("aten.native_layer_norm")

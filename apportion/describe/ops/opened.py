@@ -1,10 +1,12 @@
-"""Composite operators in pieces (opening.py): statistics that combine, and pointwise rests."""
+"""Composite operators in pieces (split/open_composites.py): statistics that combine, and pointwise
+rests."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from apportion.describe.language import Output, axes, describe, f, reduce
+from apportion.describe.descriptions import describe
+from apportion.describe.language import Output, axes, f, reduce
 
 
 def _row(x: Any, dim: int) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:

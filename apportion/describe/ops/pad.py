@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from apportion.describe.language import Operand, Output, axes, describe, opaque
+from apportion.describe.descriptions import describe
+from apportion.describe.language import Operand, Output, axes, opaque
 
 
 def _padded(tensors: tuple[Operand, ...], padding: Any) -> Any:

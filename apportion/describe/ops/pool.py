@@ -1,9 +1,9 @@
 """Pooling over the trailing two or three dimensions, the planes.
 
 A pool that neither pads nor counts unevenly is a sum like a convolution's. The others are divided
-so that what depends on a window's place is an argument (decompose/pool.py): the indices of a
-maximum count in the whole plane, and a window at the edge is divided by how much of it lies inside.
-Taps are the kernel's own and never cut.
+so that what depends on a window's place is an argument (capture/decompose/pool.py): the indices of
+a maximum count in the whole plane, and a window at the edge is divided by how much of it lies
+inside. Taps are the kernel's own and never cut.
 """
 
 from __future__ import annotations
@@ -12,17 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.language import (
-    Local,
-    Operand,
-    Output,
-    axes,
-    describe,
-    f,
-    opaque,
-    reduce,
-    unsplit,
-)
+from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.language import Operand, Output, axes, f, opaque, reduce
 from apportion.describe.ops.window import (
     block,
     each,

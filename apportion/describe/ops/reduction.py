@@ -10,20 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from apportion.describe.formula import Undescribed
+from apportion.describe.descriptions import Local, describe
+from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
-from apportion.describe.language import (
-    Access,
-    Local,
-    Operand,
-    Output,
-    axes,
-    axis,
-    describe,
-    f,
-    opaque,
-    reduce,
-)
+from apportion.describe.language import Access, Operand, Output, axes, axis, f, opaque, reduce
 
 WHOLE = slice(None)
 

@@ -14,16 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from apportion.describe.language import (
-    Local,
-    Operand,
-    Output,
-    axes,
-    axis,
-    describe,
-    opaque,
-    reduce,
-)
+from apportion.describe.descriptions import Local, describe
+from apportion.describe.language import Operand, Output, axes, axis, opaque, reduce
 from apportion.describe.ops.window import block, resized
 
 Blocks = Callable[[int, int, float | None], int]

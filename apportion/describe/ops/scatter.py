@@ -10,20 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.formula import Undescribed
-from apportion.describe.language import (
-    Expr,
-    Operand,
-    Output,
-    axes,
-    axis,
-    describe,
-    f,
-    opaque,
-    reduce,
-)
+from apportion.describe.descriptions import describe
+from apportion.describe.errors import Undescribed
+from apportion.describe.language import Expr, Operand, Output, axes, axis, f, opaque, reduce
 from apportion.describe.ops.embedding import from_row, moves_inputs, whole_of
-from apportion.describe.ops.index import at_dim, from_places, masked_dims, places_of
+from apportion.describe.ops.index import at_dim, from_places, indexed_dims, masked_dims
 
 _EXTREMES = {"amax": "max", "amin": "min"}
 
@@ -114,7 +105,7 @@ def index_copy(x: Any, dim: Any, index: Any, source: Any, offset: Any, size: Any
 
 @describe("apportion.index_put", local=from_places, flops=moves_inputs)
 def index_put(x: Any, indices: Any, values: Any, accumulate: Any, origins: Any, sizes: Any) -> Any:
-    here = places_of(x, indices)
+    here = indexed_dims(x, indices)
     before = x[here.inside]
     if accumulate and here.used:
         added = f("at", *here.at(indices, origins, sizes), values.at(here.picked))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from apportion.describe.formula import Undescribed
-from apportion.describe.language import ALL, Local, Output, axes, axis, describe, f, opaque
+from apportion.describe.descriptions import Local, describe
+from apportion.describe.errors import Undescribed
+from apportion.describe.language import ALL, Output, axes, axis, f, opaque
 
 
 def _select_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:

@@ -6,19 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.formula import Undescribed
+from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
-from apportion.describe.language import (
-    Access,
-    Local,
-    Operand,
-    Output,
-    axis,
-    describe,
-    f,
-    opaque,
-    unsplit,
-)
+from apportion.describe.language import Access, Operand, Output, axis, f, opaque
 from apportion.describe.ops.reduction import WHOLE, normal_dims, opaque_over
 
 

@@ -1,12 +1,13 @@
 """The optimizer's update of one parameter: composite, pointwise if all of its body is, or fused.
-Updates of several parameters are taken apart before (decompose/foreach.py)."""
+Updates of several parameters are taken apart before (capture/decompose/foreach.py)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from apportion.describe.formula import Undescribed
-from apportion.describe.language import Operand, axes, describe, f, reduce, unsplit
+from apportion.describe.descriptions import describe, unsplit
+from apportion.describe.errors import Undescribed
+from apportion.describe.language import Operand, axes, f, reduce
 from apportion.describe.ops.elementwise import ELEMENTWISE
 from apportion.graph import Body, refs
 

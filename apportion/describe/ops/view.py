@@ -8,20 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from apportion.describe.formula import Undescribed
+from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.errors import Refused, Undescribed
 from apportion.describe.interval import Affine
-from apportion.describe.language import (
-    ALL,
-    Local,
-    Output,
-    axes,
-    axis,
-    describe,
-    f,
-    opaque,
-    unsplit,
-)
-from apportion.describe.refused import Refused
+from apportion.describe.language import ALL, Output, axes, axis, f, opaque
 
 
 def _size(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:

@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from apportion.describe.descriptions import Local
 from apportion.describe.interval import Affine
 from apportion.describe.language import (
     ALL,
-    Local,
     Operand,
     Output,
     Quotient,
