@@ -1,4 +1,7 @@
-"""Files that appear whole or not at all, whatever interrupts their writing."""
+"""Files that appear whole or not at all, whatever interrupts their writing.
+
+Plans, reports, traces and cost tables are written by these functions.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,6 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text."""
+    """Write a text into a file, whole or not at all."""
     with whole(path) as file:
         file.write(text.encode())

@@ -1,6 +1,6 @@
-"""Graph, Op, Value: one training step as data.
+"""Graph, Op, Value: one training step as data. capture/ makes it, all later rooms read it.
 
-Frozen, hashable, printable, JSON; independent of torch.
+Frozen, hashable, printable, with its own JSON; independent of torch.
 
 A Graph is functional: every Value is made by one Op, or by nobody (parameters, optimizer state,
 buffers, inputs). Ops stand in an order in which they can run. State that survives the step is named
@@ -127,8 +127,12 @@ class Body:
 
 @dataclass(frozen=True)
 class Graph:
-    """A whole step. `state` pairs the Value a state begins the step with and the one it ends with;
-    `loss` is a Value."""
+    """A whole step.
+
+    state   pairs of Values: what a state begins the step with, and what it ends the step with
+    loss    a Value, or None
+    bodies  what composite Ops compute
+    """
 
     values: tuple[Value, ...]
     ops: tuple[Op, ...]

@@ -1,8 +1,9 @@
 """Quantities as people write them: "12 GB", "100 Gbit/s", "5 us", "14 TFLOP/s".
 
-A program that reads numbers from people takes a bare number for the base unit (bytes, seconds,
-bytes per second, operations per second) and text for a number with its unit. Capital and small
-letters differ: a B is a byte, and bits are spelled out.
+Cluster files, the command line and tables read and show numbers by these functions. A program that
+reads numbers from people takes a bare number for the base unit (bytes, seconds, bytes per second,
+operations per second) and text for a number with its unit. Capital and small letters differ: a B is
+a byte, and bits are spelled out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""torch's compiler, left unloaded until somebody compiles.
+"""torch's compiler, left unloaded until somebody compiles. zoo/ and capture/ load faster so.
 
 Optimizers, dispatch modes and reference kernels ask the compiler to keep away from them when they
 are first called, and for that alone torch loads all of it: more than a second. Here its package
 stands in `sys.modules` unexecuted: it answers that one request and shows its settings. Whatever
-else is asked of it, a submodule too, executes the package first, in place, and then functions make
-their request again, of the real one.
+else is asked of it, a submodule too, executes the package first, in place; then the functions that
+made the request make it again, to the real package.
+
+This replaces a module of torch for the whole process, on purpose: torch offers no setting for it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _MARK = "__dynamo_disable"  # where torch keeps the answer, on the function that
 _NEEDED = ("__path__", "__all__")
 
 
-class _Unloaded(ModuleType):
+class _UnloadedPackage(ModuleType):
     """The package as it is before it is executed."""
 
     def __getattr__(self, name: str) -> Any:
@@ -39,17 +41,17 @@ def leave_unloaded() -> None:
     if spec is None:
         return
     package = module_from_spec(spec)
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def disable(function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-        asked.append(function)
+        requests.append(function)
         return function
 
     sys.modules[_NAME] = package
     import_module(f"{_NAME}.config")
-    package.__dict__.update(disable=disable, _asked=asked)
+    package.__dict__.update(disable=disable, _requests=requests)
     del package.__dict__["__path__"]
-    package.__class__ = _Unloaded
+    package.__class__ = _UnloadedPackage
     torch._dynamo = package
 
 
@@ -59,6 +61,6 @@ def _load(package: ModuleType) -> None:
     package.__class__ = ModuleType
     package.__dict__["__path__"] = spec.submodule_search_locations
     del package.__dict__["disable"]
-    for function in package.__dict__.pop("_asked"):
+    for function in package.__dict__.pop("_requests"):
         function.__dict__.pop(_MARK, None)
     spec.loader.exec_module(package)

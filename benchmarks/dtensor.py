@@ -234,9 +234,9 @@ _DERIVATION = (
     "_common_rules", "_einsum_strategy", "autogen", "single_dim_strategy", "utils", "__init__",
 )  # fmt: skip
 _LANGUAGE = (
-    "describe/language", "describe/watched_extents", "describe/formula", "describe/interval",
-    "split/partial", "split/restriction", "split/derive", "split/space", "split/atoms",
-    "split/open_composites", "lower/termwise",
+    "describe/language", "describe/descriptions", "describe/watched_extents", "describe/formula",
+    "describe/errors", "describe/interval", "split/part", "split/partial", "split/restriction",
+    "split/derive", "split/space", "split/atoms", "split/open_composites", "lower/termwise",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from apportion.capture import capture
 it = zoo.load("mlp:tiny", 0, meta=True)
 capture(it.step, it.model, it.optimizer, it.batch)
 import torch
-assert type(sys.modules["torch._dynamo"]).__name__ == "_Unloaded"
+assert type(sys.modules["torch._dynamo"]).__name__ == "_UnloadedPackage"
 assert "torch._dynamo.eval_frame" not in sys.modules
 asked = torch.optim.Optimizer.add_param_group.__wrapped__
 assert getattr(asked, "__dynamo_disable") is asked

@@ -193,7 +193,7 @@ def cut_bound(pattern: int, group: tuple[int, ...], part: set[int], place: Clust
 def test_never_faster_than_its_links_allow(spec: str, pattern: int) -> None:
     place = cluster(spec)
     for group in groups(place, seed=pattern):
-        net = module._network(group, module._Same(place))
+        net = module._network(group, module._ClusterByIdentity(place))
         parts = [{member} for member in group]
         for labels in net.parts:
             for label in set(labels.tolist()):
