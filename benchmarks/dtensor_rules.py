@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from apportion.capture.record import HARMLESS
 from apportion.graph import refs
-from apportion.verify.blind_search import ignored, outputs_of
+from apportion.verify.blind_search import ignored_inputs, outputs_of
 from apportion.verify.draws import draw
 from apportion.verify.run_split import distance
 from apportion.verify.sample import Sample
@@ -273,7 +273,7 @@ def ask(sample: Sample, mesh: dict[int, DeviceMesh]) -> dict[str, Any]:
     have if all sizes were even; as JSON."""
     flat = tuple(k for arg in (*sample.args, *sample.kwargs.values()) for k in _references(arg))
     seeded = Seeded(sample.target, sample.args, sample.kwargs, sample.tensors)
-    unseen = sorted(ignored(seeded, sample.tensors))
+    unseen = sorted(ignored_inputs(seeded, sample.tensors))
     try:
         rules = {n: Asked(sample, mesh[n], flat).rules() for n in (2, 1)}
     except Exception as error:

@@ -68,7 +68,7 @@ def capture_with(
     leaves = _leaves(tensors)
     with mode:
         fakes = [_fake(leaf.tensor) for leaf in leaves]
-    traced = _traced(step, model, tensors, leaves, batch, clip_norm, widened)
+    traced = _function_to_record(step, model, tensors, leaves, batch, clip_norm, widened)
     trace = record(traced, fakes, mode, model)
     templates = updates.UpdateTemplates(optimizer, mode)
     nodes = decompose(normalise(trace))
@@ -131,7 +131,7 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
     return fake
 
 
-def _traced(
+def _function_to_record(
     step: StepFunction,
     model: torch.nn.Module,
     tensors: StepTensors,
@@ -148,7 +148,7 @@ def _traced(
             for leaf, fake in zip(leaves, fakes, strict=True)
             if leaf.role != g.INPUT
         }
-        fake_batch = _filled(batch, leaves, fakes)
+        fake_batch = _with_fakes(batch, leaves, fakes)
         bound = with_parameters(model, state)
         with bound, torch.enable_grad(), with_dtype_replaced(widened):
             loss = scalar_loss(step(model, fake_batch), step)
@@ -164,7 +164,7 @@ def _traced(
     return run
 
 
-def _filled(batch: Any, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
+def _with_fakes(batch: Any, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
     flat, spec = pytree.tree_flatten(batch)
     for leaf, fake in zip(leaves, fakes, strict=True):
         if leaf.role == g.INPUT:

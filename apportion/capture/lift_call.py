@@ -66,17 +66,19 @@ def lift(target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     """The Graph of one call; raises CaptureError if it has none."""
     given, named, tensors = flatten_arguments(args, kwargs)
     if isinstance(target, OpOverload) and _is_plain(target):
-        trace = _trace_of_one(target, given, named, tensors)
+        trace = _trace_of_operator(target, given, named, tensors)
     else:
-        trace = _recorded(target, given, named, tensors)
-    return _graph(trace, decompose(normalise(trace)))
+        trace = _trace_of_function(target, given, named, tensors)
+    return _build_graph(trace, decompose(normalise(trace)))
 
 
 def _is_plain(target: OpOverload) -> bool:
     return not (target in RANDOM_RULES or schema(target).is_mutable or is_composite(target))
 
 
-def _trace_of_one(target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
+def _trace_of_operator(
+    target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
+) -> Trace:
     types = [(tuple(t.shape), t.dtype) for t in tensors]
     result = target(
         *g.substitute(args, tensors), **{k: g.substitute(v, tensors) for k, v in kwargs.items()}
@@ -90,7 +92,9 @@ def _trace_of_one(target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.T
     return Trace((call,), tuple(types), {}, tuple(range(len(tensors))), tuple(outputs))
 
 
-def _recorded(target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
+def _trace_of_function(
+    target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
+) -> Trace:
     mode = fake_mode()
     fakes = [mode.from_tensor(t) for t in tensors]
 
@@ -102,7 +106,7 @@ def _recorded(target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tenso
     return record(run, fakes, mode)
 
 
-def _graph(trace: Trace, normalised: NormalisedTrace) -> Lifted:
+def _build_graph(trace: Trace, normalised: NormalisedTrace) -> Lifted:
     values: list[g.Value] = []
     index: dict[int, int] = {}
 
@@ -124,7 +128,7 @@ def _graph(trace: Trace, normalised: NormalisedTrace) -> Lifted:
     for number, node in enumerate(normalised.nodes):
         slots = list(dict.fromkeys(g.refs(node.args)))
         places = {slot: k for k, slot in enumerate(slots)}
-        made = _made(node.outputs, number, normalised, add, values)
+        made = _output_values(node.outputs, number, normalised, add, values)
         args = g.substitute(node.args, {s: g.Ref(k) for s, k in places.items()})
         ops.append(
             g.Op(f"op{number}", node.kind, tuple(index[s] for s in slots), made, args,
@@ -136,7 +140,7 @@ def _graph(trace: Trace, normalised: NormalisedTrace) -> Lifted:
     return Lifted(graph, inputs, outputs, constants)
 
 
-def _made(
+def _output_values(
     slots: Sequence[int | None],
     number: int,
     normalised: NormalisedTrace,

@@ -76,12 +76,14 @@ class NormalisedTrace:
 def normalise(trace: Trace) -> NormalisedTrace:
     """Applies all rules of this file."""
     types = list(trace.types)
-    nodes, outputs = _unaliased(trace, types)
+    nodes, outputs = _without_aliases(trace, types)
     nodes = [new for node in nodes for new in _sum_then_divide(node, types)]
     return NormalisedTrace(tuple(live_nodes(nodes, outputs)), tuple(types), outputs)
 
 
-def _unaliased(trace: Trace, types: list[TensorType]) -> tuple[list[Node], tuple[int | None, ...]]:
+def _without_aliases(
+    trace: Trace, types: list[TensorType]
+) -> tuple[list[Node], tuple[int | None, ...]]:
     renamed: dict[int, int] = {}
     transposed: dict[int, int] = {}
     nodes = []

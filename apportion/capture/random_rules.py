@@ -58,14 +58,14 @@ def _normal(source: UniformSource, size: Sequence[int], dtype: torch.dtype) -> t
     return value if value.dtype == dtype else value.to(dtype)
 
 
-def _drawn(source: UniformSource, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def _uniform_values(source: UniformSource, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     value = source.uniform(size, computing_dtype(dtype))
     return value if value.dtype == dtype else value.to(dtype)
 
 
 @_rule(aten.rand.default, aten.rand.generator)
 def _rand(s: UniformSource, size: Sequence[int], dtype: Any = None, **_: Any) -> torch.Tensor:
-    return _drawn(s, size, _floating(dtype))
+    return _uniform_values(s, size, _floating(dtype))
 
 
 @_rule(aten.randn.default, aten.randn.generator)
@@ -75,7 +75,7 @@ def _randn(s: UniformSource, size: Sequence[int], dtype: Any = None, **_: Any) -
 
 @_rule(aten.rand_like.default, aten.rand_like.generator)
 def _rand_like(s: UniformSource, x: torch.Tensor, dtype: Any = None, **_: Any) -> torch.Tensor:
-    return _drawn(s, x.shape, dtype or x.dtype)
+    return _uniform_values(s, x.shape, dtype or x.dtype)
 
 
 @_rule(aten.randn_like.default, aten.randn_like.generator)
@@ -111,20 +111,22 @@ def _overwriting(*overloads: str) -> Callable[[Rule], Rule]:
 def _uniform(
     s: UniformSource, x: torch.Tensor, low: float = 0.0, high: float = 1.0
 ) -> torch.Tensor:
-    value = _drawn(s, x.shape, x.dtype)
+    value = _uniform_values(s, x.shape, x.dtype)
     return value if (low, high) == (0.0, 1.0) else value * (high - low) + low
 
 
 @_overwriting("exponential")
 def _exponential(s: UniformSource, x: torch.Tensor, lambd: float = 1.0) -> torch.Tensor:
-    return (1.0 - _drawn(s, x.shape, computing_dtype(x.dtype))).log() / -lambd
+    return (1.0 - _uniform_values(s, x.shape, computing_dtype(x.dtype))).log() / -lambd
 
 
 @_overwriting("cauchy")
 def _cauchy(
     s: UniformSource, x: torch.Tensor, median: float = 0.0, sigma: float = 1.0
 ) -> torch.Tensor:
-    return (math.pi * (_drawn(s, x.shape, computing_dtype(x.dtype)) - 0.5)).tan() * sigma + median
+    return (
+        math.pi * (_uniform_values(s, x.shape, computing_dtype(x.dtype)) - 0.5)
+    ).tan() * sigma + median
 
 
 @_overwriting("log_normal")
@@ -208,14 +210,14 @@ def _normal_of_size(
 # Whole numbers
 
 
-def _fine(s: UniformSource, size: Sequence[int]) -> torch.Tensor:
+def _uniform_48_bits(s: UniformSource, size: Sequence[int]) -> torch.Tensor:
     """Numbers in [0, 1) of 48 bits, in float64."""
     return s.uniform(size, torch.float64) + s.uniform(size, torch.float64) * 2.0**-24
 
 
 def _integers(s: UniformSource, size: Sequence[int], low: int, high: int) -> torch.Tensor:
     """Whole numbers in [low, high), int64. Ranges of more than 2**48 leave numbers out."""
-    draw = s.uniform(size, torch.float64) if high - low <= 1 << 12 else _fine(s, size)
+    draw = s.uniform(size, torch.float64) if high - low <= 1 << 12 else _uniform_48_bits(s, size)
     return (draw * float(high - low)).floor().to(torch.int64) + low
 
 
@@ -257,7 +259,7 @@ def _randint_like_low(
 
 @_rule(aten.randperm.default, aten.randperm.generator)
 def _randperm(s: UniformSource, n: int, dtype: Any = torch.int64, **_: Any) -> torch.Tensor:
-    order = torch.sort(_fine(s, (n,)), stable=True).indices
+    order = torch.sort(_uniform_48_bits(s, (n,)), stable=True).indices
     return order if dtype in (None, torch.int64) else order.to(dtype)
 
 
@@ -270,9 +272,9 @@ def _multinomial(
     wide = weights.to(torch.float64)
     if replacement:
         sums = wide.cumsum(-1)
-        draw = _fine(s, (*weights.shape[:-1], count)) * sums[..., -1:]
+        draw = _uniform_48_bits(s, (*weights.shape[:-1], count)) * sums[..., -1:]
         return torch.searchsorted(sums, draw, right=True).clamp(max=weights.shape[-1] - 1)
-    times = (1.0 - _fine(s, weights.shape)).log() / -wide
+    times = (1.0 - _uniform_48_bits(s, weights.shape)).log() / -wide
     return torch.topk(times, count, dim=-1, largest=False).indices
 
 
@@ -306,7 +308,7 @@ def _rrelu_functional(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
-    slope = _drawn(s, x.shape, x.dtype) * (upper - lower) + lower
+    slope = _uniform_values(s, x.shape, x.dtype) * (upper - lower) + lower
     slope = torch.where(x <= 0, slope, torch.ones_like(x))
     return x * slope, slope
 

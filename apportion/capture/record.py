@@ -78,10 +78,10 @@ def record(
     slots = tuple(recorder.slot(x) for x in inputs)
     with mode, torch.random.fork_rng(devices=[]), without_mkldnn(), _module_paths(recorder, model):
         recorder.numbering = DrawNumbering()
-        with recorder, _no_numpy():
+        with recorder, _numpy_refused_in_our_words():
             outputs = function(recorder, *inputs)
     trace = recorder.trace(slots, outputs)
-    return _functionalized(trace, mode) if recorder.mutates else trace
+    return _functionalize(trace, mode) if recorder.mutates else trace
 
 
 class Recorder(TorchDispatchMode):
@@ -168,7 +168,7 @@ class Recorder(TorchDispatchMode):
         if func in RANDOM_RULES:
             with self:
                 return RANDOM_RULES[func](self, *args, **kwargs)
-        self._refuse(func, args)
+        self._refuse_unsupported(func, args)
         if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -212,7 +212,7 @@ class Recorder(TorchDispatchMode):
                 "torch.library.register_fake"
             ) from None
 
-    def _refuse(self, func: Any, args: Any) -> None:
+    def _refuse_unsupported(self, func: Any, args: Any) -> None:
         if func is aten._local_scalar_dense.default and _has_no_data(args[0]):
             raise CaptureError(
                 f"the step reads a tensor's value as a Python number{_at_user_line()}; a captured "
@@ -321,7 +321,7 @@ _FAKES: dict[Any, Callable[..., Any]] = {
 # replay under torch's functionalization, for mutated views
 
 
-def _functionalized(trace: Trace, mode: FakeTensorMode) -> Trace:
+def _functionalize(trace: Trace, mode: FakeTensorMode) -> Trace:
     """The trace with its remaining mutations removed."""
     leaves = [*trace.inputs, *trace.constants, *_drawn_slots(trace)]
     with without_modes(), mode:
@@ -367,7 +367,7 @@ def _replay_call(call: RecordedCall, table: dict[int, Any]) -> None:
 
 
 @contextmanager
-def _no_numpy() -> Iterator[None]:
+def _numpy_refused_in_our_words() -> Iterator[None]:
     """NumPy does not pass the dispatcher, so torch's own refusal is put into our words."""
     try:
         yield

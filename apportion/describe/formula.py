@@ -58,7 +58,7 @@ def evaluate_formula(
     """The formula of a call with the given shapes; raises Undescribed if the description does not
     cover it."""
     shared = _shared_by_all_sizes(description, args, inputs, outputs, body)
-    found, accesses = shared or _with_accesses(_evaluated(description, args, inputs, outputs, body))
+    found, accesses = shared or _with_accesses(_evaluate(description, args, inputs, outputs, body))
     extents = _extents(description, found, accesses, inputs, outputs)
     return Formula(found, extents, accesses, shared is None)
 
@@ -72,13 +72,13 @@ def evaluate_outputs(
 ) -> tuple[Output | None, ...]:
     """The expressions alone of the formula of a call."""
     shared = _shared_by_all_sizes(description, args, inputs, outputs, body)
-    return shared[0] if shared else _evaluated(description, args, inputs, outputs, body)
+    return shared[0] if shared else _evaluate(description, args, inputs, outputs, body)
 
 
 _Evaluated = tuple[tuple[Output | None, ...], tuple[Access, ...]]
 
 
-def _evaluated(
+def _evaluate(
     description: Description,
     args: Sequence[Arg],
     inputs: Sequence[Any],
@@ -128,7 +128,7 @@ def _shared_by_all_sizes(
             for side in (inputs, outputs)
         )
         try:
-            found = _with_accesses(_evaluated(description, args, sizes, made, body))
+            found = _with_accesses(_evaluate(description, args, sizes, made, body))
         except Exception:  # whatever it is, it comes again when evaluated for these sizes
             return None
         if watch.seen or any(_holds_extent(o) for o in found[0]):
@@ -166,7 +166,7 @@ def check_formula(
                 what = f"output {number} is {extent} long along dim {dim}, not {length}"
                 raise bad(description, what)
         known = {name for dim in output.dims for name in dim}
-        for name in _free(output.body, known):
+        for name in _unbound_axes(output.body, known):
             what = f"axis {name} of output {number} is neither one of its axes nor reduced"
             raise bad(description, what)
     for access in formula.accesses:
@@ -186,13 +186,13 @@ def _not_empty(item: Affine, formula: Formula) -> bool:
     return all(formula.extents[name] > 0 for name, _ in item.terms)
 
 
-def _free(expr: Expr, known: set[str]) -> Iterator[str]:
+def _unbound_axes(expr: Expr, known: set[str]) -> Iterator[str]:
     """Axes that an expression uses and nothing introduces."""
     if isinstance(expr, Reduce):
-        yield from _free(expr.body, known | set(expr.axes))
+        yield from _unbound_axes(expr.body, known | set(expr.axes))
     elif isinstance(expr, Apply | Opaque):
         for arg in expr.args:
-            yield from _free(arg, known)
+            yield from _unbound_axes(arg, known)
         if isinstance(expr, Opaque):
             yield from (name for name in expr.axes if name not in known)
     elif isinstance(expr, Position):
@@ -203,7 +203,7 @@ def _free(expr: Expr, known: set[str]) -> Iterator[str]:
                 if isinstance(item, Affine | Quotient):
                     yield from (name for name, _ in item.terms if name not in known)
                 elif isinstance(item, Gather):
-                    yield from _free(item.source, known)
+                    yield from _unbound_axes(item.source, known)
 
 
 def taken(description: Description, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
@@ -292,23 +292,23 @@ def _extents(
         rest = math.prod(known[n] for n in names if n in known)
         for name in missing:
             known[name] = extent // rest if rest else 0
-    _require(description, outputs, known)
+    _require_extents(description, outputs, known)
     return known
 
 
-def _require(
+def _require_extents(
     description: Description, outputs: Sequence[Output | None], known: dict[str, int]
 ) -> None:
     for output in outputs:
-        for name in _names(output.body) if output else ():
+        for name in _reduced_axes(output.body) if output else ():
             if name not in known:
                 raise bad(description, f"no dimension says how long axis {name} is")
 
 
-def _names(expr: Expr) -> Iterator[str]:
+def _reduced_axes(expr: Expr) -> Iterator[str]:
     if isinstance(expr, Reduce):
         yield from expr.axes
-        yield from _names(expr.body)
+        yield from _reduced_axes(expr.body)
     elif isinstance(expr, Apply | Opaque):
         for arg in expr.args:
-            yield from _names(arg)
+            yield from _reduced_axes(arg)

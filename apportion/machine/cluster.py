@@ -19,10 +19,10 @@ from typing import Any
 
 from apportion.machine.cluster_file import (
     MAX_DEVICES,
-    checked,
-    kinds,
-    preset,
+    check_tables,
+    countable_kinds,
     preset_names,
+    preset_tables,
     read,
 )
 from apportion.machine.cluster_tree import grow
@@ -42,15 +42,15 @@ def cluster(spec: str) -> Cluster:
     if spec.endswith(".toml"):
         return _build(read(Path(spec)), f"cluster file {spec}")
     if spec.startswith("local:"):
-        return _local(_whole(spec.removeprefix("local:"), "processes", spec))
+        return _local_cluster(_parse_count(spec.removeprefix("local:"), "processes", spec))
     counted = re.fullmatch(r"(?:([^x]*)x)?([^x]*)x(.+)", spec)
-    if counted and counted[3] in kinds():
-        nodes = 1 if counted[1] is None else _whole(counted[1], "nodes", spec)
-        return _counted(spec, counted[3], nodes, _whole(counted[2], "devices", spec))
+    if counted and counted[3] in countable_kinds():
+        nodes = 1 if counted[1] is None else _parse_count(counted[1], "nodes", spec)
+        return _counted_preset(spec, counted[3], nodes, _parse_count(counted[2], "devices", spec))
     name, colon, count = spec.partition(":")
     if name in preset_names():
-        whole = _build(preset(name), f"preset {name}")
-        return first(whole, _whole(count, "devices", spec), spec) if colon else whole
+        whole = _build(preset_tables(name), f"preset {name}")
+        return first(whole, _parse_count(count, "devices", spec), spec) if colon else whole
     raise ValueError(
         f"unknown cluster {spec!r}; known: {', '.join(preset_names())}, local:N, counts such as "
         "8xh100 or 2x8xa100, and paths that end in .toml"
@@ -59,11 +59,11 @@ def cluster(spec: str) -> Cluster:
 
 def known() -> list[tuple[str, str]]:
     """(name, one line about it) of everything `cluster` understands but files."""
-    presets = [(name, str(preset(name)["description"])) for name in preset_names()]
+    presets = [(name, str(preset_tables(name)["description"])) for name in preset_names()]
     return [
         *presets,
         ("PRESET:N", "the first N devices of a preset"),
-        ("NxKIND, MxNxKIND", f"M nodes of N devices; kinds: {', '.join(kinds())}"),
+        ("NxKIND, MxNxKIND", f"M nodes of N devices; kinds: {', '.join(countable_kinds())}"),
         ("local:N", "this machine, its cores shared by N processes"),
     ]
 
@@ -71,15 +71,15 @@ def known() -> list[tuple[str, str]]:
 # Specifications
 
 
-def _whole(text: str, what: str, spec: str) -> int:
+def _parse_count(text: str, what: str, spec: str) -> int:
     if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or not 1 <= int(text) <= MAX_DEVICES:
         raise ValueError(f"cluster {spec!r}: the number of {what} must be 1 to {MAX_DEVICES}")
     return int(text)
 
 
-def _counted(spec: str, kind: str, nodes: int, count: int) -> Cluster:
+def _counted_preset(spec: str, kind: str, nodes: int, count: int) -> Cluster:
     """The preset `kind` with so many nodes and so many devices on each."""
-    tables = preset(kind)
+    tables = preset_tables(kind)
     tables["name"] = spec
     tables["device"][0]["count"] = count
     for switch in tables["switch"]:
@@ -88,7 +88,7 @@ def _counted(spec: str, kind: str, nodes: int, count: int) -> Cluster:
     return _build(tables, f"cluster {spec!r}")
 
 
-def _local(count: int) -> Cluster:
+def _local_cluster(count: int) -> Cluster:
     shared = cores()
     share = shared / count
     crowded = count > shared
@@ -131,7 +131,7 @@ def cores() -> int:
 
 def _build(tables: dict[str, Any], where: str) -> Cluster:
     """The Cluster that the tables of a file describe; `where` heads every complaint."""
-    file = checked(tables, where)
+    file = check_tables(tables, where)
     try:
         return grow(file)
     except ValueError as error:

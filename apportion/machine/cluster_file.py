@@ -74,7 +74,7 @@ class _TomlTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def _in(units: Units, whole: bool = False) -> BeforeValidator:
+def _number_in(units: Units, whole: bool = False) -> BeforeValidator:
     def number(given: object) -> object:
         if not isinstance(given, str):
             return given
@@ -85,10 +85,10 @@ def _in(units: Units, whole: bool = False) -> BeforeValidator:
 
 
 _Name = Annotated[str, Field(min_length=1)]
-_Bytes = Annotated[int, Field(gt=0), _in(BYTES, whole=True)]
-_Bandwidth = Annotated[float, Field(gt=0), _in(BYTES_PER_SECOND)]
-_Seconds = Annotated[float, Field(ge=0), _in(SECONDS)]
-_Rate = Annotated[float, Field(gt=0), _in(OPERATIONS_PER_SECOND)]
+_Bytes = Annotated[int, Field(gt=0), _number_in(BYTES, whole=True)]
+_Bandwidth = Annotated[float, Field(gt=0), _number_in(BYTES_PER_SECOND)]
+_Seconds = Annotated[float, Field(ge=0), _number_in(SECONDS)]
+_Rate = Annotated[float, Field(gt=0), _number_in(OPERATIONS_PER_SECOND)]
 _Count = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 
 
@@ -177,24 +177,24 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
-def preset(name: str) -> dict[str, Any]:
+def preset_tables(name: str) -> dict[str, Any]:
     """The tables of a preset."""
     return read(PRESETS / f"{name}.toml")
 
 
-def checked(tables: dict[str, Any], where: str) -> ClusterFile:
+def check_tables(tables: dict[str, Any], where: str) -> ClusterFile:
     """The tables as a ClusterFile; ValueError, headed by `where`, names what is wrong."""
     try:
-        file = ClusterFile.model_validate(_without_likes(tables))
+        file = ClusterFile.model_validate(_resolve_likes(tables))
         _check_tree(file)
     except ValidationError as error:
-        raise ValueError(sentence(where, error)) from None
+        raise ValueError(error_sentence(where, error)) from None
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return file
 
 
-def sentence(where: str, error: ValidationError) -> str:
+def error_sentence(where: str, error: ValidationError) -> str:
     """The first complaint of pydantic, as one sentence that names the field."""
     first = error.errors()[0]
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
@@ -211,21 +211,27 @@ def sentence(where: str, error: ValidationError) -> str:
 # Devices like those of a preset
 
 
-def _without_likes(tables: dict[str, Any]) -> dict[str, Any]:
+def _resolve_likes(tables: dict[str, Any]) -> dict[str, Any]:
     devices = tables.get("device")
     if not isinstance(devices, list):
         return tables
-    return {**tables, "device": [_unlike(table, k) for k, table in enumerate(devices)]}
+    return {**tables, "device": [_with_preset_values(table, k) for k, table in enumerate(devices)]}
 
 
-def _unlike(table: Any, position: int) -> Any:
+def _with_preset_values(table: Any, position: int) -> Any:
     """The table with what it leaves out taken from the preset that it is like."""
     if not isinstance(table, dict) or "like" not in table:
         return table
     kind = table["like"]
-    if kind not in kinds():
-        raise ValueError(f"field device[{position}].like: {kind!r} is none of {', '.join(kinds())}")
-    model = {k: v for k, v in preset(kind)["device"][0].items() if k not in ("name", "on", "count")}
+    if kind not in countable_kinds():
+        raise ValueError(
+            f"field device[{position}].like: {kind!r} is none of {', '.join(countable_kinds())}"
+        )
+    model = {
+        k: v
+        for k, v in preset_tables(kind)["device"][0].items()
+        if k not in ("name", "on", "count")
+    }
     own = {key: item for key, item in table.items() if key != "like"}
     if own.keys() & model.keys():  # other numbers need a source of their own
         source = model.pop("provenance")
@@ -234,9 +240,9 @@ def _unlike(table: Any, position: int) -> Any:
     return model | own
 
 
-def kinds() -> list[str]:
+def countable_kinds() -> list[str]:
     """Presets that can be counted: those named after the kind of their one device."""
-    return [name for name in preset_names() if preset(name)["device"][0].get("kind") == name]
+    return [name for name in preset_names() if preset_tables(name)["device"][0].get("kind") == name]
 
 
 # The tree

@@ -124,14 +124,14 @@ def broadcast_profile(
     if root is not None and root not in group:
         raise ValueError(f"device {root} is not a member of {group} and cannot be its root")
     source = 0 if root is None else group.index(root)
-    copies = _from(net, source)
-    lines = [_line("direct", [_AlgorithmPhase(copies, _worst(net, copies))], net)]
+    copies = _traffic_from(net, source)
+    lines = [_line("direct", [_AlgorithmPhase(copies, _longest_latency(net, copies))], net)]
     if not cluster.communication_on_device:
         chain = np.roll(net.order, -int(np.flatnonzero(net.order == source)[0]))
         pairs = list(zip(chain[:-1].tolist(), chain[1:].tolist(), strict=True))
         latency = sum(float(net.latency[pair]) for pair in pairs)
         lines += [
-            _line("ring", [_AlgorithmPhase(_over(pairs, 1.0, net), latency)], net),
+            _line("ring", [_AlgorithmPhase(_traffic_over(pairs, 1.0, net), latency)], net),
             _line("tree", [_tree_phase(_tree(source, chain[1:]), 1.0, net)], net),
         ]
     return tuple(lines)
@@ -287,23 +287,23 @@ def _profile(pattern: int, group: Group, same: _ClusterByIdentity) -> tuple[Prof
     block = 1 / (k * (k - 1))
     pairs = np.full((k, k), block)
     np.fill_diagonal(pairs, 0.0)
-    lines = [_line("direct", [_AlgorithmPhase(pairs, _worst(net, pairs))], net)]
+    lines = [_line("direct", [_AlgorithmPhase(pairs, _longest_latency(net, pairs))], net)]
     if pattern == ALL_TO_ALL or net.on_device:
         return tuple(lines)
     # Reduce-scatter sends what all-gather sends, in the other direction.
     back = pattern == REDUCE_SCATTER
     latency = net.latency.T if back else net.latency
-    for name, phases in _gathers(net, latency, block):
+    for name, phases in _gather_phases(net, latency, block):
         turned = [_AlgorithmPhase(p.traffic.T, p.latency) for p in phases] if back else phases
         lines.append(_line(name, turned, net))
     return tuple(lines)
 
 
-def _worst(net: _GroupNetwork, traffic: Floats) -> float:
+def _longest_latency(net: _GroupNetwork, traffic: Floats) -> float:
     return float(net.latency[traffic > 0].max())
 
 
-def _gathers(
+def _gather_phases(
     net: _GroupNetwork, latency: Floats, block: float
 ) -> Iterable[tuple[str, list[_AlgorithmPhase]]]:
     """All-gather of one `block` a member, by the algorithms that pass blocks on."""
@@ -320,7 +320,7 @@ def _gathers(
     for part in net.parts:
         name = f"hierarchical over {part.max() + 1}"
         nodes = [net.order[part[net.order] == label] for label in range(part.max() + 1)]
-        across, held = _across(nodes, latency, block)
+        across, held = _across_nodes(nodes, latency, block)
         inner = np.where(part[:, None] == part[None, :], held[:, None] * block, 0.0)
         np.fill_diagonal(inner, 0.0)
         yield name, [across, _AlgorithmPhase(inner, float(latency[inner > 0].max()))]
@@ -362,7 +362,9 @@ def _doubling(order: Ints, latency: Floats, block: float) -> Iterable[_Algorithm
         distance, size = distance // 2, size * 2
 
 
-def _across(nodes: list[Ints], latency: Floats, block: float) -> tuple[_AlgorithmPhase, Floats]:
+def _across_nodes(
+    nodes: list[Ints], latency: Floats, block: float
+) -> tuple[_AlgorithmPhase, Floats]:
     """Every block to one member of every other node, spread over them; and how many blocks each
     member then holds."""
     traffic = np.zeros_like(latency)
@@ -404,7 +406,7 @@ def _tree_phase(edges: list[_TreeEdge], share: float, net: _GroupNetwork) -> _Al
     for parent, child, _ in sorted(edges, key=lambda edge: edge.depth):
         arrival[child] = arrival.get(parent, 0.0) + float(net.latency[parent, child])
     pairs = [(parent, child) for parent, child, _ in edges]
-    return _AlgorithmPhase(_over(pairs, share, net), max(arrival.values()))
+    return _AlgorithmPhase(_traffic_over(pairs, share, net), max(arrival.values()))
 
 
 def _all_reduce_tree(net: _GroupNetwork) -> Profile:
@@ -419,13 +421,13 @@ def _all_reduce_tree(net: _GroupNetwork) -> Profile:
     return _line("tree", [_AlgorithmPhase(traffic, latency)], net)
 
 
-def _over(pairs: list[tuple[int, int]], share: float, net: _GroupNetwork) -> Floats:
+def _traffic_over(pairs: list[tuple[int, int]], share: float, net: _GroupNetwork) -> Floats:
     traffic = np.zeros_like(net.latency)
     for pair in pairs:
         traffic[pair] = share
     return traffic
 
 
-def _from(net: _GroupNetwork, source: int) -> Floats:
+def _traffic_from(net: _GroupNetwork, source: int) -> Floats:
     others = [k for k in range(len(net.members)) if k != source]
-    return _over([(source, other) for other in others], 1.0, net)
+    return _traffic_over([(source, other) for other in others], 1.0, net)

@@ -63,12 +63,12 @@ def fit(works: Sequence[Work], folds: int = LEFT_OUT) -> Fit:
     all of them if there are no folds."""
     rows = np.array([(1.0, w.flops, w.nbytes) for w in works])
     seconds = np.array([w.seconds for w in works])
-    best = least(rows, seconds)
+    best = nonnegative_least_squares(rows, seconds)
     folds = min(len(works), folds)
     errors = np.abs(rows @ best / seconds - 1)
     for fold in range(folds):
         out = np.arange(len(works)) % folds == fold
-        guess = rows[out] @ least(rows[~out], seconds[~out])
+        guess = rows[out] @ nonnegative_least_squares(rows[~out], seconds[~out])
         errors[out] = np.abs(guess / seconds[out] - 1)
     launch, per_flop, per_byte = best.tolist()
     return Fit(launch, per_flop, per_byte, float(np.median(errors)), len(works))
@@ -80,13 +80,13 @@ def line(samples: Iterable[tuple[int, int, float]]) -> Line:
     if not len(given):
         return Line(0.0, 0.0, 0.0, 0.0, 0)
     rows = np.column_stack([np.ones(len(given)), given[:, 0], given[:, 1]])
-    found = least(rows, given[:, 2])
+    found = nonnegative_least_squares(rows, given[:, 2])
     error = float(np.median(np.abs(rows @ found / given[:, 2] - 1)))
     each, per_box, per_byte = found.tolist()
     return Line(each, per_box, per_byte, error, len(given))
 
 
-def least(rows: Floats, seconds: Floats) -> Floats:
+def nonnegative_least_squares(rows: Floats, seconds: Floats) -> Floats:
     """Non-negative coefficients that make the relative deviations small.
 
     The best of all sets of columns whose own least squares have no negative coefficient: columns

@@ -180,7 +180,7 @@ def compute_seconds(
 ) -> tuple[Floats, Ints]:
     """Seconds of COMPUTE tasks, and where each comes from (FITTED or ESTIMATED). `kinds` are those
     of all Ops; the columns have a row for each task."""
-    names, which = _distinct(tuple(kinds))
+    names, which = _distinct_kinds(tuple(kinds))
     kind, size = which[op], np.clip(itemsize, 0, LARGEST_ITEM)
     seconds, source = np.zeros(len(op)), np.full(len(op), ESTIMATED)
     for where, one in classes(cluster):
@@ -201,7 +201,7 @@ def compute_seconds(
 
 
 @lru_cache(maxsize=64)
-def _distinct(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], Ints]:
+def _distinct_kinds(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], Ints]:
     """The different kinds, and for each Op which one it is; one more for the end of the step."""
     numbers: dict[str, int] = {}
     which = [numbers.setdefault(kind, len(numbers)) for kind in (*kinds, "")]

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from apportion.machine.cluster_file import MAX_DEVICES, sentence
+from apportion.machine.cluster_file import MAX_DEVICES, error_sentence
 
 SCHEMA_VERSION = 2
 
@@ -140,7 +140,7 @@ def from_json(data: dict[str, Any]) -> Cluster:
         # refuse a text for a number.
         loaded = _CLUSTER.validate_json(json.dumps(fields), strict=True, extra="forbid")
     except ValidationError as error:
-        raise ValueError(sentence("the cluster", error)) from None
+        raise ValueError(error_sentence("the cluster", error)) from None
     except TypeError as error:
         raise ValueError(f"the cluster is not plain JSON data: {error}") from None
     verify(loaded)

@@ -28,14 +28,14 @@ def wire_seconds(
     exchange stays inside hosts."""
     if not cluster.hosts:
         return np.zeros(len(exchange))
-    outside = np.flatnonzero(_apart(cluster)[sender, receiver])
+    outside = np.flatnonzero(_on_different_hosts(cluster)[sender, receiver])
     numbers, which = np.unique(exchange, return_inverse=True)
     busiest, latest = np.zeros(len(numbers)), np.zeros(len(numbers))
     messages = (which[outside], sender[outside], receiver[outside], nbytes[outside])
-    for link, mine in _crossing(*messages[1:3], cluster):
+    for link, mine in _messages_by_link(*messages[1:3], cluster):
         group, size = messages[0][mine], messages[3][mine] / cluster.links[link].bandwidth
         np.maximum(busiest, np.bincount(group, size, len(numbers)), out=busiest)
-    for a, b, mine in _pairs(*messages[1:3]):
+    for a, b, mine in _messages_by_pair(*messages[1:3]):
         latency = sum(cluster.links[link].latency for link in cluster.routes[a][b])
         group = messages[0][mine]
         latest[group] = np.maximum(latest[group], latency)
@@ -61,7 +61,7 @@ def _wire_line(group: tuple[int, ...], cluster: Cluster) -> tuple[float, float]:
     return empty, (full - empty) / (len(sender) << 30)
 
 
-def _apart(cluster: Cluster) -> npt.NDArray[np.bool_]:
+def _on_different_hosts(cluster: Cluster) -> npt.NDArray[np.bool_]:
     """Whether two devices have different hosts. Devices without a host are on one machine."""
     host = np.full(len(cluster.devices), -1)
     for number, each in enumerate(cluster.hosts):
@@ -70,16 +70,16 @@ def _apart(cluster: Cluster) -> npt.NDArray[np.bool_]:
     return apart
 
 
-def _pairs(sender: Ints, receiver: Ints) -> Iterator[tuple[int, int, Ints]]:
+def _messages_by_pair(sender: Ints, receiver: Ints) -> Iterator[tuple[int, int, Ints]]:
     """Every (sender, receiver) and its messages."""
     for a, b in {*zip(sender.tolist(), receiver.tolist(), strict=True)}:
         yield a, b, np.flatnonzero((sender == a) & (receiver == b))
 
 
-def _crossing(sender: Ints, receiver: Ints, cluster: Cluster) -> Iterator[tuple[int, Ints]]:
+def _messages_by_link(sender: Ints, receiver: Ints, cluster: Cluster) -> Iterator[tuple[int, Ints]]:
     """Every link in use and the messages that cross it."""
     over: dict[int, list[Ints]] = {}
-    for a, b, mine in _pairs(sender, receiver):
+    for a, b, mine in _messages_by_pair(sender, receiver):
         for link in cluster.routes[a][b]:
             over.setdefault(link, []).append(mine)
     for link, found in over.items():

@@ -106,7 +106,7 @@ class CallSplits:
         found = self._known.get(parts)
         if found is None:
             try:
-                found = self._derived(parts)
+                found = self._derive(parts)
             except Refused as refusal:
                 found = str(refusal)
             self._known[parts] = found
@@ -118,7 +118,7 @@ class CallSplits:
             raise Refused(found)
         return found
 
-    def _derived(self, parts: tuple[int, ...]) -> Split:
+    def _derive(self, parts: tuple[int, ...]) -> Split:
         call, description = self.call, self.description
         extents = [f for _, factors in call.axes for f in factors]
         if len(parts) != len(extents):
@@ -126,7 +126,7 @@ class CallSplits:
         if description is None or not call.axes:
             if math.prod(parts) != 1:
                 raise Refused(f"{call.kind} has no axes to cut")
-            return _whole(call)
+            return _unsplit(call)
         for extent, number in zip(extents, parts, strict=True):
             if not 1 <= number <= max(extent, 1):
                 raise Refused(f"{call.kind}: an axis of {extent} cannot be cut into {number} parts")
@@ -137,10 +137,10 @@ class CallSplits:
         except Refused:
             if math.prod(parts) != 1:
                 raise
-            return _whole(call)  # a description that does not fit forbids cuts, not the call
+            return _unsplit(call)  # a description that does not fit forbids cuts, not the call
 
 
-def _whole(call: Call) -> Split:
+def _unsplit(call: Call) -> Split:
     inputs = tuple(full([f for dim in dims for f in dim]) for dims in call.inputs)
     outputs = tuple(full([f for dim in dims for f in dim]) for dims in call.outputs)
     count = len(outputs)
@@ -250,7 +250,7 @@ class _SplitDerivation:
         terms = [self._terms(root) for root in self.partials]
         found = tuple(
             [
-                self._part((*box, *constants), number)
+                self._make_part((*box, *constants), number)
                 for number, box in zip(zip(*terms, strict=True), product(*spans), strict=True)
             ]
         )
@@ -270,9 +270,9 @@ class _SplitDerivation:
                     found = [term for term in found for _ in range(number)]
         return found
 
-    def _part(self, box: Box, terms: tuple[int, ...]) -> Part:
+    def _make_part(self, box: Box, terms: tuple[int, ...]) -> Part:
         description = self.regions.description
-        inputs, pads = self._inputs(box)
+        inputs, pads = self._input_regions(box)
         outputs = tuple([write(box)[0] for write in self.writes])
         local = self._local_call_of(box, inputs, pads)
         args = local.args
@@ -297,7 +297,7 @@ class _SplitDerivation:
 
     # Regions
 
-    def _inputs(self, box: Box) -> tuple[tuple[Box, ...], tuple[Pad, ...]]:
+    def _input_regions(self, box: Box) -> tuple[tuple[Box, ...], tuple[Pad, ...]]:
         found: list[Box] = []
         pads: tuple[Pad, ...] = ()
         for tensor, readers in enumerate(self.reads):
@@ -361,7 +361,7 @@ class _SplitDerivation:
         """The range of a dimension that a part reads; with padding, the range inside of it."""
         form, extent = window.form, math.prod(window.factors)
         plain = form.form if isinstance(form, Quotient) else form
-        low, high = bounds(plain, {name: self._flat(name, box) for name, _ in form.terms})
+        low, high = bounds(plain, {name: self._axis_range(name, box) for name, _ in form.terms})
         if window.fill is None:
             if low < 0 or high > extent:
                 raise Refused(
@@ -381,7 +381,7 @@ class _SplitDerivation:
             raise Refused(f"{self.kind}: a part reads a range that is not a box of atoms")
         return box
 
-    def _flat(self, name: str, box: Box) -> Range:
+    def _axis_range(self, name: str, box: Box) -> Range:
         span = flatten(box[slice(*self.regions.places[name])], self.regions.factors[name])
         if span is None:
             raise Refused(f"{self.kind}: axis {name} is cut into ranges that are not contiguous")
@@ -451,7 +451,7 @@ class _SplitDerivation:
         """The check of restriction. Parts of equal shape share it where nothing depends on
         origins."""
         if not self.regions.anywhere:
-            return self._compared(local, args, box, inputs, pads)
+            return self._check_restriction(local, args, box, inputs, pads)
         key = (args, local.inputs, local.outputs)
         found = self.checked.get(key)
         if found is None:
@@ -459,13 +459,13 @@ class _SplitDerivation:
             if same and [*map(pattern, (*local.inputs, *local.outputs))] == self.regions.pattern:
                 found = self.ones  # the whole's formula
             else:
-                found = self._compared(local, args, box, inputs, pads)
+                found = self._check_restriction(local, args, box, inputs, pads)
             self.checked[key] = found
         if local.args is not None:
             local.scales = found
         return found
 
-    def _compared(
+    def _check_restriction(
         self,
         local: _LocalCall,
         args: tuple[Arg, ...],

@@ -68,11 +68,11 @@ def open_graph(graph: Graph, which: Sequence[int]) -> tuple[Graph, tuple[int, ..
         if index not in which or not _OPENINGS[op.kind](opener, op):
             opener.ops.append(op)
         origins += [index] * (len(opener.ops) - len(origins))
-    ops = tuple([_moved(op, opener.moved) for op in opener.ops])
+    ops = tuple([_renumbered(op, opener.moved) for op in opener.ops])
     return replace(graph, values=tuple(opener.values), ops=ops), tuple(origins)
 
 
-def _moved(op: Op, moved: dict[int, int]) -> Op:
+def _renumbered(op: Op, moved: dict[int, int]) -> Op:
     """An Op whose forward Op has another number in the opened Graph."""
     if op.forward is None or moved[op.forward] == op.forward:
         return op
@@ -130,7 +130,7 @@ class _OpenedGraphBuilder:
         return op.inputs[arg.index] if isinstance(arg, Ref) else None
 
 
-def _one(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
+def _reduced_shape(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if d in dims else n for d, n in enumerate(shape))
 
 
@@ -143,7 +143,7 @@ def _softmax(make: _OpenedGraphBuilder, op: Op) -> bool:
         return False
     d = dim % len(shape)
     wide = make.wide(op.outputs[0])
-    lse = make.value(op, "lse", _one(shape, (d,)), wide)
+    lse = make.value(op, "lse", _reduced_shape(shape, (d,)), wide)
     make.op(op, "log_sum_exp", [x], [lse], d)
     what = f"{op.kind.split('.')[1].strip('_')}_of"
     make.op(op, what, [x, lse], list(op.outputs), make.values[op.outputs[0]].dtype)
@@ -159,7 +159,7 @@ def _softmax_backward(make: _OpenedGraphBuilder, op: Op) -> bool:
         return False
     d = dim % len(shape)
     log = "log" in op.kind
-    total = make.value(op, "total", _one(shape, (d,)), make.wide(grad))
+    total = make.value(op, "total", _reduced_shape(shape, (d,)), make.wide(grad))
     make.op(op, "row_dot", [grad, None if log else out], [total], d)
     what = "log_softmax_backward_of" if log else "softmax_backward_of"
     make.op(op, what, [grad, out, total], list(op.outputs), make.values[op.outputs[0]].dtype)
@@ -173,7 +173,7 @@ def _layer_norm(make: _OpenedGraphBuilder, op: Op) -> bool:
     assert x is not None and isinstance(normal, tuple)
     shape, rank = make.shape(x), len(normal)
     count = math.prod(shape[len(shape) - rank :])
-    rows = _one(shape, tuple(range(len(shape) - rank, len(shape))))
+    rows = _reduced_shape(shape, tuple(range(len(shape) - rank, len(shape))))
     total, squares = (make.value(op, what, rows, make.wide(x)) for what in ("sum", "squares"))
     make.op(op, "row_sum", [x], [total], rank)
     make.op(op, "row_squares", [x, total], [squares], rank, count)
@@ -193,7 +193,7 @@ def _layer_norm_backward(make: _OpenedGraphBuilder, op: Op) -> bool:
     assert isinstance(mask, tuple)
     shape, rank = make.shape(x), len(normal)
     count = math.prod(shape[len(shape) - rank :])
-    rows = _one(shape, tuple(range(len(shape) - rank, len(shape))))
+    rows = _reduced_shape(shape, tuple(range(len(shape) - rank, len(shape))))
     outputs = dict(enumerate(op.outputs))
     if mask[0]:
         sums = [make.value(op, what, rows, make.wide(x)) for what in ("sum", "dot")]

@@ -91,10 +91,14 @@ def partial_output(output: Output, cut: dict[str, int], kind: str) -> PartialOut
     others = [t for t in terms if t not in reduced]
     if len(reducers) > 1 or (len(terms) > 1 and reducers != {"sum"}):
         raise Refused(f"{kind}: reductions at the root do not combine")
-    return PartialOutput(tuple(partial), reducers.pop(), _once(output.body, reduced, others, kind))
+    return PartialOutput(
+        tuple(partial), reducers.pop(), _inputs_counted_once(output.body, reduced, others, kind)
+    )
 
 
-def _once(body: Expr, reduced: list[Expr], others: list[Expr], kind: str) -> tuple[int, ...]:
+def _inputs_counted_once(
+    body: Expr, reduced: list[Expr], others: list[Expr], kind: str
+) -> tuple[int, ...]:
     elsewhere = {a.tensor for term in reduced for a in accesses_of(term)}
     found = []
     for term in others:

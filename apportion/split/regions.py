@@ -142,7 +142,7 @@ class CallRegions:
         self.plain = self.anywhere and not self.formula.sized and self._plain()
         self.pattern = [pattern(shape) for shape in (*self.inputs, *self.outputs)]
         self.counted = [
-            None if output is None else _counted(output) for output in self.formula.outputs
+            None if output is None else _counted_axes(output) for output in self.formula.outputs
         ]
         self._partials: dict[tuple[str, ...], list[PartialOutput | None] | str] = {}
 
@@ -178,7 +178,7 @@ class CallRegions:
         known = self.constants
         return tuple([begin + known.setdefault(span, len(known)) for span in box])
 
-    def _all(self, dims: tuple[Factors, ...]) -> BoxRanges:
+    def _whole_tensor(self, dims: tuple[Factors, ...]) -> BoxRanges:
         return BoxRanges(self._constant(full([f for factors in dims for f in factors])))
 
     def _reads(self, tensor: int) -> list[AccessRegion]:
@@ -187,24 +187,24 @@ class CallRegions:
         for access in self.formula.accesses:
             if access.tensor == tensor:
                 reading = [
-                    self._dim(index, factors, tensor, dim, access.fill)
+                    self._dim_region(index, factors, tensor, dim, access.fill)
                     for dim, (index, factors) in enumerate(zip(access.index, dims, strict=True))
                 ]
                 found[_access_region(reading)] = None
-        return list(found) or [self._all(dims)]
+        return list(found) or [self._whole_tensor(dims)]
 
     def _writes(self, position: int) -> AccessRegion:
         dims = self.call.outputs[position]
         output = self.formula.outputs[position]
         if output is None:
-            return self._all(dims)
+            return self._whole_tensor(dims)
         found = []
         for dim, (names, factors) in enumerate(zip(output.dims, dims, strict=True)):
             index = tuple([Affine(((name, 1),)) for name in names])
-            found.append(self._dim(index, factors, -1, dim))
+            found.append(self._dim_region(index, factors, -1, dim))
         return _access_region(found)
 
-    def _dim(
+    def _dim_region(
         self,
         index: tuple[Index, ...],
         factors: Factors,
@@ -236,7 +236,7 @@ class CallRegions:
         rest = list(factors)
         for item in index:
             if isinstance(item, All):
-                taken = _take(rest, item.extent)
+                taken = _take_factors(rest, item.extent)
                 if taken is None:
                     return None
                 found += self._constant(full(taken))
@@ -277,7 +277,7 @@ class CallRegions:
         return True
 
 
-def _take(rest: list[int], extent: int) -> list[int] | None:
+def _take_factors(rest: list[int], extent: int) -> list[int] | None:
     """Removes from the front of `rest` the factors whose product is `extent`."""
     size, count = 1, 0
     while size < extent and count < len(rest):
@@ -290,7 +290,7 @@ def _take(rest: list[int], extent: int) -> list[int] | None:
     return taken
 
 
-def _counted(output: Output) -> tuple[tuple[str, ...], int]:
+def _counted_axes(output: Output) -> tuple[tuple[str, ...], int]:
     """The axes over which an output's operations are counted, and how many there are at each."""
     reduced = {name for reduction in _reductions(output.body) for name in reduction.axes}
     several = len({a.tensor for a in accesses_of(output.body)}) > 1

@@ -174,7 +174,7 @@ class _FormulaMatcher:
         self, a: tuple[Index, ...], b: tuple[Index, ...], place: tuple[int, int]
     ) -> bool:
         if len(a) != len(b):  # of a product, axes that are one element long here may be left out
-            a, b = self._longer(a), self._longer(b)
+            a, b = self._without_single_axes(a), self._without_single_axes(b)
         if len(a) != len(b):
             return False
         if len(a) == 1:
@@ -189,7 +189,7 @@ class _FormulaMatcher:
                 )
         return all(map(self._same_item, a, b, repeat(place)))
 
-    def _longer(self, index: tuple[Index, ...]) -> tuple[Index, ...]:
+    def _without_single_axes(self, index: tuple[Index, ...]) -> tuple[Index, ...]:
         """The items of an index that are not a single element's."""
         kept = (i for i in index if not isinstance(i, Affine) or self._plain(i) != Affine(()))
         return tuple(kept) or (Affine(()),)

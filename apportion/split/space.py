@@ -119,7 +119,8 @@ class Space:
 
     def _divide(self, digits: Digits) -> None:
         self.digits = digits
-        for name in ("_divided", "atoms", "_found", "call_ids", "calls", "alike", "classes"):
+        known = ("_divided", "atoms", "_distinct_calls", "call_ids", "calls", "alike", "classes")
+        for name in known:
             self.__dict__.pop(name, None)
         self._axes: dict[tuple[int, int], tuple[Axis, ...]] = {}
         self._groups: dict[int, tuple[int, ...]] = {}
@@ -159,21 +160,21 @@ class Space:
         return self._divided.atoms()
 
     @cached_property
-    def _found(self) -> tuple[tuple[Call, ...], tuple[int, ...]]:
+    def _distinct_calls(self) -> tuple[tuple[Call, ...], tuple[int, ...]]:
         return _calls(self.graph, self._kinds, self._divided, self.atoms)
 
     @cached_property
     def call_ids(self) -> tuple[int, ...]:
-        return self._found[1]
+        return self._distinct_calls[1]
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:
-        distinct, ids = self._found
+        distinct, ids = self._distinct_calls
         return tuple([distinct[k] for k in ids])
 
     @cached_property
     def alike(self) -> tuple[int, ...]:
-        distinct, ids = self._found
+        distinct, ids = self._distinct_calls
         alike = _numbered([_described_call(call) for call in distinct])
         return tuple([alike[k] for k in ids])
 
@@ -185,7 +186,7 @@ class Space:
     @property
     def number_of_calls(self) -> int:
         """How many distinct Calls there are; `call_ids` numbers them from 0."""
-        return len(self._found[0])
+        return len(self._distinct_calls[0])
 
     def with_digits(self, digits: Digits) -> Space:
         """The same Graph, opened alike, its atoms divided so."""

@@ -107,7 +107,7 @@ def verify(space: Space, strategy: Strategy, devices: int) -> None:
     known: set[Choice] = set()  # whose devices are right; many Ops have one Choice
     for index, choice in enumerate(strategy.choices):
         if choice not in known:
-            _verify_devices(_named(space, index), choice.parts, choice.devices, devices)
+            _verify_devices(_op_in_words(space, index), choice.parts, choice.devices, devices)
             known.add(choice)
         _verify_split(space, index, choice)
     for value, layout in strategy.layouts.items():
@@ -131,11 +131,11 @@ def verify_choice(space: Space, op: int, choice: Choice, devices: int) -> None:
     """Raises ValueError, naming the Op, unless the Choice is legal on that many devices."""
     if not 0 <= op < len(space.graph.ops):
         raise ValueError(f"there is no operator {op}; there are {len(space.graph.ops)}")
-    _verify_devices(_named(space, op), choice.parts, choice.devices, devices)
+    _verify_devices(_op_in_words(space, op), choice.parts, choice.devices, devices)
     _verify_split(space, op, choice)
 
 
-def _named(space: Space, op: int) -> str:
+def _op_in_words(space: Space, op: int) -> str:
     return f"operator {space.graph.ops[op].name!r}"
 
 
@@ -143,7 +143,7 @@ def _verify_split(space: Space, op: int, choice: Choice) -> None:
     try:
         space.split(op, choice.parts)
     except Refused as refusal:
-        raise ValueError(f"{_named(space, op)} cannot be cut so: {refusal}") from None
+        raise ValueError(f"{_op_in_words(space, op)} cannot be cut so: {refusal}") from None
 
 
 def _verify_devices(

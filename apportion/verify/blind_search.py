@@ -157,12 +157,12 @@ def _dispositions(whole: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> set[
         str(d)
         for d in range(whole.dim())
         if a.shape[d] + b.shape[d] == whole.shape[d]
-        and _rest(a, d) == _rest(b, d) == _rest(whole, d)
+        and _other_extents(a, d) == _other_extents(b, d) == _other_extents(whole, d)
         and _equal(torch.cat([a, b], d), whole)
     }
 
 
-def _rest(tensor: torch.Tensor, d: int) -> tuple[int, ...]:
+def _other_extents(tensor: torch.Tensor, d: int) -> tuple[int, ...]:
     return (*tensor.shape[:d], *tensor.shape[d + 1 :])
 
 
@@ -170,7 +170,7 @@ def _equal(made: torch.Tensor, whole: torch.Tensor) -> bool:
     return distance(made, whole) <= _TOLERANCE.get(whole.dtype, 1e-5)
 
 
-def ignored(sample: Sample, tensors: Sequence[torch.Tensor]) -> set[int]:
+def ignored_inputs(sample: Sample, tensors: Sequence[torch.Tensor]) -> set[int]:
     """The inputs whose values the operator does not look at."""
     whole = outputs_of(sample.call(tensors))
     found = set()

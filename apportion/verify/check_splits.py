@@ -19,7 +19,7 @@ from apportion.capture import CaptureError, torch_private
 from apportion.describe import lookup
 from apportion.verify.blind_search import BlindSplit
 from apportion.verify.sample import sample_of
-from apportion.verify.torch_samples import resolved
+from apportion.verify.torch_samples import resolve_overload
 from apportion.verify.verdict import OPENED, REFUSED, RIGHT, AxisCut, Verdict
 from apportion.verify.verify_call import verify
 
@@ -87,7 +87,7 @@ def check_splits(op: Callable[..., Any], *args: Any, **kwargs: Any) -> SplitRepo
 
 def _overload(packet: Any, args: Any, kwargs: Any) -> Any:
     """The overload that a call of torch.ops.aten.name resolves to."""
-    found = resolved(packet, args, kwargs)
+    found = resolve_overload(packet, args, kwargs)
     if found is None:
         raise CaptureError(f"{packet} has no overload for these arguments")
     return found
@@ -109,7 +109,7 @@ def report_of(verdict: Verdict) -> SplitReport:
     for cuts in by_axis.values():
         bad = [c for c in cuts if c.status not in (RIGHT, REFUSED)]
         right = [c for c in cuts if c.status == RIGHT]
-        wrong += [_blamed(c) for c in bad[:1]]
+        wrong += [_with_description_line(c) for c in bad[:1]]
         if right and not bad:
             if (cuts[0].axis, right[0].inputs) not in inner:  # opened, the same cut goes further
                 splits.append(right[0])
@@ -123,7 +123,7 @@ def report_of(verdict: Verdict) -> SplitReport:
     return SplitReport(splits, wrong, list(verdict.missing), unsplittable, verdict.kinds)
 
 
-def _blamed(cut: AxisCut) -> AxisCut:
+def _with_description_line(cut: AxisCut) -> AxisCut:
     """With the line of the description that a wrong cut was derived from."""
     description = lookup(cut.why.partition(":")[0])
     return cut if description is None else replace(cut, why=f"{cut.why}; {description.where}")

@@ -20,7 +20,7 @@ from apportion.graph import substitute
 from apportion.split import Space, Split, opened
 from apportion.verify.blind_search import SAME, outputs_of
 from apportion.verify.draws import draw
-from apportion.verify.run_split import PartError, distance, recombined, run_op
+from apportion.verify.run_split import PartError, distance, recombine, run_op
 from apportion.verify.sample import Sample
 from apportion.verify.verdict import RAISED, REFUSED, RIGHT, WRONG, AxisCut
 
@@ -42,7 +42,7 @@ def judge(
     except Refused as why:
         return REFUSED, None, str(why)
     try:
-        made = recombined(space, index, split, [values[v] for v in op.inputs], context)
+        made = recombine(space, index, split, [values[v] for v in op.inputs], context)
     except PartError as why:
         return RAISED, split, f"{op.kind}: {why}"
     for v, (tensor, largest) in zip(op.outputs, made, strict=True):
@@ -70,9 +70,9 @@ class EvaluatedCall:
             self.lifted = replace(self.lifted, graph=opened(self.lifted.graph))
         self.space = Space(self.lifted.graph)
         self.context = Context(0, 0, lambda e: 0.0, self.lifted.graph.bodies)
-        self.values = self._whole()
+        self.values = self._compute_values()
 
-    def _whole(self) -> dict[int, torch.Tensor]:
+    def _compute_values(self) -> dict[int, torch.Tensor]:
         values = dict(self.lifted.constants)
         values.update(zip(self.lifted.inputs, self.tensors, strict=True))
         for op in self.lifted.graph.ops:
@@ -99,7 +99,7 @@ class EvaluatedCall:
         """Every axis cut alone, into 2 and 3 parts."""
         graph = self.lifted.graph
         if not graph.ops:
-            yield from self._renamed()
+            yield from self._cuts_of_a_renaming()
         if len(graph.ops) == 1:
             for position, axis in enumerate(self.space.axes(0)):
                 for count in (2, 3):
@@ -119,7 +119,7 @@ class EvaluatedCall:
             for count in range(2, min(longest, 3) + 1):
                 yield self.cut(names[group], count, places)
 
-    def _renamed(self) -> Iterator[AxisCut]:
+    def _cuts_of_a_renaming(self) -> Iterator[AxisCut]:
         """Cuts of a call that only gives its input another name: a Graph has no Op for it."""
         if len(self.lifted.inputs) == 1 and set(self.lifted.outputs) == set(self.lifted.inputs):
             for d, extent in enumerate(self.tensors[0].shape):
@@ -136,7 +136,7 @@ class EvaluatedCall:
         for a, b in itertools.islice(several, _PAIRS):
             if min(axes[a].extent, axes[b].extent) >= 2:
                 parts = tuple(2 if k in (a, b) else 1 for k in range(len(axes)))
-                status, _, _ = self._try(0, parts)
+                status, _, _ = self._judge(0, parts)
                 found[status] = found.get(status, 0) + 1
         return found
 
@@ -150,7 +150,7 @@ class EvaluatedCall:
                 if axes[position].extent < count:
                     continue
                 parts = tuple(count if k == position else 1 for k in range(len(axes)))
-                status, split, text = self._try(index, parts)
+                status, split, text = self._judge(index, parts)
                 if status == REFUSED:
                     why = why or text
                     continue
@@ -162,10 +162,12 @@ class EvaluatedCall:
         if not chosen:
             return AxisCut(name, count, REFUSED, why=why)
         inputs = tuple(self._cut_dims(v, chosen) for v in self.lifted.inputs)
-        outputs = tuple(self._left(v, chosen) for v in self.lifted.outputs if v is not None)
+        outputs = tuple(
+            self._output_disposition(v, chosen) for v in self.lifted.outputs if v is not None
+        )
         return AxisCut(name, count, worst, inputs, outputs, why if worst != RIGHT else "")
 
-    def _try(self, index: int, parts: tuple[int, ...]) -> tuple[str, Split | None, str]:
+    def _judge(self, index: int, parts: tuple[int, ...]) -> tuple[str, Split | None, str]:
         return judge(self.space, index, parts, self.values, self.context)
 
     def _cut_dims(self, value: int, chosen: dict[int, Split]) -> tuple[int, ...]:
@@ -176,7 +178,7 @@ class EvaluatedCall:
                     dims |= self._partial_dims(value, [part.inputs[k] for part in split.parts])
         return tuple(sorted(dims))
 
-    def _left(self, value: int, chosen: dict[int, Split]) -> str:
+    def _output_disposition(self, value: int, chosen: dict[int, Split]) -> str:
         made = self.lifted.graph.producer[value]
         if made is None or made[0] not in chosen:
             return SAME

@@ -53,7 +53,7 @@ def check_op(
             split = space.split(index, parts)
         except Refused:
             continue
-        found.append(_check(space, index, split, parts, tensors, whole, context))
+        found.append(_check_split(space, index, split, parts, tensors, whole, context))
     return found
 
 
@@ -82,7 +82,7 @@ def run_op(
     return tuple(torch.empty(0) if r is None else r for r in results)
 
 
-def _check(
+def _check_split(
     space: Space,
     index: int,
     split: Split,
@@ -93,7 +93,7 @@ def _check(
 ) -> SplitCheck:
     op = space.graph.ops[index]
     try:
-        made = recombined(space, index, split, tensors, context)
+        made = recombine(space, index, split, tensors, context)
     except PartError as raised:
         return SplitCheck(op.kind, parts, math.inf, str(raised))
     error = max((distance(m, w, n) for (m, n), w in zip(made, whole, strict=False)), default=0.0)
@@ -104,7 +104,7 @@ class PartError(Exception):
     """A part's kernel raised, or gave a result of another shape than the part's."""
 
 
-def recombined(
+def recombine(
     space: Space,
     index: int,
     split: Split,
@@ -145,7 +145,7 @@ def run_split(
     space: Space, index: int, split: Split, tensors: Sequence[torch.Tensor], context: Context
 ) -> tuple[torch.Tensor, ...]:
     """The outputs of an Op, computed part by part and recombined; raises PartError."""
-    return tuple(made for made, _ in recombined(space, index, split, tensors, context))
+    return tuple(made for made, _ in recombine(space, index, split, tensors, context))
 
 
 def _largest(terms: Sequence[torch.Tensor | None], reducer: str | None) -> float:

@@ -21,7 +21,7 @@ _LARGEST = 1 << 20  # elements; larger ones in the database only test memory all
 _DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
-def resolved(packet: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def resolve_overload(packet: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The overload that a call of a packet of overloads runs; None if it fails."""
     mode = _FirstCallMode()
     with mode:

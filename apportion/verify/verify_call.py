@@ -18,7 +18,7 @@ import torch
 
 from apportion.capture import CaptureError, torch_private
 from apportion.split import opened
-from apportion.verify.blind_search import SAME, BlindSplit, candidates, ignored, try_cut
+from apportion.verify.blind_search import SAME, BlindSplit, candidates, ignored_inputs, try_cut
 from apportion.verify.crash_proof import attempt
 from apportion.verify.draws import draw
 from apportion.verify.evaluated_call import EvaluatedCall, is_random
@@ -31,7 +31,7 @@ def verify(samples: Sequence[Sample], *, blind: bool = True) -> list[Verdict]:
     # Autograd's threads, which machines with a GPU have, do not survive a fork.
     plain = all(isinstance(sample.target, torch_private.OpOverload) for sample in samples)
     here = torch.cuda.is_available() and not plain
-    checked = list(attempt([partial(_checked, sample) for sample in samples], here=here))
+    checked = list(attempt([partial(_check_call, sample) for sample in samples], here=here))
     verdicts = [_verdict(sample, found) for sample, found in zip(samples, checked, strict=True)]
     if not blind:
         return verdicts
@@ -63,10 +63,10 @@ def _verdict(sample: Sample, found: Any) -> Verdict:
     return Verdict(target, key, tuple(found["kinds"]), found["undescribed"], cuts, found["pairs"])
 
 
-def _checked(sample: Sample) -> dict[str, Any]:
+def _check_call(sample: Sample) -> dict[str, Any]:
     try:
         case = EvaluatedCall(sample)
-        cuts = [*_lifted_wrongly(case), *case.cuts()]
+        cuts = [*_wrongly_lifted(case), *case.cuts()]
         cuts += _other_dtypes(sample, cuts)
     except (CaptureError, NotImplementedError, RuntimeError, ValueError, TypeError) as why:
         text = str(why) or type(why).__name__
@@ -74,7 +74,7 @@ def _checked(sample: Sample) -> dict[str, Any]:
     refused = {c.axis for c in cuts if c.status == REFUSED}
     if opened(case.lifted.graph) is not case.lifted.graph:
         inner = EvaluatedCall(sample, opening=True)
-        cuts += [replace(c, axis=f"{c.axis}{OPENED}") for c in _lifted_wrongly(inner)]
+        cuts += [replace(c, axis=f"{c.axis}{OPENED}") for c in _wrongly_lifted(inner)]
         known = {(c.parts, c.inputs, c.outputs) for c in cuts if c.status == RIGHT}
         cuts += [
             replace(c, axis=f"{c.axis}{OPENED}")
@@ -91,7 +91,7 @@ def _checked(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _lifted_wrongly(case: EvaluatedCall) -> list[AxisCut]:
+def _wrongly_lifted(case: EvaluatedCall) -> list[AxisCut]:
     """The whole, where the operators that stand for a call compute something else than it does."""
     why = case.lifting_error()
     return [AxisCut("the whole", 1, WRONG, why=f"{case.sample.target}: {why}")] if why else []
@@ -129,7 +129,7 @@ class _BlindSearch:
         return self.draws
 
     def _ignored(self) -> list[int]:
-        return sorted(ignored(self.sample, self._drawn()[0]))
+        return sorted(ignored_inputs(self.sample, self._drawn()[0]))
 
     def _try(self, way: Any) -> list[list[str]]:
         return try_cut(self.sample, self._drawn(), way)
@@ -143,12 +143,12 @@ class _BlindSearch:
         ]
         right = [(c.inputs, c.outputs) for c in verdict.cuts if (c.status, c.parts) == (RIGHT, 2)]
         if len(verdict.kinds) > 1:
-            right += _joined(right)
-        missing = tuple(find for find in finds if not _covered(find, right, unseen))
+            right += _combined_cuts(right)
+        missing = tuple(find for find in finds if not _is_covered(find, right, unseen))
         falsely = tuple(
             name
             for name, outline in outlines.items()
-            if outline and any(_covered(find, [outline], unseen) for find in missing)
+            if outline and any(_is_covered(find, [outline], unseen) for find in missing)
         )
         crashed = sum(r is None for r in results)
         return replace(
@@ -157,7 +157,7 @@ class _BlindSearch:
         )  # fmt: skip
 
 
-def _joined(cuts: Sequence[Any]) -> list[Any]:
+def _combined_cuts(cuts: Sequence[Any]) -> list[Any]:
     """Two cuts at once, where each leaves outputs alone that the other one cuts."""
     found = []
     for (inputs, outputs), (others, leaves) in itertools.combinations(cuts, 2):
@@ -168,7 +168,7 @@ def _joined(cuts: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _covered(find: BlindSplit, cuts: Sequence[Any], unseen: set[int]) -> bool:
+def _is_covered(find: BlindSplit, cuts: Sequence[Any], unseen: set[int]) -> bool:
     return any(
         all(
             k in unseen or tuple(dims) == (() if d is None else (d,))

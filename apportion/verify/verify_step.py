@@ -34,7 +34,7 @@ def _verdicts(program: Program, name: str) -> Iterator[Verdict]:
     graph = program.graph
     space = Space(graph)
     context = Context(0, 0, lambda e: setting(program.optimizer, e), graph.bodies)
-    values = _begin(program)
+    values = _initial_values(program)
     last = {v: index for index, op in enumerate(graph.ops) for v in op.inputs}
     seen: set[Any] = set()
     for index, op in enumerate(graph.ops):
@@ -48,7 +48,7 @@ def _verdicts(program: Program, name: str) -> Iterator[Verdict]:
                 values.pop(v, None)
 
 
-def _begin(program: Program) -> dict[int, torch.Tensor]:
+def _initial_values(program: Program) -> dict[int, torch.Tensor]:
     values = dict(program.constants)
     values.update(batch_leaves(program, program.batch))
     for value, made in enumerate(program.graph.producer):
