@@ -106,6 +106,25 @@ class CompiledFunction:
         return _numba().njit(cache=True)(self.function)
 
 
+class InlinedFunction(CompiledFunction):
+    """A part of a compiled loop whose body takes the place of every call. Called by interpreted code
+    it is plain Python, always: it does too little by itself to be compiled for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function, function)
+        self.targetoptions = {"inline": "always"}  # this and `py_func` are what Numba looks for
+        self.py_func = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compile a function into each of its callers: for parts of a loop that are given many columns,
+    since handing columns over takes longer than a few operations on them."""
+    return InlinedFunction(function)
+
+
 def compiled(
     function: Callable[..., Any] | None = None, *, plain: Callable[..., Any] | None = None
 ) -> Any:
