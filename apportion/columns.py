@@ -107,8 +107,8 @@ class CompiledFunction:
 
 
 class InlinedFunction(CompiledFunction):
-    """A part of a compiled loop whose body takes the place of every call. Called by interpreted code
-    it is plain Python, always: it does too little by itself to be compiled for."""
+    """A part of a compiled loop whose body takes the place of every call. Interpreted code calls it
+    as plain Python, always: it does too little by itself to be compiled for."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function, function)
