@@ -12,7 +12,7 @@ from apportion.graph import FORWARD, PARAMETER, UPDATE
 from apportion.machine.cluster import cluster
 from apportion.search.layers.layers import UNMAPPED
 from apportion.search.walks.moves import KINDS, Moves
-from apportion.search.walks.units import Members, cell_units, degrees_of, layer_units, size_of
+from apportion.search.walks.units import Members, cell_units, layer_units, size_of
 from apportion.split.space import Space
 from apportion.split.strategy import Choice, Strategy, verify, whole
 
@@ -67,13 +67,6 @@ def test_an_op_is_cut_along_the_labels_it_has_and_there_again_along_others() -> 
             assert sample == UNMAPPED
             assert choice.parts[feature] == 3
             assert choice.devices == (5, 4, 3, 2, 1, 0)  # two replicas of three parts
-
-
-def test_degrees() -> None:
-    assert degrees_of((4, 3, 1), 6) == [(2, 3, 1), (3, 2, 1)]
-    assert degrees_of((8, 8), 4) == [(1, 4), (2, 2), (4, 1)]
-    assert degrees_of((2,), 4) == []
-    assert degrees_of((), 1) == [()]
 
 
 @pytest.mark.parametrize("any_devices", [True, False])

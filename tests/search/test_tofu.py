@@ -33,8 +33,9 @@ from apportion.search.levels.level_grids import faithful
 from apportion.search.levels.level_grids import strategy as strategy_of
 from apportion.search.levels.level_places import cuts
 from apportion.search.levels.levels import Levels, factors, fewest_bytes, polish, recurse
-from apportion.search.levels.sites import FIRST, OP, WHOLE, covered, find_sites, hit
+from apportion.search.levels.sites import OP, covered, find_sites
 from apportion.search.levels.tofu import bytes_moved, partition, tofu
+from apportion.split.axis_effects import FIRST_ONLY, WHOLE, AxisEffects
 from apportion.split.space import Space
 from apportion.split.strategy import Choice, Layout, Strategy, space_of, verify
 
@@ -88,15 +89,15 @@ def test_the_table_counts_what_lowering_moves(source: str, reader: str) -> None:
         Choice(halved(len(space.axes(op)), names[name]), BOTH)
         for op, name in enumerate((source, reader))
     )
-    hits = [
-        hit(space.split(op, choice.parts), space.split(op, [1] * len(choice.parts)), op == 0, 0)
-        if choice.count > 1
-        else WHOLE
-        for op, choice in enumerate(choices)
-    ]
-    assert (hits[1] == FIRST) == (reader == "first")
+    effects = AxisEffects(space)
+    cuts = []
+    for op, name in enumerate((source, reader)):
+        effect = None if names[name] == UNCUT else effects.of(op, names[name])
+        ends = () if effect is None else effect.outputs if op == 0 else effect.inputs
+        cuts.append(ends[0] if ends else WHOLE)
+    assert (cuts[1] == FIRST_ONLY) == (reader == "first")
     rho, phi = TABLE[reader][SOURCES.index(source)]
-    assert factors(*map(np.array, hits), 2)[:2] == (rho, phi)
+    assert factors(*map(np.array, cuts), 2)[:2] == (rho, phi)
     assert lower(space, Strategy(choices), 2).bytes_moved == (rho - phi) * S
 
 

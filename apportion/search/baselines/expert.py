@@ -33,22 +33,21 @@ from apportion.search.baselines.data import sample_classes
 from apportion.search.baselines.megatron import ATTENTION, CONVOLUTION, megatron
 from apportion.search.baselines.owt import owt
 from apportion.search.baselines.weights import MATMULS, choice, sample_axis
-from apportion.search.layers.layers import Hits
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Strategy
+from apportion.split import AxisEffects, Strategy
 
 SIDE_BY_SIDE = "aten.cat.default"
 
 
 def expert(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """What a person who knows the literature would do."""
-    hits, weights = Hits(problem.space), Weights(problem.space.graph)
+    effects, weights = AxisEffects(problem.space), Weights(problem.space.graph)
     attends = any(weights.attends(op) for op in weights.forward)
-    convolutions, matmuls = _operations(problem.space.graph, hits)
+    convolutions, matmuls = _operations(problem.space.graph, effects)
     if convolutions > (matmuls if weights.recurrent or attends else 0):
         return _noted(owt(problem), "a convolutional network: one weird trick")
     if weights.recurrent:
-        return _layers_over_devices(problem, weights, hits)
+        return _layers_over_devices(problem, weights, effects)
     if attends:
         return _noted(megatron(problem), "a network with attention: Megatron")
     return _noted(owt(problem), "no expert's kind of network: dense layers by features, as in owt")
@@ -58,27 +57,27 @@ def _noted(found: SearchResult, note: str) -> SearchResult:
     return replace(found, notes=(note, *found.notes))
 
 
-def _operations(graph: Graph, hits: Hits) -> tuple[float, float]:
+def _operations(graph: Graph, effects: AxisEffects) -> tuple[float, float]:
     """Those of the convolutions, and of the matmuls, of the forward pass."""
     convolutions = matmuls = 0.0
     for index, op in enumerate(graph.ops):
         if op.phase == FORWARD and op.kind == CONVOLUTION:
-            convolutions += hits.flops(index)
+            convolutions += effects.flops(index)
         elif op.phase == FORWARD and (op.kind in MATMULS or op.kind == ATTENTION):
-            matmuls += hits.flops(index)
+            matmuls += effects.flops(index)
     return convolutions, matmuls
 
 
 # Recurrent networks
 
 
-def _layers_over_devices(problem: Problem, weights: Weights, hits: Hits) -> SearchResult:
+def _layers_over_devices(problem: Problem, weights: Weights, effects: AxisEffects) -> SearchResult:
     space = problem.space
     layer = recurrent_layers(weights)
     samples = sample_classes(space)
     operations = [0.0] * (1 + max(layer))
     for op, number in enumerate(layer):
-        operations[number] += hits.flops(op)
+        operations[number] += effects.flops(op)
     nodes = _nodes(problem.cluster)
     place = places(nodes, operations)
     choices = tuple(

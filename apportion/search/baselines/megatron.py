@@ -30,9 +30,7 @@ from apportion.search.baselines.data import data, sample_classes
 from apportion.search.baselines.owt import owt
 from apportion.search.baselines.weights import (
     MATMULS,
-    SUMMED,
-    Groups,
-    Meetings,
+    DeviceGroups,
     Weight,
     aligned,
     choice,
@@ -42,7 +40,7 @@ from apportion.search.baselines.weights import (
     weights,
 )
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Layout, Space, Strategy, composites
+from apportion.split import PARTIAL, AxisEffects, Layout, Space, Strategy, composites
 
 WIDEST = 8  # devices that share a layer
 EMBEDDING, CONVOLUTION, ATTENTION = (
@@ -55,31 +53,31 @@ LOSSES = ("aten._log_softmax.default", "apportion.log_sum_exp")
 
 def megatron(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """Weights cut within hosts, samples over them."""
-    meetings = Meetings(problem.space)
-    found = weights(meetings)
-    inner, extents = _inner(meetings, found), _extents(problem.space)
-    if _convolutional(meetings, found) and not inner.recurrent:
+    effects = AxisEffects(problem.space)
+    found = weights(effects)
+    inner, extents = _inner(effects, found), _extents(problem.space)
+    if _convolutional(effects, found) and not inner.recurrent:
         return replace(owt(problem), notes=("a convolutional network: this is owt",))
     width = _width(problem.cluster, [extents[group] for group in inner.all])
     if width == 1:
         why = "no heads, widths and hosts divide evenly: this is data parallelism"
         return replace(data(problem), notes=(why,))
-    vocabulary = _vocabulary(meetings, found, width)
+    vocabulary = _vocabulary(effects, found, width)
     opening = _opening(problem.space, vocabulary)
     if opening:
-        meetings = Meetings(Space(problem.space.source, problem.space.digits, opening))
-        found = weights(meetings)
-        inner, vocabulary = _inner(meetings, found), _vocabulary(meetings, found, width)
-    space, samples = meetings.space, sample_classes(meetings.space)
-    lies = aligned(meetings, _stored(space, found, inner.all, vocabulary), samples)
+        effects = AxisEffects(Space(problem.space.source, problem.space.digits, opening))
+        found = weights(effects)
+        inner, vocabulary = _inner(effects, found), _vocabulary(effects, found, width)
+    space, samples = effects.space, sample_classes(effects.space)
+    lies = aligned(effects, _stored(space, found, inner.all, vocabulary), samples)
     groups = _groups(problem.cluster, width)
     choices, layouts = [], dict[int, Layout]()
     for op in range(len(space.graph.ops)):
         sample = sample_axis(space, op, samples)
-        tensor = tensor_axis(meetings, op, lies, inner.all | vocabulary)
+        tensor = tensor_axis(effects, op, lies, inner.all | vocabulary)
         choices.append(choice(space, op, groups, sample, tensor))
         if len(groups) > 1:
-            layouts |= reduced(meetings, op, choices[op], groups, sample, tensor)
+            layouts |= reduced(effects, op, choices[op], groups, sample, tensor)
     strategy = Strategy(tuple(choices), digits=space.digits, opening=space.opening)
     return SearchResult(replace(strategy, layouts=_needed(space, strategy, layouts)))
 
@@ -95,9 +93,9 @@ def _needed(space: Space, strategy: Strategy, layouts: dict[int, Layout]) -> dic
     }
 
 
-def _convolutional(meetings: Meetings, found: list[Weight]) -> bool:
+def _convolutional(effects: AxisEffects, found: list[Weight]) -> bool:
     """Whether there are convolutions, and no attention."""
-    graph = meetings.space.graph
+    graph = effects.space.graph
     kinds = {op.kind for op in graph.ops if op.phase == FORWARD}
     weighted = {weight.op for weight in found}
     attends = ATTENTION in kinds or any(
@@ -138,9 +136,9 @@ class _Inner:
         return self.paired | self.recurrent
 
 
-def _inner(meetings: Meetings, found: list[Weight]) -> _Inner:
-    space = meetings.space
-    stuck, summed = _stuck(meetings, found)
+def _inner(effects: AxisEffects, found: list[Weight]) -> _Inner:
+    space = effects.space
+    stuck, summed = _stuck(effects, found)
     makes = [[g for g in _classes(space, w.value, w.out) if g not in stuck] for w in found]
     sums = [[g for g in _classes(space, w.value, w.inner) if g not in stuck] for w in found]
     both = {g for side in makes for g in side} & {g for side in sums for g in side}
@@ -157,33 +155,33 @@ def _inner(meetings: Meetings, found: list[Weight]) -> _Inner:
     return _Inner(frozenset(chosen), frozenset(recurrent))
 
 
-def _stuck(meetings: Meetings, found: list[Weight]) -> tuple[set[int], set[int]]:
+def _stuck(effects: AxisEffects, found: list[Weight]) -> tuple[set[int], set[int]]:
     """Classes that some forward Op without a weight cannot be cut along, with those of samples; and
     those that one multiplies and sums over."""
-    space = meetings.space
+    space = effects.space
     weighted = {weight.op for weight in found}
     stuck, summed = set(sample_classes(space)), set[int]()
     for index, op in enumerate(space.graph.ops):
         if op.phase == FORWARD and index not in weighted:
             for position, axis in enumerate(space.axes(index)):
-                met = meetings.at(index, position)
-                if met is None:
+                effect = effects.of(index, position)
+                if effect is None or not space.cuttable(index)[position]:
                     stuck.add(axis.group)
-                elif op.kind in MATMULS and SUMMED in met.outputs:
+                elif op.kind in MATMULS and PARTIAL in effect.outputs:
                     summed.add(axis.group)
     return stuck, summed
 
 
-def _vocabulary(meetings: Meetings, found: list[Weight], width: int) -> frozenset[int]:
+def _vocabulary(effects: AxisEffects, found: list[Weight], width: int) -> frozenset[int]:
     """Rows of embeddings of the batch, and what the loss chooses among."""
-    space = meetings.space
+    space = effects.space
     samples, several = sample_classes(space), set[int]()
     for index, op in enumerate(space.graph.ops):
         if op.kind == EMBEDDING and sample_axis(space, index, samples) is not None:
             several |= {
                 space.axes(index)[axis].group
-                for axis, met in meetings.all(index)
-                if met.outputs[0] == SUMMED
+                for axis, effect in effects.legal(index)
+                if effect.outputs[0] == PARTIAL
             }
     judged = {
         group
@@ -237,7 +235,7 @@ def _width(cluster: Cluster, extents: Iterable[int]) -> int:
     return max(n for n in range(1, min(even, WIDEST) + 1) if even % n == 0)
 
 
-def _groups(cluster: Cluster, width: int) -> Groups:
+def _groups(cluster: Cluster, width: int) -> DeviceGroups:
     """The devices of every host, `width` by `width`."""
     hosts = [host.devices for host in cluster.hosts] or [tuple(range(len(cluster.devices)))]
     return [host[k : k + width] for host in hosts for k in range(0, len(host), width)]

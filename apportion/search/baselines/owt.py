@@ -13,7 +13,6 @@ from collections.abc import Collection
 
 from apportion.search.baselines.data import sample_classes
 from apportion.search.baselines.weights import (
-    Meetings,
     aligned,
     choice,
     sample_axis,
@@ -21,24 +20,24 @@ from apportion.search.baselines.weights import (
     weights,
 )
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Space, Strategy
+from apportion.split import AxisEffects, Space, Strategy
 
 
 def owt(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """Dense layers over features, all else over samples."""
     space = problem.space
     everywhere = range(problem.devices)
-    meetings, samples = Meetings(space), sample_classes(space)
+    effects, samples = AxisEffects(space), sample_classes(space)
     stored = {
         w.value: max(w.out, key=lambda atom: space.factors(w.value)[atom])
-        for w in weights(meetings)
+        for w in weights(effects)
         if w.out and len(space.graph.values[w.value].shape or ()) == 2
     }
-    lies = aligned(meetings, stored, samples)
+    lies = aligned(effects, stored, samples)
     features = _follows(space, {_class(space, v, atom) for v, atom in stored.items()})
     choices = []
     for op in range(len(space.graph.ops)):
-        tensor = tensor_axis(meetings, op, lies, features)
+        tensor = tensor_axis(effects, op, lies, features)
         if tensor is not None:
             choices.append(choice(space, op, [everywhere], None, tensor))
         else:

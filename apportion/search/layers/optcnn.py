@@ -27,12 +27,12 @@ from random import Random
 from time import monotonic
 
 from apportion.lower import lower
-from apportion.search.layers.summed_seconds import MOST_AXES, Costs, most_grids
+from apportion.search.layers.summed_seconds import Costs, most_grids
 from apportion.search.problem import Problem, Progress, SearchResult
 from apportion.search.tables.ascend import messages
 from apportion.search.tables.eliminate import Energy, TooWide, descend, eliminate
 from apportion.simulate import simulate
-from apportion.split import Strategy
+from apportion.split import MOST_AXES, Strategy
 
 WIDEST = 20_000_000  # entries of a table of the elimination
 DESCENTS = 20

@@ -8,7 +8,6 @@ of as many as needed where windows overlap). Equal Ops in equal grids share ever
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -26,12 +25,20 @@ from apportion.search.layers.exchange_seconds import Exchanges, Held, Wanted
 from apportion.search.layers.layers import UNMAPPED, find_layers
 from apportion.search.problem import Problem
 from apportion.search.tables.eliminate import Energy, Table
-from apportion.split import Choice, Strategy
+from apportion.split import (
+    PARTIAL,
+    Choice,
+    Grid,
+    Strategy,
+    axes_cut,
+    divisors,
+    one_cut,
+    part_grids,
+)
 
 Bools = npt.NDArray[np.bool_]
 Key = tuple[int, tuple[int, ...], int]  # an Op's call, its positions, its layer's grids
 
-MOST_AXES = 3  # of a layer that are cut at once
 MOST_GRIDS, LEAST_GRIDS = 96, 12  # of a layer, on 64 devices or fewer and on very many
 
 
@@ -65,19 +72,12 @@ def grids_of(extents: Sequence[int], devices: int, replicated: bool = True) -> G
 
     Of too many those on the most devices with the fewest cut axes are kept.
     """
-    divisors = _divisors(devices)
-    found: list[tuple[int, ...]] = [()]
-    for extent in extents:
-        found = [
-            (*row, d)
-            for row in found
-            for d in divisors
-            if d <= extent
-            and devices % (math.prod(row) * d) == 0
-            and sum(n > 1 for n in (*row, d)) <= MOST_AXES
-        ]
-    whole, *cut = found
-    cut.sort(key=lambda row: (-math.prod(row), sum(n > 1 for n in row)))
+    whole = (1,) * len(extents)
+    cut = [
+        grid
+        for count in divisors(devices)[:0:-1]
+        for grid in sorted(part_grids(extents, count), key=axes_cut)
+    ]
     kept = cut[: most_grids(devices) - 2]
     rows = [whole, *kept]
     if replicated and devices > 1:
@@ -94,10 +94,6 @@ def grids_of(extents: Sequence[int], devices: int, replicated: bool = True) -> G
     return Grids(degrees, index, used, len(cut) - len(kept))
 
 
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
-
-
 class Costs:
     """The layers of a step, their grids, and t_O as an Energy with a variable for each layer."""
 
@@ -106,10 +102,10 @@ class Costs:
         self.space = problem.space
         self.graph = problem.space.graph
         self.after = dict(self.graph.state)
-        divisors = _divisors(problem.devices)
+        counts = divisors(problem.devices)
         self.slots: Ints = np.zeros(problem.devices + 1, np.int64)  # of numbers of parts, in tables
-        self.slots[divisors] = np.arange(len(divisors))
-        self.layers, self.hits = find_layers(self.space)
+        self.slots[counts] = np.arange(len(counts))
+        self.layers, self.effects = find_layers(self.space)
         self.exchanges = Exchanges(problem.cluster, summed=paper)
         self.grids: list[Grids] = []
         self._grids: dict[tuple[int, ...], int] = {}
@@ -150,24 +146,24 @@ class Costs:
         key = (self.space.call_ids[op], position)
         if key not in self._degrees:
             extent, devices = self.space.axes(op)[position].extent, self.problem.devices
-            some = [d for d in _divisors(devices) if 1 < d <= extent]
-            hit = self.hits.of(op, position)
-            if hit is None:
+            some = [d for d in divisors(devices) if 1 < d <= extent]
+            effect = self.effects.of(op, position)
+            if effect is None:
                 some = []
-            elif hit.window:
+            elif effect.windows:
                 some = [d for d in some if self.space.allows(op, self._parts(op, position, d))]
             self._degrees[key] = some
         return self._degrees[key]
 
-    def _parts(self, op: int, position: int, degree: int) -> list[int]:
-        return [degree if k == position else 1 for k in range(len(self.space.axes(op)))]
+    def _parts(self, op: int, position: int, degree: int) -> Grid:
+        return one_cut(len(self.space.axes(op)), position, degree)
 
     def _aligned(self, extent: int) -> Ints:
         """Ranges by number of parts and part."""
         found = self._tables.get(extent)
         if found is None:
             found = self._tables[extent] = self._uncut(extent)
-            for degree in _divisors(self.problem.devices):
+            for degree in divisors(self.problem.devices):
                 if degree <= extent:
                     ranges = [part_range(extent, degree, k) for k in range(degree)]
                     found[self.slots[degree], :degree] = ranges
@@ -175,8 +171,8 @@ class Costs:
 
     def _uncut(self, extent: int) -> Ints:
         devices = self.problem.devices
-        counts = len(_divisors(devices))
-        return np.tile(np.array([0, extent], np.int64), (counts, devices, 1))
+        rows = len(divisors(devices))
+        return np.tile(np.array([0, extent], np.int64), (rows, devices, 1))
 
     def _picked(self, op: int, position: int, label: int, place: int, atom: int) -> Ints:
         """The ranges of an atom on all devices in all grids."""
@@ -201,12 +197,12 @@ class Costs:
         found = self._ranges.get(key)
         if found is not None:
             return found
-        hit = self.hits.of(op, position)
-        assert hit is not None
+        effect = self.effects.of(op, position)
+        assert effect is not None
         ends = self.graph.ops[op]
         value = ends.inputs[place] if place >= 0 else ends.outputs[-1 - place]
         extent = self.space.factors(value)[atom]
-        if (place, atom) not in hit.window:
+        if (place, atom) not in effect.windows:
             table = self._aligned(extent)
         else:
             table = self._uncut(extent)
@@ -238,11 +234,11 @@ class Costs:
             box[...] = whole.parts[0].inputs[place]
             cut = set(range(len(factors)))
         for label, position in enumerate(positions):
-            hit = None if position == UNMAPPED else self.hits.of(op, position)
-            if hit is None:
+            effect = None if position == UNMAPPED else self.effects.of(op, position)
+            if effect is None:
                 continue
-            touched = (*hit.cut, *hit.window) if place >= 0 else hit.left
-            for where, atom in touched:
+            cuts = (*effect.aligned, *effect.windows) if place >= 0 else effect.written
+            for where, atom in cuts:
                 if where == (place if place >= 0 else -1 - place):
                     mine = self._picked(op, position, label, place, atom)
                     if atom in cut:
@@ -256,8 +252,8 @@ class Costs:
 
     def _is_partly_read(self, op: int, positions: Sequence[int]) -> bool:
         """Whether the whole Op may read less than the whole of its inputs, as a slice does."""
-        hits = [self.hits.of(op, position) for position in positions if position != UNMAPPED]
-        return not hits or any(hit is not None and (hit.window or hit.partly) for hit in hits)
+        effects = [self.effects.of(op, position) for position in positions if position != UNMAPPED]
+        return not effects or any(e is not None and (e.windows or e.reads_slice) for e in effects)
 
     def _able(self, op: int, position: int, grids: Grids, label: int) -> Ints:
         """Parts of an axis in every grid: 1 where it cannot be cut into as many."""
@@ -280,8 +276,8 @@ class Costs:
         grids = self.grids[layer]
         term, terms = np.zeros(grids.used.shape, np.int64), np.ones(grids.rows, np.int64)
         for label, position in enumerate(positions):
-            hit = None if position == UNMAPPED else self.hits.of(op, position)
-            if hit is not None and place in hit.partial:
+            effect = None if position == UNMAPPED else self.effects.of(op, position)
+            if effect is not None and effect.outputs[place] == PARTIAL:
                 able = self._able(op, position, grids, label)
                 term = term * able[:, None] + grids.index[:, :, label] % able[:, None]
                 terms = terms * able
@@ -381,10 +377,10 @@ class Costs:
         description = lookup(ends.kind)
         if description is not None and description.alias:
             return nothing, nothing
-        flops = np.full(grids.used.shape, self.hits.flops(op))
+        flops = np.full(grids.used.shape, self.effects.flops(op))
         for label, position in enumerate(positions):
-            hit = None if position == UNMAPPED else self.hits.of(op, position)
-            if hit is not None and hit.divides:
+            effect = None if position == UNMAPPED else self.effects.of(op, position)
+            if effect is not None and effect.divides_work:
                 extent = self.space.axes(op)[position].extent
                 mine = self._pick(op, position, label, self._aligned(extent))
                 flops *= (mine[..., 1] - mine[..., 0]) / extent

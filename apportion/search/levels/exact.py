@@ -43,6 +43,7 @@ from apportion.search.levels.sites import find_sites
 from apportion.search.levels.tofu import notes, or_data, partition
 from apportion.search.problem import Problem, Progress, SearchResult
 from apportion.search.tables.linear import Certificate, solve
+from apportion.split import PARTIAL, AxisEffects
 
 ENTRIES = 40_000_000  # of all tables of a joint energy
 TIES = 0.6e-3  # bytes by which a choice of a site is preferred to another at most, per level
@@ -105,18 +106,13 @@ def _added_first(levels: Levels) -> float:
     """Bytes that lowering may save where a plan leaves a sum of partial Values whole: the terms are
     added before they are reduced (termwise.py), and levels have each reduced by itself."""
     space, sites = levels.sites.space, levels.sites
-    graph, total = space.graph, 0.0
+    graph, effects, total = space.graph, AxisEffects(space), 0.0
     devices = math.prod(levels.factors)
     partial: set[int] = set()
     for index, op in enumerate(graph.ops):
-        halves = [
-            space.split(index, [2 if n == k else 1 for n in range(len(space.groups(index)))])
-            for k, able in enumerate(space.cuttable(index))
-            if able
-        ]
-        partial |= {
-            value for n, value in enumerate(op.outputs) if any(h.terms[n] > 1 for h in halves)
-        }
+        for _, effect in effects.legal(index):
+            several = zip(op.outputs, effect.outputs, strict=True)
+            partial |= {value for value, cut in several if cut == PARTIAL}
         terms = [value for value in op.inputs if value in partial]
         if terms and sites.uncut[sites.op_site[index]] and is_linear(op):
             partial.update(op.outputs)

@@ -34,9 +34,10 @@ import numpy.typing as npt
 
 from apportion.columns import compiled
 from apportion.search.levels.level_places import banned, scattered
-from apportion.search.levels.sites import COPY, OP, PARTIAL, WHOLE, Sites
+from apportion.search.levels.sites import COPY, OP, Sites
 from apportion.search.tables.eliminate import CAP, Shared, TooWide, descend, solve
 from apportion.search.tables.elimination_steps import Program, program
+from apportion.split import PARTIAL, WHOLE
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ one, with their bytes added. All is in columns: a step has ten thousand of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -35,16 +35,15 @@ from apportion.describe import (
 )
 from apportion.graph import UPDATE
 from apportion.search.baselines.data import sample_classes
-from apportion.split import Short, Space, Split
+from apportion.split import PARTIAL, SEVERAL, WHOLE, AxisEffects, Short, Space
 
-WHOLE, PARTIAL, FIRST = -1, -2, -3
 OP, STORE, COPY = 0, 1, 2
 MINOR = 0.002  # an Op that does less of the step's work than this may run whole everywhere
 
 Ints = npt.NDArray[np.int64]
-Hits = tuple[tuple[int, float], ...]
-"""Per choice the atom cut, or WHOLE, PARTIAL, FIRST; and the halo: what two neighbouring parts both
-read, as a share of what the Op reads."""
+ValueCuts = tuple[tuple[int, float], ...]
+"""How each choice of a site cuts one Value: the atom, or WHOLE, PARTIAL or FIRST_ONLY; and the
+halo, what two neighbouring parts both read, as a share of what the Op reads."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Sites:
     extents         per class; rigid: cut once, contiguously, since windows and slices run over it
     placed          pairs (site, class): Ops whose parts must each be one range of a class, since
                     the place along it is a value, such as the number of a word
-    patterns        distinct pairs of hits: per choice of the source, per choice of the target
+    patterns        distinct pairs of ValueCuts: how the source cuts a Value, and the target
     """
 
     space: Space
@@ -77,7 +76,7 @@ class Sites:
     op_site: Ints
     store: dict[int, int]
     copy: dict[int, int]
-    patterns: tuple[tuple[Hits, Hits], ...]
+    patterns: tuple[tuple[ValueCuts, ValueCuts], ...]
     source: Ints
     target: Ints
     pattern: Ints
@@ -157,6 +156,7 @@ class _Finder:
         self.graph = space.graph
         self.after = dict(self.graph.state)
         self.before = {after: before for before, after in self.graph.state}
+        self.effects = AxisEffects(space)
         self.samples = sample_classes(space)
         self.kind: list[int] = []
         self.first: list[int] = []
@@ -169,7 +169,7 @@ class _Finder:
         self.op_site: list[int] = []
         self.store: dict[int, int] = {}
         self.copy: dict[int, int] = {}
-        self.distinct: dict[Hits, int] = {}
+        self.distinct: dict[ValueCuts, int] = {}
         self.shares: dict[object, float] = {}
         self.calls: list[_Call | None] = [None] * (max(space.alike, default=-1) + 1)
         self.minor = MINOR * sum(self._call(op).work for op in range(len(self.graph.ops)))
@@ -219,30 +219,25 @@ class _Finder:
     def _study(self, op: int) -> _Call:
         space = self.space
         axes = space.axes(op)
-        able = tuple(k for k, yes in enumerate(space.cuttable(op)) if yes)
-        whole = space.split(op, [1] * len(axes))
-        halves = {k: space.split(op, [2 if n == k else 1 for n in range(len(axes))]) for k in able}
+        effects = dict(self.effects.legal(op))
         if not self.reductions:
-            able = tuple(k for k in able if max(halves[k].terms, default=1) == 1)
-        it = self.graph.ops[op]
+            effects = {k: effect for k, effect in effects.items() if not effect.is_partial}
+        it, able, whole = self.graph.ops[op], tuple(effects), space.split(op, [1] * len(axes))
 
-        def hits(output: bool, position: int) -> int:
-            found = [hit(halves[k], whole, output, position) for k in able]
-            halos = [
-                0.0 if output or atom < 0 else _halo(halves[k], whole, position)
-                for k, atom in zip(able, found, strict=True)
-            ]
-            key = (*zip(found, halos, strict=True), (WHOLE, 0.0))
-            return self.distinct.setdefault(key, len(self.distinct))
+        def numbered(cuts: Iterable[tuple[int, float]]) -> int:
+            """The number of a Value's cuts. Of a Value that is cut along several atoms at once a
+            part is taken to need the whole."""
+            known = [(WHOLE if atom == SEVERAL else atom, halo) for atom, halo in cuts]
+            return self.distinct.setdefault((*known, (WHOLE, 0.0)), len(self.distinct))
 
         description = lookup(it.kind)
-        outputs = range(len(it.outputs))
+        inputs, outputs = range(len(it.inputs)), range(len(it.outputs))
         return _Call(
             able,
             tuple(axes[k].extent for k in able),
-            tuple(hits(False, n) for n in range(len(it.inputs))),
-            tuple(hits(True, n) for n in outputs),
-            tuple(any(halves[k].terms[n] > 1 for k in able) for n in outputs),
+            tuple(numbered((e.inputs[n], e.halos[n]) for e in effects.values()) for n in inputs),
+            tuple(numbered((e.outputs[n], 0.0) for e in effects.values()) for n in outputs),
+            tuple(any(e.outputs[n] == PARTIAL for e in effects.values()) for n in outputs),
             tuple(
                 _share(region, space.factors(value))
                 for region, value in zip(whole.parts[0].inputs, it.inputs, strict=True)
@@ -557,33 +552,9 @@ def covered(boxes: frozenset[Box]) -> int:
     return total
 
 
-def _halo(halves: Split, whole: Split, position: int) -> float:
-    """What both halves read of an input, as a share of what the Op reads."""
-    parts = sum(volume(part.inputs[position]) for part in halves.parts)
-    return max(0.0, parts / max(volume(whole.parts[0].inputs[position]), 1) - 1)
-
-
 def _share(region: Box, factors: Factors) -> float:
     """The share of a Value that a region of it is."""
     share = 1.0
     for (low, high), factor in zip(region, factors, strict=True):
         share *= (high - low) / max(factor, 1)
     return share
-
-
-def hit(split: Split, whole: Split, output: bool, position: int) -> int:
-    """How a split in two hits one input or output: the atom that it cuts, or WHOLE, PARTIAL,
-    FIRST."""
-    first, second = split.parts
-    if output:
-        if split.terms[position] > 1:
-            return PARTIAL
-        a, b = first.outputs[position], second.outputs[position]
-        full = whole.parts[0].outputs[position]
-    else:
-        if position in second.zeros:
-            return FIRST
-        a, b = first.inputs[position], second.inputs[position]
-        full = whole.parts[0].inputs[position]
-    cut = [k for k, (x, y, z) in enumerate(zip(a, b, full, strict=True)) if not (x == z and y == z)]
-    return cut[0] if len(cut) == 1 else WHOLE

@@ -56,6 +56,7 @@ from apportion.split import (
     Space,
     Strategy,
     composites,
+    one_cut,
     shorten,
     space_of,
 )
@@ -219,7 +220,7 @@ def _cut_inside(levels: Levels) -> tuple[int, ...]:
             assert chosen is not None
             if chosen[site] < len(atoms):
                 cut = atoms[chosen[site]]
-                parts = [2 if k == cut else 1 for k in range(len(space.groups(index)))]
+                parts = one_cut(len(space.groups(index)), cut)
                 if max(space.split(index, parts).terms) > 1:
                     found.add(origins[index])
     return tuple(sorted(found))
@@ -261,7 +262,7 @@ def _partial_gradients(space: Space) -> tuple[set[int], int]:
     for index in range(len(space.graph.ops)):
         groups, able = space.groups(index), space.cuttable(index)
         cut = next((k for k, group in enumerate(groups) if group in samples and able[k]), -1)
-        parts = tuple([2 if k == cut else 1 for k in range(len(groups))])
+        parts = one_cut(len(groups), cut)
         choices.append(Choice(parts, (0, 1)))
         splits.append(space.split(index, parts))
         if cut >= 0:

@@ -31,8 +31,8 @@ from random import Random
 
 from apportion.graph import UPDATE
 from apportion.machine import Cluster
-from apportion.search.walks.units import Choices, Cuts, Members, Mesh, degrees_of
-from apportion.split import Choice
+from apportion.search.walks.units import Choices, Cuts, Members, Mesh
+from apportion.split import Choice, Grid, axes_cut, divisors, part_grids
 
 KINDS = {"op": 4, "group": 4, "layer": 4, "cell": 4, "alike": 1, "edge": 6, "state": 1,
          "sweep": 6}  # fmt: skip
@@ -59,7 +59,7 @@ class Moves:
         self.space = members.space
         self.choices = choices
         self.devices = len(cluster.devices)
-        self.counts = _counts(self.devices)
+        self.counts = tuple(divisors(self.devices))
         self.hosts = [tuple(host.devices) for host in cluster.hosts]
         graph = self.space.graph
         self._able: dict[int, tuple[tuple[int, ...], tuple[Cuts, ...]]] = {}  # by Op
@@ -193,7 +193,7 @@ class Moves:
         for cells in families:
             classes = self.members.classes(cells[0])
             extents = tuple(classes.values())
-            several = [row for rows in _degrees(extents, self.devices)[:2] for row in rows]
+            several = [row for rows in _grids_by_axes(extents, self.devices)[:2] for row in rows]
             for degrees in (*several, (1,) * len(extents)):
                 mesh = (degrees, where)
                 found: Choices = {}
@@ -264,7 +264,7 @@ class Moves:
     def _mesh(self, extents: tuple[int, ...], rng: Random) -> Mesh:
         count = rng.choice(self.counts) if rng.random() < 0.85 else rng.randint(1, self.devices)
         where = self._where(count, rng)
-        several = _degrees(extents, count)
+        several = _grids_by_axes(extents, count)
         if not several or rng.random() < WHOLE:
             return (1,) * len(extents), where
         return rng.choice(rng.choice(several)), where
@@ -295,15 +295,10 @@ def _drawn(sums: Sequence[float], rng: Random) -> int:
     return min(bisect_right(sums, rng.random() * sums[-1]), len(sums) - 1)
 
 
-def _counts(devices: int) -> tuple[int, ...]:
-    """Numbers of devices that divide all."""
-    return tuple(n for n in range(1, devices + 1) if devices % n == 0)
-
-
 @lru_cache(maxsize=4096)
-def _degrees(extents: tuple[int, ...], count: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Degrees whose product is `count`, by how many axes are cut, fewest first."""
-    found: dict[int, list[tuple[int, ...]]] = {}
-    for row in degrees_of(extents, count):
-        found.setdefault(sum(n > 1 for n in row), []).append(row)
+def _grids_by_axes(extents: tuple[int, ...], count: int) -> tuple[tuple[Grid, ...], ...]:
+    """Grids of `count` parts, those that cut the fewest axes first."""
+    found: dict[int, list[Grid]] = {}
+    for grid in part_grids(extents, count):
+        found.setdefault(axes_cut(grid), []).append(grid)
     return tuple(tuple(found[n]) for n in sorted(found))

@@ -16,8 +16,8 @@ from itertools import permutations
 
 from apportion.graph import FORWARD
 from apportion.search.baselines.op_placement import prefix
-from apportion.search.layers.layers import UNMAPPED, Hits, Layer, find_layers
-from apportion.split import Choice, Space
+from apportion.search.layers.layers import UNMAPPED, Layer, find_layers
+from apportion.split import Choice, Space, divisors, part_grids
 
 Mesh = tuple[tuple[int, ...], tuple[int, ...]]
 """Degrees per label of a layer, and the device of every place."""
@@ -27,8 +27,6 @@ Choices = dict[int, Choice]
 
 Cuts = tuple[int, tuple[int, ...]]
 """An Op, and which of its axes each label of a mesh is."""
-
-MOST_AXES = 3  # that are cut at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,7 @@ class Members:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.layers: list[Layer]
-        self.hits: Hits
-        self.layers, self.hits = find_layers(space, apart=True)
+        self.layers: list[Layer] = find_layers(space, apart=True)[0]
         self.home = [0] * len(space.graph.ops)
         self.positions: list[tuple[int, ...]] = [()] * len(space.graph.ops)
         for number, layer in enumerate(self.layers):
@@ -247,19 +243,6 @@ def _arranged(
     return places
 
 
-def degrees_of(extents: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """All ways to cut axes of these extents into `count` parts, few axes at once."""
-    found: list[tuple[tuple[int, ...], int]] = [((), count)]
-    for extent in extents:
-        found = [
-            ((*row, d), left // d)
-            for row, left in found
-            for d in range(1, min(extent, left) + 1)
-            if left % d == 0 and sum(n > 1 for n in (*row, d)) <= MOST_AXES
-        ]
-    return [row for row, left in found if left == 1]
-
-
 def layer_units(space: Space, devices: int, any_devices: bool = True) -> list[Unit]:
     """Every layer with all its grids over sample, attribute and parameter axes, of every number of
     parts that divides the devices, in every order on any of the devices; or only on blocks of
@@ -294,9 +277,8 @@ def _unit(name: str, several: Sequence[Choices]) -> Unit:
 def _meshes(extents: Sequence[int], devices: int, any_devices: bool) -> list[Mesh]:
     found = [
         (degrees, where)
-        for count in range(1, devices + 1)
-        if devices % count == 0
-        for degrees in degrees_of(extents, count)
+        for count in divisors(devices)
+        for degrees in part_grids(extents, count)
         for where in _placements(devices, count, any_devices)
     ]
     return [*found, ((1,) * len(extents), tuple(range(devices)))]
