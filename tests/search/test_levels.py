@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from graphs import captured, problem
 
+from apportion.columns import distinct_rows
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster, first
 from apportion.search import METHODS
@@ -24,7 +25,6 @@ from apportion.search.levels.levels import (
     Levels,
     Objective,
     fewest_bytes,
-    intern,
     polish,
     recurse,
 )
@@ -132,11 +132,11 @@ def test_extents_that_nothing_divides_are_cut(spec: str, devices: int) -> None:
 
 def test_equal_rows_are_one() -> None:
     rows = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [np.inf, 0.0]])
-    index, inverse = intern(rows)
+    index, inverse = distinct_rows(rows)
     assert np.array_equal(rows[index[inverse]], rows)
     assert len(index) == 3
     marks = np.array([[True, False] * 5, [False, True] * 5, [True, False] * 5])
-    index, inverse = intern(marks)
+    index, inverse = distinct_rows(marks)
     assert len(index) == 2 and np.array_equal(marks[index[inverse]], marks)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from apportion.columns import (
+    Bools,
     Floats,
     Ints,
     compiled,
@@ -31,8 +32,6 @@ from apportion.columns import (
 from apportion.describe import Factors
 from apportion.machine import Cluster, all_reduce_profile
 from apportion.split import grid
-
-Bools = npt.NDArray[np.bool_]
 
 LINKS, DEVICE, SUMMED = 0, 1, 2
 

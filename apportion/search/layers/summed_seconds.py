@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from apportion.columns import (
+    Bools,
     Floats,
     Ints,
 )
@@ -36,7 +36,6 @@ from apportion.split import (
     part_grids,
 )
 
-Bools = npt.NDArray[np.bool_]
 Key = tuple[int, tuple[int, ...], int]  # an Op's call, its positions, its layer's grids
 
 MOST_GRIDS, LEAST_GRIDS = 96, 12  # of a layer, on 64 devices or fewer and on very many

@@ -13,10 +13,10 @@ tensors to decide on.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from apportion.columns import Bools, Floats, Ints
 from apportion.search.levels.level_grids import result
-from apportion.search.levels.levels import Floats, Levels, fewest_bytes
+from apportion.search.levels.levels import Levels, fewest_bytes
 from apportion.search.levels.sites import OP
 from apportion.search.levels.tofu import sites_of
 from apportion.search.problem import Problem, SearchResult
@@ -63,7 +63,7 @@ def spartan(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchRe
     return result(levels)
 
 
-def _one_cut(problem: Problem) -> tuple[Levels, Shared, npt.NDArray[np.bool_]]:
+def _one_cut(problem: Problem) -> tuple[Levels, Shared, Bools]:
     sites = sites_of(problem.space, shared=False)
     levels = Levels(sites, (problem.devices,), fewest_bytes(1))
     shared, domains = levels.energy([0])
@@ -79,9 +79,7 @@ def _near(shared: Shared) -> list[list[tuple[int, Floats]]]:
     return near
 
 
-def _given(
-    shared: Shared, near: list[list[tuple[int, Floats]]], picks: npt.NDArray[np.int64], site: int
-) -> Floats:
+def _given(shared: Shared, near: list[list[tuple[int, Floats]]], picks: Ints, site: int) -> Floats:
     """What each choice of a site costs given those made."""
     costs: Floats = shared.tables[shared.unary[site]].copy()
     for other, table in near[site]:

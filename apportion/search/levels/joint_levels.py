@@ -16,14 +16,12 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
+from apportion.columns import Bools, Ints
 from apportion.search.levels.levels import Levels
 from apportion.search.levels.sites import Sites
 from apportion.search.tables.eliminate import Shared
 
-Ints = npt.NDArray[np.int64]
-Marks = npt.NDArray[np.bool_]
 Sets = tuple[frozenset[int], ...]
 
 LARGEST = 1500  # joint choices of the widest site
@@ -135,11 +133,11 @@ def width_of(sites: Sites) -> int:
     return int(sites.choices.max(initial=1))
 
 
-def domains_of(sites: Sites, window: Sequence[int], sets: Sequence[Sets]) -> Marks:
+def domains_of(sites: Sites, window: Sequence[int], sets: Sequence[Sets]) -> Bools:
     """Which joint choices of these levels each site has, choices padded to the widest site, if each
     of its classes may be cut by the levels of one of the class's sets."""
     found = np.zeros((len(sites), width_of(sites) ** len(window)), np.bool_)
-    known: dict[tuple[int, ...], Marks] = {}
+    known: dict[tuple[int, ...], Bools] = {}
     ends, classes = sites.at.tolist(), sites.classes.tolist()
     for site, uncut in enumerate(sites.uncut.tolist()):
         own = classes[ends[site] : ends[site + 1] - 1]
@@ -152,13 +150,13 @@ def domains_of(sites: Sites, window: Sequence[int], sets: Sequence[Sets]) -> Mar
 
 def _domain(
     sites: Sites, classes: Sequence[int], uncut: bool, window: Sequence[int], sets: Sequence[Sets]
-) -> Marks:
+) -> Bools:
     """The joint choices of a site: its classes are independent, each needs a set that has all
     levels that cut it and none at which the site is whole, unless it may be."""
     width, bits = width_of(sites), 1 << np.arange(len(window))
     choices = np.stack(np.unravel_index(np.arange(width ** len(window)), (width,) * len(window)), 1)
     whole = (choices == len(classes)) @ bits
-    found: Marks = np.asarray((choices <= len(classes)).all(axis=1))
+    found: Bools = np.asarray((choices <= len(classes)).all(axis=1))
     kinds = np.array([*classes, *[-1] * (width - len(classes))])[choices]
     for group in set(classes):
         used = (kinds == group) @ bits
@@ -183,14 +181,14 @@ def entries(sites: Sites, window: Sequence[int], sets: Sequence[Sets]) -> float:
 
 def joint_energy(
     levels: Levels, window: Sequence[int], sets: Sequence[Sets]
-) -> tuple[Shared, Marks]:
+) -> tuple[Shared, Bools]:
     """The cost of these levels, given those decided besides, as a sum of tables over sites; and
     the joint choices that the values of each site are, in order."""
     domains = domains_of(levels.sites, window, sets)
     return levels._tables(window, domains), domains
 
 
-def picks_of(levels: Levels, window: Sequence[int], domains: Marks) -> Ints:
+def picks_of(levels: Levels, window: Sequence[int], domains: Bools) -> Ints:
     """The values that the decided levels are; the first value of a site where they are none."""
     joint = np.zeros(len(levels.sites), np.int64)
     for n in window:
@@ -203,7 +201,7 @@ def picks_of(levels: Levels, window: Sequence[int], domains: Marks) -> Ints:
 
 
 def levels_of(
-    levels: Levels, window: Sequence[int], domains: Marks, picks: Sequence[int]
+    levels: Levels, window: Sequence[int], domains: Bools, picks: Sequence[int]
 ) -> Levels:
     """The levels, these ones decided as a choice of the joint energy says."""
     found = Levels(levels.sites, levels.factors, levels.objective, list(levels.chosen))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from apportion.columns import Ints, distinct_rows
 from apportion.describe import Refused
 from apportion.search.levels.level_places import cuts, divided
-from apportion.search.levels.levels import Ints, Levels, intern
+from apportion.search.levels.levels import Levels
 from apportion.search.problem import SearchResult
 from apportion.split import Choice, Layout, Space, Strategy, whole
 
@@ -54,7 +55,7 @@ class _Maker:
         self.picked = np.stack([c for c in levels.chosen if c is not None], axis=1)
         self.digits = self._digits()
         self.sign = self._signs()
-        self.row_of = intern(self.picked)[1].tolist()
+        self.row_of = distinct_rows(self.picked)[1].tolist()
         self.rows = self.picked.tolist()
         self.choices: dict[tuple[object, ...], Choice] = {}
         self.layouts: dict[tuple[object, ...], Layout] = {}

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from apportion.columns import Bools, Ints
 from apportion.search.levels.sites import Sites
 
-Ints = npt.NDArray[np.int64]
 Sets = set[frozenset[int]]
 
 
@@ -66,7 +65,7 @@ def scattered(sites: Sites, chosen: Mapping[int, Ints], factors: Sequence[int]) 
     return False
 
 
-def banned(sites: Sites, others: Mapping[int, Ints], every: bool) -> npt.NDArray[np.bool_]:
+def banned(sites: Sites, others: Mapping[int, Ints], every: bool) -> Bools:
     """Choices of one more level without which it scatters nothing: an Op that must know its place
     along a class cuts it there only if no such Op cuts it at more of the other levels; with
     `every`, no such Op does."""

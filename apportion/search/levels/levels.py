@@ -30,18 +30,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from apportion.columns import compiled
+from apportion.columns import Bools, Floats, Ints, distinct_rows
 from apportion.search.levels.level_places import banned, scattered
 from apportion.search.levels.sites import COPY, OP, Sites
 from apportion.search.tables.eliminate import CAP, Shared, TooWide, descend, solve
-from apportion.search.tables.elimination_steps import Program, program
+from apportion.search.tables.elimination_steps import EliminationOrder, elimination_order
 from apportion.split import PARTIAL, WHOLE
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
 
 PASSES = 60  # of messages, where elimination is too wide
 GAIN = 1e-4  # improvements below this share do not keep polishing alive
@@ -76,7 +71,7 @@ class Levels:
     objective: Objective
     chosen: list[Ints | None] = field(default_factory=list)
     exact: bool = True
-    steps: Program | None = None
+    steps: EliminationOrder | None = None
 
     def __post_init__(self) -> None:
         self.chosen = self.chosen or [None] * len(self.factors)
@@ -219,12 +214,12 @@ class Levels:
             return 0.0
         return after - before
 
-    def _decide(self, levels: Sequence[int], domains: npt.NDArray[np.bool_], cap: int) -> None:
+    def _decide(self, levels: Sequence[int], domains: Bools, cap: int) -> None:
         shared = self._tables(levels, domains)
         try:
             steps = self._program(cap)
             if not steps.whole:  # made for wider domains
-                steps = program(shared.sizes, shared.edges, float(cap))
+                steps = elimination_order(shared.sizes, shared.edges, float(cap))
             picks, _ = solve(shared, steps, cap)
         except TooWide:
             if len(levels) > 1:
@@ -237,26 +232,26 @@ class Levels:
         for level, chosen in zip(levels, old, strict=True):
             self.chosen[level] = chosen
 
-    def _program(self, cap: int) -> Program:
+    def _program(self, cap: int) -> EliminationOrder:
         """The steps of elimination for any level, made for domains that nothing has narrowed."""
         if self.steps is None:
             fresh = Levels(self.sites, self.factors, self.objective)  # what 2 can cut, 3 may not
             domains = fresh._domains([self.factors.index(min(self.factors))])
             sizes = domains.sum(axis=1).astype(np.int64)
-            self.steps = program(sizes, self._edges.ends, float(cap))
+            self.steps = elimination_order(sizes, self._edges.ends, float(cap))
         return self.steps
 
-    def energy(self, levels: Sequence[int]) -> tuple[Shared, npt.NDArray[np.bool_]]:
+    def energy(self, levels: Sequence[int]) -> tuple[Shared, Bools]:
         """The cost of these levels given those decided, as tables over sites; and which joint
         choices of each site its values are, in order."""
         domains = self._domains(levels)
         return self._tables(levels, domains), domains
 
-    def take(self, levels: Sequence[int], domains: npt.NDArray[np.bool_], picks: Ints) -> None:
+    def take(self, levels: Sequence[int], domains: Bools, picks: Ints) -> None:
         """Decides these levels by values of their `energy`."""
         self._take(levels, domains, np.asarray(picks, np.int64))
 
-    def _take(self, levels: Sequence[int], domains: npt.NDArray[np.bool_], picks: Ints) -> None:
+    def _take(self, levels: Sequence[int], domains: Bools, picks: Ints) -> None:
         order = np.argsort(~domains, axis=1, kind="stable")
         joint = order[np.arange(len(picks)), picks]
         width = self._width
@@ -268,9 +263,7 @@ class Levels:
     def _width(self) -> int:
         return int(self.sites.choices.max(initial=1))
 
-    def _domains(
-        self, levels: Sequence[int], without: npt.NDArray[np.bool_] | None = None
-    ) -> npt.NDArray[np.bool_]:
+    def _domains(self, levels: Sequence[int], without: Bools | None = None) -> Bools:
         """Which (joint) choices each site has, choices padded to the widest site; none `without`
         which it should do."""
         sites, width = self.sites, self._width
@@ -286,7 +279,7 @@ class Levels:
             domain = (domain[:, :, None] & one[:, None, :]).reshape(len(rows), -1)
         return domain
 
-    def _allowed(self, levels: Sequence[int]) -> list[npt.NDArray[np.bool_]]:
+    def _allowed(self, levels: Sequence[int]) -> list[Bools]:
         """Per level the classes that it may cut, whatever the others of these levels take."""
         sites = self.sites
         divided = np.ones(len(sites.extents), np.int64)  # by levels that divide evenly
@@ -313,14 +306,14 @@ class Levels:
         uneven[taken[~even]] = k
         times[taken] += 1
 
-    def _tables(self, levels: Sequence[int], domains: npt.NDArray[np.bool_]) -> Shared:
+    def _tables(self, levels: Sequence[int], domains: Bools) -> Shared:
         """The cost as a function of these levels' choices."""
         sites = self.sites
         rho, phi = self._coefficients(levels)
-        kinds, kind_of = intern(domains)
+        kinds, kind_of = distinct_rows(domains)
         lists = [np.flatnonzero(row) for row in domains[kinds]]
         a, b = kind_of[sites.source], kind_of[sites.target]
-        flows, flow_of = intern(
+        flows, flow_of = distinct_rows(
             np.stack([sites.pattern, rho, phi, sites.count, a, b], axis=1).astype(np.float64)
         )
         made = [self._table(levels, n, rho, phi, lists[a[n]], lists[b[n]]) for n in flows]
@@ -328,13 +321,13 @@ class Levels:
         for flow in self._edges.selves:
             site, table = sites.source[flow], made[flow_of[flow]]
             costs[site, domains[site]] += np.diagonal(table)
-        unary, unary_of = intern(costs)
+        unary, unary_of = distinct_rows(costs)
         tables = [costs[n, domains[n]] for n in unary]
         edges = self._edges
         signs = np.full(edges.rows.shape, -1, np.int64)
         signs[edges.rows >= 0] = flow_of[edges.flows] * 2 + edges.turned
         signs.sort(axis=1)
-        distinct, pairs = intern(signs)
+        distinct, pairs = distinct_rows(signs)
         pairs += len(tables)
         for edge in distinct:
             own = [_turned(made[s >> 1], s & 1) for s in signs[edge].tolist() if s >= 0]
@@ -380,7 +373,7 @@ class Levels:
         fixed = self.objective.fixed
         return fixed[level] * float(self.sites.count[flow]) if fixed else 0.0
 
-    def _costs(self, levels: Sequence[int], domains: npt.NDArray[np.bool_]) -> Floats:
+    def _costs(self, levels: Sequence[int], domains: Bools) -> Floats:
         """The burden of each (joint) choice of each site, and what breaks ties: long classes
         first, so that none is used up; state sharded; samples cut."""
         sites, width = self.sites, self._width
@@ -409,7 +402,7 @@ class Levels:
             total = total + burden
         return np.where(domains, total, np.inf)  # so that rows of other domains differ
 
-    def _passed(self, shared: Shared, domains: npt.NDArray[np.bool_]) -> tuple[Ints, bool]:
+    def _passed(self, shared: Shared, domains: Bools) -> tuple[Ints, bool]:
         """Where elimination is too wide: message passing, from a descent that begins with cutting
         samples; and whether the result is proven to be the optimum."""
         from apportion.search.tables.ascend import messages  # needs scipy
@@ -431,7 +424,7 @@ def recurse(
     factors: Sequence[int],
     objective: Objective | None = None,
     *,
-    steps: Program | None = None,
+    steps: EliminationOrder | None = None,
     cap: int = CAP,
 ) -> Levels:
     """Every level decided in order, given those before it; by the `steps` of other levels of these
@@ -547,48 +540,3 @@ def _outer_sum(a: Floats, b: Floats) -> Floats:
     """As np.kron, with + for *."""
     rows, columns = a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]
     return (a[:, None, :, None] + b[None, :, None, :]).reshape(rows, columns)
-
-
-def intern(rows: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
-    """One index of each distinct row, and for each row which of these it equals."""
-    data = np.ascontiguousarray(rows)
-    if data.dtype == np.bool_:
-        data = np.packbits(data, axis=1)
-        pad = -data.shape[1] % 8
-        data = np.pad(data, ((0, 0), (0, pad)))
-    first, which = _intern(data.view(np.int64).reshape(len(data), -1))
-    return first, which
-
-
-@compiled
-def _intern(words: Ints) -> tuple[Ints, Ints]:
-    count, width = words.shape
-    room = 16
-    while room < 2 * count:
-        room *= 2
-    slots = np.full(room, -1, np.int64)
-    first = np.empty(count, np.int64)
-    which = np.empty(count, np.int64)
-    found = 0
-    for row in range(count):
-        code = np.int64(1469598103934665603)
-        for k in range(width):
-            code = (code ^ words[row, k]) * np.int64(1099511628211)
-            code ^= code >> 29
-        slot = code & (room - 1)
-        while slots[slot] >= 0:
-            other = first[slots[slot]]
-            same = True
-            for k in range(width):
-                if words[other, k] != words[row, k]:
-                    same = False
-                    break
-            if same:
-                break
-            slot = (slot + 1) & (room - 1)
-        if slots[slot] < 0:
-            slots[slot] = found
-            first[found] = row
-            found += 1
-        which[row] = slots[slot]
-    return first[:found].copy(), which

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from apportion.columns import Floats
 from apportion.graph import BACKWARD, FORWARD, PARAMETER
-from apportion.search.levels.levels import Floats, Levels
+from apportion.search.levels.levels import Levels
 from apportion.search.levels.sites import COPY, OP, STORE, Sites
 
 ROUNDS = 6  # of bisection, after the price is high enough

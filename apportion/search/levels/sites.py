@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from apportion.columns import Bools, Floats, Ints
 from apportion.describe import (
     Access,
     Affine,
@@ -40,7 +40,6 @@ from apportion.split import PARTIAL, SEVERAL, WHOLE, AxisEffects, Short, Space
 OP, STORE, COPY = 0, 1, 2
 MINOR = 0.002  # an Op that does less of the step's work than this may run whole everywhere
 
-Ints = npt.NDArray[np.int64]
 ValueCuts = tuple[tuple[int, float], ...]
 """How each choice of a site cuts one Value: the atom, or WHOLE, PARTIAL or FIRST_ONLY; and the
 halo, what two neighbouring parts both read, as a share of what the Op reads."""
@@ -67,12 +66,12 @@ class Sites:
     first: Ints
     at: Ints
     classes: Ints
-    uncut: npt.NDArray[np.bool_]
+    uncut: Bools
     atoms: tuple[tuple[int, ...], ...]
     extents: Ints
-    rigid: npt.NDArray[np.bool_]
+    rigid: Bools
     placed: Ints
-    samples: npt.NDArray[np.bool_]
+    samples: Bools
     op_site: Ints
     store: dict[int, int]
     copy: dict[int, int]
@@ -80,8 +79,8 @@ class Sites:
     source: Ints
     target: Ints
     pattern: Ints
-    nbytes: npt.NDArray[np.float64]
-    count: npt.NDArray[np.float64]
+    nbytes: Floats
+    count: Floats
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -412,7 +411,7 @@ class _Finder:
             self.shares[boxes, self.space.atoms.dims[value]] = known
         return known
 
-    def _read(self) -> tuple[Ints, Ints, npt.NDArray[np.float64], Ints]:
+    def _read(self) -> tuple[Ints, Ints, Floats, Ints]:
         """Of every input of every Op: the Value, its hits, the share that is read, the site."""
         values: list[int] = []
         there: list[int] = []
@@ -483,9 +482,9 @@ class _Flows:
     target: Ints
     here: Ints
     there: Ints
-    nbytes: npt.NDArray[np.float64]
+    nbytes: Floats
 
-    def where(self, which: npt.NDArray[np.bool_]) -> _Flows:
+    def where(self, which: Bools) -> _Flows:
         return _Flows(
             self.source[which],
             self.target[which],

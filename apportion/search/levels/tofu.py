@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from apportion.columns import Floats, Ints
 from apportion.lower import bytes_moved as count
 from apportion.lower import termwise
 from apportion.machine import Cluster
@@ -37,8 +38,6 @@ from apportion.search.baselines.fsdp import fsdp
 from apportion.search.levels.level_costs import orders
 from apportion.search.levels.level_grids import faithful, result
 from apportion.search.levels.levels import (
-    Floats,
-    Ints,
     Levels,
     begin,
     fewest_bytes,
@@ -48,7 +47,7 @@ from apportion.search.levels.levels import (
 from apportion.search.levels.memory_price import held, within
 from apportion.search.levels.sites import Sites, find_sites, stand_ins, ties
 from apportion.search.problem import Problem, Progress, SearchResult
-from apportion.search.tables.elimination_steps import Program
+from apportion.search.tables.elimination_steps import EliminationOrder
 from apportion.split import (
     STATISTICS,
     Choice,
@@ -152,7 +151,7 @@ def _best(
     each site has its like."""
     best: Levels | None = None
     least = (True, math.inf)
-    steps: Program | None = None
+    steps: EliminationOrder | None = None
     for factors in orders(problem.cluster):
         known = best.steps if best and min(best.factors) <= min(factors) else None
         start = None
@@ -173,7 +172,7 @@ def _levels(
     problem: Problem,
     sites: Sites,
     factors: tuple[int, ...],
-    steps: Program | None,
+    steps: EliminationOrder | None,
     start: Levels | None = None,
 ) -> tuple[Levels, bool]:
     """The fewest bytes that one order of factors gives, from levels to start with if there are

@@ -13,12 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from apportion.columns import Floats
 from apportion.lower import lower
 from apportion.machine import first
 from apportion.search.baselines.single import single
 from apportion.search.levels.level_costs import orders, seconds_per_byte, seconds_per_transfer
 from apportion.search.levels.level_grids import result
-from apportion.search.levels.levels import Floats, Levels, Objective, polish, recurse
+from apportion.search.levels.levels import Levels, Objective, polish, recurse
 from apportion.search.levels.memory_price import held, within
 from apportion.search.levels.sites import Sites
 from apportion.search.levels.tofu import sites_of

@@ -21,11 +21,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from apportion.columns import Bools, Floats
 from apportion.search.tables.eliminate import Energy, TooWide, eliminate
 from apportion.search.tables.reweight import (
     Flat,
-    Floats,
-    Marks,
     Proof,
     ascend,
     flatten,
@@ -95,7 +94,7 @@ def narrowed(
     return work.solved(), left
 
 
-def fused(left: Shrunk, keep: Sequence[Marks]) -> list[int] | None:
+def fused(left: Shrunk, keep: Sequence[Bools]) -> list[int] | None:
     """The best choice of the values marked; None if elimination is too wide even for these."""
     small = shrink(left.energy, keep)
     try:
@@ -178,7 +177,7 @@ class _Work:
     def _narrow(self, left: Shrunk, flat: Flat, proof: Proof) -> Shrunk | None:
         """Drops the values that no better choice has."""
         room = goal(self.value) - (left.constant + proof.bound - left.margin)
-        keep: list[Marks] = [slack < room for slack in proof.slack]
+        keep: list[Bools] = [slack < room for slack in proof.slack]
         if not all(marks.any() for marks in keep):
             self._raise(left, math.inf)
             return None
@@ -210,8 +209,8 @@ class _Work:
             self.tell(self.value, self.bound)
 
 
-def _least(slack: Floats, count: int) -> Marks:
-    """Marks the values of least slack, `count` of them if there are."""
+def _least(slack: Floats, count: int) -> Bools:
+    """Bools the values of least slack, `count` of them if there are."""
     marks = np.zeros(len(slack), np.bool_)
     marks[np.argsort(slack, kind="stable")[:count]] = True
     return marks

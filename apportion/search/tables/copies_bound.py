@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from apportion.columns import Floats
 from apportion.search.tables.eliminate import Energy, Shared, share, solve
-from apportion.search.tables.elimination_steps import Program, program
-from apportion.search.tables.reweight import Flat, Floats, descended
+from apportion.search.tables.elimination_steps import elimination_order
+from apportion.search.tables.reweight import Flat, descended
 from apportion.search.tables.shrink import ROUNDING, rounding
 
 WIDER = 4  # a table may exceed the cap so many times: the order of elimination is another one
@@ -166,7 +167,7 @@ class _Split:
             self.costs = _shares(energy, flat, self.copies)
             shared = self._shared()
             self.cap = int(WIDER * max(cap, largest))
-            self.steps: Program = program(shared.sizes, shared.edges, float(self.cap))
+            self.steps = elimination_order(shared.sizes, shared.edges, float(self.cap))
             if self.steps.widest(shared.sizes) <= self.cap:
                 break
             cap /= WIDER

@@ -1,12 +1,14 @@
-"""Exact minimum of a sum of tables over small variables, by variable elimination.
+"""eliminate: the exact minimum of a sum of tables over small variables, by variable elimination.
+
+In: an Energy, the sum. Out: the value of every variable at the minimum, and the minimum.
 
     minimise  sum_i u_i[x_i] + sum_(i,j) t_ij[x_i, x_j]
 
 Eliminating x replaces all tables that mention it by one over their other variables: the sum
 minimised over x. The order is greedy, the smallest resulting table first; it depends on which
-variables share a table, not on what is in them, so that a Program made once serves every Energy of
-the same structure. The arguments of the minima are kept and substituted backwards, and the energy
-of the result is evaluated again from the original tables: it must be the minimum found.
+variables share a table, not on what is in them, so that an EliminationOrder made once serves every
+Energy of the same structure. The arguments of the minima are kept and substituted backwards, and
+the energy of the result is evaluated again from the original tables: it must be the minimum found.
 
 Steps whose tables are equal, at equal places, are worked out once. Every new table is kept less
 its minimum, so that the tables along a chain of equal layers soon repeat: depth costs next to
@@ -27,7 +29,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from apportion.search.tables.elimination_steps import Program, program, run
+from apportion.columns import Ints
+from apportion.search.tables.elimination_steps import (
+    EliminationOrder,
+    Tables,
+    elimination_order,
+    run_elimination,
+)
 
 Table = npt.NDArray[np.float64]
 CAP = 20_000_000
@@ -74,13 +82,13 @@ class Shared:
     edges     (a, b) of each pair of variables; no pair occurs twice
     """
 
-    sizes: npt.NDArray[np.int64]
-    unary: npt.NDArray[np.int64]
-    edges: npt.NDArray[np.int64]
-    pairs: npt.NDArray[np.int64]
+    sizes: Ints
+    unary: Ints
+    edges: Ints
+    pairs: Ints
     tables: tuple[Table, ...]
 
-    def value(self, choice: npt.NDArray[np.int64]) -> float:
+    def value(self, choice: Ints) -> float:
         """The sum at a choice of all variables."""
         flat, starts = self.flat
         widths = np.array([t.shape[-1] for t in self.tables], np.int64)
@@ -91,7 +99,7 @@ class Shared:
         return float(total)
 
     @property
-    def flat(self) -> tuple[Table, npt.NDArray[np.int64]]:
+    def flat(self) -> tuple[Table, Ints]:
         """All tables in a row, and where each begins."""
         starts = np.zeros(len(self.tables) + 1, np.int64)
         np.cumsum([t.size for t in self.tables], out=starts[1:])
@@ -139,16 +147,17 @@ def eliminate(energy: Energy, cap: int = CAP) -> tuple[list[int], float]:
 
 
 def solve(
-    shared: Shared, steps: Program | None = None, cap: int = CAP
-) -> tuple[npt.NDArray[np.int64], float]:
-    """The best choice and its value, by a Program for this structure if one is at hand."""
+    shared: Shared, steps: EliminationOrder | None = None, cap: int = CAP
+) -> tuple[Ints, float]:
+    """The best choice and its value, by a EliminationOrder for this structure if one is at hand."""
     if steps is None:
-        steps = program(shared.sizes, shared.edges, float(cap))
+        steps = elimination_order(shared.sizes, shared.edges, float(cap))
     widest = steps.widest(shared.sizes)
     if widest > cap:
         raise TooWide(f"a table of more than {cap} entries")
     flat, starts = shared.flat
-    choice, least = run(steps, shared.sizes, shared.unary, shared.pairs, flat, starts)
+    tables = Tables(shared.sizes, shared.unary, shared.pairs, flat, starts)
+    choice, least = run_elimination(steps, tables)
     found = shared.value(choice)
     assert math.isclose(found, least, rel_tol=1e-9, abs_tol=1e-6), (found, least)
     return choice, found

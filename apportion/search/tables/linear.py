@@ -32,14 +32,12 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_matrix
 
+from apportion.columns import Bools, Floats, Ints
 from apportion.search.tables.ascend import Solved, fused, goal, messages, narrowed
 from apportion.search.tables.copies_bound import tighten
 from apportion.search.tables.eliminate import CAP, Energy, TooWide, eliminate
 from apportion.search.tables.reweight import (
     Flat,
-    Floats,
-    Ints,
-    Marks,
     ascend,
     flatten,
     move,
@@ -339,7 +337,7 @@ def _tightened(
     return solved
 
 
-def _mark(keep: list[Marks], picks: Sequence[int]) -> None:
+def _mark(keep: list[Bools], picks: Sequence[int]) -> None:
     for marks, pick in zip(keep, picks, strict=True):
         if pick >= 0:
             marks[pick] = True

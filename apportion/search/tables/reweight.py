@@ -26,17 +26,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-from apportion.columns import compiled
+from apportion.columns import Bools, Floats, Ints, compiled
 from apportion.search.tables.eliminate import Energy
 from apportion.search.tables.shrink import ROUNDING
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Marks = npt.NDArray[np.bool_]
 
 DESCENTS = 50
 
@@ -366,7 +361,7 @@ def prove(energy: Energy, flat: Flat) -> Proof:
     return Proof(bound, [lowered[a:b] for a, b in pairwise(ends)], margin)
 
 
-def moved_energy(energy: Energy, flat: Flat, keep: Sequence[Marks]) -> Energy:
+def moved_energy(energy: Energy, flat: Flat, keep: Sequence[Bools]) -> Energy:
     """The energy of the moved costs over the values kept: the same totals there, up to rounding."""
     small = Energy()
     unary = [u.copy() for u in energy.unary]

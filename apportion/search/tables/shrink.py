@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from apportion.columns import compiled
+from apportion.columns import Bools, compiled
 from apportion.search.tables.eliminate import Energy, Table
 
 Indices = npt.NDArray[np.intp]
@@ -122,13 +122,13 @@ def rounding(energy: Energy) -> float:
     return ROUNDING * (pairs + math.fsum(float(np.abs(u).max()) for u in energy.unary))
 
 
-def shrink(energy: Energy, keep: Sequence[npt.NDArray[np.bool_]] | None = None) -> Shrunk:
+def shrink(energy: Energy, keep: Sequence[Bools] | None = None) -> Shrunk:
     """The hard part of an energy; with `keep`, of its values only those marked."""
     return _Shrinking(energy, keep).run()
 
 
 class _Shrinking:
-    def __init__(self, energy: Energy, keep: Sequence[npt.NDArray[np.bool_]] | None) -> None:
+    def __init__(self, energy: Energy, keep: Sequence[Bools] | None) -> None:
         count = len(energy.sizes)
         self.values: list[Indices] = [np.arange(n) for n in energy.sizes]
         self.unary = [np.asarray(u, np.float64) for u in energy.unary]
