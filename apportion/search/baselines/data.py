@@ -1,5 +1,7 @@
 """data: data parallelism. Ops that have the sample axis are cut along it; others run everywhere.
 
+In: a Problem. Out: the Strategy of data parallelism, which other baselines start from.
+
 The sample axis is the class of atoms that the first dimension of the batch's tensors belongs to.
 Gradients of parameters come out as partial sums and are reduced by lowering; parameters and
 optimizer state are on every device.

@@ -1,5 +1,7 @@
 """fsdp: data parallelism with fully sharded state (ZeRO-3, FSDP).
 
+In: a Problem. Out: the Strategy of `data`, with state and its updates cut as well.
+
 Ops are cut as by `data`; parameters, optimizer state, their updates and what leads to nothing but
 updates are cut over all devices along their first atom that is long enough. A parameter is gathered
 at its first use and kept until its last.

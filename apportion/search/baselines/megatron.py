@@ -1,6 +1,7 @@
 """megatron: the expert's strategy. Weights cut within a node, samples over nodes (Shoeybi 2019).
 
-What is cut is found in the Graph's classes, not in names:
+In: a Problem. Out: the Strategy of tensor parallelism within nodes and data parallelism across
+them. What is cut is found in the Graph's classes, not in names:
 
     pair        a class that one weight makes and another sums over, and that every Op between them
                 can be cut along: heads of attention, the inner width of a feed-forward layer. The
@@ -32,9 +33,9 @@ from apportion.search.baselines.weights import (
     MATMULS,
     DeviceGroups,
     Weight,
-    aligned,
-    choice,
-    reduced,
+    atoms_cut_with,
+    grouped_choice,
+    layouts_of_sums,
     sample_axis,
     tensor_axis,
     weights,
@@ -55,7 +56,7 @@ def megatron(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchR
     """Weights cut within hosts, samples over them."""
     effects = AxisEffects(problem.space)
     found = weights(effects)
-    inner, extents = _inner(effects, found), _extents(problem.space)
+    inner, extents = _find_inner(effects, found), _extents(problem.space)
     if _convolutional(effects, found) and not inner.recurrent:
         return replace(owt(problem), notes=("a convolutional network: this is owt",))
     width = _width(problem.cluster, [extents[group] for group in inner.all])
@@ -67,22 +68,24 @@ def megatron(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchR
     if opening:
         effects = AxisEffects(Space(problem.space.source, problem.space.digits, opening))
         found = weights(effects)
-        inner, vocabulary = _inner(effects, found), _vocabulary(effects, found, width)
+        inner, vocabulary = _find_inner(effects, found), _vocabulary(effects, found, width)
     space, samples = effects.space, sample_classes(effects.space)
-    lies = aligned(effects, _stored(space, found, inner.all, vocabulary), samples)
+    stored_at = atoms_cut_with(effects, _stored(space, found, inner.all, vocabulary), samples)
     groups = _groups(problem.cluster, width)
     choices, layouts = [], dict[int, Layout]()
     for op in range(len(space.graph.ops)):
         sample = sample_axis(space, op, samples)
-        tensor = tensor_axis(effects, op, lies, inner.all | vocabulary)
-        choices.append(choice(space, op, groups, sample, tensor))
+        tensor = tensor_axis(effects, op, stored_at, inner.all | vocabulary)
+        choices.append(grouped_choice(space, op, groups, sample, tensor))
         if len(groups) > 1:
-            layouts |= reduced(effects, op, choices[op], groups, sample, tensor)
+            layouts |= layouts_of_sums(effects, op, choices[op], groups, sample, tensor)
     strategy = Strategy(tuple(choices), digits=space.digits, opening=space.opening)
-    return SearchResult(replace(strategy, layouts=_needed(space, strategy, layouts)))
+    return SearchResult(replace(strategy, layouts=_needed_layouts(space, strategy, layouts)))
 
 
-def _needed(space: Space, strategy: Strategy, layouts: dict[int, Layout]) -> dict[int, Layout]:
+def _needed_layouts(
+    space: Space, strategy: Strategy, layouts: dict[int, Layout]
+) -> dict[int, Layout]:
     """Those layouts whose terms are not added up term by term first."""
     splits = [space.split(op, made.parts) for op, made in enumerate(strategy.choices)]
     added = termwise(space, strategy, splits)
@@ -125,7 +128,7 @@ def _opening(space: Space, vocabulary: frozenset[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inner:
+class _InnerClasses:
     """Classes that are cut within a group, by why."""
 
     paired: frozenset[int]
@@ -136,9 +139,9 @@ class _Inner:
         return self.paired | self.recurrent
 
 
-def _inner(effects: AxisEffects, found: list[Weight]) -> _Inner:
+def _find_inner(effects: AxisEffects, found: list[Weight]) -> _InnerClasses:
     space = effects.space
-    stuck, summed = _stuck(effects, found)
+    stuck, summed = _uncuttable_classes(effects, found)
     makes = [[g for g in _classes(space, w.value, w.out) if g not in stuck] for w in found]
     sums = [[g for g in _classes(space, w.value, w.inner) if g not in stuck] for w in found]
     both = {g for side in makes for g in side} & {g for side in sums for g in side}
@@ -152,10 +155,10 @@ def _inner(effects: AxisEffects, found: list[Weight]) -> _Inner:
         near = set[int]().union(*(ends for ends in joined if group in ends))
         if not near & (chosen | recurrent):
             chosen.add(group)
-    return _Inner(frozenset(chosen), frozenset(recurrent))
+    return _InnerClasses(frozenset(chosen), frozenset(recurrent))
 
 
-def _stuck(effects: AxisEffects, found: list[Weight]) -> tuple[set[int], set[int]]:
+def _uncuttable_classes(effects: AxisEffects, found: list[Weight]) -> tuple[set[int], set[int]]:
     """Classes that some forward Op without a weight cannot be cut along, with those of samples; and
     those that one multiplies and sums over."""
     space = effects.space

@@ -1,4 +1,6 @@
-"""owt: one weird trick (Krizhevsky 2014). Convolutions in parallel over samples, dense layers over
+"""owt: one weird trick (Krizhevsky 2014).
+
+In: a Problem. Out: the Strategy that cuts convolutions along samples and dense layers along
 features.
 
 A dense layer's weight is a matrix; it is stored in slices of output features, and its products,
@@ -13,8 +15,8 @@ from collections.abc import Collection
 
 from apportion.search.baselines.data import sample_classes
 from apportion.search.baselines.weights import (
-    aligned,
-    choice,
+    atoms_cut_with,
+    grouped_choice,
     sample_axis,
     tensor_axis,
     weights,
@@ -33,16 +35,16 @@ def owt(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult
         for w in weights(effects)
         if w.out and len(space.graph.values[w.value].shape or ()) == 2
     }
-    lies = aligned(effects, stored, samples)
+    stored_at = atoms_cut_with(effects, stored, samples)
     features = _follows(space, {_class(space, v, atom) for v, atom in stored.items()})
     choices = []
     for op in range(len(space.graph.ops)):
-        tensor = tensor_axis(effects, op, lies, features)
+        tensor = tensor_axis(effects, op, stored_at, features)
         if tensor is not None:
-            choices.append(choice(space, op, [everywhere], None, tensor))
+            choices.append(grouped_choice(space, op, [everywhere], None, tensor))
         else:
             sample = sample_axis(space, op, samples)
-            choices.append(choice(space, op, [[d] for d in everywhere], sample, None))
+            choices.append(grouped_choice(space, op, [[d] for d in everywhere], sample, None))
     return SearchResult(Strategy(tuple(choices), digits=space.digits, opening=space.opening))
 
 

@@ -1,9 +1,12 @@
-"""Weights, and what is cut along with them: what the expert strategies are made of.
+"""weights: which parameters are weights, and what is cut along with them.
+
+In: the AxisEffects of a Space. Out: Weights, and Choices and Layouts for Ops that follow how the
+weights are stored. The strategies owt, megatron and expert are made of these.
 
 A weight is a parameter that a matmul multiplies with. Its atoms are *out* (in the product), *inner*
 (summed over) or neither. An expert says along which atom each weight is stored; the rest follows:
 views of the weight, its gradient and its update are cut at the same place, a matmul along the axis
-that reads the weight as it lies, and other Ops along an axis of a class that is cut anyway.
+that reads the weight as it stored_at, and other Ops along an axis of a class that is cut anyway.
 """
 
 from __future__ import annotations
@@ -104,7 +107,7 @@ def _weight(
 # What follows from how weights are stored
 
 
-def aligned(
+def atoms_cut_with(
     effects: AxisEffects, stored: dict[int, int], samples: Collection[int]
 ) -> dict[int, int]:
     """Values that are cut where a stored weight is, each with the atom: views of the weight,
@@ -113,16 +116,16 @@ def aligned(
     found = dict(stored)
     for index, op in enumerate(graph.ops):
         if op.parameter in stored or (op.phase == FORWARD and len(op.inputs) == 1):
-            _spread(effects, index, found)
+            _cut_alike(effects, index, found)
     for index in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[index]
         sums = any(axis.group in samples for axis in effects.space.axes(index))
         if op.phase != FORWARD and len(op.outputs) == 1 and op.outputs[0] in found and not sums:
-            _spread(effects, index, found)
+            _cut_alike(effects, index, found)
     return found
 
 
-def _spread(effects: AxisEffects, index: int, found: dict[int, int]) -> None:
+def _cut_alike(effects: AxisEffects, index: int, found: dict[int, int]) -> None:
     """All Values of an Op are cut alike if one of them is."""
     op = effects.space.graph.ops[index]
     for _, effect in effects.legal(index):
@@ -135,27 +138,27 @@ def _spread(effects: AxisEffects, index: int, found: dict[int, int]) -> None:
 
 
 def tensor_axis(
-    effects: AxisEffects, op: int, lies: dict[int, int], classes: Collection[int]
+    effects: AxisEffects, op: int, stored_at: dict[int, int], classes: Collection[int]
 ) -> int | None:
     """The axis of an Op to cut within a group: the one that meets weights where they lie; without
     weights, one of the classes that are cut, rather in slices than in terms."""
     space = effects.space
     at = space.graph.ops[op]
     ends = (*at.inputs, *at.outputs)
-    bound = any(value in lies for value in ends)
+    bound = any(value in stored_at for value in ends)
     best: tuple[float, bool, int] | None = None
     for axis, effect in effects.legal(op):
         score = 0
         for value, atom in zip(ends, (*effect.inputs, *effect.outputs), strict=True):
-            if value in lies:
+            if value in stored_at:
                 size = space.graph.values[value].nbytes
-                score += size if lies[value] == atom else -size
+                score += size if stored_at[value] == atom else -size
         if score > 0 if bound else space.axes(op)[axis].group in classes:
             best = max(best or (score, False, -axis), (score, PARTIAL not in effect.outputs, -axis))
     return -best[2] if best else None
 
 
-def choice(
+def grouped_choice(
     space: Space, op: int, groups: DeviceGroups, sample: int | None, tensor: int | None
 ) -> Choice:
     """The Op cut along one axis over the groups and along another within each; what cannot be cut
@@ -163,13 +166,13 @@ def choice(
     for cut in ((sample, tensor), (None, tensor), (sample, None)):
         if cut != (None, None):
             try:
-                return _choice(space, op, groups, *cut)
+                return _grouped_choice(space, op, groups, *cut)
             except Refused:
                 continue
     return whole(space, op, sorted(device for group in groups for device in group))
 
 
-def _choice(
+def _grouped_choice(
     space: Space, op: int, groups: DeviceGroups, sample: int | None, tensor: int | None
 ) -> Choice:
     axes = space.axes(op)
@@ -194,7 +197,7 @@ def _choice(
     )
 
 
-def reduced(
+def layouts_of_sums(
     effects: AxisEffects,
     op: int,
     made: Choice,
@@ -223,13 +226,13 @@ def reduced(
         kept = at[1 - summed]
         terms, others = (rows, width) if summed == 0 else (width, rows)
         if count[summed] == terms and count[1 - summed] in (1, others):
-            atom = _shared(space.factors(value), terms, kept)
+            atom = _atom_to_share(space.factors(value), terms, kept)
             if atom is not None:
                 found[value] = _layout(space, value, groups, summed, atom, kept)
     return found
 
 
-def _shared(factors: Sequence[int], count: int, kept: int) -> int | None:
+def _atom_to_share(factors: Sequence[int], count: int, kept: int) -> int | None:
     """The atom to share a sum along: one that divides evenly, else any that is long enough."""
     able = [k for k, factor in enumerate(factors) if factor >= count and k != kept]
     return min(able, key=lambda k: bool(factors[k] % count), default=None)

@@ -1,4 +1,6 @@
-"""Layers: the unit that optcnn decides. A forward Op with what is done along with it.
+"""layers: the Ops of a step in layers, the units that optcnn decides.
+
+In: a Space. Out: Layers, each with the axes along which all of its Ops can be cut.
 
 A layer is one forward Op, the Ops after it that read nothing but what it leaves and can be cut as
 it is (activations, normalisations, views, losses), the Ops before it that prepare its state or make
@@ -28,7 +30,7 @@ UNMAPPED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class LayerAxis:
     """An axis along which a layer can be cut. `classes` are its own and those of its windows;
     `reduced` says that the layer's first Op sums over it."""
 
@@ -46,14 +48,14 @@ class Layer:
 
     name: str
     ops: tuple[int, ...]
-    labels: tuple[Label, ...]
+    labels: tuple[LayerAxis, ...]
     positions: tuple[tuple[int, ...], ...]
     loop: int = 0
 
 
 def find_layers(space: Space, apart: bool = False) -> tuple[list[Layer], AxisEffects]:
     """Every Op in one layer; layers are in the order of their first Ops."""
-    finder = _Finder(space, apart)
+    finder = _LayerFinder(space, apart)
     finder.forward()
     finder.backward()
     finder.feeders()
@@ -61,24 +63,24 @@ def find_layers(space: Space, apart: bool = False) -> tuple[list[Layer], AxisEff
 
 
 @dataclass
-class _Growing:
+class _OpenLayer:
     """A layer in the making. `marks` has the labels of Values' atoms, {value: {atom: label}}."""
 
     name: str
-    labels: list[Label]
+    labels: list[LayerAxis]
     loop: int
     ops: list[int] = field(default_factory=list)
     positions: list[tuple[int, ...]] = field(default_factory=list)
     marks: dict[int, dict[int, int]] = field(default_factory=dict)
 
 
-class _Finder:
+class _LayerFinder:
     def __init__(self, space: Space, apart: bool) -> None:
         self.space = space
         self.apart = apart
         self.graph: Graph = space.graph
         self.effects = AxisEffects(space)
-        self.found: list[_Growing] = []
+        self.found: list[_OpenLayer] = []
         self.home = [-1] * len(self.graph.ops)
         self.leaves: dict[int, frozenset[int]] = {}  # of Values that come from no layer
         self.begun: dict[tuple[object, ...], int] = {}  # layers by the line of their first Op
@@ -214,12 +216,14 @@ class _Finder:
             classes = {axis.group}
             for place, atom in effect.windows:
                 classes.add(self.space.atoms.value_classes[op.inputs[place]][atom])
-            labels.append(Label(axis.name, axis.extent, axis.group, frozenset(classes), reduced))
+            labels.append(
+                LayerAxis(axis.name, axis.extent, axis.group, frozenset(classes), reduced)
+            )
             positions.append(position)
-        self.found.append(_Growing(op.name, labels, loop))
+        self.found.append(_OpenLayer(op.name, labels, loop))
         self._add(index, len(self.found) - 1, tuple(positions))
 
-    def _widen(self, index: int, layer: _Growing) -> None:
+    def _widen(self, index: int, layer: _OpenLayer) -> None:
         """Labels of windows are also the axes of the gradient of what these read: it may be of
         classes of its own, since nothing ties it to the Value."""
         first = layer.ops[0]
@@ -249,7 +253,7 @@ class _Finder:
             for value in op.inputs:
                 self._mark_back(value, growing)
 
-    def _mark_back(self, value: int, growing: _Growing) -> None:
+    def _mark_back(self, value: int, growing: _OpenLayer) -> None:
         """Labels go back through what prepares a parameter to the parameter itself: backward Ops
         may read that, and a square one has two axes of one class."""
         made = self.graph.producer[value]
@@ -269,7 +273,7 @@ class _Finder:
         for before_value in self.graph.ops[index].inputs:
             self._mark_back(before_value, growing)
 
-    def _joining(self, index: int, layer: _Growing) -> tuple[int, ...] | None:
+    def _joining(self, index: int, layer: _OpenLayer) -> tuple[int, ...] | None:
         """The axes of a forward Op that are the labels of a layer, if it can be cut as what it
         reads of the layer is: along every labelled atom. With a parameter it must neither reduce
         along these nor have other axes of its own: then it is a layer."""
@@ -291,7 +295,7 @@ class _Finder:
                 return None
         return positions
 
-    def _mapped(self, index: int, layer: _Growing) -> tuple[int, ...]:
+    def _mapped(self, index: int, layer: _OpenLayer) -> tuple[int, ...]:
         """For every label the axis of an Op that it is, or UNMAPPED."""
         axes = self.space.axes(index)
         taken: set[int] = set()
@@ -312,7 +316,7 @@ class _Finder:
             found.append(best)
         return tuple(found)
 
-    def _linked(self, index: int, position: int, label: int, layer: _Growing) -> int:
+    def _linked(self, index: int, position: int, label: int, layer: _OpenLayer) -> int:
         """How many atoms that the label has already an axis cuts, less those of other labels."""
         effect = self.effects.of(index, position)
         assert effect is not None

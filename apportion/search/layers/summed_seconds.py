@@ -1,4 +1,7 @@
-"""The summed seconds of a step, t_O, as tables: one per layer and one per pair of layers.
+"""summed_seconds: the summed seconds of a step, t_O, as tables over the grids of layers.
+
+In: a Problem. Out: an Energy with a table per layer and one per pair of layers that exchange
+Values, and the Strategy of any choice of grids.
 
 For every layer (layers.py) its grids; for every Op of it, every Value that it touches and every
 grid the region that each device has of that Value. A grid cuts an Op along several axes at once;
@@ -21,7 +24,7 @@ from apportion.columns import (
 from apportion.describe import lookup, part_range
 from apportion.graph import BACKWARD, FORWARD, UPDATE
 from apportion.machine import compute_seconds
-from apportion.search.layers.exchange_seconds import Exchanges, Held, Wanted
+from apportion.search.layers.exchange_seconds import ExchangeSeconds, HeldRegions, ReadRegions
 from apportion.search.layers.layers import UNMAPPED, find_layers
 from apportion.search.problem import Problem
 from apportion.search.tables.eliminate import Energy, Table
@@ -36,7 +39,7 @@ from apportion.split import (
     part_grids,
 )
 
-Key = tuple[int, tuple[int, ...], int]  # an Op's call, its positions, its layer's grids
+RegionKey = tuple[int, tuple[int, ...], int]  # an Op's call, its positions, its layer's grids
 
 MOST_GRIDS, LEAST_GRIDS = 96, 12  # of a layer, on 64 devices or fewer and on very many
 
@@ -48,7 +51,7 @@ def most_grids(devices: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Grids:
+class LayerGrids:
     """The grids that a layer may be cut by, a row each.
 
     degrees  rows x labels: parts
@@ -66,7 +69,7 @@ class Grids:
         return len(self.degrees)
 
 
-def grids_of(extents: Sequence[int], devices: int, replicated: bool = True) -> Grids:
+def layer_grids(extents: Sequence[int], devices: int, replicated: bool = True) -> LayerGrids:
     """All grids over axes of these extents; the last is whole on all devices, if `replicated`.
 
     Of too many those on the most devices with the fewest cut axes are kept.
@@ -90,10 +93,10 @@ def grids_of(extents: Sequence[int], devices: int, replicated: bool = True) -> G
     for label in range(len(extents) - 1, -1, -1):
         index[:, :, label] = rest % degrees[:, None, label]
         rest = rest // degrees[:, None, label]
-    return Grids(degrees, index, used, len(cut) - len(kept))
+    return LayerGrids(degrees, index, used, len(cut) - len(kept))
 
 
-class Costs:
+class SummedSeconds:
     """The layers of a step, their grids, and t_O as an Energy with a variable for each layer."""
 
     def __init__(self, problem: Problem, paper: bool = False) -> None:
@@ -105,16 +108,16 @@ class Costs:
         self.slots: Ints = np.zeros(problem.devices + 1, np.int64)  # of numbers of parts, in tables
         self.slots[counts] = np.arange(len(counts))
         self.layers, self.effects = find_layers(self.space)
-        self.exchanges = Exchanges(problem.cluster, summed=paper)
-        self.grids: list[Grids] = []
+        self.exchanges = ExchangeSeconds(problem.cluster, summed=paper)
+        self.grids: list[LayerGrids] = []
         self._grids: dict[tuple[int, ...], int] = {}
         self._numbers: list[int] = []
-        kinds: list[Grids] = []
+        kinds: list[LayerGrids] = []
         for layer in self.layers:
             extents = tuple(label.extent for label in layer.labels)
             number = self._grids.setdefault(extents, len(kinds))
             if number == len(kinds):
-                kinds.append(grids_of(extents, problem.devices, replicated=not paper))
+                kinds.append(layer_grids(extents, problem.devices, replicated=not paper))
             self._numbers.append(number)
             self.grids.append(kinds[number])
         self.at = {
@@ -127,15 +130,15 @@ class Costs:
         self._tables: dict[int, Ints] = {}
         self._picks: dict[tuple[int, int], Ints] = {}
         self._ables: dict[tuple[int, int, int, int], Ints] = {}
-        self._boxes: dict[tuple[Key, int], Ints] = {}
-        self._choices: dict[tuple[Key, int], Choice] = {}
-        self._held: dict[tuple[Key, int], Held] = {}
+        self._boxes: dict[tuple[RegionKey, int], Ints] = {}
+        self._choices: dict[tuple[RegionKey, int], Choice] = {}
+        self._held_regions: dict[tuple[RegionKey, int], HeldRegions] = {}
         self.energy = Energy()
         self._fill()
 
     # What each device has of a Value, in every grid
 
-    def key(self, op: int) -> Key:
+    def key(self, op: int) -> RegionKey:
         """What the regions of an Op follow from."""
         layer, positions = self.at[op]
         return self.space.call_ids[op], positions, self._numbers[layer]
@@ -254,7 +257,7 @@ class Costs:
         effects = [self.effects.of(op, position) for position in positions if position != UNMAPPED]
         return not effects or any(e is not None and (e.windows or e.reads_slice) for e in effects)
 
-    def _able(self, op: int, position: int, grids: Grids, label: int) -> Ints:
+    def _able(self, op: int, position: int, grids: LayerGrids, label: int) -> Ints:
         """Parts of an axis in every grid: 1 where it cannot be cut into as many."""
         key = (self.space.call_ids[op], position, self._numbers[self.at[op][0]], label)
         found = self._ables.get(key)
@@ -265,10 +268,10 @@ class Costs:
             found = self._ables[key] = parts[grids.degrees[:, label]]
         return found
 
-    def held(self, op: int, place: int) -> Held:
+    def held_regions(self, op: int, place: int) -> HeldRegions:
         """What the parts of an Op leave of output `place`."""
         key = (self.key(op), place)
-        found = self._held.get(key)
+        found = self._held_regions.get(key)
         if found is not None:
             return found
         layer, positions = self.at[op]
@@ -281,10 +284,10 @@ class Costs:
                 term = term * able[:, None] + grids.index[:, :, label] % able[:, None]
                 terms = terms * able
         term[~grids.used] = -1
-        made = self._held[key] = Held(self.boxes(op, -1 - place), term, terms)
+        made = self._held_regions[key] = HeldRegions(self.boxes(op, -1 - place), term, terms)
         return made
 
-    def wanted(self, reads: Iterable[tuple[int, int]]) -> Wanted:
+    def read_regions(self, reads: Iterable[tuple[int, int]]) -> ReadRegions:
         """What the Ops of one layer read of one Value, (op, place) each: the hull of all."""
         several = [(self.boxes(op, place), op) for op, place in reads]
         box, op = several[0]
@@ -292,7 +295,7 @@ class Costs:
             box = np.stack(
                 [np.minimum(box[..., 0], more[..., 0]), np.maximum(box[..., 1], more[..., 1])], -1
             )
-        return Wanted(box, self.grids[self.at[op][0]].used)
+        return ReadRegions(box, self.grids[self.at[op][0]].used)
 
     # The tables
 
@@ -305,7 +308,7 @@ class Costs:
             if source is None or not self.graph.values[value].nbytes:
                 continue
             here = self.at[source[0]][0]
-            held = self.held(*source)
+            held = self.held_regions(*source)
             for layer, reads in self.reads(value).items():
                 same = layer == here
                 ends = tuple(sorted({(self.key(op), place) for op, place in reads}))
@@ -313,7 +316,7 @@ class Costs:
                 key = (self.key(source[0]), source[1], ends, size, same)
                 if key not in known:
                     several = {(self.key(op), place): (op, place) for op, place in reads}
-                    wanted = self.wanted(several.values())
+                    wanted = self.read_regions(several.values())
                     between = self.exchanges.inside if same else self.exchanges.between
                     known[key] = between(held, wanted, self.space.factors(value), size)
                 if same:
@@ -340,7 +343,7 @@ class Costs:
 
     def _compute(self) -> list[Floats]:
         """For every layer and grid the sum over its Ops of what the slowest part takes."""
-        numbers: dict[tuple[Key, int], int] = {}
+        numbers: dict[tuple[RegionKey, int], int] = {}
         works: list[tuple[int, Floats, Floats, Bools]] = []
         of_op: list[int] = []
         for op in range(len(self.graph.ops)):
@@ -445,7 +448,7 @@ class Costs:
 
     def illegal(self, rows: Sequence[int]) -> set[int]:
         """The layers some Op of which cannot be cut as their grid says."""
-        legal: dict[tuple[Key, int], bool] = {}
+        legal: dict[tuple[RegionKey, int], bool] = {}
         found = set()
         for op in range(len(self.graph.ops)):
             layer = self.at[op][0]

@@ -1,10 +1,12 @@
-"""Sites and flows: what the levels of a partition decide, and what moves between the decisions.
+"""sites: what the levels of a partition decide, and which Values pass between the decisions.
+
+In: a Space. Out: Sites, in columns, since a step has ten thousand of them.
 
 A **site** is an Op, a state Value's storage, or a copy. Each choice of a site names what it cuts
-(an axis of the Op, an atom of the Value; the last choice cuts nothing), and *hits* each Value that
-it touches in one way: cuts it on one of its atoms, leaves it whole, leaves partial values, or needs
-it whole on the first part only. A **flow** is a Value between two sites; flows that are alike are
-one, with their bytes added. All is in columns: a step has ten thousand of them.
+(an axis of the Op, an atom of the Value; the last choice cuts nothing) and so cuts each Value that
+the site touches in one way: on one of its atoms, not at all, into partial values, or so that only
+the first part needs it. A **dependency** is a Value that one site leaves and another needs;
+dependencies that are alike are one, with their bytes added.
 """
 
 from __future__ import annotations
@@ -101,10 +103,10 @@ def find_sites(
     tied        Ops of one user line, module and call (the steps of an unrolled loop) are cut alike
     reductions  whether partial values may arise
     """
-    return _Finder(space, shared, tied, reductions).sites()
+    return _SiteFinder(space, shared, tied, reductions).sites()
 
 
-def ties(space: Space) -> int:
+def largest_loop(space: Space) -> int:
     """How many Ops the largest family of Ops of one user line, module and call has."""
     counts: dict[tuple[object, ...], int] = {}
     for index, op in enumerate(space.graph.ops):
@@ -114,11 +116,11 @@ def ties(space: Space) -> int:
     return max(counts.values(), default=0)
 
 
-def stand_ins(sites: Sites, few: Sites, short: Short) -> Ints | None:
+def matching_sites(sites: Sites, few: Sites, short: Short) -> Ints | None:
     """For each site the one of the short step, opened alike, that stands for it; None if one has
     none that has the same choices."""
     space, here = sites.space, few.space
-    first, first_here = _firsts(space), _firsts(here)
+    first, first_here = _first_opened_ops(space), _first_opened_ops(here)
     origins = np.array(space.origins, np.int64)
     ops = first_here[np.array(short.ops, np.int64)[origins]]
     ops += np.arange(len(origins)) - first[origins]
@@ -141,14 +143,14 @@ def stand_ins(sites: Sites, few: Sites, short: Short) -> Ints | None:
     return found if same else None
 
 
-def _firsts(space: Space) -> Ints:
+def _first_opened_ops(space: Space) -> Ints:
     """The first Op that comes from each Op of the closed Graph, and the number of all."""
     every = np.arange(len(space.source.ops) + 1)
     return np.searchsorted(np.array(space.origins, np.int64), every).astype(np.int64)
 
 
-class _Finder:
-    """Sites and flows in the making. What depends on a call only is worked out once for it."""
+class _SiteFinder:
+    """Finds sites and dependencies. What depends on a call only is worked out once for it."""
 
     def __init__(self, space: Space, shared: bool, tied: bool, reductions: bool) -> None:
         self.space, self.shared, self.tied, self.reductions = space, shared, tied, reductions
@@ -170,13 +172,13 @@ class _Finder:
         self.copy: dict[int, int] = {}
         self.distinct: dict[ValueCuts, int] = {}
         self.shares: dict[object, float] = {}
-        self.calls: list[_Call | None] = [None] * (max(space.alike, default=-1) + 1)
+        self.calls: list[_CallFacts | None] = [None] * (max(space.alike, default=-1) + 1)
         self.minor = MINOR * sum(self._call(op).work for op in range(len(self.graph.ops)))
 
     def sites(self) -> Sites:
         self._make_op_sites()
         self._make_value_sites()
-        flows = self._make_flows()
+        dependencies = self._make_dependencies()
         groups = self.space.classes
         extents = np.ones(groups, np.int64)
         extents[list(self.extents)] = list(self.extents.values())
@@ -199,23 +201,23 @@ class _Finder:
             tuple(self.atoms),
             extents,
             rigid,
-            self._placed(),
+            self._placed_pairs(),
             samples,
             np.array(self.op_site, np.int64),
             self.store,
             self.copy,
-            *self._alike(flows),
+            *self._merge_alike(dependencies),
         )
 
     # Sites
 
-    def _call(self, op: int) -> _Call:
+    def _call(self, op: int) -> _CallFacts:
         found = self.calls[self.space.alike[op]]
         if found is None:
-            found = self.calls[self.space.alike[op]] = self._study(op)
+            found = self.calls[self.space.alike[op]] = self._study_call(op)
         return found
 
-    def _study(self, op: int) -> _Call:
+    def _study_call(self, op: int) -> _CallFacts:
         space = self.space
         axes = space.axes(op)
         effects = dict(self.effects.legal(op))
@@ -231,7 +233,7 @@ class _Finder:
 
         description = lookup(it.kind)
         inputs, outputs = range(len(it.inputs)), range(len(it.outputs))
-        return _Call(
+        return _CallFacts(
             able,
             tuple(axes[k].extent for k in able),
             tuple(numbered((e.inputs[n], e.halos[n]) for e in effects.values()) for n in inputs),
@@ -273,10 +275,12 @@ class _Finder:
                 self.sized.add(classes)
                 for group, extent in zip(classes, call.extents, strict=True):
                     extents.setdefault(group, extent)
-            free = self.shared and (op.phase == UPDATE or call.alias or self._minor(call, classes))
+            free = self.shared and (
+                op.phase == UPDATE or call.alias or self._is_minor(call, classes)
+            )
             self.op_site.append(self._add(OP, index, call.able, classes, free))
 
-    def _minor(self, call: _Call, classes: tuple[int, ...]) -> bool:
+    def _is_minor(self, call: _CallFacts, classes: tuple[int, ...]) -> bool:
         """Whether all may do an Op: no sample comes into it, and it is little work."""
         return call.work < self.minor and self.samples.isdisjoint(classes)
 
@@ -300,7 +304,7 @@ class _Finder:
                     rigid.update(atoms.axis_classes[index][name])
         return rigid
 
-    def _placed(self) -> Ints:
+    def _placed_pairs(self) -> Ints:
         """Pairs (site, class) of Ops for which the place along a class is a value."""
         known: list[frozenset[str] | None] = [None] * len(self.calls)
         found: dict[tuple[int, int], None] = {}
@@ -364,37 +368,39 @@ class _Finder:
                 self.extents.setdefault(groups[k], factors[k])
         return self._add(kind, value, able, classes, self.shared)
 
-    # Flows
+    # Dependencies
 
-    def _make_flows(self) -> list[_Flows]:
-        """All flows: from makers to where Values are stored, to copies, and to readers."""
-        values, there, shares, readers = self._read()
-        source, here = self._made()
+    def _make_dependencies(self) -> list[_Dependencies]:
+        """All dependencies: from makers to where Values are stored, to copies, and to readers."""
+        values, there, shares, readers = self._inputs_read()
+        source, here = self._outputs_made()
         nbytes = np.array([v.nbytes for v in self.graph.values], np.float64)
         together = np.zeros(len(nbytes))  # share that all readers want
         np.maximum.at(together, values, shares)
         for value in self.copy:
             if together[value] < 1:
-                together[value] = self._wanted(value)
+                together[value] = self._share_wanted(value)
         stores = {**self.store}
         stores.update({a: self.store[b] for a, b in self.before.items() if b in self.store})
-        flows = []
+        dependencies = []
         for kept, wanted in ((stores, nbytes), (self.copy, nbytes * together)):
             own = np.array([v for v in kept if nbytes[v]], np.int64)
             sites = np.array([kept[v] for v in own.tolist()], np.int64)
-            hits = np.array([self._kept(site) for site in sites.tolist()], np.int64)
+            cuts = np.array([self._own_cuts(site) for site in sites.tolist()], np.int64)
             begun = source[own] >= 0
-            flows.append(_Flows(source[own], sites, here[own], hits, wanted[own]).where(begun))
-            moved = begun if kept is self.copy else ~begun | (not self.shared)
-            source[own[moved]], here[own[moved]] = sites[moved], hits[moved]
-        flows.append(
-            _Flows(source[values], readers, here[values], there, nbytes[values] * shares).where(
-                (source[values] >= 0) & (nbytes[values] > 0)
+            dependencies.append(
+                _Dependencies(source[own], sites, here[own], cuts, wanted[own]).where(begun)
             )
+            moved = begun if kept is self.copy else ~begun | (not self.shared)
+            source[own[moved]], here[own[moved]] = sites[moved], cuts[moved]
+        dependencies.append(
+            _Dependencies(
+                source[values], readers, here[values], there, nbytes[values] * shares
+            ).where((source[values] >= 0) & (nbytes[values] > 0))
         )
-        return flows
+        return dependencies
 
-    def _wanted(self, value: int) -> float:
+    def _share_wanted(self, value: int) -> float:
         """The share of a Value that its readers want together."""
         boxes = frozenset(
             [
@@ -407,12 +413,12 @@ class _Finder:
         known = self.shares.get((boxes, self.space.atoms.dims[value]))
         if known is None:
             size = math.prod(self.space.factors(value))
-            known = covered(boxes) / max(size, 1) if boxes else 0.0
+            known = elements_covered(boxes) / max(size, 1) if boxes else 0.0
             self.shares[boxes, self.space.atoms.dims[value]] = known
         return known
 
-    def _read(self) -> tuple[Ints, Ints, Floats, Ints]:
-        """Of every input of every Op: the Value, its hits, the share that is read, the site."""
+    def _inputs_read(self) -> tuple[Ints, Ints, Floats, Ints]:
+        """Of every input of every Op: the Value, its cuts, the share that is read, the site."""
         values: list[int] = []
         there: list[int] = []
         shares: list[float] = []
@@ -432,40 +438,40 @@ class _Finder:
             np.repeat(np.array(self.op_site, np.int64), counts),
         )
 
-    def _made(self) -> tuple[Ints, Ints]:
-        """Of every Value the site that makes it, -1 for none, and its hits."""
+    def _outputs_made(self) -> tuple[Ints, Ints]:
+        """Of every Value the site that makes it, -1 for none, and its cuts."""
         values: list[int] = []
-        hits: list[int] = []
+        cuts: list[int] = []
         counts: list[int] = []
         for op, number in zip(self.graph.ops, self.space.alike, strict=True):
             call = self.calls[number]
             assert call is not None
             values += op.outputs
-            hits += call.outputs
+            cuts += call.outputs
             counts.append(len(op.outputs))
         source = np.full(len(self.graph.values), -1, np.int64)
         here = np.full(len(self.graph.values), -1, np.int64)
         source[values] = np.repeat(np.array(self.op_site, np.int64), counts)
-        here[values] = hits
+        here[values] = cuts
         return source, here
 
-    def _kept(self, site: int) -> int:
-        """The hits of a Value's own site."""
+    def _own_cuts(self, site: int) -> int:
+        """The cuts of a Value's own site."""
         key = (*[(atom, 0.0) for atom in self.atoms[site]], (WHOLE, 0.0))
         return self.distinct.setdefault(key, len(self.distinct))
 
-    def _alike(self, flows: list[_Flows]) -> tuple[Any, ...]:
-        """Patterns, and in columns the flows: those that are alike added up."""
+    def _merge_alike(self, dependencies: list[_Dependencies]) -> tuple[Any, ...]:
+        """Patterns, and in columns the dependencies: those that are alike added up."""
         source, target, here, there, nbytes = (
-            np.concatenate([getattr(f, name) for f in flows])
+            np.concatenate([getattr(f, name) for f in dependencies])
             for name in ("source", "target", "here", "there", "nbytes")
         )
-        hits = list(self.distinct)
-        pairs, pattern = np.unique(here * len(hits) + there, return_inverse=True)
+        cuts = list(self.distinct)
+        pairs, pattern = np.unique(here * len(cuts) + there, return_inverse=True)
         keys = (source * max(len(self.kind), 1) + target) * max(len(pairs), 1) + pattern
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
         return (
-            tuple((hits[n // len(hits)], hits[n % len(hits)]) for n in pairs.tolist()),
+            tuple((cuts[n // len(cuts)], cuts[n % len(cuts)]) for n in pairs.tolist()),
             source[first],
             target[first],
             pattern[first].astype(np.int64),
@@ -475,8 +481,8 @@ class _Finder:
 
 
 @dataclass(frozen=True)
-class _Flows:
-    """Flows in columns: from a site to a site, how each hits the Value, and the bytes."""
+class _Dependencies:
+    """Dependencies in columns: from which site to which, how each cuts the Value, and the bytes."""
 
     source: Ints
     target: Ints
@@ -484,8 +490,8 @@ class _Flows:
     there: Ints
     nbytes: Floats
 
-    def where(self, which: Bools) -> _Flows:
-        return _Flows(
+    def where(self, which: Bools) -> _Dependencies:
+        return _Dependencies(
             self.source[which],
             self.target[which],
             self.here[which],
@@ -495,8 +501,8 @@ class _Flows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """What sites need of a call: its axes that can be cut, their extents, the hits of each input
+class _CallFacts:
+    """What sites need of a call: its axes that can be cut, their extents, the cuts of each input
     and output, which outputs can be partial, the share of each input that it reads and where that
     is, whether it is a view, and the size of its iteration space."""
 
@@ -531,7 +537,7 @@ def _positions(expr: Expr) -> Iterator[str]:
             yield from _positions(arg)
 
 
-def covered(boxes: frozenset[Box]) -> int:
+def elements_covered(boxes: frozenset[Box]) -> int:
     """How many elements are in any of the boxes."""
     one = next(iter(boxes))
     differing = (k for k in range(len(one)) if len({box[k] for box in boxes}) > 1)
@@ -547,7 +553,7 @@ def covered(boxes: frozenset[Box]) -> int:
                 if box[along][0] <= low and high <= box[along][1]
             ]
         )
-        total += covered(inside) if inside else 0
+        total += elements_covered(inside) if inside else 0
     return total
 
 

@@ -76,7 +76,7 @@ class TooWide(Exception):
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedEnergy:
     """A sum of tables that many pairs share: each variable and each edge names its table.
 
     edges     (a, b) of each pair of variables; no pair occurs twice
@@ -116,7 +116,7 @@ class Shared:
         return energy
 
 
-def share(energy: Energy) -> Shared:
+def share_tables(energy: Energy) -> SharedEnergy:
     """An Energy whose equal tables are one."""
     numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
     tables: list[Table] = []
@@ -130,7 +130,7 @@ def share(energy: Energy) -> Shared:
 
     unary = [number(u) for u in energy.unary]
     pairs = [number(t) for t in energy.pairs.values()]
-    return Shared(
+    return SharedEnergy(
         np.array(energy.sizes, np.int64),
         np.array(unary, np.int64),
         np.array(list(energy.pairs), np.int64).reshape(-1, 2),
@@ -142,12 +142,12 @@ def share(energy: Energy) -> Shared:
 def eliminate(energy: Energy, cap: int = CAP) -> tuple[list[int], float]:
     """The best choice and its value; raises TooWide if a table would have more than `cap`
     entries."""
-    choice = solve(share(energy), None, cap)[0].tolist()
+    choice = minimise_shared(share_tables(energy), None, cap)[0].tolist()
     return choice, energy.value(choice)
 
 
-def solve(
-    shared: Shared, steps: EliminationOrder | None = None, cap: int = CAP
+def minimise_shared(
+    shared: SharedEnergy, steps: EliminationOrder | None = None, cap: int = CAP
 ) -> tuple[Ints, float]:
     """The best choice and its value, by a EliminationOrder for this structure if one is at hand."""
     if steps is None:
@@ -184,7 +184,7 @@ def descend(energy: Energy, start: Sequence[int], rounds: int = 50) -> tuple[lis
     return choice, energy.value(choice)
 
 
-def exhaust(energy: Energy) -> tuple[list[int], float]:
+def try_all_choices(energy: Energy) -> tuple[list[int], float]:
     """All choices tried: the truth for tests."""
     best = min(itertools.product(*(range(n) for n in energy.sizes)), key=energy.value)
     return list(best), energy.value(best)

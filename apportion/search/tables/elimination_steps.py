@@ -132,7 +132,7 @@ def _greedy_order(sizes: Ints, edges: Ints, cap: float) -> tuple[Ints, Ints, Int
     return order, scope_at, scope[: scope_at[count]].copy(), whole
 
 
-class _Links(NamedTuple):  # numba takes no dataclass
+class _NeighbourLists(NamedTuple):  # numba takes no dataclass
     """Which variables share a table: linked lists of neighbours, and a set that keeps them
     distinct.
 
@@ -151,11 +151,11 @@ class _Links(NamedTuple):  # numba takes no dataclass
 
 
 @compiled
-def _unlinked(variables: int, edges: int) -> _Links:
+def _unlinked(variables: int, edges: int) -> _NeighbourLists:
     slots = 64
     while slots < 8 * (edges + 8):
         slots *= 2
-    return _Links(
+    return _NeighbourLists(
         np.full(variables, -1, np.int64),
         np.empty(4 * edges + 16, np.int64),
         np.empty(4 * edges + 16, np.int64),
@@ -165,7 +165,9 @@ def _unlinked(variables: int, edges: int) -> _Links:
 
 
 @inlined
-def _link(links: _Links, sizes: Ints, entries: Floats, a: int, b: int) -> tuple[_Links, bool]:
+def _link(
+    links: _NeighbourLists, sizes: Ints, entries: Floats, a: int, b: int
+) -> tuple[_NeighbourLists, bool]:
     """Makes two variables neighbours, and whether they were none before."""
     if sizes[a] == 1 or sizes[b] == 1:
         return links, False
@@ -184,7 +186,7 @@ def _link(links: _Links, sizes: Ints, entries: Floats, a: int, b: int) -> tuple[
     near[count + 1], before[count + 1], latest[b] = a, latest[b], count + 1
     entries[a] *= sizes[b]
     entries[b] *= sizes[a]
-    return _Links(latest, near, before, pairs, count + 2), True
+    return _NeighbourLists(latest, near, before, pairs, count + 2), True
 
 
 @inlined
@@ -227,7 +229,7 @@ class Tables(NamedTuple):  # numba takes no dataclass
     starts: Ints
 
 
-class _Made(NamedTuple):  # numba takes no dataclass
+class _StepTables(NamedTuple):  # numba takes no dataclass
     """The distinct tables that steps leave. Table n has its entries from `at[n]` on in `entries`,
     less their minimum `least[n]`, and beside them in `best` the values that attain them."""
 
@@ -237,7 +239,7 @@ class _Made(NamedTuple):  # numba takes no dataclass
     least: Floats
 
 
-class _Terms(NamedTuple):  # numba takes no dataclass
+class _StepInputs(NamedTuple):  # numba takes no dataclass
     """The tables that one step adds up, and the work space of adding them.
 
     place   per variable its place in the scope of the step, -1 for none; the eliminated one is last
@@ -268,7 +270,7 @@ def _run(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
     leave the same table, which is worked out once."""
     count = len(steps.order)
     terms, key, all_keys = _work_space(steps, tables)
-    made = _Made(
+    made = _StepTables(
         np.empty(1 << 12, np.float64),
         np.empty(1 << 12, np.int32),
         np.zeros(count + 1, np.int64),
@@ -305,7 +307,7 @@ def _run(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
 
 @compiled
 def _work_space(steps, tables):  # type: ignore[no-untyped-def]
-    """An empty _Terms, room for one key, and room for the keys of all steps."""
+    """Empty _StepInputs, room for one key, and room for the keys of all steps."""
     count, widest, longest, total, most = len(steps.order), 0, 0, 0, 0
     for s in range(count):
         width = steps.scope_at[s + 1] - steps.scope_at[s]
@@ -316,7 +318,7 @@ def _work_space(steps, tables):  # type: ignore[no-untyped-def]
             length += 1 + steps.scope_at[t + 1] - steps.scope_at[t]
         widest, longest, total = max(widest, width), max(longest, length), total + length
         most = max(most, 1 + pairs + steps.left_at[s + 1] - steps.left_at[s])
-    terms = _Terms(
+    terms = _StepInputs(
         np.full(len(tables.sizes), -1, np.int64),
         np.empty(most, np.int64),
         np.empty((most, widest + 1), np.int64),
@@ -409,7 +411,7 @@ def _with_room(made, end):  # type: ignore[no-untyped-def]
     entries, best = np.empty(size, np.float64), np.empty(size, np.int32)
     entries[: len(made.entries)] = made.entries
     best[: len(made.best)] = made.best
-    return _Made(entries, best, made.at, made.least)
+    return _StepTables(entries, best, made.at, made.least)
 
 
 @inlined
