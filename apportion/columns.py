@@ -106,6 +106,25 @@ class CompiledFunction:
         return _numba().njit(cache=True)(self.function)
 
 
+class InlinedFunction(CompiledFunction):
+    """A part of a compiled loop whose body takes the place of every call. Interpreted code calls it
+    as plain Python, always: it does too little by itself to be compiled for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function, function)
+        self.targetoptions = {"inline": "always"}  # this and `py_func` are what Numba looks for
+        self.py_func = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compile a function into each of its callers: for parts of a loop that are given many columns,
+    since handing columns over takes longer than a few operations on them."""
+    return InlinedFunction(function)
+
+
 def compiled(
     function: Callable[..., Any] | None = None, *, plain: Callable[..., Any] | None = None
 ) -> Any:
@@ -159,6 +178,12 @@ def _numba() -> Any:
     return numba
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """As `compiled`, but the body takes the place of every call: for parts of a loop that are
+    given many columns, since handing columns over takes longer than a few operations on them."""
+    return njit(inline="always", cache=True)(function)
+
+
 def offsets(counts: Ints) -> Ints:
     """Where each of several stretches begins, and the end of the last."""
     found = np.zeros(len(counts) + 1, np.int64)
@@ -176,3 +201,77 @@ def distinct(numbers: Ints) -> Ints:
 def plain(column: Ints) -> Ints:
     """The column as compiled code knows it, however it was made."""
     return np.ascontiguousarray(column, np.int64)
+
+
+# Hash sets. Each is an array of slots, a power of two of them, -1 where a slot is free.
+
+
+def free_slots(most: int) -> Ints:
+    """The slots of a hash set of at most so many numbers."""
+    return np.full(1 << max(4, (2 * most - 1).bit_length()), -1, np.int64)
+
+
+@compiled
+def slot_of(slots: Ints, number: int) -> int:
+    """The slot that holds a number which is not negative, or the free one where it belongs."""
+    slot = (number * 2654435761) & (len(slots) - 1)
+    while slots[slot] != -1 and slots[slot] != number:
+        slot = (slot + 1) & (len(slots) - 1)
+    return slot
+
+
+@compiled
+def with_more_slots(slots: Ints) -> Ints:
+    """The same set of numbers in twice as many slots."""
+    more = np.full(2 * len(slots), -1, np.int64)
+    for number in slots:
+        if number != -1:
+            more[slot_of(more, number)] = number
+    return more
+
+
+@compiled
+def row_hash(row: Ints, length: int) -> np.int64:
+    """A number that is the same for rows whose first `length` numbers are equal (FNV-1a)."""
+    code = np.int64(1469598103934665603)
+    for k in range(length):
+        code = (code ^ row[k]) * np.int64(1099511628211)
+        code ^= code >> 29
+    return code
+
+
+def distinct_rows(rows: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
+    """One index of each distinct row, and for each row which of these it equals."""
+    data = np.ascontiguousarray(rows)
+    if data.dtype == np.bool_:
+        data = np.packbits(data, axis=1)
+        pad = -data.shape[1] % 8
+        data = np.pad(data, ((0, 0), (0, pad)))
+    words = data.view(np.int64).reshape(len(data), -1)
+    first, which = _distinct_rows(words, free_slots(len(words)))
+    return first, which
+
+
+@compiled
+def _distinct_rows(words: Ints, slots: Ints) -> tuple[Ints, Ints]:
+    count, width = words.shape
+    first, which = np.empty(count, np.int64), np.empty(count, np.int64)
+    found = 0
+    for row in range(count):
+        slot = row_hash(words[row], width) & (len(slots) - 1)
+        while slots[slot] >= 0:
+            other = first[slots[slot]]
+            same = True
+            for k in range(width):
+                if words[other, k] != words[row, k]:
+                    same = False
+                    break
+            if same:
+                break
+            slot = (slot + 1) & (len(slots) - 1)
+        if slots[slot] < 0:
+            slots[slot] = found
+            first[found] = row
+            found += 1
+        which[row] = slots[slot]
+    return first[:found].copy(), which

@@ -43,7 +43,7 @@ def measure(job: tuple[str, float]) -> dict[str, Any]:
     from apportion.machine.cluster import cluster
     from apportion.machine.cost_model import default_cost
     from apportion.search import METHODS, Problem
-    from apportion.search.levels.exact import certified, jointly, untied
+    from apportion.search.levels.exact import certify_levels, solve_jointly, untie_loops
     from apportion.search.levels.levels import recurse
     from apportion.search.levels.tofu import bytes_moved, partition, sites_of
     from apportion.split.space import Space
@@ -62,8 +62,8 @@ def measure(job: tuple[str, float]) -> dict[str, Any]:
         moved[other] = bytes_moved(problem, METHODS[other](problem).strategy)
     levels = partition(problem)
     now = time.monotonic()
-    two = certified(recurse(sites_of(levels.sites.space), (2,)), now + budget / 3)
-    joint = jointly(untied(levels), time.monotonic() + budget)
+    two = certify_levels(recurse(sites_of(levels.sites.space), (2,)), now + budget / 3)
+    joint = solve_jointly(untie_loops(levels), time.monotonic() + budget)
     best = min(joint.levels.bytes_moved, levels.bytes_moved)
     return {
         "name": name,

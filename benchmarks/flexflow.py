@@ -50,7 +50,7 @@ from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.search import METHODS, Problem, Unsuitable
 from apportion.search.walks.metropolis import Chain
-from apportion.search.walks.simulated_walk import Steps
+from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.simulate.durations import nanoseconds
 from apportion.simulate.simulate import simulate
 from apportion.split.space import Space
@@ -183,61 +183,61 @@ def simulated(problem: Problem, strategy: Strategy, space: Space) -> Row:
 # Proposals, by delta and by simulating the whole step
 
 
-class Timed(Steps):
+class Timed(SimulatedWalk):
     """A walk whose changes are timed; every so often the whole step is lowered and simulated
     too."""
 
     every = 1
-    delta: list[float]
-    full: list[float]
+    delta_seconds: list[float]
+    full_seconds: list[float]
 
     def change(self, rng: Random, limit: float) -> float | None:
         began = time.process_time()
         cost = super().change(rng, limit)
-        self.delta.append(time.process_time() - began)
-        if cost is not None and len(self.delta) % self.every == 0:
+        self.delta_seconds.append(time.process_time() - began)
+        if cost is not None and len(self.delta_seconds) % self.every == 0:
             self._simulate()
         return cost
 
     def _simulate(self) -> None:
-        live, problem = self.live, self.problem
+        delta, problem = self.delta, self.problem
         began = time.process_time()
-        tasks = lower(self.space, live.strategy, problem.devices)
+        tasks = lower(self.space, delta.strategy, problem.devices)
         line = simulate(tasks, problem.cluster, problem.cost)
-        self.full.append(time.process_time() - began)
-        if live.bounded:
-            assert line.step_seconds >= live.step_seconds, "a step within the limit was given up"
+        self.full_seconds.append(time.process_time() - began)
+        if delta.bounded:
+            assert line.step_seconds >= delta.step_seconds, "a step within the limit was given up"
         else:
-            assert line.step_seconds == live.step_seconds, "delta and full differ"
+            assert line.step_seconds == delta.step_seconds, "delta and full differ"
 
     def keep(self) -> None:
         began = time.process_time()
         super().keep()
-        self.delta[-1] += time.process_time() - began
+        self.delta_seconds[-1] += time.process_time() - began
 
     def undo(self) -> None:
         began = time.process_time()
         super().undo()
-        self.delta[-1] += time.process_time() - began
+        self.delta_seconds[-1] += time.process_time() - began
 
 
 def timed(problem: Problem, how: How) -> Row:
     """Milliseconds of a proposal both ways, in a walk that begins with data parallelism."""
     start = METHODS["data"](problem, budget=0.0, seed=how.seed).strategy
     walk = Timed(problem, problem.space, start)
-    walk.every, walk.delta, walk.full = max(how.proposals // how.fulls, 1), [], []
+    walk.every, walk.delta_seconds, walk.full_seconds = max(how.proposals // how.fulls, 1), [], []
     chain = Chain(walk, Random(how.seed))
     for counted in (False, True):
         if counted:
-            walk.delta, walk.full = [], []
-        while len(walk.delta) < how.proposals:
+            walk.delta_seconds, walk.full_seconds = [], []
+        while len(walk.delta_seconds) < how.proposals:
             chain.step()
     return {
         "proposals": chain.proposals,
         "accepted": chain.accepted,
-        "full_ms": 1e3 * statistics.mean(walk.full or [math.nan]),
-        "delta_ms": 1e3 * statistics.mean(walk.delta),
-        "fulls": len(walk.full),
+        "full_ms": 1e3 * statistics.mean(walk.full_seconds or [math.nan]),
+        "delta_ms": 1e3 * statistics.mean(walk.delta_seconds),
+        "fulls": len(walk.full_seconds),
     }
 
 

@@ -28,7 +28,7 @@ from apportion.search.baselines.data import data
 from apportion.search.problem import Problem
 from apportion.search.walks.metropolis import Chain
 from apportion.search.walks.moves import KINDS
-from apportion.search.walks.simulated_walk import Steps
+from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.split.space import Space
 
 MODELS = (
@@ -55,7 +55,7 @@ def walk(model: str, name: str, seconds: float, seed: int) -> dict[str, object]:
     it = zoo.load(spec, 0)
     space = Space(capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph)
     problem = Problem(space, them, default_cost(them))
-    steps = Steps(problem, space, data(problem).strategy, sets()[name])
+    steps = SimulatedWalk(problem, space, data(problem).strategy, sets()[name])
     chain = Chain(steps, Random(seed))
     first, began = chain.best, time.process_time()
     while time.process_time() - began < seconds:

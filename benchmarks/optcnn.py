@@ -31,7 +31,7 @@ from apportion.search import Problem
 from apportion.search.baselines.data import data
 from apportion.search.baselines.single import single
 from apportion.search.layers.optcnn import minimise
-from apportion.search.layers.summed_seconds import Costs, Grids
+from apportion.search.layers.summed_seconds import LayerGrids, SummedSeconds
 from apportion.search.tables.eliminate import Energy
 from apportion.simulate.simulate import simulate
 from apportion.split.space import Space
@@ -104,7 +104,7 @@ def measure(model: str, graph: Graph) -> Row:
     problem = given(graph)
     gc.collect()  # what capture left
     began = time.process_time()
-    costs = Costs(problem)
+    costs = SummedSeconds(problem)
     found = minimise(costs, costs.energy, FOREVER, 0)
     strategy = costs.strategy(found.rows)
     seconds = time.process_time() - began
@@ -159,9 +159,9 @@ def table(rows: Sequence[Row]) -> str:
 
 def strategies(graph: Graph) -> str:
     """What is found, under either costs, beside the published strategy."""
-    columns = [published(Costs(given(graph), paper=True))]
+    columns = [published(SummedSeconds(given(graph), paper=True))]
     for paper in (True, False):
-        costs = Costs(given(graph), paper=paper)
+        costs = SummedSeconds(given(graph), paper=paper)
         columns.append((costs, minimise(costs, costs.energy, FOREVER, 0).rows))
     lines = ["| layers | published | the paper's costs | ours |", "|---|---|---|---|"]
     for name, members in vgg_layers().items():
@@ -185,7 +185,7 @@ def vgg_layers() -> dict[str, list[int]]:
 NAMES = {"i": "n", "i0": "n", "j": "c", "o": "c", "i1": "c"}
 
 
-def cut(costs: Costs, layer: int, row: int) -> str:
+def cut(costs: SummedSeconds, layer: int, row: int) -> str:
     """A grid in the paper's words."""
     labels, grids = costs.layers[layer].labels, costs.grids[layer]
     window = any(label.name in ("n", "o") for label in labels)
@@ -199,7 +199,7 @@ def cut(costs: Costs, layer: int, row: int) -> str:
     return f"{{{', '.join(parts)}}}" if parts else f"whole on {used}"
 
 
-def published(costs: Costs) -> tuple[Costs, list[int]]:
+def published(costs: SummedSeconds) -> tuple[SummedSeconds, list[int]]:
     """The published strategy as rows of grids."""
     wanted = [[4, 1, 1, 1]] * 14 + [[1, 2, 2, 1]] * 3 + [[1, 1, 2, 2], [1, 4], [1, 4], [1, 2], [1]]
     pools = (2, 5, 9, 13)
@@ -210,7 +210,7 @@ def published(costs: Costs) -> tuple[Costs, list[int]]:
     return costs, rows
 
 
-def row_of(grids: Grids, degrees: Sequence[int]) -> int:
+def row_of(grids: LayerGrids, degrees: Sequence[int]) -> int:
     return grids.degrees.tolist().index(list(degrees))
 
 
@@ -224,7 +224,7 @@ def prices(graph: Graph) -> str:
              "dense 3 {c=2}, softmax on 1": [20, 21], "all of it": list(range(22))}  # fmt: skip
     cells: dict[str, list[str]] = {name: [] for name in cases}
     for paper in (True, False):
-        costs = Costs(given(graph), paper=paper)
+        costs = SummedSeconds(given(graph), paper=paper)
         best = minimise(costs, costs.energy, FOREVER, 0)
         _, theirs = published(costs)
         for name, layers in cases.items():
@@ -242,7 +242,7 @@ def links(graph: Graph) -> str:
     for factor in SLOWER:
         on = cluster(CLUSTER)
         slower = tuple(replace(link, bandwidth=link.bandwidth / factor) for link in on.links)
-        costs = Costs(given(graph, replace(on, links=slower)), paper=True)
+        costs = SummedSeconds(given(graph, replace(on, links=slower)), paper=True)
         rows = minimise(costs, costs.energy, FOREVER, 0).rows
         names = vgg_layers()
         picked = [

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from proof.exhaustive import Proof, prove
-from proof.picking import Picking
+from proof.exhaustive import OptimalityProof, prove_optimum
+from proof.picking import OptionWalk
 
 from apportion import zoo
 from apportion.capture.capture import capture
@@ -79,13 +79,13 @@ def problem_of(case: Case) -> tuple[Problem, list[Unit]]:
     return Problem(space, place, default_cost(place)), units
 
 
-def proof_of(case: Case, budget: float) -> tuple[Proof, list[Unit]]:
+def proof_of(case: Case, budget: float) -> tuple[OptimalityProof, list[Unit]]:
     """The proof, or as far as it gets in a budget of processor seconds."""
     problem, units = problem_of(case)
     order = list(range(len(units)))
     if case.largest:
         order.sort(key=lambda k: -len(units[k].ops))
-    return prove(problem, units, budget=budget, order=order), units
+    return prove_optimum(problem, units, budget=budget, order=order), units
 
 
 def walked(case: Case, best_ns: int, walks: int, seconds: float) -> str:
@@ -93,7 +93,7 @@ def walked(case: Case, best_ns: int, walks: int, seconds: float) -> str:
     problem, units = problem_of(case)
     found = []
     for seed in range(-1, walks):  # the first one compiles
-        walk = Picking(problem, problem.space, single(problem).strategy, units)
+        walk = OptionWalk(problem, problem.space, single(problem).strategy, units)
         chain, began = Chain(walk, Random(seed)), time.process_time()
         while time.process_time() - began < (seconds if seed >= 0 else 0.5):
             if chain.step() and round(chain.best * 1e9) <= best_ns:
@@ -134,7 +134,7 @@ HEAD = (
 )
 
 
-def row(case: Case, proof: Proof, units: list[Unit]) -> str:
+def row(case: Case, proof: OptimalityProof, units: list[Unit]) -> str:
     """A line of the table."""
     where = "any" if case.anywhere else "blocks"
     return (
@@ -145,7 +145,7 @@ def row(case: Case, proof: Proof, units: list[Unit]) -> str:
     )
 
 
-def options(proof: Proof, units: list[Unit]) -> str:
+def options(proof: OptimalityProof, units: list[Unit]) -> str:
     """The best option of every unit, by its first operator."""
     chosen = (
         f"  {unit.name}: {unit.options[pick][0]}"

@@ -15,7 +15,7 @@ import pytest
 from graphs import captured
 
 import apportion as ap
-from apportion.columns import PATIENCE, CompiledFunction, Ints, compiled
+from apportion.columns import PATIENCE, CompiledFunction, Ints, compiled, inlined
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,20 @@ def test_an_interpreted_form_of_its_own() -> None:
     assert function(np.zeros(4, np.int64)) == -1
     function.seconds = PATIENCE.compile_seconds
     assert function(np.zeros(4, np.int64)) == 4
+
+
+def test_an_inlined_part_is_the_same_in_both_forms() -> None:
+    part = inlined(add_at)
+
+    def outer(numbers: Ints) -> int:
+        return part(numbers, 1, 7)  # type: ignore[no-any-return]
+
+    function, found = compiled(outer), []
+    for set_patience in (interpreted_always, compiled_always):
+        set_patience()
+        numbers = np.zeros(3, np.int64)
+        found.append((function(numbers), numbers.tolist()))
+    assert function.native is not None and found == [(2, [0, 7, 0])] * 2
 
 
 def test_hashes_that_overflow_are_not_warned_of() -> None:

@@ -12,9 +12,8 @@ Alternatives are each there once, and legal: first cut as a neighbour is; then i
 to another axis or given up for replicas, the Op whole on one device or on many, and all ways to cut
 one, two and three axes, on the devices of the Op and of its neighbours.
 
-A **Group** is a forward Op, the backward Ops that differentiate it and the updates of its
-parameters, with whatever stands between them. Its members follow one Op: cut along the axes that
-are the same, and there several times along those that they do not have.
+The members of a Group (split/groups.py) follow one Op: they are cut along the axes that are the
+same, and are there several times along those that they do not have.
 """
 
 from __future__ import annotations
@@ -27,13 +26,24 @@ from itertools import combinations
 import numpy as np
 
 from apportion.describe import Refused
-from apportion.graph import BACKWARD, FORWARD, PARAMETER, UPDATE, Graph
-from apportion.search import Hit, Hits, sample_classes
-from apportion.split import Choice, Space, verify_choice, whole
+from apportion.graph import PARAMETER, UPDATE
+from apportion.search import sample_classes
+from apportion.split import (
+    MOST_AXES,
+    AxisEffect,
+    AxisEffects,
+    Choice,
+    Groups,
+    Space,
+    divisors,
+    one_cut,
+    part_grids,
+    verify_choice,
+    whole,
+)
 
 SAMPLE, ATTRIBUTE, REDUCTION = "sample", "attribute", "reduction"
 MOST_ALONE = 8  # devices that an Op is tried whole on
-MOST_AXES = 3  # that are cut at once
 MOST_NEAR = 8  # neighbours that an Op is cut like
 
 
@@ -61,9 +71,9 @@ class Around:
     def __init__(self, space: Space, devices: int) -> None:
         self.space, self.devices = space, devices
         self.plain = space.with_digits(())
-        self.hits, self.plain_hits = Hits(space), Hits(self.plain)
+        self.effects, self.plain_effects = AxisEffects(space), AxisEffects(self.plain)
         self.samples = sample_classes(self.plain)
-        self.state = _from_state(space.graph)
+        self.groups = Groups(space.graph)
 
     # Axes
 
@@ -76,36 +86,37 @@ class Around:
             while math.prod(extents[k] for k in places) < axis.extent:
                 places.append(places[-1] + 1)
             at = places[-1] + 1
-            hit = self.plain_hits.of(op, position)
-            refused = "" if hit is not None else self._reason(op, position)
+            effect = self.plain_effects.of(op, position)
+            refused = "" if effect is not None else self._reason(op, position)
             found.append(
                 OpAxis(
                     axis.name,
                     axis.extent,
                     tuple(places),
-                    self._kind(op, axis.group, hit),
-                    hit is not None and bool(hit.partial),
-                    () if hit is None else self._dims(op, hit),
+                    self._kind(op, axis.group, effect),
+                    effect is not None and effect.is_partial,
+                    () if effect is None else self._dims(op, effect),
                     refused,
                 )
             )
         return tuple(found)
 
-    def _kind(self, op: int, group: int, hit: Hit | None) -> str:
+    def _kind(self, op: int, group: int, effect: AxisEffect | None) -> str:
         if group in self.samples:
             return SAMPLE
-        if hit is None:
+        if effect is None:
             return ATTRIBUTE
         meant = self.space.graph.ops[op]
-        if hit.partial and meant.phase != UPDATE:
+        if effect.is_partial and meant.phase != UPDATE:
             return REDUCTION
-        read = (meant.inputs[place] for place, _ in (*hit.cut, *hit.window))
-        left = (meant.outputs[place] for place, _ in hit.left)
-        if any(v in self.state for v in read) or any(self._becomes(v) for v in left):
+        read = (meant.inputs[place] for place, _ in (*effect.aligned, *effect.windows))
+        left = (meant.outputs[place] for place, _ in effect.written)
+        state = self.groups.from_parameters
+        if any(v in state for v in read) or any(self._becomes_parameter(v) for v in left):
             return PARAMETER
         return ATTRIBUTE
 
-    def _becomes(self, value: int) -> bool:
+    def _becomes_parameter(self, value: int) -> bool:
         """Whether a Value is the gradient of a parameter, or its next value."""
         graph = self.space.graph
         readers = [graph.ops[reader] for reader in graph.consumers[value]]
@@ -113,12 +124,9 @@ class Around:
         updated = made is not None and graph.ops[made[0]].phase == UPDATE
         return updated or any(op.phase == UPDATE for op in readers)
 
-    def _dims(self, op: int, hit: Hit) -> tuple[str, ...]:
-        meant = self.space.graph.ops[op]
-        places = [(meant.inputs[place], atom) for place, atom in hit.cut]
-        places += [(meant.outputs[place], atom) for place, atom in hit.left]
+    def _dims(self, op: int, effect: AxisEffect) -> tuple[str, ...]:
         found = []
-        for value, atom in places:
+        for value, atom in effect.atoms_cut(self.space.graph.ops[op]):
             owners = [k for k, row in enumerate(self.plain.atoms.dims[value]) for _ in row]
             found.append(f"{self.space.graph.values[value].name}[{owners[atom]}]")
         return tuple(dict.fromkeys(found))
@@ -128,7 +136,7 @@ class Around:
         if axes[position].extent < 2:
             return "there is only one of it"
         try:
-            self.plain.split(op, [2 if k == position else 1 for k in range(len(axes))])
+            self.plain.split(op, one_cut(len(axes), position))
         except Refused as refusal:
             return " ".join(str(refusal).split())
         return ""
@@ -177,7 +185,7 @@ class Around:
     ) -> Iterator[Choice]:
         for some in lists:
             for axis in axes:
-                yield from self._grids(op, (axis,), some, _divisors(len(some)))
+                yield from self._grids(op, (axis,), some, divisors(len(some))[:0:-1])
 
     def _multiple(
         self, op: int, axes: Sequence[OpAxis], lists: Sequence[tuple[int, ...]], count: int
@@ -229,7 +237,7 @@ class Around:
         for count in counts:
             if len(devices) % count:
                 continue
-            for degrees in _degrees([axis.extent for axis in axes], count):
+            for degrees in part_grids([axis.extent for axis in axes], count, fewest=2):
                 parts = [1] * len(extents)
                 for axis, degree in zip(axes, degrees, strict=True):
                     digits = _spread([extents[k] for k in axis.positions], degree)
@@ -248,45 +256,7 @@ class Around:
 
     def group(self, op: int) -> tuple[int, ...]:
         """The Group of an Op, its forward Op first; only the Op if it has none."""
-        graph = self.space.graph
-        first = self._leader(op)
-        if first is None:
-            return (op,)
-        read = _feeders(graph, first, self.state)
-        forward = {first, *read}
-        parameters = {v for k in forward for v in graph.ops[k].inputs} & self.state
-        updates = [
-            k for k, meant in enumerate(graph.ops)
-            if meant.phase == UPDATE and meant.parameter in parameters
-        ]  # fmt: skip
-        backward = [k for k, meant in enumerate(graph.ops) if meant.forward in forward]
-        between = _between(graph, updates, {*forward, *backward})
-        members = (*sorted(read), *sorted(backward), *sorted(between), *updates)
-        found = tuple(dict.fromkeys((first, *members)))
-        return found if op in found else (op,)
-
-    def _leader(self, op: int) -> int | None:
-        graph = self.space.graph
-        meant = graph.ops[op]
-        if meant.phase == BACKWARD:
-            return meant.forward
-        if meant.phase == UPDATE:
-            if meant.parameter is None:
-                return None
-            readers = [meant.parameter]
-            while readers:
-                value = readers.pop()
-                for reader in graph.consumers[value]:
-                    if graph.ops[reader].phase != FORWARD:
-                        continue
-                    if not set(graph.ops[reader].outputs) & self.state:
-                        return reader
-                    readers += graph.ops[reader].outputs
-            return None
-        if meant.outputs and set(meant.outputs) <= self.state:
-            readers = [r for v in meant.outputs for r in graph.consumers[v]]
-            return next((r for r in readers if graph.ops[r].phase == FORWARD), op)
-        return op
+        return self.groups.of(op)
 
     def following(self, leader: int, choice: Choice, members: Iterable[int]) -> dict[int, Choice]:
         """The Choices of Ops that are cut as the leader is, along axes that are the same."""
@@ -319,7 +289,7 @@ class Around:
                     continue
                 tried = [*parts]
                 tried[position] = choice.parts[cut]
-                if self._can(op, tried):
+                if self.space.allows(op, tried):
                     parts, taken[cut] = tried, position
                     break
         self._mark(op, taken, marks)
@@ -332,7 +302,7 @@ class Around:
         """Axes of an Op of one class; first those that cut what the same cut divides already."""
         able = [
             k for k, other in enumerate(self.space.groups(op))
-            if other == group and self.hits.of(op, k) is not None
+            if other == group and self.effects.of(op, k) is not None
         ]  # fmt: skip
         if len(able) < 2:
             return able
@@ -343,63 +313,13 @@ class Around:
         return sorted(able, key=lambda k: (-scores[k], k))
 
     def _touched(self, op: int, position: int) -> list[tuple[int, int]]:
-        hit, meant = self.hits.of(op, position), self.space.graph.ops[op]
-        if hit is None:
-            return []
-        read = [(meant.inputs[place], atom) for place, atom in hit.cut]
-        return read + [(meant.outputs[place], atom) for place, atom in hit.left]
+        effect = self.effects.of(op, position)
+        return [] if effect is None else effect.atoms_cut(self.space.graph.ops[op])
 
     def _mark(self, op: int, taken: dict[int, int], marks: dict[tuple[int, int], int]) -> None:
         for cut, position in taken.items():
             for end in self._touched(op, position):
                 marks.setdefault(end, cut)
-
-    def _can(self, op: int, parts: Sequence[int]) -> bool:
-        try:
-            self.space.split(op, parts)
-        except Refused:
-            return False
-        return True
-
-
-def _from_state(graph: Graph) -> frozenset[int]:
-    """Parameters, and Values that are made from one of these and nothing else."""
-    found = {v for v, meant in enumerate(graph.values) if meant.role == PARAMETER}
-    found -= {v for v, made in enumerate(graph.producer) if made is not None}
-    for op in graph.ops:
-        if op.phase == FORWARD and op.inputs and set(op.inputs) <= found:
-            found.update(op.outputs)
-    return frozenset(found)
-
-
-def _feeders(graph: Graph, op: int, state: frozenset[int]) -> set[int]:
-    """Ops that make what an Op reads from parameters alone."""
-    found: set[int] = set()
-    waiting = [op]
-    while waiting:
-        for value in graph.ops[waiting.pop()].inputs:
-            made = graph.producer[value]
-            if made is not None and value in state and made[0] not in found:
-                found.add(made[0])
-                waiting.append(made[0])
-    return found
-
-
-def _between(graph: Graph, updates: Sequence[int], known: set[int]) -> set[int]:
-    """Ops of no forward Op between those known and the updates: what scales gradients."""
-    found: set[int] = set()
-    waiting = list(updates)
-    while waiting:
-        for value in graph.ops[waiting.pop()].inputs:
-            made = graph.producer[value]
-            if made is None or made[0] in known | found:
-                continue
-            op, shape = graph.ops[made[0]], graph.values[value].shape
-            alike = [v for v in op.inputs if graph.values[v].shape == shape]
-            if op.forward is None and op.phase != FORWARD and shape and alike:
-                found.add(made[0])
-                waiting.append(made[0])
-    return found
 
 
 def _in_turn(*several: Iterator[Choice]) -> Iterator[Choice]:
@@ -441,24 +361,6 @@ def _replicated(rows: np.typing.NDArray[np.int64]) -> tuple[int, ...]:
         if all(device not in column for device, *column in zip(row, *kept, strict=True)):
             kept.append(row)
     return tuple(device for row in kept for device in row)
-
-
-def _divisors(count: int) -> list[int]:
-    """Numbers of parts, the largest first."""
-    return [n for n in range(count, 1, -1) if count % n == 0]
-
-
-def _degrees(extents: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """All ways to cut all of these axes, into `count` parts together."""
-    found: list[tuple[tuple[int, ...], int]] = [((), count)]
-    for extent in extents:
-        found = [
-            ((*row, n), left // n)
-            for row, left in found
-            for n in range(2, min(extent, left) + 1)
-            if left % n == 0
-        ]
-    return [row for row, left in found if left == 1]
 
 
 def _spread(digits: Sequence[int], parts: int) -> list[int]:

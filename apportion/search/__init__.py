@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from apportion.search.baselines.data import (
         sample_classes as sample_classes,
     )
-    from apportion.search.layers.layers import (
-        Hit as Hit,
-    )
-    from apportion.search.layers.layers import (
-        Hits as Hits,
-    )
     from apportion.search.levels.certificate import (
         certify as certify,
     )

@@ -1,4 +1,8 @@
-"""Problem and SearchResult: what every search is given and returns."""
+"""problem: what every search is given and what it returns.
+
+In: a Space, a Cluster and a CostModel, which make a Problem. Out: a SearchResult, and Progress
+reports on the way. Unsuitable is raised by a method that cannot be used on a Problem.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ class Problem:
     """A Graph's Space, the devices it is for, and what things cost there.
 
     memory_limit  bytes per device that the plan should stay under; None: it does not matter
-    report        is told of progress
+    report        is called with every Progress
     """
 
     space: Space
@@ -49,8 +53,8 @@ class Problem:
     def devices(self) -> int:
         return len(self.cluster.devices)
 
-    def tell(self, progress: Progress) -> None:
-        """Reports progress, if anybody listens."""
+    def report_progress(self, progress: Progress) -> None:
+        """Calls `report`, if there is one."""
         if self.report is not None:
             self.report(progress)
 

@@ -1,4 +1,4 @@
-"""METHODS: every way to find a Strategy, one row each. One algorithm a file, one signature:
+"""registry: METHODS, every way to find a Strategy, one row each. One algorithm a file, one call:
 
     search(problem, *, budget, seed) -> SearchResult
 
@@ -48,6 +48,8 @@ class Method:
         return search(problem, **how)
 
 
+# The one registry of methods. It is a plain dict, so that whoever has a method of their own can add
+# its row before the command line is imported; nothing in the package changes it.
 METHODS: dict[str, Method] = {
     "single": Method(
         "baselines.single:single", "everything on one device", auto=30, baseline=True

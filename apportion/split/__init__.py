@@ -4,7 +4,7 @@ In: a Graph and the descriptions of its operators. Out: a Space (every legal Spl
 a Strategy (the Choice of each Op, the layouts of some Values). No torch.
 Read part.py and derive.py first (description to Split, by regions.py, partial.py and
 restriction.py), then atoms.py (dimensions in factors), space.py, strategy.py, open_composites.py
-and repeats.py.
+and repeats.py; axis_effects.py, grid_choices.py and groups.py are what searches ask of a Space.
 """
 
 from __future__ import annotations
@@ -16,6 +16,42 @@ from apportion.faces import lazy_face
 if TYPE_CHECKING:
     from apportion.split import (
         strategy as strategy,
+    )
+    from apportion.split.axis_effects import (
+        PARTIAL as PARTIAL,
+    )
+    from apportion.split.axis_effects import (
+        SEVERAL as SEVERAL,
+    )
+    from apportion.split.axis_effects import (
+        WHOLE as WHOLE,
+    )
+    from apportion.split.axis_effects import (
+        AxisEffect as AxisEffect,
+    )
+    from apportion.split.axis_effects import (
+        AxisEffects as AxisEffects,
+    )
+    from apportion.split.grid_choices import (
+        MOST_AXES as MOST_AXES,
+    )
+    from apportion.split.grid_choices import (
+        Grid as Grid,
+    )
+    from apportion.split.grid_choices import (
+        axes_cut as axes_cut,
+    )
+    from apportion.split.grid_choices import (
+        divisors as divisors,
+    )
+    from apportion.split.grid_choices import (
+        one_cut as one_cut,
+    )
+    from apportion.split.grid_choices import (
+        part_grids as part_grids,
+    )
+    from apportion.split.groups import (
+        Groups as Groups,
     )
     from apportion.split.open_composites import (
         STATISTICS as STATISTICS,
@@ -31,9 +67,6 @@ if TYPE_CHECKING:
     )
     from apportion.split.part import (
         Split as Split,
-    )
-    from apportion.split.regions import (
-        Call as Call,
     )
     from apportion.split.repeats import (
         Short as Short,

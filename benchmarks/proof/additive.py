@@ -1,8 +1,10 @@
 """additive: the walk of flexflow over what optcnn minimises, to see that it finds what is known.
 
-States are a grid for every layer on a fixed map of devices, costs the summed seconds (summed.py),
-which optcnn minimises exactly. So no walk can come below optcnn, and one that is any good gets
-there.
+In: SummedSeconds and a number of proposals. Out: the best grids that the walk came by.
+
+States are a grid for every layer on a fixed map of devices, costs the summed seconds
+(summed_seconds.py), which optcnn minimises exactly. So no walk can come below optcnn, and one that
+is any good gets there.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from random import Random
 
-from apportion.search.layers.summed_seconds import Costs
+from apportion.search.layers.summed_seconds import SummedSeconds
 from apportion.search.walks.metropolis import Chain
 
 
-class Rows:
+class LayerGridWalk:
     """The Walk: one layer gets another grid, or neighbours that exchange something the same one."""
 
-    def __init__(self, costs: Costs, rows: list[int]) -> None:
+    def __init__(self, costs: SummedSeconds, rows: list[int]) -> None:
         self.costs, self.rows = costs, list(rows)
         self.energy = costs.energy
         self.best = list(rows)
@@ -95,12 +97,14 @@ class Rows:
         return self.cost
 
 
-def additive(costs: Costs, proposals: int, seed: int = 0) -> tuple[list[int], float]:
+def walk_summed_seconds(
+    costs: SummedSeconds, proposals: int, seed: int = 0
+) -> tuple[list[int], float]:
     """The best grids that a walk of so many proposals comes by, and their summed seconds.
 
     It begins at the last grid of every layer (whole, on all devices).
     """
-    walk = Rows(costs, [grids.rows - 1 for grids in costs.grids])
+    walk = LayerGridWalk(costs, [grids.rows - 1 for grids in costs.grids])
     chain = Chain(walk, Random(seed))
     while chain.proposals < proposals and not chain.over:
         chain.step()

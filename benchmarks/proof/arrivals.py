@@ -1,5 +1,8 @@
 """arrivals: when a part can have what it reads, at the soonest, given when what it reads is made.
 
+In: PartNeeds, the options chosen so far, and when makers end. Out: nanoseconds. All is compiled; n
+is a PartNeeds, e an edge, a and b options of its maker and its reader.
+
 Two answers to it. `delays` takes no account of time: how long it takes from each copy of the maker
 to a copy of the reader, for paths through what is not decided. `arrival` and those after it know
 when the copies of the maker end, and that a device's link takes in one message at a time.
@@ -58,7 +61,7 @@ def may_be_termwise(n, chosen, depth, e):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def closed(n, chosen, depth, e):  # type: ignore[no-untyped-def]
+def is_all_known(n, chosen, depth, e):  # type: ignore[no-untyped-def]
     """Whether an edge is the first of a Value, and all that later ones ask for is asked for by it:
     then all about the Value is known."""
     j = n.reader[e]
@@ -315,7 +318,7 @@ def _remote_terms(n, e, a, d):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def lay(n, e, a, b, end, laid, free, issued):  # type: ignore[no-untyped-def]
+def lay_out_terms(n, e, a, b, end, laid, free, issued):  # type: ignore[no-untyped-def]
     """Lays a partial Value out, if it will be: writes when each slice is there."""
     owners = np.zeros(n.where.shape[2], np.int64)
     count = _owners(n, e, a, b, owners)
@@ -350,7 +353,7 @@ def lay(n, e, a, b, end, laid, free, issued):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def of_terms(n, e, a, b, q, end, laid, free, issued):  # type: ignore[no-untyped-def]
+def arrival_of_terms(n, e, a, b, q, end, laid, free, issued):  # type: ignore[no-untyped-def]
     """When the only reader of a partial Value has its region."""
     owners = np.zeros(n.where.shape[2], np.int64)
     count = _owners(n, e, a, b, owners)

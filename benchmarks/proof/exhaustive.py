@@ -1,5 +1,7 @@
 """exhaustive: the best combination of the options of all units by simulated step time, proven.
 
+In: a Problem and Units, each with its options. Out: an OptimalityProof.
+
 Depth-first over the units, the most promising option first. A partial decision is given up if no
 completion of it can be better than the best that is known (floor.py), or if it is the image of
 another under a renaming of devices that the cluster does not notice. Complete decisions that are
@@ -16,9 +18,9 @@ from random import Random
 from time import process_time
 
 import numpy as np
-from proof.floor import cooled, floors
+from proof.floor import anneal, floors
 from proof.loops import find_loops
-from proof.needs import needs
+from proof.needs import find_needs
 
 from apportion.machine.topology import Cluster
 from apportion.search.problem import Problem, Progress
@@ -33,7 +35,7 @@ Renaming = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Proof:
+class OptimalityProof:
     """What an exhaustive search has shown.
 
     strategy       the best combination of options, `picks` in the order of the units given
@@ -62,7 +64,7 @@ class Proof:
     seconds: float
 
 
-def prove(
+def prove_optimum(
     problem: Problem,
     units: Sequence[Unit],
     *,
@@ -70,14 +72,14 @@ def prove(
     start: Sequence[int] | None = None,
     seed: int = 0,
     order: Sequence[int] | None = None,
-) -> Proof:
+) -> OptimalityProof:
     """The best combination of options and the proof that it is; if the budget in processor seconds
     runs out, the best found with a bound on all others.
 
     `start` has an option for each unit, to begin with; `order` is the order in which units are
     decided, which changes nothing but the time. A memory limit is not looked at.
     """
-    return _Search(problem, units, budget, start, seed, order).proof()
+    return _BranchAndBound(problem, units, budget, start, seed, order).proof()
 
 
 def renamings(cluster: Cluster) -> list[Renaming]:
@@ -111,18 +113,18 @@ def _same_links(cluster: Cluster, names: Renaming) -> bool:
 def images(unit: Unit, names: Renaming) -> list[int] | None:
     """For every option of a unit which one it is under other names of the devices; None if one of
     them is then no option."""
-    numbers = {_plain(option): k for k, option in enumerate(unit.options)}
+    numbers = {_replicas_sorted(option): k for k, option in enumerate(unit.options)}
     found = []
     for option in unit.options:
         renamed = tuple(Choice(c.parts, tuple(names[d] for d in c.devices)) for c in option)
-        number = numbers.get(_plain(renamed))
+        number = numbers.get(_replicas_sorted(renamed))
         if number is None:
             return None
         found.append(number)
     return found
 
 
-def _plain(option: Sequence[Choice]) -> tuple[object, ...]:
+def _replicas_sorted(option: Sequence[Choice]) -> tuple[object, ...]:
     """An option with the replicas of every Op in rising order: which is which does not matter."""
     return tuple(
         (c.parts, *sorted(c.devices[k : k + c.count] for k in range(0, len(c.devices), c.count)))
@@ -134,7 +136,7 @@ class _OutOfTime(Exception):
     pass
 
 
-class _Search:
+class _BranchAndBound:
     def __init__(
         self,
         problem: Problem,
@@ -172,8 +174,8 @@ class _Search:
             for depth in range(len(self.units))
         ]
 
-    def proof(self) -> Proof:
-        self.needs = needs(self.problem, self.units)
+    def proof(self) -> OptimalityProof:
+        self.needs = find_needs(self.problem, self.units)
         self.loops = find_loops(self.needs)
         ops, _, copies = self.needs.where.shape
         self.end = np.zeros((ops, copies), np.int64)
@@ -189,7 +191,7 @@ class _Search:
         picks = [0] * len(self.units)
         for place, number in enumerate(self.order):
             picks[number] = self.picks[place]
-        return Proof(
+        return OptimalityProof(
             self._strategy(self.picks), tuple(picks), self.best,
             self.best if proven else min(self.best, self.open), proven, size_of(self.units),
             len(everything), tuple(self.visited), tuple(self.pruned), tuple(self.images),
@@ -255,7 +257,7 @@ class _Search:
     def _note(self, picks: list[int], step: int) -> None:
         if step < self.best:
             self.best, self.picks = step, picks
-            self.problem.tell(Progress("exhaustive", step / 1e9))
+            self.problem.report_progress(Progress("exhaustive", step / 1e9))
 
     def _strategy(self, picks: Sequence[int]) -> Strategy:
         choices: dict[int, Choice] = {}
@@ -274,6 +276,6 @@ class _Search:
         ):
             start = np.array([self.rng.randrange(len(unit.options)) for unit in self.units])
             seed = self.rng.randrange(1 << 30)
-            found = cooled(self.needs, self.loops, start, tries, HOT, COLD, seed)
+            found = anneal(self.needs, self.loops, start, tries, HOT, COLD, seed)
             chains += 1
             self._all_images(found.tolist())

@@ -1,5 +1,7 @@
 """floor: a step time that no completion of a partial decision can go below.
 
+In: PartNeeds, UndecidedLoops and the options of the first units. Out: nanoseconds.
+
 The units before `depth` have options, the others do not. The floor is the longest path through
 
     decided Ops    all their parts, and the assemblies that are sure to be; lanes keep their order
@@ -15,15 +17,23 @@ times without contention are never later. With everything decided little but con
 from __future__ import annotations
 
 import numpy as np
-from proof.arrivals import NONE, arrival, closed, delays, lay, may_be_termwise, of_terms
-from proof.loops import exists, least_of
+from proof.arrivals import (
+    NONE,
+    arrival,
+    arrival_of_terms,
+    delays,
+    is_all_known,
+    lay_out_terms,
+    may_be_termwise,
+)
+from proof.loops import least_of, set_exists
 from proof.needs import COPIED, EQUAL
 
 from apportion.columns import compiled
 
 
 @compiled
-def _fetch(n, chosen, depth, e, q, end, have, free, issued):  # type: ignore[no-untyped-def]
+def _fetch_time(n, chosen, depth, e, q, end, have, free, issued):  # type: ignore[no-untyped-def]
     """When a copy of the reader of an edge has its region; puts what has to be done for it into
     the lane of its device."""
     i, j = n.maker[e], n.reader[e]
@@ -40,9 +50,9 @@ def _fetch(n, chosen, depth, e, q, end, have, free, issued):  # type: ignore[no-
         for p in range(n.size[i, a]):
             if n.where[i, a, p] == d:
                 return end[i, p]
-    if partial and n.whole[e, g] and closed(n, chosen, depth, e):
+    if partial and n.whole[e, g] and is_all_known(n, chosen, depth, e):
         laid = have[e, n.where.shape[2] :]
-        return of_terms(n, e, a, b, q, end, laid, free, issued)
+        return arrival_of_terms(n, e, a, b, q, end, laid, free, issued)
     ready, duration, whole = 0, n.viewing[d], False
     if not partial:
         for p in range(n.size[i, a]):
@@ -107,14 +117,14 @@ def floor(n, loops, chosen, depth, enough, end, have):  # type: ignore[no-untype
                 have[e, :size] = NONE
                 continue
             for q in range(size):
-                have[e, q] = _fetch(n, chosen, depth, e, q, end, have, free, issued)
+                have[e, q] = _fetch_time(n, chosen, depth, e, q, end, have, free, issued)
                 ready[q] = max(ready[q], have[e, q])
         for loop in range(loops.start[op], loops.start[op + 1]):
             if loops.via[loop] >= depth:
                 some = True
                 source = loops.source[loop]
                 for s in range(2 * most + 1):
-                    if exists(s, n.size[source, k], most):
+                    if set_exists(s, n.size[source, k], most):
                         time = least_of(end[source], s, n.size[source, k], most)
                         for q in range(size):
                             ready[q] = max(ready[q], time + loops.length[loop, k, s, q])
@@ -132,15 +142,15 @@ def floor(n, loops, chosen, depth, enough, end, have):  # type: ignore[no-untype
         for at in range(n.late_start[op], n.late_start[op + 1]):
             e = n.late[at]
             partial = n.terms[e, g] > 1 and n.whole[e, g] == 1
-            if not partial or not closed(n, chosen, depth, e):
+            if not partial or not is_all_known(n, chosen, depth, e):
                 continue
             if not may_be_termwise(n, chosen, depth, e):
                 b = chosen[n.unit[n.reader[e]]]
-                lay(n, e, k, b, end, have[e, most:], free, issued)
+                lay_out_terms(n, e, k, b, end, have[e, most:], free, issued)
         for t in range(loops.tail_start[op], loops.tail_start[op + 1]):
             if loops.tail_via[t] >= depth:
                 for s in range(2 * most + 1):
-                    if exists(s, size, most):
+                    if set_exists(s, size, most):
                         time = least_of(end[op], s, size, most)
                         last = max(last, time + loops.tail[t, k, s])
         if last >= enough:
@@ -191,7 +201,7 @@ def _by_some(n, loops, chosen, depth, end):  # type: ignore[no-untyped-def]
             if loops.via[loop] >= depth:
                 i = loops.source[loop]
                 for s in range(2 * most + 1):
-                    if exists(s, n.size[i, k], most):
+                    if set_exists(s, n.size[i, k], most):
                         time = least_of(end[i], s, n.size[i, k], most)
                         last = max(last, time + loops.length[loop, k, s, most] + least)
                 for p in range(n.size[i, k]):
@@ -212,7 +222,7 @@ def floors(n, loops, chosen, depth, enough, end, have):  # type: ignore[no-untyp
 
 
 @compiled
-def cooled(n, loops, chosen, tries, hot, cold, seed):  # type: ignore[no-untyped-def]
+def anneal(n, loops, chosen, tries, hot, cold, seed):  # type: ignore[no-untyped-def]
     """A complete decision with a low floor, by annealing from the chosen one; temperatures are
     shares of the floor."""
     np.random.seed(seed)

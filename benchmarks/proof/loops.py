@@ -1,5 +1,7 @@
 """loops: the shortest ways through units that are not decided yet.
 
+In: PartNeeds. Out: UndecidedLoops.
+
 Loops go from an Op of a unit through a later one and back, heads from the beginning of the step
 through a later unit, tails through one to the end of the step; later units are decided later. Each
 is the shortest over the options of that unit of the longest of its paths: an exchange, a path
@@ -17,14 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 from proof.arrivals import NONE, delays
-from proof.needs import Needs
+from proof.needs import PartNeeds
 
 from apportion.columns import Ints, compiled
 
 FAR = -(1 << 40)
 
 
-class Loops(NamedTuple):  # numba takes no dataclass
+class UndecidedLoops(NamedTuple):  # numba takes no dataclass
     """Loops l from sets of copies s of one Op to copies of another of the same unit, tails t from
     sets, heads h. `some` is what at least one copy, whichever, has to wait."""
 
@@ -44,7 +46,7 @@ class Loops(NamedTuple):  # numba takes no dataclass
 
 
 @compiled
-def exists(s, size, most):  # type: ignore[no-untyped-def]
+def set_exists(s, size, most):  # type: ignore[no-untyped-def]
     return s == 2 * most or s < size or (s >= most and s - most < size and size > 2)
 
 
@@ -112,7 +114,7 @@ def _inside(n, loops, ops, k, first, s, begin, end, free, issued):  # type: igno
             for loop in range(loops.start[op], loops.start[op + 1]):
                 i = loops.source[loop]
                 for z in range(2 * most + 1):
-                    if exists(z, n.size[i, k], most):
+                    if set_exists(z, n.size[i, k], most):
                         least = least_of(end[i], z, n.size[i, k], most)
                         if least >= 0:
                             time = max(time, least + loops.length[loop, k, z, c])
@@ -130,7 +132,7 @@ def _rest(n, loops, op, k, row):  # type: ignore[no-untyped-def]
         found = max(found, row[c])
     for t in range(loops.tail_start[op], loops.tail_start[op + 1]):
         for s in range(2 * most + 1):
-            if exists(s, size, most):
+            if set_exists(s, size, most):
                 least = least_of(row, s, size, most)
                 if least >= 0:
                     found = max(found, least + loops.tail[t, k, s])
@@ -138,7 +140,7 @@ def _rest(n, loops, op, k, row):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _through(n, loops, ops, entries, exits):  # type: ignore[no-untyped-def]
+def _path_through(n, loops, ops, entries, exits):  # type: ignore[no-untyped-def]
     """For every option of a unit the longest paths from the start of each set of copies of each
     entry to the end of all in each set of each exit, to the end of some copy of it, and to the end
     of the step. Entry 0 is the beginning of the step."""
@@ -179,7 +181,7 @@ def _through(n, loops, ops, entries, exits):  # type: ignore[no-untyped-def]
                         np.zeros(devices, np.int64),
                     )  # fmt: skip
                 else:
-                    if not exists(s, n.size[entries[x - 1], k], most):
+                    if not set_exists(s, n.size[entries[x - 1], k], most):
                         continue
                     _inside(
                         n, loops, ops, k, entries[x - 1], s, False, end, np.full(devices, FAR),
@@ -189,14 +191,14 @@ def _through(n, loops, ops, entries, exits):  # type: ignore[no-untyped-def]
                     size = n.size[exits[y], k]
                     found[k, x, s, y, sets] = end[exits[y]].max()
                     for z in range(sets):
-                        if exists(z, size, most):
+                        if set_exists(z, size, most):
                             found[k, x, s, y, z] = least_of(end[exits[y]], z, size, most)
                 for op in ops:
                     last[k, x, s] = max(last[k, x, s], _rest(n, loops, op, k, end[op]))
                     for loop in range(loops.start[op], loops.start[op + 1]):
                         at, i = loop - loops.start[ops[0]], loops.source[loop]
                         for z in range(sets):
-                            if not exists(z, n.size[i, k], most):
+                            if not set_exists(z, n.size[i, k], most):
                                 continue
                             time = least_of(end[i], z, n.size[i, k], most)
                             if time < 0:
@@ -210,7 +212,7 @@ def _through(n, loops, ops, entries, exits):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _back(n, e, b, a, back):  # type: ignore[no-untyped-def]
+def _path_back(n, e, b, a, back):  # type: ignore[no-untyped-def]
     """Delays along an edge from sets of copies of the maker, and from some copy of it, to the
     copies of the reader, and to some copy of it."""
     most = n.where.shape[2]
@@ -227,7 +229,7 @@ def _back(n, e, b, a, back):  # type: ignore[no-untyped-def]
             some[r] = max(some[r], delay[r])
         back[2 * most + 1, q] = every
         for s in range(2 * most + 1):
-            if exists(s, made, most):
+            if set_exists(s, made, most):
                 back[s, q] = most_of(delay, s, made, most)
                 back[s, most] = max(back[s, most], back[s, q])
     for r in range(made):
@@ -263,7 +265,7 @@ def _shortest(n, unit, via, outward, inward, ends, through, last):  # type: igno
         for b in range(others):
             path[:], beyond[:], soonest[:] = FAR, FAR, 0
             for x in range(len(inward)):
-                _back(n, inward[x], b, a, back[x])
+                _path_back(n, inward[x], b, a, back[x])
                 for z in range(sets + 1):
                     time = through[b, 0, 2 * most, exit_[x], z]
                     if time >= 0:
@@ -277,12 +279,12 @@ def _shortest(n, unit, via, outward, inward, ends, through, last):  # type: igno
                 for q in range(size):
                     delays(n, e, a, b, q, out[q])
                 for s in range(sets):
-                    if not exists(s, made, most):
+                    if not set_exists(s, made, most):
                         continue
                     for q in range(size):
                         reach[q] = most_of(out[q], s, made, most)
                     for v in range(sets):
-                        if not exists(v, size, most):
+                        if not set_exists(v, size, most):
                             continue
                         begun = least_of(reach, v, size, most)
                         if begun < 0:
@@ -310,7 +312,7 @@ def _shortest(n, unit, via, outward, inward, ends, through, last):  # type: igno
     return length, tail, head
 
 
-def no_loops(n: Needs) -> Loops:
+def no_loops(n: PartNeeds) -> UndecidedLoops:
     """No loops, heads and tails: what is undecided takes no time."""
     return _gathered(n, [], [], [])
 
@@ -319,7 +321,7 @@ Row = tuple[int, int, int, Ints]
 """Op, unit by which it goes, source of a loop, lengths."""
 
 
-def find_loops(n: Needs) -> Loops:
+def find_loops(n: PartNeeds) -> UndecidedLoops:
     """Loops, tails and heads of all units, from the last to the first."""
     options = n.where.shape[1]
     loops, tails, heads = list[Row](), list[Row](), list[Row]()
@@ -336,7 +338,7 @@ def find_loops(n: Needs) -> Loops:
             exits, exit_ = np.unique(n.maker[inward], return_inverse=True)
             sources, source = np.unique(n.maker[outward], return_inverse=True)
             targets, target = np.unique(n.reader[inward], return_inverse=True)
-            through, last = _through(n, known, ops, entries, exits)
+            through, last = _path_through(n, known, ops, entries, exits)
             ends = (entry, exit_, source, target)
             length, tail, head = _shortest(n, unit, via, outward, inward, ends, through, last)
             for y, op in enumerate(targets.tolist()):
@@ -356,7 +358,7 @@ def _padded(table: Ints, options: int) -> Ints:
     return found
 
 
-def _gathered(n: Needs, loops: list[Row], tails: list[Row], heads: list[Row]) -> Loops:
+def _gathered(n: PartNeeds, loops: list[Row], tails: list[Row], heads: list[Row]) -> UndecidedLoops:
     ops, options, most = n.where.shape
     shapes = ((2 * most + 1, most + 1), (2 * most + 1,), (most + 1,))
     found: list[Ints] = []
@@ -367,4 +369,4 @@ def _gathered(n: Needs, loops: list[Row], tails: list[Row], heads: list[Row]) ->
         np.cumsum(np.bincount(owners, minlength=ops), out=start[1:])
         tables = np.array([row[3] for row in rows], np.int64).reshape(-1, options, *shape)
         found += [start, sources, vias, tables] if len(shape) == 2 else [start, vias, tables]
-    return Loops(*found)
+    return UndecidedLoops(*found)

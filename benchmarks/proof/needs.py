@@ -1,4 +1,6 @@
-"""Needs: what the parts of every Op wait for under every option of its unit, in columns.
+"""needs: what the parts of every Op wait for under every option of its unit, in columns.
+
+In: a Problem and Units. Out: PartNeeds.
 
 For bounds on the step time that hold whatever is not decided yet. They must not depend on the names
 of devices, so that what is pruned may stand for all its images under a renaming of devices that the
@@ -58,7 +60,7 @@ ROUNDING = 2  # nanoseconds by which messages may be rounded down, taken togethe
 EVEN = 2.0  # members of a collective send about equally much: the most over the least
 
 
-class Needs(NamedTuple):  # numba takes no dataclass
+class PartNeeds(NamedTuple):  # numba takes no dataclass
     """Columns. Ops o, options k, grids g of an Op, parts p, copies m of all replicas, devices d,
     edges e: (Op, argument) pairs whose Value a step makes or changes, in the order of Ops."""
 
@@ -107,12 +109,12 @@ class Needs(NamedTuple):  # numba takes no dataclass
     assembling: Floats  # d: nanoseconds per byte that an assembly reads and writes
 
 
-def needs(problem: Problem, units: Sequence[Unit]) -> Needs:
+def find_needs(problem: Problem, units: Sequence[Unit]) -> PartNeeds:
     """The columns of a Problem whose units are decided in this order."""
-    return _Maker(problem, units).needs()
+    return _NeedsBuilder(problem, units).needs()
 
 
-class _Maker:
+class _NeedsBuilder:
     def __init__(self, problem: Problem, units: Sequence[Unit]) -> None:
         self.problem, self.units = problem, units
         self.space, self.graph = problem.space, problem.space.graph
@@ -158,7 +160,7 @@ class _Maker:
                     found.append((index, place, value, *made, begins))
         return found
 
-    def needs(self) -> Needs:
+    def needs(self) -> PartNeeds:
         ops, most = len(self.graph.ops), max(len(unit.options) for unit in self.units)
         copies = max(len(c.devices) for op in range(ops) for c in self._choices(op))
         which, size = np.zeros((ops, most), np.int64), np.zeros((ops, most), np.int64)
@@ -177,7 +179,7 @@ class _Maker:
         lag, pace = _lines(self.problem.cluster, self.problem)
         intake, share = _intakes(self.problem.cluster, self.problem)
         view, low, high = self._assembled(np.array([0, 10**9, 2 * 10**9], np.int64))
-        return Needs(
+        return PartNeeds(
             unit=np.array(self.home, np.int64),
             options=np.array([len(unit.options) for unit in self.units], np.int64),
             grid=which, size=size, where=where, parts=parts, duration=columns[-1], issue=issue,

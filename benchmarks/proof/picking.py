@@ -1,5 +1,7 @@
 """picking: the walk of flexflow over a finite list of options for every unit.
 
+In: a Problem and Units, each with its options. Out: a Walk that metropolis.py drives.
+
 For spaces small enough to be searched exhaustively (exhaustive.py), to see that walks find what is
 proven to be best. Moves: a unit gets any option; its cut on other devices; another cut on its
 devices; an option on the devices of a neighbour; a unit and some neighbours go to the same devices.
@@ -11,8 +13,8 @@ from collections.abc import Sequence
 from random import Random
 
 from apportion.search.problem import Problem
-from apportion.search.walks.simulated_walk import Steps
-from apportion.search.walks.units import Choices, Unit
+from apportion.search.walks.simulated_walk import SimulatedWalk
+from apportion.search.walks.units import OpChoices, Unit
 from apportion.split.space import Space
 from apportion.split.strategy import Choice, Strategy
 
@@ -22,7 +24,7 @@ FARTHER = 0.5  # of moves of several units, that go on to the next neighbour
 Option = tuple[Choice, ...]
 
 
-class _Picks:
+class _OptionSampler:
     """Draws options; `choices` are the current ones."""
 
     swept = True
@@ -49,7 +51,7 @@ class _Picks:
                     near[b].add(a)
         self.near = [sorted(them) for them in near]
 
-    def draw(self, kind: str, rng: Random) -> Choices:
+    def draw(self, kind: str, rng: Random) -> OpChoices:
         """New Choices, those that are no change left out."""
         unit = rng.randrange(len(self.units))
         options: Sequence[Option] = self.units[unit].options
@@ -72,7 +74,7 @@ class _Picks:
                 break
         return self.changed(picked)
 
-    def changed(self, picked: dict[int, Option]) -> Choices:
+    def changed(self, picked: dict[int, Option]) -> OpChoices:
         """The Choices of options that are others than the current ones."""
         return {
             op: choice
@@ -93,14 +95,14 @@ def _devices(option: Option) -> frozenset[int]:
     return frozenset(device for choice in option for device in choice.devices)
 
 
-class Picking(Steps):
+class OptionWalk(SimulatedWalk):
     """The Walk."""
 
     def __init__(
         self, problem: Problem, space: Space, strategy: Strategy, units: Sequence[Unit]
     ) -> None:
         super().__init__(problem, space, strategy, KINDS)
-        self.picks = _Picks(space, units, self.choices)
+        self.picks = _OptionSampler(space, units, self.choices)
         self.moves = self.picks  # type: ignore[assignment]
 
     @property
@@ -112,5 +114,5 @@ class Picking(Steps):
         """Any options."""
         drawn = {k: rng.choice(unit.options) for k, unit in enumerate(self.picks.units)}
         self._pending = self.picks.changed(drawn), dict.fromkeys(self.layouts)
-        self.live.change(*self._pending)
+        self.delta.change(*self._pending)
         self._take()

@@ -6,18 +6,18 @@ from random import Random
 
 import pytest
 from graphs import captured
-from proof.additive import Rows, additive
+from proof.additive import LayerGridWalk, walk_summed_seconds
 
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.search.layers.summed_seconds import Costs
+from apportion.search.layers.summed_seconds import SummedSeconds
 from apportion.search.problem import Problem
 from apportion.search.tables.eliminate import eliminate
 
 
-def costs(spec: str, on: str) -> Costs:
+def costs(spec: str, on: str) -> SummedSeconds:
     them = cluster(on)
-    return Costs(Problem(captured(spec)[1], them, default_cost(them)))
+    return SummedSeconds(Problem(captured(spec)[1], them, default_cost(them)))
 
 
 @pytest.mark.parametrize("spec", ["lenet", "mlp:tiny", "alexnet:tiny", "rnnlm:tiny", "gpt2:tiny"])
@@ -27,7 +27,7 @@ def test_the_walk_reaches_the_optimum_and_nothing_below(spec: str, on: str) -> N
     _, least = eliminate(it.energy)
     found = []
     for seed in range(3):
-        rows, seconds = additive(it, 20_000, seed)
+        rows, seconds = walk_summed_seconds(it, 20_000, seed)
         assert seconds == it.energy.value(rows)
         found.append(seconds)
     assert min(found) >= least * (1 - 1e-12)
@@ -36,7 +36,7 @@ def test_the_walk_reaches_the_optimum_and_nothing_below(spec: str, on: str) -> N
 
 def test_changes_are_counted_by_what_they_touch() -> None:
     it, rng = costs("lenet", "flexflow-p100:4"), Random(0)
-    walk = Rows(it, [0] * len(it.grids))
+    walk = LayerGridWalk(it, [0] * len(it.grids))
     for _ in range(500):
         before, rows = walk.cost, list(walk.rows)
         cost = walk.change(rng, 0.0)

@@ -10,10 +10,10 @@ from random import Random
 
 import numpy as np
 import pytest
-from proof.exhaustive import images, prove, renamings
-from proof.floor import cooled, floor, floors
+from proof.exhaustive import images, prove_optimum, renamings
+from proof.floor import anneal, floor, floors
 from proof.loops import find_loops, no_loops
-from proof.needs import needs
+from proof.needs import find_needs
 
 from apportion import zoo
 from apportion.capture.capture import capture
@@ -100,7 +100,7 @@ def test_no_floor_is_above_a_completion(spec: str, cells: bool, machine: str) ->
         units = few(units_of(spec, 4, cells), rng, 40)
         rng.shuffle(units)
         steps = all_steps(problem, units)
-        known = needs(problem, units)
+        known = find_needs(problem, units)
         loops = find_loops(known)
         ops, _, copies = known.where.shape
         room = np.zeros((ops, copies), np.int64), np.zeros((len(known.maker), 2 * copies), np.int64)
@@ -118,7 +118,7 @@ def test_floors_are_of_use() -> None:
     problem, rng = problem_of("lenet", "flexflow-p100:4"), Random(0)
     units = few(units_of("lenet", 4, False), rng, 40)
     steps = all_steps(problem, units)
-    known = needs(problem, units)
+    known = find_needs(problem, units)
     loops = find_loops(known)
     ops, _, copies = known.where.shape
     room = np.zeros((ops, copies), np.int64), np.zeros((len(known.maker), 2 * copies), np.int64)
@@ -134,7 +134,7 @@ def test_floors_are_of_use() -> None:
 def test_durations_are_those_of_lowered_tasks(machine: str) -> None:
     problem, rng = problem_of("lenet:tiny", machine), Random(1)
     units = list(units_of("lenet:tiny", 4, False))
-    known = needs(problem, units)
+    known = find_needs(problem, units)
     for _ in range(5):
         picks = tuple(rng.randrange(len(unit.options)) for unit in units)
         tasks = lower(problem.space, strategy_of(units, picks), 4)
@@ -154,7 +154,7 @@ def test_the_proven_optimum_is_the_least_of_all(machine: str, seed: int) -> None
     problem, rng = problem_of("lenet:tiny", machine), Random(seed)
     units = few(units_of("lenet:tiny", 4, False), rng, 150)
     steps = all_steps(problem, units)
-    proof = prove(problem, units, seed=seed)
+    proof = prove_optimum(problem, units, seed=seed)
     assert proof.proven
     assert proof.step_ns == proof.bound_ns == min(steps.values()) == steps[proof.picks]
     assert proof.combinations == len(steps)
@@ -170,7 +170,7 @@ def test_images_need_not_be_searched() -> None:
         for unit in units_of("mlp:tiny", 4, False)
     ]  # fmt: skip
     steps = all_steps(problem, units)
-    proof = prove(problem, units)
+    proof = prove_optimum(problem, units)
     assert proof.proven and proof.symmetries == 24
     assert proof.step_ns == min(steps.values())
     assert proof.visited[0] == 2 and proof.images[0] == 3
@@ -191,18 +191,18 @@ def test_a_deadline_gives_the_best_and_a_bound() -> None:
     problem = problem_of("lenet:tiny", "flexflow-p100:4")
     units = few(units_of("lenet:tiny", 4, False), Random(5), 100)
     steps = all_steps(problem, units)
-    proof = prove(problem, units, budget=0.0)
+    proof = prove_optimum(problem, units, budget=0.0)
     assert not proof.proven
     assert proof.bound_ns <= min(steps.values()) <= proof.step_ns == steps[proof.picks]
 
 
 def test_annealing_by_floors_goes_down_and_is_reproducible() -> None:
     problem = problem_of("lenet:tiny", "flexflow-p100:4")
-    known = needs(problem, list(units_of("lenet:tiny", 4, False)))
+    known = find_needs(problem, list(units_of("lenet:tiny", 4, False)))
     ops, _, copies = known.where.shape
     room = np.zeros((ops, copies), np.int64), np.zeros((len(known.maker), 2 * copies), np.int64)
     loops, begin = no_loops(known), known.options - 1
-    found = [cooled(known, loops, begin, 2000, 0.02, 0.001, 3) for _ in range(2)]
+    found = [anneal(known, loops, begin, 2000, 0.02, 0.001, 3) for _ in range(2)]
     assert np.array_equal(*found)
     count = len(known.options)
     before, after = (floor(known, loops, x, count, NEVER, *room) for x in (begin, found[0]))
@@ -213,6 +213,6 @@ def test_units_that_leave_out_an_operator_are_refused() -> None:
     problem = problem_of("mlp:tiny", "flexflow-p100:4")
     units = units_of("mlp:tiny", 4, False)
     with pytest.raises(ValueError, match="is in no unit"):
-        needs(problem, units[1:])
+        find_needs(problem, units[1:])
     with pytest.raises(ValueError, match="is in two units"):
-        needs(problem, [*units, units[0]])
+        find_needs(problem, [*units, units[0]])

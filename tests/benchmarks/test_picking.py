@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from graphs import captured
-from proof.exhaustive import prove
-from proof.picking import Picking
+from proof.exhaustive import prove_optimum
+from proof.picking import OptionWalk
 
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
@@ -22,9 +22,9 @@ def test_the_walk_finds_the_proven_optimum_and_nothing_below() -> None:
     space, them = captured("mlp:tiny")[1], cluster("flexflow-p100:2")
     problem = Problem(space, them, default_cost(them))
     units = [Unit(u.name, u.ops, u.options[:6]) for u in layer_units(space, 2)]
-    proof = prove(problem, units, budget=60.0)
+    proof = prove_optimum(problem, units, budget=60.0)
     assert proof.proven
-    walk = Picking(problem, space, single(problem).strategy, units)
+    walk = OptionWalk(problem, space, single(problem).strategy, units)
     walk.scatter(Random(0))
     chain = Chain(walk, Random(0))
     for _ in range(600):

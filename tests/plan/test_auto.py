@@ -326,7 +326,7 @@ def test_repeated_devices_are_a_cluster() -> None:
 
 def test_progress_is_told(searches: Searches) -> None:
     def talks(problem: Problem, **how: Any) -> SearchResult:
-        problem.tell(Progress("level 1 of 2", best=3.0, bound=2.0))
+        problem.report_progress(Progress("level 1 of 2", best=3.0, bound=2.0))
         return data(problem)
 
     searches["tofu"] = talks

@@ -65,7 +65,7 @@ def heavy(plan: Plan) -> int:
     ops = plan.space.graph.ops
     return max(
         (k for k, op in enumerate(ops) if op.phase == "forward"),
-        key=lambda k: (len(around.group(k)), around.hits.flops(k)),
+        key=lambda k: (len(around.group(k)), around.effects.flops(k)),
     )
 
 

@@ -14,10 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.search.tables import ascend as messages_module
-from apportion.search.tables.ascend import goal, messages, narrowed
-from apportion.search.tables.eliminate import Energy, eliminate, exhaust
-from apportion.search.tables.reweight import ascend, flatten, move, moved_energy, prove
-from apportion.search.tables.shrink import shrink, whole
+from apportion.search.tables.ascend import goal, narrow_by_messages, pass_messages
+from apportion.search.tables.eliminate import Energy, eliminate, try_all_choices
+from apportion.search.tables.reweight import (
+    flatten,
+    move_costs,
+    moved_energy,
+    prove_bound,
+    run_passes,
+)
+from apportion.search.tables.shrink import shrink, unreduced
 
 seeds = st.integers(0, 10**9)
 
@@ -67,8 +73,8 @@ def near(one: float, other: float) -> bool:
 def test_shrinking_keeps_the_minimum_and_finds_the_way_back(seed: int) -> None:
     energy = random_energy(seed)
     small = shrink(energy)
-    _, least = exhaust(energy)
-    picks, inside = exhaust(small.energy)
+    _, least = try_all_choices(energy)
+    picks, inside = try_all_choices(small.energy)
     assert near(small.constant + inside, least)
     assert near(energy.value(small.lift(picks)), least)
 
@@ -109,9 +115,9 @@ def test_shrinking_to_some_values_is_the_minimum_over_those(seed: int) -> None:
     for (a, b), table in energy.pairs.items():
         kept.pair(a, b, table[np.ix_(keep[a], keep[b])])
     small = shrink(energy, keep)
-    picks, inside = exhaust(small.energy)
+    picks, inside = try_all_choices(small.energy)
     choice = small.lift(picks)
-    assert near(small.constant + inside, exhaust(kept)[1])
+    assert near(small.constant + inside, try_all_choices(kept)[1])
     assert near(energy.value(choice), small.constant + inside)
     assert all(marks[x] for marks, x in zip(keep, choice, strict=True))
 
@@ -125,10 +131,10 @@ def test_shrinking_twice_finds_the_way_back_through_both() -> None:
     for (a, b), table in energy.pairs.items():
         kept.pair(a, b, table[np.ix_(half[a], half[b])])
     values = tuple(np.flatnonzero(marks) for marks in half)
-    left = replace(whole(energy), energy=kept, values=values)
-    left = left.shrunk_to(shrink(left.energy))
-    left = left.shrunk_to(shrink(left.energy, [np.arange(n) < 2 for n in left.energy.sizes]))
-    picks, inside = exhaust(left.energy)
+    left = replace(unreduced(energy), energy=kept, values=values)
+    left = left.reduced_to(shrink(left.energy))
+    left = left.reduced_to(shrink(left.energy, [np.arange(n) < 2 for n in left.energy.sizes]))
+    picks, inside = try_all_choices(left.energy)
     choice = left.lift(picks)
     assert near(energy.value(choice), left.constant + inside)
     assert 1 not in choice
@@ -142,8 +148,8 @@ def test_shrinking_twice_finds_the_way_back_through_both() -> None:
 def test_what_passes_prove_is_never_above_the_minimum(seed: int, rounds: int) -> None:
     energy = random_energy(seed)
     flat = flatten(energy)
-    ascend(flat, rounds)
-    assert prove(energy, flat).bound <= exhaust(energy)[1]
+    run_passes(flat, rounds)
+    assert prove_bound(energy, flat).bound <= try_all_choices(energy)[1]
 
 
 @settings(deadline=None, max_examples=100)
@@ -153,8 +159,8 @@ def test_the_bound_holds_whatever_is_moved(seed: int) -> None:
     flat = flatten(energy)
     for e in range(len(flat.first)):
         rows, columns = flat.table(e).shape
-        move(flat, e, rng.normal(size=rows) * 1e9, rng.normal(size=columns))
-    assert prove(energy, flat).bound <= exhaust(energy)[1]
+        move_costs(flat, e, rng.normal(size=rows) * 1e9, rng.normal(size=columns))
+    assert prove_bound(energy, flat).bound <= try_all_choices(energy)[1]
 
 
 @settings(deadline=None, max_examples=100)
@@ -164,9 +170,9 @@ def test_the_bound_never_falls(seed: int) -> None:
     flat = flatten(energy)
     bounds = []
     for _ in range(6):
-        ascend(flat, 1)
-        bounds.append(prove(energy, flat).bound)
-    margin = prove(energy, flat).margin
+        run_passes(flat, 1)
+        bounds.append(prove_bound(energy, flat).bound)
+    margin = prove_bound(energy, flat).margin
     assert all(b >= a - 10 * margin for a, b in pairwise(bounds))
 
 
@@ -175,8 +181,8 @@ def test_the_bound_never_falls(seed: int) -> None:
 def test_on_a_tree_the_bound_is_the_minimum(seed: int) -> None:
     energy = random_energy(seed, 8, "tree")
     flat = flatten(energy)
-    ascend(flat, 20)
-    assert near(prove(energy, flat).bound, eliminate(energy)[1])
+    run_passes(flat, 20)
+    assert near(prove_bound(energy, flat).bound, eliminate(energy)[1])
 
 
 @settings(deadline=None, max_examples=100)
@@ -184,14 +190,14 @@ def test_on_a_tree_the_bound_is_the_minimum(seed: int) -> None:
 def test_a_value_costs_at_least_its_slack_more_than_the_bound(seed: int) -> None:
     energy = random_energy(seed)
     flat = flatten(energy)
-    ascend(flat, 2)
-    proof = prove(energy, flat)
+    run_passes(flat, 2)
+    proof = prove_bound(energy, flat)
     for variable, slack in enumerate(proof.slack):
         for value, more in enumerate(slack):
             keep = [np.ones(n, np.bool_) for n in energy.sizes]
             keep[variable] = np.arange(energy.sizes[variable]) == value
             small = shrink(energy, keep)
-            least = small.constant + exhaust(small.energy)[1]
+            least = small.constant + try_all_choices(small.energy)[1]
             assert proof.bound + more <= least + 1e-9 * abs(least)
 
 
@@ -200,7 +206,7 @@ def test_a_value_costs_at_least_its_slack_more_than_the_bound(seed: int) -> None
 def test_moving_costs_changes_no_total(seed: int) -> None:
     energy, rng = random_energy(seed), Random(seed)
     flat = flatten(energy)
-    ascend(flat, 3)
+    run_passes(flat, 3)
     moved = moved_energy(energy, flat, [np.ones(n, np.bool_) for n in energy.sizes])
     choice = [rng.randrange(n) for n in energy.sizes]
     assert near(moved.value(choice), energy.value(choice))
@@ -213,8 +219,8 @@ def test_moving_costs_changes_no_total(seed: int) -> None:
 @given(seed=seeds, kind=st.sampled_from(["any", "tree", "ring"]))
 def test_messages_bracket_the_minimum(seed: int, kind: str) -> None:
     energy = random_energy(seed, 7, kind)
-    found = messages(energy)
-    _, least = exhaust(energy)
+    found = pass_messages(energy)
+    _, least = try_all_choices(energy)
     assert found.value == energy.value(found.choice)
     assert found.bound <= least <= found.value
     assert found.finished
@@ -226,12 +232,12 @@ def test_messages_bracket_the_minimum(seed: int, kind: str) -> None:
 
 def test_a_frustrated_energy_has_a_gap_and_what_is_left_holds_the_optimum() -> None:
     energy = frustrated(7, 3)
-    found, left = narrowed(energy)
-    _, least = exhaust(energy)
+    found, left = narrow_by_messages(energy)
+    _, least = try_all_choices(energy)
     assert found.bound < least - 0.5
     assert found.value == pytest.approx(least)  # fusing tries every mixture
     assert left is not None
-    assert left.constant + exhaust(left.energy)[1] == pytest.approx(least)
+    assert left.constant + try_all_choices(left.energy)[1] == pytest.approx(least)
 
 
 def test_narrowing_closes_a_gap_that_passes_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +250,9 @@ def test_narrowing_closes_a_gap_that_passes_leave(monkeypatch: pytest.MonkeyPatc
         for step in (1, 2, 5):
             energy.pair(k, (k + step) % 40, 0.25 * rng.uniform(size=(3, 3)))
     best, _ = eliminate(energy)
-    assert messages(energy, start=best).optimal
+    assert pass_messages(energy, start=best).optimal
     monkeypatch.setattr(messages_module, "SHARE", 0.0)
-    assert not messages(energy, start=best).optimal
+    assert not pass_messages(energy, start=best).optimal
 
 
 @settings(deadline=None, max_examples=100)
@@ -254,26 +260,26 @@ def test_narrowing_closes_a_gap_that_passes_leave(monkeypatch: pytest.MonkeyPatc
 def test_messages_are_never_worse_than_their_start(seed: int) -> None:
     energy, rng = random_energy(seed), Random(seed)
     start = [rng.randrange(n) for n in energy.sizes]
-    best, least = exhaust(energy)
-    assert messages(energy, start=start, rounds=1).value <= energy.value(start)
-    assert messages(energy, start=best).value == least
+    best, least = try_all_choices(energy)
+    assert pass_messages(energy, start=start, rounds=1).value <= energy.value(start)
+    assert pass_messages(energy, start=best).value == least
 
 
 def test_messages_stop_at_their_deadline_with_a_bound() -> None:
     energy = frustrated(7, 3)
-    found = messages(energy, deadline=time.monotonic() - 1)
+    found = pass_messages(energy, deadline=time.monotonic() - 1)
     assert not found.finished
     assert -1e-6 < found.bound < found.value
 
 
 def test_messages_tell_of_better_choices_and_bounds() -> None:
     told: list[tuple[float, float]] = []
-    found = messages(frustrated(7, 3), tell=lambda value, bound: told.append((value, bound)))
+    found = pass_messages(frustrated(7, 3), report=lambda value, bound: told.append((value, bound)))
     assert told[-1] == (found.value, found.bound)
     assert all(b <= goal(v) for v, b in told)
     assert [v for v, _ in told] == sorted((v for v, _ in told), reverse=True)
 
 
 def test_nothing_costs_nothing() -> None:
-    found = messages(Energy())
+    found = pass_messages(Energy())
     assert (found.choice, found.value, found.bound) == ([], 0.0, 0.0)

@@ -15,9 +15,9 @@ from test_tofu import chain
 from apportion.graph import PARAMETER, UPDATE, Graph
 from apportion.lower.lower import lower
 from apportion.search import METHODS, Unsuitable
-from apportion.search.levels.exact import exact, jointly
-from apportion.search.levels.joint_levels import disputed, domains_of, free_sets, levels_of
-from apportion.search.levels.level_grids import strategy as strategy_of
+from apportion.search.levels.exact import exact, solve_jointly
+from apportion.search.levels.joint_levels import disputed_class, domains_of, free_sets, levels_of
+from apportion.search.levels.level_grids import strategy_of_levels as strategy_of
 from apportion.search.levels.levels import Levels, fewest_bytes, recurse
 from apportion.search.levels.sites import find_sites
 from apportion.search.levels.tofu import bytes_moved
@@ -172,7 +172,7 @@ def all_partitions(space: Space, factors: tuple[int, ...]) -> Iterator[Strategy]
     seen = set()
     for picks in product(*map(range, sizes.tolist())):
         found = levels_of(levels, window, domains, picks)
-        if disputed(found, free) is None:
+        if disputed_class(found, free) is None:
             made = strategy_of(found)
             key = (made.choices, *made.layouts.items())
             if key not in seen:
@@ -187,7 +187,7 @@ def test_two_levels_jointly_equal_exhaustive_search(m: int, k: int, recursion: i
     space, factors = Space(narrow_chain(m, k)), (2, 2)
     start = recurse(find_sites(space), factors)
     assert start.bytes_moved == recursion
-    found = jointly(start, math.inf)
+    found = solve_jointly(start, math.inf)
     tried = [
         lower(space.with_digits(one.digits), one, 4).bytes_moved
         for one in all_partitions(space, factors)

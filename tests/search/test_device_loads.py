@@ -15,7 +15,7 @@ from apportion.machine.cost_model import default_cost
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
 from apportion.search.problem import Problem
-from apportion.search.walks.device_loads import Loads
+from apportion.search.walks.device_loads import DeviceLoads
 from apportion.simulate.durations import nanoseconds
 from apportion.simulate.simulate import simulate
 from apportion.split.strategy import Strategy
@@ -28,7 +28,7 @@ SAFE = 1 - 1e-6  # durations are rounded to nanoseconds
 def test_a_floor_under_what_devices_compute(spec: str, on: str) -> None:
     them, space = cluster(on), captured(spec)[1]
     problem = Problem(space, them, default_cost(them))
-    loads = Loads(problem, space)
+    loads = DeviceLoads(problem, space)
     near = 0
     drawn = draw(space, problem.devices, Random(1))
     for strategy in (data(problem).strategy, Strategy(drawn.choices)):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apportion.search.tables.eliminate import Energy, TooWide, descend, eliminate, exhaust
+from apportion.search.tables.eliminate import Energy, TooWide, descend, eliminate, try_all_choices
 
 seeds = st.integers(0, 10**9)
 
@@ -38,7 +38,7 @@ def draw(rng: Random) -> float:
 def test_elimination_equals_trying_everything(seed: int) -> None:
     energy = random_energy(seed)
     choice, value = eliminate(energy)
-    _, least = exhaust(energy)
+    _, least = try_all_choices(energy)
     assert math.isclose(value, least, rel_tol=1e-12, abs_tol=1e-6)
     assert value == energy.value(choice)
     assert all(0 <= x < n for x, n in zip(choice, energy.sizes, strict=True))
@@ -93,7 +93,7 @@ def clique(count: int, values: int = 3) -> Energy:
 
 def test_elimination_gives_up_before_a_table_exceeds_the_cap() -> None:
     energy = clique(6)
-    assert eliminate(energy, cap=3**6)[1] == pytest.approx(exhaust(energy)[1])
+    assert eliminate(energy, cap=3**6)[1] == pytest.approx(try_all_choices(energy)[1])
     with pytest.raises(TooWide, match="a table of more than 728 entries"):
         eliminate(energy, cap=3**6 - 1)
 
@@ -131,7 +131,7 @@ def test_descent_is_never_worse_than_its_start_and_ends_where_no_single_change_h
     choice, value = descend(energy, start)
     assert start == before
     assert value == energy.value(choice)
-    assert exhaust(energy)[1] - 1e-6 <= value <= energy.value(start) + 1e-6
+    assert try_all_choices(energy)[1] - 1e-6 <= value <= energy.value(start) + 1e-6
     for variable, size in enumerate(energy.sizes):
         for other in range(size):
             changed = [*choice[:variable], other, *choice[variable + 1 :]]

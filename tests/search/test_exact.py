@@ -10,25 +10,25 @@ from itertools import product
 import pytest
 from graphs import Maker, problem
 
-from apportion.search.levels.exact import certified, exact, jointly, untied
+from apportion.search.levels.exact import certify_levels, exact, solve_jointly, untie_loops
 from apportion.search.levels.joint_levels import (
-    Sets,
-    disputed,
+    LevelSets,
+    can_all_cut,
+    disputed_class,
     domains_of,
-    fits,
     free_sets,
     given_sets,
     joint_energy,
     levels_of,
-    on_sites,
+    levels_on_sites,
     picks_of,
 )
-from apportion.search.levels.level_grids import strategy
+from apportion.search.levels.level_grids import strategy_of_levels
 from apportion.search.levels.levels import Levels, fewest_bytes, polish, recurse
 from apportion.search.levels.sites import Sites, find_sites
 from apportion.search.levels.tofu import bytes_moved, partition, tofu
 from apportion.search.problem import Progress
-from apportion.search.tables.eliminate import solve
+from apportion.search.tables.eliminate import minimise_shared
 from apportion.split.space import Space
 from apportion.split.strategy import space_of, verify
 
@@ -61,13 +61,13 @@ def tried(sites: Sites, factors: tuple[int, ...]) -> float:
     free = free_sets(levels, window)
     least = math.inf
     for some in product(*(free[g] for g in used)):
-        sets: list[Sets] = [(frozenset(),) for _ in free]
+        sets: list[LevelSets] = [(frozenset(),) for _ in free]
         for group, one in zip(used, some, strict=True):
             sets[group] = (one,)
         shared, domains = joint_energy(levels, window, sets)
-        picks, _ = solve(shared)
+        picks, _ = minimise_shared(shared)
         found = levels_of(levels, window, domains, picks)
-        assert disputed(found, free) is None
+        assert disputed_class(found, free) is None
         least = min(least, found.bytes_moved)
     return least
 
@@ -92,7 +92,7 @@ def tried(sites: Sites, factors: tuple[int, ...]) -> float:
 def test_levels_that_can_all_cut_a_class(
     extent: int, rigid: bool, factors: tuple[int, ...], whether: bool
 ) -> None:
-    assert fits(extent, rigid, factors) == whether
+    assert can_all_cut(extent, rigid, factors) == whether
 
 
 def test_sets_are_the_largest_that_fit() -> None:
@@ -142,8 +142,8 @@ def test_exact_equals_trying_every_set_of_levels(
     sites = product_of_three(*extents)
     least = tried(sites, factors)
     start = recurse(sites, factors)
-    found = jointly(start, FOREVER)
-    assert disputed(found.levels, free_sets(start, range(len(factors)))) is None
+    found = solve_jointly(start, FOREVER)
+    assert disputed_class(found.levels, free_sets(start, range(len(factors)))) is None
     assert found.levels.bytes_moved == pytest.approx(least)
     assert found.bound <= least
     assert found.bound == pytest.approx(least, abs=0.1)
@@ -156,7 +156,7 @@ def test_some_recursion_is_improved_by_deciding_jointly() -> None:
     sites = find_sites(Space(m.graph()), shared=False)
     start = recurse(sites, (2, 2))
     assert start.bytes_moved == 768 * 4
-    found = jointly(start, FOREVER)
+    found = solve_jointly(start, FOREVER)
     assert found.levels.bytes_moved == tried(sites, (2, 2)) == 704 * 4
     assert found.bound == pytest.approx(704 * 4, abs=0.1)
 
@@ -192,30 +192,30 @@ def test_steps_of_loops_are_free_of_each_other() -> None:
     space = problem(4, "rnn:tiny").space
     tied = find_sites(space, tied=True)
     levels = recurse(tied, (2, 2))
-    free = untied(levels)
+    free = untie_loops(levels)
     assert len(free.sites) > len(tied)
     assert free.bytes_moved == pytest.approx(levels.bytes_moved)
-    assert on_sites(free, free.sites).bytes_moved == free.bytes_moved
-    assert strategy(free).choices == strategy(levels).choices
+    assert levels_on_sites(free, free.sites).bytes_moved == free.bytes_moved
+    assert strategy_of_levels(free).choices == strategy_of_levels(levels).choices
 
 
 def test_a_certificate_says_how_far_from_the_best_levels_are() -> None:
     sites = product_of_three(8, 8, 8, 8)
-    best = jointly(recurse(sites, (2, 2)), FOREVER).levels
-    assert certified(best).gap < 1e-3
+    best = solve_jointly(recurse(sites, (2, 2)), FOREVER).levels
+    assert certify_levels(best).gap < 1e-3
     worse = recurse(product_of_three(4, 2, 7, 3), (2, 2))
     assert worse.bytes_moved == 220
-    assert certified(worse).gap == pytest.approx(1 - 80 / 220, abs=1e-3)
+    assert certify_levels(worse).gap == pytest.approx(1 - 80 / 220, abs=1e-3)
 
 
 def test_too_many_levels_are_decided_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     sites = product_of_three(16, 16, 16, 16)
     start = recurse(sites, (2, 2, 2, 2))
-    whole = jointly(start, FOREVER)
+    whole = solve_jointly(start, FOREVER)
     assert whole.depth == 4
     monkeypatch.setattr(MODULE, "ENTRIES", 400)
-    parts = jointly(start, FOREVER)
+    parts = solve_jointly(start, FOREVER)
     assert 0 < parts.depth < 4
     assert parts.bound <= whole.bound <= parts.levels.bytes_moved <= start.bytes_moved
     monkeypatch.setattr(MODULE, "ENTRIES", 1)
-    assert jointly(start, FOREVER).levels is start
+    assert solve_jointly(start, FOREVER).levels is start

@@ -21,7 +21,12 @@ from apportion.capture.capture import capture
 from apportion.graph import UPDATE
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.search.baselines.expert import Weights, expert, places, recurrent_layers
+from apportion.search.baselines.expert import (
+    WeightUses,
+    devices_of_layers,
+    expert,
+    recurrent_layers,
+)
 from apportion.search.baselines.megatron import megatron
 from apportion.search.baselines.owt import owt
 from apportion.search.problem import Problem
@@ -98,7 +103,7 @@ def test_it_trains_the_same_model(spec: str, machine: str) -> None:
 def layers_by_module(spec: str) -> list[set[str]]:
     """The modules whose Ops use parameters, by layer."""
     graph = given(spec, "local:1").space.graph
-    weights = Weights(graph)
+    weights = WeightUses(graph)
     found: dict[int, set[str]] = defaultdict(set)
     for op, layer in enumerate(recurrent_layers(weights)):
         if op in weights.uses:
@@ -146,7 +151,7 @@ def test_a_cell_that_has_input_and_state_side_by_side() -> None:
 def test_each_layer_has_one_device_of_every_node_and_a_share_of_the_samples() -> None:
     it = given("nmt:tiny", "2x4xh100")
     graph, strategy = it.space.graph, expert(it).strategy
-    uses, layer = Weights(graph).uses, recurrent_layers(Weights(graph))
+    uses, layer = WeightUses(graph).uses, recurrent_layers(WeightUses(graph))
     assert max(layer) == 7
     for op, choice in enumerate(strategy.choices):
         assert choice.devices == (layer[op] % 4, 4 + layer[op] % 4)
@@ -183,7 +188,7 @@ def test_nodes_reduce_each_gradient_once_and_exchange_nothing_else(nodes: int) -
 def test_few_layers_share_a_node_by_their_operations() -> None:
     it = given("rnnlm:tiny,vocab=200", "local:7")
     graph, choices = it.space.graph, expert(it).strategy.choices
-    uses = Weights(graph).uses
+    uses = WeightUses(graph).uses
     counts = {graph.ops[op].module: len(choices[op].devices) for op in uses if graph.ops[op].module}
     assert counts.pop("head") == 4
     assert set(counts.values()) == {1}
@@ -195,7 +200,7 @@ def test_few_layers_share_a_node_by_their_operations() -> None:
 def test_no_other_sharing_has_less_to_do_on_the_busiest(
     operations: tuple[float, ...], devices: int
 ) -> None:
-    found = places([range(devices)], operations)
+    found = devices_of_layers([range(devices)], operations)
     assert sorted(d for place in found for d in place) == list(range(devices))
     most = max(n / len(place) for n, place in zip(operations, found, strict=True))
     for ends in combinations(range(1, devices), len(operations) - 1):
@@ -256,7 +261,7 @@ class Patched(nn.Module):
 
 def test_a_repeated_block_of_a_transformer_is_no_loop_over_time() -> None:
     it = problem_of(Repeated(Attending(4), 3), 2, 3, 4)
-    assert Weights(it.space.graph).looped
+    assert WeightUses(it.space.graph).looped
     assert expert(it).notes[0].startswith("a network with attention")
 
 
@@ -276,7 +281,7 @@ def test_of_convolution_and_attention_what_has_more_operations() -> None:
 def test_layers_of_one_module_are_told_apart(kind: type[nn.Module]) -> None:
     it = problem_of(kind(4, 6, num_layers=2, batch_first=True), 2, 3, 4)
     graph = it.space.graph
-    weights = Weights(graph)
+    weights = WeightUses(graph)
     layer = recurrent_layers(weights)
     assert max(layer) == 1
     names = defaultdict(set)

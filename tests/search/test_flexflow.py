@@ -18,7 +18,7 @@ from apportion.search.baselines.random_strategy import draw
 from apportion.search.problem import Problem, Progress, SearchResult
 from apportion.search.walks.flexflow import flexflow
 from apportion.search.walks.metropolis import Chain
-from apportion.search.walks.simulated_walk import Steps
+from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.simulate.delta.delta import Delta
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import Timeline
@@ -92,11 +92,11 @@ def test_the_curve_and_the_progress_are_what_was_found() -> None:
 @pytest.mark.parametrize("spec", [*MODELS, "mlp:tiny"])
 def test_the_walk_is_judged_by_what_a_full_simulation_says(spec: str) -> None:
     it, rng = problem(spec), Random(0)
-    walk = Steps(it, it.space, METHODS["data"](it, budget=0.0, seed=0).strategy)
+    walk = SimulatedWalk(it, it.space, METHODS["data"](it, budget=0.0, seed=0).strategy)
     chain = Chain(walk, rng)
     for _ in range(60):
         chain.step()
-        assert walk.strategy == walk.live.strategy
+        assert walk.strategy == walk.delta.strategy
     verify(it.space, walk.strategy, it.devices)
     assert walk.cost == simulated(it, walk.strategy).step_seconds
     assert chain.best == simulated(it, walk.best).step_seconds
@@ -109,13 +109,13 @@ def test_layouts_that_a_start_gives_are_given_up_with_their_ops() -> None:
     it = problem("mlp:tiny", "4xh100")
     start = draw(it.space, it.devices, Random(0))
     assert start.layouts
-    walk = Steps(it, it.space, start)
+    walk = SimulatedWalk(it, it.space, start)
     chain = Chain(walk, Random(0))
     for _ in range(200):
         chain.step()
     assert walk.layouts.keys() < start.layouts.keys()
     live = Delta(it.space, walk.strategy, it.cluster, it.cost)
-    assert live.step_ns == walk.live.step_ns
+    assert live.step_ns == walk.delta.step_ns
 
 
 def test_plans_are_within_the_memory_limit() -> None:

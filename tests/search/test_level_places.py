@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from graphs import Maker
 
-from apportion.search.levels.level_grids import faithful
-from apportion.search.levels.level_places import divided
+from apportion.search.levels.level_grids import checked_result
+from apportion.search.levels.level_places import even_and_uneven_levels
 from apportion.search.levels.levels import Levels, fewest_bytes
 from apportion.search.levels.sites import Sites, find_sites
 from apportion.split.space import Space
@@ -49,7 +49,7 @@ def test_what_is_scattered_is_refused(factors: tuple[int, ...], classes: int) ->
     for seed in range(60):
         levels = decided_at_random(sites, factors, seed)
         seen.add(levels.scattered)
-        assert faithful(levels)[1] is not levels.scattered
+        assert checked_result(levels)[1] is not levels.scattered
     assert seen == {True, False}
 
 
@@ -74,8 +74,8 @@ def test_no_solution_is_scattered(
     sites = find_sites(two_losses(math.prod(factors), 24))
     found = [solved(sites, factors, joint, seed) for seed in range(40)]
     assert not any(levels.scattered for levels in found)
-    assert all(faithful(levels)[1] for levels in found)
-    monkeypatch.setattr("apportion.search.levels.levels.scattered", lambda *_: False)
+    assert all(checked_result(levels)[1] for levels in found)
+    monkeypatch.setattr("apportion.search.levels.levels.scatters_parts", lambda *_: False)
     free = [solved(sites, factors, joint, seed) for seed in range(40)]
     monkeypatch.undo()
     assert any(levels.scattered for levels in free)
@@ -88,7 +88,7 @@ def test_an_extent_is_divided_evenly_by_all_but_one() -> None:
         for factors in ((2, 2, 2), (2, 2, 3), (3, 2, 2), (2, 2, 2, 5)):
             for size in range(1, len(factors) + 1):
                 for taken in combinations(range(len(factors)), size):
-                    even, uneven = divided(extent, taken, factors)
+                    even, uneven = even_and_uneven_levels(extent, taken, factors)
                     assert sorted([*even, *uneven]) == list(taken)
                     product = math.prod(factors[n] for n in even)
                     assert extent % product == 0
@@ -97,5 +97,5 @@ def test_an_extent_is_divided_evenly_by_all_but_one() -> None:
 
 def test_levels_of_more_sets_come_first() -> None:
     sets = [frozenset[int](), frozenset({2}), frozenset({2, 1})]
-    assert divided(8, [0, 1, 2], (2, 2, 2), sets) == ([2, 1, 0], [])
-    assert divided(12, [0, 1, 2], (2, 2, 2), sets) == ([2, 1], [0])
+    assert even_and_uneven_levels(8, [0, 1, 2], (2, 2, 2), sets) == ([2, 1, 0], [])
+    assert even_and_uneven_levels(12, [0, 1, 2], (2, 2, 2), sets) == ([2, 1], [0])

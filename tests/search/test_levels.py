@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from graphs import captured, problem
 
+from apportion.columns import distinct_rows
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.topology import first
@@ -20,16 +21,19 @@ from apportion.search.levels.level_costs import (
     seconds_per_byte,
     seconds_per_transfer,
 )
-from apportion.search.levels.level_grids import strategy as strategy_of
+from apportion.search.levels.level_grids import strategy_of_levels as strategy_of
 from apportion.search.levels.levels import (
     Levels,
     Objective,
     fewest_bytes,
-    intern,
     polish,
     recurse,
 )
-from apportion.search.levels.memory_price import held, held_by_a_device, within
+from apportion.search.levels.memory_price import (
+    bytes_held,
+    bytes_held_by_device,
+    search_within_limit,
+)
 from apportion.search.levels.sites import find_sites
 from apportion.search.levels.tofu import bytes_moved
 from apportion.search.levels.tofu_seconds import site_seconds
@@ -133,11 +137,11 @@ def test_extents_that_nothing_divides_are_cut(spec: str, devices: int) -> None:
 
 def test_equal_rows_are_one() -> None:
     rows = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [np.inf, 0.0]])
-    index, inverse = intern(rows)
+    index, inverse = distinct_rows(rows)
     assert np.array_equal(rows[index[inverse]], rows)
     assert len(index) == 3
     marks = np.array([[True, False] * 5, [False, True] * 5, [True, False] * 5])
-    index, inverse = intern(marks)
+    index, inverse = distinct_rows(marks)
     assert len(index) == 2 and np.array_equal(marks[index[inverse]], marks)
 
 
@@ -188,21 +192,21 @@ def test_seconds_of_all_ops_are_those_of_one_device() -> None:
 
 def test_a_price_on_bytes_keeps_within_the_limit() -> None:
     sites = find_sites(captured("mlp:tiny,width=16,batch=512")[1])
-    whole = held(sites)
+    whole = bytes_held(sites)
     least, most = float(whole.sum()) / 4, 0.0
 
     def search(burden: np.ndarray | None) -> Levels:
         return recurse(sites, (2, 2), replace(fewest_bytes(2), burden=burden))
 
     free = search(None)
-    most = held_by_a_device(free, whole)
+    most = bytes_held_by_device(free, whole)
     assert least < most
     limit = (least + most) / 2
-    found, fits = within(limit, whole, search)
-    assert fits and held_by_a_device(found, whole) <= limit
+    found, fits = search_within_limit(limit, whole, search)
+    assert fits and bytes_held_by_device(found, whole) <= limit
     assert found.bytes_moved >= free.bytes_moved
-    assert within(most, whole, search)[0].bytes_moved == free.bytes_moved
-    assert not within(least / 2, whole, search)[1]
+    assert search_within_limit(most, whole, search)[0].bytes_moved == free.bytes_moved
+    assert not search_within_limit(least / 2, whole, search)[1]
 
 
 def test_less_memory_moves_no_fewer_bytes_and_holds_less() -> None:
@@ -264,7 +268,7 @@ def test_allrow_stores_rows() -> None:
 def test_a_price_paid_for_memory_is_not_given_back_for_bytes() -> None:
     """Where a limit made it give up bytes, tofu does not take data parallelism for moving fewer."""
     given = problem(4, "mlp:tiny,width=16,batch=512")
-    whole = held(find_sites(given.space))
+    whole = bytes_held(find_sites(given.space))
     tight = replace(given, memory_limit=(int(whole.sum() / 4) + 1,) * 4)
     strategy = METHODS["tofu"](tight).strategy
     for name in ("data", "fsdp"):

@@ -13,15 +13,15 @@ from scipy.optimize import linprog
 from test_ascend import frustrated, near, random_energy, seeds
 
 from apportion.search.tables import linear
-from apportion.search.tables.eliminate import Energy, eliminate, exhaust
-from apportion.search.tables.linear import bound, certify, solve
+from apportion.search.tables.eliminate import Energy, eliminate, try_all_choices
+from apportion.search.tables.linear import certify_minimum, minimise_with_bound, relaxed_bound
 from apportion.search.tables.reweight import flatten
-from apportion.search.tables.shrink import Shrunk, shrink, whole
+from apportion.search.tables.shrink import ReducedEnergy, shrink, unreduced
 
 
 def unshrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is small enough to be tried shrinks to nothing, mostly; here it does not."""
-    monkeypatch.setattr(linear, "shrink", whole)
+    monkeypatch.setattr(linear, "shrink", unreduced)
 
 
 def local_polytope(energy: Energy) -> float:
@@ -68,7 +68,7 @@ def test_savings_have_the_value_of_the_textbook_program(seed: int) -> None:
     energy = mild(seed)
     with pytest.MonkeyPatch.context() as patch:
         unshrunk(patch)
-        found = bound(energy)
+        found = relaxed_bound(energy)
     assert found.finished
     assert found.value == pytest.approx(local_polytope(energy), abs=1e-6)
 
@@ -78,7 +78,7 @@ def test_savings_have_the_value_of_the_textbook_program(seed: int) -> None:
 def test_a_table_is_its_rows_and_columns_less_its_savings(seed: int) -> None:
     energy = random_energy(seed)
     for table in energy.pairs.values():
-        saving = linear._saving(table)
+        saving = linear._savings_table(table)
         assert (saving.cell_saving > 0).all()
         made = saving.rows[:, None] + saving.columns[None, :]
         by_inequality = {
@@ -98,8 +98,8 @@ def test_a_bound_is_never_above_the_minimum(seed: int, kind: str, shrunk: bool) 
     with pytest.MonkeyPatch.context() as patch:
         if not shrunk:
             unshrunk(patch)
-        found = bound(energy)
-    _, least = exhaust(energy)
+        found = relaxed_bound(energy)
+    _, least = try_all_choices(energy)
     assert found.value <= least
     if found.integral is not None:
         assert near(energy.value(found.integral), least)
@@ -109,16 +109,16 @@ def test_a_bound_is_never_above_the_minimum(seed: int, kind: str, shrunk: bool) 
 
 def test_on_frustrated_energies_the_relaxation_has_a_gap() -> None:
     energy = frustrated(5, 2)
-    found = bound(energy)
+    found = relaxed_bound(energy)
     assert found.integral is None
     assert found.value == pytest.approx(local_polytope(energy), abs=1e-6)
-    assert found.value < exhaust(energy)[1] - 1
+    assert found.value < try_all_choices(energy)[1] - 1
 
 
 def test_wrong_duals_make_a_bound_worse_but_never_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     energy = frustrated(5, 3)
-    _, least = exhaust(energy)
-    right = bound(energy).value
+    _, least = try_all_choices(energy)
+    right = relaxed_bound(energy).value
 
     def off(*args: object, **options: object) -> object:
         result = linprog(*args, **options)
@@ -127,23 +127,23 @@ def test_wrong_duals_make_a_bound_worse_but_never_wrong(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(linear, "linprog", off)
     monkeypatch.setattr(linear, "POLISHING", 0)
-    assert bound(energy).value < right - 0.01
+    assert relaxed_bound(energy).value < right - 0.01
     assert right <= least
 
 
 def test_a_bound_past_its_deadline_is_that_of_messages() -> None:
     energy = frustrated(5, 3)
-    found = bound(energy, time.monotonic() - 1)
+    found = relaxed_bound(energy, time.monotonic() - 1)
     assert not found.finished
-    assert 0 <= found.value <= exhaust(energy)[1]
+    assert 0 <= found.value <= try_all_choices(energy)[1]
 
 
 def test_equal_tables_are_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    real = linear._saving
-    monkeypatch.setattr(linear, "_saving", lambda table: seen.append(1) or real(table))
+    real = linear._savings_table
+    monkeypatch.setattr(linear, "_savings_table", lambda table: seen.append(1) or real(table))
     energy = frustrated(6, 3)
-    linear._program(energy, flatten(energy))
+    linear._linear_program(energy, flatten(energy))
     assert len(seen) == 1
 
 
@@ -154,8 +154,8 @@ def test_equal_tables_are_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None
 @given(seed=seeds, cap=st.sampled_from([1, 10**6]))
 def test_solving_finds_the_minimum_and_proves_it(seed: int, cap: int) -> None:
     energy = mild(seed)
-    found = solve(energy, cap=cap)
-    _, least = exhaust(energy)
+    found = minimise_with_bound(energy, cap=cap)
+    _, least = try_all_choices(energy)
     assert found.value == energy.value(found.choice) == pytest.approx(least)
     assert least - 1e-3 <= found.bound <= least
     assert found.finished
@@ -164,7 +164,7 @@ def test_solving_finds_the_minimum_and_proves_it(seed: int, cap: int) -> None:
 @pytest.mark.parametrize("cap", [1, 10**6])
 def test_solving_closes_the_gap_of_a_frustrated_energy(cap: int) -> None:
     energy = frustrated(7, 3)
-    found = solve(energy, cap=cap)
+    found = minimise_with_bound(energy, cap=cap)
     least = eliminate(energy)[1]
     assert found.value == pytest.approx(least)
     assert least - 1e-3 <= found.bound <= least
@@ -175,16 +175,16 @@ def test_solving_closes_the_gap_of_a_frustrated_energy(cap: int) -> None:
 def test_solving_is_never_worse_than_its_start(seed: int) -> None:
     energy, rng = mild(seed), Random(seed)
     start = [rng.randrange(n) for n in energy.sizes]
-    late = solve(energy, time.monotonic() - 1, start)
+    late = minimise_with_bound(energy, time.monotonic() - 1, start)
     assert late.value <= energy.value(start)
-    assert late.bound <= exhaust(energy)[1]
+    assert late.bound <= try_all_choices(energy)[1]
 
 
 def test_a_program_that_is_too_large_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "COLUMNS", 3)
     energy = frustrated(7, 3)
-    assert not bound(energy).finished
-    found = solve(energy, cap=1)
+    assert not relaxed_bound(energy).finished
+    found = minimise_with_bound(energy, cap=1)
     assert not found.finished
     assert found.bound <= eliminate(energy)[1] <= found.value
 
@@ -196,24 +196,24 @@ def test_a_program_that_is_too_large_is_not_tried(monkeypatch: pytest.MonkeyPatc
 @given(seed=seeds)
 def test_a_certificate_of_the_minimum_has_no_gap(seed: int) -> None:
     energy = mild(seed)
-    _, least = exhaust(energy)
-    found = certify(energy, least)
+    _, least = try_all_choices(energy)
+    found = certify_minimum(energy, least)
     assert found.bound <= least
     assert found.gap < 1e-6
-    assert certify(energy, least + 1).gap == pytest.approx(1 / (least + 1), abs=1e-6)
+    assert certify_minimum(energy, least + 1).gap == pytest.approx(1 / (least + 1), abs=1e-6)
 
 
 def test_a_certificate_names_what_closed_the_gap() -> None:
     chain = random_energy(1, 6, "tree")
-    assert certify(chain, eliminate(chain)[1]).how == "message passing"
+    assert certify_minimum(chain, eliminate(chain)[1]).how == "message passing"
     energy = frustrated(7, 3)
-    assert certify(energy, eliminate(energy)[1]).how == "elimination"
-    assert certify(energy, eliminate(energy)[1], cap=1).how == "integer program"
+    assert certify_minimum(energy, eliminate(energy)[1]).how == "elimination"
+    assert certify_minimum(energy, eliminate(energy)[1], cap=1).how == "integer program"
 
 
 def test_what_is_left_of_nothing_is_nothing() -> None:
-    left: Shrunk = shrink(Energy())
+    left: ReducedEnergy = shrink(Energy())
     assert (left.variables, left.constant) == ((), 0.0)
-    assert bound(Energy()).value == 0.0
-    assert solve(Energy()).choice == []
-    assert certify(Energy(), 0.0).gap == 0.0
+    assert relaxed_bound(Energy()).value == 0.0
+    assert minimise_with_bound(Energy()).choice == []
+    assert certify_minimum(Energy(), 0.0).gap == 0.0

@@ -11,8 +11,8 @@ from graphs import captured
 from apportion.graph import FORWARD, PARAMETER, UPDATE
 from apportion.machine.cluster import cluster
 from apportion.search.layers.layers import UNMAPPED
-from apportion.search.walks.moves import KINDS, Moves
-from apportion.search.walks.units import Members, cell_units, degrees_of, layer_units, size_of
+from apportion.search.walks.moves import KINDS, MoveSampler
+from apportion.search.walks.units import LayerChoices, cell_units, layer_units, size_of
 from apportion.split.space import Space
 from apportion.split.strategy import Choice, Strategy, verify, whole
 
@@ -25,14 +25,14 @@ def space(spec: str) -> Space:
 
 @pytest.mark.parametrize("spec", MODELS)
 def test_every_op_is_in_one_layer_and_every_layer_in_one_cell(spec: str) -> None:
-    members = Members(space(spec))
+    members = LayerChoices(space(spec))
     ops = [op for layer in members.layers for op in layer.ops]
     assert sorted(ops) == list(range(len(members.space.graph.ops)))
     assert [n for cell in members.cells for n in cell] == list(range(len(members.layers)))
 
 
 def test_steps_of_a_loop_are_apart_and_alike() -> None:
-    members = Members(space("rnnlm:tiny"))  # two layers of four steps
+    members = LayerChoices(space("rnnlm:tiny"))  # two layers of four steps
     first = [members.layers[cell[0]].name.split(".addmm")[0] for cell in members.cells]
     steps = Counter(name for name in first if name.startswith("cells."))
     assert steps == {"cells.0.input": 4, "cells.1.input": 4}
@@ -41,7 +41,7 @@ def test_steps_of_a_loop_are_apart_and_alike() -> None:
 
 def test_groups_have_what_prepares_and_updates_their_parameters() -> None:
     it = space("lenet")
-    members = Members(it)
+    members = LayerChoices(it)
     named = [{it.graph.ops[op].name for op in group} for group in members.groups]
     dense = next(names for names in named if "full1.addmm" in names)
     assert {"full1.t", "full1.mm.backward", "full1.weight.update", "full1.bias.update"} <= dense
@@ -51,7 +51,7 @@ def test_groups_have_what_prepares_and_updates_their_parameters() -> None:
 
 def test_an_op_is_cut_along_the_labels_it_has_and_there_again_along_others() -> None:
     it = space("mlp:tiny")
-    members = Members(it)
+    members = LayerChoices(it)
     number = next(n for n, layer in enumerate(members.layers) if "addmm" in layer.name)
     layer = members.layers[number]
     names = [label.name for label in layer.labels]
@@ -67,13 +67,6 @@ def test_an_op_is_cut_along_the_labels_it_has_and_there_again_along_others() -> 
             assert sample == UNMAPPED
             assert choice.parts[feature] == 3
             assert choice.devices == (5, 4, 3, 2, 1, 0)  # two replicas of three parts
-
-
-def test_degrees() -> None:
-    assert degrees_of((4, 3, 1), 6) == [(2, 3, 1), (3, 2, 1)]
-    assert degrees_of((8, 8), 4) == [(1, 4), (2, 2), (4, 1)]
-    assert degrees_of((2,), 4) == []
-    assert degrees_of((), 1) == [()]
 
 
 @pytest.mark.parametrize("any_devices", [True, False])
@@ -97,7 +90,7 @@ def test_every_move_is_legal(spec: str, on: str) -> None:
     it, them, rng = space(spec), cluster(on), Random(1)
     devices = len(them.devices)
     choices = [whole(it, op, (0,)) for op in range(len(it.graph.ops))]
-    moves = Moves(Members(it), them, choices)
+    moves = MoveSampler(LayerChoices(it), them, choices)
     changed: Counter[str] = Counter()
     for kind in KINDS:
         for _ in range(20):
@@ -113,7 +106,7 @@ def test_every_move_is_legal(spec: str, on: str) -> None:
 def test_moves_reach_sums_subsets_and_replicas() -> None:
     it, them, rng = space("mlp:tiny"), cluster("4xh100"), Random(2)
     choices = [whole(it, op, (0,)) for op in range(len(it.graph.ops))]
-    moves = Moves(Members(it), them, choices)
+    moves = MoveSampler(LayerChoices(it), them, choices)
     seen: set[str] = set()
     for _ in range(500):
         for op, choice in moves.draw("op", rng).items():
@@ -128,8 +121,8 @@ def test_moves_reach_sums_subsets_and_replicas() -> None:
 def test_a_sweep_tries_everything_alike_on_all_devices_once() -> None:
     it, them, rng = space("rnnlm:tiny"), cluster("4xh100"), Random(0)
     choices = [whole(it, op, (0,)) for op in range(len(it.graph.ops))]
-    members = Members(it)
-    moves = Moves(members, them, choices)
+    members = LayerChoices(it)
+    moves = MoveSampler(members, them, choices)
     seen: list[dict[int, Choice]] = []
     while not moves.swept:
         seen.append(moves.draw("sweep", rng))

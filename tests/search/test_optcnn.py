@@ -32,9 +32,9 @@ from apportion.machine.topology import Cluster
 from apportion.search.baselines.data import data
 from apportion.search.layers.layers import UNMAPPED, find_layers
 from apportion.search.layers.optcnn import minimise, optcnn, optcnn_paper
-from apportion.search.layers.summed_seconds import MOST_GRIDS, Costs, grids_of
+from apportion.search.layers.summed_seconds import MOST_GRIDS, SummedSeconds, layer_grids
 from apportion.search.problem import Problem
-from apportion.search.tables.eliminate import TooWide, eliminate, exhaust
+from apportion.search.tables.eliminate import TooWide, eliminate, try_all_choices
 from apportion.simulate.durations import nanoseconds
 from apportion.simulate.simulate import simulate
 from apportion.split.part import Part
@@ -59,11 +59,11 @@ def problem(spec: str, on: Cluster, limit: int | None = None) -> Problem:
 
 
 @cache
-def costs(spec: str, on: str, speed: float = 1.0, paper: bool = False) -> Costs:
-    return Costs(problem(spec, machine(on, speed)), paper)
+def costs(spec: str, on: str, speed: float = 1.0, paper: bool = False) -> SummedSeconds:
+    return SummedSeconds(problem(spec, machine(on, speed)), paper)
 
 
-def some_rows(it: Costs, rng: Random) -> list[int]:
+def some_rows(it: SummedSeconds, rng: Random) -> list[int]:
     """Grids at random, each one that all Ops of its layer can be cut by."""
     rows = [rng.randrange(grids.rows) for grids in it.grids]
     while wrong := it.illegal(rows):
@@ -281,7 +281,7 @@ TINY = {"diamond": diamond, "mlp": lambda: captured("mlp:tiny")[1]}
 def test_the_result_equals_exhaustive_search(name: str, devices: int, speed: float) -> None:
     on = machine(f"{devices}xp100", speed)
     given = Problem(TINY[name](), on, slow(on))
-    it = Costs(given)
+    it = SummedSeconds(given)
     layers = [layer.ops for layer in it.layers]
     choices = [[[it.choice(op, row) for op in layer.ops] for row in range(grids.rows)]
                for layer, grids in zip(it.layers, it.grids, strict=True)]  # fmt: skip
@@ -312,7 +312,7 @@ def test_elimination_equals_descent_bounds_and_exhaustion(spec: str) -> None:
     for _ in range(200):
         assert it.energy.value([rng.randrange(n) for n in it.energy.sizes]) >= best
     if math.prod(it.energy.sizes) < 10_000:
-        assert exhaust(it.energy)[1] == pytest.approx(best)
+        assert try_all_choices(it.energy)[1] == pytest.approx(best)
 
 
 # Plans run
@@ -330,7 +330,7 @@ def test_plans_train_the_same_model(spec: str, devices: int) -> None:
     given = Problem(space, on, slow(on))
     best = optcnn(given).strategy
     assert max(choice.count for choice in best.choices) == devices
-    it = Costs(given)
+    it = SummedSeconds(given)
     other = it.strategy(some_rows(it, Random(devices)))
     for strategy in (best, other) if "lenet" in spec else (best,):
         verify(space, strategy, devices)
@@ -355,7 +355,7 @@ def test_grids_of_several_axes_are_what_lowering_takes(spec: str) -> None:
                 for place, box in enumerate(part.inputs):
                     assert it.boxes(op, place)[row, device].tolist() == [list(r) for r in box]
                 for place, box in enumerate(part.outputs):
-                    assert it.held(op, place).terms[row] == split.terms[place]
+                    assert it.held_regions(op, place).terms[row] == split.terms[place]
                     assert it.boxes(op, -1 - place)[row, device].tolist() == [list(r) for r in box]
                 checked += sum(p > 1 for p in choice.parts) > 1
     assert checked > 100
@@ -364,7 +364,7 @@ def test_grids_of_several_axes_are_what_lowering_takes(spec: str) -> None:
 # What it finds
 
 
-def pattern(it: Costs, rows: Sequence[int]) -> list[dict[str, int]]:
+def pattern(it: SummedSeconds, rows: Sequence[int]) -> list[dict[str, int]]:
     """For every layer the axes that are cut, and into how many parts."""
     return [
         {label.name: int(d) for label, d in zip(layer.labels, grids.degrees[row], strict=True)
@@ -385,7 +385,7 @@ def published(spec: str) -> Problem:
 def test_vgg_has_the_published_pattern(paper: bool) -> None:
     """Convolutions by sample, the large dense layers by channel. What differs, and why, is in
     docs/optcnn.md."""
-    it = Costs(published("vgg16:batch=128"), paper)
+    it = SummedSeconds(published("vgg16:batch=128"), paper)
     found = minimise(it, it.energy, NEVER, 0)
     assert found.exact
     cuts = pattern(it, found.rows)
@@ -422,7 +422,9 @@ def test_it_is_faster_than_data_parallelism_in_the_simulator(spec: str) -> None:
 
 def test_the_paper_counts_every_transfer() -> None:
     given = problem("mlp:tiny", machine("4xp100"))
-    assert Costs(given, paper=True).energy.value([0, 0, 0]) <= Costs(given).energy.value([0, 0, 0])
+    assert SummedSeconds(given, paper=True).energy.value([0, 0, 0]) <= SummedSeconds(
+        given
+    ).energy.value([0, 0, 0])
     verify(given.space, optcnn_paper(given).strategy, 4)
 
 
@@ -458,7 +460,7 @@ def test_features_of_a_square_weight_are_told_apart() -> None:
             if it.graph.ops[op].phase == UPDATE:
                 made = it.graph.producer[it.graph.ops[op].inputs[1]]
                 assert made is not None
-                update, gradient = it.boxes(op, -1)[row], it.held(*made)
+                update, gradient = it.boxes(op, -1)[row], it.held_regions(*made)
                 assert (update == gradient.box[row]).all() and gradient.terms[row] == 1
 
 
@@ -482,7 +484,7 @@ def test_normalisations_and_losses_are_cut_along_what_they_reduce() -> None:
 
 @pytest.mark.parametrize(("extents", "devices"), [((8, 3, 7), 4), ((5, 2), 6), ((9,), 7), ((), 4)])
 def test_grids_are_all_that_divide_the_devices(extents: tuple[int, ...], devices: int) -> None:
-    found = grids_of(extents, devices)
+    found = layer_grids(extents, devices)
     every = [
         row
         for row in itertools.product(*(range(1, n + 1) for n in extents))
@@ -499,7 +501,7 @@ def test_grids_are_all_that_divide_the_devices(extents: tuple[int, ...], devices
 
 
 def test_too_many_grids_are_left_out_and_counted() -> None:
-    found = grids_of((64,) * 6, 64)
+    found = layer_grids((64,) * 6, 64)
     assert found.rows == MOST_GRIDS and found.left_out > 0
     assert found.degrees.prod(axis=1)[1:-1].min() == 64
 
@@ -513,11 +515,11 @@ def test_what_is_too_wide_gets_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exact.lower_bound is not None and not exact.notes
     monkeypatch.setattr("apportion.search.layers.optcnn.WIDEST", 100)
     with pytest.raises(TooWide):
-        eliminate(Costs(given).energy, 100)
+        eliminate(SummedSeconds(given).energy, 100)
     found = optcnn(given, budget=5.0)
     assert found.lower_bound is not None
     assert found.lower_bound <= exact.lower_bound * (1 + 1e-9)
-    it = Costs(given)
+    it = SummedSeconds(given)
     reached = Definition(given, [k.ops for k in it.layers], found.strategy).seconds()
     assert reached >= exact.lower_bound * (1 - 1e-3)
 

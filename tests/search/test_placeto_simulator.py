@@ -9,46 +9,53 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apportion.search.learned.placeto_simulator import Groups, Outcome, network, simulate
+from apportion.search.learned.placeto_simulator import (
+    OpGroups,
+    SimulatedPlacement,
+    queue_network,
+    simulate_placement,
+)
 from apportion.simulate.schedule import schedule, schedule_compiled
 
 US = 1000  # nanoseconds
 
 
-def groups(costs_us: list[float], nbytes: list[int], edges: list[tuple[int, int]]) -> Groups:
-    return Groups(
+def groups(costs_us: list[float], nbytes: list[int], edges: list[tuple[int, int]]) -> OpGroups:
+    return OpGroups(
         np.array(costs_us) * 1e-6,
         np.array(nbytes, np.int64),
         np.array(edges, np.int64).reshape(-1, 2),
     )
 
 
-def starts_us(outcome: Outcome) -> list[float]:
+def starts_us(outcome: SimulatedPlacement) -> list[float]:
     return [time / US for time in outcome.start_ns.tolist()]
 
 
 def test_a_device_rests_between_groups() -> None:
-    out = simulate(groups([10, 20, 30], [0, 0, 0], []), [0, 0, 0], 1)
+    out = simulate_placement(groups([10, 20, 30], [0, 0, 0], []), [0, 0, 0], 1)
     assert starts_us(out) == [0, 15.7, 41.4]
     assert out.step_seconds == pytest.approx(77.1e-6)  # with the rest after the last
 
 
 def test_a_group_without_cost_needs_no_rest() -> None:
-    out = simulate(groups([0, 0, 10, 0], [0] * 4, [(0, 1), (1, 2), (2, 3)]), [0, 1, 0, 1], 2)
+    out = simulate_placement(
+        groups([0, 0, 10, 0], [0] * 4, [(0, 1), (1, 2), (2, 3)]), [0, 1, 0, 1], 2
+    )
     # Even an output of no bytes goes over the link, which is busy until 25 after the first.
     assert starts_us(out) == [0, 0, 0, 25]
     assert out.step_seconds == pytest.approx(50e-6)
 
 
 def test_an_output_takes_its_bytes_by_7600_a_microsecond() -> None:
-    out = simulate(groups([10, 5], [76_000, 0], [(0, 1)]), [0, 1], 2)
+    out = simulate_placement(groups([10, 5], [76_000, 0], [(0, 1)]), [0, 1], 2)
     assert starts_us(out) == [0, 20]
     assert out.step_seconds == pytest.approx(45e-6)  # the link is free again at 10 + 10 + 25
 
 
 def test_one_message_serves_all_devices_and_the_link_rests_after_it() -> None:
     made = groups([10, 10, 1, 1, 1], [7_600, 7_600, 0, 0, 0], [(0, 2), (0, 3), (0, 4), (1, 4)])
-    out = simulate(made, [0, 0, 1, 2, 1], 3)
+    out = simulate_placement(made, [0, 0, 1, 2, 1], 3)
     # Group 0 ends at 10 and is elsewhere at 11; the link is busy until 36. Group 1 ends at 25.7 and
     # is elsewhere at 37.
     assert starts_us(out) == [0, 15.7, 11, 11, 37]
@@ -56,13 +63,13 @@ def test_one_message_serves_all_devices_and_the_link_rests_after_it() -> None:
 
 def test_neighbours_on_the_device_do_not_wait_for_the_rest() -> None:
     made = groups([10, 1, 1], [0, 0, 0], [(0, 1), (0, 2)])
-    assert starts_us(simulate(made, [0, 0, 0], 1)) == [0, 15.7, 22.4]
+    assert starts_us(simulate_placement(made, [0, 0, 0], 1)) == [0, 15.7, 22.4]
 
 
 def test_memory_is_charged_where_an_output_is_made() -> None:
     made = groups([10, 10, 10], [100, 30, 7], [(0, 1), (0, 2), (1, 2)])
-    assert simulate(made, [0, 0, 0], 1).peak_bytes == (137,)
-    assert simulate(made, [0, 1, 1], 2).peak_bytes == (100, 37)
+    assert simulate_placement(made, [0, 0, 0], 1).peak_bytes == (137,)
+    assert simulate_placement(made, [0, 1, 1], 2).peak_bytes == (100, 37)
 
 
 def test_memory_is_given_back_a_microsecond_before_the_last_reader_ends() -> None:
@@ -70,7 +77,7 @@ def test_memory_is_given_back_a_microsecond_before_the_last_reader_ends() -> Non
     # starts there at 15.7 + the cost of group 2 + 5.7.
     for filling, peak in ((0.4, 7_650), (1.2, 7_600)):
         made = groups([10, 12, filling, 1], [7_600, 0, 0, 50], [(0, 1)])
-        out = simulate(made, [0, 1, 0, 0], 2)
+        out = simulate_placement(made, [0, 1, 0, 0], 2)
         assert out.start_ns[3] / US == pytest.approx(21.4 + filling)
         assert out.peak_bytes == (peak, 0)
 
@@ -78,9 +85,9 @@ def test_memory_is_given_back_a_microsecond_before_the_last_reader_ends() -> Non
 def test_what_does_not_fit_is_told() -> None:
     one = groups([1], [1], [])
     with pytest.raises(ValueError, match="one of 2 devices"):
-        simulate(one, [2], 2)
+        simulate_placement(one, [2], 2)
     with pytest.raises(ValueError, match="one of 2 devices"):
-        simulate(one, [0, 1], 2)
+        simulate_placement(one, [0, 1], 2)
     with pytest.raises(ValueError, match="lead to later groups"):
         groups([1, 1], [1, 1], [(1, 0)])
 
@@ -93,17 +100,17 @@ def test_the_engine_follows_the_rules(seed: int, devices: int, count: int) -> No
     costs = rng.choice([0, 0, 1, 2, 5.7, 13, 40], count)
     made = groups(costs.tolist(), (rng.integers(0, 20, count) * 7_600).tolist(), edges)
     place = rng.integers(0, devices, count)
-    out = simulate(made, place.tolist(), devices)
+    out = simulate_placement(made, place.tolist(), devices)
     start, peaks, last = events(made, place.tolist(), devices)
     assert out.start_ns.tolist() == start
     assert out.peak_bytes == tuple(peaks)
     assert out.step_seconds == last / 1e9
-    _, net = network(made, place, devices)
+    _, net = queue_network(made, place, devices)
     for one, other in zip(schedule(net), schedule_compiled(net), strict=True):
         assert np.array_equal(one, other)
 
 
-def events(made: Groups, place: list[int], devices: int) -> tuple[list[int], list[int], int]:
+def events(made: OpGroups, place: list[int], devices: int) -> tuple[list[int], list[int], int]:
     """Starts, peaks, and the time of the last event: the rules, from one instant to the next."""
     cost = [round(s * 1e9) for s in made.seconds.tolist()]
     delay = [round(b / 7.6) for b in made.nbytes.tolist()]
@@ -145,7 +152,7 @@ def events(made: Groups, place: list[int], devices: int) -> tuple[list[int], lis
 
 
 def peaks_by_scan(
-    made: Groups, place: list[int], devices: int, start: list[int], cost: list[int]
+    made: OpGroups, place: list[int], devices: int, start: list[int], cost: list[int]
 ) -> list[int]:
     """At the start of every group, all that is held then."""
     gone = list(start)

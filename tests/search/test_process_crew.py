@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from apportion.search.walks.process_crew import Job, Said, Tell, share
+from apportion.search.walks.process_crew import Job, Report, SendReport, run_jobs
 
 
 def counting(name: str, until: int | None, worth: float = 1.0) -> Job:
-    def work(tell: Tell) -> Iterator[float]:
+    def work(tell: SendReport) -> Iterator[float]:
         count = 0
         try:
             while until is None or count < until:
@@ -28,8 +28,8 @@ def counting(name: str, until: int | None, worth: float = 1.0) -> Job:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_all_jobs_are_done(workers: int) -> None:
-    heard: list[Said] = []
-    lost = share([counting(str(k), 10 * k) for k in range(5)], workers, None, heard.append)
+    heard: list[Report] = []
+    lost = run_jobs([counting(str(k), 10 * k) for k in range(5)], workers, None, heard.append)
     assert lost == 0
     assert sorted((said["name"], said["count"]) for said in heard) == [
         (str(k), 10 * k) for k in range(5)
@@ -39,8 +39,8 @@ def test_all_jobs_are_done(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_time_is_up(workers: int) -> None:
-    heard: list[Said] = []
-    share(
+    heard: list[Report] = []
+    run_jobs(
         [counting("a", None), counting("b", None)], workers, time.perf_counter() + 0.2, heard.append
     )
     assert sorted(said["name"] for said in heard) == ["a", "b"]
@@ -48,9 +48,9 @@ def test_time_is_up(workers: int) -> None:
 
 
 def test_what_is_worth_more_has_more_time() -> None:
-    heard: list[Said] = []
+    heard: list[Report] = []
     jobs = [counting("a", None, 1.0), counting("b", None, 9.0)]
-    share(jobs, 1, time.perf_counter() + 0.5, heard.append)
+    run_jobs(jobs, 1, time.perf_counter() + 0.5, heard.append)
     counts = {said["name"]: said["count"] for said in heard}
     assert counts["b"] > 2 * counts["a"] > 0
 
@@ -59,59 +59,59 @@ def test_a_job_that_wants_to_go_on_keeps_its_turn() -> None:
     order: list[str] = []
 
     def work(name: str) -> Job:
-        def job(tell: Tell) -> Iterator[float]:
+        def job(tell: SendReport) -> Iterator[float]:
             for k in range(6):
                 order.append(name)
                 yield 0.0 if k % 3 < 2 else 1.0
 
         return job
 
-    share([work("a"), work("b")], 1, None, lambda said: None)
+    run_jobs([work("a"), work("b")], 1, None, lambda said: None)
     assert order[:6] == ["a"] * 3 + ["b"] * 3 and sorted(order) == ["a"] * 6 + ["b"] * 6
 
 
 def test_a_job_that_wants_to_go_on_is_ended_in_time() -> None:
-    def job(tell: Tell) -> Iterator[float]:
+    def job(tell: SendReport) -> Iterator[float]:
         while True:
             time.sleep(0.001)
             yield 0.0
 
     began = time.perf_counter()
-    share([job, counting("b", 3)], 1, began + 0.2, lambda said: None)
+    run_jobs([job, counting("b", 3)], 1, began + 0.2, lambda said: None)
     assert time.perf_counter() - began < 20
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupt_lets_them_finish(workers: int) -> None:
-    heard: list[Said] = []
+    heard: list[Report] = []
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        share([counting("a", None), counting("b", None)], workers, None, heard.append)
+        run_jobs([counting("a", None), counting("b", None)], workers, None, heard.append)
     timer.join()
     assert sorted(said["name"] for said in heard) == ["a", "b"]
 
 
 def test_long_words_arrive_whole() -> None:
-    def work(tell: Tell) -> Iterator[float]:
+    def work(tell: SendReport) -> Iterator[float]:
         tell({"long": list(range(300_000))})
         yield 1.0
 
-    heard: list[Said] = []
-    share([work, work], 2, None, heard.append)
+    heard: list[Report] = []
+    run_jobs([work, work], 2, None, heard.append)
     assert [said["long"] for said in heard] == [list(range(300_000))] * 2
 
 
 @pytest.mark.parametrize("how", ["raises", "is killed"])
 def test_a_lost_process_takes_nobody_along(how: str, capfd: pytest.CaptureFixture[str]) -> None:
-    def work(tell: Tell) -> Iterator[float]:
+    def work(tell: SendReport) -> Iterator[float]:
         tell({"name": "lost"})
         yield 1.0
         if how == "raises":
             raise ValueError("no")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    heard: list[Said] = []
-    assert share([work, counting("other", 100)], 2, None, heard.append) == 1
+    heard: list[Report] = []
+    assert run_jobs([work, counting("other", 100)], 2, None, heard.append) == 1
     assert sorted(said["name"] for said in heard) == ["lost", "other"]
     assert ("ValueError('no')" in capfd.readouterr().err) == (how == "raises")

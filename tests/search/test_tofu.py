@@ -30,12 +30,13 @@ from apportion.lower.task_graph import Ends
 from apportion.plan.plan import Plan
 from apportion.search.baselines.data import data
 from apportion.search.baselines.fsdp import fsdp
-from apportion.search.levels.level_grids import faithful
-from apportion.search.levels.level_grids import strategy as strategy_of
-from apportion.search.levels.level_places import cuts
-from apportion.search.levels.levels import Levels, factors, fewest_bytes, polish, recurse
-from apportion.search.levels.sites import FIRST, OP, WHOLE, covered, find_sites, hit
+from apportion.search.levels.level_grids import checked_result
+from apportion.search.levels.level_grids import strategy_of_levels as strategy_of
+from apportion.search.levels.level_places import level_sets_of_classes
+from apportion.search.levels.levels import Levels, fewest_bytes, polish, recurse, rho_and_phi
+from apportion.search.levels.sites import OP, elements_covered, find_sites
 from apportion.search.levels.tofu import bytes_moved, partition, tofu
+from apportion.split.axis_effects import FIRST_ONLY, WHOLE, AxisEffects
 from apportion.split.space import Space
 from apportion.split.strategy import Choice, Layout, Strategy, space_of, verify
 
@@ -89,15 +90,15 @@ def test_the_table_counts_what_lowering_moves(source: str, reader: str) -> None:
         Choice(halved(len(space.axes(op)), names[name]), BOTH)
         for op, name in enumerate((source, reader))
     )
-    hits = [
-        hit(space.split(op, choice.parts), space.split(op, [1] * len(choice.parts)), op == 0, 0)
-        if choice.count > 1
-        else WHOLE
-        for op, choice in enumerate(choices)
-    ]
-    assert (hits[1] == FIRST) == (reader == "first")
+    effects = AxisEffects(space)
+    cuts = []
+    for op, name in enumerate((source, reader)):
+        effect = None if names[name] == UNCUT else effects.of(op, names[name])
+        ends = () if effect is None else effect.outputs if op == 0 else effect.inputs
+        cuts.append(ends[0] if ends else WHOLE)
+    assert (cuts[1] == FIRST_ONLY) == (reader == "first")
     rho, phi = TABLE[reader][SOURCES.index(source)]
-    assert factors(*map(np.array, hits), 2)[:2] == (rho, phi)
+    assert rho_and_phi(*map(np.array, cuts), 2)[:2] == (rho, phi)
     assert lower(space, Strategy(choices), 2).bytes_moved == (rho - phi) * S
 
 
@@ -245,7 +246,7 @@ def test_elements_in_any_box(seed: int) -> None:
     marks = np.zeros((6, 6, 6), bool)
     for box in boxes:
         marks[tuple([slice(*span) for span in box])] = True
-    assert covered(frozenset(boxes)) == marks.sum()
+    assert elements_covered(frozenset(boxes)) == marks.sum()
 
 
 # Where recursion is not optimal (counted in elements, as the paper counts)
@@ -347,8 +348,12 @@ def test_words_cut_at_some_levels_are_ranges(spec: str) -> None:
     more levels."""
     given = problem(16, spec)
     levels = partition(given)
-    made, kept = faithful(levels)
-    several = {len(n) for sets in cuts(levels.sites, chosen_by(levels)).values() for n in sets}
+    made, kept = checked_result(levels)
+    several = {
+        len(n)
+        for sets in level_sets_of_classes(levels.sites, chosen_by(levels)).values()
+        for n in sets
+    }
     assert several & {1, 2, 3}
     assert kept
     assert bytes_moved(given, made.strategy) == levels.bytes_moved

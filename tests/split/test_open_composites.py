@@ -21,7 +21,7 @@ from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.plan.plan import Plan, plan
-from apportion.search.levels.level_grids import strategy as strategy_of
+from apportion.search.levels.level_grids import strategy_of_levels as strategy_of
 from apportion.search.levels.levels import recurse
 from apportion.search.levels.sites import find_sites
 from apportion.search.levels.tofu import bytes_moved, tofu

@@ -1,5 +1,7 @@
 """data: data parallelism. Ops that have the sample axis are cut along it; others run everywhere.
 
+In: a Problem. Out: the Strategy of data parallelism, which other baselines start from.
+
 The sample axis is the class of atoms that the first dimension of the batch's tensors belongs to.
 Gradients of parameters come out as partial sums and are reduced by lowering; parameters and
 optimizer state are on every device.
@@ -12,7 +14,7 @@ from collections import Counter
 from apportion.describe import Refused
 from apportion.graph import INPUT
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Choice, Space, Strategy, whole
+from apportion.split import Choice, Space, Strategy, one_cut, whole
 
 
 def data(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
@@ -44,7 +46,7 @@ def _choice(space: Space, op: int, samples: frozenset[int], devices: int) -> Cho
     for position, axis in enumerate(space.axes(op)):
         count = min(devices, axis.extent)
         if axis.group in samples and count > 1:
-            parts = tuple(count if k == position else 1 for k in range(len(space.axes(op))))
+            parts = one_cut(len(space.axes(op)), position, count)
             try:
                 space.split(op, parts)
             except Refused:

@@ -1,5 +1,7 @@
 """expert: the published hand strategy for the kind of network that a Graph is.
 
+In: a Problem. Out: the Strategy that the literature gives for such networks:
+
     convolutional  one weird trick (owt.py)
     recurrent      layers over the devices of a node, samples over nodes, as for GNMT (Wu 2016)
     attention      weights cut within a node, samples over nodes (megatron.py)
@@ -32,57 +34,62 @@ from apportion.machine import Cluster
 from apportion.search.baselines.data import sample_classes
 from apportion.search.baselines.megatron import ATTENTION, CONVOLUTION, megatron
 from apportion.search.baselines.owt import owt
-from apportion.search.baselines.weights import MATMULS, choice, sample_axis
-from apportion.search.layers.layers import Hits
+from apportion.search.baselines.weights import MATMULS, grouped_choice, sample_axis
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Strategy
+from apportion.split import AxisEffects, Strategy
 
 SIDE_BY_SIDE = "aten.cat.default"
 
 
 def expert(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """What a person who knows the literature would do."""
-    hits, weights = Hits(problem.space), Weights(problem.space.graph)
+    effects, weights = AxisEffects(problem.space), WeightUses(problem.space.graph)
     attends = any(weights.attends(op) for op in weights.forward)
-    convolutions, matmuls = _operations(problem.space.graph, hits)
+    convolutions, matmuls = _operations(problem.space.graph, effects)
     if convolutions > (matmuls if weights.recurrent or attends else 0):
-        return _noted(owt(problem), "a convolutional network: one weird trick")
+        return _with_note(owt(problem), "a convolutional network: one weird trick")
     if weights.recurrent:
-        return _layers_over_devices(problem, weights, hits)
+        return _layers_over_devices(problem, weights, effects)
     if attends:
-        return _noted(megatron(problem), "a network with attention: Megatron")
-    return _noted(owt(problem), "no expert's kind of network: dense layers by features, as in owt")
+        return _with_note(megatron(problem), "a network with attention: Megatron")
+    return _with_note(
+        owt(problem), "no expert's kind of network: dense layers by features, as in owt"
+    )
 
 
-def _noted(found: SearchResult, note: str) -> SearchResult:
+def _with_note(found: SearchResult, note: str) -> SearchResult:
     return replace(found, notes=(note, *found.notes))
 
 
-def _operations(graph: Graph, hits: Hits) -> tuple[float, float]:
+def _operations(graph: Graph, effects: AxisEffects) -> tuple[float, float]:
     """Those of the convolutions, and of the matmuls, of the forward pass."""
     convolutions = matmuls = 0.0
     for index, op in enumerate(graph.ops):
         if op.phase == FORWARD and op.kind == CONVOLUTION:
-            convolutions += hits.flops(index)
+            convolutions += effects.flops(index)
         elif op.phase == FORWARD and (op.kind in MATMULS or op.kind == ATTENTION):
-            matmuls += hits.flops(index)
+            matmuls += effects.flops(index)
     return convolutions, matmuls
 
 
 # Recurrent networks
 
 
-def _layers_over_devices(problem: Problem, weights: Weights, hits: Hits) -> SearchResult:
+def _layers_over_devices(
+    problem: Problem, weights: WeightUses, effects: AxisEffects
+) -> SearchResult:
     space = problem.space
     layer = recurrent_layers(weights)
     samples = sample_classes(space)
     operations = [0.0] * (1 + max(layer))
     for op, number in enumerate(layer):
-        operations[number] += hits.flops(op)
+        operations[number] += effects.flops(op)
     nodes = _nodes(problem.cluster)
-    place = places(nodes, operations)
+    place = devices_of_layers(nodes, operations)
     choices = tuple(
-        choice(space, op, [[d] for d in place[number]], sample_axis(space, op, samples), None)
+        grouped_choice(
+            space, op, [[d] for d in place[number]], sample_axis(space, op, samples), None
+        )
         for op, number in enumerate(layer)
     )
     note = f"a recurrent network: {_counted(operations, 'layer')} over the devices of "
@@ -99,7 +106,9 @@ def _nodes(cluster: Cluster) -> list[tuple[int, ...]]:
     return [host.devices for host in cluster.hosts] or [tuple(range(len(cluster.devices)))]
 
 
-def places(nodes: Sequence[Sequence[int]], operations: Sequence[float]) -> list[list[int]]:
+def devices_of_layers(
+    nodes: Sequence[Sequence[int]], operations: Sequence[float]
+) -> list[list[int]]:
     """The devices of every layer, node by node."""
     found: list[list[int]] = [[] for _ in operations]
     for node in nodes:
@@ -113,7 +122,7 @@ def places(nodes: Sequence[Sequence[int]], operations: Sequence[float]) -> list[
     return found
 
 
-class Weights:
+class WeightUses:
     """The weights of a forward pass, numbered, and which come before and after an Op.
 
     A weight is what Ops of one kind read of the same parameters in the same shapes. Sets of weights
@@ -205,7 +214,7 @@ def _elements(graph: Graph, values: Iterable[int]) -> int:
     return sum(math.prod(graph.values[v].shape or ()) for v in values)
 
 
-def recurrent_layers(weights: Weights) -> list[int]:
+def recurrent_layers(weights: WeightUses) -> list[int]:
     """The layer of every Op, numbered as they begin.
 
     A loop is one layer, with weights whose products are used in it directly: those of the inputs
@@ -229,7 +238,7 @@ def recurrent_layers(weights: Weights) -> list[int]:
     return [order[name] for name in named]
 
 
-def _named(weights: Weights) -> list[int]:
+def _named(weights: WeightUses) -> list[int]:
     """For every forward Op a weight of its layer; -1 for other Ops."""
     graph, joined = weights.graph, _joined(weights)
     named = [-1] * len(graph.ops)
@@ -249,12 +258,12 @@ def _named(weights: Weights) -> list[int]:
     return named
 
 
-def _body(weights: Weights, op: int) -> int:
+def _body(weights: WeightUses, op: int) -> int:
     """The weights of the loop that an Op is in."""
     return weights.above[op] & weights.below[op] & weights.looped
 
 
-def _joined(weights: Weights) -> list[int]:
+def _joined(weights: WeightUses) -> list[int]:
     """For every weight the number of one that stands for its layer."""
     parent = list(range(1 + max(weights.uses.values(), default=-1)))
 

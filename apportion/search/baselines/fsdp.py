@@ -1,5 +1,7 @@
 """fsdp: data parallelism with fully sharded state (ZeRO-3, FSDP).
 
+In: a Problem. Out: the Strategy of `data`, with state and its updates cut as well.
+
 Ops are cut as by `data`; parameters, optimizer state, their updates and what leads to nothing but
 updates are cut over all devices along their first atom that is long enough. A parameter is gathered
 at its first use and kept until its last.
@@ -12,7 +14,7 @@ from apportion.graph import UPDATE
 from apportion.lower import termwise
 from apportion.search.baselines.data import data
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Choice, Space, Strategy
+from apportion.split import Choice, Space, Strategy, one_cut
 
 
 def fsdp(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
@@ -41,7 +43,7 @@ def _sharded(space: Space, op: int, devices: int) -> Choice | None:
     axes = space.axes(op)
     for position, axis in sorted(enumerate(axes), key=lambda pair: bool(pair[1].extent % devices)):
         if axis.extent >= devices:
-            parts = tuple(devices if k == position else 1 for k in range(len(axes)))
+            parts = one_cut(len(axes), position, devices)
             try:
                 space.split(op, parts)
             except Refused:

@@ -1,6 +1,7 @@
 """megatron: the expert's strategy. Weights cut within a node, samples over nodes (Shoeybi 2019).
 
-What is cut is found in the Graph's classes, not in names:
+In: a Problem. Out: the Strategy of tensor parallelism within nodes and data parallelism across
+them. What is cut is found in the Graph's classes, not in names:
 
     pair        a class that one weight makes and another sums over, and that every Op between them
                 can be cut along: heads of attention, the inner width of a feed-forward layer. The
@@ -30,19 +31,17 @@ from apportion.search.baselines.data import data, sample_classes
 from apportion.search.baselines.owt import owt
 from apportion.search.baselines.weights import (
     MATMULS,
-    SUMMED,
-    Groups,
-    Meetings,
+    DeviceGroups,
     Weight,
-    aligned,
-    choice,
-    reduced,
+    atoms_cut_with,
+    grouped_choice,
+    layouts_of_sums,
     sample_axis,
     tensor_axis,
     weights,
 )
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Layout, Space, Strategy, composites
+from apportion.split import PARTIAL, AxisEffects, Layout, Space, Strategy, composites
 
 WIDEST = 8  # devices that share a layer
 EMBEDDING, CONVOLUTION, ATTENTION = (
@@ -55,36 +54,38 @@ LOSSES = ("aten._log_softmax.default", "apportion.log_sum_exp")
 
 def megatron(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """Weights cut within hosts, samples over them."""
-    meetings = Meetings(problem.space)
-    found = weights(meetings)
-    inner, extents = _inner(meetings, found), _extents(problem.space)
-    if _convolutional(meetings, found) and not inner.recurrent:
+    effects = AxisEffects(problem.space)
+    found = weights(effects)
+    inner, extents = _find_inner(effects, found), _extents(problem.space)
+    if _convolutional(effects, found) and not inner.recurrent:
         return replace(owt(problem), notes=("a convolutional network: this is owt",))
     width = _width(problem.cluster, [extents[group] for group in inner.all])
     if width == 1:
         why = "no heads, widths and hosts divide evenly: this is data parallelism"
         return replace(data(problem), notes=(why,))
-    vocabulary = _vocabulary(meetings, found, width)
+    vocabulary = _vocabulary(effects, found, width)
     opening = _opening(problem.space, vocabulary)
     if opening:
-        meetings = Meetings(Space(problem.space.source, problem.space.digits, opening))
-        found = weights(meetings)
-        inner, vocabulary = _inner(meetings, found), _vocabulary(meetings, found, width)
-    space, samples = meetings.space, sample_classes(meetings.space)
-    lies = aligned(meetings, _stored(space, found, inner.all, vocabulary), samples)
+        effects = AxisEffects(Space(problem.space.source, problem.space.digits, opening))
+        found = weights(effects)
+        inner, vocabulary = _find_inner(effects, found), _vocabulary(effects, found, width)
+    space, samples = effects.space, sample_classes(effects.space)
+    stored_at = atoms_cut_with(effects, _stored(space, found, inner.all, vocabulary), samples)
     groups = _groups(problem.cluster, width)
     choices, layouts = [], dict[int, Layout]()
     for op in range(len(space.graph.ops)):
         sample = sample_axis(space, op, samples)
-        tensor = tensor_axis(meetings, op, lies, inner.all | vocabulary)
-        choices.append(choice(space, op, groups, sample, tensor))
+        tensor = tensor_axis(effects, op, stored_at, inner.all | vocabulary)
+        choices.append(grouped_choice(space, op, groups, sample, tensor))
         if len(groups) > 1:
-            layouts |= reduced(meetings, op, choices[op], groups, sample, tensor)
+            layouts |= layouts_of_sums(effects, op, choices[op], groups, sample, tensor)
     strategy = Strategy(tuple(choices), digits=space.digits, opening=space.opening)
-    return SearchResult(replace(strategy, layouts=_needed(space, strategy, layouts)))
+    return SearchResult(replace(strategy, layouts=_needed_layouts(space, strategy, layouts)))
 
 
-def _needed(space: Space, strategy: Strategy, layouts: dict[int, Layout]) -> dict[int, Layout]:
+def _needed_layouts(
+    space: Space, strategy: Strategy, layouts: dict[int, Layout]
+) -> dict[int, Layout]:
     """Those layouts whose terms are not added up term by term first."""
     splits = [space.split(op, made.parts) for op, made in enumerate(strategy.choices)]
     added = termwise(space, strategy, splits)
@@ -95,9 +96,9 @@ def _needed(space: Space, strategy: Strategy, layouts: dict[int, Layout]) -> dic
     }
 
 
-def _convolutional(meetings: Meetings, found: list[Weight]) -> bool:
+def _convolutional(effects: AxisEffects, found: list[Weight]) -> bool:
     """Whether there are convolutions, and no attention."""
-    graph = meetings.space.graph
+    graph = effects.space.graph
     kinds = {op.kind for op in graph.ops if op.phase == FORWARD}
     weighted = {weight.op for weight in found}
     attends = ATTENTION in kinds or any(
@@ -127,7 +128,7 @@ def _opening(space: Space, vocabulary: frozenset[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inner:
+class _InnerClasses:
     """Classes that are cut within a group, by why."""
 
     paired: frozenset[int]
@@ -138,9 +139,9 @@ class _Inner:
         return self.paired | self.recurrent
 
 
-def _inner(meetings: Meetings, found: list[Weight]) -> _Inner:
-    space = meetings.space
-    stuck, summed = _stuck(meetings, found)
+def _find_inner(effects: AxisEffects, found: list[Weight]) -> _InnerClasses:
+    space = effects.space
+    stuck, summed = _uncuttable_classes(effects, found)
     makes = [[g for g in _classes(space, w.value, w.out) if g not in stuck] for w in found]
     sums = [[g for g in _classes(space, w.value, w.inner) if g not in stuck] for w in found]
     both = {g for side in makes for g in side} & {g for side in sums for g in side}
@@ -154,36 +155,36 @@ def _inner(meetings: Meetings, found: list[Weight]) -> _Inner:
         near = set[int]().union(*(ends for ends in joined if group in ends))
         if not near & (chosen | recurrent):
             chosen.add(group)
-    return _Inner(frozenset(chosen), frozenset(recurrent))
+    return _InnerClasses(frozenset(chosen), frozenset(recurrent))
 
 
-def _stuck(meetings: Meetings, found: list[Weight]) -> tuple[set[int], set[int]]:
+def _uncuttable_classes(effects: AxisEffects, found: list[Weight]) -> tuple[set[int], set[int]]:
     """Classes that some forward Op without a weight cannot be cut along, with those of samples; and
     those that one multiplies and sums over."""
-    space = meetings.space
+    space = effects.space
     weighted = {weight.op for weight in found}
     stuck, summed = set(sample_classes(space)), set[int]()
     for index, op in enumerate(space.graph.ops):
         if op.phase == FORWARD and index not in weighted:
             for position, axis in enumerate(space.axes(index)):
-                met = meetings.at(index, position)
-                if met is None:
+                effect = effects.of(index, position)
+                if effect is None or not space.cuttable(index)[position]:
                     stuck.add(axis.group)
-                elif op.kind in MATMULS and SUMMED in met.outputs:
+                elif op.kind in MATMULS and PARTIAL in effect.outputs:
                     summed.add(axis.group)
     return stuck, summed
 
 
-def _vocabulary(meetings: Meetings, found: list[Weight], width: int) -> frozenset[int]:
+def _vocabulary(effects: AxisEffects, found: list[Weight], width: int) -> frozenset[int]:
     """Rows of embeddings of the batch, and what the loss chooses among."""
-    space = meetings.space
+    space = effects.space
     samples, several = sample_classes(space), set[int]()
     for index, op in enumerate(space.graph.ops):
         if op.kind == EMBEDDING and sample_axis(space, index, samples) is not None:
             several |= {
                 space.axes(index)[axis].group
-                for axis, met in meetings.all(index)
-                if met.outputs[0] == SUMMED
+                for axis, effect in effects.legal(index)
+                if effect.outputs[0] == PARTIAL
             }
     judged = {
         group
@@ -237,7 +238,7 @@ def _width(cluster: Cluster, extents: Iterable[int]) -> int:
     return max(n for n in range(1, min(even, WIDEST) + 1) if even % n == 0)
 
 
-def _groups(cluster: Cluster, width: int) -> Groups:
+def _groups(cluster: Cluster, width: int) -> DeviceGroups:
     """The devices of every host, `width` by `width`."""
     hosts = [host.devices for host in cluster.hosts] or [tuple(range(len(cluster.devices)))]
     return [host[k : k + width] for host in hosts for k in range(0, len(host), width)]

@@ -1,5 +1,7 @@
 """op-placement: every Op whole on one device, layers to devices in turn.
 
+In: a Problem. Out: the Strategy in which nothing is cut, and layers are dealt out to the devices.
+
 A layer is what one module does, at the depth at which modules repeat (`blocks.3`, `cells.0`):
 the shallowest depth that has a layer for every device, else the deepest. Ops outside of such
 modules belong to the layer that reads them, or, if they make less than they read, to the one they

@@ -1,4 +1,6 @@
-"""owt: one weird trick (Krizhevsky 2014). Convolutions in parallel over samples, dense layers over
+"""owt: one weird trick (Krizhevsky 2014).
+
+In: a Problem. Out: the Strategy that cuts convolutions along samples and dense layers along
 features.
 
 A dense layer's weight is a matrix; it is stored in slices of output features, and its products,
@@ -13,37 +15,36 @@ from collections.abc import Collection
 
 from apportion.search.baselines.data import sample_classes
 from apportion.search.baselines.weights import (
-    Meetings,
-    aligned,
-    choice,
+    atoms_cut_with,
+    grouped_choice,
     sample_axis,
     tensor_axis,
     weights,
 )
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Space, Strategy
+from apportion.split import AxisEffects, Space, Strategy
 
 
 def owt(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """Dense layers over features, all else over samples."""
     space = problem.space
     everywhere = range(problem.devices)
-    meetings, samples = Meetings(space), sample_classes(space)
+    effects, samples = AxisEffects(space), sample_classes(space)
     stored = {
         w.value: max(w.out, key=lambda atom: space.factors(w.value)[atom])
-        for w in weights(meetings)
+        for w in weights(effects)
         if w.out and len(space.graph.values[w.value].shape or ()) == 2
     }
-    lies = aligned(meetings, stored, samples)
+    stored_at = atoms_cut_with(effects, stored, samples)
     features = _follows(space, {_class(space, v, atom) for v, atom in stored.items()})
     choices = []
     for op in range(len(space.graph.ops)):
-        tensor = tensor_axis(meetings, op, lies, features)
+        tensor = tensor_axis(effects, op, stored_at, features)
         if tensor is not None:
-            choices.append(choice(space, op, [everywhere], None, tensor))
+            choices.append(grouped_choice(space, op, [everywhere], None, tensor))
         else:
             sample = sample_axis(space, op, samples)
-            choices.append(choice(space, op, [[d] for d in everywhere], sample, None))
+            choices.append(grouped_choice(space, op, [[d] for d in everywhere], sample, None))
     return SearchResult(Strategy(tuple(choices), digits=space.digits, opening=space.opening))
 
 

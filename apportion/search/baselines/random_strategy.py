@@ -1,5 +1,7 @@
 """random: legal choices drawn at random, for tests. Everything that a Strategy can say occurs.
 
+In: a Problem and a seed. Out: a random legal Strategy.
+
 Some composite Ops are opened. Per Op: a few axes cut (reductions too) into even and uneven parts,
 on any devices, several parts on one device, replicas. Some Values, state and inputs among them, get
 a random Layout.
@@ -41,17 +43,17 @@ def _choice(space: Space, op: int, devices: int, rng: Random) -> Choice:
     axes = space.axes(op)
     able = [k for k, legal in enumerate(space.cuttable(op)) if legal]
     if not able or rng.random() < UNCUT:
-        return whole(space, op, _some(devices, rng))
+        return whole(space, op, _some_devices(devices, rng))
     parts = [1] * len(axes)
     for position in rng.sample(able, min(len(able), rng.choice((1, 1, 2, 3)))):
-        room = 2 * devices // _product(parts)
+        room = 2 * devices // _parts_of(parts)
         if room >= 2:
             parts[position] = rng.randint(2, max(2, min(axes[position].extent, room, 4)))
     try:
         space.split(op, parts)
     except Refused:
-        return whole(space, op, _some(devices, rng))
-    return Choice(tuple(parts), _devices(_product(parts), devices, rng))
+        return whole(space, op, _some_devices(devices, rng))
+    return Choice(tuple(parts), _devices(_parts_of(parts), devices, rng))
 
 
 def _layout(space: Space, value: int, devices: int, rng: Random) -> Layout | None:
@@ -62,7 +64,7 @@ def _layout(space: Space, value: int, devices: int, rng: Random) -> Layout | Non
     if factors:
         position = rng.randrange(len(factors))
         parts[position] = rng.randint(1, min(factors[position], devices))
-    return Layout(tuple(parts), _devices(_product(parts), devices, rng))
+    return Layout(tuple(parts), _devices(_parts_of(parts), devices, rng))
 
 
 def _devices(count: int, devices: int, rng: Random) -> tuple[int, ...]:
@@ -75,11 +77,11 @@ def _devices(count: int, devices: int, rng: Random) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def _some(devices: int, rng: Random) -> tuple[int, ...]:
+def _some_devices(devices: int, rng: Random) -> tuple[int, ...]:
     return tuple(rng.sample(range(devices), rng.randint(1, devices) if rng.random() < 0.4 else 1))
 
 
-def _product(parts: list[int]) -> int:
+def _parts_of(parts: list[int]) -> int:
     result = 1
     for n in parts:
         result *= n

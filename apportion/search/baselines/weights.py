@@ -1,38 +1,38 @@
-"""Weights, and what is cut along with them: what the expert strategies are made of.
+"""weights: which parameters are weights, and what is cut along with them.
+
+In: the AxisEffects of a Space. Out: Weights, and Choices and Layouts for Ops that follow how the
+weights are stored. The strategies owt, megatron and expert are made of these.
 
 A weight is a parameter that a matmul multiplies with. Its atoms are *out* (in the product), *inner*
 (summed over) or neither. An expert says along which atom each weight is stored; the rest follows:
 views of the weight, its gradient and its update are cut at the same place, a matmul along the axis
-that reads the weight as it lies, and other Ops along an axis of a class that is cut anyway.
+that reads the weight as it stored_at, and other Ops along an axis of a class that is cut anyway.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from apportion.describe import Refused
 from apportion.graph import FORWARD, PARAMETER, Op, refs
-from apportion.split import Choice, Layout, Space, Split, whole
+from apportion.split import (
+    PARTIAL,
+    SEVERAL,
+    WHOLE,
+    AxisEffects,
+    Choice,
+    Layout,
+    Space,
+    whole,
+)
 
 MATMULS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm"))
-NOWHERE, SUMMED, SEVERAL = -1, -2, -3
-"""Where a cut axis meets a Value, if not at one atom: all parts have it whole, the parts are terms
-of it, or it is cut at several atoms."""
-
-Groups = Sequence[Sequence[int]]
+DeviceGroups = Sequence[Sequence[int]]
 """Devices: samples are divided over the groups, weights within each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Met:
-    """For each input and output of an Op the atom that a cut of one axis cuts."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,69 +45,18 @@ class Weight:
     inner: tuple[int, ...]
 
 
-class Meetings:
-    """Where every axis of every Op meets the Op's inputs and outputs. Equal Ops share an answer."""
-
-    def __init__(self, space: Space) -> None:
-        self.space = space
-        self._known: dict[tuple[object, int], Met | None] = {}
-
-    def at(self, op: int, axis: int) -> Met | None:
-        """None if the axis cannot be cut."""
-        key = (self.space.calls[op], axis)
-        if key not in self._known:
-            self._known[key] = self._find(op, axis)
-        return self._known[key]
-
-    def all(self, op: int) -> Iterator[tuple[int, Met]]:
-        """The axes of an Op that can be cut, and what they meet."""
-        for axis in range(len(self.space.axes(op))):
-            met = self.at(op, axis)
-            if met is not None:
-                yield axis, met
-
-    def _find(self, op: int, axis: int) -> Met | None:
-        space = self.space
-        if not space.cuttable(op)[axis]:
-            return None
-        count = len(space.axes(op))
-        cut = space.split(op, [2 if k == axis else 1 for k in range(count)])
-        full = space.split(op, [1] * count)
-        inputs = tuple(_met(cut, full, "inputs", k) for k in range(len(full.parts[0].inputs)))
-        outputs = tuple(
-            SUMMED if terms > 1 else _met(cut, full, "outputs", k)
-            for k, terms in enumerate(cut.terms)
-        )
-        return Met(inputs, outputs)
-
-
-def _met(cut: Split, full: Split, side: str, position: int) -> int:
-    extents = getattr(full.parts[0], side)[position]
-    atoms = {
-        atom
-        for part in cut.parts
-        for atom, (here, extent) in enumerate(
-            zip(getattr(part, side)[position], extents, strict=True)
-        )
-        if here != extent
-    }
-    if len(atoms) > 1:
-        return SEVERAL
-    return atoms.pop() if atoms else NOWHERE
-
-
 # Weights
 
 
-def weights(meetings: Meetings) -> list[Weight]:
+def weights(effects: AxisEffects) -> list[Weight]:
     """All weights of forward matmuls, a weight once for every matmul."""
-    views = parameter_views(meetings)
+    views = parameter_views(effects)
     found = []
-    for index, op in enumerate(meetings.space.graph.ops):
+    for index, op in enumerate(effects.space.graph.ops):
         if op.phase == FORWARD and op.kind in MATMULS:
             known = [v for v in operands(op) if v in views]
             if len(known) == 1:
-                found.append(_weight(meetings, index, known[0], views))
+                found.append(_weight(effects, index, known[0], views))
     return found
 
 
@@ -116,10 +65,10 @@ def operands(op: Op) -> list[int]:
     return [op.inputs[next(refs(arg))] for arg in op.args if any(True for _ in refs(arg))][-2:]
 
 
-def parameter_views(meetings: Meetings) -> dict[int, tuple[int, dict[int, int]]]:
+def parameter_views(effects: AxisEffects) -> dict[int, tuple[int, dict[int, int]]]:
     """Values of the forward pass that are a parameter seen in another shape: which one, and for
     each of their atoms the parameter's."""
-    space, graph = meetings.space, meetings.space.graph
+    space, graph = effects.space, effects.space.graph
     found = {
         v: (v, {k: k for k in range(len(space.factors(v)))})
         for v, value in enumerate(graph.values)
@@ -129,9 +78,9 @@ def parameter_views(meetings: Meetings) -> dict[int, tuple[int, dict[int, int]]]
         if op.phase == FORWARD and len(op.inputs) == len(op.outputs) == 1 and op.inputs[0] in found:
             parameter, atoms = found[op.inputs[0]]
             mapped = {
-                met.outputs[0]: atoms[met.inputs[0]]
-                for _, met in meetings.all(index)
-                if met.outputs[0] >= 0 and met.inputs[0] in atoms
+                effect.outputs[0]: atoms[effect.inputs[0]]
+                for _, effect in effects.legal(index)
+                if effect.outputs[0] >= 0 and effect.inputs[0] in atoms
             }
             if math.prod(space.factors(op.outputs[0])) == math.prod(space.factors(parameter)):
                 found[op.outputs[0]] = (parameter, mapped)
@@ -139,18 +88,18 @@ def parameter_views(meetings: Meetings) -> dict[int, tuple[int, dict[int, int]]]
 
 
 def _weight(
-    meetings: Meetings, index: int, operand: int, views: dict[int, tuple[int, dict[int, int]]]
+    effects: AxisEffects, index: int, operand: int, views: dict[int, tuple[int, dict[int, int]]]
 ) -> Weight:
-    op = meetings.space.graph.ops[index]
+    op = effects.space.graph.ops[index]
     parameter, atoms = views[operand]
     mine = op.inputs.index(operand)
     other = op.inputs.index(next(v for v in operands(op) if v != operand))
     out, inner = [], []
-    for _, met in meetings.all(index):
-        atom = atoms.get(met.inputs[mine])
-        if atom is not None and met.outputs[0] == SUMMED:
+    for _, effect in effects.legal(index):
+        atom = atoms.get(effect.inputs[mine])
+        if atom is not None and effect.outputs[0] == PARTIAL:
             inner.append(atom)
-        elif atom is not None and met.inputs[other] == NOWHERE:
+        elif atom is not None and effect.inputs[other] == WHOLE:
             out.append(atom)
     return Weight(parameter, index, tuple(out), tuple(inner))
 
@@ -158,27 +107,29 @@ def _weight(
 # What follows from how weights are stored
 
 
-def aligned(meetings: Meetings, stored: dict[int, int], samples: Collection[int]) -> dict[int, int]:
+def atoms_cut_with(
+    effects: AxisEffects, stored: dict[int, int], samples: Collection[int]
+) -> dict[int, int]:
     """Values that are cut where a stored weight is, each with the atom: views of the weight,
     optimizer state, and the gradient back to the Op that sums it over samples."""
-    graph = meetings.space.graph
+    graph = effects.space.graph
     found = dict(stored)
     for index, op in enumerate(graph.ops):
         if op.parameter in stored or (op.phase == FORWARD and len(op.inputs) == 1):
-            _spread(meetings, index, found)
+            _cut_alike(effects, index, found)
     for index in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[index]
-        sums = any(axis.group in samples for axis in meetings.space.axes(index))
+        sums = any(axis.group in samples for axis in effects.space.axes(index))
         if op.phase != FORWARD and len(op.outputs) == 1 and op.outputs[0] in found and not sums:
-            _spread(meetings, index, found)
+            _cut_alike(effects, index, found)
     return found
 
 
-def _spread(meetings: Meetings, index: int, found: dict[int, int]) -> None:
+def _cut_alike(effects: AxisEffects, index: int, found: dict[int, int]) -> None:
     """All Values of an Op are cut alike if one of them is."""
-    op = meetings.space.graph.ops[index]
-    for _, met in meetings.all(index):
-        ends = list(zip((*op.inputs, *op.outputs), (*met.inputs, *met.outputs), strict=True))
+    op = effects.space.graph.ops[index]
+    for _, effect in effects.legal(index):
+        ends = list(zip((*op.inputs, *op.outputs), (*effect.inputs, *effect.outputs), strict=True))
         if any(found.get(value) == atom for value, atom in ends):
             for value, atom in ends:
                 if atom >= 0:
@@ -187,40 +138,42 @@ def _spread(meetings: Meetings, index: int, found: dict[int, int]) -> None:
 
 
 def tensor_axis(
-    meetings: Meetings, op: int, lies: dict[int, int], classes: Collection[int]
+    effects: AxisEffects, op: int, stored_at: dict[int, int], classes: Collection[int]
 ) -> int | None:
     """The axis of an Op to cut within a group: the one that meets weights where they lie; without
     weights, one of the classes that are cut, rather in slices than in terms."""
-    space = meetings.space
+    space = effects.space
     at = space.graph.ops[op]
     ends = (*at.inputs, *at.outputs)
-    bound = any(value in lies for value in ends)
+    bound = any(value in stored_at for value in ends)
     best: tuple[float, bool, int] | None = None
-    for axis, met in meetings.all(op):
+    for axis, effect in effects.legal(op):
         score = 0
-        for value, atom in zip(ends, (*met.inputs, *met.outputs), strict=True):
-            if value in lies:
+        for value, atom in zip(ends, (*effect.inputs, *effect.outputs), strict=True):
+            if value in stored_at:
                 size = space.graph.values[value].nbytes
-                score += size if lies[value] == atom else -size
+                score += size if stored_at[value] == atom else -size
         if score > 0 if bound else space.axes(op)[axis].group in classes:
-            best = max(best or (score, False, -axis), (score, SUMMED not in met.outputs, -axis))
+            best = max(best or (score, False, -axis), (score, PARTIAL not in effect.outputs, -axis))
     return -best[2] if best else None
 
 
-def choice(space: Space, op: int, groups: Groups, sample: int | None, tensor: int | None) -> Choice:
+def grouped_choice(
+    space: Space, op: int, groups: DeviceGroups, sample: int | None, tensor: int | None
+) -> Choice:
     """The Op cut along one axis over the groups and along another within each; what cannot be cut
     is done by all."""
     for cut in ((sample, tensor), (None, tensor), (sample, None)):
         if cut != (None, None):
             try:
-                return _choice(space, op, groups, *cut)
+                return _grouped_choice(space, op, groups, *cut)
             except Refused:
                 continue
     return whole(space, op, sorted(device for group in groups for device in group))
 
 
-def _choice(
-    space: Space, op: int, groups: Groups, sample: int | None, tensor: int | None
+def _grouped_choice(
+    space: Space, op: int, groups: DeviceGroups, sample: int | None, tensor: int | None
 ) -> Choice:
     axes = space.axes(op)
     parts = [1] * len(axes)
@@ -244,11 +197,11 @@ def _choice(
     )
 
 
-def reduced(
-    meetings: Meetings,
+def layouts_of_sums(
+    effects: AxisEffects,
     op: int,
     made: Choice,
-    groups: Groups,
+    groups: DeviceGroups,
     sample: int | None,
     tensor: int | None,
 ) -> dict[int, Layout]:
@@ -257,40 +210,42 @@ def reduced(
     A product of a group is summed within the group, a gradient of several groups among the devices
     that hold the same of it; lowering would spread either over all devices.
     """
-    space = meetings.space
+    space = effects.space
     rows, width = len(groups), len(groups[0])
     count = [1 if axis is None else made.parts[axis] for axis in (sample, tensor)]
-    met = [
-        None if axis is None or n == 1 else meetings.at(op, axis)
+    effect = [
+        None if axis is None or n == 1 else effects.of(op, axis)
         for axis, n in zip((sample, tensor), count, strict=True)
     ]
     found = {}
     for position, value in enumerate(space.graph.ops[op].outputs):
-        at = [NOWHERE if m is None else m.outputs[position] for m in met]
-        if at.count(SUMMED) != 1 or SEVERAL in at:
+        at = [WHOLE if m is None else m.outputs[position] for m in effect]
+        if at.count(PARTIAL) != 1 or SEVERAL in at:
             continue
-        summed = at.index(SUMMED)
+        summed = at.index(PARTIAL)
         kept = at[1 - summed]
         terms, others = (rows, width) if summed == 0 else (width, rows)
         if count[summed] == terms and count[1 - summed] in (1, others):
-            atom = _shared(space.factors(value), terms, kept)
+            atom = _atom_to_share(space.factors(value), terms, kept)
             if atom is not None:
                 found[value] = _layout(space, value, groups, summed, atom, kept)
     return found
 
 
-def _shared(factors: Sequence[int], count: int, kept: int) -> int | None:
+def _atom_to_share(factors: Sequence[int], count: int, kept: int) -> int | None:
     """The atom to share a sum along: one that divides evenly, else any that is long enough."""
     able = [k for k, factor in enumerate(factors) if factor >= count and k != kept]
     return min(able, key=lambda k: bool(factors[k] % count), default=None)
 
 
-def _layout(space: Space, value: int, groups: Groups, summed: int, atom: int, kept: int) -> Layout:
+def _layout(
+    space: Space, value: int, groups: DeviceGroups, summed: int, atom: int, kept: int
+) -> Layout:
     table = np.array(groups) if summed == 0 else np.array(groups).T  # terms by others
     terms, others = table.shape
     parts = [1] * len(space.factors(value))
     parts[atom] = terms
-    if kept == NOWHERE:
+    if kept == WHOLE:
         return Layout(tuple(parts), tuple(table.T.ravel().tolist()))
     parts[kept] = others
     return Layout(tuple(parts), tuple((table if atom < kept else table.T).ravel().tolist()))

@@ -1,4 +1,6 @@
-"""Seconds to bring Values from where one layer leaves them to where another reads them.
+"""exchange_seconds: how long it takes to bring a Value from one layer to another.
+
+In: for every grid of two layers the regions that devices hold and read. Out: a table of seconds.
 
 Both sides are grids: for every choice of grid (row) the box of atoms that each device has, or
 wants. What a device wants and has not got it fetches from the first device after itself that has
@@ -23,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from apportion.columns import (
+    Bools,
     Floats,
     Ints,
     compiled,
@@ -32,13 +35,11 @@ from apportion.describe import Factors
 from apportion.machine import Cluster, all_reduce_profile
 from apportion.split import grid
 
-Bools = npt.NDArray[np.bool_]
-
 LINKS, DEVICE, SUMMED = 0, 1, 2
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldRegions:
     """Per row and device a box of a Value's atoms and the term it is of; -1: the device has
     nothing. `terms` is their number per row."""
 
@@ -48,14 +49,14 @@ class Held:
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class ReadRegions:
     """Per row and device a box of a Value's atoms; `used` is false where nothing is wanted."""
 
     box: Ints
     used: Bools
 
 
-class Exchanges:
+class ExchangeSeconds:
     """The times of exchanges on a Cluster."""
 
     def __init__(self, cluster: Cluster, summed: bool = False) -> None:
@@ -72,18 +73,22 @@ class Exchanges:
         self.mode = SUMMED if summed else DEVICE if cluster.communication_on_device else LINKS
         self._reduces: dict[tuple[tuple[int, ...], ...], list[tuple[float, float]]] = {}
 
-    def between(self, held: Held, wanted: Wanted, factors: Factors, itemsize: int) -> Floats:
+    def between(
+        self, held: HeldRegions, wanted: ReadRegions, factors: Factors, itemsize: int
+    ) -> Floats:
         """Seconds for every row of one with every row of the other."""
-        sources, source_of = _distinct(held.box, held.term)
-        targets, target_of = _distinct(wanted.box, wanted.used)
-        first = Held(held.box[sources], held.term[sources], held.terms[sources])
-        second = Wanted(wanted.box[targets], wanted.used[targets])
+        sources, source_of = _distinct_grids(held.box, held.term)
+        targets, target_of = _distinct_grids(wanted.box, wanted.used)
+        first = HeldRegions(held.box[sources], held.term[sources], held.terms[sources])
+        second = ReadRegions(wanted.box[targets], wanted.used[targets])
         rows, columns = len(sources), len(targets)
         s, t = np.divmod(np.arange(rows * columns), columns)
         table = self._pairs(first, second, s, t, factors, itemsize).reshape(rows, columns)
         return table[np.ix_(source_of, target_of)]
 
-    def inside(self, held: Held, wanted: Wanted, factors: Factors, itemsize: int) -> Floats:
+    def inside(
+        self, held: HeldRegions, wanted: ReadRegions, factors: Factors, itemsize: int
+    ) -> Floats:
         """Seconds for every row of one with the same row of the other."""
         if (held.terms == 1).all() and np.array_equal(held.box, wanted.box):
             return np.zeros(len(held.box))
@@ -91,7 +96,13 @@ class Exchanges:
         return self._pairs(held, wanted, each, each, factors, itemsize)
 
     def _pairs(
-        self, held: Held, wanted: Wanted, s: Ints, t: Ints, factors: Factors, itemsize: int
+        self,
+        held: HeldRegions,
+        wanted: ReadRegions,
+        s: Ints,
+        t: Ints,
+        factors: Factors,
+        itemsize: int,
     ) -> Floats:
         if (held.terms == 1).all():
             return self._moved(held, wanted, s, t, itemsize)[0]
@@ -105,25 +116,31 @@ class Exchanges:
         return seconds
 
     def _reduced(
-        self, held: Held, wanted: Wanted, s: Ints, t: Ints, factors: Factors, itemsize: int
+        self,
+        held: HeldRegions,
+        wanted: ReadRegions,
+        s: Ints,
+        t: Ints,
+        factors: Factors,
+        itemsize: int,
     ) -> Floats:
         """Term by term, or by way of a layout."""
         seconds, moved = self._moved(held, wanted, s, t, itemsize)
         partial = (held.terms[s] > 1) & (moved > 0)
         if not partial.any():
             return seconds
-        layout = _spread(held, factors)
+        layout = _reduced_onto_holders(held, factors)
         rows = np.arange(len(held.box))
-        first, first_bytes = self._moved(held, _want(layout), rows, rows, itemsize)
+        first, first_bytes = self._moved(held, _as_read(layout), rows, rows, itemsize)
         second, second_bytes = self._moved(layout, wanted, s, t, itemsize)
         less = partial & (first_bytes[s] + second_bytes < moved)
         return np.where(less, first[s] + second, seconds)
 
     def _moved(
-        self, held: Held, wanted: Wanted, s: Ints, t: Ints, itemsize: int
+        self, held: HeldRegions, wanted: ReadRegions, s: Ints, t: Ints, itemsize: int
     ) -> tuple[Floats, Floats]:
-        found: tuple[Floats, Floats] = _exchange(
-            held.box, held.term, _leaders(held.box, held.term), wanted.box, wanted.used, s, t,
+        found: tuple[Floats, Floats] = _exchange_rows(
+            held.box, held.term, _first_holders(held.box, held.term), wanted.box, wanted.used, s, t,
             itemsize, self.latency, self.slowness, self.start, self.link, self.pace, self.mode,
         )  # fmt: skip
         return found
@@ -160,7 +177,7 @@ class Exchanges:
         return found
 
 
-def _distinct(*columns: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
+def _distinct_grids(*columns: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
     """The rows that differ, and for every row which of them it is."""
     rows = len(columns[0])
     numbers: dict[bytes, int] = {}
@@ -176,7 +193,7 @@ def _distinct(*columns: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
 
 
 @compiled
-def _leaders(box: Ints, term: Ints) -> Ints:
+def _first_holders(box: Ints, term: Ints) -> Ints:
     """For every row and device the first device that has the same copy; -1 where it has none."""
     rows, count = term.shape
     leaders = np.full((rows, count), -1)
@@ -193,7 +210,7 @@ def _leaders(box: Ints, term: Ints) -> Ints:
     return leaders
 
 
-def _spread(held: Held, factors: Factors) -> Held:
+def _reduced_onto_holders(held: HeldRegions, factors: Factors) -> HeldRegions:
     """Each row reduced onto all its holders, along the first atom that is long enough."""
     box, term = np.zeros_like(held.box), np.full_like(held.term, -1)
     for row, terms in enumerate(held.term):
@@ -206,15 +223,15 @@ def _spread(held: Held, factors: Factors) -> Held:
             len(owners), len(factors), 2
         )
         term[row, owners] = 0
-    return Held(box, term, np.ones_like(held.terms))
+    return HeldRegions(box, term, np.ones_like(held.terms))
 
 
-def _want(held: Held) -> Wanted:
-    return Wanted(held.box, held.term >= 0)
+def _as_read(held: HeldRegions) -> ReadRegions:
+    return ReadRegions(held.box, held.term >= 0)
 
 
 @compiled
-def _exchange(  # type: ignore[no-untyped-def]
+def _exchange_rows(  # type: ignore[no-untyped-def]
     box, term, leader, want, used, s, t, itemsize, latency, slowness, start, link, pace, mode
 ):
     """Seconds and bytes of the exchanges from row s[k] of what is held to row t[k] of what is
@@ -227,7 +244,7 @@ def _exchange(  # type: ignore[no-untyped-def]
     for k in range(n):
         row, column = s[k], t[k]
         if row != last:
-            last, many = row, _copies(leader[row], firsts, after)
+            last, many = row, _list_copies(leader[row], firsts, after)
         busy[:], hands[:] = 0.0, 0.0
         late, total = 0.0, 0.0
         for b in range(count):
@@ -264,7 +281,7 @@ def _exchange(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _copies(leader, firsts, after):  # type: ignore[no-untyped-def]
+def _list_copies(leader, firsts, after):  # type: ignore[no-untyped-def]
     """Writes the first holder of every copy, and for every copy and device the holder from which
     the device fetches it: itself or the next one; how many copies there are."""
     count, many = len(leader), 0

@@ -1,4 +1,6 @@
-"""Layers: the unit that optcnn decides. A forward Op with what is done along with it.
+"""layers: the Ops of a step in layers, the units that optcnn decides.
+
+In: a Space. Out: Layers, each with the axes along which all of its Ops can be cut.
 
 A layer is one forward Op, the Ops after it that read nothing but what it leaves and can be cut as
 it is (activations, normalisations, views, losses), the Ops before it that prepare its state or make
@@ -19,19 +21,16 @@ over are labels too.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from apportion.describe import Affine, Factors, Quotient, Refused, full, part_range
-from apportion.graph import BACKWARD, FORWARD, INPUT, PARAMETER, UPDATE, Arg, Graph
-from apportion.split import Call, Space
+from apportion.graph import BACKWARD, FORWARD, INPUT, PARAMETER, UPDATE, Graph
+from apportion.split import AxisEffects, Space
 
 UNMAPPED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class LayerAxis:
     """An axis along which a layer can be cut. `classes` are its own and those of its windows;
     `reduced` says that the layer's first Op sums over it."""
 
@@ -49,189 +48,39 @@ class Layer:
 
     name: str
     ops: tuple[int, ...]
-    labels: tuple[Label, ...]
+    labels: tuple[LayerAxis, ...]
     positions: tuple[tuple[int, ...], ...]
     loop: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """What a cut of one axis does to the atoms of inputs and outputs: (place, atom) pairs.
-
-    cut      aligned: the parts have the atom's parts
-    window   read in other ranges, such as those of a window
-    left     of outputs, aligned
-    partial  outputs that become partial values
-    partly   whether the Op reads less than the whole of an input, whatever is cut, as a slice does
-    divides  whether each part has its share of the operations; else each has all
-    """
-
-    cut: tuple[tuple[int, int], ...]
-    window: tuple[tuple[int, int], ...]
-    left: tuple[tuple[int, int], ...]
-    partial: tuple[int, ...]
-    partly: bool
-    divides: bool
-
-
-class Hits:
-    """What the axes of Ops do, each found by one Split in two.
-
-    Equal Ops share it. So do those that differ in nothing but extents, if they read no windows or
-    slices: where these are depends on extents. Whether the cuts that are chosen in the end are
-    legal is asked of each Op by itself.
-    """
-
-    def __init__(self, space: Space) -> None:
-        self.space = space
-        self.known: dict[tuple[int, int], Hit | None] = {}
-        self._flops: dict[int, float] = {}
-        self._read: dict[int, dict[str, list[tuple[int, int]]]] = {}
-        self._rates: dict[object, list[float]] = {}
-        self._forms: dict[int, object] = {}
-        self._alike: dict[tuple[object, int], Hit] = {}
-
-    def of(self, op: int, position: int) -> Hit | None:
-        """None if the axis cannot be cut."""
-        call = self.space.call_ids[op]
-        key = (call, position)
-        if key not in self.known:
-            form = self._form_of(op)
-            found = self._alike.get((form, position))
-            if found is None or self.space.axes(op)[position].extent < 2:
-                found = self._find(op, position)
-                if found is not None and not found.window and not found.partly:
-                    self._alike[form, position] = found
-            self.known[key] = found
-        return self.known[key]
-
-    def flops(self, op: int) -> float:
-        """Operations of a whole Op. Where they are proportional to its extents in two Ops of one
-        form, and there are no windows, they are in all."""
-        call = self.space.call_ids[op]
-        if call not in self._flops:
-            volume = math.prod(axis.extent for axis in self.space.axes(op))
-            rates = self._rates.setdefault(self._form_of(op), [])
-            if len(rates) == 2 and math.isclose(*rates, rel_tol=1e-12):
-                self._flops[call] = rates[0] * volume
-            else:
-                whole = self.space.split(op, [1] * len(self.space.axes(op)))
-                self._flops[call] = whole.parts[0].flops
-                if len(rates) < 2 and volume and not self._windows(op):
-                    rates.append(self._flops[call] / volume)
-        return self._flops[call]
-
-    def _form_of(self, op: int) -> object:
-        call = self.space.call_ids[op]
-        found = self._forms.get(call)
-        if found is None:
-            found = self._forms[call] = _form(self.space.calls[op])
-        return found
-
-    def _find(self, op: int, position: int) -> Hit | None:
-        axes = self.space.axes(op)
-        if axes[position].extent < 2:
-            return None
-        try:
-            split = self.space.split(op, [2 if k == position else 1 for k in range(len(axes))])
-        except Refused:
-            return None
-        graph, first, second = self.space.graph, *split.parts
-        cut: list[tuple[int, int]] = []
-        window: list[tuple[int, int]] = []
-        left: list[tuple[int, int]] = []
-        partly = False
-        for place, value in enumerate(graph.ops[op].inputs):
-            pair = (first.inputs[place], second.inputs[place])
-            factors = self.space.factors(value)
-            for atom, halved in _touched(factors, *pair):
-                if pair[0][atom] == pair[1][atom]:
-                    partly = True
-                else:
-                    aligned = halved and factors[atom] == axes[position].extent
-                    (cut if aligned else window).append((place, atom))
-        names = [name for name, factors in self.space.calls[op].axes for _ in factors]
-        read = self._windows(op).get(names[position], ())
-        window += [end for end in dict.fromkeys(read) if end not in cut + window]
-        for place, value in enumerate(graph.ops[op].outputs):
-            pair = (first.outputs[place], second.outputs[place])
-            left += [(place, atom) for atom, _ in _touched(self.space.factors(value), *pair)]
-        partial = tuple(k for k, terms in enumerate(split.terms) if terms > 1)
-        divides = first.flops + second.flops < 1.5 * self.flops(op)
-        return Hit(tuple(cut), tuple(window), tuple(left), partial, partly, divides)
-
-    def _windows(self, op: int) -> dict[str, list[tuple[int, int]]]:
-        """For every axis along which windows are read the atoms of inputs that they read: two
-        halves may both read all."""
-        call = self.space.call_ids[op]
-        found = self._read.get(call)
-        if found is not None:
-            return found
-        found = self._read[call] = {}
-        formula = self.space.formulas[op]
-        for access in () if formula is None else formula.accesses:
-            at = 0
-            dims = self.space.calls[op].inputs[access.tensor]
-            for index, factors in zip(access.index, dims, strict=True):
-                for item in index:
-                    if isinstance(item, Affine | Quotient) and len(item.terms) > 1:
-                        atoms = [(access.tensor, at + k) for k in range(len(factors))]
-                        for name, _ in item.terms:
-                            found.setdefault(name, []).extend(atoms)
-                at += len(factors)
-        return found
-
-
-def _form(call: Call) -> object:
-    """A call but for its extents: operator, arguments, and how many atoms dims and axes have."""
-    shapes: dict[tuple[Arg, ...], int] = {}
-    for k, dims in enumerate(call.outputs):
-        shapes[tuple([math.prod(factors) for factors in dims])] = -1 - k
-    args = tuple([shapes.get(a, a) if isinstance(a, tuple) else a for a in call.args])
-    ends = tuple([tuple([len(d) for d in dims]) for dims in (*call.inputs, *call.outputs)])
-    axes = tuple([(name, len(factors)) for name, factors in call.axes])
-    return call.kind, args, len(call.inputs), ends, axes, id(call.body)
-
-
-def _touched(factors: Factors, first: object, second: object) -> Iterator[tuple[int, bool]]:
-    """The atoms that two parts do not both have whole, and whether each has its half."""
-    whole = full(factors)
-    if first == whole and second == whole:
-        return
-    for atom, factor in enumerate(factors):
-        pair = (first[atom], second[atom])  # type: ignore[index]
-        if pair != (whole[atom], whole[atom]):
-            yield atom, pair == (part_range(factor, 2, 0), part_range(factor, 2, 1))
-
-
-def find_layers(space: Space, apart: bool = False) -> tuple[list[Layer], Hits]:
+def find_layers(space: Space, apart: bool = False) -> tuple[list[Layer], AxisEffects]:
     """Every Op in one layer; layers are in the order of their first Ops."""
-    finder = _Finder(space, apart)
+    finder = _LayerFinder(space, apart)
     finder.forward()
     finder.backward()
     finder.feeders()
-    return finder.layers(), finder.hits
+    return finder.layers(), finder.effects
 
 
 @dataclass
-class _Growing:
+class _OpenLayer:
     """A layer in the making. `marks` has the labels of Values' atoms, {value: {atom: label}}."""
 
     name: str
-    labels: list[Label]
+    labels: list[LayerAxis]
     loop: int
     ops: list[int] = field(default_factory=list)
     positions: list[tuple[int, ...]] = field(default_factory=list)
     marks: dict[int, dict[int, int]] = field(default_factory=dict)
 
 
-class _Finder:
+class _LayerFinder:
     def __init__(self, space: Space, apart: bool) -> None:
         self.space = space
         self.apart = apart
         self.graph: Graph = space.graph
-        self.hits = Hits(space)
-        self.found: list[_Growing] = []
+        self.effects = AxisEffects(space)
+        self.found: list[_OpenLayer] = []
         self.home = [-1] * len(self.graph.ops)
         self.leaves: dict[int, frozenset[int]] = {}  # of Values that come from no layer
         self.begun: dict[tuple[object, ...], int] = {}  # layers by the line of their first Op
@@ -358,21 +207,23 @@ class _Finder:
         statistic = len(others) == 1 and not self._reads_parameter(index)
         labels, positions = [], []
         for position, axis in enumerate(self.space.axes(index)):
-            hit = self.hits.of(index, position)
-            if hit is None:
+            effect = self.effects.of(index, position)
+            if effect is None:
                 continue
-            reduced = bool(hit.partial or not hit.left) and not statistic
+            reduced = (effect.is_partial or not effect.written) and not statistic
             if reduced and not self.apart:
                 continue
             classes = {axis.group}
-            for place, atom in hit.window:
+            for place, atom in effect.windows:
                 classes.add(self.space.atoms.value_classes[op.inputs[place]][atom])
-            labels.append(Label(axis.name, axis.extent, axis.group, frozenset(classes), reduced))
+            labels.append(
+                LayerAxis(axis.name, axis.extent, axis.group, frozenset(classes), reduced)
+            )
             positions.append(position)
-        self.found.append(_Growing(op.name, labels, loop))
+        self.found.append(_OpenLayer(op.name, labels, loop))
         self._add(index, len(self.found) - 1, tuple(positions))
 
-    def _widen(self, index: int, layer: _Growing) -> None:
+    def _widen(self, index: int, layer: _OpenLayer) -> None:
         """Labels of windows are also the axes of the gradient of what these read: it may be of
         classes of its own, since nothing ties it to the Value."""
         first = layer.ops[0]
@@ -381,9 +232,9 @@ class _Finder:
             return
         dims, classes = self.space.atoms.dims, self.space.atoms.value_classes
         for number, label in enumerate(layer.labels):
-            hit = self.hits.of(first, layer.positions[0][number])
-            window = () if hit is None else hit.window
-            read = [(self.graph.ops[first].inputs[place], atom) for place, atom in window]
+            effect = self.effects.of(first, layer.positions[0][number])
+            windows = () if effect is None else effect.windows
+            read = [(self.graph.ops[first].inputs[place], atom) for place, atom in windows]
             more = {classes[v][a] for x, a in read for v in op.outputs if dims[v] == dims[x]}
             if not more <= label.classes:
                 layer.labels[number] = replace(label, classes=label.classes | more)
@@ -395,18 +246,14 @@ class _Finder:
         growing.positions.append(positions)
         op = self.graph.ops[index]
         for label, position in enumerate(positions):
-            hit = None if position == UNMAPPED else self.hits.of(index, position)
-            if hit is None:
-                continue
-            marked = [(op.inputs[place], atom) for place, atom in hit.cut]
-            marked += [(op.outputs[place], atom) for place, atom in hit.left]
-            for value, atom in marked:
+            effect = None if position == UNMAPPED else self.effects.of(index, position)
+            for value, atom in [] if effect is None else effect.atoms_cut(op):
                 growing.marks.setdefault(value, {}).setdefault(atom, label)
         if op.phase == FORWARD:
             for value in op.inputs:
                 self._mark_back(value, growing)
 
-    def _mark_back(self, value: int, growing: _Growing) -> None:
+    def _mark_back(self, value: int, growing: _OpenLayer) -> None:
         """Labels go back through what prepares a parameter to the parameter itself: backward Ops
         may read that, and a square one has two axes of one class."""
         made = self.graph.producer[value]
@@ -415,39 +262,40 @@ class _Finder:
             return
         index, place = made
         for position in range(len(self.space.axes(index))):
-            hit = self.hits.of(index, position)
-            if hit is None:
+            effect = self.effects.of(index, position)
+            if effect is None:
                 continue
-            found = {marks[atom] for k, atom in hit.left if k == place and atom in marks}
+            found = {marks[atom] for k, atom in effect.written if k == place and atom in marks}
             if len(found) == 1:
-                for k, atom in hit.cut:
+                for k, atom in effect.aligned:
                     before = growing.marks.setdefault(self.graph.ops[index].inputs[k], {})
                     before.setdefault(atom, min(found))
         for before_value in self.graph.ops[index].inputs:
             self._mark_back(before_value, growing)
 
-    def _joining(self, index: int, layer: _Growing) -> tuple[int, ...] | None:
+    def _joining(self, index: int, layer: _OpenLayer) -> tuple[int, ...] | None:
         """The axes of a forward Op that are the labels of a layer, if it can be cut as what it
         reads of the layer is: along every labelled atom. With a parameter it must neither reduce
         along these nor have other axes of its own: then it is a layer."""
         positions = self._mapped(index, layer)
         op = self.graph.ops[index]
-        hits = [None if p == UNMAPPED else self.hits.of(index, p) for p in positions]
+        effects = [None if p == UNMAPPED else self.effects.of(index, p) for p in positions]
         for place, value in enumerate(op.inputs):
             for atom, label in layer.marks.get(value, {}).items():
-                hit = hits[label]
-                if self._source(value) >= 0 and (hit is None or (place, atom) not in hit.cut):
+                effect = effects[label]
+                aligned = effect is not None and (place, atom) in effect.aligned
+                if self._source(value) >= 0 and not aligned:
                     return None
         if self._reads_parameter(index):
             free = (k for k in range(len(self.space.axes(index))) if k not in positions)
-            also = (self.hits.of(index, k) for k in free)
-            if any(hit is not None and hit.partial for hit in hits) or any(
-                h and h.left for h in also
-            ):
+            others = [self.effects.of(index, k) for k in free]
+            if any(effect is not None and effect.is_partial for effect in effects):
+                return None
+            if any(effect is not None and effect.written for effect in others):
                 return None
         return positions
 
-    def _mapped(self, index: int, layer: _Growing) -> tuple[int, ...]:
+    def _mapped(self, index: int, layer: _OpenLayer) -> tuple[int, ...]:
         """For every label the axis of an Op that it is, or UNMAPPED."""
         axes = self.space.axes(index)
         taken: set[int] = set()
@@ -456,7 +304,7 @@ class _Finder:
             able = [
                 k
                 for k, axis in enumerate(axes)
-                if axis.group in meant.classes and k not in taken and self.hits.of(index, k)
+                if axis.group in meant.classes and k not in taken and self.effects.of(index, k)
             ]
             own = [k for k in able if axes[k].group == meant.own] or able
             best = UNMAPPED
@@ -468,12 +316,10 @@ class _Finder:
             found.append(best)
         return tuple(found)
 
-    def _linked(self, index: int, position: int, label: int, layer: _Growing) -> int:
+    def _linked(self, index: int, position: int, label: int, layer: _OpenLayer) -> int:
         """How many atoms that the label has already an axis cuts, less those of other labels."""
-        hit = self.hits.of(index, position)
-        assert hit is not None
-        op = self.graph.ops[index]
-        touched = [(op.inputs[place], atom) for place, atom in hit.cut]
-        touched += [(op.outputs[place], atom) for place, atom in hit.left]
-        marks = [layer.marks.get(value, {}).get(atom) for value, atom in touched]
+        effect = self.effects.of(index, position)
+        assert effect is not None
+        cut = effect.atoms_cut(self.graph.ops[index])
+        marks = [layer.marks.get(value, {}).get(atom) for value, atom in cut]
         return sum(1 if mark == label else -1 for mark in marks if mark is not None)

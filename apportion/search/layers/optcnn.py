@@ -1,5 +1,7 @@
 """optcnn: one grid of parts for every layer, for the smallest sum of seconds, exactly.
 
+In: a Problem. Out: the Strategy that minimises
+
     t_O = sum over layers l   t_C(l, c_l) + t_S(l, c_l)
         + sum over edges      t_X(e, c_source, c_target)
 
@@ -7,8 +9,8 @@ A layer (layers.py) is cut along axes that index its output. A grid c has parts 
 product divides the number of devices and which lie on devices 0, 1, ... in order, the last axis
 fastest; fewer devices than all are allowed. t_C adds up, over the Ops of the layer, forward,
 backward and update, what the slowest part takes by the CostModel. t_S and t_X are the exchanges
-(exchange.py) of what a layer reads of itself (partial gradients of weights, statistics) and of each
-other layer, forward and backward; a Value that several Ops of a layer read is fetched once.
+(exchange_seconds.py) of what a layer reads of itself (partial gradients of weights, statistics) and
+of each other layer, forward and backward; a Value that several Ops of a layer read is fetched once.
 
 The sum is a table per layer and one per pair of layers that exchange something, and its minimum is
 found by variable elimination (eliminate.py). On series-parallel graphs that is the paper's node and
@@ -27,12 +29,12 @@ from random import Random
 from time import monotonic
 
 from apportion.lower import lower
-from apportion.search.layers.summed_seconds import MOST_AXES, Costs, most_grids
+from apportion.search.layers.summed_seconds import SummedSeconds, most_grids
 from apportion.search.problem import Problem, Progress, SearchResult
-from apportion.search.tables.ascend import messages
+from apportion.search.tables.ascend import pass_messages
 from apportion.search.tables.eliminate import Energy, TooWide, descend, eliminate
 from apportion.simulate import simulate
-from apportion.split import Strategy
+from apportion.split import MOST_AXES, Strategy
 
 WIDEST = 20_000_000  # entries of a table of the elimination
 DESCENTS = 20
@@ -42,16 +44,16 @@ ROOM = 2  # a plan whose state and saved activations fit this many times is take
 
 def optcnn(problem: Problem, *, budget: float = 30.0, seed: int = 0) -> SearchResult:
     """The best grid of every layer by summed seconds; exact unless a note says otherwise."""
-    return _solved(Costs(problem), budget, seed)
+    return _search(SummedSeconds(problem), budget, seed)
 
 
 def optcnn_paper(problem: Problem, *, budget: float = 30.0, seed: int = 0) -> SearchResult:
     """The same under the paper's costs: transfers add up, weights go to a parameter server."""
-    return _solved(Costs(problem, paper=True), budget, seed)
+    return _search(SummedSeconds(problem, paper=True), budget, seed)
 
 
 @dataclass(frozen=True)
-class Found:
+class GridSolution:
     """A legal grid for every layer (its row), their summed seconds, and a bound on all others."""
 
     rows: list[int]
@@ -60,10 +62,10 @@ class Found:
     exact: bool
 
 
-def _solved(costs: Costs, budget: float, seed: int) -> SearchResult:
+def _search(costs: SummedSeconds, budget: float, seed: int) -> SearchResult:
     problem, end = costs.problem, monotonic() + budget
     found = minimise(costs, costs.energy, end, seed)
-    problem.tell(Progress("optcnn", found.seconds, found.bound))
+    problem.report_progress(Progress("optcnn", found.seconds, found.bound))
     notes = []
     if not found.exact:
         gap = found.seconds / found.bound - 1 if found.bound > 0 else float("inf")
@@ -79,25 +81,25 @@ def _solved(costs: Costs, budget: float, seed: int) -> SearchResult:
         )
     strategy = costs.strategy(found.rows)
     if problem.memory_limit is not None:
-        strategy, more = _within(costs, found, strategy, end, seed)
+        strategy, more = _within_memory(costs, found, strategy, end, seed)
         notes += more
     return SearchResult(strategy, found.bound, _bound_of(costs), tuple(notes))
 
 
-def _bound_of(costs: Costs) -> str:
+def _bound_of(costs: SummedSeconds) -> str:
     return (
         "summed seconds of compute, transfers and synchronisation, over one grid for each of "
         f"{len(costs.layers)} layers, cut along at most {MOST_AXES} axes that index its output"
     )
 
 
-def minimise(costs: Costs, energy: Energy, end: float, seed: int) -> Found:
+def minimise(costs: SummedSeconds, energy: Energy, end: float, seed: int) -> GridSolution:
     """The least sum over legal grids. A grid whose Ops cannot be cut along all of its axes at once
     is found out when it is chosen, and then costs more than everything else."""
     energy = replace(energy, unary=list(energy.unary))
     dear = energy.value([0] * len(energy.sizes)) + 1.0
     while True:
-        found = _least(energy, end, seed)
+        found = _minimise_energy(energy, end, seed)
         wrong = costs.illegal(found.rows)
         if not wrong:
             return found
@@ -106,24 +108,24 @@ def minimise(costs: Costs, energy: Energy, end: float, seed: int) -> Found:
             energy.unary[layer][found.rows[layer]] = dear
 
 
-def _least(energy: Energy, end: float, seed: int) -> Found:
+def _minimise_energy(energy: Energy, end: float, seed: int) -> GridSolution:
     try:
         rows, seconds = eliminate(energy, WIDEST)
-        return Found(rows, seconds, seconds, True)
+        return GridSolution(rows, seconds, seconds, True)
     except TooWide:
         rng = Random(seed)
         starts = [[0] * len(energy.sizes), [n - 1 for n in energy.sizes]]
         starts += [[rng.randrange(n) for n in energy.sizes] for _ in range(DESCENTS)]
         start, _ = min((descend(energy, start) for start in starts), key=lambda found: found[1])
-        best = messages(energy, deadline=end, start=start)
-        return Found(best.choice, best.value, best.bound, best.optimal)
+        best = pass_messages(energy, deadline=end, start=start)
+        return GridSolution(best.choice, best.value, best.bound, best.optimal)
 
 
 # Memory
 
 
-def _within(
-    costs: Costs, found: Found, strategy: Strategy, end: float, seed: int
+def _within_memory(
+    costs: SummedSeconds, found: GridSolution, strategy: Strategy, end: float, seed: int
 ) -> tuple[Strategy, list[str]]:
     """The strategy of the fewest summed seconds that is found to fit the memory limit.
 
@@ -136,7 +138,7 @@ def _within(
     least = min(problem.memory_limit)
     if ROOM * sum(float(k[row]) for k, row in zip(kept, found.rows, strict=True)) <= least:
         return strategy, []
-    over = _over(problem, strategy)
+    over = _bytes_over_limit(problem, strategy)
     if over <= 0:
         return strategy, []
     nearest, fitting, seconds = (over, strategy), None, 0.0
@@ -147,7 +149,7 @@ def _within(
         unary = [u + price * k for u, k in zip(costs.energy.unary, kept, strict=True)]
         rows = minimise(costs, replace(costs.energy, unary=unary), end, seed).rows
         tried, value = costs.strategy(rows), costs.energy.value(rows)
-        over = _over(problem, tried)
+        over = _bytes_over_limit(problem, tried)
         nearest = min(nearest, (over, tried), key=lambda pair: pair[0])
         if over <= 0:
             high = price
@@ -166,7 +168,7 @@ def _within(
     return nearest[1], ["optcnn: no grids were found that fit the memory limit"]
 
 
-def _over(problem: Problem, strategy: Strategy) -> int:
+def _bytes_over_limit(problem: Problem, strategy: Strategy) -> int:
     """By how many bytes a plan exceeds the limit of the device where that is most."""
     tasks = lower(problem.space, strategy, problem.devices)
     peaks = simulate(tasks, problem.cluster, problem.cost).peak_bytes

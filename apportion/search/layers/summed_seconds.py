@@ -1,4 +1,7 @@
-"""The summed seconds of a step, t_O, as tables: one per layer and one per pair of layers.
+"""summed_seconds: the summed seconds of a step, t_O, as tables over the grids of layers.
+
+In: a Problem. Out: an Energy with a table per layer and one per pair of layers that exchange
+Values, and the Strategy of any choice of grids.
 
 For every layer (layers.py) its grids; for every Op of it, every Value that it touches and every
 grid the region that each device has of that Value. A grid cuts an Op along several axes at once;
@@ -8,30 +11,36 @@ of as many as needed where windows overlap). Equal Ops in equal grids share ever
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from apportion.columns import (
+    Bools,
     Floats,
     Ints,
 )
 from apportion.describe import lookup, part_range
 from apportion.graph import BACKWARD, FORWARD, UPDATE
 from apportion.machine import compute_seconds
-from apportion.search.layers.exchange_seconds import Exchanges, Held, Wanted
+from apportion.search.layers.exchange_seconds import ExchangeSeconds, HeldRegions, ReadRegions
 from apportion.search.layers.layers import UNMAPPED, find_layers
 from apportion.search.problem import Problem
 from apportion.search.tables.eliminate import Energy, Table
-from apportion.split import Choice, Strategy
+from apportion.split import (
+    PARTIAL,
+    Choice,
+    Grid,
+    Strategy,
+    axes_cut,
+    divisors,
+    one_cut,
+    part_grids,
+)
 
-Bools = npt.NDArray[np.bool_]
-Key = tuple[int, tuple[int, ...], int]  # an Op's call, its positions, its layer's grids
+RegionKey = tuple[int, tuple[int, ...], int]  # an Op's call, its positions, its layer's grids
 
-MOST_AXES = 3  # of a layer that are cut at once
 MOST_GRIDS, LEAST_GRIDS = 96, 12  # of a layer, on 64 devices or fewer and on very many
 
 
@@ -42,7 +51,7 @@ def most_grids(devices: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Grids:
+class LayerGrids:
     """The grids that a layer may be cut by, a row each.
 
     degrees  rows x labels: parts
@@ -60,24 +69,17 @@ class Grids:
         return len(self.degrees)
 
 
-def grids_of(extents: Sequence[int], devices: int, replicated: bool = True) -> Grids:
+def layer_grids(extents: Sequence[int], devices: int, replicated: bool = True) -> LayerGrids:
     """All grids over axes of these extents; the last is whole on all devices, if `replicated`.
 
     Of too many those on the most devices with the fewest cut axes are kept.
     """
-    divisors = _divisors(devices)
-    found: list[tuple[int, ...]] = [()]
-    for extent in extents:
-        found = [
-            (*row, d)
-            for row in found
-            for d in divisors
-            if d <= extent
-            and devices % (math.prod(row) * d) == 0
-            and sum(n > 1 for n in (*row, d)) <= MOST_AXES
-        ]
-    whole, *cut = found
-    cut.sort(key=lambda row: (-math.prod(row), sum(n > 1 for n in row)))
+    whole = (1,) * len(extents)
+    cut = [
+        grid
+        for count in divisors(devices)[:0:-1]
+        for grid in sorted(part_grids(extents, count), key=axes_cut)
+    ]
     kept = cut[: most_grids(devices) - 2]
     rows = [whole, *kept]
     if replicated and devices > 1:
@@ -91,14 +93,10 @@ def grids_of(extents: Sequence[int], devices: int, replicated: bool = True) -> G
     for label in range(len(extents) - 1, -1, -1):
         index[:, :, label] = rest % degrees[:, None, label]
         rest = rest // degrees[:, None, label]
-    return Grids(degrees, index, used, len(cut) - len(kept))
+    return LayerGrids(degrees, index, used, len(cut) - len(kept))
 
 
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
-
-
-class Costs:
+class SummedSeconds:
     """The layers of a step, their grids, and t_O as an Energy with a variable for each layer."""
 
     def __init__(self, problem: Problem, paper: bool = False) -> None:
@@ -106,20 +104,20 @@ class Costs:
         self.space = problem.space
         self.graph = problem.space.graph
         self.after = dict(self.graph.state)
-        divisors = _divisors(problem.devices)
+        counts = divisors(problem.devices)
         self.slots: Ints = np.zeros(problem.devices + 1, np.int64)  # of numbers of parts, in tables
-        self.slots[divisors] = np.arange(len(divisors))
-        self.layers, self.hits = find_layers(self.space)
-        self.exchanges = Exchanges(problem.cluster, summed=paper)
-        self.grids: list[Grids] = []
+        self.slots[counts] = np.arange(len(counts))
+        self.layers, self.effects = find_layers(self.space)
+        self.exchanges = ExchangeSeconds(problem.cluster, summed=paper)
+        self.grids: list[LayerGrids] = []
         self._grids: dict[tuple[int, ...], int] = {}
         self._numbers: list[int] = []
-        kinds: list[Grids] = []
+        kinds: list[LayerGrids] = []
         for layer in self.layers:
             extents = tuple(label.extent for label in layer.labels)
             number = self._grids.setdefault(extents, len(kinds))
             if number == len(kinds):
-                kinds.append(grids_of(extents, problem.devices, replicated=not paper))
+                kinds.append(layer_grids(extents, problem.devices, replicated=not paper))
             self._numbers.append(number)
             self.grids.append(kinds[number])
         self.at = {
@@ -132,15 +130,15 @@ class Costs:
         self._tables: dict[int, Ints] = {}
         self._picks: dict[tuple[int, int], Ints] = {}
         self._ables: dict[tuple[int, int, int, int], Ints] = {}
-        self._boxes: dict[tuple[Key, int], Ints] = {}
-        self._choices: dict[tuple[Key, int], Choice] = {}
-        self._held: dict[tuple[Key, int], Held] = {}
+        self._boxes: dict[tuple[RegionKey, int], Ints] = {}
+        self._choices: dict[tuple[RegionKey, int], Choice] = {}
+        self._held_regions: dict[tuple[RegionKey, int], HeldRegions] = {}
         self.energy = Energy()
         self._fill()
 
     # What each device has of a Value, in every grid
 
-    def key(self, op: int) -> Key:
+    def key(self, op: int) -> RegionKey:
         """What the regions of an Op follow from."""
         layer, positions = self.at[op]
         return self.space.call_ids[op], positions, self._numbers[layer]
@@ -150,24 +148,24 @@ class Costs:
         key = (self.space.call_ids[op], position)
         if key not in self._degrees:
             extent, devices = self.space.axes(op)[position].extent, self.problem.devices
-            some = [d for d in _divisors(devices) if 1 < d <= extent]
-            hit = self.hits.of(op, position)
-            if hit is None:
+            some = [d for d in divisors(devices) if 1 < d <= extent]
+            effect = self.effects.of(op, position)
+            if effect is None:
                 some = []
-            elif hit.window:
+            elif effect.windows:
                 some = [d for d in some if self.space.allows(op, self._parts(op, position, d))]
             self._degrees[key] = some
         return self._degrees[key]
 
-    def _parts(self, op: int, position: int, degree: int) -> list[int]:
-        return [degree if k == position else 1 for k in range(len(self.space.axes(op)))]
+    def _parts(self, op: int, position: int, degree: int) -> Grid:
+        return one_cut(len(self.space.axes(op)), position, degree)
 
     def _aligned(self, extent: int) -> Ints:
         """Ranges by number of parts and part."""
         found = self._tables.get(extent)
         if found is None:
             found = self._tables[extent] = self._uncut(extent)
-            for degree in _divisors(self.problem.devices):
+            for degree in divisors(self.problem.devices):
                 if degree <= extent:
                     ranges = [part_range(extent, degree, k) for k in range(degree)]
                     found[self.slots[degree], :degree] = ranges
@@ -175,8 +173,8 @@ class Costs:
 
     def _uncut(self, extent: int) -> Ints:
         devices = self.problem.devices
-        counts = len(_divisors(devices))
-        return np.tile(np.array([0, extent], np.int64), (counts, devices, 1))
+        rows = len(divisors(devices))
+        return np.tile(np.array([0, extent], np.int64), (rows, devices, 1))
 
     def _picked(self, op: int, position: int, label: int, place: int, atom: int) -> Ints:
         """The ranges of an atom on all devices in all grids."""
@@ -201,12 +199,12 @@ class Costs:
         found = self._ranges.get(key)
         if found is not None:
             return found
-        hit = self.hits.of(op, position)
-        assert hit is not None
+        effect = self.effects.of(op, position)
+        assert effect is not None
         ends = self.graph.ops[op]
         value = ends.inputs[place] if place >= 0 else ends.outputs[-1 - place]
         extent = self.space.factors(value)[atom]
-        if (place, atom) not in hit.window:
+        if (place, atom) not in effect.windows:
             table = self._aligned(extent)
         else:
             table = self._uncut(extent)
@@ -238,11 +236,11 @@ class Costs:
             box[...] = whole.parts[0].inputs[place]
             cut = set(range(len(factors)))
         for label, position in enumerate(positions):
-            hit = None if position == UNMAPPED else self.hits.of(op, position)
-            if hit is None:
+            effect = None if position == UNMAPPED else self.effects.of(op, position)
+            if effect is None:
                 continue
-            touched = (*hit.cut, *hit.window) if place >= 0 else hit.left
-            for where, atom in touched:
+            cuts = (*effect.aligned, *effect.windows) if place >= 0 else effect.written
+            for where, atom in cuts:
                 if where == (place if place >= 0 else -1 - place):
                     mine = self._picked(op, position, label, place, atom)
                     if atom in cut:
@@ -256,10 +254,10 @@ class Costs:
 
     def _is_partly_read(self, op: int, positions: Sequence[int]) -> bool:
         """Whether the whole Op may read less than the whole of its inputs, as a slice does."""
-        hits = [self.hits.of(op, position) for position in positions if position != UNMAPPED]
-        return not hits or any(hit is not None and (hit.window or hit.partly) for hit in hits)
+        effects = [self.effects.of(op, position) for position in positions if position != UNMAPPED]
+        return not effects or any(e is not None and (e.windows or e.reads_slice) for e in effects)
 
-    def _able(self, op: int, position: int, grids: Grids, label: int) -> Ints:
+    def _able(self, op: int, position: int, grids: LayerGrids, label: int) -> Ints:
         """Parts of an axis in every grid: 1 where it cannot be cut into as many."""
         key = (self.space.call_ids[op], position, self._numbers[self.at[op][0]], label)
         found = self._ables.get(key)
@@ -270,26 +268,26 @@ class Costs:
             found = self._ables[key] = parts[grids.degrees[:, label]]
         return found
 
-    def held(self, op: int, place: int) -> Held:
+    def held_regions(self, op: int, place: int) -> HeldRegions:
         """What the parts of an Op leave of output `place`."""
         key = (self.key(op), place)
-        found = self._held.get(key)
+        found = self._held_regions.get(key)
         if found is not None:
             return found
         layer, positions = self.at[op]
         grids = self.grids[layer]
         term, terms = np.zeros(grids.used.shape, np.int64), np.ones(grids.rows, np.int64)
         for label, position in enumerate(positions):
-            hit = None if position == UNMAPPED else self.hits.of(op, position)
-            if hit is not None and place in hit.partial:
+            effect = None if position == UNMAPPED else self.effects.of(op, position)
+            if effect is not None and effect.outputs[place] == PARTIAL:
                 able = self._able(op, position, grids, label)
                 term = term * able[:, None] + grids.index[:, :, label] % able[:, None]
                 terms = terms * able
         term[~grids.used] = -1
-        made = self._held[key] = Held(self.boxes(op, -1 - place), term, terms)
+        made = self._held_regions[key] = HeldRegions(self.boxes(op, -1 - place), term, terms)
         return made
 
-    def wanted(self, reads: Iterable[tuple[int, int]]) -> Wanted:
+    def read_regions(self, reads: Iterable[tuple[int, int]]) -> ReadRegions:
         """What the Ops of one layer read of one Value, (op, place) each: the hull of all."""
         several = [(self.boxes(op, place), op) for op, place in reads]
         box, op = several[0]
@@ -297,7 +295,7 @@ class Costs:
             box = np.stack(
                 [np.minimum(box[..., 0], more[..., 0]), np.maximum(box[..., 1], more[..., 1])], -1
             )
-        return Wanted(box, self.grids[self.at[op][0]].used)
+        return ReadRegions(box, self.grids[self.at[op][0]].used)
 
     # The tables
 
@@ -310,7 +308,7 @@ class Costs:
             if source is None or not self.graph.values[value].nbytes:
                 continue
             here = self.at[source[0]][0]
-            held = self.held(*source)
+            held = self.held_regions(*source)
             for layer, reads in self.reads(value).items():
                 same = layer == here
                 ends = tuple(sorted({(self.key(op), place) for op, place in reads}))
@@ -318,7 +316,7 @@ class Costs:
                 key = (self.key(source[0]), source[1], ends, size, same)
                 if key not in known:
                     several = {(self.key(op), place): (op, place) for op, place in reads}
-                    wanted = self.wanted(several.values())
+                    wanted = self.read_regions(several.values())
                     between = self.exchanges.inside if same else self.exchanges.between
                     known[key] = between(held, wanted, self.space.factors(value), size)
                 if same:
@@ -345,7 +343,7 @@ class Costs:
 
     def _compute(self) -> list[Floats]:
         """For every layer and grid the sum over its Ops of what the slowest part takes."""
-        numbers: dict[tuple[Key, int], int] = {}
+        numbers: dict[tuple[RegionKey, int], int] = {}
         works: list[tuple[int, Floats, Floats, Bools]] = []
         of_op: list[int] = []
         for op in range(len(self.graph.ops)):
@@ -381,10 +379,10 @@ class Costs:
         description = lookup(ends.kind)
         if description is not None and description.alias:
             return nothing, nothing
-        flops = np.full(grids.used.shape, self.hits.flops(op))
+        flops = np.full(grids.used.shape, self.effects.flops(op))
         for label, position in enumerate(positions):
-            hit = None if position == UNMAPPED else self.hits.of(op, position)
-            if hit is not None and hit.divides:
+            effect = None if position == UNMAPPED else self.effects.of(op, position)
+            if effect is not None and effect.divides_work:
                 extent = self.space.axes(op)[position].extent
                 mine = self._pick(op, position, label, self._aligned(extent))
                 flops *= (mine[..., 1] - mine[..., 0]) / extent
@@ -450,7 +448,7 @@ class Costs:
 
     def illegal(self, rows: Sequence[int]) -> set[int]:
         """The layers some Op of which cannot be cut as their grid says."""
-        legal: dict[tuple[Key, int], bool] = {}
+        legal: dict[tuple[RegionKey, int], bool] = {}
         found = set()
         for op in range(len(self.graph.ops)):
             layer = self.at[op][0]

@@ -1,4 +1,7 @@
-"""placeto: the simulator of Placeto (Addanki et al., NeurIPS 2019), on the engine of `schedule`.
+"""placeto_simulator: the simulator of Placeto (Addanki et al., NeurIPS 2019).
+
+In: groups of operators and a device for each. Out: the step time and the peak memory. The engine is
+that of simulate/schedule.py.
 
 Groups of operators are placed whole. The rules and constants are those of the published code, where
 they were fitted to a p2.8xlarge of Amazon EC2:
@@ -36,7 +39,7 @@ LAST_NS = 1_000  # of a reader during which what it reads is not counted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Groups:
+class OpGroups:
     """What is placed: `edges` are rows (group, later group that wants its output)."""
 
     seconds: Floats  # n
@@ -50,7 +53,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class SimulatedPlacement:
     """A placement, simulated."""
 
     step_seconds: float
@@ -59,19 +62,21 @@ class Outcome:
     peak_bytes: tuple[int, ...]  # per device
 
 
-def simulate(groups: Groups, placement: Sequence[int], devices: int) -> Outcome:
+def simulate_placement(
+    groups: OpGroups, placement: Sequence[int], devices: int
+) -> SimulatedPlacement:
     """What Placeto's simulator says if group i runs on device placement[i]."""
     place = np.array(placement, np.int64)
     if len(place) != len(groups.seconds) or not ((place >= 0) & (place < devices)).all():
         raise ValueError(f"the placement does not give each group one of {devices} devices")
-    item, net = network(groups, place, devices)
+    item, net = queue_network(groups, place, devices)
     start, end = schedule_compiled(net)
     peaks = _peaks(groups, place, start[item], end[item], devices)
     last = int((end + net.hold).max(initial=0))
-    return Outcome(last / 1e9, start[item], end[item], peaks)
+    return SimulatedPlacement(last / 1e9, start[item], end[item], peaks)
 
 
-def network(groups: Groups, place: Ints, devices: int) -> tuple[Ints, Network]:
+def queue_network(groups: OpGroups, place: Ints, devices: int) -> tuple[Ints, Network]:
     """The item of each group, and all items: groups, each followed by the message it sends if any.
 
     Queue d is device d, queue devices + d the link that leaves it.
@@ -97,7 +102,7 @@ def network(groups: Groups, place: Ints, devices: int) -> tuple[Ints, Network]:
     return item, queued(queue, occupancy, hold, before, 2 * devices)
 
 
-def _peaks(groups: Groups, place: Ints, start: Ints, end: Ints, devices: int) -> tuple[int, ...]:
+def _peaks(groups: OpGroups, place: Ints, start: Ints, end: Ints, devices: int) -> tuple[int, ...]:
     made, wants = groups.edges.reshape(-1, 2).T
     gone = start.copy()
     np.maximum.at(gone, made, end[wants] - LAST_NS)

@@ -1,4 +1,6 @@
-"""How good tofu's partition is, proven: its first cut, and all its levels together.
+"""certificate: how good tofu's partition is, proven: its first cut, and all its levels together.
+
+In: a Problem and a budget. Out: two sentences, each with a gap that is proven.
 
 Both are compared with the bound of their joint sum over sites that no loop ties (exact.py). Bounds
 hold for grids of the factors named, every Op cut at every level where it can be, and for bytes as
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import time
 
-from apportion.search.levels.exact import certified
+from apportion.search.levels.exact import certify_levels
 from apportion.search.levels.level_costs import orders
 from apportion.search.levels.levels import recurse
 from apportion.search.levels.tofu import partition, sites_of
@@ -32,10 +34,10 @@ def certificates(problem: Problem, budget: float) -> list[tuple[str, Certificate
     levels = partition(problem)
     k = orders(problem.cluster)[0][0]
     first = recurse(sites_of(levels.sites.space), (k,))
-    found = [(f"one cut into {k}", certified(first, now + SHARE * budget))]
+    found = [(f"one cut into {k}", certify_levels(first, now + SHARE * budget))]
     if len(levels.factors) > 1:
         names = " x ".join(map(str, levels.factors))
-        found.append((f"levels of {names}", certified(levels, now + budget)))
+        found.append((f"levels of {names}", certify_levels(levels, now + budget)))
     return found
 
 

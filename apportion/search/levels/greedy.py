@@ -1,4 +1,6 @@
-"""Greedy partitions of the papers: one cut of everything into all devices, tensor by tensor.
+"""greedy: the greedy partitions of the papers, one cut of everything into all devices.
+
+In: a Problem. Out: the Strategy of one of two rules:
 
 allrow-greedy   every tensor is cut along its first dimension (the first that is long enough), and
                 each Op takes what is cheapest given that
@@ -13,35 +15,35 @@ tensors to decide on.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from apportion.search.levels.level_grids import result
-from apportion.search.levels.levels import Floats, Levels, fewest_bytes
+from apportion.columns import Bools, Floats, Ints
+from apportion.search.levels.level_grids import result_of_levels
+from apportion.search.levels.levels import Levels, fewest_bytes
 from apportion.search.levels.sites import OP
 from apportion.search.levels.tofu import sites_of
 from apportion.search.problem import Problem, SearchResult
-from apportion.search.tables.eliminate import Shared
+from apportion.search.tables.eliminate import SharedEnergy
 
 
 def allrow_greedy(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """All tensors along their first dimension, each Op its best."""
-    levels, shared, domains = _one_cut(problem)
+    levels, shared, domains = _single_level(problem)
     picks = np.zeros(len(shared.sizes), np.int64)  # choices are in the order of dimensions
-    near = _near(shared)
+    near = _neighbours(shared)
     for site in np.flatnonzero(levels.sites.kind == OP):
         costs = shared.tables[shared.unary[site]].copy()
         for other, table in near[site]:
             costs += table[:, picks[other]]
         picks[site] = int(costs.argmin())
     levels.take([0], domains, picks)
-    return result(levels)
+    return result_of_levels(levels)
 
 
 def spartan(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
     """Largest tensors first, each with the Ops around it."""
-    levels, shared, domains = _one_cut(problem)
+    levels, shared, domains = _single_level(problem)
     sites = levels.sites
-    near = _near(shared)
+    near = _neighbours(shared)
     picks = np.full(len(shared.sizes), -1, np.int64)
     values = sites.space.graph.values
     tensors = np.flatnonzero(sites.kind != OP)
@@ -52,25 +54,25 @@ def spartan(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchRe
             if picks[op] >= 0:
                 costs += table[:, picks[op]]
             else:
-                costs += (table + _given(shared, near, picks, op)).min(axis=1)
+                costs += (table + _costs_given(shared, near, picks, op)).min(axis=1)
         picks[tensor] = int(costs.argmin())
         for op, _ in near[tensor]:
             if picks[op] < 0:
-                picks[op] = int(_given(shared, near, picks, op).argmin())
+                picks[op] = int(_costs_given(shared, near, picks, op).argmin())
     for op in np.flatnonzero(picks < 0).tolist():
-        picks[op] = int(_given(shared, near, picks, op).argmin())
+        picks[op] = int(_costs_given(shared, near, picks, op).argmin())
     levels.take([0], domains, picks)
-    return result(levels)
+    return result_of_levels(levels)
 
 
-def _one_cut(problem: Problem) -> tuple[Levels, Shared, npt.NDArray[np.bool_]]:
+def _single_level(problem: Problem) -> tuple[Levels, SharedEnergy, Bools]:
     sites = sites_of(problem.space, shared=False)
     levels = Levels(sites, (problem.devices,), fewest_bytes(1))
     shared, domains = levels.energy([0])
     return levels, shared, domains
 
 
-def _near(shared: Shared) -> list[list[tuple[int, Floats]]]:
+def _neighbours(shared: SharedEnergy) -> list[list[tuple[int, Floats]]]:
     """Per site its neighbours and the tables towards them."""
     near: list[list[tuple[int, Floats]]] = [[] for _ in shared.sizes]
     for (a, b), table in zip(shared.edges.tolist(), shared.pairs, strict=True):
@@ -79,8 +81,8 @@ def _near(shared: Shared) -> list[list[tuple[int, Floats]]]:
     return near
 
 
-def _given(
-    shared: Shared, near: list[list[tuple[int, Floats]]], picks: npt.NDArray[np.int64], site: int
+def _costs_given(
+    shared: SharedEnergy, near: list[list[tuple[int, Floats]]], picks: Ints, site: int
 ) -> Floats:
     """What each choice of a site costs given those made."""
     costs: Floats = shared.tables[shared.unary[site]].copy()

@@ -1,4 +1,7 @@
-"""What a level costs on a cluster: orders of factors, seconds per byte, seconds per transfer.
+"""level_costs: what a level costs on a cluster.
+
+In: a Cluster. Out: the orders of factors worth trying, and per level the seconds of a byte and of a
+transfer.
 
 Devices are numbered host by host, and level 0 decides the highest digit of the device: the first
 levels cross the slowest links.

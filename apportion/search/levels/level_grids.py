@@ -1,4 +1,7 @@
-"""From levels to a Strategy: the cuts of all levels as grids over digits of the classes.
+"""level_grids: the cuts of all levels as grids over digits of the classes of atoms.
+
+In: Levels, all decided. Out: their Strategy, and its Space, in which classes are divided into
+digits.
 
 Digits of a class that every site cuts together are one: a batch that all levels cut is cut once,
 into all devices.
@@ -11,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from apportion.columns import Ints, distinct_rows
 from apportion.describe import Refused
-from apportion.search.levels.level_places import cuts, divided
-from apportion.search.levels.levels import Ints, Levels, intern
+from apportion.search.levels.level_places import even_and_uneven_levels, level_sets_of_classes
+from apportion.search.levels.levels import Levels
 from apportion.search.problem import SearchResult
 from apportion.split import Choice, Layout, Space, Strategy, whole
 
@@ -27,25 +31,25 @@ class _Digit:
     levels: tuple[int, ...]
 
 
-def strategy(levels: Levels) -> Strategy:
+def strategy_of_levels(levels: Levels) -> Strategy:
     """The Strategy of all levels."""
-    return _Maker(levels).strategy()[0]
+    return _StrategyBuilder(levels).strategy()[0]
 
 
-def result(levels: Levels, notes: tuple[str, ...] = ()) -> SearchResult:
+def result_of_levels(levels: Levels, notes: tuple[str, ...] = ()) -> SearchResult:
     """The Strategy of all levels, with its Space."""
-    return faithful(levels, notes)[0]
+    return checked_result(levels, notes)[0]
 
 
-def faithful(levels: Levels, notes: tuple[str, ...] = ()) -> tuple[SearchResult, bool]:
+def checked_result(levels: Levels, notes: tuple[str, ...] = ()) -> tuple[SearchResult, bool]:
     """As `result`; and whether every Op is cut as the levels say, so that their bytes are those
     of the Strategy."""
-    maker = _Maker(levels)
+    maker = _StrategyBuilder(levels)
     found, space = maker.strategy()
     return SearchResult(found, notes=notes, space=space), not maker.refused
 
 
-class _Maker:
+class _StrategyBuilder:
     def __init__(self, levels: Levels) -> None:
         self.levels = levels
         self.sites = levels.sites
@@ -54,7 +58,7 @@ class _Maker:
         self.picked = np.stack([c for c in levels.chosen if c is not None], axis=1)
         self.digits = self._digits()
         self.sign = self._signs()
-        self.row_of = intern(self.picked)[1].tolist()
+        self.row_of = distinct_rows(self.picked)[1].tolist()
         self.rows = self.picked.tolist()
         self.choices: dict[tuple[object, ...], Choice] = {}
         self.layouts: dict[tuple[object, ...], Layout] = {}
@@ -96,7 +100,9 @@ class _Maker:
         that a part of theirs is a range."""
         sites, levels = self.sites, self.levels
         cut = sites.classes[sites.at[:-1, None] + self.picked]
-        placed = cuts(sites, {n: self.picked[:, n] for n in range(len(levels.factors))})
+        placed = level_sets_of_classes(
+            sites, {n: self.picked[:, n] for n in range(len(levels.factors))}
+        )
         takers: dict[int, list[int]] = {}
         touched: dict[int, list[Ints]] = {}
         for level in range(len(levels.factors)):
@@ -109,7 +115,7 @@ class _Maker:
         found = {}
         for group, taken in takers.items():
             extent, sets = int(sites.extents[group]), placed.get(group, set())
-            even, uneven = divided(extent, taken, levels.factors, sets)
+            even, uneven = even_and_uneven_levels(extent, taken, levels.factors, sets)
             ordered = sorted(
                 [*even, *uneven], key=lambda n: (-sum(n in some for some in sets), n in uneven)
             )

@@ -1,4 +1,7 @@
-"""Places: which levels may cut a class along which an Op must know where its parts are.
+"""level_places: which levels may cut a class along which an Op must know where its parts are.
+
+In: Sites, and what levels choose for them. Out: whether parts would be scattered, and which choices
+would scatter them.
 
 The number of a word is a place along the words. An Op for which a place is a value takes parts that
 are ranges: the levels at which it cuts such a class must have the highest digits of the class. So
@@ -13,15 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from apportion.columns import Bools, Ints
 from apportion.search.levels.sites import Sites
 
-Ints = npt.NDArray[np.int64]
 Sets = set[frozenset[int]]
 
 
-def divided(
+def even_and_uneven_levels(
     extent: int, taken: Sequence[int], factors: Sequence[int], sets: Iterable[frozenset[int]] = ()
 ) -> tuple[list[int], list[int]]:
     """The levels that divide the extent evenly, and the one that takes what they leave. Of equal
@@ -40,37 +42,37 @@ def divided(
     return even, uneven
 
 
-def cuts(sites: Sites, chosen: Mapping[int, Ints]) -> dict[int, Sets]:
+def level_sets_of_classes(sites: Sites, chosen: Mapping[int, Ints]) -> dict[int, Sets]:
     """Per class the sets of levels at which Ops that must know their place along it cut it."""
     found: dict[int, Sets] = {}
-    marks = _marks(sites, chosen).tolist()
+    marks = _level_bits(sites, chosen).tolist()
     for group, mark in set(zip(sites.placed[:, 1].tolist(), marks, strict=True)):
         levels = frozenset([n for n in chosen if mark >> n & 1])
         found.setdefault(group, set()).add(levels)
     return found
 
 
-def scattered(sites: Sites, chosen: Mapping[int, Ints], factors: Sequence[int]) -> bool:
+def scatters_parts(sites: Sites, chosen: Mapping[int, Ints], factors: Sequence[int]) -> bool:
     """Whether an Op that must know its place would get parts that are not ranges: the levels at
     which such Ops cut a class are not nested, or a cut is finer than an uneven one."""
-    for group, sets in cuts(sites, chosen).items():
+    for group, sets in level_sets_of_classes(sites, chosen).items():
         if len(sets) < 2:
             continue
         ordered = sorted(sets, key=len)
         if not all(a < b for a, b in pairwise(ordered)):
             return True
-        taken = [n for n, own in chosen.items() if (_cut(sites, own) == group).any()]
-        _, uneven = divided(int(sites.extents[group]), taken, factors, sets)
+        taken = [n for n, own in chosen.items() if (_class_cut(sites, own) == group).any()]
+        _, uneven = even_and_uneven_levels(int(sites.extents[group]), taken, factors, sets)
         if any(n in some for n in uneven for some in ordered[:-1]):
             return True
     return False
 
 
-def banned(sites: Sites, others: Mapping[int, Ints], every: bool) -> npt.NDArray[np.bool_]:
+def scattering_choices(sites: Sites, others: Mapping[int, Ints], every: bool) -> Bools:
     """Choices of one more level without which it scatters nothing: an Op that must know its place
     along a class cuts it there only if no such Op cuts it at more of the other levels; with
     `every`, no such Op does."""
-    marks = _marks(sites, others).tolist()
+    marks = _level_bits(sites, others).tolist()
     most: dict[int, int] = {}
     placed = sites.placed.tolist()
     for (_, group), mark in zip(placed, marks, strict=True):
@@ -83,16 +85,16 @@ def banned(sites: Sites, others: Mapping[int, Ints], every: bool) -> npt.NDArray
     return found
 
 
-def _cut(sites: Sites, chosen: Ints) -> Ints:
+def _class_cut(sites: Sites, chosen: Ints) -> Ints:
     """The class that each site cuts, -1 for none."""
     found: Ints = sites.classes[sites.at[:-1] + chosen]
     return found
 
 
-def _marks(sites: Sites, chosen: Mapping[int, Ints]) -> Ints:
+def _level_bits(sites: Sites, chosen: Mapping[int, Ints]) -> Ints:
     """Per pair of `placed` a bit for each level that cuts the class at the site."""
     site, group = sites.placed.T
     found = np.zeros(len(site), np.int64)
     for level, own in chosen.items():
-        found |= (_cut(sites, own)[site] == group).astype(np.int64) << level
+        found |= (_class_cut(sites, own)[site] == group).astype(np.int64) << level
     return found

@@ -1,4 +1,7 @@
-"""Levels: a partition decided factor by factor, each level the exact optimum given the others.
+"""levels: a partition decided factor by factor, each level the exact optimum given the others.
+
+In: Sites, the factors of the device count, and an Objective. Out: Levels, which say for every site
+and factor what is cut.
 
 Level i divides the devices into k_i groups and says of every site which of its atoms is cut into
 k_i, if any. Between two sites a Value of S bytes moves S times
@@ -14,9 +17,9 @@ to those of all devices:
     whole, first group only  x 1, x 1/k                    x 1, x 1/k        x 1, x 1    x k, x 1
 
 Levels commute because a level that cuts a class of atoms takes a digit of it: an atom of its own
-(atoms.divide). A class is cut unevenly by one level at most, which takes what the others leave.
-Where Ops must know their place along a class, that restricts the levels that cut it (places.py).
-Level 0 decides the highest digit of the device.
+(split/atoms.py). A class is cut unevenly by one level at most, which takes what the others leave.
+Where Ops must know their place along a class, that restricts the levels that cut it
+(level_places.py). Level 0 decides the highest digit of the device.
 
 With all other levels fixed, the cost is a sum of tables over pairs of sites; that is solved exactly
 (eliminate.py) for one level, or for several jointly. Going round the levels until nothing improves
@@ -30,17 +33,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from apportion.columns import compiled
-from apportion.search.levels.level_places import banned, scattered
-from apportion.search.levels.sites import COPY, OP, PARTIAL, WHOLE, Sites
-from apportion.search.tables.eliminate import CAP, Shared, TooWide, descend, solve
-from apportion.search.tables.elimination_steps import Program, program
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
+from apportion.columns import Bools, Floats, Ints, distinct_rows
+from apportion.search.levels.level_places import scattering_choices, scatters_parts
+from apportion.search.levels.sites import COPY, OP, Sites
+from apportion.search.tables.eliminate import CAP, SharedEnergy, TooWide, descend, minimise_shared
+from apportion.search.tables.elimination_steps import EliminationOrder, elimination_order
+from apportion.split import PARTIAL, WHOLE
 
 PASSES = 60  # of messages, where elimination is too wide
 GAIN = 1e-4  # improvements below this share do not keep polishing alive
@@ -75,12 +74,12 @@ class Levels:
     objective: Objective
     chosen: list[Ints | None] = field(default_factory=list)
     exact: bool = True
-    steps: Program | None = None
+    steps: EliminationOrder | None = None
 
     def __post_init__(self) -> None:
         self.chosen = self.chosen or [None] * len(self.factors)
         sites = self.sites
-        self._edges = _edges(sites)
+        self._edges = _site_pairs(sites)
         self._site_of = np.repeat(np.arange(len(sites)), sites.choices)
         self._matrices: dict[int, tuple[Floats, Floats, Floats]] = {}
         self._effects: dict[int, tuple[Ints, Floats, Floats]] = {}
@@ -104,7 +103,7 @@ class Levels:
     def decided(self) -> list[int]:
         return [level for level, chosen in enumerate(self.chosen) if chosen is not None]
 
-    def taken(self, level: int) -> Ints:
+    def classes_cut(self, level: int) -> Ints:
         """The classes that a level cuts."""
         chosen = self._chosen(level)
         known = self._takings.get(level)
@@ -121,12 +120,12 @@ class Levels:
 
     @property
     def scattered(self) -> bool:
-        """Whether parts that must know their place would not be ranges (places.py)."""
+        """Whether parts that must know their place would not be ranges (level_places.py)."""
         chosen = {level: self._chosen(level) for level in self.decided()}
-        return len(chosen) > 1 and scattered(self.sites, chosen, self.factors)
+        return len(chosen) > 1 and scatters_parts(self.sites, chosen, self.factors)
 
     def factors_of(self, level: int) -> tuple[Floats, Floats]:
-        """What a level does to rho and phi of every flow."""
+        """What a level does to rho and phi of every dependency."""
         sites, chosen = self.sites, self._chosen(level)
         known = self._effects.get(level)
         if known is None or known[0] is not chosen:
@@ -140,7 +139,7 @@ class Levels:
         found = self._matrices.get(k)
         if found is None:
             source, target, halo = self._patterns
-            found = self._matrices[k] = factors(
+            found = self._matrices[k] = rho_and_phi(
                 source[:, :, None], target[:, None, :], k, halo[:, None, :]
             )
         return found
@@ -185,10 +184,10 @@ class Levels:
             total += weights[level] * (now - before)
             before = now
             if burden is not None:
-                burden = burden * self.shrink(level)
+                burden = burden * self.burden_left(level)
         return total + (0.0 if burden is None else float(burden.sum()))
 
-    def shrink(self, level: int) -> Floats:
+    def burden_left(self, level: int) -> Floats:
         """What a level leaves of each site's burden."""
         classes = self.sites.classes[self.sites.at[:-1] + self._chosen(level)]
         return np.where(classes >= 0, 1.0 / self.factors[level], 1.0)
@@ -210,7 +209,7 @@ class Levels:
             others = {n: self._chosen(n) for n in self.decided() if n not in levels}
             for every in (False, True):
                 if self.scattered:
-                    narrowed = self._domains(levels, banned(self.sites, others, every))
+                    narrowed = self._domains(levels, scattering_choices(self.sites, others, every))
                     self._decide(levels, narrowed, cap)
         after = self.cost
         if after > before:  # ties were broken for something else
@@ -218,17 +217,17 @@ class Levels:
             return 0.0
         return after - before
 
-    def _decide(self, levels: Sequence[int], domains: npt.NDArray[np.bool_], cap: int) -> None:
-        shared = self._tables(levels, domains)
+    def _decide(self, levels: Sequence[int], domains: Bools, cap: int) -> None:
+        shared = self.tables(levels, domains)
         try:
             steps = self._program(cap)
             if not steps.whole:  # made for wider domains
-                steps = program(shared.sizes, shared.edges, float(cap))
-            picks, _ = solve(shared, steps, cap)
+                steps = elimination_order(shared.sizes, shared.edges, float(cap))
+            picks, _ = minimise_shared(shared, steps, cap)
         except TooWide:
             if len(levels) > 1:
                 raise
-            picks, proven = self._passed(shared, domains)
+            picks, proven = self._pass_messages(shared, domains)
             self.exact &= proven
         self._take(levels, domains, picks)
 
@@ -236,26 +235,26 @@ class Levels:
         for level, chosen in zip(levels, old, strict=True):
             self.chosen[level] = chosen
 
-    def _program(self, cap: int) -> Program:
+    def _program(self, cap: int) -> EliminationOrder:
         """The steps of elimination for any level, made for domains that nothing has narrowed."""
         if self.steps is None:
             fresh = Levels(self.sites, self.factors, self.objective)  # what 2 can cut, 3 may not
             domains = fresh._domains([self.factors.index(min(self.factors))])
             sizes = domains.sum(axis=1).astype(np.int64)
-            self.steps = program(sizes, self._edges.ends, float(cap))
+            self.steps = elimination_order(sizes, self._edges.ends, float(cap))
         return self.steps
 
-    def energy(self, levels: Sequence[int]) -> tuple[Shared, npt.NDArray[np.bool_]]:
+    def energy(self, levels: Sequence[int]) -> tuple[SharedEnergy, Bools]:
         """The cost of these levels given those decided, as tables over sites; and which joint
         choices of each site its values are, in order."""
         domains = self._domains(levels)
-        return self._tables(levels, domains), domains
+        return self.tables(levels, domains), domains
 
-    def take(self, levels: Sequence[int], domains: npt.NDArray[np.bool_], picks: Ints) -> None:
+    def take(self, levels: Sequence[int], domains: Bools, picks: Ints) -> None:
         """Decides these levels by values of their `energy`."""
         self._take(levels, domains, np.asarray(picks, np.int64))
 
-    def _take(self, levels: Sequence[int], domains: npt.NDArray[np.bool_], picks: Ints) -> None:
+    def _take(self, levels: Sequence[int], domains: Bools, picks: Ints) -> None:
         order = np.argsort(~domains, axis=1, kind="stable")
         joint = order[np.arange(len(picks)), picks]
         width = self._width
@@ -267,9 +266,7 @@ class Levels:
     def _width(self) -> int:
         return int(self.sites.choices.max(initial=1))
 
-    def _domains(
-        self, levels: Sequence[int], without: npt.NDArray[np.bool_] | None = None
-    ) -> npt.NDArray[np.bool_]:
+    def _domains(self, levels: Sequence[int], without: Bools | None = None) -> Bools:
         """Which (joint) choices each site has, choices padded to the widest site; none `without`
         which it should do."""
         sites, width = self.sites, self._width
@@ -285,7 +282,7 @@ class Levels:
             domain = (domain[:, :, None] & one[:, None, :]).reshape(len(rows), -1)
         return domain
 
-    def _allowed(self, levels: Sequence[int]) -> list[npt.NDArray[np.bool_]]:
+    def _allowed(self, levels: Sequence[int]) -> list[Bools]:
         """Per level the classes that it may cut, whatever the others of these levels take."""
         sites = self.sites
         divided = np.ones(len(sites.extents), np.int64)  # by levels that divide evenly
@@ -293,7 +290,7 @@ class Levels:
         times = np.zeros(len(sites.extents), np.int64)
         others = [n for n in self.decided() if n not in levels]
         for level in sorted(others, key=lambda n: -self.factors[n]):
-            self._account(level, self.taken(level), divided, uneven, times)
+            self._account(level, self.classes_cut(level), divided, uneven, times)
         found = []
         for level in levels:
             k = self.factors[level]
@@ -312,39 +309,39 @@ class Levels:
         uneven[taken[~even]] = k
         times[taken] += 1
 
-    def _tables(self, levels: Sequence[int], domains: npt.NDArray[np.bool_]) -> Shared:
+    def tables(self, levels: Sequence[int], domains: Bools) -> SharedEnergy:
         """The cost as a function of these levels' choices."""
         sites = self.sites
         rho, phi = self._coefficients(levels)
-        kinds, kind_of = intern(domains)
+        kinds, kind_of = distinct_rows(domains)
         lists = [np.flatnonzero(row) for row in domains[kinds]]
         a, b = kind_of[sites.source], kind_of[sites.target]
-        flows, flow_of = intern(
+        dependencies, dependency_of = distinct_rows(
             np.stack([sites.pattern, rho, phi, sites.count, a, b], axis=1).astype(np.float64)
         )
-        made = [self._table(levels, n, rho, phi, lists[a[n]], lists[b[n]]) for n in flows]
+        made = [self._table(levels, n, rho, phi, lists[a[n]], lists[b[n]]) for n in dependencies]
         costs = self._costs(levels, domains)
-        for flow in self._edges.selves:
-            site, table = sites.source[flow], made[flow_of[flow]]
+        for dependency in self._edges.selves:
+            site, table = sites.source[dependency], made[dependency_of[dependency]]
             costs[site, domains[site]] += np.diagonal(table)
-        unary, unary_of = intern(costs)
+        unary, unary_of = distinct_rows(costs)
         tables = [costs[n, domains[n]] for n in unary]
         edges = self._edges
         signs = np.full(edges.rows.shape, -1, np.int64)
-        signs[edges.rows >= 0] = flow_of[edges.flows] * 2 + edges.turned
+        signs[edges.rows >= 0] = dependency_of[edges.dependencies] * 2 + edges.turned
         signs.sort(axis=1)
-        distinct, pairs = intern(signs)
+        distinct, pairs = distinct_rows(signs)
         pairs += len(tables)
         for edge in distinct:
             own = [_turned(made[s >> 1], s & 1) for s in signs[edge].tolist() if s >= 0]
             tables.append(own[0] if len(own) == 1 else sum(own[1:], own[0]))
         sizes = domains.sum(axis=1).astype(np.int64)
-        return Shared(sizes, unary_of, self._edges.ends, pairs, tuple(tables))
+        return SharedEnergy(sizes, unary_of, self._edges.ends, pairs, tuple(tables))
 
     def _coefficients(self, levels: Sequence[int]) -> tuple[Floats, Floats]:
-        """A and B of each flow: given the other levels it costs A rho - B phi, rho and phi being
-        those of these levels. Levels after them multiply what they move; a level's own bytes have
-        its weight."""
+        """A and B of each dependency: given the other levels it costs A rho - B phi, where rho and
+        phi are those of these levels. Levels after them multiply what they move; a level's own
+        bytes have its weight."""
         sites, weights = self.sites, self.objective.weights
         rho, phi = sites.nbytes.copy(), sites.nbytes.copy()
         a, b = np.zeros(len(rho)), np.zeros(len(rho))
@@ -362,31 +359,37 @@ class Levels:
         return a, b
 
     def _table(
-        self, levels: Sequence[int], flow: int, rho: Floats, phi: Floats, here: Ints, there: Ints
+        self,
+        levels: Sequence[int],
+        dependency: int,
+        rho: Floats,
+        phi: Floats,
+        here: Ints,
+        there: Ints,
     ) -> Floats:
-        """The table of a flow over the (joint) choices of its ends."""
-        pattern = self.sites.pattern[flow]
+        """The table of a dependency over the (joint) choices of its ends."""
+        pattern = self.sites.pattern[dependency]
         r, p, moves = (m[pattern] for m in self._factor(self.factors[levels[0]]))
-        fixed = self._fixed(levels[0], flow) * moves
+        fixed = self._fixed(levels[0], dependency) * moves
         for level in levels[1:]:
             more_r, more_p, moves = (m[pattern] for m in self._factor(self.factors[level]))
             r, p = np.kron(r, more_r), np.kron(p, more_p)
-            fixed = _outer_sum(fixed, self._fixed(level, flow) * moves)
-        table: Floats = (rho[flow] * r - phi[flow] * p + fixed)[here[:, None], there]
+            fixed = _outer_sum(fixed, self._fixed(level, dependency) * moves)
+        table: Floats = (rho[dependency] * r - phi[dependency] * p + fixed)[here[:, None], there]
         return table
 
-    def _fixed(self, level: int, flow: int) -> float:
+    def _fixed(self, level: int, dependency: int) -> float:
         fixed = self.objective.fixed
-        return fixed[level] * float(self.sites.count[flow]) if fixed else 0.0
+        return fixed[level] * float(self.sites.count[dependency]) if fixed else 0.0
 
-    def _costs(self, levels: Sequence[int], domains: npt.NDArray[np.bool_]) -> Floats:
+    def _costs(self, levels: Sequence[int], domains: Bools) -> Floats:
         """The burden of each (joint) choice of each site, and what breaks ties: long classes
         first, so that none is used up; state sharded; samples cut."""
         sites, width = self.sites, self._width
         left = np.maximum(sites.extents, 1).astype(np.float64)
         for level in self.decided():
             if level not in levels:
-                left[self.taken(level)] /= self.factors[level]
+                left[self.classes_cut(level)] /= self.factors[level]
         prefer = 0.1 / left + 0.1
         whole = np.where(sites.kind == COPY, 0.0, 0.5)[self._site_of]
         ties = np.where(sites.classes >= 0, prefer[sites.classes] - 0.05 * self._sampled, whole)
@@ -398,7 +401,7 @@ class Levels:
         burden = None if self._burden is None else self._burden[:, None].copy()
         for level in self.decided():
             if burden is not None and level not in levels:
-                burden = burden * self.shrink(level)[:, None]
+                burden = burden * self.burden_left(level)[:, None]
         for level in levels:
             total = (total[:, :, None] + grid[:, None, :]).reshape(len(sites), -1)
             if burden is not None:
@@ -408,10 +411,10 @@ class Levels:
             total = total + burden
         return np.where(domains, total, np.inf)  # so that rows of other domains differ
 
-    def _passed(self, shared: Shared, domains: npt.NDArray[np.bool_]) -> tuple[Ints, bool]:
+    def _pass_messages(self, shared: SharedEnergy, domains: Bools) -> tuple[Ints, bool]:
         """Where elimination is too wide: message passing, from a descent that begins with cutting
         samples; and whether the result is proven to be the optimum."""
-        from apportion.search.tables.ascend import messages  # needs scipy
+        from apportion.search.tables.ascend import pass_messages  # needs scipy
 
         sites = self.sites
         start = []
@@ -421,7 +424,7 @@ class Levels:
             sampled = np.flatnonzero((groups >= 0) & sites.samples[groups])
             start.append(int(sampled[0]) if len(sampled) else 0)
         energy = shared.energy()
-        found = messages(energy, rounds=PASSES, start=descend(energy, start)[0])
+        found = pass_messages(energy, rounds=PASSES, start=descend(energy, start)[0])
         return np.array(found.choice, np.int64), found.optimal
 
 
@@ -430,7 +433,7 @@ def recurse(
     factors: Sequence[int],
     objective: Objective | None = None,
     *,
-    steps: Program | None = None,
+    steps: EliminationOrder | None = None,
     cap: int = CAP,
 ) -> Levels:
     """Every level decided in order, given those before it; by the `steps` of other levels of these
@@ -441,7 +444,7 @@ def recurse(
     return levels
 
 
-def begin(sites: Sites, few: Levels, likes: Ints) -> Levels | None:
+def levels_from_likes(sites: Sites, few: Levels, likes: Ints) -> Levels | None:
     """Levels that decide for each site what those of fewer sites decide for its like; None if a
     site would be left whole that can be cut, or parts scattered."""
     chosen: list[Ints | None] = [few._chosen(level)[likes] for level in few.decided()]
@@ -475,7 +478,7 @@ def polish(levels: Levels, rounds: int = 3, joint: int = 1, cap: int = CAP) -> L
     return levels
 
 
-def factors(
+def rho_and_phi(
     source: Ints, target: Ints, k: int, halo: Floats | float = 0.0
 ) -> tuple[Floats, Floats, Floats]:
     """What a level of k does to rho and phi, by the table above, and whether anything moves there.
@@ -499,7 +502,7 @@ def factors(
 
 
 def _pattern_matrices(sites: Sites) -> tuple[Ints, Ints, Floats]:
-    """Hits of all patterns, padded: of the source, of the target, and the halos of these."""
+    """Cuts of all patterns, padded: of the source, of the target, and the halos of these."""
     width = int(sites.choices.max(initial=1))
     source = np.full((len(sites.patterns), width), WHOLE, np.int64)
     target = np.full((len(sites.patterns), width), WHOLE, np.int64)
@@ -512,30 +515,38 @@ def _pattern_matrices(sites: Sites) -> tuple[Ints, Ints, Floats]:
 
 
 @dataclass(frozen=True)
-class _Edges:
-    """Pairs of sites (the smaller first); `rows` has for each the places of its flows in `flows`,
-    -1 where it has fewer than others; `turned` tells whether a flow runs the other way."""
+class _SitePairs:
+    """Pairs of sites between which there are dependencies.
+
+    ends          the two sites of each pair, the smaller first
+    rows          for each pair the places of its own in `dependencies`, -1 where it has fewer
+    dependencies  all dependencies between two different sites, by pair
+    turned        for each of these whether it leads from the larger site to the smaller
+    selves        the dependencies of a site on itself
+    """
 
     ends: Ints
     rows: Ints
-    flows: Ints
+    dependencies: Ints
     turned: Ints
     selves: list[int]
 
 
-def _edges(sites: Sites) -> _Edges:
+def _site_pairs(sites: Sites) -> _SitePairs:
     low, high = np.minimum(sites.source, sites.target), np.maximum(sites.source, sites.target)
     proper = np.flatnonzero(low != high)
     keys = low[proper] * len(sites) + high[proper]
     order = np.argsort(keys, kind="stable")
-    flows = proper[order]
+    dependencies = proper[order]
     starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
-    ends = np.stack([low[flows[starts]], high[flows[starts]]], axis=1).astype(np.int64)
-    counts = np.diff(np.append(starts, len(flows)))
+    ends = np.stack([low[dependencies[starts]], high[dependencies[starts]]], axis=1).astype(
+        np.int64
+    )
+    counts = np.diff(np.append(starts, len(dependencies)))
     rows = np.full((len(counts), int(counts.max(initial=1))), -1, np.int64)
-    rows[np.arange(rows.shape[1]) < counts[:, None]] = np.arange(len(flows))
-    turned = (sites.source[flows] > sites.target[flows]).astype(np.int64)
-    return _Edges(ends, rows, flows, turned, np.flatnonzero(low == high).tolist())
+    rows[np.arange(rows.shape[1]) < counts[:, None]] = np.arange(len(dependencies))
+    turned = (sites.source[dependencies] > sites.target[dependencies]).astype(np.int64)
+    return _SitePairs(ends, rows, dependencies, turned, np.flatnonzero(low == high).tolist())
 
 
 def _turned(table: Floats, turned: int) -> Floats:
@@ -546,48 +557,3 @@ def _outer_sum(a: Floats, b: Floats) -> Floats:
     """As np.kron, with + for *."""
     rows, columns = a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]
     return (a[:, None, :, None] + b[None, :, None, :]).reshape(rows, columns)
-
-
-def intern(rows: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
-    """One index of each distinct row, and for each row which of these it equals."""
-    data = np.ascontiguousarray(rows)
-    if data.dtype == np.bool_:
-        data = np.packbits(data, axis=1)
-        pad = -data.shape[1] % 8
-        data = np.pad(data, ((0, 0), (0, pad)))
-    first, which = _intern(data.view(np.int64).reshape(len(data), -1))
-    return first, which
-
-
-@compiled
-def _intern(words: Ints) -> tuple[Ints, Ints]:
-    count, width = words.shape
-    room = 16
-    while room < 2 * count:
-        room *= 2
-    slots = np.full(room, -1, np.int64)
-    first = np.empty(count, np.int64)
-    which = np.empty(count, np.int64)
-    found = 0
-    for row in range(count):
-        code = np.int64(1469598103934665603)
-        for k in range(width):
-            code = (code ^ words[row, k]) * np.int64(1099511628211)
-            code ^= code >> 29
-        slot = code & (room - 1)
-        while slots[slot] >= 0:
-            other = first[slots[slot]]
-            same = True
-            for k in range(width):
-                if words[other, k] != words[row, k]:
-                    same = False
-                    break
-            if same:
-                break
-            slot = (slot + 1) & (room - 1)
-        if slots[slot] < 0:
-            slots[slot] = found
-            first[found] = row
-            found += 1
-        which[row] = slots[slot]
-    return first[:found].copy(), which

@@ -1,23 +1,25 @@
-"""Sites and flows: what the levels of a partition decide, and what moves between the decisions.
+"""sites: what the levels of a partition decide, and which Values pass between the decisions.
+
+In: a Space. Out: Sites, in columns, since a step has ten thousand of them.
 
 A **site** is an Op, a state Value's storage, or a copy. Each choice of a site names what it cuts
-(an axis of the Op, an atom of the Value; the last choice cuts nothing), and *hits* each Value that
-it touches in one way: cuts it on one of its atoms, leaves it whole, leaves partial values, or needs
-it whole on the first part only. A **flow** is a Value between two sites; flows that are alike are
-one, with their bytes added. All is in columns: a step has ten thousand of them.
+(an axis of the Op, an atom of the Value; the last choice cuts nothing) and so cuts each Value that
+the site touches in one way: on one of its atoms, not at all, into partial values, or so that only
+the first part needs it. A **dependency** is a Value that one site leaves and another needs;
+dependencies that are alike are one, with their bytes added.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from apportion.columns import Bools, Floats, Ints
 from apportion.describe import (
     Access,
     Affine,
@@ -35,16 +37,14 @@ from apportion.describe import (
 )
 from apportion.graph import UPDATE
 from apportion.search.baselines.data import sample_classes
-from apportion.split import Short, Space, Split
+from apportion.split import PARTIAL, SEVERAL, WHOLE, AxisEffects, Short, Space
 
-WHOLE, PARTIAL, FIRST = -1, -2, -3
 OP, STORE, COPY = 0, 1, 2
 MINOR = 0.002  # an Op that does less of the step's work than this may run whole everywhere
 
-Ints = npt.NDArray[np.int64]
-Hits = tuple[tuple[int, float], ...]
-"""Per choice the atom cut, or WHOLE, PARTIAL, FIRST; and the halo: what two neighbouring parts both
-read, as a share of what the Op reads."""
+ValueCuts = tuple[tuple[int, float], ...]
+"""How each choice of a site cuts one Value: the atom, or WHOLE, PARTIAL or FIRST_ONLY; and the
+halo, what two neighbouring parts both read, as a share of what the Op reads."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Sites:
     extents         per class; rigid: cut once, contiguously, since windows and slices run over it
     placed          pairs (site, class): Ops whose parts must each be one range of a class, since
                     the place along it is a value, such as the number of a word
-    patterns        distinct pairs of hits: per choice of the source, per choice of the target
+    patterns        distinct pairs of ValueCuts: how the source cuts a Value, and the target
     """
 
     space: Space
@@ -68,21 +68,21 @@ class Sites:
     first: Ints
     at: Ints
     classes: Ints
-    uncut: npt.NDArray[np.bool_]
+    uncut: Bools
     atoms: tuple[tuple[int, ...], ...]
     extents: Ints
-    rigid: npt.NDArray[np.bool_]
+    rigid: Bools
     placed: Ints
-    samples: npt.NDArray[np.bool_]
+    samples: Bools
     op_site: Ints
     store: dict[int, int]
     copy: dict[int, int]
-    patterns: tuple[tuple[Hits, Hits], ...]
+    patterns: tuple[tuple[ValueCuts, ValueCuts], ...]
     source: Ints
     target: Ints
     pattern: Ints
-    nbytes: npt.NDArray[np.float64]
-    count: npt.NDArray[np.float64]
+    nbytes: Floats
+    count: Floats
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -103,10 +103,10 @@ def find_sites(
     tied        Ops of one user line, module and call (the steps of an unrolled loop) are cut alike
     reductions  whether partial values may arise
     """
-    return _Finder(space, shared, tied, reductions).sites()
+    return _SiteFinder(space, shared, tied, reductions).sites()
 
 
-def ties(space: Space) -> int:
+def largest_loop(space: Space) -> int:
     """How many Ops the largest family of Ops of one user line, module and call has."""
     counts: dict[tuple[object, ...], int] = {}
     for index, op in enumerate(space.graph.ops):
@@ -116,11 +116,11 @@ def ties(space: Space) -> int:
     return max(counts.values(), default=0)
 
 
-def stand_ins(sites: Sites, few: Sites, short: Short) -> Ints | None:
+def matching_sites(sites: Sites, few: Sites, short: Short) -> Ints | None:
     """For each site the one of the short step, opened alike, that stands for it; None if one has
     none that has the same choices."""
     space, here = sites.space, few.space
-    first, first_here = _firsts(space), _firsts(here)
+    first, first_here = _first_opened_ops(space), _first_opened_ops(here)
     origins = np.array(space.origins, np.int64)
     ops = first_here[np.array(short.ops, np.int64)[origins]]
     ops += np.arange(len(origins)) - first[origins]
@@ -143,20 +143,21 @@ def stand_ins(sites: Sites, few: Sites, short: Short) -> Ints | None:
     return found if same else None
 
 
-def _firsts(space: Space) -> Ints:
+def _first_opened_ops(space: Space) -> Ints:
     """The first Op that comes from each Op of the closed Graph, and the number of all."""
     every = np.arange(len(space.source.ops) + 1)
     return np.searchsorted(np.array(space.origins, np.int64), every).astype(np.int64)
 
 
-class _Finder:
-    """Sites and flows in the making. What depends on a call only is worked out once for it."""
+class _SiteFinder:
+    """Finds sites and dependencies. What depends on a call only is worked out once for it."""
 
     def __init__(self, space: Space, shared: bool, tied: bool, reductions: bool) -> None:
         self.space, self.shared, self.tied, self.reductions = space, shared, tied, reductions
         self.graph = space.graph
         self.after = dict(self.graph.state)
         self.before = {after: before for before, after in self.graph.state}
+        self.effects = AxisEffects(space)
         self.samples = sample_classes(space)
         self.kind: list[int] = []
         self.first: list[int] = []
@@ -169,15 +170,15 @@ class _Finder:
         self.op_site: list[int] = []
         self.store: dict[int, int] = {}
         self.copy: dict[int, int] = {}
-        self.distinct: dict[Hits, int] = {}
+        self.distinct: dict[ValueCuts, int] = {}
         self.shares: dict[object, float] = {}
-        self.calls: list[_Call | None] = [None] * (max(space.alike, default=-1) + 1)
+        self.calls: list[_CallFacts | None] = [None] * (max(space.alike, default=-1) + 1)
         self.minor = MINOR * sum(self._call(op).work for op in range(len(self.graph.ops)))
 
     def sites(self) -> Sites:
         self._make_op_sites()
         self._make_value_sites()
-        flows = self._make_flows()
+        dependencies = self._make_dependencies()
         groups = self.space.classes
         extents = np.ones(groups, np.int64)
         extents[list(self.extents)] = list(self.extents.values())
@@ -200,49 +201,44 @@ class _Finder:
             tuple(self.atoms),
             extents,
             rigid,
-            self._placed(),
+            self._placed_pairs(),
             samples,
             np.array(self.op_site, np.int64),
             self.store,
             self.copy,
-            *self._alike(flows),
+            *self._merge_alike(dependencies),
         )
 
     # Sites
 
-    def _call(self, op: int) -> _Call:
+    def _call(self, op: int) -> _CallFacts:
         found = self.calls[self.space.alike[op]]
         if found is None:
-            found = self.calls[self.space.alike[op]] = self._study(op)
+            found = self.calls[self.space.alike[op]] = self._study_call(op)
         return found
 
-    def _study(self, op: int) -> _Call:
+    def _study_call(self, op: int) -> _CallFacts:
         space = self.space
         axes = space.axes(op)
-        able = tuple(k for k, yes in enumerate(space.cuttable(op)) if yes)
-        whole = space.split(op, [1] * len(axes))
-        halves = {k: space.split(op, [2 if n == k else 1 for n in range(len(axes))]) for k in able}
+        effects = dict(self.effects.legal(op))
         if not self.reductions:
-            able = tuple(k for k in able if max(halves[k].terms, default=1) == 1)
-        it = self.graph.ops[op]
+            effects = {k: effect for k, effect in effects.items() if not effect.is_partial}
+        it, able, whole = self.graph.ops[op], tuple(effects), space.split(op, [1] * len(axes))
 
-        def hits(output: bool, position: int) -> int:
-            found = [hit(halves[k], whole, output, position) for k in able]
-            halos = [
-                0.0 if output or atom < 0 else _halo(halves[k], whole, position)
-                for k, atom in zip(able, found, strict=True)
-            ]
-            key = (*zip(found, halos, strict=True), (WHOLE, 0.0))
-            return self.distinct.setdefault(key, len(self.distinct))
+        def numbered(cuts: Iterable[tuple[int, float]]) -> int:
+            """The number of a Value's cuts. Of a Value that is cut along several atoms at once a
+            part is taken to need the whole."""
+            known = [(WHOLE if atom == SEVERAL else atom, halo) for atom, halo in cuts]
+            return self.distinct.setdefault((*known, (WHOLE, 0.0)), len(self.distinct))
 
         description = lookup(it.kind)
-        outputs = range(len(it.outputs))
-        return _Call(
+        inputs, outputs = range(len(it.inputs)), range(len(it.outputs))
+        return _CallFacts(
             able,
             tuple(axes[k].extent for k in able),
-            tuple(hits(False, n) for n in range(len(it.inputs))),
-            tuple(hits(True, n) for n in outputs),
-            tuple(any(halves[k].terms[n] > 1 for k in able) for n in outputs),
+            tuple(numbered((e.inputs[n], e.halos[n]) for e in effects.values()) for n in inputs),
+            tuple(numbered((e.outputs[n], 0.0) for e in effects.values()) for n in outputs),
+            tuple(any(e.outputs[n] == PARTIAL for e in effects.values()) for n in outputs),
             tuple(
                 _share(region, space.factors(value))
                 for region, value in zip(whole.parts[0].inputs, it.inputs, strict=True)
@@ -279,10 +275,12 @@ class _Finder:
                 self.sized.add(classes)
                 for group, extent in zip(classes, call.extents, strict=True):
                     extents.setdefault(group, extent)
-            free = self.shared and (op.phase == UPDATE or call.alias or self._minor(call, classes))
+            free = self.shared and (
+                op.phase == UPDATE or call.alias or self._is_minor(call, classes)
+            )
             self.op_site.append(self._add(OP, index, call.able, classes, free))
 
-    def _minor(self, call: _Call, classes: tuple[int, ...]) -> bool:
+    def _is_minor(self, call: _CallFacts, classes: tuple[int, ...]) -> bool:
         """Whether all may do an Op: no sample comes into it, and it is little work."""
         return call.work < self.minor and self.samples.isdisjoint(classes)
 
@@ -306,7 +304,7 @@ class _Finder:
                     rigid.update(atoms.axis_classes[index][name])
         return rigid
 
-    def _placed(self) -> Ints:
+    def _placed_pairs(self) -> Ints:
         """Pairs (site, class) of Ops for which the place along a class is a value."""
         known: list[frozenset[str] | None] = [None] * len(self.calls)
         found: dict[tuple[int, int], None] = {}
@@ -370,37 +368,39 @@ class _Finder:
                 self.extents.setdefault(groups[k], factors[k])
         return self._add(kind, value, able, classes, self.shared)
 
-    # Flows
+    # Dependencies
 
-    def _make_flows(self) -> list[_Flows]:
-        """All flows: from makers to where Values are stored, to copies, and to readers."""
-        values, there, shares, readers = self._read()
-        source, here = self._made()
+    def _make_dependencies(self) -> list[_Dependencies]:
+        """All dependencies: from makers to where Values are stored, to copies, and to readers."""
+        values, there, shares, readers = self._inputs_read()
+        source, here = self._outputs_made()
         nbytes = np.array([v.nbytes for v in self.graph.values], np.float64)
         together = np.zeros(len(nbytes))  # share that all readers want
         np.maximum.at(together, values, shares)
         for value in self.copy:
             if together[value] < 1:
-                together[value] = self._wanted(value)
+                together[value] = self._share_wanted(value)
         stores = {**self.store}
         stores.update({a: self.store[b] for a, b in self.before.items() if b in self.store})
-        flows = []
+        dependencies = []
         for kept, wanted in ((stores, nbytes), (self.copy, nbytes * together)):
             own = np.array([v for v in kept if nbytes[v]], np.int64)
             sites = np.array([kept[v] for v in own.tolist()], np.int64)
-            hits = np.array([self._kept(site) for site in sites.tolist()], np.int64)
+            cuts = np.array([self._own_cuts(site) for site in sites.tolist()], np.int64)
             begun = source[own] >= 0
-            flows.append(_Flows(source[own], sites, here[own], hits, wanted[own]).where(begun))
-            moved = begun if kept is self.copy else ~begun | (not self.shared)
-            source[own[moved]], here[own[moved]] = sites[moved], hits[moved]
-        flows.append(
-            _Flows(source[values], readers, here[values], there, nbytes[values] * shares).where(
-                (source[values] >= 0) & (nbytes[values] > 0)
+            dependencies.append(
+                _Dependencies(source[own], sites, here[own], cuts, wanted[own]).where(begun)
             )
+            moved = begun if kept is self.copy else ~begun | (not self.shared)
+            source[own[moved]], here[own[moved]] = sites[moved], cuts[moved]
+        dependencies.append(
+            _Dependencies(
+                source[values], readers, here[values], there, nbytes[values] * shares
+            ).where((source[values] >= 0) & (nbytes[values] > 0))
         )
-        return flows
+        return dependencies
 
-    def _wanted(self, value: int) -> float:
+    def _share_wanted(self, value: int) -> float:
         """The share of a Value that its readers want together."""
         boxes = frozenset(
             [
@@ -413,12 +413,12 @@ class _Finder:
         known = self.shares.get((boxes, self.space.atoms.dims[value]))
         if known is None:
             size = math.prod(self.space.factors(value))
-            known = covered(boxes) / max(size, 1) if boxes else 0.0
+            known = elements_covered(boxes) / max(size, 1) if boxes else 0.0
             self.shares[boxes, self.space.atoms.dims[value]] = known
         return known
 
-    def _read(self) -> tuple[Ints, Ints, npt.NDArray[np.float64], Ints]:
-        """Of every input of every Op: the Value, its hits, the share that is read, the site."""
+    def _inputs_read(self) -> tuple[Ints, Ints, Floats, Ints]:
+        """Of every input of every Op: the Value, its cuts, the share that is read, the site."""
         values: list[int] = []
         there: list[int] = []
         shares: list[float] = []
@@ -438,40 +438,40 @@ class _Finder:
             np.repeat(np.array(self.op_site, np.int64), counts),
         )
 
-    def _made(self) -> tuple[Ints, Ints]:
-        """Of every Value the site that makes it, -1 for none, and its hits."""
+    def _outputs_made(self) -> tuple[Ints, Ints]:
+        """Of every Value the site that makes it, -1 for none, and its cuts."""
         values: list[int] = []
-        hits: list[int] = []
+        cuts: list[int] = []
         counts: list[int] = []
         for op, number in zip(self.graph.ops, self.space.alike, strict=True):
             call = self.calls[number]
             assert call is not None
             values += op.outputs
-            hits += call.outputs
+            cuts += call.outputs
             counts.append(len(op.outputs))
         source = np.full(len(self.graph.values), -1, np.int64)
         here = np.full(len(self.graph.values), -1, np.int64)
         source[values] = np.repeat(np.array(self.op_site, np.int64), counts)
-        here[values] = hits
+        here[values] = cuts
         return source, here
 
-    def _kept(self, site: int) -> int:
-        """The hits of a Value's own site."""
+    def _own_cuts(self, site: int) -> int:
+        """The cuts of a Value's own site."""
         key = (*[(atom, 0.0) for atom in self.atoms[site]], (WHOLE, 0.0))
         return self.distinct.setdefault(key, len(self.distinct))
 
-    def _alike(self, flows: list[_Flows]) -> tuple[Any, ...]:
-        """Patterns, and in columns the flows: those that are alike added up."""
+    def _merge_alike(self, dependencies: list[_Dependencies]) -> tuple[Any, ...]:
+        """Patterns, and in columns the dependencies: those that are alike added up."""
         source, target, here, there, nbytes = (
-            np.concatenate([getattr(f, name) for f in flows])
+            np.concatenate([getattr(f, name) for f in dependencies])
             for name in ("source", "target", "here", "there", "nbytes")
         )
-        hits = list(self.distinct)
-        pairs, pattern = np.unique(here * len(hits) + there, return_inverse=True)
+        cuts = list(self.distinct)
+        pairs, pattern = np.unique(here * len(cuts) + there, return_inverse=True)
         keys = (source * max(len(self.kind), 1) + target) * max(len(pairs), 1) + pattern
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
         return (
-            tuple((hits[n // len(hits)], hits[n % len(hits)]) for n in pairs.tolist()),
+            tuple((cuts[n // len(cuts)], cuts[n % len(cuts)]) for n in pairs.tolist()),
             source[first],
             target[first],
             pattern[first].astype(np.int64),
@@ -481,17 +481,17 @@ class _Finder:
 
 
 @dataclass(frozen=True)
-class _Flows:
-    """Flows in columns: from a site to a site, how each hits the Value, and the bytes."""
+class _Dependencies:
+    """Dependencies in columns: from which site to which, how each cuts the Value, and the bytes."""
 
     source: Ints
     target: Ints
     here: Ints
     there: Ints
-    nbytes: npt.NDArray[np.float64]
+    nbytes: Floats
 
-    def where(self, which: npt.NDArray[np.bool_]) -> _Flows:
-        return _Flows(
+    def where(self, which: Bools) -> _Dependencies:
+        return _Dependencies(
             self.source[which],
             self.target[which],
             self.here[which],
@@ -501,8 +501,8 @@ class _Flows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """What sites need of a call: its axes that can be cut, their extents, the hits of each input
+class _CallFacts:
+    """What sites need of a call: its axes that can be cut, their extents, the cuts of each input
     and output, which outputs can be partial, the share of each input that it reads and where that
     is, whether it is a view, and the size of its iteration space."""
 
@@ -537,7 +537,7 @@ def _positions(expr: Expr) -> Iterator[str]:
             yield from _positions(arg)
 
 
-def covered(boxes: frozenset[Box]) -> int:
+def elements_covered(boxes: frozenset[Box]) -> int:
     """How many elements are in any of the boxes."""
     one = next(iter(boxes))
     differing = (k for k in range(len(one)) if len({box[k] for box in boxes}) > 1)
@@ -553,14 +553,8 @@ def covered(boxes: frozenset[Box]) -> int:
                 if box[along][0] <= low and high <= box[along][1]
             ]
         )
-        total += covered(inside) if inside else 0
+        total += elements_covered(inside) if inside else 0
     return total
-
-
-def _halo(halves: Split, whole: Split, position: int) -> float:
-    """What both halves read of an input, as a share of what the Op reads."""
-    parts = sum(volume(part.inputs[position]) for part in halves.parts)
-    return max(0.0, parts / max(volume(whole.parts[0].inputs[position]), 1) - 1)
 
 
 def _share(region: Box, factors: Factors) -> float:
@@ -569,21 +563,3 @@ def _share(region: Box, factors: Factors) -> float:
     for (low, high), factor in zip(region, factors, strict=True):
         share *= (high - low) / max(factor, 1)
     return share
-
-
-def hit(split: Split, whole: Split, output: bool, position: int) -> int:
-    """How a split in two hits one input or output: the atom that it cuts, or WHOLE, PARTIAL,
-    FIRST."""
-    first, second = split.parts
-    if output:
-        if split.terms[position] > 1:
-            return PARTIAL
-        a, b = first.outputs[position], second.outputs[position]
-        full = whole.parts[0].outputs[position]
-    else:
-        if position in second.zeros:
-            return FIRST
-        a, b = first.inputs[position], second.inputs[position]
-        full = whole.parts[0].inputs[position]
-    cut = [k for k, (x, y, z) in enumerate(zip(a, b, full, strict=True)) if not (x == z and y == z)]
-    return cut[0] if len(cut) == 1 else WHOLE

@@ -1,5 +1,7 @@
 """tofu: recursive partitioning. Every level cuts everything by one factor of the devices, exactly.
 
+In: a Problem. Out: the Strategy of the fewest bytes moved that recursion finds.
+
 The factors of the device count are taken one after the other (levels.py), each level the optimum
 given those before it; then level after level is decided anew given all others, until nothing
 improves. Orders of factors that follow the cluster's hosts, or not, are tried, as is one cut into
@@ -12,10 +14,10 @@ state, or if no sample comes into it and it is little work: leaving everything w
 nothing. Graphs are not coarsened, except that Ops of one line and module, such as the steps of an
 unrolled loop, are cut alike where elimination is too wide without that.
 
-Composites (softmax, norms, attention) are opened where that moves less (opening.py): all are,
-first, and those that were then cut inside stay open.
+Composites (softmax, norms, attention) are opened where that moves less (open_composites.py): all
+are, first, and those that were then cut inside stay open.
 
-Where a step has many equal layers (segments.py), which composites to open, and the levels to begin
+Where a step has many equal layers (repeats.py), which composites to open, and the levels to begin
 with, are found on the step with four of them; every level is then decided anew on all of it.
 
 Deviations from the paper: the levels are revised; `tofu-paper` counts every reader, as the paper
@@ -29,26 +31,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from apportion.columns import Floats, Ints
 from apportion.lower import bytes_moved as count
 from apportion.lower import termwise
 from apportion.machine import Cluster
 from apportion.search.baselines.data import data, sample_classes
 from apportion.search.baselines.fsdp import fsdp
 from apportion.search.levels.level_costs import orders
-from apportion.search.levels.level_grids import faithful, result
+from apportion.search.levels.level_grids import checked_result, result_of_levels
 from apportion.search.levels.levels import (
-    Floats,
-    Ints,
     Levels,
-    begin,
     fewest_bytes,
+    levels_from_likes,
     polish,
     recurse,
 )
-from apportion.search.levels.memory_price import held, within
-from apportion.search.levels.sites import Sites, find_sites, stand_ins, ties
+from apportion.search.levels.memory_price import bytes_held, search_within_limit
+from apportion.search.levels.sites import Sites, find_sites, largest_loop, matching_sites
 from apportion.search.problem import Problem, Progress, SearchResult
-from apportion.search.tables.elimination_steps import Program
+from apportion.search.tables.elimination_steps import EliminationOrder
 from apportion.split import (
     STATISTICS,
     Choice,
@@ -56,6 +57,7 @@ from apportion.split import (
     Space,
     Strategy,
     composites,
+    one_cut,
     shorten,
     space_of,
 )
@@ -70,22 +72,24 @@ def tofu(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
 
     Those two are lowered and counted only if recursion does not move less than they must.
     """
-    few = _shortened(problem)
-    found = _partition(problem, few)
-    return _or_data(problem, few, found)
+    short = _short_step(problem)
+    found = _partition(problem, short)
+    return _better_of_levels_and_data(problem, short, found)
 
 
-def or_data(problem: Problem, levels: Levels) -> SearchResult:
+def better_of_levels_and_data(problem: Problem, levels: Levels) -> SearchResult:
     """The strategy of levels, or of data parallelism or sharded state if they move fewer bytes."""
-    return _or_data(problem, _shortened(problem), levels)
+    return _better_of_levels_and_data(problem, _short_step(problem), levels)
 
 
-def _or_data(problem: Problem, few: _Few | None, levels: Levels) -> SearchResult:
-    made, kept = faithful(levels, notes(levels))
+def _better_of_levels_and_data(
+    problem: Problem, short: _ShortStep | None, levels: Levels
+) -> SearchResult:
+    made, kept = checked_result(levels, partition_notes(levels))
     if levels.objective.burden is not None:  # bytes were given up to hold less; so would they be
         return made
-    margin = 1.0 if _even(levels) else MARGIN
-    if not kept or levels.bytes_moved > margin * _least_of_data(problem, few):
+    margin = 1.0 if _is_even(levels) else MARGIN
+    if not kept or levels.bytes_moved > margin * _least_bytes_of_data(problem, short):
         known = (replace(m(problem), notes=made.notes) for m in (data, fsdp))
         return min((made, *known), key=lambda r: bytes_moved(problem, r.strategy))
     return made
@@ -96,43 +100,43 @@ def tofu_paper(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> Searc
     itself. Factors in falling order, no level revised."""
     sites = sites_of(problem.space, shared=False)
     found = recurse(sites, orders(problem.cluster)[0])
-    return result(found, notes(found))
+    return result_of_levels(found, partition_notes(found))
 
 
 def partition(problem: Problem) -> Levels:
     """The best levels found, composites opened where that moves less."""
-    return _partition(problem, _shortened(problem))
+    return _partition(problem, _short_step(problem))
 
 
 @dataclass(frozen=True)
-class _Few:
-    """The step with few of its layers, and its Space."""
+class _ShortStep:
+    """The step with few of its layers: its Space, and which Ops stand for those of the step."""
 
-    short: Short
+    likes: Short
     space: Space
 
 
-def _shortened(problem: Problem) -> _Few | None:
+def _short_step(problem: Problem) -> _ShortStep | None:
     """The step with few of its layers, if it has many that are equal."""
     space = problem.space
     short = None if space.opening else shorten(space.source, space.kinds)
-    return None if short is None else _Few(short, Space(short.graph))
+    return None if short is None else _ShortStep(short, Space(short.graph))
 
 
-def _partition(problem: Problem, few: _Few | None) -> Levels:
+def _partition(problem: Problem, short: _ShortStep | None) -> Levels:
     """As `partition`, begun on few layers if there are many."""
     space = problem.space
-    if few is None:
-        return _best(problem, _opened(problem.cluster, space))
-    start = _opened(problem.cluster, few.space)
+    if short is None:
+        return _best_levels(problem, _sites_opened_where_cut(problem.cluster, space))
+    start = _sites_opened_where_cut(problem.cluster, short.space)
     inside = set(start.space.opening)
-    opening = tuple(op for op, like in enumerate(few.short.ops) if like in inside)
-    sites = find_sites(space.opened(opening), tied=ties(few.space) > UNROLLED)
-    likes = stand_ins(sites, start, few.short)
-    return _best(problem, sites, start if likes is not None else None, likes)
+    opening = tuple(op for op, like in enumerate(short.likes.ops) if like in inside)
+    sites = find_sites(space.opened(opening), tied=largest_loop(short.space) > UNROLLED)
+    likes = matching_sites(sites, start, short.likes)
+    return _best_levels(problem, sites, start if likes is not None else None, likes)
 
 
-def _opened(cluster: Cluster, closed: Space) -> Sites:
+def _sites_opened_where_cut(cluster: Cluster, closed: Space) -> Sites:
     """The sites of a Space, those composites opened that are then cut inside."""
     several = () if closed.opening else composites(closed.source)
     if not several:
@@ -144,35 +148,35 @@ def _opened(cluster: Cluster, closed: Space) -> Sites:
     return sites_of(closed.opened(inside))
 
 
-def _best(
+def _best_levels(
     problem: Problem, sites: Sites, few: Sites | None = None, likes: Ints | None = None
 ) -> Levels:
     """The best of several orders of factors, each polished; begun on `few` sites, if given, where
     each site has its like."""
     best: Levels | None = None
     least = (True, math.inf)
-    steps: Program | None = None
+    steps: EliminationOrder | None = None
     for factors in orders(problem.cluster):
         known = best.steps if best and min(best.factors) <= min(factors) else None
         start = None
         if few is not None and likes is not None and len(factors) > 1:
             made = polish(recurse(few, factors, steps=steps if known else None))
-            start, steps = begin(sites, made, likes), made.steps
-        levels, fits = _levels(problem, sites, factors, known, start)
+            start, steps = levels_from_likes(sites, made, likes), made.steps
+        levels, fits = _levels_of_order(problem, sites, factors, known, start)
         cost = (not fits, levels.bytes_moved)
         if best is None or cost < least:
             best, least = levels, cost
             names = " x ".join(map(str, factors))
-            problem.tell(Progress(f"levels of {names}", levels.bytes_moved, unit="B"))
+            problem.report_progress(Progress(f"levels of {names}", levels.bytes_moved, unit="B"))
     assert best is not None
     return best
 
 
-def _levels(
+def _levels_of_order(
     problem: Problem,
     sites: Sites,
     factors: tuple[int, ...],
-    steps: Program | None,
+    steps: EliminationOrder | None,
     start: Levels | None = None,
 ) -> tuple[Levels, bool]:
     """The fewest bytes that one order of factors gives, from levels to start with if there are
@@ -187,17 +191,17 @@ def _levels(
 
     if problem.memory_limit is None:
         return search(None), True
-    return within(min(problem.memory_limit), held(sites), search)
+    return search_within_limit(min(problem.memory_limit), bytes_held(sites), search)
 
 
 def sites_of(space: Space, *, shared: bool = True, reductions: bool = True) -> Sites:
     """The sites of a Space, the steps of loops tied if elimination is too wide otherwise."""
-    if ties(space) <= UNROLLED:
+    if largest_loop(space) <= UNROLLED:
         return find_sites(space, shared=shared, reductions=reductions)
     return find_sites(space, shared=shared, tied=True, reductions=reductions)
 
 
-def notes(levels: Levels) -> tuple[str, ...]:
+def partition_notes(levels: Levels) -> tuple[str, ...]:
     """How a partition was found, for the user."""
     names = " x ".join(map(str, levels.factors))
     bytes_of = ", ".join(f"{n / 1e9:.4g}" for n in levels.bytes_by_level())
@@ -219,31 +223,31 @@ def _cut_inside(levels: Levels) -> tuple[int, ...]:
             assert chosen is not None
             if chosen[site] < len(atoms):
                 cut = atoms[chosen[site]]
-                parts = [2 if k == cut else 1 for k in range(len(space.groups(index)))]
+                parts = one_cut(len(space.groups(index)), cut)
                 if max(space.split(index, parts).terms) > 1:
                     found.add(origins[index])
     return tuple(sorted(found))
 
 
-def _even(levels: Levels) -> bool:
+def _is_even(levels: Levels) -> bool:
     """Whether all parts are equal and no window is cut: then lowering moves what is modelled."""
     divided = np.ones(len(levels.sites.extents), np.int64)
     for level in levels.decided():
-        divided[levels.taken(level)] *= levels.factors[level]
+        divided[levels.classes_cut(level)] *= levels.factors[level]
     cut = divided > 1
     uneven = levels.sites.extents % divided != 0
     return not (cut & (uneven | levels.sites.rigid)).any()
 
 
-def _least_of_data(problem: Problem, few: _Few | None) -> int:
+def _least_bytes_of_data(problem: Problem, short: _ShortStep | None) -> int:
     """Bytes that data parallelism, its state sharded or not, must move.
 
     A gradient that is a partial sum on k devices is reduced, and it or its parameter gathered.
     Whether it is one is seen where samples are cut in two, on few layers if there are many.
     """
     graph = problem.space.graph
-    space = problem.space if few is None else few.space
-    likes = range(len(graph.ops)) if few is None else few.short.ops
+    space = problem.space if short is None else short.space
+    likes = range(len(graph.ops)) if short is None else short.likes.ops
     partial, samples = _partial_gradients(space)
     nbytes = [
         graph.values[op.inputs[1]].nbytes
@@ -261,7 +265,7 @@ def _partial_gradients(space: Space) -> tuple[set[int], int]:
     for index in range(len(space.graph.ops)):
         groups, able = space.groups(index), space.cuttable(index)
         cut = next((k for k, group in enumerate(groups) if group in samples and able[k]), -1)
-        parts = tuple([2 if k == cut else 1 for k in range(len(groups))])
+        parts = one_cut(len(groups), cut)
         choices.append(Choice(parts, (0, 1)))
         splits.append(space.split(index, parts))
         if cut >= 0:

@@ -1,5 +1,7 @@
 """tofu-seconds: Tofu's levels, for the fewest seconds on the cluster at hand instead of bytes.
 
+In: a Problem. Out: the Strategy of the fewest seconds, added up, that recursion finds.
+
 A byte costs what the links that its level crosses take for it, when all devices exchange at once; a
 transfer costs their latency, however small; an Op costs the seconds of its parts, so that leaving
 one whole on all devices is charged, and then allowed. The seconds are added up as if nothing
@@ -13,13 +15,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from apportion.columns import Floats
 from apportion.lower import lower
 from apportion.machine import first
 from apportion.search.baselines.single import single
 from apportion.search.levels.level_costs import orders, seconds_per_byte, seconds_per_transfer
-from apportion.search.levels.level_grids import result
-from apportion.search.levels.levels import Floats, Levels, Objective, polish, recurse
-from apportion.search.levels.memory_price import held, within
+from apportion.search.levels.level_grids import result_of_levels
+from apportion.search.levels.levels import Levels, Objective, polish, recurse
+from apportion.search.levels.memory_price import bytes_held, search_within_limit
 from apportion.search.levels.sites import Sites
 from apportion.search.levels.tofu import sites_of
 from apportion.search.problem import Problem, Progress, SearchResult
@@ -39,11 +42,11 @@ def tofu_seconds(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> Sea
         if best is None or cost < least:
             best, least = found, cost
             names = " x ".join(map(str, factors))
-            problem.tell(Progress(f"levels of {names}", found.cost))
+            problem.report_progress(Progress(f"levels of {names}", found.cost))
     assert best is not None
     names = " x ".join(map(str, best.factors))
     note = f"levels of {names}: {best.cost:.4g} s if nothing overlapped"
-    return result(best, (note,))
+    return result_of_levels(best, (note,))
 
 
 def _partition(
@@ -61,7 +64,7 @@ def _partition(
 
     if problem.memory_limit is None:
         return search(None), True
-    found, fits = within(min(problem.memory_limit), held(sites), search)
+    found, fits = search_within_limit(min(problem.memory_limit), bytes_held(sites), search)
     return Levels(sites, factors, objective, found.chosen, found.exact), fits
 
 

@@ -1,9 +1,10 @@
-"""messages: the minimum of a large sum of tables by bounds, without a linear program.
+"""ascend: the minimum of a large sum of tables by bounds, without a linear program.
 
-Over and over, on what is left of the sum:
+In: an Energy. Out: a BoundedSolution, the best choice found with a proven lower bound; and what of
+the sum is still undecided. Over and over, on what is left of the sum:
 
     shrink     values and variables that cannot matter are dropped (shrink.py)
-    ascend     passes raise a proven lower bound (passes.py) and make choices on the way
+    ascend     passes raise a proven lower bound (reweight.py) and make choices on the way
     fuse       exact elimination over the few most promising values of each variable, those of the
                best choice among them: every mixture of these is tried
     narrow     values that cost more than the best choice, whatever the others do, are dropped
@@ -21,18 +22,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from apportion.columns import Bools, Floats
 from apportion.search.tables.eliminate import Energy, TooWide, eliminate
 from apportion.search.tables.reweight import (
-    Flat,
-    Floats,
-    Marks,
-    Proof,
-    ascend,
+    FlatEnergy,
+    ProvenBound,
     flatten,
     moved_energy,
-    prove,
+    prove_bound,
+    run_passes,
 )
-from apportion.search.tables.shrink import Shrunk, shrink, whole
+from apportion.search.tables.shrink import ReducedEnergy, shrink, unreduced
 
 PATIENCE = 10  # rounds between looks at bound, choice and clock
 STALLED = 5e-3  # of the gap: what a look must close, or nothing more is expected of passes
@@ -43,7 +43,7 @@ EQUAL = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
+class BoundedSolution:
     """The best choice found, its value, and a proven lower bound on all choices.
 
     finished  whether the method ended by itself, not by its deadline
@@ -64,60 +64,60 @@ def goal(value: float) -> float:
     return value - EQUAL * abs(value)
 
 
-def messages(
+def pass_messages(
     energy: Energy,
     deadline: float | None = None,
     rounds: int = 1000,
     start: Sequence[int] | None = None,
-    tell: Callable[[float, float], None] | None = None,
-) -> Solved:
+    report: Callable[[float, float], None] | None = None,
+) -> BoundedSolution:
     """The best choice met and a bound, after at most `rounds` passes there and back.
 
-    `deadline` is a moment of `time.monotonic`. With a `start`, never worse than it. `tell` is told
-    of the best value and the bound as they change.
+    `deadline` is a moment of `time.monotonic`. With a `start`, never worse than it. `report` is
+    called with the best value and the bound as they change.
     """
-    return narrowed(energy, deadline, rounds, start, tell)[0]
+    return narrow_by_messages(energy, deadline, rounds, start, report)[0]
 
 
-def narrowed(
+def narrow_by_messages(
     energy: Energy,
     deadline: float | None = None,
     rounds: int = 1000,
     start: Sequence[int] | None = None,
-    tell: Callable[[float, float], None] | None = None,
-) -> tuple[Solved, Shrunk | None]:
+    report: Callable[[float, float], None] | None = None,
+) -> tuple[BoundedSolution, ReducedEnergy | None]:
     """As `messages`, and what is left undecided: no choice outside of it is better than the best
     found."""
-    work = _Work(energy, deadline, rounds, start, tell)
-    left: Shrunk | None = whole(energy)
+    work = _MessagePassing(energy, deadline, rounds, start, report)
+    left: ReducedEnergy | None = unreduced(energy)
     while left is not None and work.goes_on:
         left = work.stage(left)
     return work.solved(), left
 
 
-def fused(left: Shrunk, keep: Sequence[Marks]) -> list[int] | None:
+def best_mixture(left: ReducedEnergy, keep: Sequence[Bools]) -> list[int] | None:
     """The best choice of the values marked; None if elimination is too wide even for these."""
     small = shrink(left.energy, keep)
     try:
         picks, _ = eliminate(small.energy, FUSED_CAP)
     except TooWide:
         return None
-    return left.shrunk_to(small).lift(picks)
+    return left.reduced_to(small).lift(picks)
 
 
-class _Work:
+class _MessagePassing:
     def __init__(
         self,
         energy: Energy,
         deadline: float | None,
         rounds: int,
         start: Sequence[int] | None,
-        tell: Callable[[float, float], None] | None,
+        report: Callable[[float, float], None] | None,
     ) -> None:
         self.energy = energy
         self.deadline = math.inf if deadline is None else deadline
         self.rounds = rounds
-        self.tell = tell
+        self.report = report
         self.choice = [0] * len(energy.sizes) if start is None else list(start)
         self.value = energy.value(self.choice)
         self.bound = -math.inf
@@ -132,12 +132,12 @@ class _Work:
     def closed(self) -> bool:
         return self.bound >= goal(self.value)
 
-    def solved(self) -> Solved:
-        return Solved(self.choice, self.value, min(self.bound, self.value), self.finished)
+    def solved(self) -> BoundedSolution:
+        return BoundedSolution(self.choice, self.value, min(self.bound, self.value), self.finished)
 
-    def stage(self, left: Shrunk) -> Shrunk | None:
+    def stage(self, left: ReducedEnergy) -> ReducedEnergy | None:
         """Shrinks, ascends and narrows once; None if nothing is left."""
-        left = left.shrunk_to(shrink(left.energy))
+        left = left.reduced_to(shrink(left.energy))
         if not left.variables:
             self._try(left.lift([]))
             self._raise(left, 0.0)
@@ -147,12 +147,12 @@ class _Work:
         self._fuse(left, proof)
         return left if self.closed else self._narrow(left, flat, proof)
 
-    def _ascend(self, left: Shrunk, flat: Flat) -> Proof:
+    def _ascend(self, left: ReducedEnergy, flat: FlatEnergy) -> ProvenBound:
         while True:
-            picks = ascend(flat, min(PATIENCE, self.rounds))
+            picks = run_passes(flat, min(PATIENCE, self.rounds))
             self.rounds -= PATIENCE
             self._try(left.lift(picks))
-            proof = prove(left.energy, flat)
+            proof = prove_bound(left.energy, flat)
             before = self.bound
             self._raise(left, proof.bound)
             self.finished = time.monotonic() <= self.deadline
@@ -160,25 +160,27 @@ class _Work:
             if self.closed or enough or self.rounds <= 0 or not self.finished:
                 return proof
 
-    def _fuse(self, left: Shrunk, proof: Proof) -> None:
+    def _fuse(self, left: ReducedEnergy, proof: ProvenBound) -> None:
         """Tries every mixture of the most promising values of each variable."""
         if self.closed or not self.finished:
             return
         own = left.picks(self.choice)
         for count in FUSED:
-            keep = [_least(slack, count) for slack in proof.slack]
+            keep = [_mark_least(slack, count) for slack in proof.slack]
             for marks, pick in zip(keep, own, strict=True):
                 if pick >= 0:
                     marks[pick] = True
-            choice = fused(left, keep)
+            choice = best_mixture(left, keep)
             if choice is not None:
                 self._try(choice)
                 return
 
-    def _narrow(self, left: Shrunk, flat: Flat, proof: Proof) -> Shrunk | None:
+    def _narrow(
+        self, left: ReducedEnergy, flat: FlatEnergy, proof: ProvenBound
+    ) -> ReducedEnergy | None:
         """Drops the values that no better choice has."""
         room = goal(self.value) - (left.constant + proof.bound - left.margin)
-        keep: list[Marks] = [slack < room for slack in proof.slack]
+        keep: list[Bools] = [slack < room for slack in proof.slack]
         if not all(marks.any() for marks in keep):
             self._raise(left, math.inf)
             return None
@@ -186,32 +188,32 @@ class _Work:
             self.stuck = True
             return left
         small = replace(
-            whole(moved_energy(left.energy, flat, keep)),
+            unreduced(moved_energy(left.energy, flat, keep)),
             margin=4 * proof.margin,
             values=tuple(np.flatnonzero(marks) for marks in keep),
         )
-        return left.shrunk_to(small)
+        return left.reduced_to(small)
 
     def _try(self, choice: list[int]) -> None:
         value = self.energy.value(choice)
         if value < self.value:
             self.choice, self.value = choice, value
-            self._tell()
+            self._report()
 
-    def _raise(self, left: Shrunk, bound: float) -> None:
+    def _raise(self, left: ReducedEnergy, bound: float) -> None:
         """A bound on what is left is one on all: the rest is no better than the best found."""
         bound = min(left.constant + bound - left.margin, goal(self.value))
         if bound > self.bound:
             self.bound = bound
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
-        if self.tell is not None:
-            self.tell(self.value, self.bound)
+    def _report(self) -> None:
+        if self.report is not None:
+            self.report(self.value, self.bound)
 
 
-def _least(slack: Floats, count: int) -> Marks:
-    """Marks the values of least slack, `count` of them if there are."""
+def _mark_least(slack: Floats, count: int) -> Bools:
+    """Bools the values of least slack, `count` of them if there are."""
     marks = np.zeros(len(slack), np.bool_)
     marks[np.argsort(slack, kind="stable")[:count]] = True
     return marks

@@ -1,15 +1,17 @@
-"""split: a bound by elimination where elimination is too wide.
+"""copies_bound: a bound by elimination where elimination is too wide.
 
-A variable that would make a table too large is split: each of its copies has some of its tables and
-a share of its costs. What results is narrow enough to be minimised exactly, and since copies may
-differ, its minimum is a lower bound:
+In: an Energy, and what message passing has moved in it. Out: rising lower bounds, with choices.
+
+A variable that would make a table too large is copied: each of its copies has some of its tables
+and a share of its costs. What results is narrow enough to be minimised exactly, and since copies
+may differ, its minimum is a lower bound:
 
     min_x  sum of all tables   >=   min over copies  sum of all tables,   shares adding up to u
 
 Where copies differ, costs are moved between them so that they differ less (a subgradient step, as
 long as Polyak's towards a level that it is hoped to reach), and it is minimised again.
 
-The first shares are those of message passing (passes.py), so that the bound is at least what that
+The first shares are those of message passing (reweight.py), so that the bound is at least what that
 has proved: what was moved from a variable into a table goes to the copy that has the table.
 """
 
@@ -22,10 +24,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apportion.search.tables.eliminate import Energy, Shared, share, solve
-from apportion.search.tables.elimination_steps import Program, program
-from apportion.search.tables.reweight import Flat, Floats, descended
-from apportion.search.tables.shrink import ROUNDING, rounding
+from apportion.columns import Floats
+from apportion.search.tables.eliminate import Energy, SharedEnergy, minimise_shared, share_tables
+from apportion.search.tables.elimination_steps import elimination_order
+from apportion.search.tables.reweight import FlatEnergy, improve_by_descent
+from apportion.search.tables.shrink import ROUNDING, rounding_error
 
 WIDER = 4  # a table may exceed the cap so many times: the order of elimination is another one
 HOPE, DESPAIR = 0.5, 0.001  # shares of the gap that steps are to close: the first, the last
@@ -33,7 +36,7 @@ PATIENCE = 4  # steps without a better bound, after which the best one is gone b
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class VariableCopies:
     """Which variable each copy is of; the first copies are the variables themselves. And for each
     pair the copies that it is between."""
 
@@ -41,12 +44,12 @@ class Copies:
     ends: dict[tuple[int, int], tuple[int, int]]
 
 
-def split(energy: Energy, cap: float) -> Copies:
+def copy_variables(energy: Energy, cap: float) -> VariableCopies:
     """Copies such that elimination needs no table of more than `cap` entries, or not many."""
-    return _Splitting(energy, cap).run()
+    return _CopyingElimination(energy, cap).run()
 
 
-class _Splitting:
+class _CopyingElimination:
     """Elimination on scopes alone. A factor is a scope, and for each variable in it the pairs of
     this variable that went into it."""
 
@@ -73,7 +76,7 @@ class _Splitting:
         found: set[int] = set()
         return found.union(*(self.scopes[f] for f in factors))
 
-    def run(self) -> Copies:
+    def run(self) -> VariableCopies:
         heap = [(self._cost(own), v) for v, own in enumerate(self.at)]
         heapq.heapify(heap)
         done = [False] * len(self.at)
@@ -89,7 +92,7 @@ class _Splitting:
             for n in self._eliminate(v):
                 heapq.heappush(heap, (self._cost(self.at[n]), n))
         ends = {pair: (a, b) for pair, (a, b) in self.ends.items()}
-        return Copies(self.variable, ends)
+        return VariableCopies(self.variable, ends)
 
     def _eliminate(self, v: int) -> set[int]:
         touched: set[int] = set()
@@ -127,27 +130,27 @@ class _Splitting:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SubgradientStep:
     """A bound, and choices of all variables that were met beside it."""
 
     bound: float
     choices: tuple[list[int], ...]
 
 
-def tighten(energy: Energy, flat: Flat, best: float, cap: float) -> Iterator[Step]:
+def tighten(energy: Energy, flat: FlatEnergy, best: float, cap: float) -> Iterator[SubgradientStep]:
     """Bounds, each proven by itself, and choices, as subgradient steps yield them.
 
     `flat` holds the costs that passes have moved; `best` is the value of a choice known. Ends by
     itself if steps no longer help or copies agree.
     """
-    made = _Split(energy, flat, cap)
+    made = _CopiedEnergy(energy, flat, cap)
     least, hope, tired, stand, at = -math.inf, HOPE, 0, made.costs, list[int]()
     while hope >= DESPAIR:
         value, picks = made.minimum()
         first = picks[: len(energy.sizes)]
-        choices = (first, descended(flat, first))
+        choices = (first, improve_by_descent(flat, first))
         best = min(best, *map(energy.value, choices))
-        yield Step(value - made.margin, choices)
+        yield SubgradientStep(value - made.margin, choices)
         tired += 1
         if value > least:
             tired, least, stand, at = 0, value, list(made.costs), picks
@@ -157,38 +160,38 @@ def tighten(energy: Energy, flat: Flat, best: float, cap: float) -> Iterator[Ste
             return
 
 
-class _Split:
-    def __init__(self, energy: Energy, flat: Flat, cap: float) -> None:
+class _CopiedEnergy:
+    def __init__(self, energy: Energy, flat: FlatEnergy, cap: float) -> None:
         self.energy = energy
         largest = max((table.size for table in energy.pairs.values()), default=1)
         while True:
-            self.copies = split(energy, cap)
-            self.costs = _shares(energy, flat, self.copies)
+            self.copies = copy_variables(energy, cap)
+            self.costs = _cost_shares(energy, flat, self.copies)
             shared = self._shared()
             self.cap = int(WIDER * max(cap, largest))
-            self.steps: Program = program(shared.sizes, shared.edges, float(self.cap))
+            self.steps = elimination_order(shared.sizes, shared.edges, float(self.cap))
             if self.steps.widest(shared.sizes) <= self.cap:
                 break
             cap /= WIDER
-        self.several = _several(self.copies)
+        self.several = _copied_variables(self.copies)
 
     @property
     def margin(self) -> float:
         """By which rounding may have raised a minimum."""
         shares = math.fsum(float(np.abs(costs).max()) for costs in self.costs)
-        return rounding(self.energy) + ROUNDING * shares
+        return rounding_error(self.energy) + ROUNDING * shares
 
     def minimum(self) -> tuple[float, list[int]]:
-        picks, value = solve(self._shared(), self.steps, self.cap)
+        picks, value = minimise_shared(self._shared(), self.steps, self.cap)
         return value, picks.tolist()
 
-    def _shared(self) -> Shared:
+    def _shared(self) -> SharedEnergy:
         made = Energy()
         for costs in self.costs:
             made.variable(costs)
         for pair, table in self.energy.pairs.items():
             made.pair(*self.copies.ends[pair], table)
-        return share(made)
+        return share_tables(made)
 
     def agree(self, picks: list[int], excess: float) -> bool:
         """Moves costs between copies that differ, by a step that would raise the bound by `excess`
@@ -209,7 +212,7 @@ class _Split:
         return True
 
 
-def _several(copies: Copies) -> list[list[int]]:
+def _copied_variables(copies: VariableCopies) -> list[list[int]]:
     """The copies of each variable that has more than one."""
     found: dict[int, list[int]] = {}
     for k, v in enumerate(copies.variable):
@@ -217,15 +220,15 @@ def _several(copies: Copies) -> list[list[int]]:
     return [own for own in found.values() if len(own) > 1]
 
 
-def _shares(energy: Energy, flat: Flat, copies: Copies) -> list[Floats]:
+def _cost_shares(energy: Energy, flat: FlatEnergy, copies: VariableCopies) -> list[Floats]:
     """The costs of each copy; of a variable that is not split, its own."""
     found = [energy.unary[v] for v in copies.variable]
-    for own in _several(copies):
+    for own in _copied_variables(copies):
         v = own[0]
         rest = flat.unary[flat.start[v] : flat.start[v + 1]]
         for k in own:
             found[k] = rest / len(own)
-    split_ones = {k for own in _several(copies) for k in own}
+    split_ones = {k for own in _copied_variables(copies) for k in own}
     for e, (a, b) in enumerate(zip(flat.first.tolist(), flat.second.tolist(), strict=True)):
         ends = copies.ends[min(a, b), max(a, b)]
         for v, at in ((a, flat.one[e]), (b, flat.other[e])):
@@ -233,7 +236,7 @@ def _shares(energy: Energy, flat: Flat, copies: Copies) -> list[Floats]:
             if k in split_ones:
                 found[k] = found[k] + flat.moved[at : at + energy.sizes[v]]
     # Rounding must not make shares add up to more than there is.
-    for own in _several(copies):
+    for own in _copied_variables(copies):
         v = own[0]
         found[v] = energy.unary[v] - sum(found[k] for k in own[1:])
     return found

@@ -1,12 +1,14 @@
-"""Exact minimum of a sum of tables over small variables, by variable elimination.
+"""eliminate: the exact minimum of a sum of tables over small variables, by variable elimination.
+
+In: an Energy, the sum. Out: the value of every variable at the minimum, and the minimum.
 
     minimise  sum_i u_i[x_i] + sum_(i,j) t_ij[x_i, x_j]
 
 Eliminating x replaces all tables that mention it by one over their other variables: the sum
 minimised over x. The order is greedy, the smallest resulting table first; it depends on which
-variables share a table, not on what is in them, so that a Program made once serves every Energy of
-the same structure. The arguments of the minima are kept and substituted backwards, and the energy
-of the result is evaluated again from the original tables: it must be the minimum found.
+variables share a table, not on what is in them, so that an EliminationOrder made once serves every
+Energy of the same structure. The arguments of the minima are kept and substituted backwards, and
+the energy of the result is evaluated again from the original tables: it must be the minimum found.
 
 Steps whose tables are equal, at equal places, are worked out once. Every new table is kept less
 its minimum, so that the tables along a chain of equal layers soon repeat: depth costs next to
@@ -27,7 +29,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from apportion.search.tables.elimination_steps import Program, program, run
+from apportion.columns import Ints
+from apportion.search.tables.elimination_steps import (
+    EliminationOrder,
+    Tables,
+    elimination_order,
+    run_elimination,
+)
 
 Table = npt.NDArray[np.float64]
 CAP = 20_000_000
@@ -68,19 +76,19 @@ class TooWide(Exception):
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedEnergy:
     """A sum of tables that many pairs share: each variable and each edge names its table.
 
     edges     (a, b) of each pair of variables; no pair occurs twice
     """
 
-    sizes: npt.NDArray[np.int64]
-    unary: npt.NDArray[np.int64]
-    edges: npt.NDArray[np.int64]
-    pairs: npt.NDArray[np.int64]
+    sizes: Ints
+    unary: Ints
+    edges: Ints
+    pairs: Ints
     tables: tuple[Table, ...]
 
-    def value(self, choice: npt.NDArray[np.int64]) -> float:
+    def value(self, choice: Ints) -> float:
         """The sum at a choice of all variables."""
         flat, starts = self.flat
         widths = np.array([t.shape[-1] for t in self.tables], np.int64)
@@ -91,7 +99,7 @@ class Shared:
         return float(total)
 
     @property
-    def flat(self) -> tuple[Table, npt.NDArray[np.int64]]:
+    def flat(self) -> tuple[Table, Ints]:
         """All tables in a row, and where each begins."""
         starts = np.zeros(len(self.tables) + 1, np.int64)
         np.cumsum([t.size for t in self.tables], out=starts[1:])
@@ -108,7 +116,7 @@ class Shared:
         return energy
 
 
-def share(energy: Energy) -> Shared:
+def share_tables(energy: Energy) -> SharedEnergy:
     """An Energy whose equal tables are one."""
     numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
     tables: list[Table] = []
@@ -122,7 +130,7 @@ def share(energy: Energy) -> Shared:
 
     unary = [number(u) for u in energy.unary]
     pairs = [number(t) for t in energy.pairs.values()]
-    return Shared(
+    return SharedEnergy(
         np.array(energy.sizes, np.int64),
         np.array(unary, np.int64),
         np.array(list(energy.pairs), np.int64).reshape(-1, 2),
@@ -134,21 +142,22 @@ def share(energy: Energy) -> Shared:
 def eliminate(energy: Energy, cap: int = CAP) -> tuple[list[int], float]:
     """The best choice and its value; raises TooWide if a table would have more than `cap`
     entries."""
-    choice = solve(share(energy), None, cap)[0].tolist()
+    choice = minimise_shared(share_tables(energy), None, cap)[0].tolist()
     return choice, energy.value(choice)
 
 
-def solve(
-    shared: Shared, steps: Program | None = None, cap: int = CAP
-) -> tuple[npt.NDArray[np.int64], float]:
-    """The best choice and its value, by a Program for this structure if one is at hand."""
+def minimise_shared(
+    shared: SharedEnergy, steps: EliminationOrder | None = None, cap: int = CAP
+) -> tuple[Ints, float]:
+    """The best choice and its value, by a EliminationOrder for this structure if one is at hand."""
     if steps is None:
-        steps = program(shared.sizes, shared.edges, float(cap))
+        steps = elimination_order(shared.sizes, shared.edges, float(cap))
     widest = steps.widest(shared.sizes)
     if widest > cap:
         raise TooWide(f"a table of more than {cap} entries")
     flat, starts = shared.flat
-    choice, least = run(steps, shared.sizes, shared.unary, shared.pairs, flat, starts)
+    tables = Tables(shared.sizes, shared.unary, shared.pairs, flat, starts)
+    choice, least = run_elimination(steps, tables)
     found = shared.value(choice)
     assert math.isclose(found, least, rel_tol=1e-9, abs_tol=1e-6), (found, least)
     return choice, found
@@ -175,7 +184,7 @@ def descend(energy: Energy, start: Sequence[int], rounds: int = 50) -> tuple[lis
     return choice, energy.value(choice)
 
 
-def exhaust(energy: Energy) -> tuple[list[int], float]:
+def try_all_choices(energy: Energy) -> tuple[list[int], float]:
     """All choices tried: the truth for tests."""
     best = min(itertools.product(*(range(n) for n in energy.sizes)), key=energy.value)
     return list(best), energy.value(best)

@@ -1,5 +1,7 @@
 """linear: the relaxation of a sum of tables to a linear program, and the integer program, on HiGHS.
 
+In: an Energy. Out: a proven lower bound, or the minimum with one, or a Certificate for a value.
+
 A table is written as what its rows and columns cost at most, less what some of its cells save:
 
     t[x, y] = r[x] + c[y] - s[x, y],   s >= 0, mostly 0
@@ -14,9 +16,9 @@ With p_i[v] in [0, 1] for "variable i has value v", and q_e[x, y] for the cells 
 which has the value of the usual program with a variable for each cell of each table (savings are
 not negative, so probability that is left over may go anywhere), and a third of its columns.
 
-The duals of the inequalities are costs to move (passes.py): a_e = dual of the row - r, and likewise
-b_e. What these prove is worked out from them in plain sums, so the solver's tolerances cannot make
-a bound too high.
+The duals of the inequalities are costs to move (reweight.py): a_e = dual of the row - r, and
+likewise b_e. What these prove is worked out from them in plain sums, so the solver's tolerances
+cannot make a bound too high.
 """
 
 from __future__ import annotations
@@ -32,20 +34,24 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_matrix
 
-from apportion.search.tables.ascend import Solved, fused, goal, messages, narrowed
+from apportion.columns import Bools, Floats, Ints
+from apportion.search.tables.ascend import (
+    BoundedSolution,
+    best_mixture,
+    goal,
+    narrow_by_messages,
+    pass_messages,
+)
 from apportion.search.tables.copies_bound import tighten
 from apportion.search.tables.eliminate import CAP, Energy, TooWide, eliminate
 from apportion.search.tables.reweight import (
-    Flat,
-    Floats,
-    Ints,
-    Marks,
-    ascend,
+    FlatEnergy,
     flatten,
-    move,
-    prove,
+    move_costs,
+    prove_bound,
+    run_passes,
 )
-from apportion.search.tables.shrink import Shrunk, rounding, shrink
+from apportion.search.tables.shrink import ReducedEnergy, rounding_error, shrink
 
 SHARPER = 1e3  # times the costs of an integer program, so that tolerances weigh less
 TOLERANCE = 1e-6  # of the solver, per column that is 1
@@ -59,7 +65,7 @@ COLUMNS = 2_000_000  # a program of more is not tried
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class RelaxedBound:
     """A proven lower bound.
 
     integral  a choice that attains it, if the relaxation has found one
@@ -84,7 +90,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Saving:
+class _SavingsTable:
     """A table as rows, columns and savings. `row` is the inequality of each value of the first
     variable, -1 for none, `column` those of the second; a cell is in one of each."""
 
@@ -99,7 +105,7 @@ class _Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class _Program:
+class _LinearProgram:
     """Columns are the values of all variables, then cells that save; `scale` divides the costs.
 
     first_row  of each pair
@@ -110,15 +116,15 @@ class _Program:
     equal: csr_matrix
     scale: float
     values: int
-    savings: list[_Saving]
+    savings: list[_SavingsTable]
     first_row: Ints
 
 
 # The program
 
 
-def _saving(table: Floats) -> _Saving:
-    one, other = _peeled(table), _peeled(table.T)
+def _savings_table(table: Floats) -> _SavingsTable:
+    one, other = _rows_columns_savings(table), _rows_columns_savings(table.T)
     if (other[2] > 0).sum() < (one[2] > 0).sum():
         one = (other[1], other[0], other[2].T)
     rows, columns, savings = one
@@ -128,7 +134,7 @@ def _saving(table: Floats) -> _Saving:
     used_rows, cell_of_row = np.unique(cell_row, return_inverse=True)
     used_columns, cell_of_column = np.unique(cell_column, return_inverse=True)
     count = len(used_rows) + len(used_columns)
-    return _Saving(
+    return _SavingsTable(
         rows,
         columns,
         _numbered(row, used_rows, 0),
@@ -140,7 +146,7 @@ def _saving(table: Floats) -> _Saving:
     )
 
 
-def _peeled(table: Floats) -> tuple[Floats, Floats, Floats]:
+def _rows_columns_savings(table: Floats) -> tuple[Floats, Floats, Floats]:
     rows = table.max(axis=1)
     columns = (table - rows[:, None]).max(axis=0)
     savings = rows[:, None] + columns[None, :] - table
@@ -155,8 +161,8 @@ def _numbered(kind: npt.NDArray[np.intp], used: npt.NDArray[np.intp], first: int
     return number[kind.reshape(-1)]
 
 
-def _program(energy: Energy, flat: Flat) -> _Program:
-    known: dict[int, _Saving] = {}
+def _linear_program(energy: Energy, flat: FlatEnergy) -> _LinearProgram:
+    known: dict[int, _SavingsTable] = {}
     savings, first_row = [], np.zeros(len(flat.first), np.int64)
     cost = flat.unary.copy()
     cells, rows, columns, signs = [cost], list[Ints](), list[Ints](), list[Floats]()
@@ -164,7 +170,7 @@ def _program(energy: Energy, flat: Flat) -> _Program:
     for e, (a, b) in enumerate(zip(flat.first.tolist(), flat.second.tolist(), strict=True)):
         place = int(flat.table_at[e])
         if place not in known:
-            known[place] = _saving(flat.table(e))
+            known[place] = _savings_table(flat.table(e))
         s = known[place]
         savings.append(s)
         first_row[e] = height
@@ -184,14 +190,14 @@ def _program(energy: Energy, flat: Flat) -> _Program:
         width += len(number)
     total = np.concatenate(cells)
     scale = float(np.abs(total).max(initial=0.0)) or 1.0
-    where = (_joined(rows), _joined(columns))
+    where = (_concatenate(rows), _concatenate(columns))
     upper = csr_matrix((np.concatenate([*signs, np.empty(0)]), where), (height, width))
     of = np.repeat(np.arange(len(energy.sizes)), energy.sizes)
     equal = csr_matrix((np.ones(len(of)), (of, np.arange(len(of)))), (len(energy.sizes), width))
-    return _Program(total / scale, upper, equal, scale, len(cost), savings, first_row)
+    return _LinearProgram(total / scale, upper, equal, scale, len(cost), savings, first_row)
 
 
-def _joined(parts: list[Ints]) -> Ints:
+def _concatenate(parts: list[Ints]) -> Ints:
     return np.concatenate([*parts, np.empty(0, np.int64)]).astype(np.int64)
 
 
@@ -199,17 +205,17 @@ def _joined(parts: list[Ints]) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class _Relaxed:
+class _Relaxation:
     """A solution of the relaxation: probabilities, and the costs that its duals move, in `flat`."""
 
     probabilities: Floats
-    flat: Flat
+    flat: FlatEnergy
 
 
-def _relax(energy: Energy, deadline: float | None) -> _Relaxed | None:
+def _relax(energy: Energy, deadline: float | None) -> _Relaxation | None:
     """None if it is too large or the time does not suffice."""
     flat = flatten(energy)
-    made = _program(energy, flat)
+    made = _linear_program(energy, flat)
     left = _seconds_left(deadline)
     if len(made.cost) > COLUMNS or (left is not None and left <= 0):
         return None
@@ -227,15 +233,15 @@ def _relax(energy: Energy, deadline: float | None) -> _Relaxed | None:
     duals = np.maximum(-result.ineqlin.marginals, 0.0) * made.scale
     for e, s in enumerate(made.savings):
         own = np.append(duals[made.first_row[e] : made.first_row[e] + s.count], 0.0)
-        move(flat, e, own[s.row] - s.rows, own[s.column] - s.columns)
-    return _Relaxed(result.x[: made.values], flat)
+        move_costs(flat, e, own[s.row] - s.rows, own[s.column] - s.columns)
+    return _Relaxation(result.x[: made.values], flat)
 
 
 def _seconds_left(deadline: float | None) -> float | None:
     return None if deadline is None else deadline - time.monotonic()
 
 
-def bound(energy: Energy, deadline: float | None = None) -> Bound:
+def relaxed_bound(energy: Energy, deadline: float | None = None) -> RelaxedBound:
     """The bound of the relaxation. `deadline` is a moment of `time.monotonic`; if it passes, or
     the program is too large, the bound is that of message passing."""
     began = time.process_time()
@@ -243,20 +249,20 @@ def bound(energy: Energy, deadline: float | None = None) -> Bound:
     if not left.variables:
         choice = left.lift([])
         value = min(left.constant - left.margin, goal(energy.value(choice)))
-        return Bound(value, choice, time.process_time() - began, True)
+        return RelaxedBound(value, choice, time.process_time() - began, True)
     relaxed = _relax(left.energy, deadline)
     if relaxed is None:
-        quick = messages(energy, deadline, 20)
-        return Bound(quick.bound, None, time.process_time() - began, False)
-    ascend(relaxed.flat, POLISHING)
-    value = left.constant - left.margin + prove(left.energy, relaxed.flat).bound
-    choice = left.lift(_picks(left.energy, relaxed.probabilities))
+        quick = pass_messages(energy, deadline, 20)
+        return RelaxedBound(quick.bound, None, time.process_time() - began, False)
+    run_passes(relaxed.flat, POLISHING)
+    value = left.constant - left.margin + prove_bound(left.energy, relaxed.flat).bound
+    choice = left.lift(_most_probable(left.energy, relaxed.probabilities))
     attained = energy.value(choice)
     integral = choice if value >= goal(attained) else None
-    return Bound(min(value, attained), integral, time.process_time() - began, True)
+    return RelaxedBound(min(value, attained), integral, time.process_time() - began, True)
 
 
-def _picks(energy: Energy, probabilities: Floats) -> list[int]:
+def _most_probable(energy: Energy, probabilities: Floats) -> list[int]:
     """Each variable at its most probable value."""
     ends = np.cumsum([0, *energy.sizes])
     return [int(probabilities[a:b].argmax()) for a, b in pairwise(ends)]
@@ -265,58 +271,60 @@ def _picks(energy: Energy, probabilities: Floats) -> list[int]:
 # The integer program
 
 
-def solve(
+def minimise_with_bound(
     energy: Energy,
     deadline: float | None = None,
     start: Sequence[int] | None = None,
     cap: int = CAP,
-    tell: Callable[[float, float], None] | None = None,
-) -> Solved:
+    report: Callable[[float, float], None] | None = None,
+) -> BoundedSolution:
     """The best choice found by the deadline, never worse than `start`, and a proven bound.
 
     Messages first; of what they leave undecided, elimination if no table has more than `cap`
-    entries, else with variables split (split.py), and then the integer program, whose bound is the
-    solver's, less its tolerances.
-    `tell` is told of the best value and the bound as they change.
+    entries, else with variables copied (copies_bound.py), and then the integer program, whose bound
+    is the solver's, less its tolerances. `report` is called with the best value and the bound as
+    they change.
     """
-    return _solve(energy, deadline, start, cap, tell)[0]
+    return _minimise_with_bound(energy, deadline, start, cap, report)[0]
 
 
-def _solve(
+def _minimise_with_bound(
     energy: Energy,
     deadline: float | None,
     start: Sequence[int] | None,
     cap: int,
-    tell: Callable[[float, float], None] | None,
-) -> tuple[Solved, str]:
+    report: Callable[[float, float], None] | None,
+) -> tuple[BoundedSolution, str]:
     """As `solve`, and what came last."""
-    solved, left = narrowed(energy, deadline, start=start, tell=tell)
+    solved, left = narrow_by_messages(energy, deadline, start=start, report=report)
     if left is None or solved.optimal or not solved.finished:
         return solved, MESSAGES
-    left = left.shrunk_to(shrink(left.energy))
+    left = left.reduced_to(shrink(left.energy))
     try:
         picks, least = eliminate(left.energy, cap)
     except TooWide:
-        solved = _tightened(energy, solved, left, deadline, cap, tell)
+        solved = _tighten_by_copies(energy, solved, left, deadline, cap, report)
         if solved.optimal:
             return solved, "split variables"
-        return _better(energy, solved, left, _integers(left, deadline)), "integer program"
-    found = _Integers(picks, least - rounding(left.energy), True)
-    return _better(energy, solved, left, found), "elimination"
+        return _with_solution(
+            energy, solved, left, _solve_integers(left, deadline)
+        ), "integer program"
+    found = _IntegerSolution(picks, least - rounding_error(left.energy), True)
+    return _with_solution(energy, solved, left, found), "elimination"
 
 
-def _tightened(
+def _tighten_by_copies(
     energy: Energy,
-    solved: Solved,
-    left: Shrunk,
+    solved: BoundedSolution,
+    left: ReducedEnergy,
     deadline: float | None,
     cap: int,
-    tell: Callable[[float, float], None] | None,
-) -> Solved:
+    report: Callable[[float, float], None] | None,
+) -> BoundedSolution:
     """A better bound by elimination with variables split, and better choices: mixtures of those
     that are met."""
     flat = flatten(left.energy)
-    ascend(flat, ROUNDS)
+    run_passes(flat, ROUNDS)
     base = left.constant - left.margin
     keep = [np.zeros(n, np.bool_) for n in left.energy.sizes]
     _mark(keep, left.picks(solved.choice))
@@ -327,32 +335,36 @@ def _tightened(
         for picks in step.choices:
             _mark(keep, picks)
         choices = [left.lift(picks) for picks in step.choices]
-        mixed = fused(left, keep)
-        solved = _with(energy, solved, [*choices, mixed] if mixed else choices)
+        mixed = best_mixture(left, keep)
+        solved = _with_best_of(energy, solved, [*choices, mixed] if mixed else choices)
         solved = replace(
             solved, bound=max(solved.bound, min(base + step.bound, goal(solved.value)))
         )
-        if tell is not None:
-            tell(solved.value, solved.bound)
+        if report is not None:
+            report(solved.value, solved.bound)
         if solved.optimal or count == STEPS or (end is not None and time.monotonic() > end):
             break
     return solved
 
 
-def _mark(keep: list[Marks], picks: Sequence[int]) -> None:
+def _mark(keep: list[Bools], picks: Sequence[int]) -> None:
     for marks, pick in zip(keep, picks, strict=True):
         if pick >= 0:
             marks[pick] = True
 
 
-def _with(energy: Energy, solved: Solved, choices: Sequence[list[int]]) -> Solved:
+def _with_best_of(
+    energy: Energy, solved: BoundedSolution, choices: Sequence[list[int]]
+) -> BoundedSolution:
     """The same, or the best of the choices if that is better."""
     best = min(choices, key=energy.value)
     value = energy.value(best)
     return replace(solved, choice=best, value=value) if value < solved.value else solved
 
 
-def _better(energy: Energy, solved: Solved, left: Shrunk, found: _Integers) -> Solved:
+def _with_solution(
+    energy: Energy, solved: BoundedSolution, left: ReducedEnergy, found: _IntegerSolution
+) -> BoundedSolution:
     """The better of what was known and what was found in what was left, and the better bound."""
     choice, value = solved.choice, solved.value
     if found.picks is not None:
@@ -361,23 +373,23 @@ def _better(energy: Energy, solved: Solved, left: Shrunk, found: _Integers) -> S
             choice, value = lifted, energy.value(lifted)
     inside = left.constant - left.margin + found.bound
     proven = max(solved.bound, min(inside, goal(value)))
-    return Solved(choice, value, proven, found.finished)
+    return BoundedSolution(choice, value, proven, found.finished)
 
 
 @dataclass(frozen=True, slots=True)
-class _Integers:
+class _IntegerSolution:
     picks: list[int] | None
     bound: float
     finished: bool
 
 
-def _integers(left: Shrunk, deadline: float | None) -> _Integers:
+def _solve_integers(left: ReducedEnergy, deadline: float | None) -> _IntegerSolution:
     energy = left.energy
     flat = flatten(energy)
-    made = _program(energy, flat)
+    made = _linear_program(energy, flat)
     seconds = _seconds_left(deadline)
     if len(made.cost) > COLUMNS or (seconds is not None and seconds <= 0):
-        return _Integers(None, -math.inf, False)
+        return _IntegerSolution(None, -math.inf, False)
     result = milp(
         made.cost * SHARPER,
         integrality=np.arange(len(made.cost)) < made.values,
@@ -393,23 +405,23 @@ def _integers(left: Shrunk, deadline: float | None) -> _Integers:
         slop = TOLERANCE * (len(energy.sizes) + len(flat.first))
         least = (float(result.mip_dual_bound) - slop) * made.scale / SHARPER
     if result.x is None:
-        return _Integers(None, least, False)
-    return _Integers(_picks(energy, result.x), least, result.status == 0)
+        return _IntegerSolution(None, least, False)
+    return _IntegerSolution(_most_probable(energy, result.x), least, result.status == 0)
 
 
-def certify(
+def certify_minimum(
     energy: Energy, value: float, deadline: float | None = None, cap: int = CAP
 ) -> Certificate:
     """How far a value is from the minimum at most: by the cheapest proof that closes the gap, or
     else the best one."""
-    found = messages(energy, deadline)
+    found = pass_messages(energy, deadline)
     best, how = found.bound, MESSAGES
     if best < goal(value):
-        relaxed = bound(energy, deadline)
+        relaxed = relaxed_bound(energy, deadline)
         if relaxed.value > best:
             best, how = relaxed.value, "linear program"
     if best < goal(value):
-        solved, last = _solve(energy, deadline, found.choice, cap, None)
+        solved, last = _minimise_with_bound(energy, deadline, found.choice, cap, None)
         if solved.bound > best:
             best, how = solved.bound, last
     best = min(best, value)

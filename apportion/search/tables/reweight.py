@@ -1,4 +1,6 @@
-"""Passes: costs moved between the tables of a sum so that what they prove of its minimum rises.
+"""reweight: costs moved between the tables of a sum so that what they prove of its minimum rises.
+
+In: an Energy. Out: its FlatEnergy with costs moved, choices met on the way, and a ProvenBound.
 
     minimise  sum_i u_i[x_i] + sum_e t_e[x_a, x_b]
 
@@ -26,22 +28,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-from apportion.columns import compiled
+from apportion.columns import Bools, Floats, Ints, compiled
 from apportion.search.tables.eliminate import Energy
 from apportion.search.tables.shrink import ROUNDING
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Marks = npt.NDArray[np.bool_]
 
 DESCENTS = 50
 
 
-class Flat(NamedTuple):  # numba takes no dataclass
+class FlatEnergy(NamedTuple):  # numba takes no dataclass
     """An energy in flat arrays; variables are visited in `order`, and of a pair the one visited
     earlier comes first. A table has its first variable's values as rows; `table_at` and
     `turned_at` are where it and its transpose begin in `entries`, `one` and `other` where a_e and
@@ -71,7 +68,7 @@ class Flat(NamedTuple):  # numba takes no dataclass
         return self.entries[begin : begin + rows * columns].reshape(rows, columns)
 
 
-def move(flat: Flat, pair: int, one: Floats, other: Floats) -> None:
+def move_costs(flat: FlatEnergy, pair: int, one: Floats, other: Floats) -> None:
     """Moves costs from a pair's variables into its table."""
     a, b = flat.first[pair], flat.second[pair]
     flat.unary[flat.start[a] : flat.start[a + 1]] -= one
@@ -80,16 +77,16 @@ def move(flat: Flat, pair: int, one: Floats, other: Floats) -> None:
     flat.moved[flat.other[pair] : flat.other[pair] + len(other)] += other
 
 
-def flatten(energy: Energy) -> Flat:
+def flatten(energy: Energy) -> FlatEnergy:
     """The flat form, nothing moved; equal tables are held once."""
     count = len(energy.sizes)
     ends = np.array(list(energy.pairs), np.int64).reshape(-1, 2)
-    order = _narrow(ends, count)
+    order = _narrow_band_order(ends, count)
     rank = np.argsort(order)
     swapped = rank[ends[:, 0]] > rank[ends[:, 1]]
     first = np.where(swapped, ends[:, 1], ends[:, 0])
     second = np.where(swapped, ends[:, 0], ends[:, 1])
-    start = _starts(energy.sizes)
+    start = _offsets(energy.sizes)
     unary = np.concatenate([*energy.unary, np.empty(0)]).astype(np.float64)
     known: dict[tuple[int, int, bytes], int] = {}
     chunks, used = [np.empty(0)], 0
@@ -104,10 +101,10 @@ def flatten(energy: Energy) -> Flat:
     at = np.where(swapped, at[::-1], at)
     sizes = np.diff(start)
     lengths = np.stack([sizes[first], sizes[second]], 1).reshape(-1)
-    places_of = _starts(lengths.tolist())
-    ahead_start, ahead = _lists(first, count)
-    behind_start, behind = _lists(second, count)
-    return Flat(
+    places_of = _offsets(lengths.tolist())
+    ahead_start, ahead = _pairs_by_variable(first, count)
+    behind_start, behind = _pairs_by_variable(second, count)
+    return FlatEnergy(
         order,
         start,
         unary,
@@ -126,7 +123,7 @@ def flatten(energy: Energy) -> Flat:
     )
 
 
-def _narrow(ends: Ints, count: int) -> Ints:
+def _narrow_band_order(ends: Ints, count: int) -> Ints:
     """Variables in an order of small bandwidth: passes then carry costs far."""
     ones = np.ones(len(ends))
     graph = csr_matrix((ones, (ends[:, 0], ends[:, 1])), (count, count))
@@ -135,14 +132,14 @@ def _narrow(ends: Ints, count: int) -> Ints:
     return np.asarray(reverse_cuthill_mckee((graph + graph.T).tocsr(), True), np.int64)
 
 
-def _starts(lengths: Sequence[int]) -> Ints:
+def _offsets(lengths: Sequence[int]) -> Ints:
     return np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))]).astype(np.int64)
 
 
-def _lists(ends: Ints, count: int) -> tuple[Ints, Ints]:
+def _pairs_by_variable(ends: Ints, count: int) -> tuple[Ints, Ints]:
     """For each variable the pairs that end there."""
     order = np.argsort(ends, kind="stable").astype(np.int64)
-    return _starts(np.bincount(ends, minlength=count).tolist()), order
+    return _offsets(np.bincount(ends, minlength=count).tolist()), order
 
 
 # Passes
@@ -261,7 +258,7 @@ def _visit(f, i, forward, room):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _ascend(f, rounds, choice, room):  # type: ignore[no-untyped-def]
+def _run_passes(f, rounds, choice, room):  # type: ignore[no-untyped-def]
     """Passes forwards and backwards; fills in the choice of the last one forwards."""
     for _ in range(rounds):
         for i in f.order:
@@ -271,17 +268,17 @@ def _ascend(f, rounds, choice, room):  # type: ignore[no-untyped-def]
             _visit(f, i, False, room)
 
 
-def ascend(flat: Flat, rounds: int) -> list[int]:
+def run_passes(flat: FlatEnergy, rounds: int) -> list[int]:
     """Passes there and back, and the choice that the last of them made, improved by descent."""
     sizes = np.diff(flat.start)
     room, choice = np.empty(sizes.max(initial=0)), np.zeros(len(sizes), np.int64)
-    _ascend(flat, rounds, choice, room)
+    _run_passes(flat, rounds, choice, room)
     _descend(flat, choice, DESCENTS, room)
     found: list[int] = choice.tolist()
     return found
 
 
-def descended(flat: Flat, choice: Sequence[int]) -> list[int]:
+def improve_by_descent(flat: FlatEnergy, choice: Sequence[int]) -> list[int]:
     """A choice improved by descent."""
     room = np.empty(np.diff(flat.start).max(initial=0))
     better = np.array(choice, np.int64)
@@ -294,7 +291,7 @@ def descended(flat: Flat, choice: Sequence[int]) -> list[int]:
 
 
 @compiled
-def _prove(f, unary, slack, least, error):  # type: ignore[no-untyped-def]
+def _prove_columns(f, unary, slack, least, error):  # type: ignore[no-untyped-def]
     """From the original costs of the variables and what was moved: the least entries of all, how
     far each value is above them, and the size of the numbers that were added up.
 
@@ -343,7 +340,7 @@ def _prove_table(f, e, slack, least, error):  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class ProvenBound:
     """A lower bound, and for each value of each variable by how much the best choice with it
     exceeds the bound at least. `margin` is what rounding may have added, already taken off."""
 
@@ -352,21 +349,21 @@ class Proof:
     margin: float
 
 
-def prove(energy: Energy, flat: Flat) -> Proof:
+def prove_bound(energy: Energy, flat: FlatEnergy) -> ProvenBound:
     """What the costs that were moved in `flat` prove of `energy`, rounding accounted for."""
     unary = np.concatenate([*energy.unary, np.empty(0)]).astype(np.float64)
     slack = np.empty_like(unary)
     terms = len(energy.sizes) + len(flat.first)
     least, error = np.zeros(terms), np.zeros(terms)
-    _prove(flat, unary, slack, least, error)
+    _prove_columns(flat, unary, slack, least, error)
     margin = ROUNDING * math.fsum(error)
     bound = math.fsum(least) - margin
     ends = flat.start.tolist()
     lowered = slack - 2 * margin
-    return Proof(bound, [lowered[a:b] for a, b in pairwise(ends)], margin)
+    return ProvenBound(bound, [lowered[a:b] for a, b in pairwise(ends)], margin)
 
 
-def moved_energy(energy: Energy, flat: Flat, keep: Sequence[Marks]) -> Energy:
+def moved_energy(energy: Energy, flat: FlatEnergy, keep: Sequence[Bools]) -> Energy:
     """The energy of the moved costs over the values kept: the same totals there, up to rounding."""
     small = Energy()
     unary = [u.copy() for u in energy.unary]

@@ -1,5 +1,6 @@
 """shrink: a smaller sum of tables with the same minimum, and the way back.
 
+In: an Energy. Out: a ReducedEnergy, which lifts choices of what is left to choices of everything.
 Three steps, each exact, repeated until none applies:
 
     a value i is dropped   if another, j, is never worse, whatever the neighbours do:
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from apportion.columns import compiled
+from apportion.columns import Bools, compiled
 from apportion.search.tables.eliminate import Energy, Table
 
 Indices = npt.NDArray[np.intp]
@@ -34,7 +35,7 @@ ROUNDING = 2.0**-50  # error of a sum of a few floats, as a share of the largest
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class RemovedVariable:
     """A variable that was dropped: its best value for each choice of its neighbours' values."""
 
     variable: int
@@ -45,7 +46,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Shrunk:
+class ReducedEnergy:
     """What is left: `energy` over `variables`, each restricted to `values`, plus a `constant`.
 
     margin  by which rounding may have changed the minimum on the way
@@ -56,7 +57,7 @@ class Shrunk:
     margin: float
     variables: tuple[int, ...]
     values: tuple[Indices, ...]
-    dropped: tuple[Dropped, ...]
+    removed: tuple[RemovedVariable, ...]
 
     def lift(self, choice: Sequence[int]) -> list[int]:
         """The choice of all variables that a choice of those left stands for; the dropped ones at
@@ -65,7 +66,7 @@ class Shrunk:
             v: int(values[pick])
             for v, values, pick in zip(self.variables, self.values, choice, strict=True)
         }
-        for gone in reversed(self.dropped):
+        for gone in reversed(self.removed):
             at = tuple(
                 int(np.searchsorted(values, found[n]))
                 for n, values in zip(gone.neighbours, gone.neighbour_values, strict=True)
@@ -81,11 +82,11 @@ class Shrunk:
             found.append(at if at < len(values) and values[at] == choice[v] else -1)
         return found
 
-    def shrunk_to(self, inner: Shrunk) -> Shrunk:
+    def reduced_to(self, inner: ReducedEnergy) -> ReducedEnergy:
         """This one, its energy replaced by what was left of it."""
         variables, values = self.variables, self.values
         dropped = tuple(
-            Dropped(
+            RemovedVariable(
                 variables[d.variable],
                 values[d.variable][d.values],
                 tuple(variables[n] for n in d.neighbours),
@@ -94,25 +95,25 @@ class Shrunk:
                 ),
                 d.best,
             )
-            for d in inner.dropped
+            for d in inner.removed
         )
-        return Shrunk(
+        return ReducedEnergy(
             inner.energy,
             self.constant + inner.constant,
             self.margin + inner.margin,
             tuple(variables[v] for v in inner.variables),
             tuple(values[v][own] for v, own in zip(inner.variables, inner.values, strict=True)),
-            (*self.dropped, *dropped),
+            (*self.removed, *dropped),
         )
 
 
-def whole(energy: Energy) -> Shrunk:
+def unreduced(energy: Energy) -> ReducedEnergy:
     """All of an energy."""
     values = tuple(np.arange(n) for n in energy.sizes)
-    return Shrunk(energy, 0.0, 0.0, tuple(range(len(values))), values, ())
+    return ReducedEnergy(energy, 0.0, 0.0, tuple(range(len(values))), values, ())
 
 
-def rounding(energy: Energy) -> float:
+def rounding_error(energy: Energy) -> float:
     """The error of sums of tables that each entry has a part in a few times."""
     largest: dict[int, float] = {}
     for table in energy.pairs.values():
@@ -122,13 +123,13 @@ def rounding(energy: Energy) -> float:
     return ROUNDING * (pairs + math.fsum(float(np.abs(u).max()) for u in energy.unary))
 
 
-def shrink(energy: Energy, keep: Sequence[npt.NDArray[np.bool_]] | None = None) -> Shrunk:
+def shrink(energy: Energy, keep: Sequence[Bools] | None = None) -> ReducedEnergy:
     """The hard part of an energy; with `keep`, of its values only those marked."""
-    return _Shrinking(energy, keep).run()
+    return _EnergyReduction(energy, keep).run()
 
 
-class _Shrinking:
-    def __init__(self, energy: Energy, keep: Sequence[npt.NDArray[np.bool_]] | None) -> None:
+class _EnergyReduction:
+    def __init__(self, energy: Energy, keep: Sequence[Bools] | None) -> None:
         count = len(energy.sizes)
         self.values: list[Indices] = [np.arange(n) for n in energy.sizes]
         self.unary = [np.asarray(u, np.float64) for u in energy.unary]
@@ -138,9 +139,9 @@ class _Shrinking:
         self.known: dict[tuple[int, int, bytes], int] = {}
         self.differences: dict[int, Table] = {}
         self.constant = 0.0
-        self.margin = rounding(energy)
-        self.dropped: list[Dropped] = []
-        self.gone = [False] * count
+        self.margin = rounding_error(energy)
+        self.removed: list[RemovedVariable] = []
+        self.is_removed = [False] * count
         identity: dict[int, int] = {}
         for (a, b), table in energy.pairs.items():
             number = identity.get(id(table))
@@ -169,22 +170,22 @@ class _Shrinking:
         self.near[a][b] = number
         self.near[b][a] = self.turned[number]
 
-    def run(self) -> Shrunk:
+    def run(self) -> ReducedEnergy:
         count = len(self.values)
         waiting = deque(range(count))
         inside = [True] * count
         while waiting:
             variable = waiting.popleft()
             inside[variable] = False
-            if self.gone[variable]:
+            if self.is_removed[variable]:
                 continue
             before = len(self.values[variable])
             changed = set(self.near[variable])
-            if not self._drop(variable):
+            if not self._try_to_remove(variable):
                 self._compare(variable)
                 if len(self.values[variable]) == before:
                     continue
-                if self._drop(variable):
+                if self._try_to_remove(variable):
                     changed.discard(variable)
             for n in changed:
                 if not inside[n]:
@@ -228,13 +229,13 @@ class _Shrinking:
             found = self.differences[number] = _least_difference(self.tables[number])
         return found
 
-    def _drop(self, variable: int) -> bool:
+    def _try_to_remove(self, variable: int) -> bool:
         """Drops a variable that its neighbours can stand for; whether it could be."""
         near = self.near[variable]
         if len(self.values[variable]) == 1:
             for n, number in near.items():
                 self.unary[n] = self.unary[n] + self.tables[number][0]
-            self._forget(variable, (), np.zeros((), np.intp))
+            self._remove(variable, (), np.zeros((), np.intp))
             self.constant += float(self.unary[variable][0])
             return True
         if len(near) > 2:
@@ -252,7 +253,7 @@ class _Shrinking:
             total = total + table.reshape(shape)
         best = total.argmin(axis=0)
         least = np.take_along_axis(total, best[None], 0)[0]
-        self._forget(variable, around, best)
+        self._remove(variable, around, best)
         if len(around) == 2:
             self._join(*around, self._intern(least))
         elif around:
@@ -261,16 +262,16 @@ class _Shrinking:
             self.constant += float(least)
         return True
 
-    def _forget(self, variable: int, around: tuple[int, ...], best: npt.NDArray[np.intp]) -> None:
+    def _remove(self, variable: int, around: tuple[int, ...], best: npt.NDArray[np.intp]) -> None:
         values = tuple(self.values[n] for n in around)
-        self.dropped.append(Dropped(variable, self.values[variable], around, values, best))
+        self.removed.append(RemovedVariable(variable, self.values[variable], around, values, best))
         for n in self.near[variable]:
             del self.near[n][variable]
         self.near[variable] = {}
-        self.gone[variable] = True
+        self.is_removed[variable] = True
 
-    def _result(self) -> Shrunk:
-        left = tuple(v for v, gone in enumerate(self.gone) if not gone)
+    def _result(self) -> ReducedEnergy:
+        left = tuple(v for v, gone in enumerate(self.is_removed) if not gone)
         place = {v: k for k, v in enumerate(left)}
         small = Energy()
         for v in left:
@@ -280,7 +281,7 @@ class _Shrinking:
                 if v < n:
                     small.pair(place[v], place[n], self.tables[number])
         values = tuple(self.values[v] for v in left)
-        return Shrunk(small, self.constant, self.margin, left, values, tuple(self.dropped))
+        return ReducedEnergy(small, self.constant, self.margin, left, values, tuple(self.removed))
 
 
 @compiled

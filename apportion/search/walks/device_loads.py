@@ -1,6 +1,7 @@
-"""loads: what the parts of Ops keep devices busy for, by Choice.
+"""device_loads: how long the parts of an Op keep each device busy, by Choice.
 
-A search draws Ops in proportion to what they take alone.
+In: a Problem. Out: nanoseconds per device of any Choice of an Op. A search draws Ops in proportion
+to what they take alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from apportion.search.problem import Problem
 from apportion.split import Choice, Space
 
 
-class Loads:
+class DeviceLoads:
     """Nanoseconds of compute that an Op gives every device."""
 
     def __init__(self, problem: Problem, space: Space) -> None:

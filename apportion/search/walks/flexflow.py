@@ -1,5 +1,7 @@
 """flexflow: any Op cut in any way on any devices, by random walks over simulated steps.
 
+In: a Problem, and Strategies to start from. Out: the best Strategy that a walk came by.
+
 Walks (metropolis.py) begin at data parallelism, at the expert's strategy, at what tofu and optcnn
 find, at a random strategy, and at whatever else is given; starts that are far behind the best of
 them are judged and left. Every move (moves.py) is lowered and simulated by what it changes
@@ -26,10 +28,10 @@ from apportion.search.baselines.data import data
 from apportion.search.levels.tofu import tofu
 from apportion.search.problem import Problem, Progress, SearchResult, Unsuitable
 from apportion.search.walks.metropolis import Chain
-from apportion.search.walks.moves import KINDS, Moves
-from apportion.search.walks.process_crew import Job, Tell, share
-from apportion.search.walks.simulated_walk import Steps
-from apportion.search.walks.units import Members
+from apportion.search.walks.moves import KINDS, MoveSampler
+from apportion.search.walks.process_crew import Job, SendReport, run_jobs
+from apportion.search.walks.simulated_walk import SimulatedWalk
+from apportion.search.walks.units import LayerChoices
 from apportion.simulate import simulate
 from apportion.split import Choice, Layout, Space, Strategy, space_of, whole
 
@@ -38,13 +40,13 @@ FAVOUR = 6  # how much more time walks have that are ahead: by this power of the
 SLICE = 32  # proposals between looks at the clock
 TURN = 0.1  # share of the budget that a walk has before it is the next one's turn
 CHECKED = 512  # proposals after which the memory of the best is looked at
-TOLD = 0.05  # seconds between what a walk tells
-SAID = 20  # and that as a multiple of the time that it takes to tell
+REPORT_SECONDS = 0.05  # seconds between the reports of a walk, at the least
+REPORT_MULTIPLE = 20  # and as a multiple of the time that a report takes
 STARTING = 0.3  # share of the budget that finding starts may take
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingPoint:
     """Where walks begin."""
 
     name: str
@@ -55,10 +57,10 @@ class Start:
 
 
 @dataclass
-class Found:
-    """The best of a walk so far, as it was told."""
+class WalkResult:
+    """The best of a walk so far, by its latest report."""
 
-    start: Start
+    start: StartingPoint
     strategy: Strategy
     seconds: float
     fits: bool
@@ -81,10 +83,10 @@ def flexflow(
     """The best Strategy that walks come by within `budget` seconds, or within so many proposals,
     whatever time that takes. An interrupt ends it with the best so far."""
     began = time.perf_counter()
-    search = _Search(problem, began, began + budget, seed, proposals, kinds)
+    search = _WalkSearch(problem, began, began + budget, seed, proposals, kinds)
     interrupted = False
     try:
-        several = list(_starts(problem, starts, budget, seed, proposals is not None))
+        several = list(_starting_points(problem, starts, budget, seed, proposals is not None))
         search.begin(several)
         search.walk(workers or len(os.sched_getaffinity(0)))
     except KeyboardInterrupt:
@@ -97,21 +99,23 @@ def flexflow(
 # Starts
 
 
-def _starts(
+def _starting_points(
     problem: Problem,
     given: Sequence[tuple[Strategy, Space]],
     budget: float,
     seed: int,
     unhurried: bool,
-) -> Iterator[Start]:
+) -> Iterator[StartingPoint]:
     """Where to begin, judged by a full simulation; those that take a search while there is time."""
     until = time.perf_counter() + STARTING * budget
     seen: list[Strategy] = []
 
-    def judged(name: str, strategy: Strategy, space: Space | None = None) -> Iterator[Start]:
+    def judged(
+        name: str, strategy: Strategy, space: Space | None = None
+    ) -> Iterator[StartingPoint]:
         if strategy not in seen:
             seen.append(strategy)
-            yield _judged(problem, name, strategy, space)
+            yield _judge(problem, name, strategy, space)
 
     for number, (strategy, space) in enumerate(given):
         yield from judged(f"given {number}", strategy, space)
@@ -121,15 +125,15 @@ def _starts(
         if name != "expert" and (given or (left <= 0 and not unhurried)):
             continue
         try:
-            found = _by(name, problem, budget if unhurried else left, seed)
+            found = _found_by(name, problem, budget if unhurried else left, seed)
         except Unsuitable:
             continue
         yield from judged(name, found.strategy, found.space)
     if unhurried or time.perf_counter() < until:
-        yield from judged("random", _random(problem, Random(f"start {seed}")))
+        yield from judged("random", _random_strategy(problem, Random(f"start {seed}")))
 
 
-def _by(name: str, problem: Problem, budget: float, seed: int) -> SearchResult:
+def _found_by(name: str, problem: Problem, budget: float, seed: int) -> SearchResult:
     if name == "tofu":
         return tofu(problem, budget=budget, seed=seed)
     if name == "expert":
@@ -141,45 +145,45 @@ def _by(name: str, problem: Problem, budget: float, seed: int) -> SearchResult:
     return optcnn(problem, budget=budget, seed=seed)
 
 
-def _random(problem: Problem, rng: Random) -> Strategy:
+def _random_strategy(problem: Problem, rng: Random) -> Strategy:
     """Every cell cut and placed at random."""
     space = problem.space
-    members = Members(space)
+    members = LayerChoices(space)
     choices: list[Choice] = [whole(space, op, (0,)) for op in range(len(space.graph.ops))]
-    moves = Moves(members, problem.cluster, choices)
+    moves = MoveSampler(members, problem.cluster, choices)
     for cell in members.cells:
-        for op, choice in moves.of_cell(cell, rng).items():
+        for op, choice in moves.draw_cell(cell, rng).items():
             choices[op] = choice
     return Strategy(tuple(choices), digits=space.digits, opening=space.opening)
 
 
-def _judged(problem: Problem, name: str, strategy: Strategy, space: Space | None) -> Start:
+def _judge(problem: Problem, name: str, strategy: Strategy, space: Space | None) -> StartingPoint:
     space = space or space_of(problem.space.source, strategy, problem.space)
     line = simulate(lower(space, strategy, problem.devices), problem.cluster, problem.cost)
     limit = problem.memory_limit
     fits = limit is None or all(p <= n for p, n in zip(line.peak_bytes, limit, strict=True))
-    return Start(name, space, strategy, line.step_seconds, fits)
+    return StartingPoint(name, space, strategy, line.step_seconds, fits)
 
 
 # Walks
 
 
 @dataclass
-class _Search:
+class _WalkSearch:
     problem: Problem
     began: float
     ends: float
     seed: int
     proposals: int | None
     kinds: Mapping[str, int]
-    starts: list[Start] = field(default_factory=list)
-    found: dict[int, Found] = field(default_factory=dict)  # by walk
+    starts: list[StartingPoint] = field(default_factory=list)
+    found: dict[int, WalkResult] = field(default_factory=dict)  # by walk
     curve: list[tuple[float, float]] = field(default_factory=list)
     walking: float = 0.0  # since when
-    ready: dict[int, Steps] = field(default_factory=dict)  # walks that are made already
+    ready: dict[int, SimulatedWalk] = field(default_factory=dict)  # walks that are made already
     lost: int = 0  # processes that did not finish
 
-    def begin(self, starts: Sequence[Start]) -> None:
+    def begin(self, starts: Sequence[StartingPoint]) -> None:
         """Takes note of all starts, the best first."""
         self.starts = sorted(starts, key=lambda start: (not start.fits, start.seconds))
         self._improved()
@@ -193,19 +197,19 @@ class _Search:
             many = max(many, workers)
         walks = [near[k % len(near)] for k in range(many)]
         for number, start in enumerate(walks):
-            self.found[number] = Found(start, start.strategy, start.seconds, start.fits)
+            self.found[number] = WalkResult(start, start.strategy, start.seconds, start.fits)
         each = None if self.proposals is None else -(-self.proposals // many)
-        self.problem.tell(Progress("making ready", best.seconds))
+        self.problem.report_progress(Progress("making ready", best.seconds))
         if self.ends > time.perf_counter() or each is not None:
             # what is compiled and made here is shared by all processes
-            self.ready[0] = Steps(self.problem, near[0].space, near[0].strategy, self.kinds)
-            live = self.ready[0].live
-            live.change({0: whole(near[0].space, 0, (self.problem.devices - 1,))})
-            live.undo()
+            self.ready[0] = SimulatedWalk(self.problem, near[0].space, near[0].strategy, self.kinds)
+            delta = self.ready[0].delta
+            delta.change({0: whole(near[0].space, 0, (self.problem.devices - 1,))})
+            delta.undo()
         self.walking = time.perf_counter()
         jobs: list[Job] = [self._job(k, each) for k in range(many)]
         ends = self.ends if each is None else None
-        self.lost = share(jobs, min(workers, many), ends, self._hear)
+        self.lost = run_jobs(jobs, min(workers, many), ends, self._take_report)
 
     def _job(self, number: int, proposals: int | None) -> Job:
         start, problem = self.found[number].start, self.problem
@@ -213,28 +217,28 @@ class _Search:
         kinds, seed = self.kinds, f"{self.seed} {number}"
         longest = TURN * (self.ends - self.began)
 
-        def work(tell: Tell) -> Iterator[float]:
+        def work(send: SendReport) -> Iterator[float]:
             walk = self.ready.pop(number, None)
             if walk is None:
-                walk = Steps(problem, start.space, start.strategy, kinds)
+                walk = SimulatedWalk(problem, start.space, start.strategy, kinds)
             chain = Chain(walk, Random(seed))
-            tells, checked, best = 0.0, 0, start.strategy
+            next_report, checked, best = 0.0, 0, start.strategy
             turn = time.perf_counter()
 
-            def report(ends: bool) -> None:
+            def send_report(ends: bool) -> None:
                 nonlocal best
                 limited = problem.memory_limit is not None
                 sound = walk.sound if limited else walk.best
                 known = best if sound is None and not ends else sound or walk.best
-                said = _told(number, chain, walk)
+                report = _walk_report(number, chain, walk)
                 if known is not best:
-                    said |= {
+                    report |= {
                         "strategy": _packed(known),
                         "seconds": walk.sound_seconds if limited and sound else chain.best,
                         "fits": sound is not None,
                     }
                     best = known
-                tell(said)
+                send(report)
 
             try:
                 while not chain.over and (proposals is None or chain.proposals < proposals):
@@ -246,10 +250,10 @@ class _Search:
                         if not walk.confirm():
                             chain.judge_again()
                     now = time.perf_counter()
-                    if now >= tells:
-                        report(False)
+                    if now >= next_report:
+                        send_report(False)
                         took = time.perf_counter() - now
-                        tells = now + max(TOLD, SAID * took)
+                        next_report = now + max(REPORT_SECONDS, REPORT_MULTIPLE * took)
                     if proposals is None and now - turn < longest:
                         yield 0.0
                     else:
@@ -257,24 +261,24 @@ class _Search:
                         turn = time.perf_counter()
             finally:
                 walk.confirm()
-                report(True)
+                send_report(True)
 
         return work
 
-    def _hear(self, said: dict[str, object]) -> None:
-        """Takes note of what a walk tells, and tells the user."""
-        mine = self.found[int(str(said["walk"]))]
-        mine.proposals, mine.accepted = int(str(said["proposals"])), int(str(said["accepted"]))
-        mine.over = bool(said["over"])
-        mine.drawn = said["drawn"]  # type: ignore[assignment]
-        if "strategy" in said:
-            mine.strategy = _unpacked(said["strategy"], mine.start)
-            mine.seconds, mine.fits = float(str(said["seconds"])), bool(said["fits"])
+    def _take_report(self, report: dict[str, object]) -> None:
+        """Takes note of the report of a walk, and reports to the user."""
+        mine = self.found[int(str(report["walk"]))]
+        mine.proposals, mine.accepted = int(str(report["proposals"])), int(str(report["accepted"]))
+        mine.over = bool(report["over"])
+        mine.drawn = report["drawn"]  # type: ignore[assignment]
+        if "strategy" in report:
+            mine.strategy = _unpacked(report["strategy"], mine.start)
+            mine.seconds, mine.fits = float(str(report["seconds"])), bool(report["fits"])
             self._improved()
         total = sum(f.proposals for f in self.found.values())
         accepted = sum(f.accepted for f in self.found.values())
         passed = max(time.perf_counter() - self.walking, 1e-9)
-        self.problem.tell(
+        self.problem.report_progress(
             Progress(
                 f"{len(self.found)} walks", self.curve[-1][1], proposals=total,
                 per_second=total / passed, accepted=accepted / max(total, 1),
@@ -328,7 +332,7 @@ class _Search:
         )  # fmt: skip
 
 
-def _told(number: int, chain: Chain, walk: Steps) -> dict[str, object]:
+def _walk_report(number: int, chain: Chain, walk: SimulatedWalk) -> dict[str, object]:
     return {
         "walk": number, "proposals": chain.proposals, "accepted": chain.accepted,
         "over": chain.over, "drawn": walk.drawn,
@@ -343,7 +347,7 @@ def _packed(strategy: Strategy) -> dict[str, object]:
     return {"known": [[c.parts, c.devices] for c in known], "rows": rows, "layouts": layouts}
 
 
-def _unpacked(data: Any, start: Start) -> Strategy:
+def _unpacked(data: Any, start: StartingPoint) -> Strategy:
     known = [Choice(tuple(parts), tuple(devices)) for parts, devices in data["known"]]
     layouts = {v: Layout(tuple(p), tuple(d)) for v, p, d in data["layouts"]}
     given = start.strategy

@@ -1,6 +1,6 @@
-"""Moves: random changes of a Strategy, from one Op to everything of one kind.
+"""moves: random changes of a Strategy, from one Op to everything of one kind.
 
-Kinds of moves:
+In: the current Choices and a kind of move. Out: new Choices for some Ops. The kinds are:
 
   op      one Op, cut along any of its axes, sums included
   group   a forward Op with its backward Ops and updates, cut along any axes of the former
@@ -31,8 +31,8 @@ from random import Random
 
 from apportion.graph import UPDATE
 from apportion.machine import Cluster
-from apportion.search.walks.units import Choices, Cuts, Members, Mesh, degrees_of
-from apportion.split import Choice
+from apportion.search.walks.units import LayerChoices, MappedOp, Mesh, OpChoices
+from apportion.split import Choice, Grid, axes_cut, divisors, part_grids
 
 KINDS = {"op": 4, "group": 4, "layer": 4, "cell": 4, "alike": 1, "edge": 6, "state": 1,
          "sweep": 6}  # fmt: skip
@@ -44,13 +44,13 @@ FARTHER = 0.6  # of edges, that go on to the next neighbour
 WHOLE = 0.1  # of moves that leave something whole on all devices chosen
 
 
-class Moves:
+class MoveSampler:
     """Draws changes for Ops of a Space on a Cluster; `choices` are the current ones, `weights` say
     how often each Op is drawn."""
 
     def __init__(
         self,
-        members: Members,
+        members: LayerChoices,
         cluster: Cluster,
         choices: Sequence[Choice],
         weights: Sequence[float] = (),
@@ -59,10 +59,10 @@ class Moves:
         self.space = members.space
         self.choices = choices
         self.devices = len(cluster.devices)
-        self.counts = _counts(self.devices)
+        self.counts = tuple(divisors(self.devices))
         self.hosts = [tuple(host.devices) for host in cluster.hosts]
         graph = self.space.graph
-        self._able: dict[int, tuple[tuple[int, ...], tuple[Cuts, ...]]] = {}  # by Op
+        self._able: dict[int, tuple[tuple[int, ...], tuple[MappedOp, ...]]] = {}  # by Op
         labels = [layer.labels for layer in members.layers]
         self._extents = [tuple([label.extent for label in each]) for each in labels]
         self._left = [
@@ -77,7 +77,7 @@ class Moves:
         self._op_at, self._layer_at, self._group_at, self._cell_at = (
             _cumulative(each) for each in (of, layers, groups, cells)
         )
-        self._draws: dict[str, Callable[[Random], Choices]] = {
+        self._draws: dict[str, Callable[[Random], OpChoices]] = {
             "op": self._op, "group": self._group, "layer": self._layer, "cell": self._cell,
             "alike": self._alike, "edge": self._edge, "state": self._state,
             "sweep": self._next,
@@ -89,7 +89,7 @@ class Moves:
         self._sweep = chain(self._staged(spent), self._swept([several for _, several in heavy]))
         self.swept = False
 
-    def draw(self, kind: str, rng: Random) -> Choices:
+    def draw(self, kind: str, rng: Random) -> OpChoices:
         """New Choices, those that are no change left out."""
         drawn, now = self._draws[kind](rng), self.choices
         return {
@@ -100,35 +100,35 @@ class Moves:
 
     # What is changed
 
-    def _op(self, rng: Random) -> Choices:
+    def _op(self, rng: Random) -> OpChoices:
         op = _drawn(self._op_at, rng)
         able = self._able.get(op)
         if able is None:
             cuttable = zip(self.space.axes(op), self.space.cuttable(op), strict=True)
             extents = tuple(axis.extent if yes else 1 for axis, yes in cuttable)
             able = self._able[op] = extents, ((op, tuple(range(len(extents)))),)
-        return self.members.cut(able[1], self._mesh(able[0], rng))
+        return self.members.mesh_choices(able[1], self._mesh(able[0], rng))
 
-    def _group(self, rng: Random) -> Choices:
+    def _group(self, rng: Random) -> OpChoices:
         members = self.members
         group = members.groups[_drawn(self._group_at, rng)]
         mesh = self._mesh(self._extents[members.home[group[0]]], rng)
-        return members.cut([(op, members.positions[op]) for op in group], mesh)
+        return members.mesh_choices([(op, members.positions[op]) for op in group], mesh)
 
-    def _layer(self, rng: Random) -> Choices:
+    def _layer(self, rng: Random) -> OpChoices:
         number = _drawn(self._layer_at, rng)
         return self.members.choices(number, self._mesh(self._left[number], rng))
 
-    def _cell(self, rng: Random) -> Choices:
-        return self.of_cell(self.members.cells[_drawn(self._cell_at, rng)], rng)
+    def _cell(self, rng: Random) -> OpChoices:
+        return self.draw_cell(self.members.cells[_drawn(self._cell_at, rng)], rng)
 
-    def of_cell(self, cell: Sequence[int], rng: Random) -> Choices:
+    def draw_cell(self, cell: Sequence[int], rng: Random) -> OpChoices:
         """A cell cut and placed at random."""
         classes = self.members.classes(cell)
         mesh = self._mesh(tuple(classes.values()), rng)
-        return self.members.together(cell, tuple(classes), mesh)
+        return self.members.choices_along(cell, tuple(classes), mesh)
 
-    def _alike(self, rng: Random) -> Choices:
+    def _alike(self, rng: Random) -> OpChoices:
         families = self.members.alike
         if not families:
             return self._cell(rng)
@@ -144,11 +144,11 @@ class Moves:
             where = tuple(range(len(where)))
         loops = [self.members.layers[cell[0]].loop for cell in cells]
         order = list(dict.fromkeys(loops))  # each loop on the next devices, or each step of one
-        found: Choices = {}
+        found: OpChoices = {}
         for number, (cell, loop) in enumerate(zip(cells, loops, strict=True)):
             turn = (order.index(loop) if len(order) > 1 else number) % turns
             mesh = (degrees, tuple([d + turn * len(where) for d in where]) if turn else where)
-            found |= self.members.together(cell, tuple(classes), mesh)
+            found |= self.members.choices_along(cell, tuple(classes), mesh)
         return found
 
     def _families(self) -> list[tuple[tuple[int, ...], ...]]:
@@ -157,7 +157,7 @@ class Moves:
         known = {cell for several in families for cell in several}
         return families + [(cell,) for cell in self.members.cells if cell not in known]
 
-    def _staged(self, spent: Sequence[float]) -> Iterator[Choices]:
+    def _staged(self, spent: Sequence[float]) -> Iterator[OpChoices]:
         """Loops and single cells on groups of devices, the longest first to the group that has the
         least; those that take more than their share of a group on all devices instead."""
         loops = self.members.loops
@@ -170,7 +170,7 @@ class Moves:
             blocks = [tuple(range(g * size, (g + 1) * size)) for g in range(many)]
             strided = [tuple(range(g, self.devices, many)) for g in range(many)]
             for groups, share in product((blocks, strided), (0.5, 1.0, float("inf"))):
-                held, found = [0.0] * many, Choices()
+                held, found = [0.0] * many, OpChoices()
                 for k in order:
                     where = tuple(range(self.devices))
                     if len(loops[k]) > 1 or spent[k] < share * sum(spent) / many:
@@ -178,7 +178,9 @@ class Moves:
                         held[least] += spent[k]
                         where = groups[least]
                     for cell in loops[k]:
-                        found |= self.members.together(cell, (samples,), ((len(where),), where))
+                        found |= self.members.choices_along(
+                            cell, (samples,), ((len(where),), where)
+                        )
                 yield found
 
     def _samples(self) -> int:
@@ -188,29 +190,29 @@ class Moves:
         )
         return found.most_common(1)[0][0] if found else -1
 
-    def _swept(self, families: Sequence[tuple[tuple[int, ...], ...]]) -> Iterator[Choices]:
+    def _swept(self, families: Sequence[tuple[tuple[int, ...], ...]]) -> Iterator[OpChoices]:
         where = tuple(range(self.devices))
         for cells in families:
             classes = self.members.classes(cells[0])
             extents = tuple(classes.values())
-            several = [row for rows in _degrees(extents, self.devices)[:2] for row in rows]
+            several = [row for rows in _grids_by_axes(extents, self.devices)[:2] for row in rows]
             for degrees in (*several, (1,) * len(extents)):
                 mesh = (degrees, where)
-                found: Choices = {}
+                found: OpChoices = {}
                 for cell in cells:
-                    found |= self.members.together(cell, tuple(classes), mesh)
+                    found |= self.members.choices_along(cell, tuple(classes), mesh)
                 yield found
 
-    def _next(self, rng: Random) -> Choices:
+    def _next(self, rng: Random) -> OpChoices:
         found = next(self._sweep, None)
         self.swept = found is None
         return found or {}
 
-    def _edge(self, rng: Random) -> Choices:
+    def _edge(self, rng: Random) -> OpChoices:
         members = self.members
         here = _drawn(self._layer_at, rng)
         classes, mesh = self._current(here)
-        found: Choices = {}
+        found: OpChoices = {}
         seen = {here}
         while True:
             near = [n for n in members.neighbours[here] if n not in seen]
@@ -218,7 +220,7 @@ class Moves:
                 break
             here = rng.choice(near)
             seen.add(here)
-            found |= members.together((here,), classes, mesh)
+            found |= members.choices_along((here,), classes, mesh)
             if rng.random() > FARTHER:
                 break
         return found
@@ -234,7 +236,7 @@ class Moves:
         ]
         return tuple(g for g, _ in cut), (tuple(n for _, n in cut), choice.devices)
 
-    def _state(self, rng: Random) -> Choices:
+    def _state(self, rng: Random) -> OpChoices:
         if not self.updates:
             return {}
         op = rng.choice(self.updates)
@@ -247,7 +249,7 @@ class Moves:
         whole = rng.random() < 0.4
         count = rng.choice(self.counts)
         where = self._where(count, rng)
-        found: Choices = {}
+        found: OpChoices = {}
         for update in several:
             extents = [axis.extent for axis in self.space.axes(update)]
             longest = max(range(len(extents)), key=lambda k: extents[k], default=-1)
@@ -256,7 +258,7 @@ class Moves:
                 for k in range(len(extents))
             )
             positions = tuple(range(len(extents)))
-            found |= self.members.cut([(update, positions)], (degrees, where))
+            found |= self.members.mesh_choices([(update, positions)], (degrees, where))
         return found
 
     # How, and where
@@ -264,7 +266,7 @@ class Moves:
     def _mesh(self, extents: tuple[int, ...], rng: Random) -> Mesh:
         count = rng.choice(self.counts) if rng.random() < 0.85 else rng.randint(1, self.devices)
         where = self._where(count, rng)
-        several = _degrees(extents, count)
+        several = _grids_by_axes(extents, count)
         if not several or rng.random() < WHOLE:
             return (1,) * len(extents), where
         return rng.choice(rng.choice(several)), where
@@ -295,15 +297,10 @@ def _drawn(sums: Sequence[float], rng: Random) -> int:
     return min(bisect_right(sums, rng.random() * sums[-1]), len(sums) - 1)
 
 
-def _counts(devices: int) -> tuple[int, ...]:
-    """Numbers of devices that divide all."""
-    return tuple(n for n in range(1, devices + 1) if devices % n == 0)
-
-
 @lru_cache(maxsize=4096)
-def _degrees(extents: tuple[int, ...], count: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Degrees whose product is `count`, by how many axes are cut, fewest first."""
-    found: dict[int, list[tuple[int, ...]]] = {}
-    for row in degrees_of(extents, count):
-        found.setdefault(sum(n > 1 for n in row), []).append(row)
+def _grids_by_axes(extents: tuple[int, ...], count: int) -> tuple[tuple[Grid, ...], ...]:
+    """Grids of `count` parts, those that cut the fewest axes first."""
+    found: dict[int, list[Grid]] = {}
+    for grid in part_grids(extents, count):
+        found.setdefault(axes_cut(grid), []).append(grid)
     return tuple(tuple(found[n]) for n in sorted(found))

@@ -1,11 +1,12 @@
-"""crew: jobs that go on step by step, shared among processes of this machine.
+"""process_crew: jobs that go on step by step, shared among processes of this machine.
 
-A job is a generator; it yields what it is worth where others may have their turn (those that are
-worth more have more of the time), 0 where it may be ended but wants to go on, and tells what it has
-to say as plain data (JSON over a pipe).
-Processes are forked: they have all that the parent has, and nothing is copied or pickled. Every
-process goes on with its jobs until they end, time is up, or the user interrupts: then jobs are
-closed, so that they can say a last word.
+In: jobs, a number of processes and a deadline. Out: the reports of the jobs, as they come.
+
+A job is a generator that sends reports, which are plain data (JSON over a pipe). It yields how much
+it is worth wherever another job may have its turn: jobs that are worth more get more of the time.
+It yields 0 where it may be ended but would rather go on. Processes are forked: they have all that
+the parent has, and nothing is copied or pickled. Every process runs its jobs until they end, time
+is up, or the user interrupts; then the jobs are closed, so that each can send a last report.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-Said = dict[str, Any]
-Tell = Callable[[Said], None]
-Job = Callable[[Tell], Iterator[float]]
+Report = dict[str, Any]
+SendReport = Callable[[Report], None]
+Job = Callable[[SendReport], Iterator[float]]
 
 PATIENCE = 20.0  # seconds that the others are waited for after an interrupt
 
 
-def share(jobs: Sequence[Job], workers: int, ends: float | None, hear: Tell) -> int:
-    """Does jobs until they end or it is `ends` (perf_counter); `hear` is given what they tell. How
-    many processes were lost, with what they had not told.
+def run_jobs(jobs: Sequence[Job], workers: int, ends: float | None, receive: SendReport) -> int:
+    """Runs jobs until they end or the moment `ends` of perf_counter has come. Every report is given
+    to `receive`. Returns how many processes were lost, and with them what they had not sent yet.
 
-    Raises KeyboardInterrupt after an interrupt, when all that was told has been heard.
+    Raises KeyboardInterrupt after an interrupt, when everything that was sent has been received.
     """
     if workers <= 1 or not hasattr(os, "fork"):
-        _go_round(jobs, ends, hear, lambda: False)
+        _run_in_turn(jobs, ends, receive, lambda: False)
         return 0
     mine = [jobs[k::workers] for k in range(workers)]
     pipes: dict[int, int] = {}  # reading ends, and whose
@@ -47,18 +48,18 @@ def share(jobs: Sequence[Job], workers: int, ends: float | None, hear: Tell) -> 
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are idle
             child = os.fork()
         if child == 0:
-            _work(part, ends, writing, (reading, *pipes))
+            _run_child(part, ends, writing, (reading, *pipes))
         os.close(writing)
         pipes[reading] = child
-    return _listen(pipes, hear)
+    return _receive_all(pipes, receive)
 
 
-def _go_round(
-    jobs: Sequence[Job], ends: float | None, tell: Tell, stopped: Callable[[], bool]
+def _run_in_turn(
+    jobs: Sequence[Job], ends: float | None, send: SendReport, stopped: Callable[[], bool]
 ) -> None:
     """All jobs, the next being the one that has had the least time for what it is worth. However it
     ends, every job is closed."""
-    every = [job(tell) for job in jobs]
+    every = [job(send) for job in jobs]
     had = dict.fromkeys(range(len(every)), 0.0)
     turn, spent = 0, 0.0
     try:
@@ -77,7 +78,9 @@ def _go_round(
             job.close()  # type: ignore[attr-defined]
 
 
-def _work(jobs: Sequence[Job], ends: float | None, writing: int, others: Sequence[int]) -> None:
+def _run_child(
+    jobs: Sequence[Job], ends: float | None, writing: int, others: Sequence[int]
+) -> None:
     """What a forked process does; it never returns."""
     status = 1
     try:
@@ -87,12 +90,12 @@ def _work(jobs: Sequence[Job], ends: float | None, writing: int, others: Sequenc
         signal.signal(signal.SIGINT, lambda *_: stop.append(1))
         signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
 
-        def tell(said: Said) -> None:
-            left = json.dumps(said, separators=(",", ":")).encode() + b"\n"
+        def send(report: Report) -> None:
+            left = json.dumps(report, separators=(",", ":")).encode() + b"\n"
             while left:
                 left = left[os.write(writing, left) :]
 
-        _go_round(jobs, ends, tell, lambda: bool(stop))
+        _run_in_turn(jobs, ends, send, lambda: bool(stop))
         status = 0
     except BrokenPipeError:
         pass
@@ -102,8 +105,8 @@ def _work(jobs: Sequence[Job], ends: float | None, writing: int, others: Sequenc
         os._exit(status)
 
 
-def _listen(pipes: dict[int, int], hear: Tell) -> int:
-    """Hears all processes out; how many did not finish."""
+def _receive_all(pipes: dict[int, int], receive: SendReport) -> int:
+    """Receives the reports of all processes until they end; how many did not finish."""
     unread = dict.fromkeys(pipes, b"")
     interrupted: float | None = None
     with selectors.DefaultSelector() as selector:
@@ -112,7 +115,7 @@ def _listen(pipes: dict[int, int], hear: Tell) -> int:
         while unread:
             try:
                 for key, _ in selector.select(1.0):
-                    _read(key.fd, unread, selector, hear)
+                    _read(key.fd, unread, selector, receive)
                 if interrupted is not None and time.perf_counter() > interrupted + PATIENCE:
                     break
             except KeyboardInterrupt:
@@ -129,12 +132,12 @@ def _listen(pipes: dict[int, int], hear: Tell) -> int:
 
 
 def _read(
-    reading: int, unread: dict[int, bytes], selector: selectors.BaseSelector, hear: Tell
+    reading: int, unread: dict[int, bytes], selector: selectors.BaseSelector, receive: SendReport
 ) -> None:
     more = os.read(reading, 1 << 20)
     *lines, unread[reading] = (unread[reading] + more).split(b"\n")
     for line in lines:
-        hear(json.loads(line))
+        receive(json.loads(line))
     if not more:
         selector.unregister(reading)
         os.close(reading)

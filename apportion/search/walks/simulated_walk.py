@@ -1,4 +1,7 @@
-"""steps: a walk over Strategies of one Space, judged by the simulated step (delta.py).
+"""simulated_walk: a walk over Strategies of one Space, judged by the simulated step.
+
+In: a Problem and the Strategy to begin with. Out: the Walk that metropolis.py drives. Every move is
+lowered and simulated by what it changes (simulate/delta).
 
 What a Strategy costs is its step time, and more where it holds more than the memory limit. The
 bytes that it holds (state, activations for the backward pass) are followed from move to move; how
@@ -16,19 +19,19 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.lower import lower
 from apportion.search.problem import Problem
-from apportion.search.walks.device_loads import Loads
-from apportion.search.walks.moves import KINDS, Moves
-from apportion.search.walks.units import Choices, Members
+from apportion.search.walks.device_loads import DeviceLoads
+from apportion.search.walks.moves import KINDS, MoveSampler
+from apportion.search.walks.units import LayerChoices, OpChoices
 from apportion.simulate import Delta, simulate
 from apportion.split import Choice, Layout, Space, Strategy, whole
 
 DEAR = 4.0  # how much longer a step counts that is over the limit by all of it
 OVER = 0.05  # and by anything at all
 REMEMBERED = 100  # Ops of a move whose cost is kept until another is accepted
-UNTRIED: tuple[float, Choices] = (0.0, {})
+UNTRIED: tuple[float, OpChoices] = (0.0, {})
 
 
-class Steps:
+class SimulatedWalk:
     """The Walk. `best` is the Strategy that was noted last."""
 
     def __init__(
@@ -39,13 +42,13 @@ class Steps:
         kinds: Mapping[str, int] = KINDS,
     ) -> None:
         self.problem, self.space = problem, space
-        self.live = Delta(space, strategy, problem.cluster, problem.cost)
+        self.delta = Delta(space, strategy, problem.cluster, problem.cost)
         self.choices: list[Choice] = list(strategy.choices)
         self.layouts: dict[int, Layout] = dict(strategy.layouts)
-        loads = Loads(problem, space)
+        loads = DeviceLoads(problem, space)
         ops = range(len(space.graph.ops))
         alone = [float(loads.of(op, whole(space, op, (0,))).max()) for op in ops]
-        self.moves = Moves(Members(space), problem.cluster, self.choices, alone)
+        self.moves = MoveSampler(LayerChoices(space), problem.cluster, self.choices, alone)
         self.kinds, self.weights = list(kinds), list(kinds.values())
         self.drawn = {kind: [0, 0, 0] for kind in kinds}  # proposed, accepted, improved the best
         self.kind = self.kinds[0]
@@ -54,16 +57,16 @@ class Steps:
         self.sound_seconds = float("inf")
         limit = problem.memory_limit
         self._limit = None if limit is None else np.asarray(limit, float)
-        self._noted = self._told()  # of the best
-        self._pending: tuple[Choices, dict[int, Layout | None]] = ({}, {})
+        self._noted = self._bytes_and_time()  # of the best
+        self._pending: tuple[OpChoices, dict[int, Layout | None]] = ({}, {})
         self._befores: dict[int, list[int]] = {}
         for before, after in space.graph.state:
             self._befores.setdefault(after, []).append(before)
-        self._known = False  # the last move was not given to `live`: it has been rejected before
+        self._known = False  # the last move was not given to `delta`: it has been rejected before
         # Moves from here that were rejected, by Ops and the addresses of Choices, which are kept
-        self._tried: dict[tuple[int, ...], tuple[float, Choices]] = {}
+        self._tried: dict[tuple[int, ...], tuple[float, OpChoices]] = {}
         self._more = np.ones(problem.devices)  # peaks, as multiples of what is held
-        self.cost = self._cost(self.live.step_ns)
+        self.cost = self._cost(self.delta.step_ns)
         self.confirm()
 
     # What it costs
@@ -75,12 +78,12 @@ class Steps:
         """1, or more where more is held than the limit."""
         if self._limit is None:
             return 1.0
-        over = float((self.live.held * self._more / self._limit).max()) - 1.0
+        over = float((self.delta.held * self._more / self._limit).max()) - 1.0
         return 1.0 if over <= 0 else 1.0 + OVER + DEAR * over
 
-    def _told(self) -> tuple[Ints | None, int]:
+    def _bytes_and_time(self) -> tuple[Ints | None, int]:
         """The bytes that are held, if there is a limit, and the step time."""
-        return None if self._limit is None else self.live.held, self.live.step_ns
+        return None if self._limit is None else self.delta.held, self.delta.step_ns
 
     def confirm(self) -> bool:
         """Sees by a full simulation whether the best is within the limit; if not, how much a device
@@ -99,11 +102,11 @@ class Steps:
         self._tried.clear()
         if (peaks <= np.asarray(limit)).all():
             self.sound, self.sound_seconds = self.best, line.step_seconds
-            self.cost = self._cost(self.live.step_ns)
+            self.cost = self._cost(self.delta.step_ns)
             return True
         if self.sound is not None:
             self.best = self.sound
-        self.cost = self._cost(self.live.step_ns)
+        self.cost = self._cost(self.delta.step_ns)
         return False
 
     # The walk
@@ -125,7 +128,7 @@ class Steps:
         cost, _ = self._tried.get(move, UNTRIED)
         self._known = cost > limit
         if not self._known:
-            cost = self.live.change(choices, layouts, limit=int(limit * 1e9)) / 1e9
+            cost = self.delta.change(choices, layouts, limit=int(limit * 1e9)) / 1e9
             if cost <= limit:
                 cost *= self._memory()
             if move:
@@ -147,7 +150,7 @@ class Steps:
     def _take(self) -> None:
         self._tried.clear()
         choices, layouts = self._pending
-        self.live.keep()
+        self.delta.keep()
         for op, choice in choices.items():
             self.choices[op] = choice
         for value, layout in layouts.items():
@@ -155,18 +158,18 @@ class Steps:
                 self.layouts.pop(value, None)
             else:
                 self.layouts[value] = layout
-        self.cost = self._cost(self.live.step_ns)
+        self.cost = self._cost(self.delta.step_ns)
 
     def undo(self) -> None:
         """The last move is taken back."""
         if not self._known:
-            self.live.undo()
+            self.delta.undo()
 
     def note(self) -> None:
         """The best so far."""
         self.drawn[self.kind][2] += 1
         self.best = self.strategy
-        self._noted = self._told()
+        self._noted = self._bytes_and_time()
 
     def back(self) -> float:
         """To the best so far."""
@@ -179,19 +182,19 @@ class Steps:
         }
         if choices or layouts:
             self._pending = choices, layouts
-            self.live.change(choices, layouts)
+            self.delta.change(choices, layouts)
             self._take()
         return self.cost
 
     def scatter(self, rng: Random) -> None:
         """Every cell cut and placed at random."""
-        choices: Choices = {}
+        choices: OpChoices = {}
         for cell in self.moves.members.cells:
-            choices |= self.moves.of_cell(cell, rng)
+            choices |= self.moves.draw_cell(cell, rng)
         choices = {op: new for op, new in choices.items() if new != self.choices[op]}
         layouts: dict[int, Layout | None] = dict.fromkeys(self.layouts)
         self._pending = choices, layouts
-        self.live.change(choices, layouts)
+        self.delta.change(choices, layouts)
         self._take()
 
     @property

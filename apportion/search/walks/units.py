@@ -1,4 +1,6 @@
-"""Units: Ops that are proposed together, and the Choices they get from one mesh of devices.
+"""units: Ops that are proposed together, and the Choices they get from one mesh of devices.
+
+In: a Space. Out: for a layer or a cell and a mesh of devices the Choice of every Op in it.
 
 A unit is a layer (layers.py, the steps of loops apart) or several of them. A mesh cuts the labels
 of a layer into degrees and has a device for each place, the last label fastest. Each Op of the
@@ -16,19 +18,17 @@ from itertools import permutations
 
 from apportion.graph import FORWARD
 from apportion.search.baselines.op_placement import prefix
-from apportion.search.layers.layers import UNMAPPED, Hits, Layer, find_layers
-from apportion.split import Choice, Space
+from apportion.search.layers.layers import UNMAPPED, Layer, find_layers
+from apportion.split import Choice, Space, divisors, part_grids
 
 Mesh = tuple[tuple[int, ...], tuple[int, ...]]
 """Degrees per label of a layer, and the device of every place."""
 
-Choices = dict[int, Choice]
+OpChoices = dict[int, Choice]
 """Choices of Ops."""
 
-Cuts = tuple[int, tuple[int, ...]]
+MappedOp = tuple[int, tuple[int, ...]]
 """An Op, and which of its axes each label of a mesh is."""
-
-MOST_AXES = 3  # that are cut at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,12 @@ class Unit:
     options: tuple[tuple[Choice, ...], ...]
 
 
-class Members:
+class LayerChoices:
     """The layers of a Space, and what their Ops do under a mesh."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.layers: list[Layer]
-        self.hits: Hits
-        self.layers, self.hits = find_layers(space, apart=True)
+        self.layers: list[Layer] = find_layers(space, apart=True)[0]
         self.home = [0] * len(space.graph.ops)
         self.positions: list[tuple[int, ...]] = [()] * len(space.graph.ops)
         for number, layer in enumerate(self.layers):
@@ -56,19 +54,21 @@ class Members:
         self._choices: dict[Mesh, dict[tuple[int, tuple[int, ...]], Choice]] = {}
         self._equal: dict[Choice, Choice] = {}
         self._grids: dict[tuple[object, ...], tuple[tuple[int, ...], list[int]]] = {}
-        self._classed: dict[tuple[int, tuple[int, ...]], tuple[Cuts, ...]] = {}
+        self._classed: dict[tuple[int, tuple[int, ...]], tuple[MappedOp, ...]] = {}
 
-    def choices(self, layer: int, mesh: Mesh) -> Choices:
+    def choices(self, layer: int, mesh: Mesh) -> OpChoices:
         """The Choices of the Ops of a layer."""
         it = self.layers[layer]
-        return self.cut(zip(it.ops, it.positions, strict=True), mesh)
+        return self.mesh_choices(zip(it.ops, it.positions, strict=True), mesh)
 
-    def together(self, layers: Iterable[int], classes: tuple[int, ...], mesh: Mesh) -> Choices:
+    def choices_along(
+        self, layers: Iterable[int], classes: tuple[int, ...], mesh: Mesh
+    ) -> OpChoices:
         """The Choices of the Ops of several layers that are cut along classes of atoms: the mesh
         has a degree for each class."""
-        return self.cut([cuts for n in layers for cuts in self._along(n, classes)], mesh)
+        return self.mesh_choices([cuts for n in layers for cuts in self._along(n, classes)], mesh)
 
-    def _along(self, layer: int, classes: tuple[int, ...]) -> tuple[Cuts, ...]:
+    def _along(self, layer: int, classes: tuple[int, ...]) -> tuple[MappedOp, ...]:
         """For every Op of a layer its axes that are the labels of these classes."""
         found = self._classed.get((layer, classes))
         if found is None:
@@ -97,7 +97,7 @@ class Members:
                     found[label.own] = max(found.get(label.own, 1), label.extent)
         return found
 
-    def cut(self, several: Iterable[Cuts], mesh: Mesh) -> Choices:
+    def mesh_choices(self, several: Iterable[MappedOp], mesh: Mesh) -> OpChoices:
         """The Choices of Ops, equal ones the same object. An Op that cannot be cut along all labels
         at once is cut along as many as it can, the longest degrees first; one of which a device
         would have two replicas is whole on all of them."""
@@ -105,7 +105,7 @@ class Members:
         if known is None:
             known = self._choices[mesh] = {}
         calls = self.space.call_ids
-        choices: Choices = {}
+        choices: OpChoices = {}
         for op, positions in several:
             key = (calls[op], positions)
             found = known.get(key)
@@ -143,7 +143,7 @@ class Members:
             if self.space.allows(op, tried):
                 parts = tried
                 kept.append(label)
-        return tuple(parts), _arranged(degrees, devices, kept, positions)
+        return tuple(parts), _mesh_places(degrees, devices, kept, positions)
 
     # What goes together
 
@@ -228,7 +228,7 @@ class Members:
         ]
 
 
-def _arranged(
+def _mesh_places(
     degrees: Sequence[int], devices: int, kept: Sequence[int], positions: Sequence[int]
 ) -> list[int]:
     """The places of a mesh in the order of a Choice: replicas first, then the cut axes."""
@@ -247,24 +247,11 @@ def _arranged(
     return places
 
 
-def degrees_of(extents: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """All ways to cut axes of these extents into `count` parts, few axes at once."""
-    found: list[tuple[tuple[int, ...], int]] = [((), count)]
-    for extent in extents:
-        found = [
-            ((*row, d), left // d)
-            for row, left in found
-            for d in range(1, min(extent, left) + 1)
-            if left % d == 0 and sum(n > 1 for n in (*row, d)) <= MOST_AXES
-        ]
-    return [row for row, left in found if left == 1]
-
-
 def layer_units(space: Space, devices: int, any_devices: bool = True) -> list[Unit]:
     """Every layer with all its grids over sample, attribute and parameter axes, of every number of
     parts that divides the devices, in every order on any of the devices; or only on blocks of
     neighbours. A whole layer is on one device, or on all of them."""
-    members = Members(space)
+    members = LayerChoices(space)
     found = []
     for number, layer in enumerate(members.layers):
         extents = [1 if label.reduced else label.extent for label in layer.labels]
@@ -275,17 +262,17 @@ def layer_units(space: Space, devices: int, any_devices: bool = True) -> list[Un
 
 def cell_units(space: Space, devices: int, any_devices: bool = True) -> list[Unit]:
     """The same for cells: what one module does in one step of a loop, cut along classes."""
-    members = Members(space)
+    members = LayerChoices(space)
     found = []
     for cell in members.cells:
         classes = members.classes(cell)
         meshes = _meshes(list(classes.values()), devices, any_devices)
-        several = [members.together(cell, tuple(classes), mesh) for mesh in meshes]
+        several = [members.choices_along(cell, tuple(classes), mesh) for mesh in meshes]
         found.append(_unit(members.layers[cell[0]].name, several))
     return found
 
 
-def _unit(name: str, several: Sequence[Choices]) -> Unit:
+def _unit(name: str, several: Sequence[OpChoices]) -> Unit:
     ops = tuple(several[0])
     options = dict.fromkeys(tuple([made[op] for op in ops]) for made in several)
     return Unit(name, ops, tuple(options))
@@ -294,9 +281,8 @@ def _unit(name: str, several: Sequence[Choices]) -> Unit:
 def _meshes(extents: Sequence[int], devices: int, any_devices: bool) -> list[Mesh]:
     found = [
         (degrees, where)
-        for count in range(1, devices + 1)
-        if devices % count == 0
-        for degrees in degrees_of(extents, count)
+        for count in divisors(devices)
+        for degrees in part_grids(extents, count)
         for where in _placements(devices, count, any_devices)
     ]
     return [*found, ((1,) * len(extents), tuple(range(devices)))]
