@@ -135,6 +135,7 @@ def test_the_llama_example_in_small_equals_plain_pytorch() -> None:
             assert_close(state[value], model.get_parameter(binding.name).detach())
 
 
+@pytest.mark.slow
 def test_seven_billion_parameters_are_captured_in_seconds() -> None:
     parts = llama7b()
     start = time.perf_counter()
@@ -322,6 +323,7 @@ def test_lines_are_the_users() -> None:
     assert all(op.line for op in program.graph.ops if op.phase == g.FORWARD)
 
 
+@pytest.mark.slow
 def test_the_graph_is_functional_and_lean() -> None:
     for case in CASES.values():
         graph = captured(case).graph

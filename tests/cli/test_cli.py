@@ -280,6 +280,7 @@ def test_compare(capfd: pytest.CaptureFixture[str]) -> None:
     assert status == 0 and "single" in out and "data" in out
 
 
+@pytest.mark.slow
 def test_compare_marks_the_best_row(capfd: pytest.CaptureFixture[str]) -> None:
     compare = [
         "compare",

@@ -50,6 +50,7 @@ def lowered(it: Problem, method: Any) -> TaskGraph:
     return lower(space_of(it.space.source, strategy), strategy, it.devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [known.name for known in zoo.known()])
 def test_legal_for_every_model_on_any_number_of_devices(name: str) -> None:
     for devices in COUNTS:

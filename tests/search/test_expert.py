@@ -80,7 +80,7 @@ def test_legal_on_any_number_of_devices(name: str, machine: str) -> None:
         ("rnn:tiny", "local:3"),
         ("nmt:tiny", "2x3xh100"),
         ("nmt:tiny", "local:16"),
-        ("gnmt:tiny", "flexflow-p100:6"),
+        pytest.param("gnmt:tiny", "flexflow-p100:6", marks=pytest.mark.slow),
         ("rnntc:tiny", "4x4xh100"),
     ],
 )

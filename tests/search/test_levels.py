@@ -223,7 +223,10 @@ def peak(given: object, strategy: object) -> int:
 # Other partitions
 
 
-@pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny", "rnn:tiny", "wresnet:tiny"])
+@pytest.mark.parametrize(
+    "spec",
+    ["mlp:tiny", "gpt2:tiny", "rnn:tiny", pytest.param("wresnet:tiny", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("devices", [2, 4, 6, 8])
 def test_tofu_moves_no_more_than_other_partitions(spec: str, devices: int) -> None:
     given = problem(devices, spec)

@@ -336,7 +336,9 @@ def test_plans_train_the_same_model(spec: str, devices: int) -> None:
         assert found.equal, found
 
 
-@pytest.mark.parametrize("spec", ["wresnet:tiny", "nmt:tiny", "amoebanet:tiny"])
+@pytest.mark.parametrize(
+    "spec", ["wresnet:tiny", "nmt:tiny", pytest.param("amoebanet:tiny", marks=pytest.mark.slow)]
+)
 def test_grids_of_several_axes_are_what_lowering_takes(spec: str) -> None:
     """Regions put together axis by axis are those of the Split along all axes: windows, wide ones
     too, strides and slices among them."""

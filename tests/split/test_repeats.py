@@ -154,6 +154,7 @@ def deep() -> Graph:
     return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", ["8xh100", "6xh100", "4x4xh100"])
 def test_search_begun_on_few_layers_is_as_good(
     deep: Graph, devices: str, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ def captured(family: str) -> Program:
     return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_graph_equals_eager_steps(family: str) -> None:
     program = capture_as(captured(family), torch.float64)
@@ -40,6 +41,7 @@ def test_the_graph_equals_eager_steps(family: str) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_check_in_float64_has_the_same_operators(family: str) -> None:
     single, double = captured(family).graph, capture_as(captured(family), torch.float64).graph

@@ -62,6 +62,7 @@ def test_amoebanets_of_gpipes_table(spec: str, millions: float) -> None:
     assert parameters(spec) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", MODELS)
 def test_defaults_are_captured_without_data(spec: str) -> None:
     it = zoo.load(spec, meta=True)
@@ -73,6 +74,7 @@ def test_defaults_are_captured_without_data(spec: str) -> None:
 
 
 # The special ones: double backward, and CTC after unrolled steps.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", ["lenet:tiny", "deepspeech:tiny,frames=4,letters=2", "wgan-gp:tiny"]
 )
@@ -135,6 +137,7 @@ def test_inception_sees_the_papers_maps() -> None:
         assert model.blocks8(model.shrink2(x)).shape == (1, 2048, 8, 8)
 
 
+@pytest.mark.slow
 def test_found_cells_end_in_the_papers_maps() -> None:
     with torch.device("meta"):
         large = nasnet.NASNet(nasnet.Settings())
@@ -147,6 +150,7 @@ def test_found_cells_end_in_the_papers_maps() -> None:
             assert before.shape == (1, *end)
 
 
+@pytest.mark.slow
 def test_blocks_of_a_resnet_are_settings() -> None:
     model = zoo.load("resnet50:tiny,stage3=5").model
     assert isinstance(model, resnet.ResNet)
