@@ -2,26 +2,161 @@
 
 Tables with many rows (tasks, messages, pieces of Values) are kept as NumPy columns, and the loops
 over them are compiled by Numba. This module has what all of them share: the types of columns, a few
-operations on them, and the decorator of compiled functions.
+operations on them, and `compiled`, the decorator of those loops.
+
+Compiling takes seconds, and a small step is planned in less time by the interpreter. So a compiled
+function begins as plain Python. It is compiled, or its compiled form is loaded from the disk, once
+it has taken longer than that pays for. Both forms give the same numbers, bit for bit.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
-def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function with Numba when it is first called, and keep the result on disk."""
-    return njit(cache=True)(function)
+@dataclass
+class Patience:
+    """How long functions run interpreted before they are compiled.
+
+    load_seconds     after these a function's compiled form is loaded, if an earlier process has
+                     left one on the disk
+    compile_seconds  after these it is compiled: about what compiling a loop and its parts takes
+    elements         a call on columns with more numbers in all is not interpreted at all
+    announce         is told once when something is compiled, since the user waits for it
+    depth            of interpreted calls at the moment; the outermost switches warnings off
+    """
+
+    load_seconds: float = 0.3
+    compile_seconds: float = 1.5
+    elements: int = 1_000_000
+    announce: Callable[[str], None] | None = None
+    depth: int = 0
+
+
+# The only one: decorated functions are made on import, before anybody could hand them another.
+PATIENCE = Patience()
+
+
+class CompiledFunction:
+    """A function on columns: plain Python at first, compiled by Numba when it is worth it.
+
+    Other compiled functions may call it, in either form. `plain` is what is interpreted, if that is
+    not the function itself: the same in NumPy's terms, say.
+    """
+
+    def __init__(self, function: Callable[..., Any], plain: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.plain = plain
+        self.seconds = 0.0  # that it has run interpreted
+        self.native: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.native is not None:
+            return self.native(*arguments)
+        outermost = PATIENCE.depth == 0
+        if self._is_due() or (outermost and _elements(arguments) > PATIENCE.elements):
+            self.native = self.dispatcher
+            return self.native(*arguments)
+        if not outermost:
+            return self._interpret(arguments)
+        with np.errstate(all="ignore"):  # hashes overflow, as they do in compiled code
+            return self._interpret(arguments)
+
+    def _interpret(self, arguments: tuple[Any, ...]) -> Any:
+        began = time.perf_counter()
+        PATIENCE.depth += 1
+        try:
+            return self.plain(*arguments)
+        finally:
+            PATIENCE.depth -= 1
+            self.seconds += time.perf_counter() - began
+
+    def _is_due(self) -> bool:
+        """Whether it has run interpreted for as long as its compiled form is worth."""
+        if self.seconds < PATIENCE.load_seconds:
+            return False
+        return self.seconds >= PATIENCE.compile_seconds or self._is_kept
+
+    @functools.cached_property
+    def _is_kept(self) -> bool:
+        """Whether an earlier process has compiled it and left the result beside its source."""
+        code = self.function.__code__
+        path = Path(code.co_filename)
+        version = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+        name = f"{path.stem}.{self.function.__qualname__}-{code.co_firstlineno}.{version}.nbi"
+        return (path.parent / "__pycache__" / name).exists()
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """The function as Numba has it, which compiles it or loads it when it is called."""
+        return _numba().njit(cache=True)(self.function)
+
+
+def compiled(
+    function: Callable[..., Any] | None = None, *, plain: Callable[..., Any] | None = None
+) -> Any:
+    """Compile a function on columns with Numba once its work is worth it; keep it on the disk."""
+    if function is None:
+        return functools.partial(compiled, plain=plain)
+    return CompiledFunction(function, plain or function)
+
+
+def _elements(arguments: tuple[Any, ...]) -> int:
+    """How many numbers the columns among some arguments have."""
+    total = 0
+    for argument in arguments:
+        if isinstance(argument, np.ndarray):
+            total += argument.size
+        elif isinstance(argument, tuple):
+            total += _elements(argument)
+    return total
+
+
+@functools.cache
+def _numba() -> Any:
+    """Numba, told what a CompiledFunction is; loading it takes half a second."""
+    import numba
+    from numba.core import event, types
+    from numba.core.datamodel.models import OpaqueModel
+    from numba.extending import register_model, typeof_impl
+
+    class FunctionType(types.Dispatcher):
+        """A compiled function within another one. An integer literal as an argument is any integer:
+        Numba would compile the function again for each."""
+
+        def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+            return super().get_call_type(context, tuple(map(types.unliteral, args)), kws)
+
+    register_model(FunctionType)(OpaqueModel)
+
+    @typeof_impl.register(CompiledFunction)
+    def _type_of(function: CompiledFunction, context: Any) -> Any:
+        return FunctionType(function.dispatcher)
+
+    class Announcement(event.Listener):
+        def on_start(self, event: Any) -> None:
+            if PATIENCE.announce is not None:
+                PATIENCE.announce("compiling loops for this machine; that is done once and kept")
+                PATIENCE.announce = None
+
+        def on_end(self, event: Any) -> None: ...
+
+    event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
+    return numba
 
 
 def offsets(counts: Ints) -> Ints:

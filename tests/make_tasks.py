@@ -22,6 +22,7 @@ from apportion.lower.task_graph import (  # fmt: skip
     counted,
     verify,
 )
+from apportion.lower.task_kinds import TASK_KINDS, TaskKinds
 from apportion.machine.cluster import Cluster, Device, Link, Route
 from apportion.machine.collective import (
     ALL_TO_ALL,
@@ -49,6 +50,7 @@ class Maker:
     slots: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     copies: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     together: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    task_kinds: TaskKinds = TASK_KINDS
 
     def compute(
         self, device: int, flops: float = 0, nbytes: int = 0, after: Sequence[int] = ()
@@ -72,6 +74,10 @@ class Maker:
 
     def assemble(self, device: int, nbytes: int, after: Sequence[int] = ()) -> int:
         return self._task(ASSEMBLE, device, -1, nbytes, 0.0, after)
+
+    def work(self, kind: int, device: int, nbytes: int, after: Sequence[int] = ()) -> int:
+        """A task of any kind that works on one device."""
+        return self._task(kind, device, -1, nbytes, 0.0, after)
 
     def slot(
         self,
@@ -120,6 +126,7 @@ class Maker:
             ),
             op_start=np.append(np.arange(n + 1), n), taken=none, ends=NO_ENDS,
             group=group, pattern=pattern, groups=groups,
+            task_kinds=self.task_kinds,
         )  # fmt: skip
         return counted(made)
 

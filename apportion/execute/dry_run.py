@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -213,10 +213,8 @@ class _Measurement:
         ends = [*(np.flatnonzero(change) + 1).tolist(), len(tasks)] if len(tasks) else []
         low = 0
         for high in ends:
-            if tasks.kind[low] == COMPUTE:
-                self._computes(low, high)
-            elif tasks.kind[low] == ASSEMBLE:
-                self._assembles(low, high)
+            if tasks.kind[low] in DRY_RUNS:
+                DRY_RUNS[int(tasks.kind[low])](self, low, high)
             low = high
         used = np.flatnonzero(self.workspace)
         workspace = zip(used.tolist(), self.workspace[used].tolist(), strict=True)
@@ -278,7 +276,7 @@ class _Measurement:
             source = np.take_along_axis(ins, np.maximum(stretch.alias, 0), axis=1)
             self.shared[outs] = np.where(stretch.alias < 0, -1, source)
 
-    def _assembles(self, low: int, high: int) -> None:
+    def assembles(self, low: int, high: int) -> None:
         """Assemblies, in runs of which none reads what another one makes."""
         starts = self.tasks.in_start
         made = self.tasks.slot_first[self.tasks.in_slot[starts[low] : starts[high]]]
@@ -332,7 +330,8 @@ class _Measurement:
             call = self.put_together[key] = _Call((result,), 0, number, (form,))
         return call
 
-    def _computes(self, low: int, high: int) -> None:
+    def computes(self, low: int, high: int) -> None:
+        """The parts of one Op."""
         tasks, index = self.tasks, int(self.tasks.op[low])
         op, choice = self.graph.ops[index], self.strategy.choices[index]
         ins = tasks.in_slot[tasks.in_start[low] : tasks.in_start[high]].reshape(high - low, -1)
@@ -417,6 +416,14 @@ class _Measurement:
             nbytes = math.prod(shape) * dtype(space.graph.values[value].dtype or "").itemsize
             found.append(_Result(-1, _dense(shape), nbytes))
         return _Call(tuple(found), 0)
+
+
+# By kind of task: a registry, so that a kind that is added to the table is looked at by an entry
+# here. Other kinds leave their slots as lowering planned them.
+DRY_RUNS: dict[int, Callable[[_Measurement, int, int], None]] = {
+    COMPUTE: _Measurement.computes,
+    ASSEMBLE: _Measurement.assembles,
+}
 
 
 def _weighty(kind: str, args: tuple[Any, ...]) -> tuple[Any, ...]:

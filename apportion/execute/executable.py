@@ -23,9 +23,8 @@ from apportion.describe import Box, flatten, full, lengths, volume
 from apportion.execute.kernels import Context, Template, dtype, kernel, template
 from apportion.graph import INPUT, Op
 from apportion.lower import (
-    COLLECTIVE,
+    ASSEMBLE,
     COMPUTE,
-    TRANSFER,
     TaskGraph,
 )
 from apportion.machine import cores
@@ -45,7 +44,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What one device sends to another in a TRANSFER, or in its share of a COLLECTIVE."""
+    """What one device sends to another in a message."""
 
     task: int
     sender: int
@@ -102,6 +101,11 @@ class Executable:
     @cached_property
     def kind(self) -> list[int]:
         return _listed(self.tasks.kind)
+
+    @cached_property
+    def is_message(self) -> list[bool]:
+        found: list[bool] = self.tasks.is_message.tolist()
+        return found
 
     @cached_property
     def device(self) -> list[int]:
@@ -395,20 +399,19 @@ class Rank:
         return here.to(self.place, meant.dtype, copy=True)
 
     def run(self, task: int, context: Context) -> None:
-        """One COMPUTE or ASSEMBLE, and the frees after it."""
+        """One task of work, and the frees after it."""
         began = self.clock()
         self.make(task, context)
         self.free(task)
         self.spans.append((task, began, self.clock()))
 
     def make(self, task: int, context: Context) -> None:
-        """What one COMPUTE or ASSEMBLE makes."""
-        if self.program.kind[task] == COMPUTE:
-            self._compute(self.program.computes[task], context)
-        else:
-            self._assemble(task)
+        """What one task of work makes."""
+        WORK_ON_DEVICE[self.program.kind[task]](self, task, context)
 
-    def _compute(self, work: _Compute, context: Context) -> None:
+    def compute(self, task: int, context: Context) -> None:
+        """The kernel of one COMPUTE."""
+        work = self.program.computes[task]
         ins = [self.tensors[slot] if slot >= 0 else None for slot in work.ins]
         results = run_part(self.program.space, work.op, work.part, ins, context, work.args)
         for slot, result in zip(work.outs, results, strict=True):
@@ -430,7 +433,8 @@ class Rank:
             room.reshape(copy.shape).copy_(source[copy.source_box])
         return message if self.corrupt is None else self.corrupt(parcel, message)
 
-    def _assemble(self, task: int) -> None:
+    def assemble(self, task: int, context: Context) -> None:
+        """The region that one ASSEMBLE puts together."""
         copies = self.program.copies[task]
         slot = int(self.program.tasks.out_slot[self.program.tasks.out_start[task]])
         meant = self.program.slots[slot]
@@ -481,6 +485,13 @@ class Rank:
         return {s: (slots[s].value, t) for s, t in self.tensors.items()}
 
 
+# By kind of task: a registry, so that a kind that is added to the table runs by an entry here.
+WORK_ON_DEVICE: dict[int, Callable[[Rank, int, Context], None]] = {
+    COMPUTE: Rank.compute,
+    ASSEMBLE: Rank.assemble,
+}
+
+
 def _owns(tensor: torch.Tensor) -> bool:
     """Whether the tensor is all of its storage, so that keeping it keeps nothing else."""
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
@@ -508,8 +519,8 @@ def run_together(ranks: Sequence[Rank], context: Context) -> torch.Tensor | None
     parcels: dict[int, list[int]] = {}
     for number, parcel in enumerate(program.parcels):
         parcels.setdefault(parcel.task, []).append(number)
-    for task, kind in enumerate(program.kind):
-        if kind not in (TRANSFER, COLLECTIVE):
+    for task, is_message in enumerate(program.is_message):
+        if not is_message:
             ranks[program.device[task]].run(task, context)
             continue
         for number in parcels[task]:

@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from apportion.execute.executable import Executable, Rank
 from apportion.execute.kernels import Context
-from apportion.lower import COLLECTIVE, TRANSFER
 
 
 class PeerLost(RuntimeError):
@@ -108,8 +107,8 @@ def worker(executable: Executable, device: int, place: str = "cpu") -> Worker:
     on the device that torch calls `place`."""
     exchanges = _exchanges(executable, device)
     steps: list[int | Exchange] = []
-    for task, kind in enumerate(executable.kind):
-        if kind in (TRANSFER, COLLECTIVE):
+    for task, is_message in enumerate(executable.is_message):
+        if is_message:
             steps += exchanges.pop(executable.position[task], ())  # once for all of a position
         elif executable.device[task] == device:
             steps.append(task)

@@ -2,8 +2,9 @@
 
 In: a Space, a Strategy and a number of devices. Out: a TaskGraph, in columns, in one global order,
 which simulate/ times and execute/ runs. No torch.
-Read task_graph.py first (what a task is), then lower.py, value_flow.py (where the pieces of a
-Value are), exchange.py and op_tasks.py (the tasks of one Op), task_columns.py (all of them).
+Read task_graph.py first (what a task is), task_kinds.py (what its kind means), then lower.py,
+value_flow.py (where the pieces of a Value are), exchange.py and op_tasks.py (the tasks of one Op),
+task_columns.py (all of them).
 """
 
 from __future__ import annotations
@@ -41,28 +42,13 @@ if TYPE_CHECKING:
         stamp as stamp,
     )
     from apportion.lower.task_graph import (
-        ASSEMBLE as ASSEMBLE,
-    )
-    from apportion.lower.task_graph import (
         CATEGORIES as CATEGORIES,
-    )
-    from apportion.lower.task_graph import (
-        COLLECTIVE as COLLECTIVE,
     )
     from apportion.lower.task_graph import (
         COMMUNICATION as COMMUNICATION,
     )
     from apportion.lower.task_graph import (
-        COMPUTE as COMPUTE,
-    )
-    from apportion.lower.task_graph import (
-        KINDS as KINDS,
-    )
-    from apportion.lower.task_graph import (
         NO_ENDS as NO_ENDS,
-    )
-    from apportion.lower.task_graph import (
-        TRANSFER as TRANSFER,
     )
     from apportion.lower.task_graph import (
         WORKSPACE as WORKSPACE,
@@ -84,6 +70,21 @@ if TYPE_CHECKING:
     )
     from apportion.lower.task_graph import (
         with_storage as with_storage,
+    )
+    from apportion.lower.task_kinds import (
+        ASSEMBLE as ASSEMBLE,
+    )
+    from apportion.lower.task_kinds import (
+        COLLECTIVE as COLLECTIVE,
+    )
+    from apportion.lower.task_kinds import (
+        COMPUTE as COMPUTE,
+    )
+    from apportion.lower.task_kinds import (
+        TRANSFER as TRANSFER,
+    )
+    from apportion.lower.task_kinds import (
+        TaskKinds as TaskKinds,
     )
     from apportion.lower.termwise import (
         Devices as Devices,

@@ -2,7 +2,7 @@
 
 A task's index is its place in the order.
 
-Four kinds of task:
+Four kinds of task; what a kind means to others is in the table of task_kinds.py:
 
     COMPUTE   one part of one Op on one device
     TRANSFER  one message from `device` to `peer`: all boxes that go from the one to the other at
@@ -22,17 +22,19 @@ Ops and edges own consecutive rows: `op_start` buckets tasks by Op, `edge_start`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Floats, Ints, compiled, offsets, plain
-
-COMPUTE, TRANSFER, ASSEMBLE, COLLECTIVE = 0, 1, 2, 3
-KINDS = ("compute", "transfer", "assemble", "collective")
+from apportion.columns import Bools, Floats, Ints, compiled, offsets, plain
+from apportion.lower.task_kinds import ASSEMBLE as ASSEMBLE
+from apportion.lower.task_kinds import COLLECTIVE as COLLECTIVE
+from apportion.lower.task_kinds import COMPUTE as COMPUTE
+from apportion.lower.task_kinds import TASK_KINDS, TaskKind, TaskKinds
+from apportion.lower.task_kinds import TRANSFER as TRANSFER
 
 # What the bytes of a slot are. The first seven are the roles of Values, ordered as in graph.ROLES.
 CATEGORIES = (
@@ -58,10 +60,12 @@ class Task:
     position: int
     nbytes: int
     flops: float
+    task_kind: TaskKind  # the row of its kind
 
     def __str__(self) -> str:
-        where = f"{self.device}->{self.peer}" if self.kind == TRANSFER else str(self.device)
-        what = f"{KINDS[self.kind]} op {self.op} part {self.part}"
+        pairwise = self.task_kind.is_pairwise
+        where = f"{self.device}->{self.peer}" if pairwise else str(self.device)
+        what = f"{self.task_kind.name} op {self.op} part {self.part}"
         return f"{self.index}: {what} on {where}, {self.nbytes} bytes"
 
 
@@ -119,7 +123,7 @@ class TaskGraph:
     devices: int
 
     # tasks
-    kind: Ints  # n
+    kind: Ints  # n: index into task_kinds
     op: Ints  # n: the Op computed, or that a transfer or assembly serves; o for the end of the step
     part: Ints  # n: which part of the Op (replicas counted on), -1 unless COMPUTE
     device: Ints  # n: where it runs; the sender of a TRANSFER
@@ -189,6 +193,9 @@ class TaskGraph:
 
     make_assemblies: Callable[[], Assemblies] | None = None
     """What makes `assemblies`, where lowering made the tasks; it needs no copies."""
+
+    task_kinds: TaskKinds = TASK_KINDS
+    """What the kinds of its tasks mean."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -264,7 +271,12 @@ class TaskGraph:
             int(self.position[index]),
             int(self.nbytes[index]),
             float(self.flops[index]),
+            self.kind_of(index),
         )
+
+    def kind_of(self, index: int) -> TaskKind:
+        """What the kind of one task means."""
+        return self.task_kinds[int(self.kind[index])]
 
     def __iter__(self) -> Iterator[Task]:
         return (self.task(index) for index in range(len(self)))
@@ -273,9 +285,29 @@ class TaskGraph:
         return "\n".join(map(str, self))
 
     @property
+    def is_work(self) -> Bools:
+        """n: whether it occupies a lane of `device`."""
+        return self.task_kinds.is_work[self.kind]
+
+    @property
+    def is_message(self) -> Bools:
+        """n: whether it sends bytes from device to device."""
+        return self.task_kinds.is_message[self.kind]
+
+    @property
+    def is_pairwise(self) -> Bools:
+        """n: whether it is a message from `device` to `peer`."""
+        return self.task_kinds.is_pairwise[self.kind]
+
+    @property
+    def is_collective(self) -> Bools:
+        """n: whether it is a message among the members of `group`."""
+        return self.task_kinds.is_collective[self.kind]
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes that leave a device in one step."""
-        return int(self.nbytes[(self.kind == TRANSFER) | (self.kind == COLLECTIVE)].sum())
+        return int(self.nbytes[self.is_message].sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +362,9 @@ def verify(tasks: TaskGraph) -> None:
     assert (tasks.dep < owners).all(), "a task depends on a later one"
     assert (np.diff(tasks.position) >= 0).all(), "positions fall"
     assert ((tasks.device >= 0) & (tasks.device < tasks.devices)).all()
-    moving = tasks.kind == TRANSFER
-    assert (tasks.peer[moving] != tasks.device[moving]).all(), "a device sends to itself"
+    assert ((tasks.kind >= 0) & (tasks.kind < len(tasks.task_kinds))).all(), "an unknown kind"
+    pairwise, moving = tasks.is_pairwise, tasks.is_message
+    assert (tasks.peer[pairwise] != tasks.device[pairwise]).all(), "a device sends to itself"
     readers = np.repeat(np.arange(n), np.diff(tasks.in_start))
     real = tasks.in_slot >= 0
     assert (tasks.slot_first[tasks.in_slot[real]] < readers[real]).all(), (
@@ -343,7 +376,6 @@ def verify(tasks: TaskGraph) -> None:
     assert len(tasks.slot_last) == s
     sent = tasks.copy_message >= 0
     carried = np.bincount(tasks.copy_message[sent], tasks.copy_nbytes[sent], minlength=n)
-    moving |= tasks.kind == COLLECTIVE
     assert (carried[moving] == tasks.nbytes[moving]).all(), (
         "a message's bytes are not those of its copies"
     )
@@ -358,7 +390,8 @@ def verify(tasks: TaskGraph) -> None:
 
 
 class _Messages(NamedTuple):
-    kind: Ints  # n
+    pairwise: Bools  # n
+    collective: Bools  # n
     device: Ints  # n
     peer: Ints  # n
     nbytes: Ints  # n
@@ -393,25 +426,16 @@ def message_ends(tasks: TaskGraph) -> Ends:
         tasks.copy_message, tasks.copy_task, at[tasks.copy_source], at[tasks.copy_target],
         tasks.copy_nbytes,
     )  # fmt: skip
-    columns = (tasks.kind, tasks.device, tasks.peer, tasks.nbytes, tasks.group)
-    return ends_of(columns, tasks.groups, copied)
-
-
-def ends_of(
-    columns: tuple[Ints, ...], groups: Sequence[tuple[int, ...]], copied: tuple[Ints, ...]
-) -> Ends:
-    """The ends of messages; `columns` are kind, device, peer, nbytes and group of all tasks,
-    `copied` are message, task, sender, receiver and bytes of all copies."""
-    kind, group = columns[0], columns[4]
-    sizes = np.zeros(len(kind), np.int64)
-    sizes[kind == TRANSFER] = 2
-    member_start = np.cumsum([0, *map(len, groups)])
-    members = np.array([device for group in groups for device in group], np.int64)
-    if len(group):
-        joint = kind == COLLECTIVE
-        sizes[joint] = np.diff(member_start)[group[joint]]
+    sizes = np.zeros(len(tasks), np.int64)
+    sizes[tasks.is_pairwise] = 2
+    member_start = np.cumsum([0, *map(len, tasks.groups)])
+    members = np.array([device for group in tasks.groups for device in group], np.int64)
+    if len(tasks.group):
+        joint = tasks.is_collective
+        sizes[joint] = np.diff(member_start)[tasks.group[joint]]
+    columns = (tasks.device, tasks.peer, tasks.nbytes, tasks.group, member_start, members)
     ends: Ends = _fill_ends(
-        _Messages(*map(plain, (*columns, member_start, members))),
+        _Messages(tasks.is_pairwise, tasks.is_collective, *map(plain, columns)),
         _Copied(*map(plain, copied)),
         offsets(sizes),
     )
@@ -420,26 +444,26 @@ def ends_of(
 
 @compiled
 def _fill_ends(messages: _Messages, copies: _Copied, start: Ints) -> Ends:
-    kind, device, peer, nbytes, group, member_start, members = messages
+    pairwise, collective, device, peer, nbytes, group, member_start, members = messages
     count = start[-1]
     task, at = np.empty(count, np.int64), np.empty(count, np.int64)
     sent, received = np.zeros(count, np.int64), np.zeros(count, np.int64)
     taker = np.empty(count, np.int64)
-    for t in range(len(kind)):
+    for t in range(len(device)):
         row = start[t]
         task[row : start[t + 1]] = t
         taker[row : start[t + 1]] = t
-        if kind[t] == TRANSFER:
+        if pairwise[t]:
             at[row], at[row + 1] = device[t], peer[t]
             sent[row], received[row + 1] = nbytes[t], nbytes[t]
-        elif kind[t] == COLLECTIVE:
+        elif collective[t]:
             low = member_start[group[t]]
             at[row : start[t + 1]] = members[low : low + start[t + 1] - row]
     for copy in range(len(copies.message)):
         t = copies.message[copy]
         if t < 0:
             continue
-        if kind[t] == TRANSFER:
+        if pairwise[t]:
             row = start[t] + 1
         else:
             inside = at[start[t] : start[t + 1]]

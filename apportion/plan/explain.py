@@ -27,7 +27,6 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.graph import FORWARD, Graph, Value
 from apportion.lower import (
-    COMPUTE,
     Flow,
     Lowering,
     TaskGraph,
@@ -258,7 +257,7 @@ def _figures(live: Delta, members: Iterable[int]) -> _Figures:
 def _busiest(tasks: TaskGraph, length: Ints, members: Iterable[int]) -> int:
     rows = [
         k for op in members for k in range(int(tasks.op_start[op]), int(tasks.op_start[op + 1]))
-        if tasks.kind[k] == COMPUTE
+        if tasks.task_kinds.computes[tasks.kind[k]]
     ]  # fmt: skip
     sums = np.bincount(tasks.device[rows], length[rows], tasks.devices)
     return int(sums.max(initial=0))

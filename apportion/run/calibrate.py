@@ -31,8 +31,6 @@ from apportion.execute import Executable, measure, threads
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import (
     ASSEMBLE,
-    COLLECTIVE,
-    TRANSFER,
     TaskGraph,
     lower,
     with_storage,
@@ -471,12 +469,12 @@ def _busiest(
     for device in range(tasks.devices):
         count, size, packing = 0, 0, 0.0
         for task in range(int(low), int(high)):
-            nbytes = int(tasks.nbytes[task])
-            if tasks.kind[task] == TRANSFER and device in (tasks.device[task], tasks.peer[task]):
+            nbytes, kind = int(tasks.nbytes[task]), tasks.kind_of(task)
+            if kind.is_pairwise and device in (tasks.device[task], tasks.peer[task]):
                 count, size = count + 1, size + nbytes
                 if device == tasks.device[task]:
                     packing += each.each + boxes[task] * each.per_box + 2 * nbytes * each.per_byte
-            elif tasks.kind[task] == COLLECTIVE and device in tasks.groups[tasks.group[task]]:
+            elif kind.is_collective and device in tasks.groups[tasks.group[task]]:
                 members = len(tasks.groups[tasks.group[task]])
                 share = nbytes // members
                 count, size = count + 2 * (members - 1), size + 2 * share

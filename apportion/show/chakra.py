@@ -4,14 +4,14 @@ One file a rank, `<name>.<rank>.et`: messages of protobuf, each after its length
 GlobalMetadata and then the Nodes; the numbers below are those of the fields in
 schema/protobuf/et_def.proto (github.com/mlcommons/chakra). A node's id is the index of its task:
 
-    COMPUTE, ASSEMBLE  COMP_NODE on its device
-    TRANSFER           COMM_SEND_NODE on its sender and COMM_RECV_NODE on its receiver, whose
-                       comm_tag, the task, makes them find each other
-    COLLECTIVE         COMM_COLL_NODE on each member; pg_name is its group in comm_group.json, and
-                       comm_size the bytes of its input on one member
+    work                COMP_NODE on its device
+    pairwise message    COMM_SEND_NODE on its sender and COMM_RECV_NODE on its receiver, whose
+                        comm_tag, the task, makes them find each other
+    collective message  COMM_COLL_NODE on each member; pg_name is its group in comm_group.json, and
+                        comm_size the bytes of its input on one member
 
 Data dependencies are those of the tasks, as far as they are on the same rank; the control
-dependency of a COMP_NODE is the one before it on its device.
+dependency of a COMP_NODE is the one before it in its lane.
 """
 
 from __future__ import annotations
@@ -26,12 +26,7 @@ from apportion.columns import Ints
 from apportion.describe import lengths
 from apportion.files import whole
 from apportion.graph import Graph
-from apportion.lower import (
-    ASSEMBLE,
-    COLLECTIVE,
-    TRANSFER,
-    TaskGraph,
-)
+from apportion.lower import TaskGraph
 from apportion.machine import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -77,10 +72,10 @@ def _write(path: Path, pieces: Iterable[bytes]) -> None:
 def _ranks(tasks: TaskGraph) -> list[list[tuple[int, int]]]:
     """For every rank its nodes: (task, type), by task."""
     ends = tasks.ends
-    work = np.flatnonzero((tasks.kind != TRANSFER) & (tasks.kind != COLLECTIVE))
+    work = np.flatnonzero(tasks.is_work)
     sends = tasks.device[ends.task] == ends.device
     types = np.where(sends, COMM_SEND_NODE, COMM_RECV_NODE)
-    types[tasks.kind[ends.task] == COLLECTIVE] = COMM_COLL_NODE
+    types[tasks.is_collective[ends.task]] = COMM_COLL_NODE
     task = np.concatenate([work, ends.task])
     device = np.concatenate([tasks.device[work], ends.device])
     kind = np.concatenate([np.full(len(work), COMP_NODE), types])
@@ -97,11 +92,13 @@ def _messages(
 ) -> Iterator[bytes]:
     source = _attribute(("source", STRING, timeline.source))
     yield _framed(_text(1, SCHEMA) + _inside(2, source))
-    here, before = {task for task, _ in rows}, -1
+    here = {task for task, _ in rows}
+    last: dict[str, int] = {}  # the COMP_NODE at which each lane is
     for task, kind in rows:
         deps = [d for d in _row(tasks.dep_start, tasks.dep, task) if d in here]
-        controls = [before] if kind == COMP_NODE and before >= 0 else []
-        before = task if kind == COMP_NODE else before
+        lane, controls = tasks.kind_of(task).lane, []
+        if kind == COMP_NODE:
+            controls, last[lane] = [last[lane]] if lane in last else [], task
         start, end = int(timeline.start_ns[task]), int(timeline.end_ns[task])
         node = (
             _number(1, task)
@@ -144,8 +141,8 @@ def _attributes(tasks: TaskGraph, graph: Graph, task: int, kind: int) -> Iterato
 
 
 def _name(tasks: TaskGraph, graph: Graph, task: int) -> str:
-    name = op_name(tasks, graph, task)
-    return f"{name} (assemble)" if tasks.kind[task] == ASSEMBLE else name
+    name, label = op_name(tasks, graph, task), tasks.kind_of(task).label
+    return f"{name} ({label})" if label else name
 
 
 def _tensors(tasks: TaskGraph, graph: Graph, slots: list[int]) -> bytes:

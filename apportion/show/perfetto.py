@@ -1,7 +1,8 @@
 """A Timeline for Perfetto or chrome://tracing, in Chrome's JSON trace format.
 
 process  a device, with a counter of its memory, a series per category; the last one is `links`
-thread   of a device: compute, send, receive. A collective is on `send` of all its members.
+thread   of a device: its lanes (compute, send, receive, and what lower/task_kinds.py has beside
+         them). A collective is on `send` of all its members.
          Messages that overlap in time are on further threads of the same name.
          Of `links`: one link, and the messages that occupy it, where they are known
 arrow    from a message on its sender to the same on its receiver to the assembly that takes it
@@ -22,18 +23,10 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.files import whole
 from apportion.graph import Graph
-from apportion.lower import (
-    ASSEMBLE,
-    CATEGORIES,
-    COLLECTIVE,
-    KINDS,
-    TRANSFER,
-    TaskGraph,
-)
+from apportion.lower import CATEGORIES, TaskGraph
 from apportion.machine import PATTERNS
-from apportion.simulate import LANES, Curve, LinkSpans, Timeline, op_name
+from apportion.simulate import Curve, LinkSpans, Timeline, op_name
 
-COMPUTING, SENDING, RECEIVING = range(len(LANES))
 MANY = 1000  # of threads for one lane; only orders what is shown
 
 
@@ -47,12 +40,18 @@ class Links:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slices:
-    """What is drawn on devices, in columns: a task on a thread, the `copy`-th of its lane's."""
+    """What is drawn on devices, in columns: a task on a thread, the `copy`-th of its lane's. Lanes
+    are indices into `lanes`."""
 
     task: Ints
     device: Ints
     lane: Ints
     copy: Ints
+    lanes: tuple[str, ...]
+
+    def thread(self, lane: int, copy: int) -> int:
+        """The number of a thread."""
+        return lane + len(self.lanes) * copy
 
 
 def trace(
@@ -97,19 +96,19 @@ def _events(
 
 def slices(timeline: Timeline, tasks: TaskGraph) -> Slices:
     """Every task on the threads of the devices it involves."""
-    ends = tasks.ends
-    sends = (tasks.kind[ends.task] == COLLECTIVE) | (tasks.device[ends.task] == ends.device)
-    work = np.flatnonzero((tasks.kind != TRANSFER) & (tasks.kind != COLLECTIVE))
+    ends, kinds = tasks.ends, tasks.task_kinds
+    work = np.flatnonzero(tasks.is_work)
     task = np.concatenate([work, ends.task])
     device = np.concatenate([tasks.device[work], ends.device])
-    lane = np.concatenate([np.full(len(work), COMPUTING), np.where(sends, SENDING, RECEIVING)])
+    kind, own = tasks.kind[task], tasks.device[task] == device
+    lane = np.where(own, kinds.lane[kind], kinds.receiver_lane[kind])
     start, end = timeline.start_ns[task], timeline.end_ns[task]
     order = np.lexsort((task, start, device, lane))
     copy = np.zeros(len(task), np.int64)
-    key = (device * len(LANES) + lane)[order]
+    key = (device * len(kinds.lanes) + lane)[order]
     for rows in np.split(order, np.flatnonzero(np.diff(key)) + 1):
         copy[rows] = _apart(start[rows].tolist(), end[rows].tolist())
-    return Slices(task[order], device[order], lane[order], copy[order])
+    return Slices(task[order], device[order], lane[order], copy[order], kinds.lanes)
 
 
 def _apart(starts: list[int], ends: list[int]) -> list[int]:
@@ -127,19 +126,15 @@ def _apart(starts: list[int], ends: list[int]) -> list[int]:
     return found
 
 
-def _thread(lane: int, copy: int) -> int:
-    return lane + len(LANES) * copy
-
-
 def _titles(devices: int, drawn: Slices) -> Iterator[dict[str, Any]]:
     for device in range(devices):
         yield _title("process_name", device, 0, name=f"device {device}")
         yield _title("process_sort_index", device, 0, sort_index=device)
-    used = {(d, lane, 0) for d in range(devices) for lane in range(len(LANES))}
+    used = {(d, lane, 0) for d in range(devices) for lane in range(len(drawn.lanes))}
     used.update(zip(drawn.device.tolist(), drawn.lane.tolist(), drawn.copy.tolist(), strict=True))
     for device, lane, copy in sorted(used):
-        thread = _thread(lane, copy)
-        yield _title("thread_name", device, thread, name=LANES[lane])
+        thread = drawn.thread(lane, copy)
+        yield _title("thread_name", device, thread, name=drawn.lanes[lane])
         yield _title("thread_sort_index", device, thread, sort_index=MANY * lane + copy)
 
 
@@ -160,38 +155,40 @@ def _spans(
         facts = {"task": index, "part": task.part, "nbytes": task.nbytes, "flops": task.flops}
         if task.op < len(graph.ops) and graph.ops[task.op].line:
             facts["line"] = graph.ops[task.op].line
-        name = op_name(tasks, graph, index)
-        if task.kind == TRANSFER:
-            name += f" to {task.peer}" if lane == SENDING else f" from {task.device}"
-        elif task.kind == COLLECTIVE:
+        name, kind = op_name(tasks, graph, index), task.task_kind
+        if kind.is_pairwise:
+            name += f" to {task.peer}" if device == task.device else f" from {task.device}"
+        elif kind.is_collective:
             name += f" ({_pattern(tasks, index)})"
             facts["members"] = list(tasks.groups[tasks.group[index]])
-        elif task.kind == ASSEMBLE:
-            name += " (assemble)"
+        elif kind.label:
+            name += f" ({kind.label})"
         yield {
-            "ph": "X", "name": name, "cat": KINDS[task.kind], "pid": device,
-            "tid": _thread(lane, copy), "ts": starts[index] / 1e3,
+            "ph": "X", "name": name, "cat": kind.name, "pid": device,
+            "tid": drawn.thread(lane, copy), "ts": starts[index] / 1e3,
             "dur": (ends[index] - starts[index]) / 1e3, "args": facts,
         }  # fmt: skip
 
 
 def _pattern(tasks: TaskGraph, task: int) -> str:
-    return PATTERNS[tasks.pattern[task]] if len(tasks.pattern) else KINDS[COLLECTIVE]
+    return PATTERNS[tasks.pattern[task]] if len(tasks.pattern) else tasks.kind_of(task).name
 
 
 def _arrows(timeline: Timeline, tasks: TaskGraph, drawn: Slices) -> Iterator[dict[str, Any]]:
     """From where a message is sent, over where it arrives, to the assembly that takes it."""
     rows = zip(drawn.task.tolist(), drawn.device.tolist(), drawn.lane.tolist(), strict=True)
     at = {row: k for k, row in enumerate(rows)}
-    threads = [_thread(*p) for p in zip(drawn.lane.tolist(), drawn.copy.tolist(), strict=True)]
+    threads = [drawn.thread(*p) for p in zip(drawn.lane.tolist(), drawn.copy.tolist(), strict=True)]
     starts, ends = timeline.start_ns.tolist(), tasks.ends
+    sender_lane = tasks.task_kinds.lane[tasks.kind]
+    receiver_lane = tasks.task_kinds.receiver_lane[tasks.kind]
     for row in np.flatnonzero(ends.received).tolist():
         task, device, taker = int(ends.task[row]), int(ends.device[row]), int(ends.taker[row])
-        stops = [(task, device, SENDING)]
-        if tasks.kind[task] == TRANSFER:
-            stops = [(task, int(tasks.device[task]), SENDING), (task, device, RECEIVING)]
+        stops = [(task, device, int(receiver_lane[task]))]
+        if tasks.kind_of(task).is_pairwise:
+            stops.insert(0, (task, int(tasks.device[task]), int(sender_lane[task])))
         if taker != task:
-            stops.append((taker, device, COMPUTING))
+            stops.append((taker, device, int(sender_lane[taker])))
         if len(stops) == 1:
             continue
         for number, stop in enumerate(stops):
@@ -227,12 +224,12 @@ def _links(links: Links, tasks: TaskGraph, graph: Graph) -> Iterator[dict[str, A
     columns = (spans.item, spans.link, spans.start, spans.end)
     for index, link, start, end in zip(*(column.tolist() for column in columns), strict=True):
         task, name = tasks.task(index), op_name(tasks, graph, index)
-        if task.kind == COLLECTIVE:
+        if task.task_kind.is_collective:
             name += f" ({_pattern(tasks, index)})"
         else:
             name += f" {task.device} to {task.peer}"
         yield {
-            "ph": "X", "name": name, "cat": KINDS[task.kind], "pid": pid, "tid": link,
+            "ph": "X", "name": name, "cat": task.task_kind.name, "pid": pid, "tid": link,
             "ts": start / 1e3, "dur": (end - start) / 1e3,
             "args": {"task": index, "nbytes": task.nbytes},
         }  # fmt: skip

@@ -28,13 +28,11 @@ from apportion.columns import Ints
 from apportion.graph import Graph
 from apportion.lower import (
     CATEGORIES,
-    COLLECTIVE,
-    KINDS,
-    TRANSFER,
     TaskGraph,
+    TaskKinds,
 )
 from apportion.plan import Plan, Predicted
-from apportion.simulate import LANES, Curve, Peak, Timeline, peaks, shares
+from apportion.simulate import Curve, Peak, Timeline, peaks, shares
 from apportion.split import Choice, Space
 from apportion.version import VERSION
 
@@ -87,8 +85,8 @@ def gather(plan: Plan, lines: Sequence[Timeline]) -> dict[str, Any]:
         "devices": _devices(plan),
         "provenance": _provenance(plan, lines),
         "categories": CATEGORIES,
-        "kinds": KINDS,
-        "lanes": LANES,
+        "kinds": task_kinds(tasks.task_kinds),
+        "lanes": tasks.task_kinds.lanes,
         "groups": tasks.groups,
         "lines": [
             {
@@ -224,6 +222,19 @@ class Drawn:
     nbytes: Ints  # of a collective, what this member sends
 
 
+def task_kinds(kinds: TaskKinds) -> dict[str, Any]:
+    """Columns of what kinds of task look like; lanes by their index."""
+    return {
+        "name": [kind.name for kind in kinds],
+        "label": [kind.label for kind in kinds],
+        "colour": [kind.colour for kind in kinds],
+        "lane": kinds.lane.tolist(),
+        "receiver_lane": kinds.receiver_lane.tolist(),
+        "message": kinds.is_message.tolist(),
+        "collective": kinds.is_collective.tolist(),
+    }
+
+
 def slices(tasks: TaskGraph, line: Timeline, limit: int) -> dict[str, Any]:
     """Columns of what is drawn, starts as differences; at most about `limit` rows.
 
@@ -250,10 +261,7 @@ def slices(tasks: TaskGraph, line: Timeline, limit: int) -> dict[str, Any]:
 
 
 def _drawn(tasks: TaskGraph, line: Timeline) -> Drawn:
-    alone, joint = (
-        np.flatnonzero(tasks.kind != COLLECTIVE),
-        np.flatnonzero(tasks.kind == COLLECTIVE),
-    )
+    alone, joint = np.flatnonzero(~tasks.is_collective), np.flatnonzero(tasks.is_collective)
     groups = [tasks.groups[group] for group in tasks.group[joint].tolist()] if len(joint) else []
     sizes = np.array([len(group) for group in groups], np.int64)
     members = np.array([device for group in groups for device in group], np.int64)
@@ -330,11 +338,11 @@ def traffic(tasks: TaskGraph) -> dict[str, Any]:
     count = math.ceil(tasks.devices / block)
     nbytes = np.zeros((count, count), np.int64)
     messages = np.zeros((count, count), np.int64)
-    moving = tasks.kind == TRANSFER
+    moving = tasks.is_pairwise
     ends = tasks.device[moving] // block, tasks.peer[moving] // block
     np.add.at(nbytes, ends, tasks.nbytes[moving])
     np.add.at(messages, ends, 1)
-    joint = np.flatnonzero(tasks.kind == COLLECTIVE)
+    joint = np.flatnonzero(tasks.is_collective)
     for group in np.unique(tasks.group[joint]).tolist() if len(joint) else []:
         mine = joint[tasks.group[joint] == group]
         pairs = [(a, b) for a in tasks.groups[group] for b in tasks.groups[group] if a != b]
@@ -386,10 +394,10 @@ def interned(items: Iterable[Any]) -> dict[str, list[Any]]:
 def _fetched(tasks: TaskGraph, count: int) -> tuple[Ints, Ints]:
     """Bytes and messages that arrive for each Op, and for the end of the step."""
     nbytes, messages = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    moving = (tasks.kind == TRANSFER) | (tasks.kind == COLLECTIVE)
+    moving = tasks.is_message
     np.add.at(nbytes, tasks.op[moving], tasks.nbytes[moving])
-    np.add.at(messages, tasks.op[tasks.kind == TRANSFER], 1)
-    joint = np.flatnonzero(tasks.kind == COLLECTIVE)
+    np.add.at(messages, tasks.op[tasks.is_pairwise], 1)
+    joint = np.flatnonzero(tasks.is_collective)
     pairs = np.array([len(group) * (len(group) - 1) for group in tasks.groups], np.int64)
     if len(joint):
         np.add.at(messages, tasks.op[joint], pairs[tasks.group[joint]])
@@ -399,7 +407,7 @@ def _fetched(tasks: TaskGraph, count: int) -> tuple[Ints, Ints]:
 def _lengths(tasks: TaskGraph, line: Timeline, count: int) -> Ints:
     """Nanoseconds that each Op takes (its assemblies included) on the device where it takes
     most."""
-    work = (tasks.kind != TRANSFER) & (tasks.kind != COLLECTIVE)
+    work = tasks.is_work
     pairs, which = np.unique(
         tasks.op[work] * tasks.devices + tasks.device[work], return_inverse=True
     )

@@ -83,9 +83,6 @@ if TYPE_CHECKING:
         slack as slack,
     )
     from apportion.simulate.timeline import (
-        LANES as LANES,
-    )
-    from apportion.simulate.timeline import (
         Timeline as Timeline,
     )
 

@@ -2,9 +2,10 @@
 
 A device at any moment of a step
 
-    computes    runs a COMPUTE
-    assembles   runs an ASSEMBLE
-    exchanges   does neither while a message of its own is under way
+    computes    runs a task of a kind that computes (lower/task_kinds.py)
+    assembles   runs one of a kind that assembles
+    exchanges   does neither while a message of its own, or work beside its compute lane, is under
+                way
     waits       does nothing
 
 so that the four add up to the step. A measured message is under way from the moment when all that
@@ -19,12 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.lower import (
-    ASSEMBLE,
-    COMPUTE,
-    TRANSFER,
-    TaskGraph,
-)
+from apportion.lower import TaskGraph
 from apportion.simulate.timeline import MEASURED, Timeline, timeline
 
 Span = tuple[int, int, int]
@@ -60,13 +56,14 @@ def breakdowns(tasks: TaskGraph, line: Timeline) -> tuple[Breakdown, ...]:
     """Where the time of every device goes."""
     step, ends = int(line.end_ns.max(initial=0)), tasks.ends
     length = line.end_ns - line.start_ns
-    found = []
+    computing = tasks.task_kinds.computes[tasks.kind]
+    assembling = tasks.task_kinds.assembles[tasks.kind]
+    working, found = tasks.is_work, []
     for device in range(tasks.devices):
         mine = tasks.device == device
-        computes = mine & (tasks.kind == COMPUTE)
-        assembles = mine & (tasks.kind == ASSEMBLE)
-        work, messages = np.flatnonzero(computes | assembles), ends.task[ends.device == device]
-        busy = _covered(line, work)
+        computes, assembles = mine & computing, mine & assembling
+        work, messages = np.flatnonzero(mine & working), ends.task[ends.device == device]
+        busy = _covered(line, np.flatnonzero(computes | assembles))
         talks = _covered(line, np.concatenate([work, messages])) - busy
         found.append(
             Breakdown(
@@ -101,7 +98,7 @@ def measured_timeline(tasks: TaskGraph, ranks: Iterable[Iterable[Span]]) -> Time
     for rank, spans in enumerate(ranks):
         task, began, ended = np.array(list(spans), np.int64).reshape(-1, 3).T
         np.maximum.at(start, task, began)
-        sent = (tasks.kind[task] == TRANSFER) & (tasks.peer[task] != rank)
+        sent = tasks.is_pairwise[task] & (tasks.peer[task] != rank)
         np.minimum.at(end, task[~sent], ended[~sent])
     missing = np.flatnonzero(end == never)
     if len(missing):

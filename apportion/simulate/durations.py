@@ -1,13 +1,14 @@
 """Durations: how long each task of a TaskGraph takes alone, by a CostModel.
 
-Compute and assembly tasks are priced by machine/cost_model.py; a call that was measured takes what
-it was measured to take. Messages are priced here: from links where links are simulated, or from the
-measured line of an exchange where messages burn the device.
+Every kind of task has a price, a function in PRICES. Compute and assembly tasks are priced by
+machine/cost_model.py; a call that was measured takes what it was measured to take. Messages are
+priced here: from links where links are simulated, or from the measured line of an exchange where
+messages burn the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -68,9 +69,10 @@ def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> In
         known = cost.tables[device.kind].issue if device.kind in cost.tables else {}
         usual = known.get("", device.launch_seconds)
         per_op = np.array([known.get(name, usual) for name in names] + [usual])
-        mine = where[tasks.device] & (tasks.kind != TRANSFER) & (tasks.kind != COLLECTIVE)
+        mine = where[tasks.device] & tasks.is_work
         computes = mine & (tasks.kind == COMPUTE)
-        issue[mine] = known.get("assemble", usual)
+        per_kind = np.array([known.get(kind.name, usual) for kind in tasks.task_kinds])
+        issue[mine] = per_kind[tasks.kind[mine]]
         issue[computes] = per_op[np.minimum(tasks.op[computes], len(names))]
         if len(tasks.work):
             calls = [known.get(w, known.get(alike(w), np.nan)) for w in tasks.works]
@@ -105,21 +107,30 @@ def _costs(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> tuple[Floats,
             f"{len(cluster.devices)}"
         )
     seconds, source = np.zeros(len(tasks)), np.full(len(tasks), ESTIMATED)
-    computes = np.flatnonzero(tasks.kind == COMPUTE)
-    seconds[computes], source[computes] = compute_seconds(
-        cost, cluster, _op_kinds(tasks), tasks.op[computes], tasks.device[computes],
-        tasks.flops[computes], tasks.nbytes[computes], tasks.itemsize[computes],
-    )  # fmt: skip
-    joins = np.flatnonzero(tasks.kind == ASSEMBLE)
-    if len(joins):
-        boxes = tasks.taken[joins]
-        seconds[joins], source[joins] = assemble_seconds(
-            cost, cluster, tasks.device[joins], boxes, tasks.nbytes[joins]
-        )
+    for number, kind in enumerate(tasks.task_kinds):
+        rows = np.flatnonzero(tasks.kind == number)
+        if len(rows):
+            assert number in PRICES, f"tasks of the kind {kind.name!r} have no price"
+            seconds[rows], source[rows] = PRICES[number](tasks, rows, cluster, cost)
     _put_measured(tasks, cluster, cost, seconds, source)
     _put_feeds(tasks, cluster, cost, seconds)
-    _put_messages(tasks, cluster, cost, seconds, source)
     return seconds, source
+
+
+def _compute_price(
+    tasks: TaskGraph, rows: Ints, cluster: Cluster, cost: CostModel
+) -> tuple[Floats, Ints]:
+    return compute_seconds(
+        cost, cluster, _op_kinds(tasks), tasks.op[rows], tasks.device[rows], tasks.flops[rows],
+        tasks.nbytes[rows], tasks.itemsize[rows],
+    )  # fmt: skip
+
+
+def _assemble_price(
+    tasks: TaskGraph, rows: Ints, cluster: Cluster, cost: CostModel
+) -> tuple[Floats, Ints]:
+    boxes = tasks.taken[rows]
+    return assemble_seconds(cost, cluster, tasks.device[rows], boxes, tasks.nbytes[rows])
 
 
 def _op_kinds(tasks: TaskGraph) -> Sequence[str]:
@@ -158,7 +169,7 @@ def _put_feeds(tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Flo
     """The first task of a device also waits for its part of the batch, where that was measured."""
     if not cost.tables or not len(tasks.work):
         return
-    working = np.flatnonzero((tasks.kind == COMPUTE) | (tasks.kind == ASSEMBLE))
+    working = np.flatnonzero(tasks.is_work)
     devices, first = np.unique(tasks.device[working], return_index=True)
     begins = dict(zip(devices.tolist(), working[first].tolist(), strict=True))
     for name, nbytes, device in feeds(tasks):
@@ -175,53 +186,53 @@ def _put_feeds(tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Flo
 # Messages
 
 
-def _put_messages(
-    tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Floats, source: Ints
-) -> None:
-    line = exchange_line(cluster, cost)
-    if cluster.communication_on_device and line is not None:
-        _put_exchanges(tasks, cluster, cost, line, seconds, source)
-        return
-    moving = np.flatnonzero(tasks.kind == TRANSFER)
-    seconds[moving] = _message_seconds(
-        tasks.device[moving], tasks.peer[moving], tasks.nbytes[moving], cluster
-    )
+def _transfer_price(
+    tasks: TaskGraph, rows: Ints, cluster: Cluster, cost: CostModel
+) -> tuple[Floats, Ints]:
+    """Where messages burn the device, an exchange takes as long as for the process with the most to
+    do: messages sent and received, their bytes, and packing. Lanes put its messages one after
+    another, so each gets a share."""
+    nbytes = tasks.nbytes[rows]
+    line = _line_on_device(cluster, cost)
+    if line is None:
+        seconds = _message_seconds(tasks.device[rows], tasks.peer[rows], nbytes, cluster)
+        return seconds, np.full(len(rows), ESTIMATED)
+    pack = _packing_line(cluster, cost)
+    moved = line.per_box + nbytes * line.per_byte
+    packed = moved + pack.each + tasks.taken[rows] * pack.per_box + 2 * nbytes * pack.per_byte
+    messages = tasks.position[rows], tasks.device[rows], tasks.peer[rows]
+    shared: Floats = _shared(
+        *messages, packed.astype(np.float64), moved.astype(np.float64), line.each,
+        tasks.devices, wire_seconds(*messages, nbytes, cluster),
+    )  # fmt: skip
+    return shared, np.full(len(rows), FITTED)
 
 
-def _put_exchanges(
-    tasks: TaskGraph,
-    cluster: Cluster,
-    cost: CostModel,
-    line: Line,
-    seconds: Floats,
-    source: Ints,
-) -> None:
-    """An exchange takes as long as for the process with the most to do: messages sent and received,
-    their bytes, and packing. Lanes put its messages one after another, so each gets a share."""
+def _collective_price(
+    tasks: TaskGraph, rows: Ints, cluster: Cluster, cost: CostModel
+) -> tuple[Floats, Ints]:
+    """Seconds where messages burn the device; else its links take the time, and it costs none."""
+    line = _line_on_device(cluster, cost)
+    if line is None:
+        return np.zeros(len(rows)), np.full(len(rows), ESTIMATED)
+    pack, nbytes, group = _packing_line(cluster, cost), tasks.nbytes[rows], tasks.group[rows]
+    size = np.array([len(members) for members in tasks.groups])[group]
+    share = nbytes / size  # what one member sends, and what it receives
+    both = 2 * (line.per_box * (size - 1) + share * line.per_byte)
+    packing = (size - 1) * (pack.each + pack.per_box) + 2 * share * pack.per_byte
+    late, pace = (part[group] for part in wire_lines(tasks.groups, cluster))
+    wire = late + pace * nbytes
+    return line.each + packing + np.maximum(both, wire), np.full(len(rows), FITTED)
+
+
+def _line_on_device(cluster: Cluster, cost: CostModel) -> Line | None:
+    """The measured line of exchanges, where they burn the device."""
+    return exchange_line(cluster, cost) if cluster.communication_on_device else None
+
+
+def _packing_line(cluster: Cluster, cost: CostModel) -> Line:
     lines = cost.tables[cluster.devices[0].kind].lines
-    pack = lines.get(PACK_LINE) or lines.get(ASSEMBLE_LINE) or Line(0.0, 0.0, 0.0, 0.0, 0)
-    moving = np.flatnonzero(tasks.kind == TRANSFER)
-    if len(moving):
-        boxes = tasks.taken[moving]
-        nbytes = tasks.nbytes[moving]
-        moved = line.per_box + nbytes * line.per_byte
-        packed = moved + pack.each + boxes * pack.per_box + 2 * nbytes * pack.per_byte
-        messages = tasks.position[moving], tasks.device[moving], tasks.peer[moving]
-        seconds[moving] = _shared(
-            *messages, packed.astype(np.float64), moved.astype(np.float64), line.each,
-            tasks.devices, wire_seconds(*messages, nbytes, cluster),
-        )  # fmt: skip
-        source[moving] = FITTED
-    among = np.flatnonzero(tasks.kind == COLLECTIVE)
-    if len(among):
-        size = np.array([len(group) for group in tasks.groups])[tasks.group[among]]
-        share = tasks.nbytes[among] / size  # what one member sends, and what it receives
-        both = 2 * (line.per_box * (size - 1) + share * line.per_byte)
-        packing = (size - 1) * (pack.each + pack.per_box) + 2 * share * pack.per_byte
-        late, pace = (part[tasks.group[among]] for part in wire_lines(tasks.groups, cluster))
-        wire = late + pace * tasks.nbytes[among]
-        seconds[among] = line.each + packing + np.maximum(both, wire)
-        source[among] = FITTED
+    return lines.get(PACK_LINE) or lines.get(ASSEMBLE_LINE) or Line(0.0, 0.0, 0.0, 0.0, 0)
 
 
 @compiled
@@ -266,3 +277,15 @@ def _message_seconds(sender: Ints, receiver: Ints, nbytes: Ints, cluster: Cluste
     bandwidth = np.array([min(links[k].bandwidth for k in route) for route in routes])
     seconds: Floats = latency[which] + nbytes / bandwidth[which]
     return seconds
+
+
+Price = Callable[[TaskGraph, Ints, Cluster, CostModel], tuple[Floats, Ints]]
+"""Seconds of some tasks, given by their indices, and where each comes from."""
+
+# By kind of task: a registry, so that a kind that is added to the table is priced by an entry here.
+PRICES: dict[int, Price] = {
+    COMPUTE: _compute_price,
+    TRANSFER: _transfer_price,
+    ASSEMBLE: _assemble_price,
+    COLLECTIVE: _collective_price,
+}

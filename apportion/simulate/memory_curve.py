@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from apportion.columns import (
+    Bools,
     Ints,
     compiled,
     plain,
@@ -33,9 +34,7 @@ from apportion.columns import (
 from apportion.graph import Graph, Value
 from apportion.lower import (
     CATEGORIES,
-    COLLECTIVE,
     COMMUNICATION,
-    TRANSFER,
     WORKSPACE,
     Ends,
     TaskGraph,
@@ -118,7 +117,7 @@ def curves(
         tasks.slot_device, tasks.slot_nbytes, tasks.slot_category, tasks.slot_base,
         tasks.slot_first, tasks.slot_last,
     )))  # fmt: skip
-    exchange = _exchanges(plain(tasks.kind), plain(tasks.position))
+    exchange = _exchanges(tasks.is_message, plain(tasks.position))
     ends = tasks.ends
     work = _Work(plain(tasks.device), plain(tasks.workspace), *exchange)
     edges, order = _ordered(slots, ends, work, tasks.devices)
@@ -173,19 +172,19 @@ class _Work(NamedTuple):
 
 
 @compiled
-def _exchanges(kind: Ints, position: Ints) -> tuple[Ints, Ints]:
+def _exchanges(is_message: Bools, position: Ints) -> tuple[Ints, Ints]:
     """For every task the first and the last task of its exchange; itself if it is no message."""
-    first, last = np.arange(len(kind)), np.arange(len(kind))
+    first, last = np.arange(len(position)), np.arange(len(position))
     low = high = -1  # the messages of the position at hand
-    for t in range(len(kind)):
-        if kind[t] != TRANSFER and kind[t] != COLLECTIVE:
+    for t in range(len(position)):
+        if not is_message[t]:
             continue
         if low < 0 or position[t] != position[low]:
             low = t
         first[t], high = low, t
         last[low] = high
-    for t in range(len(kind)):
-        if kind[t] == TRANSFER or kind[t] == COLLECTIVE:
+    for t in range(len(position)):
+        if is_message[t]:
             last[t] = last[first[t]]
     return first, last
 
@@ -433,11 +432,12 @@ def _cause(thing: int, device: int, tasks: TaskGraph, graph: Graph) -> Cause:
     op, line = op_name(tasks, graph, task), ""
     if tasks.op[task] < len(graph.ops):
         line = graph.ops[tasks.op[task]].line
-    if tasks.kind[task] == TRANSFER:
+    kind = tasks.kind_of(task)
+    if kind.is_pairwise:
         sends = tasks.device[task] == device
         where = f"to device {tasks.peer[task]}" if sends else f"from device {tasks.device[task]}"
         return Cause(f"message {where}", "", CATEGORIES[COMMUNICATION], 0, op, line)
-    if tasks.kind[task] == COLLECTIVE:
+    if kind.is_collective:
         members = tasks.groups[tasks.group[task]]
         name = PATTERNS[tasks.pattern[task]] if len(tasks.pattern) else "exchange"
         name = f"{name} among {len(members)} devices"

@@ -4,8 +4,8 @@ A message of `nbytes` over a line (the route between two devices, or an algorith
 occupies each of its links for `pace * nbytes`, where pace is nanoseconds per byte, and arrives
 `lag + drag * nbytes` after the last of them is done with it:
 
-    TRANSFER    pace of a link is 1 / its bandwidth, lag the sum of the latencies, no drag
-    COLLECTIVE  of all algorithms on this group the one that is cheapest for `nbytes`. Its phases
+    pairwise    pace of a link is 1 / its bandwidth, lag the sum of the latencies, no drag
+    collective  of all algorithms on this group the one that is cheapest for `nbytes`. Its phases
                 may be bound by different links; drag is what the busiest link does not account for
 """
 
@@ -24,11 +24,7 @@ from apportion.columns import (
     offsets,
     plain,
 )
-from apportion.lower import (
-    COLLECTIVE,
-    TRANSFER,
-    TaskGraph,
-)
+from apportion.lower import TaskGraph
 from apportion.machine import Cluster, Profile, profile
 
 
@@ -107,7 +103,7 @@ def message_lines(tasks: TaskGraph, cluster: Cluster) -> tuple[Lines, Ints]:
 
 def _pairs(tasks: TaskGraph, count: int, line: Ints) -> list[tuple[int, int]]:
     """The (sender, receiver) of transfers; writes to `line` which of these each transfer has."""
-    sent = np.flatnonzero(tasks.kind == TRANSFER)
+    sent = np.flatnonzero(tasks.is_pairwise)
     pair = tasks.device[sent] * count + tasks.peer[sent]
     number = np.zeros(count * count, np.int64)
     number[pair] = 1
@@ -131,7 +127,7 @@ def _route_lines(pairs: Sequence[tuple[int, int]], cluster: Cluster) -> Lines:
 def _choose(tasks: TaskGraph, cluster: Cluster, line: Ints, base: int) -> list[Profile]:
     """Algorithms of the collectives; writes to `line` which of them, from `base` on, each takes."""
     found: list[Profile] = []
-    together = np.flatnonzero(tasks.kind == COLLECTIVE)
+    together = np.flatnonzero(tasks.is_collective)
     if not len(together):
         return found
     key = tasks.pattern[together] * len(tasks.groups) + tasks.group[together]

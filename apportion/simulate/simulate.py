@@ -1,15 +1,15 @@
 """simulate: TaskGraph + Cluster + CostModel -> predicted Timeline. Integer nanoseconds throughout.
 
-A device's lane runs its tasks in the order of their indices, each when the one before and all it
+A lane of a device runs its tasks in the order of their indices, each when the one before and all it
 depends on have ended. So a lane is nothing but one more dependency per task, and only links are
 left to contend for. `schedule` says how; `hops` says which links, and for how long.
 
-    COMPUTE, ASSEMBLE     work, as long as the CostModel says
-    TRANSFER, COLLECTIVE  messages
+    work      in the lane of its kind (lower/task_kinds.py), as long as the CostModel says
+    messages  on links
 
-Where communication burns the device (`Cluster.communication_on_device`) a message also stands in
-the lanes of all devices that it involves; if messages were measured there, it occupies the devices
-and no links, for as long as the CostModel says.
+Where communication burns the device (`Cluster.communication_on_device`) a message also occupies
+the compute lanes of all devices that it involves; if messages were measured there, it occupies the
+devices and no links, for as long as the CostModel says.
 
 An asynchronous device computes while its host issues the next kernels: a task there is released
 when the host has issued it, after all earlier ones of its lane.
@@ -25,11 +25,7 @@ from apportion.columns import (
     offsets,
     plain,
 )
-from apportion.lower import (
-    COLLECTIVE,
-    TRANSFER,
-    TaskGraph,
-)
+from apportion.lower import TaskGraph
 from apportion.machine import (
     Cluster,
     CostModel,
@@ -60,9 +56,10 @@ def network(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Network:
     """Precedence of dependencies and lanes together, and the hops of every message."""
     n = len(tasks)
     duration = nanoseconds(tasks, cluster, cost)
-    stand_start, stand = stands(tasks, cluster.communication_on_device)
+    lane_start, lane = occupied_lanes(tasks, cluster.communication_on_device)
+    lanes = tasks.devices * len(tasks.task_kinds.lanes)
     pending, next_start, next_ = _precedence(
-        plain(tasks.dep_start), plain(tasks.dep), stand_start, stand, tasks.devices
+        plain(tasks.dep_start), plain(tasks.dep), lane_start, lane, lanes
     )
     messages = no_hops(n) if times_messages(cluster, cost) else hops(tasks, cluster)
     return Network(
@@ -83,69 +80,38 @@ def network(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Network:
 # Lanes
 
 
-def stands(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:
-    """The devices in whose lanes each task stands, as offsets and devices."""
-    sizes = np.array([len(group) for group in tasks.groups], np.int64)
-    members = np.array([device for group in tasks.groups for device in group], np.int64)
-    kind, device, peer, group = map(plain, (tasks.kind, tasks.device, tasks.peer, tasks.group))
-    starts = offsets(_stand_counts(kind, group, sizes, on_device))
-    lanes = _fill_stands(kind, device, peer, group, offsets(sizes), members, starts)
-    return starts, lanes
-
-
-@compiled
-def _stand_counts(kind: Ints, group: Ints, sizes: Ints, on_device: bool) -> Ints:
-    counts = np.ones(len(kind), np.int64)
-    for task in range(len(kind)):
-        if kind[task] == TRANSFER:
-            counts[task] = 2 if on_device else 0
-        elif kind[task] == COLLECTIVE:
-            counts[task] = sizes[group[task]] if on_device else 0
-    return counts
-
-
-@compiled
-def _fill_stands(
-    kind: Ints,
-    device: Ints,
-    peer: Ints,
-    group: Ints,
-    group_start: Ints,
-    members: Ints,
-    starts: Ints,
-) -> Ints:
-    lanes = np.empty(starts[-1], np.int64)
-    for task in range(len(kind)):
-        at = starts[task]
-        if at == starts[task + 1]:
-            continue
-        if kind[task] == COLLECTIVE:
-            first = group_start[group[task]]
-            for k in range(starts[task + 1] - at):
-                lanes[at + k] = members[first + k]
-            continue
-        lanes[at] = device[task]
-        if kind[task] == TRANSFER:
-            lanes[at + 1] = peer[task]
-    return lanes
+def occupied_lanes(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:
+    """The lanes that each task occupies, as offsets and numbers: lane k of a device has the number
+    k * devices + device."""
+    work, ends = tasks.is_work, tasks.ends
+    counts = work.astype(np.int64)
+    if on_device:
+        counts += np.bincount(ends.task, minlength=len(tasks))
+    lane = np.empty(counts.sum(), np.int64)
+    of_work = np.repeat(work, counts)
+    kind = tasks.kind[work]
+    lane[of_work] = tasks.task_kinds.lane[kind] * tasks.devices + tasks.device[work]
+    if on_device:
+        lane[~of_work] = ends.device  # ends are in the order of tasks
+    return offsets(counts), lane
 
 
 @compiled
 def _precedence(
-    dep_start: Ints, dep: Ints, stand_start: Ints, stand: Ints, devices: int
+    dep_start: Ints, dep: Ints, lane_start: Ints, lane: Ints, lanes: int
 ) -> tuple[Ints, Ints, Ints]:
     """How many tasks each one waits for, and those that wait for it, as offsets and tasks."""
     n = len(dep_start) - 1
     pending, starts = np.empty(n, np.int64), np.zeros(n + 2, np.int64)
-    before = np.full(len(stand), -1)  # the task before, in the same lane
-    last = np.full(devices, -1)
+    before = np.full(len(lane), -1)  # the task before, in the same lane
+    last = np.full(lanes, -1)
     for task in range(n):
         pending[task] = dep_start[task + 1] - dep_start[task]
         for at in range(dep_start[task], dep_start[task + 1]):
             starts[dep[at] + 2] += 1
-        for at in range(stand_start[task], stand_start[task + 1]):
-            before[at] = last[stand[at]]
-            last[stand[at]] = task
+        for at in range(lane_start[task], lane_start[task + 1]):
+            before[at] = last[lane[at]]
+            last[lane[at]] = task
             if before[at] >= 0:
                 starts[before[at] + 2] += 1
                 pending[task] += 1
@@ -156,7 +122,7 @@ def _precedence(
         for at in range(dep_start[task], dep_start[task + 1]):
             after[starts[dep[at] + 1]] = task
             starts[dep[at] + 1] += 1
-        for at in range(stand_start[task], stand_start[task + 1]):
+        for at in range(lane_start[task], lane_start[task + 1]):
             if before[at] >= 0:
                 after[starts[before[at] + 1]] = task
                 starts[before[at] + 1] += 1

@@ -7,16 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.lower import (
-    CATEGORIES,
-    COLLECTIVE,
-    TRANSFER,
-    TaskGraph,
-)
+from apportion.lower import CATEGORIES, TaskGraph
 from apportion.simulate.memory_curve import Curve, curves
 
 SIMULATED, MEASURED = "simulated", "measured"
-LANES = ("compute", "send", "receive")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,15 +82,11 @@ def verify(timeline: Timeline, tasks: TaskGraph) -> None:
 
 
 def _busy(tasks: TaskGraph, start: Ints, end: Ints, on_device: bool) -> tuple[float, ...]:
-    length = end - start
-    moving = (tasks.kind == TRANSFER) | (tasks.kind == COLLECTIVE)
-    busy = _sums(tasks.device, np.where(moving, 0, length), tasks.devices)
+    length, ends = end - start, tasks.ends
+    occupies = tasks.is_work & (tasks.task_kinds.lane[tasks.kind] == 0)
+    busy = _sums(tasks.device, np.where(occupies, length, 0), tasks.devices)
     if on_device:
-        alone = tasks.kind == TRANSFER
-        for side in (tasks.device, tasks.peer):
-            busy += _sums(side[alone], length[alone], tasks.devices)
-        for task in np.flatnonzero(tasks.kind == COLLECTIVE).tolist():
-            busy[list(tasks.groups[tasks.group[task]])] += length[task]
+        busy += _sums(ends.device, length[ends.task], tasks.devices)
     return tuple((busy / max(int(end.max(initial=0)), 1)).tolist())
 
 

@@ -15,7 +15,6 @@ window.addEventListener("unhandledrejection", (event) => fail(String(event.reaso
 const data = JSON.parse(byId("data").textContent);
 const PHASES = {
   forward: "#4583cf", backward: "#e08b3e", update: "#3f9d76", end: "#7d8796",
-  assemble: "#98a2b0", transfer: "#a267b8",
 };
 const CATEGORY_COLOURS = [
   "#3b6fb6", "#82aee0", "#98a2b0", "#cfa62e", "#3f9d76", "#e08b3e", "#a267b8", "#cf4b5c",

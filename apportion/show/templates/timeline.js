@@ -1,8 +1,7 @@
 // Timeline
 
-const GUTTER = 128, AXIS = 24, HEIGHTS = [20, 9, 9], LANE_GAP = 2, BLOCK_GAP = 10;
-const TRANSFER = data.kinds.indexOf("transfer"), ASSEMBLE = data.kinds.indexOf("assemble");
-const COLLECTIVE = data.kinds.indexOf("collective");
+const GUTTER = 128, AXIS = 24, LANE_GAP = 2, BLOCK_GAP = 10;
+const HEIGHTS = data.lanes.map((_, k) => (k ? 9 : 20));
 const stepNs = Math.max(...data.lines.map((line) => line.step_ns), 1);
 const view = { low: 0, high: stepNs, lanes: [], height: 0, width: 0, kinds: new Map() };
 
@@ -11,13 +10,14 @@ function unpack(slices) {
   slices.start = Float64Array.from(slices.start, (step) => (at += step));
 }
 
+const isPairwise = (kind) => data.kinds.message[kind] && !data.kinds.collective[kind];
+
 function laneRows(line) {
-  const rows = Array.from({ length: deviceCount }, () => [[], [], []]);
+  const rows = Array.from({ length: deviceCount }, () => data.lanes.map(() => []));
   const { kind, device, peer } = line.slices;
   for (let i = 0; i < kind.length; i += 1) {
-    if (kind[i] === TRANSFER) { rows[device[i]][1].push(i); rows[peer[i]][2].push(i); }
-    else if (kind[i] === COLLECTIVE) rows[device[i]][1].push(i);
-    else rows[device[i]][0].push(i);
+    rows[device[i]][data.kinds.lane[kind[i]]].push(i);
+    if (isPairwise(kind[i])) rows[peer[i]][data.kinds.receiver_lane[kind[i]]].push(i);
   }
   const start = line.slices.start;
   for (const lanes of rows) for (const lane of lanes) lane.sort((a, b) => start[a] - start[b]);
@@ -31,7 +31,7 @@ function arrangeLanes() {
   for (let d = 0; d < deviceCount; d += 1) {
     for (const line of data.lines) {
       if (all && shown !== "both" && shown !== line.source) continue;
-      for (let k = 0; k < 3; k += 1) {
+      for (let k = 0; k < data.lanes.length; k += 1) {
         view.lanes.push({ line, device: d, lane: k, y, height: HEIGHTS[k], rows: line.rows[d][k] });
         y += HEIGHTS[k] + LANE_GAP;
       }
@@ -42,8 +42,7 @@ function arrangeLanes() {
 }
 
 function colourOf(slices, i) {
-  if (slices.kind[i] === TRANSFER || slices.kind[i] === COLLECTIVE) return PHASES.transfer;
-  if (slices.kind[i] === ASSEMBLE) return PHASES.assemble;
+  if (data.kinds.colour[slices.kind[i]]) return data.kinds.colour[slices.kind[i]];
   if (byId("colour-by").value === "phase") return PHASES[named(data.ops.phase, slices.op[i])] || OTHER;
   return view.kinds.get(data.ops.kind.of[slices.op[i]]) || OTHER;
 }
@@ -56,8 +55,18 @@ function rankKinds() {
     .forEach(([kind], k) => view.kinds.set(kind, SETS[k]));
 }
 
+function kindColours() {
+  // Kinds with a colour of their own, work before messages; of one colour the first kind's name.
+  const { name, colour, message } = data.kinds, found = new Map();
+  for (const moves of [false, true])
+    colour.forEach((own, k) => {
+      if (own && message[k] === moves && !found.has(own)) found.set(own, name[k]);
+    });
+  return [...found].map(([own, text]) => [text, own]);
+}
+
 function timelineLegend() {
-  const fixed = [["assemble", PHASES.assemble], ["transfer", PHASES.transfer]];
+  const fixed = kindColours();
   const phases = ["forward", "backward", "update"].map((name) => [name, PHASES[name]]);
   const kinds = [...view.kinds].map(([kind, colour]) => [shortKind(data.ops.kind.names[kind]), colour]);
   legend("timeline-legend", byId("colour-by").value === "phase" ? [...phases, ...fixed]
@@ -194,10 +203,10 @@ function sliceAt(event) {
 }
 
 function describeSlice({ lane, i }) {
-  const s = lane.line.slices, op = s.op[i], joint = s.kind[i] === COLLECTIVE;
-  const moving = joint || s.kind[i] === TRANSFER;
+  const s = lane.line.slices, op = s.op[i], joint = data.kinds.collective[s.kind[i]];
+  const moving = data.kinds.message[s.kind[i]], label = data.kinds.label[s.kind[i]];
   const name = data.ops.name[op];
-  const lines = [moving ? `message for ${name}` : s.kind[i] === ASSEMBLE ? `${name}: assemble` : name];
+  const lines = [moving ? `message for ${name}` : label ? `${name}: ${label}` : name];
   const many = s.count ? s.count[i] : 1;
   if (many > 1) lines[0] = `${plural(many, "short task")}, the first: ${lines[0]}`;
   if (named(data.ops.kind, op)) lines.push(named(data.ops.kind, op));

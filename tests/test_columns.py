@@ -1,0 +1,122 @@
+"""Compiled functions: interpreted while that is quicker, compiled after that, equal either way."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import captured
+
+import apportion as ap
+from apportion.columns import PATIENCE, CompiledFunction, Ints, compiled
+
+
+@pytest.fixture(autouse=True)
+def _patience() -> Iterator[None]:
+    """What a test sets is undone."""
+    kept = dataclasses.asdict(PATIENCE)
+    yield
+    for name, value in kept.items():
+        setattr(PATIENCE, name, value)
+
+
+def interpreted_always() -> None:
+    PATIENCE.load_seconds, PATIENCE.elements = math.inf, 1 << 62
+
+
+def compiled_always() -> None:
+    PATIENCE.load_seconds = PATIENCE.compile_seconds = 0.0
+
+
+def add_at(numbers: Ints, at: int, more: int) -> int:
+    numbers[at] += more
+    return at + 1
+
+
+def make() -> tuple[CompiledFunction, CompiledFunction]:
+    """A compiled function, and one that calls it."""
+    inner = compiled(add_at)
+
+    def outer(numbers: Ints) -> int:
+        at = inner(numbers, 0, 1)
+        at = inner(numbers, at, 2)
+        return inner(numbers, at, len(numbers))  # type: ignore[no-any-return]
+
+    return inner, compiled(outer)
+
+
+def test_a_function_is_interpreted_until_that_has_taken_long_enough() -> None:
+    _, outer = make()
+    assert outer(np.zeros(4, np.int64)) == 3 and outer.native is None
+    outer.seconds = PATIENCE.compile_seconds
+    found = np.zeros(4, np.int64)
+    assert outer(found) == 3 and outer.native is not None
+    assert found.tolist() == [1, 2, 4, 0]
+
+
+def test_a_part_of_a_long_call_is_compiled_while_the_call_goes_on() -> None:
+    inner, outer = make()
+    inner.seconds = PATIENCE.compile_seconds
+    assert outer(np.zeros(4, np.int64)) == 3
+    assert outer.native is None and inner.native is not None
+
+
+def test_a_large_call_is_not_interpreted() -> None:
+    PATIENCE.elements = 3
+    _, outer = make()
+    outer(np.zeros(4, np.int64))
+    assert outer.native is not None
+
+
+def test_literals_do_not_compile_a_function_again() -> None:
+    compiled_always()
+    inner, outer = make()
+    outer(np.zeros(4, np.int64))
+    assert len(inner.dispatcher.overloads) == 1
+
+
+def test_who_waits_is_told_once() -> None:
+    compiled_always()
+    told: list[str] = []
+    PATIENCE.announce = told.append
+    for _ in range(2):
+        make()[1](np.zeros(4, np.int64))
+    assert len(told) == 1 and "compiling" in told[0]
+
+
+def test_an_interpreted_form_of_its_own() -> None:
+    function = compiled(plain=lambda numbers: -1)(lambda numbers: len(numbers))
+    assert function(np.zeros(4, np.int64)) == -1
+    function.seconds = PATIENCE.compile_seconds
+    assert function(np.zeros(4, np.int64)) == 4
+
+
+def test_hashes_that_overflow_are_not_warned_of() -> None:
+    interpreted_always()
+    square = compiled(lambda numbers: numbers[0] * numbers[0])
+    assert square(np.array([1 << 40])) == 0
+
+
+@pytest.mark.parametrize("method", ["data", "tofu", "optcnn"])
+@pytest.mark.parametrize("spec", ["gpt2:tiny,layers=1", "lenet:tiny"])
+def test_plans_are_the_same_in_both_forms(spec: str, method: str, tmp_path: Path) -> None:
+    def saved() -> dict[str, Any]:
+        plan = ap.plan(captured(spec)[0], ap.cluster("4xh100"), method=method)
+        plan.save(tmp_path / "p.json")
+        data: dict[str, Any] = json.loads((tmp_path / "p.json").read_text())
+        return {k: v for k, v in data.items() if k not in ("search_seconds", "curve")}
+
+    for it in gc.get_objects():
+        if type(it) is CompiledFunction:
+            it.native = None  # other tests may have had them compiled
+    interpreted_always()
+    plain = saved()
+    compiled_always()
+    assert saved() == plain

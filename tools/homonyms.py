@@ -1,0 +1,153 @@
+"""Lists names of the package that have two meanings, long functions, and state kept in modules.
+
+    python tools/homonyms.py        # exit status 1 if something is not listed with its reason
+
+A class or module name means one thing in the whole package; a leading underscore does not make it
+another name. Models of the zoo are programs of their own: their layers are not counted.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "apportion"
+FUNCTION_LINES = 80
+
+# Names that several places share, with the reason.
+SHARED: dict[str, str] = {
+    "module __init__": "Python's own name",
+    "module base": "the registry that the families of one folder share, in decompose and kernels",
+    "module random": "families of operators are files of the same name in several folders",
+    "module attention": "a family of operators: its description, its kernels, its samples",
+    "module batch_norm": "a family of operators",
+    "module conv": "a family of operators",
+    "module factory": "a family of operators",
+    "module index": "a family of operators",
+    "module linalg": "a family of operators",
+    "module loss": "a family of operators",
+    "module matmul": "a family of operators",
+    "module norm": "a family of operators",
+    "module opened": "a family of operators",
+    "module optimizer": "a family of operators, and what capture makes of torch's optimizers",
+    "module pointwise": "a family of operators",
+    "module pool": "a family of operators, and a pool of processes",
+    "module reduction": "a family of operators",
+    "module update": "a family of operators",
+    "module view": "a family of operators",
+    "module window": "a family of operators",
+}
+
+# Module-level objects that change while the program runs, with the reason.
+STATE: dict[str, str] = {}
+
+
+def files(folder: Path = PACKAGE) -> Iterator[Path]:
+    """The modules of the package, without the zoo's models."""
+    return (p for p in sorted(folder.rglob("*.py")) if "zoo" not in p.relative_to(folder).parts)
+
+
+def homonyms() -> dict[str, list[str]]:
+    """Classes and modules that share a name, with the places where they are."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in files():
+        place = str(path.relative_to(PACKAGE.parent))
+        found[f"module {path.stem}"].append(place)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[f"class {node.name.lstrip('_')}"].append(f"{place}:{node.lineno}")
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def long_functions() -> dict[str, int]:
+    """Functions of more lines than a screen has."""
+    found = {}
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES:
+                    found[f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"] = lines
+    return found
+
+
+def state() -> dict[str, str]:
+    """Module-level names that are bound to something which can change: a container that a function
+    of the module changes, an object of a class that is not frozen, or a cache of results."""
+    found = {}
+    for path in files():
+        place = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        tree = ast.parse(path.read_text())
+        changed = set(_changed_names(tree))
+        for node in tree.body:
+            for name, value in _bindings(node):
+                if name in changed and isinstance(
+                    value, ast.Dict | ast.List | ast.Set | ast.Call | ast.DictComp | ast.ListComp
+                ):
+                    found[f"{place}.{name}"] = "is changed by functions of its module"
+            if isinstance(node, ast.FunctionDef) and any(map(_is_cache, node.decorator_list)):
+                found[f"{place}.{node.name}"] = "keeps its results"
+    return found
+
+
+def _bindings(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        yield node.targets[0].id, node.value
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+        yield node.target.id, node.value
+
+
+MUTATORS = {"append", "add", "update", "setdefault", "pop", "clear", "extend", "insert", "remove"}
+
+
+def _changed_names(tree: ast.Module) -> Iterator[str]:
+    """Names whose object functions change in place, or that they bind anew."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        own = {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)} | {
+            n.id for n in ast.walk(function) if isinstance(n, ast.Name)
+            and isinstance(n.ctx, ast.Store)
+        }  # fmt: skip
+        for node in ast.walk(function):
+            if isinstance(node, ast.Global):
+                yield from node.names
+            target: ast.expr | None = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                target = node.func.value if node.func.attr in MUTATORS else None
+            elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(
+                node.ctx, ast.Store | ast.Del
+            ):
+                target = node.value
+            if isinstance(target, ast.Name) and target.id not in own:
+                yield target.id
+
+
+def _is_cache(decorator: ast.expr) -> bool:
+    inner = decorator.func if isinstance(decorator, ast.Call) else decorator
+    name = inner.attr if isinstance(inner, ast.Attribute) else getattr(inner, "id", "")
+    return name in ("cache", "lru_cache")
+
+
+def unlisted() -> list[str]:
+    """One line for everything that is not listed with a reason."""
+    lines = [
+        f"{name} is in {', '.join(at)}" for name, at in homonyms().items() if name not in SHARED
+    ]
+    lines += [f"{name} has {count} lines" for name, count in long_functions().items()]
+    lines += [f"{name} {what}" for name, what in state().items() if name not in STATE]
+    return lines
+
+
+def main() -> int:
+    for line in (lines := unlisted()):
+        print(line)
+    print(f"{len(SHARED)} shared names and {len(STATE)} module states are listed with reasons")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
