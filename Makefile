@@ -24,7 +24,7 @@ demo: $(STAMP) ## Data parallelism against Tofu's plan of a small GPT: four proc
 	$(BIN)/python -m apportion.cli.demo
 
 quick: lint ## Lint, types, and the tests of every room that take little time: while you work
-	$(PYTEST) $(SHARED) -m "not slow"
+	$(PYTEST) $(SHARED) -m "not slow" --durations 5 --durations-min 1
 
 test: lint ## Lint, types, all tests, and a report of the project's size: before you hand over
 	$(PYTEST) $(SHARED)

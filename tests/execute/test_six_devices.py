@@ -47,7 +47,7 @@ def extra_work(space: Space, strategy: Strategy) -> float:
 
 
 def planned(graph: Graph, machine: str, method: str) -> Plan:
-    return plan(graph, cluster(machine), method, budget=20.0)
+    return plan(graph, cluster(machine), method, budget=6.0)
 
 
 @pytest.mark.slow
