@@ -84,6 +84,7 @@ def test_random_strategies_train_the_same_model(spec: str) -> None:
     assert found.equal, found
 
 
+@pytest.mark.slow
 def test_tofus_plan_trains_the_same_wavenet() -> None:
     program, _ = captured("wavenet:tiny")
     strategy = tofu(problem(4, "wavenet:tiny")).strategy
