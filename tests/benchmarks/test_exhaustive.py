@@ -88,6 +88,7 @@ def all_steps(problem: Problem, units: list[Unit]) -> dict[tuple[int, ...], int]
 MACHINES = ["flexflow-p100:4", "flexflow-k80:4", "local:4", "2x2xh100"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
     "spec, cells",

@@ -122,6 +122,7 @@ def llama7b(**sizes: Any) -> Any:
     return module.build(**sizes)
 
 
+@pytest.mark.slow
 def test_the_llama_example_in_small_equals_plain_pytorch() -> None:
     sizes = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab": 20, "length": 8}
     torch.manual_seed(0)
@@ -222,6 +223,7 @@ def test_bodies_are_shared() -> None:
     assert len(captured(CASES["gpt, adamw"]).graph.bodies) == 2
 
 
+@pytest.mark.slow
 def test_capture_as_keeps_the_step() -> None:
     program = captured(CASES["gpt with dropout"], torch.float32)
     double = capture_as(program, torch.float64)

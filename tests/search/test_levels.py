@@ -119,6 +119,7 @@ def test_a_batch_that_all_levels_cut_is_cut_once() -> None:
     assert strategy_of(levels).digits == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["gpt2:tiny,heads=7,width=28", "mlp:tiny,width=7,batch=5"])
 @pytest.mark.parametrize("devices", [3, 4, 6])
 def test_extents_that_nothing_divides_are_cut(spec: str, devices: int) -> None:

@@ -272,6 +272,7 @@ def diamond() -> Space:
 TINY = {"diamond": diamond, "mlp": lambda: captured("mlp:tiny")[1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "devices", "speed"),
     [("diamond", 2, 1.0), ("diamond", 2, 1e-4), ("mlp", 3, 1.0), ("mlp", 3, 1e-4), ("mlp", 4, 1e3)],
@@ -381,6 +382,7 @@ def published(spec: str) -> Problem:
                    default_cost(on))  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", [False, True])
 def test_vgg_has_the_published_pattern(paper: bool) -> None:
     """Convolutions by sample, the large dense layers by channel. What differs, and why, is in
@@ -395,6 +397,7 @@ def test_vgg_has_the_published_pattern(paper: bool) -> None:
     assert cuts[18:20] == [{"j": 4}, {"j": 4}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["vgg16:tiny", "inception-v3:tiny"])
 def test_published_models_reduce_to_two_layers(spec: str) -> None:
     """By eliminating layers between two others, as the paper does."""

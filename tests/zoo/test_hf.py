@@ -50,6 +50,7 @@ def test_the_check_in_float64_has_the_same_operators(family: str) -> None:
     assert all(name.startswith("random_uniform") for name in narrow)
 
 
+@pytest.mark.slow
 def test_tied_weights_are_one_parameter() -> None:
     names = {v.name for v in captured("gpt2").graph.values if v.role == "parameter"}
     assert "transformer.wte.weight" in names and "lm_head.weight" not in names

@@ -49,6 +49,7 @@ def test_parameters_are_those_of_public_releases(spec: str, count: int) -> None:
     assert parameters(spec) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "millions"),
     [
@@ -217,6 +218,7 @@ def test_each_player_learns_from_its_own_loss() -> None:
     torch.testing.assert_close(loss, sum(losses()))
 
 
+@pytest.mark.slow
 def test_the_penalty_pulls_slopes_to_one() -> None:
     torch.manual_seed(0)
     it = zoo.load("wgan-gp:tiny,penalty=1000")
