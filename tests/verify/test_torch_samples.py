@@ -23,6 +23,8 @@ from apportion.verify.survey import core_operators
 from apportion.verify.torch_samples import Sample, entries, harvest
 from apportion.verify.verify_call import Verdict, verify
 
+pytestmark = pytest.mark.slow  # all of them begin by running the whole database
+
 EACH = 2  # calls of each operator
 CHUNKS = 6
 
