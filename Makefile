@@ -6,7 +6,14 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format
+.PHONY: help venv demo quick test lint format
+
+# Test files and the many processes that tests start are compiled to bytecode once.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Workers steal tests from each other, so that none is left alone with the last ones.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q
+SHARED := -n 2 --dist worksteal --ignore tests/dist
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,9 +23,13 @@ venv: $(STAMP) ## Create .venv and install the package with its tools
 demo: $(STAMP) ## Data parallelism against Tofu's plan of a small GPT: four processes, both checked
 	$(BIN)/python -m apportion.cli.demo
 
-test: lint ## Lint, types, all tests, and a report of the project's size
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --ignore tests/dist
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/dist
+quick: lint ## Lint, types, and the tests of every room that take little time: while you work
+	$(PYTEST) $(SHARED) -m "not slow" --durations 5 --durations-min 1
+
+test: lint ## Lint, types, all tests, and a report of the project's size: before you hand over
+	$(PYTEST) $(SHARED)
+	$(PYTEST) tests/dist -n 2 --dist loadfile -m "not alone"
+	$(PYTEST) tests/dist -m alone
 	$(BIN)/python tools/size.py
 
 lint: $(STAMP) ## Ruff and mypy

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -125,12 +125,16 @@ def inlined(function: Callable[..., Any]) -> Any:
     return InlinedFunction(function)
 
 
+@overload
+def compiled(function: Callable[..., Any]) -> Any: ...
+@overload
+def compiled(*, plain: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]: ...
 def compiled(
     function: Callable[..., Any] | None = None, *, plain: Callable[..., Any] | None = None
 ) -> Any:
     """Compile a function on columns with Numba once its work is worth it; keep it on the disk."""
     if function is None:
-        return functools.partial(compiled, plain=plain)
+        return lambda function: CompiledFunction(function, plain or function)
     return CompiledFunction(function, plain or function)
 
 
@@ -176,12 +180,6 @@ def _numba() -> Any:
 
     event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
     return numba
-
-
-def inlined(function: Callable[..., Any]) -> Any:
-    """As `compiled`, but the body takes the place of every call: for parts of a loop that are
-    given many columns, since handing columns over takes longer than a few operations on them."""
-    return njit(inline="always", cache=True)(function)
 
 
 def offsets(counts: Ints) -> Ints:
@@ -252,7 +250,21 @@ def distinct_rows(rows: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
     return first, which
 
 
-@compiled
+def _distinct_rows_by_bytes(words: Ints, slots: Ints) -> tuple[Ints, Ints]:
+    """What `_distinct_rows` does, by a dictionary."""
+    data, size = words.tobytes(), 8 * words.shape[1]
+    numbers: dict[bytes, int] = {}
+    first: list[int] = []
+    which = np.empty(len(words), np.int64)
+    for row in range(len(words)):
+        number = numbers.setdefault(data[row * size : (row + 1) * size], len(first))
+        if number == len(first):
+            first.append(row)
+        which[row] = number
+    return np.array(first, np.int64), which
+
+
+@compiled(plain=_distinct_rows_by_bytes)
 def _distinct_rows(words: Ints, slots: Ints) -> tuple[Ints, Ints]:
     count, width = words.shape
     first, which = np.empty(count, np.int64), np.empty(count, np.int64)

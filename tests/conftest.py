@@ -1,14 +1,25 @@
-"""Settings for all tests."""
+"""Settings for all tests, and what keeps `make quick` quick.
+
+Tests that take more than about a second of processor time are marked `slow`, and `make quick` runs
+the others and lists what took longest. A test that takes ten times as long as that without the mark
+fails; so does a `make quick` in which a room has hardly any tests left. All tests that need several
+processes or a GPU are slow without saying so.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from numba.core import event
+from test_imports import ROOMS
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -16,6 +27,76 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background
 # Machines that run tests are shared: how long an example takes says nothing.
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
+
+# Of processor time that a test may take without the mark: machines differ, and with a cold cache
+# loops run interpreted before they are compiled.
+QUICK_SECONDS = 10.0
+LEFT = 1 / 3  # of a room's tests that must be quick
+SLOW_ROOMS = ("dist", "gpu")
+
+
+class _Compilation(event.Listener):  # type: ignore[misc]
+    """Sums the processor time that Numba has spent compiling; with a warm cache that is none."""
+
+    def __init__(self) -> None:
+        self.seconds, self._depth, self._began = 0.0, 0, 0.0
+
+    def on_start(self, event: Any) -> None:
+        if self._depth == 0:
+            self._began = time.process_time()
+        self._depth += 1
+
+    def on_end(self, event: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += time.process_time() - self._began
+
+
+_compilation = _Compilation()
+event.register("numba:compile", _compilation)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Run the test; fail if it is not marked slow and is."""
+    before = time.process_time() - _compilation.seconds
+    yield
+    took = time.process_time() - _compilation.seconds - before
+    if took > QUICK_SECONDS and item.get_closest_marker("slow") is None:
+        pytest.fail(
+            f"It takes {took:.1f} s of processor time, and {QUICK_SECONDS} s are the most that a "
+            "test may take which `make quick` runs: make it shorter, or mark it slow.",
+            pytrace=False,
+        )
+
+
+def _room(item: pytest.Item) -> str:
+    return item.path.parent.name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Let pytest deselect; raise UsageError if that leaves too little of a room for a quick run.
+
+    Tests run in the order of their rooms. Of two workers, that share them half and half at first,
+    one thereby begins with tests that need little compiled code, and does not compile what the
+    other compiles at the same time.
+    """
+    items.sort(key=lambda item: ROOMS.index(room) if (room := _room(item)) in ROOMS else len(ROOMS))
+    for item in items:
+        if _room(item) in SLOW_ROOMS:
+            item.add_marker("slow")
+    before = Counter(room for item in items if (room := _room(item)) not in SLOW_ROOMS)
+    yield
+    after = Counter(map(_room, items))
+    for room, count in before.items():
+        if config.option.markexpr == "not slow" and after[room] < LEFT * count:
+            raise pytest.UsageError(
+                f"{after[room]} of {count} tests of {room} are quick, and a third should be: "
+                "shorten some that are marked slow."
+            )
 
 
 @pytest.fixture(scope="session", autouse=True)

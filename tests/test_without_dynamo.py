@@ -35,6 +35,7 @@ def run(program: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [
@@ -49,6 +50,7 @@ def test_the_compiler_is_loaded_when_it_is_used(use: str) -> None:
     run(BEFORE + use + AFTER)
 
 
+@pytest.mark.slow
 def test_a_compiler_that_is_loaded_is_left_alone() -> None:
     run(
         "import torch._dynamo; before = torch._dynamo.disable\n"

@@ -20,6 +20,7 @@ def costs(spec: str, on: str) -> SummedSeconds:
     return SummedSeconds(Problem(captured(spec)[1], them, default_cost(them)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["lenet", "mlp:tiny", "alexnet:tiny", "rnnlm:tiny", "gpt2:tiny"])
 @pytest.mark.parametrize("on", ["flexflow-p100:4", "flexflow-k80:4"])
 def test_the_walk_reaches_the_optimum_and_nothing_below(spec: str, on: str) -> None:

@@ -35,6 +35,7 @@ def benchmark(rules: Any) -> Any:
     return dtensor
 
 
+@pytest.mark.slow
 def test_a_run_on_one_entry() -> None:
     command = [sys.executable, "dtensor.py", "--entry", "mm", "--entry", "exp", "--every", "1"]
     told = subprocess.run(

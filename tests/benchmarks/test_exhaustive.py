@@ -88,6 +88,7 @@ def all_steps(problem: Problem, units: list[Unit]) -> dict[tuple[int, ...], int]
 MACHINES = ["flexflow-p100:4", "flexflow-k80:4", "local:4", "2x2xh100"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
     "spec, cells",
@@ -113,6 +114,7 @@ def test_no_floor_is_above_a_completion(spec: str, cells: bool, machine: str) ->
                 assert plain <= found <= least, (seed, prefix)
 
 
+@pytest.mark.slow
 def test_floors_are_of_use() -> None:
     """With everything decided a floor is near what is simulated; with little, far above nothing."""
     problem, rng = problem_of("lenet", "flexflow-p100:4"), Random(0)
@@ -148,6 +150,7 @@ def test_durations_are_those_of_lowered_tasks(machine: str) -> None:
             assert known.issue[op, device] == issued[task]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["flexflow-p100:4", "flexflow-k80:4"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_proven_optimum_is_the_least_of_all(machine: str, seed: int) -> None:

@@ -42,6 +42,7 @@ def test_every_model_has_its_figures(benchmark: Any) -> None:
     assert benchmark.PAPER[benchmark.Model("wresnet", 101, 6)] == (9.4, "OOM", 5.4, 8.7)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_that_fits_is_taken(benchmark: Any) -> None:
     one = cluster("p2.8xlarge:1")
     peaks = {

@@ -116,6 +116,7 @@ def llama7b(**sizes: Any) -> Any:
     return module.build(**sizes)
 
 
+@pytest.mark.slow
 def test_the_llama_example_in_small_equals_plain_pytorch() -> None:
     sizes = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab": 20, "length": 8}
     torch.manual_seed(0)
@@ -129,6 +130,7 @@ def test_the_llama_example_in_small_equals_plain_pytorch() -> None:
             assert_close(state[value], model.get_parameter(binding.name).detach())
 
 
+@pytest.mark.slow
 def test_seven_billion_parameters_are_captured_in_seconds() -> None:
     parts = llama7b()
     start = time.perf_counter()
@@ -215,6 +217,7 @@ def test_bodies_are_shared() -> None:
     assert len(captured(CASES["gpt, adamw"]).graph.bodies) == 2
 
 
+@pytest.mark.slow
 def test_capture_as_keeps_the_step() -> None:
     program = captured(CASES["gpt with dropout"], torch.float32)
     double = capture_as(program, torch.float64)
@@ -316,6 +319,7 @@ def test_lines_are_the_users() -> None:
     assert all(op.line for op in program.graph.ops if op.phase == g.FORWARD)
 
 
+@pytest.mark.slow
 def test_the_graph_is_functional_and_lean() -> None:
     for case in CASES.values():
         graph = captured(case).graph

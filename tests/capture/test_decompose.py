@@ -13,6 +13,7 @@ from apportion.lower.lower import lower
 from apportion.search.baselines.data import data, sample_classes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("spec", ["wresnet:tiny", "rnn:tiny"])
 def test_data_parallelism_moves_gradients_statistics_and_scalars_once(

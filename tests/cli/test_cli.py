@@ -99,6 +99,7 @@ def test_no_arguments_show_the_help(capfd: pytest.CaptureFixture[str]) -> None:
     assert status == 0 and "simulate" in out
 
 
+@pytest.mark.slow
 def test_models_lists_the_zoo(capfd: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capfd, "models")
     assert status == 0 and all(model.name in out for model in zoo.known())
@@ -280,6 +281,7 @@ def test_compare(capfd: pytest.CaptureFixture[str]) -> None:
     assert status == 0 and "single" in out and "data" in out
 
 
+@pytest.mark.slow
 def test_compare_marks_the_best_row(capfd: pytest.CaptureFixture[str]) -> None:
     compare = [
         "compare",

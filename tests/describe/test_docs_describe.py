@@ -36,6 +36,7 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(descriptions, "REASONS", dict(descriptions.REASONS))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_table")
 def test_the_page_does_what_it_says() -> None:
     space: dict[str, Any] = {"__name__": "describe"}

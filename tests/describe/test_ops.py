@@ -619,7 +619,15 @@ def test_the_check_itself_finds_a_wrong_split(monkeypatch: pytest.MonkeyPatch) -
 # Every operator of whole steps, with the atoms that the graph gives it
 
 
-@pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny", "wresnet:tiny", "rnn:tiny"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "mlp:tiny",
+        "rnn:tiny",
+        pytest.param("gpt2:tiny", marks=pytest.mark.slow),
+        pytest.param("wresnet:tiny", marks=pytest.mark.slow),
+    ],
+)
 def test_every_split_of_every_operator_of_a_step_is_right(spec: str) -> None:
     it = zoo.load(spec, seed=1)
     program = capture_as(

@@ -123,6 +123,7 @@ def test_bags_are_cut_by_width(mode: int) -> None:
     assert_cut(it, "d")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3])
 def test_a_step_with_tables_cut_by_rows_trains_the_same(devices: int) -> None:
     program, space = captured("gpt2:tiny")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import CONTEXT, One, one
+from rings import sampled
 
 from apportion.capture.lift_call import lift
 from apportion.describe.errors import Refused
@@ -81,7 +82,7 @@ MAXIMA = [
 ]
 
 
-@pytest.mark.parametrize("case", MAXIMA, ids=str)
+@pytest.mark.parametrize("case", sampled(MAXIMA, 3), ids=str)
 def test_every_split_of_a_maximum_pool_is_right(case: Any) -> None:
     rank = case[0]
     for lead in ((2, 3), (3,)):
@@ -162,7 +163,7 @@ def averaged(rank: int, *settings: Any, lead: tuple[int, ...] = (2, 3)) -> tuple
     return there, back
 
 
-@pytest.mark.parametrize("case", AVERAGES, ids=str)
+@pytest.mark.parametrize("case", sampled(AVERAGES, 4), ids=str)
 def test_every_split_of_an_average_pool_is_right(case: Any) -> None:
     for lead in ((2, 3), (3,)):
         there, back = averaged(*case, lead=lead)

@@ -22,6 +22,8 @@ from apportion.run.pool import Pool
 from apportion.search import METHODS, Problem
 from apportion.split.space import Space
 
+pytestmark = pytest.mark.alone
+
 SPEC = "mlp:layers=3,width=256,batch=64"
 
 

@@ -73,6 +73,7 @@ def predicted(tasks: TaskGraph) -> int:
     return peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("spec", MODELS)
 def test_the_peak_of_one_device_is_predicted_to_the_byte(spec: str, double: bool) -> None:
@@ -88,6 +89,7 @@ def test_the_peak_of_one_device_is_predicted_to_the_byte(spec: str, double: bool
         assert predicted(exact) != predicted(tasks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "count"), [("mlp:tiny", 12), ("gpt2:tiny", 2), ("rnn:tiny", 3)])
 def test_the_peak_of_cut_operators_on_one_device_is_predicted_to_the_byte(
     spec: str, count: int
@@ -151,6 +153,7 @@ def test_measuring_changes_nothing_else() -> None:
     assert (exact.slot_device[base] == exact.slot_device[alias]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "seeds"), [("mlp:tiny", 6), ("rnn:tiny", 3), ("gpt2:tiny", 2)])
 def test_assemblies_say_what_the_copies_say(spec: str, seeds: int) -> None:
     _, space = captured(spec)

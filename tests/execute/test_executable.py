@@ -36,6 +36,7 @@ def test_random_strategies_train_the_same_mlp(devices: int) -> None:
         assert found.equal, (devices, seed, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_random_strategies_train_the_same_gpt2(devices: int) -> None:
     program, space = captured("gpt2:tiny")
@@ -111,6 +112,7 @@ def one_element_off(executable: Executable, rng: Random) -> Corrupt:
     return corrupt
 
 
+@pytest.mark.slow
 def test_a_planted_error_is_found() -> None:
     """Measured: 82 of 100. Every miss is an element that leaves no trace in what survives the step.
 

@@ -23,6 +23,7 @@ def unchanged(task: int, message: torch.Tensor) -> torch.Tensor:
     return message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("spec", MODELS)
 def test_random_strategies_train_the_same_model(spec: str, devices: int) -> None:

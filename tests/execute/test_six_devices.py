@@ -47,9 +47,10 @@ def extra_work(space: Space, strategy: Strategy) -> float:
 
 
 def planned(graph: Graph, machine: str, method: str) -> Plan:
-    return plan(graph, cluster(machine), method, budget=20.0)
+    return plan(graph, cluster(machine), method, budget=6.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tofu", "auto"])
 @pytest.mark.parametrize("spec", [MLP, HEADS])
 def test_no_work_is_replicated_and_the_model_is_the_same(spec: str, method: str) -> None:
@@ -65,6 +66,7 @@ def test_no_work_is_replicated_and_the_model_is_the_same(spec: str, method: str)
     assert found.equal, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tofu", "auto"])
 def test_a_step_that_is_worth_it_uses_all_six(method: str) -> None:
     it = zoo.load(LARGE, meta=True)

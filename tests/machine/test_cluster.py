@@ -43,6 +43,7 @@ def example() -> str:
     return textwrap.dedent(body)
 
 
+@pytest.mark.slow
 def test_every_known_preset_loads_with_provenance() -> None:
     names = [name for name, _ in known()]
     assert {"p2.8xlarge", "local:N", *KINDS, *MACHINES} <= set(names)

@@ -105,6 +105,7 @@ def test_only_the_best_are_worked_out_where_only_these_are_wanted(method: str) -
         assert len({t.looks for t in best}) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["data", "tofu", "random"])
 def test_what_is_shown_is_what_the_alternative_does(method: str) -> None:
     plan = made(method)
@@ -398,6 +399,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_loaded_plan_is_explained_alike_and_without_torch(file: Path) -> None:
     plan = made("tofu")
     op = plan.space.graph.ops[0].name

@@ -87,6 +87,7 @@ def test_a_signature_says_shapes_strides_and_types() -> None:
     assert all(len(found) == 1 for found in by_work.values())  # equal calls do equal work
 
 
+@pytest.mark.slow
 def test_signatures_do_not_depend_on_where_or_when() -> None:
     one, two = random_piece(), random_piece()
     assert one.works == two.works
@@ -239,6 +240,7 @@ def test_what_was_measured_is_what_is_predicted() -> None:
     assert set(sources(tasks, place, measured_cost(table)).tolist()) == {MEASURED}
 
 
+@pytest.mark.slow
 def test_other_strategies_are_partly_measured_and_else_fitted() -> None:
     tasks, other = random_piece(seed=0), random_piece(seed=1)
     seconds = {k: 1e-6 * (k + 1) for k in range(len(tasks.works))}

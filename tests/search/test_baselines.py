@@ -50,6 +50,7 @@ def lowered(it: Problem, method: Any) -> TaskGraph:
     return lower(space_of(it.space.source, strategy), strategy, it.devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [known.name for known in zoo.known()])
 def test_legal_for_every_model_on_any_number_of_devices(name: str) -> None:
     for devices in COUNTS:
@@ -68,11 +69,11 @@ def test_legal_for_every_model_on_any_number_of_devices(name: str) -> None:
     [
         ("mlp:tiny", 4),
         (GPT, 2),
-        ("llama:tiny", 4),
-        ("rnn:tiny", 3),
+        pytest.param("llama:tiny", 4, marks=pytest.mark.slow),
+        pytest.param("rnn:tiny", 3, marks=pytest.mark.slow),
         ("lenet:tiny", 3),
-        ("nmt:tiny", 2),
-        ("transformer-moe:tiny", 2),
+        pytest.param("nmt:tiny", 2, marks=pytest.mark.slow),
+        pytest.param("transformer-moe:tiny", 2, marks=pytest.mark.slow),
     ],
 )
 def test_they_train_the_same_model(method: Any, spec: str, devices: int) -> None:

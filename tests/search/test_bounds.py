@@ -40,6 +40,7 @@ def is_cut(given: Problem, strategy: Strategy) -> bool:
     return all(strategy.choices[op].count == given.devices for op in np.flatnonzero(must))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize(
     "spec",
@@ -181,7 +182,8 @@ def all_partitions(space: Space, factors: tuple[int, ...]) -> Iterator[Strategy]
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "recursion"), [(2, 4, 48), (4, 2, 64), (4, 3, 96)]
+    ("m", "k", "recursion"),
+    [pytest.param(2, 4, 48, marks=pytest.mark.slow), (4, 2, 64), (4, 3, 96)],
 )  # what levels decided one after the other move: the second and third are not optimal
 def test_two_levels_jointly_equal_exhaustive_search(m: int, k: int, recursion: int) -> None:
     space, factors = Space(narrow_chain(m, k)), (2, 2)

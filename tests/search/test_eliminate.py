@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apportion.columns import CompiledFunction
+from apportion.search.tables import elimination_steps
 from apportion.search.tables.eliminate import Energy, TooWide, descend, eliminate, try_all_choices
 
 seeds = st.integers(0, 10**9)
@@ -52,6 +54,20 @@ def test_elimination_leaves_the_energy_as_it_was(seed: int) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(energy.unary, same.unary, strict=True))
     assert energy.pairs.keys() == same.pairs.keys()
     assert all(np.array_equal(t, same.pairs[k]) for k, t in energy.pairs.items())
+
+
+@settings(deadline=None, max_examples=300)
+@given(seed=seeds)
+def test_interpreted_and_compiled_elimination_are_equal_bit_for_bit(seed: int) -> None:
+    energy = random_energy(seed, count=9)
+    run: CompiledFunction = elimination_steps._run
+    found = []
+    for native in (None, run.dispatcher):
+        kept, run.native = run.native, native
+        run.seconds = 0.0
+        found.append(eliminate(energy))
+        run.native = kept
+    assert found[0] == found[1]
 
 
 def test_nothing_costs_nothing() -> None:

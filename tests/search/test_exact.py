@@ -161,6 +161,7 @@ def test_some_recursion_is_improved_by_deciding_jointly() -> None:
     assert found.bound == pytest.approx(704 * 4, abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny,layers=1", "rnn:tiny"])
 @pytest.mark.parametrize("devices", [2, 4, 6])
 def test_exact_is_never_worse_than_tofu_and_never_below_its_bound(spec: str, devices: int) -> None:

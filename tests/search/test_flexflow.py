@@ -42,6 +42,7 @@ def found(it: Problem, proposals: int, seed: int = 0, workers: int = 1) -> Searc
     return flexflow(it, seed=seed, proposals=proposals, workers=workers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", MODELS)
 def test_never_worse_than_any_start(spec: str) -> None:
     it = problem(spec)
@@ -57,6 +58,7 @@ def test_never_worse_than_any_start(spec: str) -> None:
     assert simulated(it, walked.strategy).step_seconds < simulated(it, given).step_seconds
 
 
+@pytest.mark.slow
 def test_the_same_seed_and_proposals_give_the_same_plan_on_any_number_of_processes() -> None:
     it = problem("lenet")
     one, again = found(it, 240), found(it, 240)
@@ -66,6 +68,7 @@ def test_the_same_seed_and_proposals_give_the_same_plan_on_any_number_of_process
     assert found(it, 240, seed=1).strategy != one.strategy
 
 
+@pytest.mark.slow
 def test_more_proposals_are_never_worse() -> None:
     it = problem("lenet")
     steps = [simulated(it, found(it, n).strategy).step_seconds for n in (0, 40, 160, 640)]
@@ -118,6 +121,7 @@ def test_layouts_that_a_start_gives_are_given_up_with_their_ops() -> None:
     assert live.step_ns == walk.delta.step_ns
 
 
+@pytest.mark.slow
 def test_plans_are_within_the_memory_limit() -> None:
     free, limit = problem("gpt2:tiny", "4xh100"), 400_000
     assert max(simulated(free, found(free, 150).strategy).peak_bytes) > limit
@@ -130,6 +134,7 @@ def test_plans_are_within_the_memory_limit() -> None:
     assert fitting and line.step_seconds < min(fitting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", MODELS)
 def test_plans_run_as_the_whole_step_does(spec: str) -> None:
     program, _ = captured(spec)

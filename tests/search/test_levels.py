@@ -124,6 +124,7 @@ def test_a_batch_that_all_levels_cut_is_cut_once() -> None:
     assert strategy_of(levels).digits == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["gpt2:tiny,heads=7,width=28", "mlp:tiny,width=7,batch=5"])
 @pytest.mark.parametrize("devices", [3, 4, 6])
 def test_extents_that_nothing_divides_are_cut(spec: str, devices: int) -> None:
@@ -228,7 +229,10 @@ def peak(given: object, strategy: object) -> int:
 # Other partitions
 
 
-@pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny", "rnn:tiny", "wresnet:tiny"])
+@pytest.mark.parametrize(
+    "spec",
+    ["mlp:tiny", "gpt2:tiny", "rnn:tiny", pytest.param("wresnet:tiny", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("devices", [2, 4, 6, 8])
 def test_tofu_moves_no_more_than_other_partitions(spec: str, devices: int) -> None:
     given = problem(devices, spec)

@@ -16,7 +16,8 @@ from apportion.search.walks.units import LayerChoices, cell_units, layer_units, 
 from apportion.split.space import Space
 from apportion.split.strategy import Choice, Strategy, verify, whole
 
-MODELS = ["lenet", "rnnlm:tiny", "gpt2:tiny", "inception-v3:tiny", "nmt:tiny"]
+LARGEST = pytest.param("inception-v3:tiny", marks=pytest.mark.slow)
+MODELS = ["lenet", "rnnlm:tiny", "gpt2:tiny", LARGEST, "nmt:tiny"]
 
 
 def space(spec: str) -> Space:

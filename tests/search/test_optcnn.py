@@ -274,6 +274,7 @@ def diamond() -> Space:
 TINY = {"diamond": diamond, "mlp": lambda: captured("mlp:tiny")[1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "devices", "speed"),
     [("diamond", 2, 1.0), ("diamond", 2, 1e-4), ("mlp", 3, 1.0), ("mlp", 3, 1e-4), ("mlp", 4, 1e3)],
@@ -338,7 +339,9 @@ def test_plans_train_the_same_model(spec: str, devices: int) -> None:
         assert found.equal, found
 
 
-@pytest.mark.parametrize("spec", ["wresnet:tiny", "nmt:tiny", "amoebanet:tiny"])
+@pytest.mark.parametrize(
+    "spec", ["wresnet:tiny", "nmt:tiny", pytest.param("amoebanet:tiny", marks=pytest.mark.slow)]
+)
 def test_grids_of_several_axes_are_what_lowering_takes(spec: str) -> None:
     """Regions put together axis by axis are those of the Split along all axes: windows, wide ones
     too, strides and slices among them."""
@@ -381,6 +384,7 @@ def published(spec: str) -> Problem:
                    default_cost(on))  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", [False, True])
 def test_vgg_has_the_published_pattern(paper: bool) -> None:
     """Convolutions by sample, the large dense layers by channel. What differs, and why, is in
@@ -395,6 +399,7 @@ def test_vgg_has_the_published_pattern(paper: bool) -> None:
     assert cuts[18:20] == [{"j": 4}, {"j": 4}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["vgg16:tiny", "inception-v3:tiny"])
 def test_published_models_reduce_to_two_layers(spec: str) -> None:
     """By eliminating layers between two others, as the paper does."""

@@ -210,6 +210,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_level_equals_exhaustive_search(name: str) -> None:
     space = Space(GRAPHS[name]())
@@ -434,6 +435,7 @@ def full_device(space: Space, devices: int, seed: int) -> Strategy:
 #   rnn:tiny              9.92, 6.52                2.00, 1.61
 #   gpt2:tiny             10.2, 6.78                1.33, 1.49
 #   wresnet:tiny          8.81, 7.54                1.64, 1.78
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "devices", "count"),
     [
@@ -463,7 +465,9 @@ def test_nobody_moves_fewer_bytes(spec: str, devices: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("devices", [3, 5, 6, 7, 12])
-@pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny", "wresnet:tiny"])
+@pytest.mark.parametrize(
+    "spec", ["mlp:tiny", "gpt2:tiny", pytest.param("wresnet:tiny", marks=pytest.mark.slow)]
+)
 def test_any_number_of_devices_will_do(spec: str, devices: int) -> None:
     given = problem(devices, spec)
     strategy = tofu(given).strategy
@@ -489,6 +493,7 @@ def test_a_level_too_wide_to_eliminate_is_passed_messages() -> None:
     verify(given.space.with_digits(strategy_of(wide).digits), strategy_of(wide), 4)
 
 
+@pytest.mark.slow
 def test_levels_that_narrow_can_be_eliminated_after_one_that_cannot() -> None:
     """Domains shrink: an order that was given up for the first level is none for the second."""
     given = problem(4, "transformer-xl:tiny")

@@ -175,6 +175,7 @@ def test_a_collective_is_on_all_members(pattern: int, kind: int, size: int, tmp_
     assert json.loads((tmp_path / "comm_group.json").read_text()) == {"0": [1, 2, 3]}
 
 
+@pytest.mark.slow
 def test_the_command_exports_a_plan(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plan = make_plan(captured("mlp:tiny")[0], ap.cluster("local:2"), "data")
     plan.save(tmp_path / "p.json")

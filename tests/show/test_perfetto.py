@@ -164,6 +164,7 @@ def plan() -> Plan:
     return make_plan(captured("gpt2:tiny")[0], ap.cluster("4xh100"), "data")
 
 
+@pytest.mark.slow
 def test_a_plan_shows_its_links(plan: Plan, tmp_path: Path) -> None:
     plan.trace(tmp_path / "p.json")
     events = events_of(tmp_path / "p.json")

@@ -58,6 +58,7 @@ def check_memory(plan: Plan, line: Timeline) -> None:
         assert sum(row[3] for row in shown["alive"]) + shown["others"][1] == curve.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["single", "data", "random"])
 def test_the_bands_of_a_plan_sum_to_the_curves(method: str) -> None:
     plan = made(method, spec="gpt2:tiny")
@@ -65,6 +66,7 @@ def test_the_bands_of_a_plan_sum_to_the_curves(method: str) -> None:
     check_memory(plan, measured(plan))
 
 
+@pytest.mark.slow
 def test_a_thinned_curve_keeps_its_peak_and_its_end() -> None:
     plan = made("random", spec="gpt2:tiny")
     for curve in plan.timeline.curves:

@@ -279,6 +279,7 @@ def test_simulation_is_deterministic() -> None:
     assert first.peak_bytes == again.peak_bytes
 
 
+@pytest.mark.slow
 def test_larger_graphs_agree_too() -> None:
     tasks = random_tasks(3, count=5000, devices=8, collectives=True)
     net = network(tasks, cluster("2x4xk80"), PUBLISHED)

@@ -140,6 +140,7 @@ def test_all_messages_of_one_exchange_are_there_at_once() -> None:
     assert line.peak_categories[0]["communication"] == 90
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(seed=st.integers(0, 10**6), granule=st.sampled_from([1, 16]))
 def test_curves_equal_a_slow_walk(seed: int, granule: int) -> None:
@@ -368,6 +369,7 @@ def test_remainders_stay_with_large_blocks(asked: float, got: float) -> None:
     assert handed_out(int(asked), CUDA_GRANULE) == got
 
 
+@pytest.mark.slow
 def test_roles_are_categories_of_their_own() -> None:
     """Of a training step with Adam: gradients, state and activations are told apart."""
     plan = make_plan(captured("gpt2:tiny")[0], cluster("local:2"), "data")

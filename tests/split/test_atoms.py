@@ -215,7 +215,10 @@ def test_views_at_random_have_the_atoms_of_the_plain_search(seed: int) -> None:
     assert space.with_digits(digits).atoms == divide(plain, digits)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "rnn", "wresnet", "transformer-xl", "wavenet"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2", "rnn", "transformer-xl", "wavenet", pytest.param("wresnet", marks=pytest.mark.slow)],
+)
 def test_captured_steps_have_the_atoms_of_the_plain_search(name: str) -> None:
     graph = captured(f"{name}:tiny")
     space = Space(graph)

@@ -154,6 +154,7 @@ def deep() -> Graph:
     return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", ["8xh100", "6xh100", "4x4xh100"])
 def test_search_begun_on_few_layers_is_as_good(
     deep: Graph, devices: str, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +172,7 @@ def test_search_begun_on_few_layers_is_as_good(
     assert begun <= bytes_moved() * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_an_opened_space_is_that_of_the_opened_graph(deep: Graph) -> None:
     which = tofu.composites(deep)[1::3]
     closed = Space(deep)

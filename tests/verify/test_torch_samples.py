@@ -25,6 +25,8 @@ from apportion.verify.torch_samples import entries, samples_of_entry
 from apportion.verify.verdict import Verdict
 from apportion.verify.verify_call import verify
 
+pytestmark = pytest.mark.slow  # all of them begin by running the whole database
+
 EACH = 2  # calls of each operator
 CHUNKS = 6
 

@@ -27,6 +27,7 @@ def captured(family: str) -> Program:
     return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_graph_equals_eager_steps(family: str) -> None:
     program = capture_as(captured(family), torch.float64)
@@ -42,6 +43,7 @@ def test_the_graph_equals_eager_steps(family: str) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_check_in_float64_has_the_same_operators(family: str) -> None:
     single, double = captured(family).graph, capture_as(captured(family), torch.float64).graph
@@ -50,6 +52,7 @@ def test_the_check_in_float64_has_the_same_operators(family: str) -> None:
     assert all(name.startswith("random_uniform") for name in narrow)
 
 
+@pytest.mark.slow
 def test_tied_weights_are_one_parameter() -> None:
     names = {v.name for v in captured("gpt2").graph.values if v.role == "parameter"}
     assert "transformer.wte.weight" in names and "lm_head.weight" not in names

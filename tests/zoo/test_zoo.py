@@ -113,6 +113,7 @@ def test_the_rnn_is_torchs_lstm() -> None:
     torch.testing.assert_close(model(tokens), model.head(theirs(model.tokens(tokens))[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", TINY)
 def test_without_data_a_model_is_captured_as_the_same_graph(spec: str) -> None:
     real, meta = (zoo.load(spec, meta=without) for without in (False, True))

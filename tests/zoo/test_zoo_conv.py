@@ -49,6 +49,7 @@ def test_parameters_are_those_of_public_releases(spec: str, count: int) -> None:
     assert parameters(spec) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "millions"),
     [
@@ -62,6 +63,7 @@ def test_amoebanets_of_gpipes_table(spec: str, millions: float) -> None:
     assert parameters(spec) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", MODELS)
 def test_defaults_are_captured_without_data(spec: str) -> None:
     it = zoo.load(spec, meta=True)
@@ -73,6 +75,7 @@ def test_defaults_are_captured_without_data(spec: str) -> None:
 
 
 # The special ones: double backward, and CTC after unrolled steps.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", ["lenet:tiny", "deepspeech:tiny,frames=4,letters=2", "wgan-gp:tiny"]
 )
@@ -82,6 +85,7 @@ def test_random_strategies_train_the_same_model(spec: str) -> None:
     assert found.equal, found
 
 
+@pytest.mark.slow
 def test_tofus_plan_trains_the_same_wavenet() -> None:
     program, _ = captured("wavenet:tiny")
     strategy = tofu(problem(4, "wavenet:tiny")).strategy
@@ -135,6 +139,7 @@ def test_inception_sees_the_papers_maps() -> None:
         assert model.blocks8(model.shrink2(x)).shape == (1, 2048, 8, 8)
 
 
+@pytest.mark.slow
 def test_found_cells_end_in_the_papers_maps() -> None:
     with torch.device("meta"):
         large = nasnet.NASNet(nasnet.Settings())
@@ -147,6 +152,7 @@ def test_found_cells_end_in_the_papers_maps() -> None:
             assert before.shape == (1, *end)
 
 
+@pytest.mark.slow
 def test_blocks_of_a_resnet_are_settings() -> None:
     model = zoo.load("resnet50:tiny,stage3=5").model
     assert isinstance(model, resnet.ResNet)
@@ -212,6 +218,7 @@ def test_each_player_learns_from_its_own_loss() -> None:
     torch.testing.assert_close(loss, sum(losses()))
 
 
+@pytest.mark.slow
 def test_the_penalty_pulls_slopes_to_one() -> None:
     torch.manual_seed(0)
     it = zoo.load("wgan-gp:tiny,penalty=1000")

@@ -53,6 +53,7 @@ def test_experts_of_published_sizes(spec: str, billions: float) -> None:
     assert parameters(spec) / 1e9 == pytest.approx(billions, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", [*(name for name in SEQUENCES if name != "gnmt"), "gnmt:source=6,target=5"]
 )
@@ -67,6 +68,7 @@ def unchanged(task: int, message: torch.Tensor) -> torch.Tensor:
     return message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_tiny_forms_train_the_same_divided(name: str) -> None:
     program, space = captured(f"{name}:tiny")

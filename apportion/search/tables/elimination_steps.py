@@ -11,7 +11,9 @@ the step of whichever of its variables is eliminated first.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -264,7 +266,71 @@ def run_elimination(steps: EliminationOrder, tables: Tables) -> tuple[Ints, floa
     return choice, float(least)
 
 
-@compiled
+def _run_in_numpy(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
+    """What `_run` does, a step at a time in NumPy's terms. Terms are added in the same order, and
+    of equal entries the first is the best, so that both give the same, bit for bit."""
+    numbers: dict[tuple[object, ...], int] = {}
+    made: list[tuple[Floats, Ints, float]] = []  # entries less their minimum, the best, the minimum
+    table_of: list[int] = []
+    constant, least = np.zeros(len(steps.order)), 0.0
+    scopes = [steps.scope[a:b].tolist() for a, b in pairwise(steps.scope_at.tolist())]
+    for s, (variable, scope) in enumerate(zip(steps.order.tolist(), scopes, strict=True)):
+        place = {v: k for k, v in enumerate([*scope, variable])}
+        shape = tuple(tables.sizes[[*scope, variable]].tolist())
+        given = [(int(tables.unary[variable]), (variable,))]
+        for e in steps.edge[steps.edge_at[s] : steps.edge_at[s + 1]].tolist():
+            given.append((int(tables.pairs[e]), tuple(steps.edges[e].tolist())))
+        left = steps.left[steps.left_at[s] : steps.left_at[s + 1]].tolist()
+        earlier = [(table_of[t], tuple(scopes[t])) for t in left]
+        key = (shape, *_placed(given, place), -1, *_placed(earlier, place))
+        if key not in numbers:
+            numbers[key] = len(made)
+            terms = [(_given_table(tables, *term), term[1]) for term in given]
+            terms += [(made[number][0], variables) for number, variables in earlier]
+            total = np.zeros(shape)
+            total[...] = _spread(*terms[0], place)
+            for term in terms[1:]:
+                total += _spread(*term, place)
+            entries = total.min(axis=-1)
+            lowest = float(entries.min())
+            made.append((entries - lowest, total.argmin(axis=-1), lowest))
+        table_of.append(numbers[key])
+        for t in left:
+            constant[s] += constant[t]
+        constant[s] += made[table_of[s]][2]
+        if not scope:
+            least += constant[s]
+    choice = np.zeros(len(tables.sizes), np.int64)
+    for s in range(len(steps.order) - 1, -1, -1):
+        choice[steps.order[s]] = made[table_of[s]][1][tuple(choice[scopes[s]])]
+    return choice, least
+
+
+def _placed(
+    terms: Sequence[tuple[int, tuple[int, ...]]], place: Mapping[int, int]
+) -> Iterator[tuple[int, ...]]:
+    """Each term by its table and the places of its variables: what is added up follows from it."""
+    return ((number, *(place.get(v, -1) for v in variables)) for number, variables in terms)
+
+
+def _given_table(tables: Tables, number: int, variables: tuple[int, ...]) -> Floats:
+    shape = tables.sizes[list(variables)]
+    start = tables.starts[number]
+    return tables.entries[start : start + shape.prod()].reshape(shape)
+
+
+def _spread(table: Floats, variables: tuple[int, ...], place: Mapping[int, int]) -> Floats:
+    """A table with one dimension for every place, of length 1 where it does not depend on it. A
+    variable that has no place has one value only."""
+    order = sorted(range(len(variables)), key=lambda k: place.get(variables[k], -1))
+    shape = [1] * len(place)
+    for k in order:
+        if variables[k] in place:
+            shape[place[variables[k]]] = table.shape[k]
+    return table.transpose(order).reshape(shape)
+
+
+@compiled(plain=_run_in_numpy)
 def _run(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
     """Runs the steps. Step s leaves table `table_of[s]`, plus `constant[s]`; steps with equal keys
     leave the same table, which is worked out once."""
