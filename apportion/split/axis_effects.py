@@ -15,7 +15,7 @@ from apportion.describe import Affine, Box, Factors, Quotient, Refused, full, pa
 from apportion.graph import Arg, Op
 from apportion.split.grid_choices import one_cut
 from apportion.split.part import Split
-from apportion.split.regions import Call
+from apportion.split.regions import CallSignature
 from apportion.split.space import Space
 
 WHOLE, PARTIAL, FIRST_ONLY, SEVERAL = -1, -2, -3, -4
@@ -208,7 +208,7 @@ class AxisEffects:
         return found
 
 
-def _form(call: Call) -> object:
+def _form(call: CallSignature) -> object:
     """A call but for its extents: operator, arguments, and how many atoms dims and axes have."""
     shapes: dict[tuple[Arg, ...], int] = {}
     for k, dims in enumerate(call.outputs):

@@ -59,7 +59,14 @@ from apportion.describe import (
 from apportion.graph import Arg
 from apportion.split.part import Pad, Part, Split
 from apportion.split.partial import PartialOutput
-from apportion.split.regions import AccessRegion, AxisWindow, BoxRanges, Call, CallRegions, Shape
+from apportion.split.regions import (
+    AccessRegion,
+    AxisWindow,
+    BoxRanges,
+    CallRegions,
+    CallSignature,
+    Shape,
+)
 from apportion.split.restriction import (
     FormulaMatch,
     PartFrame,
@@ -67,19 +74,19 @@ from apportion.split.restriction import (
 )
 
 
-def derive(call: Call, parts: tuple[int, ...]) -> Split:
+def derive(call: CallSignature, parts: tuple[int, ...]) -> Split:
     """The Split of a call; raises Refused with the reason if the cut is not legal."""
     return call_splits(call).split(parts)
 
 
-def call_splits(call: Call) -> CallSplits:
+def call_splits(call: CallSignature) -> CallSplits:
     """The Splits of a call, shared by all calls that are equal."""
     return _call_splits(call, tuple(map(type, call.args)), lookup(call.kind))
 
 
 @lru_cache(maxsize=2048)
 def _call_splits(
-    call: Call, types: tuple[type, ...], description: Description | None
+    call: CallSignature, types: tuple[type, ...], description: Description | None
 ) -> CallSplits:
     return CallSplits(call, description)
 
@@ -95,7 +102,7 @@ class CallSplits:
 
     remembered = 0
 
-    def __init__(self, call: Call, description: Description | None) -> None:
+    def __init__(self, call: CallSignature, description: Description | None) -> None:
         self.call = call
         self.description = description
         self._regions: CallRegions | None = None
@@ -140,7 +147,7 @@ class CallSplits:
             return _unsplit(call)  # a description that does not fit forbids cuts, not the call
 
 
-def _unsplit(call: Call) -> Split:
+def _unsplit(call: CallSignature) -> Split:
     inputs = tuple(full([f for dim in dims for f in dim]) for dims in call.inputs)
     outputs = tuple(full([f for dim in dims for f in dim]) for dims in call.outputs)
     count = len(outputs)

@@ -46,8 +46,8 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """All that the splits of an Op depend on: Ops whose Calls are equal have equal Splits.
+class CallSignature:
+    """All that the splits of an Op depend on: Ops whose CallSignatures are equal have equal Splits.
 
     inputs, outputs  for each tensor the atoms of every dimension
     axes             names of axes, each with its atoms
@@ -115,7 +115,7 @@ class CallRegions:
     counted    for every output the axes over which its operations are counted, and how many at each
     """
 
-    def __init__(self, call: Call, description: Description) -> None:
+    def __init__(self, call: CallSignature, description: Description) -> None:
         self.call = call
         self.description = description
         self.args = taken(description, call.args)

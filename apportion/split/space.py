@@ -40,7 +40,7 @@ from apportion.split.atoms import (
 from apportion.split.derive import CallSplits, call_splits
 from apportion.split.open_composites import open_graph
 from apportion.split.part import Split
-from apportion.split.regions import Call
+from apportion.split.regions import CallSignature
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Space:
         return self._divided.atoms()
 
     @cached_property
-    def _distinct_calls(self) -> tuple[tuple[Call, ...], tuple[int, ...]]:
+    def _distinct_calls(self) -> tuple[tuple[CallSignature, ...], tuple[int, ...]]:
         return _calls(self.graph, self._kinds, self._divided, self.atoms)
 
     @cached_property
@@ -168,7 +168,7 @@ class Space:
         return self._distinct_calls[1]
 
     @cached_property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[CallSignature, ...]:
         distinct, ids = self._distinct_calls
         return tuple([distinct[k] for k in ids])
 
@@ -185,7 +185,7 @@ class Space:
 
     @property
     def number_of_calls(self) -> int:
-        """How many distinct Calls there are; `call_ids` numbers them from 0."""
+        """How many distinct CallSignatures there are; `call_ids` numbers them from 0."""
         return len(self._distinct_calls[0])
 
     def with_digits(self, digits: Digits) -> Space:
@@ -302,8 +302,8 @@ def _formula(graph: Graph, op: Op) -> tuple[Formula | None, str]:
 
 def _calls(
     graph: Graph, kinds: Sequence[int], rows: AtomRows, atoms: Atoms
-) -> tuple[tuple[Call, ...], tuple[int, ...]]:
-    """The distinct Calls, and for every Op the number of its own."""
+) -> tuple[tuple[CallSignature, ...], tuple[int, ...]]:
+    """The distinct CallSignatures, and for every Op the number of its own."""
     dims = _numbered([tuple([rows.factors[r] for r in key]) for key in rows.dims])
     axes = _numbered([tuple([rows.factors[r] for r in key]) for _, key in rows.axes])
     of = [dims[k] for k in rows.values].__getitem__
@@ -329,14 +329,14 @@ def _described_op(graph: Graph, op: Op) -> tuple[Any, ...]:
     return op.kind, args, (*map(type, args),), op.body, tuple(inputs), tuple(outputs)
 
 
-def _described_call(call: Call) -> tuple[Any, ...]:
+def _described_call(call: CallSignature) -> tuple[Any, ...]:
     """What the description of a call sees of it."""
     description = lookup(call.kind)
     args = call.args if description is None else taken(description, call.args)
     return call.kind, args, call.inputs, call.outputs, call.axes, call.body
 
 
-def _axis_names(call: Call) -> tuple[list[str], list[int]]:
+def _axis_names(call: CallSignature) -> tuple[list[str], list[int]]:
     """Names and extents of the atoms of all axes."""
     names: list[str] = []
     for name, factors in call.axes:
@@ -350,8 +350,8 @@ def _numbered(items: Sequence[Any]) -> list[int]:
     return [known.setdefault(item, len(known)) for item in items]
 
 
-def _call(graph: Graph, op: Op, atoms: Atoms, index: int) -> Call:
-    return Call(
+def _call(graph: Graph, op: Op, atoms: Atoms, index: int) -> CallSignature:
+    return CallSignature(
         op.kind,
         op.args,
         tuple(atoms.dims[v] for v in op.inputs),
