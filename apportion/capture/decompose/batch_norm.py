@@ -1,6 +1,7 @@
 """Batch norm in training -> its statistics and what is pointwise once they are known.
 
-Its backward becomes two sums and a pointwise rest. docs/design/005-batch-norm.md.
+Rules of capture/decompose/. Its backward becomes two sums and a pointwise rest.
+docs/design/005-batch-norm.md.
 """
 
 from __future__ import annotations

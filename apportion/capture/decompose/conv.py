@@ -1,7 +1,7 @@
-"""Transposed convolutions with the size of their result, and convolution_backward -> one Op per
-gradient; they are cut along different axes.
+"""Transposed convolutions get the size of their result; convolution_backward -> an Op per gradient.
 
-The gradients of a transposed convolution are those of the convolution that it transposes, with the
+Rules of capture/decompose/; the Ops of several gradients are cut along different axes. The
+gradients of a transposed convolution are those of the convolution that it transposes, with the
 input and the gradient in each other's place, and that convolution itself.
 """
 

@@ -1,8 +1,8 @@
 """Operators on lists of tensors -> one Op per position of the lists: each has axes of its own.
 
-_foreach_add becomes add, _foreach_norm the root of a sum of powers, and so on; a fused optimizer
-becomes one call per parameter; the check of a loss scale one per gradient, each of which continues
-what the one before has found.
+Rules of capture/decompose/: _foreach_add becomes add, _foreach_norm the root of a sum of powers,
+and so on; a fused optimizer becomes one call per parameter; the check of a loss scale one per
+gradient, each of which continues what the one before has found.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Operators that read or write at places given by data -> the same, told where a part begins.
+"""Operators that read or write at places given by data -> the same, with the place of a part.
 
-A kernel that holds a range of a dimension that is picked from must know where the range begins and
-how long the dimension is in all. Torch's kernels cannot be told. Our own kinds have two more
-arguments for it, an offset and a size (of every indexed dimension, where there are several), 0 and
-the whole here; the local rules of their descriptions shift them.
+Rules of capture/decompose/. A kernel that holds a range of a dimension that is picked from must
+know where the range begins and how long the dimension is in all. torch's kernels have no argument
+for that. Our own kinds have two more arguments for it, an offset and a size (of every indexed
+dimension, where there are several), 0 and the whole here; the local rules of their descriptions
+shift them.
 """
 
 from __future__ import annotations

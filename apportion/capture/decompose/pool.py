@@ -1,5 +1,8 @@
-"""Pools whose windows must know their place -> operators that are told it; and no gradient of a
-pool reads the pool's input, of which torch's kernels ask the shape only."""
+"""Pools whose windows must know their place in the plane -> operators that have it as an argument.
+
+Rules of capture/decompose/. Gradients of pools no longer read the pool's input, of which torch's
+kernels use only the shape.
+"""
 
 from __future__ import annotations
 

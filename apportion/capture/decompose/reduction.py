@@ -1,8 +1,8 @@
-"""Reductions whose parts combine only before their last step, or only if they are told a size.
+"""Reductions whose parts combine only before their last step, or only if a size is given.
 
-A euclidean norm becomes the root of a sum of squares. The connectionist temporal classification of
-a batch becomes one that is told how wide its alignments are: as wide as the longest target of the
-whole batch needs, which may be in another part.
+Rules of capture/decompose/. A euclidean norm becomes the root of a sum of squares. The
+connectionist temporal classification of a batch becomes one with the width of its alignments as an
+argument: as wide as the longest target of the whole batch needs, which may be in another part.
 """
 
 from __future__ import annotations

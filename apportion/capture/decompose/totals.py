@@ -1,6 +1,7 @@
 """A gradient that is the sum of several products, one for every use of a parameter -> one Op.
 
-Then its parts are added once and not once per use. docs/design/006-gradient-totals.md.
+A pass of capture/decompose/ over all Nodes, after the rules. The parts of the Op are then added
+once and not once per use. docs/design/006-gradient-totals.md.
 """
 
 from __future__ import annotations

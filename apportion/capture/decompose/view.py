@@ -1,4 +1,7 @@
-"""Views without aliases and defaults, and pieces that are told the place where they belong."""
+"""Views without aliases and defaults, and pieces that have the place where they belong.
+
+Rules of capture/decompose/.
+"""
 
 from __future__ import annotations
 
