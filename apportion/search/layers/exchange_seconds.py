@@ -234,8 +234,14 @@ def _as_read(held: HeldRegions) -> ReadRegions:
 def _exchange_rows(  # type: ignore[no-untyped-def]
     box, term, leader, want, used, s, t, itemsize, latency, slowness, start, link, pace, mode
 ):
-    """Seconds and bytes of the exchanges from row s[k] of what is held to row t[k] of what is
-    wanted."""
+    """Seconds and bytes of the exchanges from row s[k] of what is held to row t[k] of what is read.
+
+    box, term, leader  HeldRegions, and the first holder of each copy: rows x devices (x atoms x 2)
+    want, used         ReadRegions
+    latency, slowness  seconds, and seconds per byte, from device to device
+    start, link, pace  the links of each route, and the seconds per byte of each link
+    mode               LINKS, DEVICE or SUMMED
+    """
     n, count, atoms = len(s), box.shape[1], box.shape[2]
     seconds, moved = np.zeros(n), np.zeros(n)
     busy, hands = np.zeros(len(pace)), np.zeros(count)

@@ -31,8 +31,12 @@ UNMAPPED = -1
 
 @dataclass(frozen=True, slots=True)
 class LayerAxis:
-    """An axis along which a layer can be cut. `classes` are its own and those of its windows;
-    `reduced` says that the layer's first Op sums over it."""
+    """An axis along which a layer can be cut: one of its labels.
+
+    own      the class of the axis in the layer's first Op
+    classes  that class, and those of the windows that are read along it
+    reduced  whether the layer's first Op sums over it
+    """
 
     name: str
     extent: int

@@ -180,7 +180,7 @@ def _levels_of_order(
     start: Levels | None = None,
 ) -> tuple[Levels, bool]:
     """The fewest bytes that one order of factors gives, from levels to start with if there are
-    any, and whether they are within the memory limit, as far as that can be told here."""
+    any, and whether they are within the memory limit, as far as that can be seen here."""
 
     def search(burden: Floats | None) -> Levels:
         if start is not None and burden is None:

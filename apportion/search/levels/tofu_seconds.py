@@ -53,7 +53,7 @@ def _partition(
     problem: Problem, sites: Sites, factors: tuple[int, ...], seconds: Floats
 ) -> tuple[Levels, bool]:
     """The levels of one order of factors, and whether they are within the memory limit, as far as
-    that can be told here."""
+    that can be seen here."""
     weights = seconds_per_byte(problem.cluster, factors)
     fixed = seconds_per_transfer(problem.cluster, factors)
     objective = Objective(weights, fixed, seconds)

@@ -217,7 +217,9 @@ def _append_neighbours(links, variable, done, scope, end):  # type: ignore[no-un
     return scope, end
 
 
-# Running the steps
+# Running the steps. In compiled functions `steps` is an EliminationOrder, `tables` are Tables,
+# `terms` are _StepInputs, `made` are _StepTables, `table_of` has the number of the table that each
+# step left, and s is the number of a step.
 
 
 class Tables(NamedTuple):  # numba takes no dataclass

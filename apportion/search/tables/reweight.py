@@ -142,7 +142,8 @@ def _pairs_by_variable(ends: Ints, count: int) -> tuple[Ints, Ints]:
     return _offsets(np.bincount(ends, minlength=count).tolist()), order
 
 
-# Passes
+# Passes. In compiled functions f is a FlatEnergy, i the number of a variable, e that of a pair, and
+# `room` or `costs` an array of floats that is as long as the largest variable has values.
 
 
 @compiled

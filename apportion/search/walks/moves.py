@@ -36,7 +36,7 @@ from apportion.split import Choice, Grid, axes_cut, divisors, part_grids
 
 KINDS = {"op": 4, "group": 4, "layer": 4, "cell": 4, "alike": 1, "edge": 6, "state": 1,
          "sweep": 6}  # fmt: skip
-"""Kinds of moves, and how often each is drawn."""
+"""Kinds of moves, and how often each is drawn; never changed."""
 
 SPREAD = 0.35  # share of moves of alike cells that put each on the next devices
 PARTIAL = 0.35  # and of those that take only a run of them
@@ -297,7 +297,7 @@ def _drawn(sums: Sequence[float], rng: Random) -> int:
     return min(bisect_right(sums, rng.random() * sums[-1]), len(sums) - 1)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # walks ask for the same few extents over and over
 def _grids_by_axes(extents: tuple[int, ...], count: int) -> tuple[tuple[Grid, ...], ...]:
     """Grids of `count` parts, those that cut the fewest axes first."""
     found: dict[int, list[Grid]] = {}

@@ -28,7 +28,7 @@ from apportion.split import Choice, Layout, Space, Strategy, whole
 DEAR = 4.0  # how much longer a step counts that is over the limit by all of it
 OVER = 0.05  # and by anything at all
 REMEMBERED = 100  # Ops of a move whose cost is kept until another is accepted
-UNTRIED: tuple[float, OpChoices] = (0.0, {})
+UNTRIED: tuple[float, OpChoices] = (0.0, {})  # what is known of a move that was not tried
 
 
 class SimulatedWalk:
