@@ -15,7 +15,6 @@ import time
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.lower.lower import lower
-from apportion.lower.task_graph import KINDS
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.search import METHODS, Problem
@@ -62,7 +61,7 @@ def main() -> None:
     note("lower")
     line = simulate(tasks, them, default_cost(them))
     note("simulate")
-    kinds = {name: int((tasks.kind == k).sum()) for k, name in enumerate(KINDS)}
+    kinds = {row.name: int((tasks.kind == k).sum()) for k, row in enumerate(tasks.task_kinds.rows)}
     found |= {"tasks": len(tasks), **kinds, "step_seconds": line.step_seconds}
     found["peak_gigabytes"] = round(peak_gigabytes(), 2)
     print(json.dumps(found))
