@@ -103,7 +103,9 @@ class CompiledFunction:
     @functools.cached_property
     def dispatcher(self) -> Any:
         """The function as Numba has it, which compiles it or loads it when it is called."""
-        return _numba().njit(cache=True)(self.function)
+        made = _numba().njit(cache=True)(self.function)
+        _drop_unreadable(made)
+        return made
 
 
 class InlinedFunction(CompiledFunction):
@@ -180,6 +182,16 @@ def _numba() -> Any:
 
     event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
     return numba
+
+
+def _drop_unreadable(dispatcher: Any) -> None:
+    """Forget what is kept on the disk if it cannot be read: an earlier version of the package may
+    have left types there which are gone, and Numba would stop at them."""
+    cache = dispatcher._cache
+    try:
+        cache._cache_file._load_index()
+    except Exception:
+        cache.flush()
 
 
 def offsets(counts: Ints) -> Ints:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib.util
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,23 @@ def test_an_interpreted_form_of_its_own() -> None:
     assert function(np.zeros(4, np.int64)) == -1
     function.seconds = PATIENCE.compile_seconds
     assert function(np.zeros(4, np.int64)) == 4
+
+
+def test_a_kept_form_that_cannot_be_read_is_dropped(tmp_path: Path) -> None:
+    """As after an update of the package: the index on the disk names a class that is gone."""
+    source = "from typing import NamedTuple\nclass {0}(NamedTuple):\n    a: int\n"
+    source += "def f(it): return it.a\n"
+    for name in ("Old", "New"):
+        path = tmp_path / "kept_module.py"
+        path.write_text(source.format(name))
+        spec = importlib.util.spec_from_file_location("kept_module", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["kept_module"] = module
+        spec.loader.exec_module(module)
+        function = compiled(module.f)
+        assert function.dispatcher(getattr(module, name)(3)) == 3
+    del sys.modules["kept_module"]
 
 
 def test_an_inlined_part_is_the_same_in_both_forms() -> None:
