@@ -86,8 +86,8 @@ def measured(name: str, processes: int, loops: int) -> list[Case]:
     from apportion.capture.capture import capture
     from apportion.machine.cluster import cluster
     from apportion.machine.cost_model import ASSUMED
-    from apportion.run.calibrate import Source, divided
-    from apportion.run.pool import Pool
+    from apportion.run.calibrate import StepSource, divided
+    from apportion.run.pool import ProcessPool
     from apportion.search import METHODS, Problem
     from apportion.split.space import Space
 
@@ -102,8 +102,8 @@ def measured(name: str, processes: int, loops: int) -> list[Case]:
         problem = Problem(space, cluster(f"local:{fold}") if fold else place, ASSUMED)
         strategy = METHODS[method](problem, budget=10.0, seed=int(seed or 0)).strategy
         found[label] = divided(program.graph, folded(strategy) if fold else strategy, processes)
-    with Pool(processes) as pool:
-        return _cases(name, processes, pool, Source(program.graph, spec), place, found, loops)
+    with ProcessPool(processes) as pool:
+        return _cases(name, processes, pool, StepSource(program.graph, spec), place, found, loops)
 
 
 def folded(strategy: Any) -> Any:
@@ -184,9 +184,9 @@ def _cases(
 
 
 def _train(spec: str, one: Any, processes: int, profile: bool) -> Any:
-    from apportion.run.process import Train
+    from apportion.run.process import TrainingRequest
 
-    return Train(spec, 0, False, one.strategy, processes, STEPS, 0, False, profile)
+    return TrainingRequest(spec, 0, False, one.strategy, processes, STEPS, 0, False, profile)
 
 
 def _joined(loops: list[list[Any]]) -> list[Any]:

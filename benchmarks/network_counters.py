@@ -26,8 +26,8 @@ from apportion.lower.lower import lower
 from apportion.lower.task_graph import TRANSFER, TaskGraph
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.run.pool import Pool
-from apportion.run.process import Train
+from apportion.run.pool import ProcessPool
+from apportion.run.process import TrainingRequest
 from apportion.search import METHODS, Problem
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, space_of
@@ -61,7 +61,7 @@ def count(model: str, processes: int, methods: Sequence[str], steps: int) -> Ite
     graph = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph
     machine = cluster(f"local:{processes}")
     problem = Problem(Space(graph), machine, default_cost(machine))
-    with Pool(processes, LIMIT) as pool:
+    with ProcessPool(processes, LIMIT) as pool:
         idle = _counted(pool, model, METHODS["single"](problem, seed=SEED).strategy, steps)
         for method in methods:
             strategy = METHODS[method](problem, seed=SEED).strategy
@@ -70,7 +70,7 @@ def count(model: str, processes: int, methods: Sequence[str], steps: int) -> Ite
             yield Count(method, processes, tasks.bytes_moved, _messages(tasks), found)
 
 
-def _counted(pool: Pool, model: str, strategy: Strategy, steps: int) -> float:
+def _counted(pool: ProcessPool, model: str, strategy: Strategy, steps: int) -> float:
     """Bytes per step that the kernel counted. The least of several runs: where a receiver is not
     given a core for long, TCP sends again what has arrived already."""
     one, several = (
@@ -79,10 +79,10 @@ def _counted(pool: Pool, model: str, strategy: Strategy, steps: int) -> float:
     return (several - one) / steps
 
 
-def _sent(pool: Pool, model: str, strategy: Strategy, steps: int) -> int:
+def _sent(pool: ProcessPool, model: str, strategy: Strategy, steps: int) -> int:
     """Bytes that the kernel counted during a run of so many steps."""
     before = sent_bytes("lo")
-    pool.train(Train(model, SEED, False, strategy, len(pool.pipes), steps, SEED))
+    pool.train(TrainingRequest(model, SEED, False, strategy, len(pool.pipes), steps, SEED))
     return sent_bytes("lo") - before
 
 

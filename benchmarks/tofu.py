@@ -42,7 +42,7 @@ from apportion.files import write_whole
 from apportion.graph import Graph
 from apportion.lower.task_graph import COMPUTE
 from apportion.machine.cluster import Cluster, cluster
-from apportion.plan.candidates import Candidate, Request, Shipped, choose, state_bytes
+from apportion.plan.candidates import Candidate, DefaultCosts, PlanRequest, choose, state_bytes
 from apportion.search import METHODS, Unsuitable
 from apportion.simulate.durations import nanoseconds
 from apportion.simulate.routes import no_hops
@@ -157,7 +157,7 @@ def planned(
     """What a method finds, simulated; `limited`: it is to stay within the devices' memory."""
     space = Space(captured(model.spec(batch)))
     limit = tuple(device.memory_bytes for device in machine.devices) if limited else None
-    return choose(Request(space, machine, Shipped(machine), limit), method, BUDGET).best
+    return choose(PlanRequest(space, machine, DefaultCosts(machine), limit), method, BUDGET).best
 
 
 def seconds(made: Candidate) -> float:

@@ -13,7 +13,7 @@ from apportion.capture.capture import Program, eager_steps
 from apportion.execute.executable import Rank
 from apportion.lower.task_graph import TaskGraph
 from apportion.run.process import vary
-from apportion.run.run import PER_STEP, Copy, Distance, distance
+from apportion.run.run import PER_STEP, Distance, GatheredCopy, distance
 from apportion.run.run import gather as gather_copies
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy
@@ -41,7 +41,7 @@ class Reference:
 REFERENCE = Reference()
 
 
-def copies(space: Space, tasks: TaskGraph, ranks: Sequence[Rank]) -> dict[int, list[Copy]]:
+def copies(space: Space, tasks: TaskGraph, ranks: Sequence[Rank]) -> dict[int, list[GatheredCopy]]:
     """The state of all ranks as `apportion run --check` puts it together."""
 
     plan: Any = SimpleNamespace(tasks=tasks)
@@ -82,7 +82,7 @@ def compare(
     return distance(program, made, found, losses, state, PER_STEP * rate * steps)
 
 
-def assert_replicas_equal(found: dict[int, list[Copy]]) -> None:
+def assert_replicas_equal(found: dict[int, list[GatheredCopy]]) -> None:
     for first, *others in found.values():
         for other in others:
             both = first.filled & other.filled

@@ -16,7 +16,7 @@ from apportion.machine import cluster as cluster_of
 from apportion.plan import plan as make_plan
 from apportion.run import (
     Calibrator,
-    Source,
+    StepSource,
     cached,
     calibrate_cuda,
     condition,
@@ -80,7 +80,7 @@ def _model(spec: str, place: Cluster, budget: float, seed: int, note: Note) -> N
     it = zoo.load(spec, seed, meta=True)
     program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
     found = strategies(Space(program.graph), place, seed)
-    with Calibrator(Source(program.graph, spec, seed), place, budget, note) as calibrator:
+    with Calibrator(StepSource(program.graph, spec, seed), place, budget, note) as calibrator:
         for name, strategy in found:
             if calibrator.left <= 0:
                 note(f"{spec}: the budget of {budget:g} s is spent before {name}")

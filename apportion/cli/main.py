@@ -377,7 +377,7 @@ def compare(
 
     Example: apportion compare gpt2:tiny --cluster local:4 --methods auto,data,fsdp
     """
-    from apportion.run import Source
+    from apportion.run import StepSource
     from apportion.run import compare as compare_methods
     from apportion.show import progress
 
@@ -386,7 +386,7 @@ def compare(
     with stdout_kept(as_json), warnings_noted():
         place = _cluster(cluster)
         program = _capture(model, seed)
-        source = Source(program.graph, model, seed)
+        source = StepSource(program.graph, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told)
             plans = compare_methods(program, place, names, *how)
@@ -583,11 +583,11 @@ def _plan(
     live: bool,
 ) -> Plan:
     from apportion.plan import with_model
-    from apportion.run import Source, plan
+    from apportion.run import StepSource, plan
     from apportion.show import progress
 
     program = _capture(model, seed)
-    source = Source(program.graph, model, seed)
+    source = StepSource(program.graph, model, seed)
     with progress(wanted=live) as told:
         how = (budget, limit, seed, calibrate, note, source, told, measure)
         made = plan(program, cluster, method, *how)

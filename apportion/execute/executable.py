@@ -36,7 +36,7 @@ Corrupt = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class _Slot:
+class _SlotSpec:
     value: int
     region: Box
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class _Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class Message:
     """What one device sends to another in a TRANSFER, or in its share of a COLLECTIVE."""
 
     task: int
@@ -54,7 +54,7 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class _Copy:
+class _BoxCopy:
     source: int
     source_shape: tuple[int, ...]
     source_box: tuple[slice, ...]
@@ -68,7 +68,7 @@ class _Copy:
 
 
 @dataclass(frozen=True)
-class _Compute:
+class _KernelCall:
     op: Op
     part: Part
     number: int
@@ -78,12 +78,12 @@ class _Compute:
 
 
 @dataclass(frozen=True)
-class _Copies:
+class _CopySchedule:
     """The copies of all assemblies, and the parcels that carry them."""
 
-    of: dict[int, list[_Copy]]  # by task
-    parcels: list[Parcel]
-    packed: dict[int, list[_Copy]]  # by parcel
+    of: dict[int, list[_BoxCopy]]  # by task
+    parcels: list[Message]
+    packed: dict[int, list[_BoxCopy]]  # by parcel
     readers: dict[int, int]  # the last task that reads a parcel
 
 
@@ -120,7 +120,7 @@ class Executable:
         return _listed(self.tasks.nbytes)
 
     @cached_property
-    def slots(self) -> list[_Slot]:
+    def slots(self) -> list[_SlotSpec]:
         return [self._slot(s) for s in range(len(self.tasks.slot_device))]
 
     @cached_property
@@ -148,15 +148,15 @@ class Executable:
         return [s for s in self.begin if self.tasks.slot_last[s] < 0]
 
     @cached_property
-    def copies(self) -> dict[int, list[_Copy]]:
+    def copies(self) -> dict[int, list[_BoxCopy]]:
         return self._copies.of
 
     @cached_property
-    def parcels(self) -> list[Parcel]:
+    def parcels(self) -> list[Message]:
         return self._copies.parcels
 
     @cached_property
-    def packed(self) -> dict[int, list[_Copy]]:
+    def packed(self) -> dict[int, list[_BoxCopy]]:
         return self._copies.packed
 
     @cached_property
@@ -171,15 +171,15 @@ class Executable:
             for k, value in enumerate(op.outputs)
         }
 
-    def _slot(self, number: int) -> _Slot:
+    def _slot(self, number: int) -> _SlotSpec:
         tasks = self.tasks
         value = int(tasks.slot_value[number])
         region = tasks.boxes[int(tasks.slot_region[number])]
         shape = local_shape(self.space, value, region)
-        return _Slot(value, region, shape, dtype(self.graph.values[value].dtype or ""))
+        return _SlotSpec(value, region, shape, dtype(self.graph.values[value].dtype or ""))
 
     @cached_property
-    def _copies(self) -> _Copies:
+    def _copies(self) -> _CopySchedule:
         tasks = self.tasks
         columns = (
             tasks.copy_source, tasks.copy_target, tasks.copy_source_box, tasks.copy_target_box,
@@ -190,8 +190,8 @@ class Executable:
         order = sorted(range(len(rows)), key=lambda r: -self.slots[rows[r][0]].dtype.itemsize)
         ends: dict[int, int] = {}
         numbers: dict[tuple[int, int, int], int] = {}
-        bound: dict[int, _Copy] = {}
-        found = _Copies({}, [], {}, {})
+        bound: dict[int, _BoxCopy] = {}
+        found = _CopySchedule({}, [], {}, {})
         for row in order:
             source, target, here, there, term, message, _, nbytes = rows[row]
             parcel = -1
@@ -202,21 +202,21 @@ class Executable:
             if parcel >= 0:
                 ends[parcel] = offset + nbytes
             box = tasks.boxes[here]
-            bound[row] = _Copy(
+            bound[row] = _BoxCopy(
                 source, lengths(self.slots[source].region), slices(box),
                 slices(tasks.boxes[there]), term, parcel, offset, nbytes,
                 self.slots[source].dtype, lengths(box),
             )  # fmt: skip
             if parcel >= 0:
                 found.packed.setdefault(parcel, []).append(bound[row])
-        found.parcels.extend(Parcel(*pair, ends[number]) for pair, number in numbers.items())
+        found.parcels.extend(Message(*pair, ends[number]) for pair, number in numbers.items())
         for row in sorted(bound, key=lambda r: (rows[r][6], rows[r][4], r)):
             found.of.setdefault(rows[row][6], []).append(bound[row])
             found.readers[bound[row].message] = rows[row][6]
         return found
 
     @cached_property
-    def computes(self) -> dict[int, _Compute]:
+    def computes(self) -> dict[int, _KernelCall]:
         """What every COMPUTE calls."""
         tasks, found = self.tasks, {}
         templates: dict[int, Template] = {}  # by identity of a Part, which `space` keeps
@@ -230,7 +230,7 @@ class Executable:
                 op = self.graph.ops[index]
                 args = templates.setdefault(id(part), template(part.args))
                 slots = tuple(ins.tolist()), tuple(outs.tolist())
-                found[task] = _Compute(op, part, number, *slots, args)
+                found[task] = _KernelCall(op, part, number, *slots, args)
         return found
 
     @cached_property
@@ -408,7 +408,7 @@ class Rank:
         else:
             self._assemble(task)
 
-    def _compute(self, work: _Compute, context: Context) -> None:
+    def _compute(self, work: _KernelCall, context: Context) -> None:
         ins = [self.tensors[slot] if slot >= 0 else None for slot in work.ins]
         results = run_part(self.program.space, work.op, work.part, ins, context, work.args)
         for slot, result in zip(work.outs, results, strict=True):
@@ -450,7 +450,7 @@ class Rank:
             if self.program.readers[message] == task:
                 del self.messages[message]
 
-    def _box(self, copy: _Copy) -> torch.Tensor:
+    def _box(self, copy: _BoxCopy) -> torch.Tensor:
         if copy.message >= 0:
             raw = self.messages[copy.message][copy.offset : copy.offset + copy.nbytes]
             return raw.view(copy.dtype).reshape(copy.shape).to(self.place)

@@ -14,25 +14,25 @@ from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
     from apportion.plan.candidates import (
-        Prices as Prices,
+        CostSource as CostSource,
     )
     from apportion.plan.candidates import (
-        Shipped as Shipped,
+        DefaultCosts as DefaultCosts,
     )
     from apportion.plan.candidates import (
-        Stand as Stand,
+        PlanningProgress as PlanningProgress,
     )
     from apportion.plan.plan import (
         Plan as Plan,
     )
     from apportion.plan.plan import (
+        PlanTrial as PlanTrial,
+    )
+    from apportion.plan.plan import (
         PlanWarning as PlanWarning,
     )
     from apportion.plan.plan import (
-        Predicted as Predicted,
-    )
-    from apportion.plan.plan import (
-        Trial as Trial,
+        Prediction as Prediction,
     )
     from apportion.plan.plan import (
         best_plans as best_plans,

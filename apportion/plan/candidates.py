@@ -37,7 +37,7 @@ Start = tuple[Strategy, Space]
 """A Strategy that a search may begin with, and the Space that it is about."""
 
 
-class Prices(Protocol):
+class CostSource(Protocol):
     """Where the costs of a search and of what it finds come from."""
 
     @property
@@ -52,7 +52,7 @@ class Prices(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped:
+class DefaultCosts:
     """Prices from what comes with the package: nothing is measured."""
 
     cluster: Cluster
@@ -66,7 +66,7 @@ class Shipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class PlanningProgress:
     """Where planning stands: the method at work, what it tells of itself, and, when a plan of it
     has been simulated, the seconds of a step and whether it is within the limit."""
 
@@ -77,16 +77,16 @@ class Stand:
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """What is to be planned: a Space for a Cluster, its prices, and the bytes per device to stay
     under (None: without a limit). `tell` hears where planning stands."""
 
     space: Space
     cluster: Cluster
-    prices: Prices
+    prices: CostSource
     memory_limit: tuple[int, ...] | None
     seed: int = 0
-    tell: Callable[[Stand], None] | None = None
+    tell: Callable[[PlanningProgress], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Candidate:
 
 
 @dataclass
-class Record:
+class SearchLog:
     """What has been searched so far.
 
     seen     strategies that were scored, each with its `excess`
@@ -124,7 +124,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Selection:
     """The best Candidate, the next best of those that fit, and whether choosing was interrupted
     before all were tried."""
 
@@ -133,7 +133,7 @@ class Chosen:
     others: tuple[Candidate, ...] = ()
 
 
-def choose(request: Request, method: str, budget: float, keep: int = 1) -> Chosen:
+def choose(request: PlanRequest, method: str, budget: float, keep: int = 1) -> Selection:
     """The best that a method, or "auto", finds within `budget` seconds, and `keep - 1` others, as
     far as there are so many that differ.
 
@@ -143,7 +143,7 @@ def choose(request: Request, method: str, budget: float, keep: int = 1) -> Chose
     with _uncollected():
         if method == "auto":
             return _auto(request, budget, keep)
-        record = Record()
+        record = SearchLog()
         return _best_of(request, candidates(request, method, budget, record), record, keep)
 
 
@@ -160,11 +160,11 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _auto(request: Request, budget: float, keep: int) -> Chosen:
+def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
     ends = _now(request) + budget
     tried: list[str] = []
     late: list[str] = []
-    record = Record()
+    record = SearchLog()
 
     def several() -> Iterator[Candidate]:
         best: list[tuple[Rank, Start]] = []
@@ -197,7 +197,7 @@ def _auto(request: Request, budget: float, keep: int) -> Chosen:
     return replace(chosen, best=noted(chosen.best), others=tuple(map(noted, chosen.others)))
 
 
-def _one_holds_state(request: Request) -> bool:
+def _one_holds_state(request: PlanRequest) -> bool:
     """Whether the state alone is within the limit of one device."""
     limits = request.memory_limit
     return limits is None or state_bytes(request.space.graph) <= max(limits)
@@ -215,17 +215,21 @@ def state_bytes(graph: Graph) -> int:
     )
 
 
-def _best_of(request: Request, several: Iterator[Candidate], record: Record, keep: int) -> Chosen:
+def _best_of(
+    request: PlanRequest, several: Iterator[Candidate], record: SearchLog, keep: int
+) -> Selection:
     kept: list[Candidate] = []
-    history: list[_Scored] = []
+    history: list[_SearchOutcome] = []
     notes: tuple[str, ...] = ()
     try:
         for candidate in several:
             began = record.seconds - candidate.search_seconds
             own = candidate.found.curve
-            history.append(_Scored(began, candidate.search_seconds, own, _step(request, candidate)))
+            history.append(
+                _SearchOutcome(began, candidate.search_seconds, own, _step(request, candidate))
+            )
             kept.append(candidate)
-            if isinstance(request.prices, Shipped):  # these do not change
+            if isinstance(request.prices, DefaultCosts):  # these do not change
                 kept = _first(request, kept, keep)
         kept += _others(request, record, keep)
     except KeyboardInterrupt:
@@ -234,7 +238,7 @@ def _best_of(request: Request, several: Iterator[Candidate], record: Record, kee
         notes = ("interrupted: this is the best so far",)
     cost = request.prices.known()
     kept = [_priced(request, candidate, cost) for candidate in kept]
-    if not isinstance(request.prices, Shipped):
+    if not isinstance(request.prices, DefaultCosts):
         history = [
             replace(one, step_seconds=_step(request, candidate))
             for one, candidate in zip(history, kept, strict=False)
@@ -250,10 +254,10 @@ def _best_of(request: Request, several: Iterator[Candidate], record: Record, kee
         for one in _first(request, kept, keep)
     ]
     others = tuple(one for one in found[1:] if fits(request, one))
-    return Chosen(found[0], bool(notes), others)
+    return Selection(found[0], bool(notes), others)
 
 
-def _others(request: Request, record: Record, keep: int) -> Iterator[Candidate]:
+def _others(request: PlanRequest, record: SearchLog, keep: int) -> Iterator[Candidate]:
     """The other strategies that searches have found, scored: of each search as many as could
     count."""
     for method, found in record.several:
@@ -264,7 +268,7 @@ def _others(request: Request, record: Record, keep: int) -> Iterator[Candidate]:
             yield _scored_now(request, method, other, 0.0, record)
 
 
-def _first(request: Request, several: Iterable[Candidate], keep: int) -> list[Candidate]:
+def _first(request: PlanRequest, several: Iterable[Candidate], keep: int) -> list[Candidate]:
     """The best few whose tasks differ, best first."""
     found: list[Candidate] = []
     for candidate in sorted(several, key=lambda c: rank(request, c)):
@@ -291,12 +295,12 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _step(request: Request, candidate: Candidate) -> float | None:
+def _step(request: PlanRequest, candidate: Candidate) -> float | None:
     return candidate.timeline.step_seconds if fits(request, candidate) else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Scored:
+class _SearchOutcome:
     """What a Candidate says of the curve: when its search began, how long it took, its own curve,
     and the seconds of a step, None if it does not fit."""
 
@@ -306,7 +310,7 @@ class _Scored:
     step_seconds: float | None
 
 
-def improvements(history: Iterable[_Scored]) -> Curve:
+def improvements(history: Iterable[_SearchOutcome]) -> Curve:
     """The best over the searches, one after the other, whenever it improved.
 
     A search that has a curve of its own may count with other costs than its outcome is scored with;
@@ -325,9 +329,9 @@ def improvements(history: Iterable[_Scored]) -> Curve:
     return tuple(found)
 
 
-def _priced(request: Request, candidate: Candidate, cost: CostModel) -> Candidate:
+def _priced(request: PlanRequest, candidate: Candidate, cost: CostModel) -> Candidate:
     """Judged by what is known in the end: later candidates may have had more measured."""
-    if isinstance(request.prices, Shipped) or candidate.cost is cost:
+    if isinstance(request.prices, DefaultCosts) or candidate.cost is cost:
         return candidate
     line = simulate(candidate.tasks, request.cluster, cost)
     return replace(candidate, cost=cost, timeline=line)
@@ -336,29 +340,29 @@ def _priced(request: Request, candidate: Candidate, cost: CostModel) -> Candidat
 Rank = tuple[bool, float, int]
 
 
-def rank(request: Request, candidate: Candidate) -> Rank:
+def rank(request: PlanRequest, candidate: Candidate) -> Rank:
     """Less is better: what fits before what does not, then the seconds of a step, or, of those that
     do not fit, the largest excess; of equal ones that which moves less."""
     line, over = candidate.timeline, max(excess(request, candidate))
     return over > 0, over if over > 0 else line.step_seconds, line.bytes_moved
 
 
-def fits(request: Request, candidate: Candidate) -> bool:
+def fits(request: PlanRequest, candidate: Candidate) -> bool:
     """Whether no device is over the memory limit."""
     return max(excess(request, candidate)) <= 0
 
 
-def excess(request: Request, candidate: Candidate) -> tuple[int, ...]:
+def excess(request: PlanRequest, candidate: Candidate) -> tuple[int, ...]:
     """Bytes above its limit at the peak of each device, negative below it."""
     peaks = candidate.timeline.peak_bytes
     return tuple(p - n for p, n in zip(peaks, request.memory_limit or peaks, strict=True))
 
 
 def candidates(
-    request: Request,
+    request: PlanRequest,
     method: str,
     budget: float,
-    record: Record,
+    record: SearchLog,
     starts: Sequence[Start] = (),
 ) -> Iterator[Candidate]:
     """What a method finds under the limit and, while that is over it, under lower ones.
@@ -399,7 +403,7 @@ def candidates(
 
 
 def _fitting(
-    request: Request, method: str, found: SearchResult, seconds: float, record: Record
+    request: PlanRequest, method: str, found: SearchResult, seconds: float, record: SearchLog
 ) -> Iterator[Candidate]:
     """The other strategies of a search, scored up to the first that fits."""
     for strategy, space in found.others[:TRIES]:
@@ -411,28 +415,28 @@ def _fitting(
 
 
 def _scored_now(
-    request: Request, method: str, found: SearchResult, seconds: float, record: Record
+    request: PlanRequest, method: str, found: SearchResult, seconds: float, record: SearchLog
 ) -> Candidate:
     """What a search has just found, scored, put on record and told of."""
     candidate = scored(request, method, found, seconds)
     record.seen.append((found.strategy, excess(request, candidate)))
     step = candidate.timeline.step_seconds
-    _tell(request, Stand(method, None, step, fits(request, candidate)))
+    _tell(request, PlanningProgress(method, None, step, fits(request, candidate)))
     return candidate
 
 
 def _searched(
-    request: Request,
+    request: PlanRequest,
     method: str,
     budget: float,
     limit: tuple[int, ...] | None,
-    record: Record,
+    record: SearchLog,
     starts: Sequence[Start],
 ) -> SearchResult:
     def report(progress: Progress) -> None:
-        _tell(request, Stand(method, progress))
+        _tell(request, PlanningProgress(method, progress))
 
-    _tell(request, Stand(method))
+    _tell(request, PlanningProgress(method))
     problem = Problem(request.space, request.cluster, request.prices.known(), limit, report)
     how = {"starts": tuple(starts)} if starts else {}
     began = time.perf_counter()
@@ -446,17 +450,17 @@ def _searched(
     return found
 
 
-def _now(request: Request) -> float:
+def _now(request: PlanRequest) -> float:
     """Seconds of a clock that stands still while costs are measured."""
     return time.perf_counter() - request.prices.seconds
 
 
-def _tell(request: Request, stand: Stand) -> None:
+def _tell(request: PlanRequest, stand: PlanningProgress) -> None:
     if request.tell is not None:
         request.tell(stand)
 
 
-def scored(request: Request, method: str, found: SearchResult, seconds: float) -> Candidate:
+def scored(request: PlanRequest, method: str, found: SearchResult, seconds: float) -> Candidate:
     """A strategy lowered, with what its kernels allocate and what its tasks cost, and simulated."""
     space, cluster, strategy = request.space, request.cluster, found.strategy
     if found.space is not None:

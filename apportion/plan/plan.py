@@ -30,11 +30,11 @@ from apportion.machine import from_json as load_cluster
 from apportion.machine import to_json as dump_cluster
 from apportion.plan.candidates import (
     Candidate,
+    CostSource,
     Curve,
-    Prices,
-    Request,
-    Shipped,
-    Stand,
+    DefaultCosts,
+    PlanningProgress,
+    PlanRequest,
     choose,
     rank,
 )
@@ -59,7 +59,7 @@ class PlanWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class Prediction:
     """What a simulated step costs."""
 
     step_seconds: float
@@ -69,7 +69,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PlanTrial:
     """A plan that was run for a few steps: whose it is, what a step was predicted to take and
     really took, and whether it is the one that was kept."""
 
@@ -102,7 +102,7 @@ class Plan:
     seed: int
     budget: float
     search_seconds: float
-    predicted: Predicted
+    predicted: Prediction
     memory_limit: tuple[int, ...] | None
     cost: CostModel
     lower_bound: float | None = None
@@ -112,7 +112,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     curve: Curve = ()
     figures: Mapping[str, float] = field(default_factory=dict)
-    measured: tuple[Trial, ...] = ()
+    measured: tuple[PlanTrial, ...] = ()
 
     @property
     def feasible(self) -> bool:
@@ -144,9 +144,9 @@ class Plan:
         """Writes the simulated step for Perfetto."""
         line, net = self.timeline, network(self.tasks, self.cluster, self.cost)
         names = tuple(link.name for link in self.cluster.links)
-        from apportion.show import Links, trace
+        from apportion.show import LinkUsage, trace
 
-        links = Links(names, link_spans(net, (line.start_ns, line.end_ns)))
+        links = LinkUsage(names, link_spans(net, (line.start_ns, line.end_ns)))
         trace(line, self.tasks, self.space.graph, path, links)
 
     def report(self, path: str | Path, measured: Timeline | None = None) -> None:
@@ -230,7 +230,7 @@ def _parse(data: Any) -> Plan:
         seed=int(data["seed"]),
         budget=float(data["budget"]),
         search_seconds=float(data["search_seconds"]),
-        predicted=Predicted(
+        predicted=Prediction(
             float(predicted["step_seconds"]),
             tuple(map(int, predicted["peak_bytes"])),
             int(predicted["bytes_moved"]),
@@ -290,7 +290,7 @@ def _notes(given: Any) -> tuple[str, ...]:
 
 def _search(data: Any) -> dict[str, Any]:
     """What a file says of how the plan was found."""
-    figures, keys = data["figures"], {each.name for each in fields(Trial)}
+    figures, keys = data["figures"], {each.name for each in fields(PlanTrial)}
     if not isinstance(figures, dict):
         raise ValueError("its figures of the search have no names")
     if not all(isinstance(given, dict) and given.keys() == keys for given in data["measured"]):
@@ -299,7 +299,7 @@ def _search(data: Any) -> dict[str, Any]:
         "curve": tuple((float(at), float(seconds)) for at, seconds in data["curve"]),
         "figures": {name: float(number) for name, number in figures.items()},
         "measured": tuple(
-            Trial(
+            PlanTrial(
                 str(given["method"]),
                 float(given["predicted_seconds"]),
                 float(given["measured_seconds"]),
@@ -319,8 +319,8 @@ def _storage(slots: Any, workspace: Any, works: Any, work: Any) -> Storage:
     )
 
 
-def _predicted(timeline: Timeline) -> Predicted:
-    return Predicted(
+def _predicted(timeline: Timeline) -> Prediction:
+    return Prediction(
         timeline.step_seconds, timeline.peak_bytes, timeline.bytes_moved, timeline.busy
     )
 
@@ -332,8 +332,8 @@ def plan(
     budget: float = 30.0,
     memory_limit: float | None = None,
     seed: int = 0,
-    prices: Prices | None = None,
-    progress: Callable[[Stand], None] | None = None,
+    prices: CostSource | None = None,
+    progress: Callable[[PlanningProgress], None] | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -358,8 +358,8 @@ def best_plans(
     budget: float,
     memory_limit: float | None,
     seed: int,
-    prices: Prices | None,
-    progress: Callable[[Stand], None] | None,
+    prices: CostSource | None,
+    progress: Callable[[PlanningProgress], None] | None,
     keep: int,
 ) -> list[Plan]:
     """As `plan`, but the `keep` best that differ, best first; all but the first are feasible."""
@@ -383,8 +383,8 @@ def compare(
     budget: float = 30.0,
     memory_limit: float | None = None,
     seed: int = 0,
-    prices: Prices | None = None,
-    progress: Callable[[Stand], None] | None = None,
+    prices: CostSource | None = None,
+    progress: Callable[[PlanningProgress], None] | None = None,
 ) -> list[Plan]:
     """A Plan by each method, each within `budget` seconds, under one simulator.
 
@@ -425,7 +425,7 @@ def compare(
         missing = ", ".join(m for m in methods if m not in done) or "none"
         warnings.warn(f"interrupted; methods not tried: {missing}", PlanWarning, stacklevel=2)
     _keep(plans[at], best)
-    if not isinstance(request.prices, Shipped):
+    if not isinstance(request.prices, DefaultCosts):
         plans = [_priced(plan, request.prices.known()) for plan in plans]
     if not plans[at].feasible:
         left = 0.0 if interrupted else budget
@@ -444,18 +444,18 @@ def _request(
     cluster: Cluster,
     memory_limit: float | None,
     seed: int,
-    prices: Prices | None,
-    progress: Callable[[Stand], None] | None,
-) -> Request:
+    prices: CostSource | None,
+    progress: Callable[[PlanningProgress], None] | None,
+) -> PlanRequest:
     limits: tuple[int, ...] | None = tuple(d.memory_bytes for d in cluster.devices)
     if memory_limit is not None:
         count = len(cluster.devices)
         limits = None if math.isinf(memory_limit) else (int(memory_limit),) * count
     space = Space(program if isinstance(program, graphs.Graph) else program.graph)
-    return Request(space, cluster, prices or Shipped(cluster), limits, seed, progress)
+    return PlanRequest(space, cluster, prices or DefaultCosts(cluster), limits, seed, progress)
 
 
-def _made(request: Request, found: Candidate, budget: float) -> Plan:
+def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
     """The Plan of a Candidate, without what was worked out for it: of many Plans that is much."""
     return Plan(
         graph=request.space.source,
@@ -482,7 +482,7 @@ def with_model(made: Plan, model: str) -> Plan:
     return _with_caches(replace(made, model=model), made)
 
 
-def with_trials(made: Plan, trials: Sequence[Trial], notes: Sequence[str]) -> Plan:
+def with_trials(made: Plan, trials: Sequence[PlanTrial], notes: Sequence[str]) -> Plan:
     """The same Plan, kept because of these trials."""
     new = replace(made, measured=tuple(trials), notes=(*made.notes, *notes))
     return _with_caches(new, made)
@@ -508,7 +508,7 @@ def _keep(made: Plan, found: Candidate) -> Plan:
 
 
 def _explained(
-    made: Plan, request: Request, nearest: Candidate, budget: float, several: bool, tried: bool
+    made: Plan, request: PlanRequest, nearest: Candidate, budget: float, several: bool, tried: bool
 ) -> Plan:
     """A Plan that does not fit, with notes that say why and how many devices would do."""
     notes = [shortfall(request, nearest, several)]

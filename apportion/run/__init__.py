@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         Calibrator as Calibrator,
     )
     from apportion.run.calibrate import (
-        Source as Source,
+        StepSource as StepSource,
     )
     from apportion.run.calibrate import (
         cached as cached,

@@ -54,8 +54,14 @@ from apportion.machine import (
     save,
 )
 from apportion.machine import cluster as cluster_of
-from apportion.run.pool import Pool
-from apportion.run.rehearse import WHOLE, Rehearse, Rehearsed, Talk, Talked
+from apportion.run.pool import ProcessPool
+from apportion.run.rehearse import (
+    WHOLE,
+    ExchangeRequest,
+    ExchangeTimes,
+    RehearsalRequest,
+    RehearsalTimes,
+)
 from apportion.simulate import feeds, simulate
 from apportion.split import Strategy, space_of
 
@@ -76,7 +82,7 @@ Exchanged = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
-class Source:
+class StepSource:
     """The step that is rehearsed: of a model's specification, or of a Graph with tensors for some
     of its Values."""
 
@@ -86,13 +92,13 @@ class Source:
     given: Mapping[int, Array] = field(default_factory=dict)
 
 
-def source_of(program: Program | Graph) -> Source:
+def source_of(program: Program | Graph) -> StepSource:
     """The step of a captured program: its batch and constants are given, where they have data."""
     if isinstance(program, Graph):
-        return Source(program)
+        return StepSource(program)
     tensors = batch_leaves(program, program.batch) | program.constants
     known = {v: t for v, t in tensors.items() if not t.is_meta and t.dtype != torch.bfloat16}
-    return Source(program.graph, given={v: t.detach().numpy() for v, t in known.items()})
+    return StepSource(program.graph, given={v: t.detach().numpy() for v, t in known.items()})
 
 
 # Where measurements are kept
@@ -155,31 +161,38 @@ def measured_cost(table: CostTable) -> CostModel:
 
 
 @dataclass(frozen=True)
-class Divided:
+class LoweredStrategy:
     """A strategy with its tasks and their works."""
 
     strategy: Strategy
     tasks: TaskGraph
 
 
-def divided(graph: Graph, strategy: Strategy, devices: int) -> Divided:
+def divided(graph: Graph, strategy: Strategy, devices: int) -> LoweredStrategy:
     """The tasks of a strategy, with the signatures of their kernel calls."""
     space = space_of(graph, strategy)
     tasks = lower(space, strategy, devices)
     storage = measure(Executable(space, strategy, tasks), threads(devices))
-    return Divided(strategy, with_storage(tasks, storage))
+    return LoweredStrategy(strategy, with_storage(tasks, storage))
 
 
 def rehearsed(
-    pool: Pool, source: Source, one: Divided, table: CostTable, rounds: int, budget: float
+    pool: ProcessPool,
+    source: StepSource,
+    one: LoweredStrategy,
+    table: CostTable,
+    rounds: int,
+    budget: float,
 ) -> CostTable:
     """The table with what one rehearsal has measured."""
     return with_measured(table, one.tasks, pool.ask(rehearsal(source, one, rounds, budget)))
 
 
-def rehearsal(source: Source, one: Divided, rounds: int, budget: float) -> Rehearse:
+def rehearsal(
+    source: StepSource, one: LoweredStrategy, rounds: int, budget: float
+) -> RehearsalRequest:
     """The request to rehearse a strategy."""
-    return Rehearse(
+    return RehearsalRequest(
         source.spec, source.model_seed, None if source.spec else source.graph,
         dict(source.given), one.strategy, one.tasks.devices, rounds, budget,
     )  # fmt: skip
@@ -200,12 +213,16 @@ class Calibrator:
     """
 
     def __init__(
-        self, source: Source, cluster: Cluster, budget: float = BUDGET, note: Note = warnings.warn
+        self,
+        source: StepSource,
+        cluster: Cluster,
+        budget: float = BUDGET,
+        note: Note = warnings.warn,
     ) -> None:
         self.source, self.cluster, self.note = source, cluster, note
         self.left, self.seconds = budget, 0.0
         self.table = cached().table(condition(cluster))
-        self.pool: Pool | None = None
+        self.pool: ProcessPool | None = None
 
     def __enter__(self) -> Calibrator:
         return self
@@ -244,12 +261,12 @@ class Calibrator:
         count = len(self.cluster.devices)
         began = time.perf_counter()
         if self.pool is None:
-            self.pool = Pool(count)
+            self.pool = ProcessPool(count)
         if EXCHANGE_LINE not in self.table.lines:
             self.table = talked(self.pool, self.table, MESSAGE_BUDGET)
         share = min(self.left, MOST_OF_ONE)
         self.table = rehearsed(
-            self.pool, self.source, Divided(strategy, tasks), self.table, ROUNDS, share
+            self.pool, self.source, LoweredStrategy(strategy, tasks), self.table, ROUNDS, share
         )
         self.left -= time.perf_counter() - began
         keep(self.table)
@@ -283,7 +300,9 @@ def free_memory() -> float:
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) / 2
 
 
-def with_measured(table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearsed]) -> CostTable:
+def with_measured(
+    table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTimes]
+) -> CostTable:
     """The table with new works; lines and fits are made anew."""
     found: dict[int, list[float]] = {}
     first: dict[int, int] = {}
@@ -329,7 +348,7 @@ def with_measured(table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearse
 
 
 def _with_waiting(
-    table: CostTable, tasks: TaskGraph, answers: Sequence[Rehearsed], exchanges: int
+    table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTimes], exchanges: int
 ) -> CostTable:
     """The table in which an exchange also costs what processes wait for each other before it: no
     two take equally long every time, and the later one counts. That is what whole rounds take
@@ -359,7 +378,7 @@ def _low(seconds: Floats) -> Floats:
     return scaled
 
 
-def _packs(tasks: TaskGraph, answers: Sequence[Rehearsed]) -> list[tuple[int, int, float]]:
+def _packs(tasks: TaskGraph, answers: Sequence[RehearsalTimes]) -> list[tuple[int, int, float]]:
     boxes = tasks.taken
     found = []
     for answer in answers:
@@ -380,15 +399,15 @@ def _spread(seconds: Sequence[float]) -> float:
 # Messages
 
 
-def talked(pool: Pool, table: CostTable, budget: float) -> CostTable:
+def talked(pool: ProcessPool, table: CostTable, budget: float) -> CostTable:
     """The table with what messages cost between the pool's processes."""
     count = table.condition.processes
     return table if count < 2 else with_messages(table, count, [talks(pool, count, ROUNDS, budget)])
 
 
-def talks(pool: Pool, count: int, rounds: int, budget: float) -> list[Talked]:
+def talks(pool: ProcessPool, count: int, rounds: int, budget: float) -> list[ExchangeTimes]:
     """What each process has measured of exchanges of many sizes."""
-    answers: list[Talked] = pool.ask(Talk(_exchanges(count), rounds, budget))
+    answers: list[ExchangeTimes] = pool.ask(ExchangeRequest(_exchanges(count), rounds, budget))
     return answers
 
 
@@ -399,7 +418,7 @@ def _exchanges(count: int) -> tuple[Exchanged, ...]:
     return (*together, *(((0, 1, n),) for n in MESSAGE_BYTES))
 
 
-def with_messages(table: CostTable, count: int, spoken: Sequence[list[Talked]]) -> CostTable:
+def with_messages(table: CostTable, count: int, spoken: Sequence[list[ExchangeTimes]]) -> CostTable:
     """The table with what exchanges among `count` processes cost, from several measurements."""
     if not spoken:
         return table
@@ -424,7 +443,7 @@ def exchange_samples(works: Mapping[str, Work]) -> list[tuple[int, int, float]]:
 
 
 def _spoken(
-    tasks: TaskGraph, answers: Sequence[Rehearsed], pack: Line | None
+    tasks: TaskGraph, answers: Sequence[RehearsalTimes], pack: Line | None
 ) -> list[tuple[int, int, float]]:
     """(messages, bytes, seconds) of the exchanges in rehearsals, without packing: from when the
     last process has come, for the one that has the most to do."""

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from apportion.capture import Program
 from apportion.graph import Graph
 from apportion.machine import Cluster
-from apportion.plan import Plan, PlanWarning, Prices, Shipped, Stand, best_plans
+from apportion.plan import CostSource, DefaultCosts, Plan, PlanningProgress, PlanWarning, best_plans
 from apportion.plan import compare as compare_plans
-from apportion.run.calibrate import BUDGET, Calibrator, Source, source_of
+from apportion.run.calibrate import BUDGET, Calibrator, StepSource, source_of
 from apportion.run.trial import tried
 from apportion.search import METHODS
 
@@ -32,8 +32,8 @@ def plan(
     seed: int = 0,
     calibrate: bool = True,
     note: Note | None = None,
-    source: Source | None = None,
-    progress: Callable[[Stand], None] | None = None,
+    source: StepSource | None = None,
+    progress: Callable[[PlanningProgress], None] | None = None,
     measure: int | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
@@ -67,7 +67,7 @@ def plan(
 
 
 def _check_measurable(
-    program: Program | Graph, cluster: Cluster, source: Source | None, measure: int
+    program: Program | Graph, cluster: Cluster, source: StepSource | None, measure: int
 ) -> None:
     """Raises ValueError unless plans for this step can be run here."""
     if measure < 1:
@@ -90,8 +90,8 @@ def compare(
     seed: int = 0,
     calibrate: bool = True,
     note: Note | None = None,
-    source: Source | None = None,
-    progress: Callable[[Stand], None] | None = None,
+    source: StepSource | None = None,
+    progress: Callable[[PlanningProgress], None] | None = None,
 ) -> list[Plan]:
     """A Plan by each method, under one simulator; measures what is missing as `plan` does.
 
@@ -108,10 +108,10 @@ def _prices(
     cluster: Cluster,
     calibrate: bool,
     note: Note | None,
-    source: Source | None,
-) -> Iterator[Prices]:
+    source: StepSource | None,
+) -> Iterator[CostSource]:
     if not is_here(cluster):
-        yield Shipped(cluster)
+        yield DefaultCosts(cluster)
         return
     given = source or source_of(program)
     budget = BUDGET if calibrate else 0.0

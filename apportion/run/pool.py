@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from apportion.execute import threads
-from apportion.run.process import Failed, Train, Trained, main
+from apportion.run.process import RankFailure, TrainingRequest, TrainingResult, main
 
 GRACE = 3.0  # seconds that a dying rank has to be noticed after its neighbour has complained
 
 
-class Pool:
+class ProcessPool:
     """A context manager; `train` runs one request on all processes within `timeout` seconds."""
 
     def __init__(self, processes: int, timeout: float = 600.0) -> None:
@@ -64,7 +64,7 @@ class Pool:
                 child.start()
             theirs.close()
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> ProcessPool:
         return self
 
     def __exit__(
@@ -75,9 +75,9 @@ class Pool:
     ) -> None:
         self.close()
 
-    def train(self, job: Train) -> list[Trained]:
+    def train(self, job: TrainingRequest) -> list[TrainingResult]:
         """Runs the request on all processes; raises RuntimeError naming the rank that failed."""
-        answers: list[Trained] = self.ask(job)
+        answers: list[TrainingResult] = self.ask(job)
         return answers
 
     def ask(self, job: Any) -> list[Any]:
@@ -112,7 +112,7 @@ class Pool:
                     raise RuntimeError(self._ended(rank))
             for rank in [r for r in asked if self.pipes[r] in ready]:
                 answer = self._receive(rank)
-                if not isinstance(answer, Failed):
+                if not isinstance(answer, RankFailure):
                     answers[rank] = answer
                 elif answer.lost_peer:
                     deadline = min(deadline, time.monotonic() + GRACE) if not lost else deadline

@@ -44,7 +44,7 @@ PATIENCE = 60.0  # seconds that gloo waits beyond the parent's timeout: the pare
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainingRequest:
     """A request to run a strategy, on the device that torch calls `place`."""
 
     spec: str
@@ -60,7 +60,7 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """One rank's answer. `steps` are (start, end) of steps in seconds, by a clock that all have;
     `cpu_seconds` is what the process used of its cores in each step, all its threads together;
     `state` is (slot, tensor) pairs; `spans` are (task, start, end) of the last step."""
@@ -74,7 +74,7 @@ class Trained:
     spans: list[tuple[int, int, int]]
 
 
-def step_seconds(ranks: Sequence[Trained]) -> list[float]:
+def step_seconds(ranks: Sequence[TrainingResult]) -> list[float]:
     """How long each step took: from when the last rank began it to when the last was done."""
     found = []
     for steps in zip(*(rank.steps for rank in ranks), strict=True):
@@ -83,7 +83,7 @@ def step_seconds(ranks: Sequence[Trained]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Failed:
+class RankFailure:
     """The answer of a rank that failed; with `lost_peer` because another one has."""
 
     reason: str
@@ -91,7 +91,7 @@ class Failed:
 
 
 @dataclass
-class _Process:
+class _PoolProcess:
     rank: int
     progress: Any
     programs: dict[tuple[str, int, bool], tuple[Program, Space]] = field(default_factory=dict)
@@ -108,9 +108,9 @@ class _Process:
 
     def answer(self, job: Any) -> Any:
         """What a request asks for: to train, or what it does itself, given this process."""
-        return self.train(job) if isinstance(job, Train) else job(self)
+        return self.train(job) if isinstance(job, TrainingRequest) else job(self)
 
-    def train(self, job: Train) -> Trained:
+    def train(self, job: TrainingRequest) -> TrainingResult:
         program, space = self.program(job.spec, job.model_seed, job.double)
         if (space.digits, space.opening) != (job.strategy.digits, job.strategy.opening):
             space = space_of(program.graph, job.strategy)
@@ -135,7 +135,7 @@ class _Process:
         state = [(slot, tensor.cpu().numpy()) for slot, (_, tensor) in held]
         peak = allocations.peak
         spans = list(mine.rank.spans)
-        return Trained(losses, steps, used, mine.sent_bytes, peak, state, spans)
+        return TrainingResult(losses, steps, used, mine.sent_bytes, peak, state, spans)
 
 
 def _meet() -> None:
@@ -171,17 +171,17 @@ def vary(batch: Any, seed: int, step: int) -> Any:
     return torch.utils._pytree.tree_map(shuffled, batch)
 
 
-def _allocations(job: Train) -> _Allocations | _DeviceAllocations:
-    return _Allocations(job.profile) if job.place == "cpu" else _DeviceAllocations()
+def _allocations(job: TrainingRequest) -> _HostPeak | _CudaPeak:
+    return _HostPeak(job.profile) if job.place == "cpu" else _CudaPeak()
 
 
-class _DeviceAllocations:
+class _CudaPeak:
     """Peak bytes by the allocator of a CUDA device, from `mark` to the end."""
 
     def __init__(self) -> None:
         self.peak: int | None = None
 
-    def __enter__(self) -> _DeviceAllocations:
+    def __enter__(self) -> _CudaPeak:
         return self
 
     def mark(self) -> None:
@@ -191,7 +191,7 @@ class _DeviceAllocations:
         self.peak = int(torch.cuda.max_memory_allocated())
 
 
-class _Allocations:
+class _HostPeak:
     """Peak bytes of live tensors by the allocator's own events, from `mark` to the end."""
 
     def __init__(self, wanted: bool) -> None:
@@ -201,7 +201,7 @@ class _Allocations:
             torch.profiler.profile(profile_memory=True, acc_events=True) if wanted else None
         )
 
-    def __enter__(self) -> _Allocations:
+    def __enter__(self) -> _HostPeak:
         if self.profile is not None:
             self.profile.__enter__()
         return self
@@ -229,7 +229,7 @@ def main(
         cells = np.memmap(os.path.join(folder, "progress"), dtype=np.int64, mode="r+")
     except FileNotFoundError:
         return  # the parent was interrupted while it started us, and has cleaned up
-    process = _Process(rank, cells[rank : rank + 1])
+    process = _PoolProcess(rank, cells[rank : rank + 1])
     failed = _attempt(_join, rank, world, os.path.join(folder, "store"), timeout)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe
         while True:
@@ -251,11 +251,11 @@ def _attempt(verb: Callable[..., Any], *given: Any) -> Any:
     try:
         return verb(*given)
     except PeerLost as error:
-        return Failed(str(error), lost_peer=True)
+        return RankFailure(str(error), lost_peer=True)
     except ValueError as error:
-        return Failed(str(error))
+        return RankFailure(str(error))
     except Exception as error:
-        return Failed(f"{type(error).__name__}: {error}")
+        return RankFailure(f"{type(error).__name__}: {error}")
 
 
 def _die_with_parent() -> None:

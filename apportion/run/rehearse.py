@@ -37,7 +37,7 @@ LEAST_ROUNDS = WARM + 2
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class RehearsalTimes:
     """One rank's answer.
 
     seconds    of `task` (columns) in each round (rows), what the interpreter adds included
@@ -57,7 +57,7 @@ class Rehearsed:
 
 
 @dataclass(frozen=True)
-class Rehearse:
+class RehearsalRequest:
     """Runs rounds of a step's tasks for about `budget` seconds.
 
     The step is that of the model `spec`; or, if that is empty, `graph`, with the tensors `given`
@@ -73,7 +73,7 @@ class Rehearse:
     rounds: int
     budget: float
 
-    def __call__(self, process: Any) -> Rehearsed:
+    def __call__(self, process: Any) -> RehearsalTimes:
         """Runs in a process of a pool."""
         step = step_of(process, self.spec, self.model_seed, self.graph, self.given)
         space = space_of(step.graph, self.strategy)
@@ -83,7 +83,7 @@ class Rehearse:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTensors:
     """What a rehearsal needs of a captured step: its Graph, tensors and settings."""
 
     graph: Graph
@@ -93,7 +93,7 @@ class Step:
 
 def step_of(
     process: Any, spec: str, model_seed: int, graph: Graph | None, given: Mapping[int, Any]
-) -> Step:
+) -> StepTensors:
     """The step of the model `spec`, loaded in a pool's process; or, if that is empty, of `graph`,
     with the arrays `given` for Values."""
     if spec:
@@ -102,17 +102,19 @@ def step_of(
     return of_graph(graph, {v: torch.from_numpy(array) for v, array in given.items()})
 
 
-def of_program(program: Program) -> Step:
+def of_program(program: Program) -> StepTensors:
     """The step of a live model."""
     leaves = batch_leaves(program, program.batch)
 
     def tensor(value: int) -> torch.Tensor:
         return leaves[value] if value in leaves else state_tensor(program, value)
 
-    return Step(program.graph, tensor, lambda expression: setting(program.optimizer, expression))
+    return StepTensors(
+        program.graph, tensor, lambda expression: setting(program.optimizer, expression)
+    )
 
 
-def of_graph(graph: Graph, given: dict[int, torch.Tensor]) -> Step:
+def of_graph(graph: Graph, given: dict[int, torch.Tensor]) -> StepTensors:
     """The step of a Graph, where tensors that are not given are made up: state small and positive,
     parameters around zero, whole numbers zero."""
     generator = torch.Generator().manual_seed(0)
@@ -127,19 +129,19 @@ def of_graph(graph: Graph, given: dict[int, torch.Tensor]) -> Step:
             made.uniform_(low, 0.05, generator=generator)
         return made
 
-    return Step(graph, tensor, lambda expression: 0.1)
+    return StepTensors(graph, tensor, lambda expression: 0.1)
 
 
 def rehearse(
-    executable: Executable, device: int, step: Step, rounds: int, budget: float
-) -> Rehearsed:
+    executable: Executable, device: int, step: StepTensors, rounds: int, budget: float
+) -> RehearsalTimes:
     """Rounds of one device's tasks, together with the other ranks if there are any."""
     mine = worker(executable, device)
     rank = mine.rank
     clock, crowd = _clock(executable.tasks.devices)
     rank.clock = clock
     rank.load(step.tensor)
-    found = Rehearsed(np.array([t for t in mine.steps if isinstance(t, int)], np.int64),
+    found = RehearsalTimes(np.array([t for t in mine.steps if isinstance(t, int)], np.int64),
                       np.zeros((0, 0)), [], [], [], [])  # fmt: skip
     seconds: list[Floats] = []
     began = time.perf_counter()
@@ -267,7 +269,7 @@ def _reference() -> float:
 
 
 @dataclass(frozen=True)
-class Talked:
+class ExchangeTimes:
     """One rank's answer: (start, end) in nanoseconds of each exchange in each round; negative where
     it took no part."""
 
@@ -275,7 +277,7 @@ class Talked:
 
 
 @dataclass(frozen=True)
-class Talk:
+class ExchangeRequest:
     """Exchanges of given messages: each is ((sender, receiver, bytes), ...)."""
 
     exchanges: tuple[tuple[tuple[int, int, int], ...], ...]
@@ -283,7 +285,7 @@ class Talk:
     budget: float
     between: int = 128  # size of the matrices multiplied between two exchanges
 
-    def __call__(self, process: Any) -> Talked:
+    def __call__(self, process: Any) -> ExchangeTimes:
         """Runs in a process of a pool."""
         process.progress[0] = 1
         found = []
@@ -300,7 +302,7 @@ class Talk:
                     work.mm(work)
                 row.append(_talk(process.rank, messages))
             found.append(row)
-        return Talked(np.array(found[1:], np.int64))
+        return ExchangeTimes(np.array(found[1:], np.int64))
 
 
 def _talk(me: int, messages: tuple[tuple[int, int, int], ...]) -> tuple[int, int]:

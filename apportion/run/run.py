@@ -22,8 +22,8 @@ from apportion.describe import lengths
 from apportion.execute import slices
 from apportion.graph import OPTIMIZER_STATE, PARAMETER
 from apportion.plan import Plan
-from apportion.run.pool import Pool
-from apportion.run.process import Train, Trained, step_seconds, vary
+from apportion.run.pool import ProcessPool
+from apportion.run.process import TrainingRequest, TrainingResult, step_seconds, vary
 from apportion.run.runner import check_plan
 from apportion.simulate import Row, Timeline, comparison, measured_timeline
 from apportion.split import Space, space_of
@@ -82,8 +82,10 @@ def run(
     devices = len(plan.cluster.devices)
     place = place_of(plan)
     note(f"starting {devices} processes" if place == "cpu" else f"running on {place}")
-    with Pool(devices, timeout) as pool:
-        job = Train(spec, seed, False, plan.strategy, devices, steps, seed, check, True, place)
+    with ProcessPool(devices, timeout) as pool:
+        job = TrainingRequest(
+            spec, seed, False, plan.strategy, devices, steps, seed, check, True, place
+        )
         ranks = pool.train(job)
         note(f"ran {steps} steps")
         measured = _measured(plan, ranks, steps)
@@ -108,7 +110,7 @@ def _load(spec: str, seed: int) -> Program:
     return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
 
 
-def _measured(plan: Plan, ranks: list[Trained], steps: int) -> Run:
+def _measured(plan: Plan, ranks: list[TrainingResult], steps: int) -> Run:
     per_step = tuple(step_seconds(ranks))
     seconds = statistics.median(per_step[1:] or per_step)
     peaks = tuple(r.peak_bytes or 0 for r in ranks)
@@ -118,7 +120,7 @@ def _measured(plan: Plan, ranks: list[Trained], steps: int) -> Run:
     return Run(losses_of(ranks), seconds, per_step, peaks, moved, line, rows)
 
 
-def losses_of(ranks: list[Trained]) -> list[float]:
+def losses_of(ranks: list[TrainingResult]) -> list[float]:
     """The loss of each step, from a rank that has it."""
     held = next(r for r in ranks if r.losses[0] is not None)
     return [float(loss) for loss in held.losses if loss is not None]
@@ -139,7 +141,7 @@ def _checked(measured: Run, distance: Distance, own: Distance) -> Run:
 
 
 def compare_with_eager(
-    program: Program, plan: Plan, ranks: list[Trained], steps: int, seed: int
+    program: Program, plan: Plan, ranks: list[TrainingResult], steps: int, seed: int
 ) -> Distance:
     """Losses, parameters, buffers and optimizer state of a split run against plain PyTorch."""
     batches = [vary(program.batch, seed, step) for step in range(steps)]
@@ -151,7 +153,7 @@ def compare_with_eager(
 
 
 @dataclass(frozen=True)
-class Copy:
+class GatheredCopy:
     """One copy of a Value put together from the ranks' regions, and which of its elements some rank
     has."""
 
@@ -159,10 +161,10 @@ class Copy:
     filled: torch.Tensor
 
 
-def gather(space: Space, plan: Plan, ranks: list[Trained]) -> dict[int, list[Copy]]:
+def gather(space: Space, plan: Plan, ranks: list[TrainingResult]) -> dict[int, list[GatheredCopy]]:
     """The state of all ranks, whole; several copies where regions are replicated."""
     tasks = plan.tasks
-    found: dict[int, list[Copy]] = {}
+    found: dict[int, list[GatheredCopy]] = {}
     for rank in ranks:
         for slot, array in rank.state:
             value = int(tasks.slot_value[slot])
@@ -173,14 +175,19 @@ def gather(space: Space, plan: Plan, ranks: list[Trained]) -> dict[int, list[Cop
 
 
 def _place(
-    copies: list[Copy], factors: tuple[int, ...], region: tuple[slice, ...], box: torch.Tensor
+    copies: list[GatheredCopy],
+    factors: tuple[int, ...],
+    region: tuple[slice, ...],
+    box: torch.Tensor,
 ) -> None:
     """Puts a region into the first copy that has nothing of it yet."""
     for copy in copies:
         if not copy.filled[region].any():
             break
     else:
-        copy = Copy(torch.zeros(factors, dtype=box.dtype), torch.zeros(factors, dtype=torch.bool))
+        copy = GatheredCopy(
+            torch.zeros(factors, dtype=box.dtype), torch.zeros(factors, dtype=torch.bool)
+        )
         copies.append(copy)
     copy.tensor[region] = box
     copy.filled[region] = True
@@ -189,7 +196,7 @@ def _place(
 def distance(
     program: Program,
     losses: list[float],
-    split: dict[int, list[Copy]],
+    split: dict[int, list[GatheredCopy]],
     true_losses: list[float],
     state: dict[int, torch.Tensor],
     slack: float,
@@ -221,7 +228,7 @@ def _loss_distance(a: float, b: float) -> float:
     return 0.0 if a == b else abs(a - b)
 
 
-def _difference(copy: Copy, true: torch.Tensor) -> float:
+def _difference(copy: GatheredCopy, true: torch.Tensor) -> float:
     ours = copy.tensor[copy.filled].to(torch.float64)
     theirs = true.detach().reshape(copy.tensor.shape)[copy.filled].to(torch.float64)
     if not torch.equal(ours.isnan(), theirs.isnan()):

@@ -18,10 +18,10 @@ import numpy as np
 from apportion.execute import Context, Executable, worker
 from apportion.graph import Graph
 from apportion.lower import lower
-from apportion.plan import Plan, Trial, with_trials
+from apportion.plan import Plan, PlanTrial, with_trials
 from apportion.quantity import shown
-from apportion.run.calibrate import MEMORY_SHARE, QUANTILE, STATE, Source, free_memory
-from apportion.run.pool import Pool
+from apportion.run.calibrate import MEMORY_SHARE, QUANTILE, STATE, StepSource, free_memory
+from apportion.run.pool import ProcessPool
 from apportion.run.rehearse import latest, step_of
 from apportion.split import Strategy, space_of
 
@@ -34,7 +34,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Practice:
+class TrialRequest:
     """A request to a pool's process: whole steps of a strategy, as in a run, for about `budget`
     seconds. The step is that of the model `spec`; or, if that is empty, `graph` with the tensors
     `given` for Values and made up ones for the rest."""
@@ -83,13 +83,13 @@ def step_seconds(ranks: Iterable[Sequence[Span]]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class TrialFailure:
     """Why there is no measurement of a plan."""
 
     why: str
 
 
-def tried(plans: Sequence[Plan], source: Source, note: Note) -> Plan:
+def tried(plans: Sequence[Plan], source: StepSource, note: Note) -> Plan:
     """The Plan whose steps are really the shortest, of those that are feasible, with what was
     predicted and measured of each.
 
@@ -108,32 +108,32 @@ def _several(count: int) -> str:
     return "1 plan" if count == 1 else f"{count} plans"
 
 
-def _results(plans: Sequence[Plan], source: Source) -> list[float | Left]:
-    results: list[float | Left] = []
-    pool: Pool | None = None
+def _results(plans: Sequence[Plan], source: StepSource) -> list[float | TrialFailure]:
+    results: list[float | TrialFailure] = []
+    pool: ProcessPool | None = None
     try:
         for plan in plans:
             if why := unfit(plan, free_memory()):
-                results.append(Left(why))
+                results.append(TrialFailure(why))
                 continue
             try:
-                pool = pool or Pool(len(plan.cluster.devices))
+                pool = pool or ProcessPool(len(plan.cluster.devices))
                 results.append(step_seconds(pool.ask(_practice(plan, source))))
             except RuntimeError as error:
-                results.append(Left(str(error)))
+                results.append(TrialFailure(str(error)))
                 pool = None  # it has ended its processes
     except KeyboardInterrupt:
-        results += [Left("interrupted")] * (len(plans) - len(results))
+        results += [TrialFailure("interrupted")] * (len(plans) - len(results))
     finally:
         if pool is not None:
             pool.close()
     return results
 
 
-def _practice(plan: Plan, source: Source) -> Practice:
+def _practice(plan: Plan, source: StepSource) -> TrialRequest:
     graph = None if source.spec else source.graph
     how = (plan.strategy, len(plan.cluster.devices), WARM, TIMED, MOST)
-    return Practice(source.spec, source.model_seed, graph, dict(source.given), *how)
+    return TrialRequest(source.spec, source.model_seed, graph, dict(source.given), *how)
 
 
 def unfit(plan: Plan, free: float) -> str:
@@ -148,15 +148,15 @@ def unfit(plan: Plan, free: float) -> str:
     return ""
 
 
-def settled(plans: Sequence[Plan], results: Sequence[float | Left]) -> Plan:
+def settled(plans: Sequence[Plan], results: Sequence[float | TrialFailure]) -> Plan:
     """The Plan with the least measured seconds; where nothing was measured, the first."""
     pairs = list(zip(plans, results, strict=True))
-    notes = [f"{p.method} was left out: {r.why}" for p, r in pairs if isinstance(r, Left)]
-    done = [(p, r) for p, r in pairs if not isinstance(r, Left)]
+    notes = [f"{p.method} was left out: {r.why}" for p, r in pairs if isinstance(r, TrialFailure)]
+    done = [(p, r) for p, r in pairs if not isinstance(r, TrialFailure)]
     if not done:
         return with_trials(plans[0], (), [*notes, "nothing was measured: the best as predicted"])
     best, least = min(done, key=lambda pair: pair[1])
-    trials = [Trial(p.method, p.predicted.step_seconds, r, p is best) for p, r in done]
+    trials = [PlanTrial(p.method, p.predicted.step_seconds, r, p is best) for p, r in done]
     notes.append(
         f"of {_several(len(done))} that ran, that by {best.method} was the fastest: "
         f"{shown(least, 's')} a step, {shown(best.predicted.step_seconds, 's')} predicted"

@@ -64,7 +64,7 @@ def why_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def step_facts(model: str, space: Space, kinds: dict[str, tables.Kind]) -> dict[str, Any]:
+def step_facts(model: str, space: Space, kinds: dict[str, tables.KindSummary]) -> dict[str, Any]:
     """What `show` tells of a captured step."""
     begin = tables.beginnings(space.graph)
     return {

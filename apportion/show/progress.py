@@ -17,21 +17,21 @@ from rich.text import Text
 from apportion.quantity import shown
 
 if TYPE_CHECKING:
-    from apportion.plan import Stand
+    from apportion.plan import PlanningProgress
     from apportion.search import Progress
 
 REFRESHES = 4  # a second
 
 
 @dataclass
-class Board:
+class ProgressLine:
     """What has been told so far; rich draws it anew by itself, so that the seconds run on."""
 
     began: float = field(default_factory=time.perf_counter)
-    stand: Stand | None = None
+    stand: PlanningProgress | None = None
     best: tuple[bool, float, str] | None = None  # does not fit, seconds of a step, method
 
-    def tell(self, stand: Stand) -> None:
+    def tell(self, stand: PlanningProgress) -> None:
         """Takes note of where planning stands."""
         self.stand = stand
         if stand.step_seconds is not None:
@@ -71,12 +71,12 @@ def _of_itself(told: Progress | None) -> str:
 
 
 @contextmanager
-def progress(wanted: bool) -> Iterator[Callable[[Stand], None] | None]:
+def progress(wanted: bool) -> Iterator[Callable[[PlanningProgress], None] | None]:
     """What planning tells is shown on stderr, if that is a terminal and it is `wanted`."""
     if not wanted or not sys.stderr.isatty():
         yield None
         return
-    board = Board()
+    board = ProgressLine()
     console = Console(stderr=True)
     with Live(board, console=console, refresh_per_second=REFRESHES, transient=True):
         yield board.tell

@@ -33,7 +33,7 @@ from apportion.lower import (
     TRANSFER,
     TaskGraph,
 )
-from apportion.plan import Plan, Predicted
+from apportion.plan import Plan, Prediction
 from apportion.simulate import LANES, Curve, Peak, Timeline, peaks, shares
 from apportion.split import Choice, Space
 from apportion.version import VERSION
@@ -149,7 +149,7 @@ def _search(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _figures(figures: Predicted | Timeline) -> dict[str, Any]:
+def _figures(figures: Prediction | Timeline) -> dict[str, Any]:
     return {
         "step_seconds": figures.step_seconds,
         "peak_bytes": figures.peak_bytes,
@@ -213,7 +213,7 @@ def _provenance(plan: Plan, lines: Sequence[Timeline]) -> list[tuple[str, str, s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
+class LaneSlices:
     """What is on lanes, in columns, by device, receiver and start; a collective on every member."""
 
     task: Ints
@@ -249,7 +249,7 @@ def slices(tasks: TaskGraph, line: Timeline, limit: int) -> dict[str, Any]:
     }
 
 
-def _drawn(tasks: TaskGraph, line: Timeline) -> Drawn:
+def _drawn(tasks: TaskGraph, line: Timeline) -> LaneSlices:
     alone, joint = (
         np.flatnonzero(tasks.kind != COLLECTIVE),
         np.flatnonzero(tasks.kind == COLLECTIVE),
@@ -263,12 +263,12 @@ def _drawn(tasks: TaskGraph, line: Timeline) -> Drawn:
     nbytes = np.concatenate([tasks.nbytes[alone], np.repeat(shares, sizes)])
     order = np.lexsort((line.start_ns[task], tasks.peer[task], device))
     task = task[order]
-    return Drawn(
+    return LaneSlices(
         task, device[order], tasks.peer[task], line.start_ns[task], line.end_ns[task], nbytes[order]
     )
 
 
-def _heads(drawn: Drawn, step: int, limit: int) -> np.typing.NDArray[Any]:
+def _heads(drawn: LaneSlices, step: int, limit: int) -> np.typing.NDArray[Any]:
     """Which rows begin a slice: all, or those that stand apart at some grain of time."""
     count = len(drawn.task)
     if count <= limit:

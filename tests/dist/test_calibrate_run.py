@@ -13,12 +13,12 @@ import pytest
 import apportion as ap
 from apportion.cli import main as cli
 from apportion import zoo
-from apportion.run.calibrate import Source, cached, condition, divided, rehearsed, talked
+from apportion.run.calibrate import StepSource, cached, condition, divided, rehearsed, talked
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import ASSUMED
 from apportion.machine.cost_table import CostTable, load
 from apportion.plan.plan import PlanWarning
-from apportion.run.pool import Pool
+from apportion.run.pool import ProcessPool
 from apportion.search import METHODS, Problem
 from apportion.split.space import Space
 
@@ -106,9 +106,9 @@ def test_large_kernels_are_measured_to_take_longer(spec: str) -> None:
     problem = Problem(space, place, ASSUMED)
     strategy = METHODS["data"](problem, budget=5.0, seed=0).strategy
     one = divided(program.graph, strategy, 2)
-    with Pool(2, timeout=120) as pool:
+    with ProcessPool(2, timeout=120) as pool:
         table = talked(pool, CostTable(condition(place)), 2.0)
-        table = rehearsed(pool, Source(program.graph, spec), one, table, 6, 5.0)
+        table = rehearsed(pool, StepSource(program.graph, spec), one, table, 6, 5.0)
     matmuls = [w for s, w in table.works.items() if "mm.default" in s]
     views = [w for s, w in table.works.items() if s.startswith("aten.t.default")]
     assert max(w.seconds for w in matmuls) > 5 * min(w.seconds for w in views)

@@ -16,21 +16,21 @@ from apportion.capture.capture import Program, capture, capture_as
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.lower.lower import lower
-from apportion.plan.plan import Plan, Predicted
-from apportion.run.pool import Pool
+from apportion.plan.plan import Plan, Prediction
+from apportion.run.pool import ProcessPool
 from apportion.run.run import compare_with_eager
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy
-from apportion.run.process import Train
+from apportion.run.process import TrainingRequest
 
 STEPS, SEED = 2, 7
 MODELS = ("mlp:tiny", "gpt2:tiny", "wresnet:tiny", "rnn:tiny")
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    with Pool(request.param, 120.0) as made:
+def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
+    with ProcessPool(request.param, 120.0) as made:
         yield made
 
 
@@ -45,7 +45,7 @@ def programs() -> dict[str, Program]:
 
 
 def plan_of(program: Program, strategy: Strategy, devices: int) -> Plan:
-    none = Predicted(0.0, (0,) * devices, 0, (0.0,) * devices)
+    none = Prediction(0.0, (0,) * devices, 0, (0.0,) * devices)
     where = cluster(f"local:{devices}")
     cost, limits = default_cost(where), (0,) * devices
     return Plan(program.graph, where, strategy, "random", 0, 0.0, 0.0, none, limits, cost)
@@ -53,13 +53,13 @@ def plan_of(program: Program, strategy: Strategy, devices: int) -> Plan:
 
 @pytest.mark.parametrize("spec", MODELS)
 def test_random_strategies_train_the_same_model(
-    pool: Pool, programs: dict[str, Program], spec: str
+    pool: ProcessPool, programs: dict[str, Program], spec: str
 ) -> None:
     devices, program = len(pool.pipes), programs[spec]
     space = Space(program.graph)
     for seed in range(10 * devices, 10 * devices + (4 if spec == "mlp:tiny" else 1)):
         strategy = draw(space, devices, Random(seed))
-        job = Train(spec, SEED, True, strategy, devices, STEPS, SEED, state=True)
+        job = TrainingRequest(spec, SEED, True, strategy, devices, STEPS, SEED, state=True)
         ranks = pool.train(job)
         found = compare_with_eager(program, plan_of(program, strategy, devices), ranks, STEPS, SEED)
         assert found.equal, f"strategy {seed}: {found}"

@@ -13,9 +13,9 @@ import apportion as ap
 from apportion import zoo
 from apportion.capture.capture import capture, capture_as
 from apportion.plan.plan import PlanWarning
-from apportion.run.pool import Pool
+from apportion.run.pool import ProcessPool
 from apportion.run.run import compare_with_eager
-from apportion.run.process import Train
+from apportion.run.process import TrainingRequest
 
 pytest.importorskip("transformers")
 
@@ -24,8 +24,8 @@ STEPS, PROCESSES = 2, 4
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(PROCESSES, 200.0) as made:
+def pool() -> Iterator[ProcessPool]:
+    with ProcessPool(PROCESSES, 200.0) as made:
         yield made
 
 
@@ -38,14 +38,14 @@ def pool() -> Iterator[Pool]:
         ("convnext", "random", 7),
     ],
 )
-def test_plans_train_the_same_model(pool: Pool, family: str, method: str, seed: int) -> None:
+def test_plans_train_the_same_model(pool: ProcessPool, family: str, method: str, seed: int) -> None:
     spec = f"{EXAMPLES / f'hf_{family}.py'}:make"
     it = zoo.load(spec, seed)
     program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)  # some operators run unsplit
         plan = ap.plan(program, ap.cluster(f"local:{PROCESSES}"), method=method, seed=seed)
-    job = Train(spec, seed, True, plan.strategy, PROCESSES, STEPS, seed, state=True)
+    job = TrainingRequest(spec, seed, True, plan.strategy, PROCESSES, STEPS, seed, state=True)
     ranks = pool.train(job)
     found = compare_with_eager(capture_as(program, torch.float64), plan, ranks, STEPS, seed)
     assert found.equal, found

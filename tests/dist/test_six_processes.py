@@ -9,9 +9,9 @@ from apportion import zoo
 from apportion.capture.capture import capture, capture_as
 from apportion.machine.cluster import cluster
 from apportion.plan.plan import plan
-from apportion.run.pool import Pool
+from apportion.run.pool import ProcessPool
 from apportion.run.run import compare_with_eager
-from apportion.run.process import Train
+from apportion.run.process import TrainingRequest
 
 SPEC, DEVICES, STEPS, SEED = "mlp:layers=2,batch=64,width=1024", 6, 2, 0
 
@@ -21,8 +21,8 @@ def test_uneven_parts_train_the_same_model(method: str) -> None:
     it = zoo.load(SPEC, SEED)
     program = capture_as(capture(it.step, it.model, it.optimizer, it.batch), torch.float64)
     made = plan(program, cluster(f"local:{DEVICES}"), method)
-    job = Train(SPEC, SEED, True, made.strategy, DEVICES, STEPS, SEED, state=True)
-    with Pool(DEVICES, 120.0) as pool:
+    job = TrainingRequest(SPEC, SEED, True, made.strategy, DEVICES, STEPS, SEED, state=True)
+    with ProcessPool(DEVICES, 120.0) as pool:
         ranks = pool.train(job)
     found = compare_with_eager(program, made, ranks, STEPS, SEED)
     assert found.equal, found

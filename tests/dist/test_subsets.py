@@ -11,13 +11,13 @@ from apportion.capture.capture import capture, capture_as
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.plan.plan import plan
-from apportion.run.pool import Pool
+from apportion.run.pool import ProcessPool
 from apportion.run.run import compare_with_eager
 from apportion.search import METHODS
 from apportion.search.walks.flexflow import flexflow
 from apportion.search.problem import Problem
 from apportion.split.space import Space
-from apportion.run.process import Train
+from apportion.run.process import TrainingRequest
 
 DEVICES, STEPS, SEED = 4, 2, 0
 
@@ -33,8 +33,8 @@ def test_a_walk_s_plan_trains_the_same_model(spec: str, monkeypatch: pytest.Monk
     assert len(subsets) > 3 and min(map(len, subsets)) < DEVICES
     monkeypatch.setitem(METHODS, "walked", row("walked", lambda *_, **__: found))
     made = plan(program, cluster(f"local:{DEVICES}"), "walked")
-    job = Train(spec, SEED, True, made.strategy, DEVICES, STEPS, SEED, state=True)
-    with Pool(DEVICES, 120.0) as pool:
+    job = TrainingRequest(spec, SEED, True, made.strategy, DEVICES, STEPS, SEED, state=True)
+    with ProcessPool(DEVICES, 120.0) as pool:
         ranks = pool.train(job)
     compared = compare_with_eager(program, made, ranks, STEPS, SEED)
     assert compared.equal, compared

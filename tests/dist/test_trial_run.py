@@ -12,7 +12,7 @@ import apportion as ap
 from apportion.cli import main as cli
 from apportion.run import trial
 from apportion import zoo
-from apportion.run.calibrate import Source
+from apportion.run.calibrate import StepSource
 from apportion.plan.plan import Plan
 from apportion.plan.plan import plan as make_plan
 
@@ -65,7 +65,7 @@ def test_a_plan_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         make_plan(captured(spec).graph, ap.cluster("local:2"), "data")
         for spec in ("mlp:tiny", "mlp:tiny,layers=5")
     )
-    plan = trial.tried([bad, good], Source(good.graph, "mlp:tiny"), lambda text: None)
+    plan = trial.tried([bad, good], StepSource(good.graph, "mlp:tiny"), lambda text: None)
     assert plan.strategy == good.strategy and len(plan.measured) == 1
     assert any(note.startswith("data was left out: rank ") for note in plan.notes)
 
@@ -74,6 +74,6 @@ def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound, one step is warm and one is timed."""
     monkeypatch.setattr(trial, "MOST", 0.0)
     plan = make_plan(captured().graph, ap.cluster("local:2"), "data")
-    job = trial._practice(plan, Source(plan.graph, "mlp:tiny"))
-    with trial.Pool(2) as pool:
+    job = trial._practice(plan, StepSource(plan.graph, "mlp:tiny"))
+    with trial.ProcessPool(2) as pool:
         assert [len(spans) for spans in pool.ask(job)] == [1, 1]

@@ -19,7 +19,7 @@ from apportion import zoo
 from apportion.capture.capture import Program, capture
 from apportion.execute import dry_run as storage
 from apportion.execute.allocations import allocated_peak
-from apportion.execute.dry_run import _Measurement, measure
+from apportion.execute.dry_run import _DryRun, measure
 from apportion.execute.executable import Executable, run_part
 from apportion.execute.kernels import Context
 from apportion.execute.transport import worker
@@ -101,7 +101,7 @@ def test_the_peak_of_cut_operators_on_one_device_is_predicted_to_the_byte(
         assert run(program, executable) == predicted(exact), seed
 
 
-class Checked(_Measurement):
+class Checked(_DryRun):
     """Runs every distinct call on real tensors too."""
 
     calls = 0
@@ -180,7 +180,7 @@ def test_draws_that_differ_in_their_numbers_only_are_one_call() -> None:
     make.op("apportion.random_uniform", [8, 4], 1, Dtype("float32"), out=(8, 4))
     space = make.space()
     strategy = Strategy((Choice((4, 1), (0, 1, 2, 3)),) * 2)
-    measurement = _Measurement(Executable(space, strategy, lower(space, strategy, 4)), 1)
+    measurement = _DryRun(Executable(space, strategy, lower(space, strategy, 4)), 1)
     found = measurement.run()
     assert len(measurement.found) == len(found.works) == 1
     assert len({size for _, size in found.workspace}) == 1 and len(found.workspace) == 8

@@ -20,7 +20,7 @@ from apportion.machine.cluster import verify as verify_cluster
 from apportion.machine.cost_model import ASSUMED, CostModel
 from apportion.plan import candidates as choose
 from apportion.plan import devices_needed as enough
-from apportion.plan.candidates import Stand
+from apportion.plan.candidates import PlanningProgress
 from apportion.plan.plan import Plan, PlanWarning, compare
 from apportion.plan.plan import plan as make_plan
 from apportion.search import METHODS, Problem, SearchResult, Unsuitable, tried_by_auto
@@ -330,7 +330,7 @@ def test_progress_is_told(searches: Searches) -> None:
         return data(problem)
 
     searches["tofu"] = talks
-    told: list[Stand] = []
+    told: list[PlanningProgress] = []
     plan = make_plan(captured("mlp:tiny")[0], ap.cluster("local:2"), progress=told.append)
     assert [s.method for s in told if s.progress is None and s.step_seconds is None] == [
         *("data", "fsdp", "tofu")

@@ -14,7 +14,7 @@ from method_rows import Searches, only
 
 import apportion as ap
 from apportion.plan import candidates as choose
-from apportion.plan.candidates import Chosen, Request, Shipped
+from apportion.plan.candidates import DefaultCosts, PlanRequest, Selection
 from apportion.plan.plan import plan as make_plan
 from apportion.search import METHODS, Problem, SearchResult, tried_by_auto
 from apportion.search.baselines.data import data
@@ -34,13 +34,13 @@ def searches() -> Iterator[Searches]:
         yield found
 
 
-def request(limit: float = math.inf) -> Request:
+def request(limit: float = math.inf) -> PlanRequest:
     place = ap.cluster("2xa100")
     limits = None if math.isinf(limit) else (int(limit),) * 2
-    return Request(Space(captured("mlp:tiny")[0].graph), place, Shipped(place), limits)
+    return PlanRequest(Space(captured("mlp:tiny")[0].graph), place, DefaultCosts(place), limits)
 
 
-def steps(chosen: Chosen) -> list[float]:
+def steps(chosen: Selection) -> list[float]:
     return [c.timeline.step_seconds for c in (chosen.best, *chosen.others)]
 
 
@@ -169,7 +169,7 @@ def test_a_search_that_was_interrupted_is_the_last(searches: Searches) -> None:
 
 
 def scored(began: float, seconds: float, curve: choose.Curve, step: float | None) -> Any:
-    return choose._Scored(began, seconds, curve, step)
+    return choose._SearchOutcome(began, seconds, curve, step)
 
 
 def test_the_curve_has_what_improved() -> None:

@@ -20,7 +20,7 @@ from apportion.lower.lower import lower
 from apportion.lower.task_graph import COLLECTIVE, TRANSFER, Storage
 from apportion.plan import explain as explaining
 from apportion.plan.alternatives import Around
-from apportion.plan.explain import Trial
+from apportion.plan.explain import StrategyChange
 from apportion.plan.explanation import ALONE, GROUP, Explanation
 from apportion.plan.plan import Plan
 from apportion.plan.plan import plan as make_plan
@@ -46,7 +46,7 @@ def with_choices(plan: Plan, choices: dict[int, Choice]) -> Plan:
     return changed.simulate()
 
 
-def changed(strategy: Strategy, trial: Trial) -> Strategy:
+def changed(strategy: Strategy, trial: StrategyChange) -> Strategy:
     """What a trial makes of a Strategy, worked out here anew."""
     choices = tuple(trial.choices.get(k, c) for k, c in enumerate(strategy.choices))
     layouts = {v: y for v, y in strategy.layouts.items() if v not in trial.layouts}
@@ -95,7 +95,7 @@ def test_only_the_best_are_worked_out_where_only_these_are_wanted(method: str) -
     live = Delta(plan.space, plan.strategy, plan.cluster, plan.cost)
     trials = explaining.trials_of(around, plan, heavy(plan))
     everything, _ = explaining.simulated(live, trials)
-    seen: dict[tuple[object, ...], Trial] = {}
+    seen: dict[tuple[object, ...], StrategyChange] = {}
     for trial in everything:
         seen.setdefault(trial.looks, trial)
     for count in (1, 5, 12):

@@ -37,7 +37,7 @@ from apportion.run.calibrate import (
     NOISY,
     QUANTILE,
     Calibrator,
-    Source,
+    StepSource,
     cache_file,
     cached,
     condition,
@@ -49,7 +49,7 @@ from apportion.run.calibrate import (
     with_measured,
     with_messages,
 )
-from apportion.run.rehearse import WHOLE, Rehearsed, Talked, of_graph
+from apportion.run.rehearse import WHOLE, ExchangeTimes, RehearsalTimes, of_graph
 from apportion.search.baselines.random_strategy import draw
 from apportion.simulate.durations import (
     feeds,
@@ -215,14 +215,14 @@ def test_a_line_through_boxes_and_bytes() -> None:
 # From rehearsals to a table
 
 
-def rehearsed(tasks: TaskGraph, seconds: dict[int, float], rounds: int = 4) -> list[Rehearsed]:
+def rehearsed(tasks: TaskGraph, seconds: dict[int, float], rounds: int = 4) -> list[RehearsalTimes]:
     """Answers in which every task took so long in each round, by its work."""
     answers = []
     for device in range(tasks.devices):
         mine = np.flatnonzero(np.isin(tasks.kind, [COMPUTE, ASSEMBLE]) & (tasks.device == device))
         row = [seconds[int(tasks.work[k])] for k in mine]
         ones, ends = [1.0] * rounds, [1e-5] * rounds
-        answers.append(Rehearsed(mine, np.array([row] * rounds), ends, [], [], ones))
+        answers.append(RehearsalTimes(mine, np.array([row] * rounds), ends, [], [], ones))
     return answers
 
 
@@ -287,7 +287,9 @@ def test_exchanges_are_timed_from_when_the_last_process_has_come() -> None:
     ends = [took(2, 2 * n) for n in sizes] + [took(1, n) for n in sizes]
     late = np.array([[(700, 700 + end) for end in ends]] * 5)
     early = np.array([[(0, 700 + end) for end in ends]] * 5)
-    table = with_messages(CostTable(Condition("cpu", 1, 2)), 2, [[Talked(late), Talked(early)]])
+    table = with_messages(
+        CostTable(Condition("cpu", 1, 2)), 2, [[ExchangeTimes(late), ExchangeTimes(early)]]
+    )
     assert table.lines["exchange"][:3] == pytest.approx((1e-4, 1e-5, 1e-9), rel=1e-3)
 
 
@@ -333,7 +335,7 @@ def test_what_is_known_is_not_measured_again(calibrating: Path) -> None:
     seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
     keep(with_measured(CostTable(condition(place)), tasks, rehearsed(tasks, seconds)))
     notes: list[str] = []
-    with Calibrator(Source(captured("mlp:tiny")[0].graph), place, 20.0, notes.append) as prices:
+    with Calibrator(StepSource(captured("mlp:tiny")[0].graph), place, 20.0, notes.append) as prices:
         cost = prices.cost(Strategy(()), tasks)
         assert prices.pool is None
     assert cost.name == "calibrated"
@@ -370,7 +372,7 @@ def test_planning_goes_on_when_measuring_fails(
     def fails(*_: object) -> None:
         raise RuntimeError("rank 1 was ended by signal SIGKILL")
 
-    monkeypatch.setattr("apportion.run.calibrate.Pool", fails)
+    monkeypatch.setattr("apportion.run.calibrate.ProcessPool", fails)
     notes: list[str] = []
     source = source_of(captured("mlp:tiny")[0])
     with Calibrator(source, cluster("local:2"), 20.0, notes.append) as prices:
