@@ -47,9 +47,10 @@ from apportion.execute.kernels import Context
 from apportion.files import write_whole
 from apportion.machine.cluster import Cluster, cluster
 from apportion.plan.plan import Plan, plan
+from apportion.run.check_run import PER_STEP, distance, gather_copies
 from apportion.run.pool import ProcessPool
-from apportion.run.process import TrainingRequest, TrainingResult, vary
-from apportion.run.run import PER_STEP, distance, gather, losses_of
+from apportion.run.step_source import StepSource
+from apportion.run.training import TrainingRequest, TrainingResult, losses_of, vary
 from apportion.search import METHODS, Unsuitable
 
 STEPS, SEED = 2, 0
@@ -156,7 +157,7 @@ def _told(error: Exception) -> str:
 
 def _judged(row: Row, subject: Subject, made: Plan, ranks: list[TrainingResult]) -> Row:
     rate = max(float(group["lr"]) for group in subject.exact.optimizer.param_groups)
-    split = gather(made.space, made, ranks)
+    split = gather_copies(made.space, made.tasks, ranks)
     slack = PER_STEP * rate * STEPS
     losses = losses_of(ranks)
     found = distance(subject.exact, losses, split, subject.losses, subject.state, slack)
@@ -206,7 +207,8 @@ class Processes:
         devices = len(made.cluster.devices)
         if devices not in self.pools:
             self.pools[devices] = ProcessPool(devices, self.timeout)
-        job = TrainingRequest(spec, SEED, True, made.strategy, devices, STEPS, SEED, state=True)
+        source = StepSource(made.graph, spec, SEED)
+        job = TrainingRequest(source, made.strategy, devices, STEPS, SEED, double=True, state=True)
         try:
             return self.pools[devices].train(job)
         except BaseException:

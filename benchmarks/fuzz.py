@@ -37,9 +37,10 @@ from apportion.lower.task_graph import TaskGraph
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.plan.plan import Plan, Prediction
+from apportion.run.check_run import PER_STEP, Distance, compare_with_eager, distance, gather_copies
 from apportion.run.pool import ProcessPool
-from apportion.run.process import TrainingRequest, TrainingResult, vary
-from apportion.run.run import PER_STEP, Distance, compare_with_eager, distance, gather
+from apportion.run.step_source import StepSource
+from apportion.run.training import TrainingRequest, TrainingResult, vary
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy
@@ -107,7 +108,7 @@ def together(
 
 def judge(model: Model, plan: Plan, ranks: list[TrainingResult]) -> Distance:
     rate = max(float(g["lr"]) for g in model.program.optimizer.param_groups)
-    split = gather(model.space, plan, ranks)
+    split = gather_copies(model.space, plan.tasks, ranks)
     losses = [x for r in ranks for x in r.losses if x is not None][:STEPS]
     slack = PER_STEP * rate * STEPS
     return distance(model.program, losses, split, model.losses, model.state, slack)
@@ -141,7 +142,9 @@ def on_processes(spec: str, count: int, first: int) -> dict[str, object]:
         with ProcessPool(devices, 300.0) as pool:
             for seed in mine:
                 plan = plan_of(model, draw(model.space, devices, Random(seed)), devices)
-                job = TrainingRequest(spec, first, True, plan.strategy, devices, STEPS, first, True)
+                source = StepSource(model.program.graph, spec, first)
+                how = (plan.strategy, devices, STEPS, first)
+                job = TrainingRequest(source, *how, double=True, state=True)
                 ranks = pool.train(job)
                 found = compare_with_eager(model.program, plan, ranks, STEPS, first)
                 worst = max(worst, found.max_rel_param_diff)

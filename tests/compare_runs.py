@@ -12,9 +12,8 @@ from graphs import start, step
 from apportion.capture.capture import Program, eager_steps
 from apportion.execute.executable import Rank
 from apportion.lower.task_graph import TaskGraph
-from apportion.run.process import vary
-from apportion.run.run import PER_STEP, Distance, GatheredCopy, distance
-from apportion.run.run import gather as gather_copies
+from apportion.run.check_run import PER_STEP, Distance, GatheredCopy, distance, gather_copies
+from apportion.run.training import vary
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy
 
@@ -44,12 +43,11 @@ REFERENCE = Reference()
 def copies(space: Space, tasks: TaskGraph, ranks: Sequence[Rank]) -> dict[int, list[GatheredCopy]]:
     """The state of all ranks as `apportion run --check` puts it together."""
 
-    plan: Any = SimpleNamespace(tasks=tasks)
     answers: Any = [
         SimpleNamespace(state=[(s, t.numpy()) for s, (_, t) in rank.state().items()])
         for rank in ranks
     ]
-    return gather_copies(space, plan, answers)
+    return gather_copies(space, tasks, answers)
 
 
 Corrupt = Callable[[int, torch.Tensor], torch.Tensor]

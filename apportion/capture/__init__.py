@@ -26,6 +26,9 @@ if TYPE_CHECKING:
         capture_as as capture_as,
     )
     from apportion.capture.capture import (
+        cast_program as cast_program,
+    )
+    from apportion.capture.capture import (
         check_settings as check_settings,
     )
     from apportion.capture.capture import (

@@ -2,8 +2,9 @@
 
 In: arguments. Out: an exit status: 0 for success, 1 when the work failed, 2 for a wrong request.
 Everything heavy is imported inside commands, so that help comes at once.
-Read main.py first; calibrate_command.py and explain_command.py are commands of their own, demo.py
-is what `make demo` runs.
+Read main.py first, then options.py, requests.py and the modules named after their commands.
+calibrate_models.py and explain_plan.py do the work of two of them; demo.py is what `make demo`
+runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Requests to a pool's processes that measure: what kernels cost inside a step, and what messages
-cost.
+"""Requests to a pool's processes that measure what kernels cost inside a step, and messages.
+
+Part of the room run. A strategy, or a list of messages, comes in; seconds of tasks and of exchanges
+go out, which calibrate.py puts into a CostTable.
 
 A rehearsal runs one rank's tasks of a whole step in their order, all ranks at the same time, round
 after round: every kernel finds its inputs as they are in a step, just written or long unused, and
@@ -12,23 +14,22 @@ thread, its own time on the processor counts: what other programs take of the co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from apportion.capture import Program, batch_leaves, setting, state_tensor
 from apportion.columns import (
     Floats,
     Ints,
 )
-from apportion.execute import Context, Exchange, Executable, Rank, Worker, dtype, talking, worker
-from apportion.graph import INPUT, PARAMETER, Graph
+from apportion.execute import Context, Exchange, Executable, Rank, Worker, talking, worker
 from apportion.lower import lower
 from apportion.machine import cores
+from apportion.run.process import PoolProcess
+from apportion.run.step_source import StepSource, StepTensors
 from apportion.split import Strategy, space_of
 
 WHOLE = -1  # in the place of a position: the whole round
@@ -58,78 +59,21 @@ class RehearsalTimes:
 
 @dataclass(frozen=True)
 class RehearsalRequest:
-    """Runs rounds of a step's tasks for about `budget` seconds.
+    """Runs rounds of a step's tasks for about `budget` seconds."""
 
-    The step is that of the model `spec`; or, if that is empty, `graph`, with the tensors `given`
-    for Values and made up ones for the rest.
-    """
-
-    spec: str
-    model_seed: int
-    graph: Graph | None
-    given: dict[int, Any]  # arrays
+    source: StepSource
     strategy: Strategy
     devices: int
     rounds: int
     budget: float
 
-    def __call__(self, process: Any) -> RehearsalTimes:
+    def __call__(self, process: PoolProcess) -> RehearsalTimes:
         """Runs in a process of a pool."""
-        step = step_of(process, self.spec, self.model_seed, self.graph, self.given)
+        step = process.step(self.source)
         space = space_of(step.graph, self.strategy)
         executable = Executable(space, self.strategy, lower(space, self.strategy, self.devices))
         process.progress[0] = 1
         return rehearse(executable, process.rank, step, self.rounds, self.budget)
-
-
-@dataclass(frozen=True)
-class StepTensors:
-    """What a rehearsal needs of a captured step: its Graph, tensors and settings."""
-
-    graph: Graph
-    tensor: Callable[[int], torch.Tensor]
-    setting: Callable[[Any], float]
-
-
-def step_of(
-    process: Any, spec: str, model_seed: int, graph: Graph | None, given: Mapping[int, Any]
-) -> StepTensors:
-    """The step of the model `spec`, loaded in a pool's process; or, if that is empty, of `graph`,
-    with the arrays `given` for Values."""
-    if spec:
-        return of_program(process.program(spec, model_seed, False)[0])
-    assert graph is not None
-    return of_graph(graph, {v: torch.from_numpy(array) for v, array in given.items()})
-
-
-def of_program(program: Program) -> StepTensors:
-    """The step of a live model."""
-    leaves = batch_leaves(program, program.batch)
-
-    def tensor(value: int) -> torch.Tensor:
-        return leaves[value] if value in leaves else state_tensor(program, value)
-
-    return StepTensors(
-        program.graph, tensor, lambda expression: setting(program.optimizer, expression)
-    )
-
-
-def of_graph(graph: Graph, given: dict[int, torch.Tensor]) -> StepTensors:
-    """The step of a Graph, where tensors that are not given are made up: state small and positive,
-    parameters around zero, whole numbers zero."""
-    generator = torch.Generator().manual_seed(0)
-
-    def tensor(value: int) -> torch.Tensor:
-        if value in given:
-            return given[value]
-        meant = graph.values[value]
-        made = torch.zeros(meant.shape or (), dtype=dtype(meant.dtype or ""))
-        if made.is_floating_point():
-            low = -0.05 if meant.role in (PARAMETER, INPUT) else 0.01
-            made.uniform_(low, 0.05, generator=generator)
-        return made
-
-    return StepTensors(graph, tensor, lambda expression: 0.1)
 
 
 def rehearse(
@@ -145,14 +89,14 @@ def rehearse(
                       np.zeros((0, 0)), [], [], [], [])  # fmt: skip
     seconds: list[Floats] = []
     began = time.perf_counter()
-    speaks = any(isinstance(step, Exchange) for step in mine.steps)
+    sends_any = any(isinstance(step, Exchange) for step in mine.steps)
     for number in range(max(rounds, LEAST_ROUNDS)):
-        spent = latest(time.perf_counter() - began)
+        spent = longest_of_all(time.perf_counter() - began)
         if number >= LEAST_ROUNDS and spent * (number + 1) / number > budget:
             break
         context = Context(0, number, step.setting, executable.graph.bodies)
         found.reference.append(_reference())
-        latest(0.0)
+        longest_of_all(0.0)
         fed = clock()
         rank.feed(step.tensor)
         begun = clock()
@@ -160,13 +104,13 @@ def rehearse(
         ended = clock()
         rank.finish()
         found.ends.append(crowd * (clock() - ended + begun - fed) / 1e9)
-        if _any(speaks):
+        if _any(sends_any):
             begun = time.perf_counter_ns()
             rank.feed(step.tensor)
-            spoken = list(_spoken_round(mine, context, number))
+            exchanges = list(_round_with_messages(mine, context, number))
             rank.finish()
             whole = (number, WHOLE, begun, time.perf_counter_ns())
-            found.exchanged.extend([*spoken, whole] if number >= WARM else ())
+            found.exchanged.extend([*exchanges, whole] if number >= WARM else ())
     counted = np.array(seconds[WARM:]).reshape(len(seconds) - WARM, len(found.task))
     packed = [(task, crowd * each) for task, each in found.packed]
     return replace(
@@ -188,7 +132,7 @@ def _round(
     for step in mine.steps:
         if isinstance(step, Exchange):
             before = clock()
-            packed += _pretend(rank, step, clock)
+            packed += _without_messages(rank, step, clock)
             aside += clock() - before
         else:
             rank.run(step, context)
@@ -198,7 +142,7 @@ def _round(
     return seconds
 
 
-def _spoken_round(
+def _round_with_messages(
     mine: Worker, context: Context, number: int
 ) -> Iterator[tuple[int, int, int, int]]:
     """A round with messages: (round, position, start, end) of its exchanges."""
@@ -223,8 +167,8 @@ def _clock(processes: int) -> tuple[Callable[[], int], float]:
     return time.thread_time_ns, max(1.0, processes / cores())
 
 
-def latest(spent: float) -> float:
-    """Meets the other ranks; returns the longest of their times, so that all decide alike."""
+def longest_of_all(spent: float) -> float:
+    """Waits for all ranks; returns the longest of their times, so that all of them decide alike."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return spent
     longest = torch.tensor([spent])
@@ -235,10 +179,12 @@ def latest(spent: float) -> float:
 
 def _any(mine: bool) -> bool:
     """Whether it is so for any rank."""
-    return latest(float(mine)) > 0
+    return longest_of_all(float(mine)) > 0
 
 
-def _pretend(rank: Rank, exchange: Exchange, clock: Callable[[], int]) -> list[tuple[int, float]]:
+def _without_messages(
+    rank: Rank, exchange: Exchange, clock: Callable[[], int]
+) -> list[tuple[int, float]]:
     """An exchange without anybody else; (task, seconds) of packing what would be sent."""
     found = []
     parcels = rank.program.parcels
@@ -285,28 +231,28 @@ class ExchangeRequest:
     budget: float
     between: int = 128  # size of the matrices multiplied between two exchanges
 
-    def __call__(self, process: Any) -> ExchangeTimes:
+    def __call__(self, process: PoolProcess) -> ExchangeTimes:
         """Runs in a process of a pool."""
         process.progress[0] = 1
         found = []
         work = torch.full((self.between, self.between), 0.01)
         began = time.perf_counter()
         for number in range(max(self.rounds, LEAST_ROUNDS)):
-            spent = latest(time.perf_counter() - began)
+            spent = longest_of_all(time.perf_counter() - began)
             if number >= LEAST_ROUNDS and spent * (number + 1) / number > self.budget:
                 break
             row = []
             for messages in self.exchanges:
-                latest(0.0)
+                longest_of_all(0.0)
                 for _ in range(4):
                     work.mm(work)
-                row.append(_talk(process.rank, messages))
+                row.append(_exchange(process.rank, messages))
             found.append(row)
         return ExchangeTimes(np.array(found[1:], np.int64))
 
 
-def _talk(me: int, messages: tuple[tuple[int, int, int], ...]) -> tuple[int, int]:
-    """One exchange, as a step does it (processes.py)."""
+def _exchange(me: int, messages: tuple[tuple[int, int, int], ...]) -> tuple[int, int]:
+    """One exchange, as a step does it (execute/transport.py)."""
     out = [(to, torch.empty(n, dtype=torch.uint8).fill_(1)) for a, to, n in messages if a == me]
     began = time.perf_counter_ns()
     with talking():

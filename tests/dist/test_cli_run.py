@@ -75,7 +75,9 @@ def test_the_table_ends_with_the_verdict(
     out = capfd.readouterr().out
     assert "measured" in out and out.splitlines()[-1] == "equal: yes"
     monkeypatch.setattr(
-        apportion.run.run, "run", lambda *given, **named: replace(real(*given, **named), equal=False)
+        apportion.run.run,
+        "run",
+        lambda *given, **named: replace(real(*given, **named), equal=False),
     )
     assert cli.status(command) == 1
     assert capfd.readouterr().out.splitlines()[-1] == "equal: no"

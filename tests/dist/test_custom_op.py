@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from apportion import zoo
 from apportion.cli import main as cli
 from apportion.describe import language as tdl
-from apportion import zoo
 from apportion.plan.plan import Plan
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "custom_op.py"

@@ -13,16 +13,17 @@ import torch
 
 from apportion import zoo
 from apportion.capture.capture import Program, capture, capture_as
+from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.lower.lower import lower
 from apportion.plan.plan import Plan, Prediction
+from apportion.run.check_run import compare_with_eager
 from apportion.run.pool import ProcessPool
-from apportion.run.run import compare_with_eager
+from apportion.run.step_source import StepSource
+from apportion.run.training import TrainingRequest
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy
-from apportion.run.process import TrainingRequest
 
 STEPS, SEED = 2, 7
 MODELS = ("mlp:tiny", "gpt2:tiny", "wresnet:tiny", "rnn:tiny")
@@ -59,7 +60,8 @@ def test_random_strategies_train_the_same_model(
     space = Space(program.graph)
     for seed in range(10 * devices, 10 * devices + (4 if spec == "mlp:tiny" else 1)):
         strategy = draw(space, devices, Random(seed))
-        job = TrainingRequest(spec, SEED, True, strategy, devices, STEPS, SEED, state=True)
+        source = StepSource(program.graph, spec, SEED)
+        job = TrainingRequest(source, strategy, devices, STEPS, SEED, double=True, state=True)
         ranks = pool.train(job)
         found = compare_with_eager(program, plan_of(program, strategy, devices), ranks, STEPS, SEED)
         assert found.equal, f"strategy {seed}: {found}"

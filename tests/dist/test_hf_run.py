@@ -13,9 +13,10 @@ import apportion as ap
 from apportion import zoo
 from apportion.capture.capture import capture, capture_as
 from apportion.plan.plan import PlanWarning
+from apportion.run.check_run import compare_with_eager
 from apportion.run.pool import ProcessPool
-from apportion.run.run import compare_with_eager
-from apportion.run.process import TrainingRequest
+from apportion.run.step_source import source_of_model
+from apportion.run.training import TrainingRequest
 
 pytest.importorskip("transformers")
 
@@ -45,7 +46,8 @@ def test_plans_train_the_same_model(pool: ProcessPool, family: str, method: str,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)  # some operators run unsplit
         plan = ap.plan(program, ap.cluster(f"local:{PROCESSES}"), method=method, seed=seed)
-    job = TrainingRequest(spec, seed, True, plan.strategy, PROCESSES, STEPS, seed, state=True)
+    source = source_of_model(program, spec, seed)
+    job = TrainingRequest(source, plan.strategy, PROCESSES, STEPS, seed, double=True, state=True)
     ranks = pool.train(job)
     found = compare_with_eager(capture_as(program, torch.float64), plan, ranks, STEPS, seed)
     assert found.equal, found

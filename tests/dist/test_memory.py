@@ -10,19 +10,20 @@ import pytest
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.machine.cluster import cluster
-from apportion.machine.cost_model import default_cost
+from apportion.execute.dry_run import measure
 from apportion.execute.executable import Executable, threads
 from apportion.lower.lower import lower
+from apportion.lower.task_graph import with_storage
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
 from apportion.run.pool import ProcessPool
+from apportion.run.step_source import StepSource
+from apportion.run.training import TrainingRequest
 from apportion.search import METHODS, Problem
 from apportion.search.baselines.random_strategy import draw
 from apportion.simulate.simulate import simulate
 from apportion.split.space import Space
-from apportion.execute.dry_run import measure
 from apportion.split.strategy import Strategy
-from apportion.lower.task_graph import with_storage
-from apportion.run.process import TrainingRequest
 
 SEED = 7
 
@@ -51,7 +52,9 @@ def strategies(space: Space, devices: int) -> dict[str, Strategy]:
 
 
 @pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny"])
-def test_peaks_and_bytes_are_as_predicted(pool: ProcessPool, spaces: dict[str, Space], spec: str) -> None:
+def test_peaks_and_bytes_are_as_predicted(
+    pool: ProcessPool, spaces: dict[str, Space], spec: str
+) -> None:
     devices = len(pool.pipes)
     machine = cluster(f"local:{devices}")
     for name, strategy in strategies(spaces[spec], devices).items():
@@ -59,6 +62,7 @@ def test_peaks_and_bytes_are_as_predicted(pool: ProcessPool, spaces: dict[str, S
         tasks = lower(space, strategy, devices)
         storage = measure(Executable(space, strategy, tasks), threads(devices))
         line = simulate(with_storage(tasks, storage), machine, default_cost(machine))
-        ranks = pool.train(TrainingRequest(spec, SEED, False, strategy, devices, 1, SEED, profile=True))
+        source = StepSource(spaces[spec].graph, spec, SEED)
+        ranks = pool.train(TrainingRequest(source, strategy, devices, 1, SEED, profile=True))
         assert [rank.peak_bytes for rank in ranks] == list(line.peak_bytes), name
         assert sum(rank.sent_bytes for rank in ranks) == tasks.bytes_moved, name

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import apportion as ap
-from apportion.show import report
 from apportion import zoo
 from apportion.plan.plan import Plan, PlanTrial
 from apportion.plan.plan import plan as make_plan
+from apportion.show import report
 from apportion.simulate.timeline import MEASURED, timeline
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -9,9 +9,10 @@ from apportion import zoo
 from apportion.capture.capture import capture, capture_as
 from apportion.machine.cluster import cluster
 from apportion.plan.plan import plan
+from apportion.run.check_run import compare_with_eager
 from apportion.run.pool import ProcessPool
-from apportion.run.run import compare_with_eager
-from apportion.run.process import TrainingRequest
+from apportion.run.step_source import source_of_model
+from apportion.run.training import TrainingRequest
 
 SPEC, DEVICES, STEPS, SEED = "mlp:layers=2,batch=64,width=1024", 6, 2, 0
 
@@ -19,9 +20,11 @@ SPEC, DEVICES, STEPS, SEED = "mlp:layers=2,batch=64,width=1024", 6, 2, 0
 @pytest.mark.parametrize("method", ["tofu"])
 def test_uneven_parts_train_the_same_model(method: str) -> None:
     it = zoo.load(SPEC, SEED)
-    program = capture_as(capture(it.step, it.model, it.optimizer, it.batch), torch.float64)
+    own = capture(it.step, it.model, it.optimizer, it.batch)
+    program = capture_as(own, torch.float64)
     made = plan(program, cluster(f"local:{DEVICES}"), method)
-    job = TrainingRequest(SPEC, SEED, True, made.strategy, DEVICES, STEPS, SEED, state=True)
+    source = source_of_model(own, SPEC, SEED)
+    job = TrainingRequest(source, made.strategy, DEVICES, STEPS, SEED, double=True, state=True)
     with ProcessPool(DEVICES, 120.0) as pool:
         ranks = pool.train(job)
     found = compare_with_eager(program, made, ranks, STEPS, SEED)

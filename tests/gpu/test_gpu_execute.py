@@ -14,8 +14,8 @@ from apportion.execute.kernels import Context, kernel
 from apportion.machine.cluster import cluster
 from apportion.plan.plan import plan
 from apportion.run.calibrate_cuda import runner_on
-from apportion.run.process import vary
-from apportion.run.run import PER_STEP, RELATIVE
+from apportion.run.check_run import PER_STEP, RELATIVE
+from apportion.run.training import vary
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

@@ -11,7 +11,7 @@ from helpers_capture import run
 
 from apportion import zoo
 from apportion.capture.capture import Program, capture, capture_as, eager_steps
-from apportion.run.process import vary
+from apportion.run.training import vary
 
 pytest.importorskip("transformers")
 
