@@ -46,7 +46,8 @@ from apportion.execute.executable import Executable, Rank, run_together
 from apportion.execute.kernels import Context
 from apportion.files import write_whole
 from apportion.machine.cluster import Cluster, cluster
-from apportion.plan.plan import Plan, plan
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan
 from apportion.run.check_run import PER_STEP, distance, gather_copies
 from apportion.run.pool import ProcessPool
 from apportion.run.step_source import StepSource
@@ -127,7 +128,7 @@ def check(
     row = Row(case.model, case.devices, case.method, FAILED)
     try:
         where = machine(case.devices, how.free_links)
-        made = plan(subject.program, where, case.method, how.budget)
+        made = make_plan(subject.program, where, case.method, how.budget)
     except Unsuitable as why:
         return replace(row, verdict=UNSUITABLE, sentence=str(why))
     except Exception as error:

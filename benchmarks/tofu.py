@@ -42,7 +42,8 @@ from apportion.files import write_whole
 from apportion.graph import Graph
 from apportion.lower.task_graph import COMPUTE
 from apportion.machine.cluster import Cluster, cluster
-from apportion.plan.candidates import Candidate, DefaultCosts, PlanRequest, choose, state_bytes
+from apportion.plan.auto import choose
+from apportion.plan.candidates import Candidate, DefaultCosts, PlanRequest, state_bytes
 from apportion.search import METHODS, Unsuitable
 from apportion.simulate.durations import nanoseconds
 from apportion.simulate.routes import no_hops

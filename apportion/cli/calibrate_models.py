@@ -16,7 +16,7 @@ from apportion import zoo
 from apportion.capture import capture
 from apportion.machine import ASSUMED, Cluster, CostFile, CostTable, kind_of, save
 from apportion.machine import cluster as cluster_of
-from apportion.plan import plan as make_plan
+from apportion.plan import make_plan
 from apportion.run import (
     Calibrator,
     cached_costs,

@@ -2,8 +2,9 @@
 
 In: a Program, a Cluster, a method and a budget. Out: a Plan, which is saved as JSON and can be
 simulated, explained and run. Next room: run, which executes it.
-Read plan.py first, then candidates.py (methods tried and scored), devices_needed.py (when nothing
-fits), alternatives.py, explain.py and explanation.py (what another choice would cost).
+Read plan.py first, then plan_file.py (its file), candidates.py (methods tried and scored), auto.py
+(the best of them), make_plan.py (Plans of these), devices_needed.py (when nothing fits),
+alternatives.py, explain.py and explanation.py (what another choice would cost).
 """
 
 from __future__ import annotations
@@ -13,47 +14,19 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    from apportion.plan.candidates import (
-        CostSource as CostSource,
-    )
-    from apportion.plan.candidates import (
-        DefaultCosts as DefaultCosts,
-    )
-    from apportion.plan.candidates import (
-        PlanningProgress as PlanningProgress,
-    )
-    from apportion.plan.plan import (
-        Plan as Plan,
-    )
-    from apportion.plan.plan import (
-        PlanTrial as PlanTrial,
-    )
-    from apportion.plan.plan import (
-        PlanWarning as PlanWarning,
-    )
-    from apportion.plan.plan import (
-        Prediction as Prediction,
-    )
-    from apportion.plan.plan import (
-        best_plans as best_plans,
-    )
-    from apportion.plan.plan import (
-        compare as compare,
-    )
-    from apportion.plan.plan import (
-        plan as plan,
-    )
-    from apportion.plan.plan import (
-        warn_unsplit as warn_unsplit,
-    )
-    from apportion.plan.plan import (
-        with_certificate as with_certificate,
-    )
-    from apportion.plan.plan import (
-        with_model as with_model,
-    )
-    from apportion.plan.plan import (
-        with_trials as with_trials,
-    )
+    from apportion.plan.candidates import CostSource as CostSource
+    from apportion.plan.candidates import DefaultCosts as DefaultCosts
+    from apportion.plan.candidates import PlanningProgress as PlanningProgress
+    from apportion.plan.make_plan import best_plans as best_plans
+    from apportion.plan.make_plan import compare_methods as compare_methods
+    from apportion.plan.make_plan import make_plan as make_plan
+    from apportion.plan.make_plan import warn_unsplit as warn_unsplit
+    from apportion.plan.plan import Plan as Plan
+    from apportion.plan.plan import PlanTrial as PlanTrial
+    from apportion.plan.plan import PlanWarning as PlanWarning
+    from apportion.plan.plan import Prediction as Prediction
+    from apportion.plan.plan import with_certificate as with_certificate
+    from apportion.plan.plan import with_model as with_model
+    from apportion.plan.plan import with_trials as with_trials
 
 lazy_face(__name__)

@@ -129,7 +129,7 @@ class _FitTest:
         place = repeated(self.request.cluster, count)
         limits = (self.limit,) * count
         request = replace(
-            self.request, cluster=place, prices=DefaultCosts(place), memory_limit=limits, tell=None
+            self.request, cluster=place, costs=DefaultCosts(place), memory_limit=limits, tell=None
         )
         for method in QUICK_METHODS:
             if method not in METHODS:

@@ -15,8 +15,15 @@ from contextlib import ExitStack, contextmanager
 from apportion.capture import Program
 from apportion.graph import Graph
 from apportion.machine import Cluster
-from apportion.plan import CostSource, DefaultCosts, Plan, PlanningProgress, PlanWarning, best_plans
-from apportion.plan import compare as compare_plans
+from apportion.plan import (
+    CostSource,
+    DefaultCosts,
+    Plan,
+    PlanningProgress,
+    PlanWarning,
+    best_plans,
+    compare_methods,
+)
 from apportion.run.calibrate import BUDGET, Calibrator
 from apportion.run.pool import SharedPool
 from apportion.run.step_source import StepSource, source_of
@@ -106,7 +113,7 @@ def compare(
     """
     with _costs(program, cluster, calibrate, note, source) as costs:
         how = (budget, memory_limit, seed, costs, progress)
-        return compare_plans(program, cluster, methods, *how)
+        return compare_methods(program, cluster, methods, *how)
 
 
 @contextmanager

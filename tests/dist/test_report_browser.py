@@ -12,8 +12,8 @@ import pytest
 
 import apportion as ap
 from apportion import zoo
+from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan, PlanTrial
-from apportion.plan.plan import plan as make_plan
 from apportion.show import report
 from apportion.simulate.timeline import MEASURED, timeline
 

@@ -8,7 +8,7 @@ import torch
 from apportion import zoo
 from apportion.capture.capture import capture, capture_as
 from apportion.machine.cluster import cluster
-from apportion.plan.plan import plan
+from apportion.plan.make_plan import make_plan
 from apportion.run.check_run import compare_with_eager
 from apportion.run.pool import ProcessPool
 from apportion.run.step_source import source_of_model
@@ -22,7 +22,7 @@ def test_uneven_parts_train_the_same_model(method: str) -> None:
     it = zoo.load(SPEC, SEED)
     own = capture(it.step, it.model, it.optimizer, it.batch)
     program = capture_as(own, torch.float64)
-    made = plan(program, cluster(f"local:{DEVICES}"), method)
+    made = make_plan(program, cluster(f"local:{DEVICES}"), method)
     source = source_of_model(own, SPEC, SEED)
     job = TrainingRequest(source, made.strategy, DEVICES, STEPS, SEED, double=True, state=True)
     with ProcessPool(DEVICES, 120.0) as pool:

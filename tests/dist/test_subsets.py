@@ -10,7 +10,7 @@ from apportion import zoo
 from apportion.capture.capture import capture, capture_as
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.plan.plan import plan
+from apportion.plan.make_plan import make_plan
 from apportion.run.check_run import compare_with_eager
 from apportion.run.pool import ProcessPool
 from apportion.run.step_source import source_of_model
@@ -34,7 +34,7 @@ def test_a_walk_s_plan_trains_the_same_model(spec: str, monkeypatch: pytest.Monk
     subsets = {frozenset(choice.devices) for choice in found.strategy.choices}
     assert len(subsets) > 3 and min(map(len, subsets)) < DEVICES
     monkeypatch.setitem(METHODS, "walked", row("walked", lambda *_, **__: found))
-    made = plan(program, cluster(f"local:{DEVICES}"), "walked")
+    made = make_plan(program, cluster(f"local:{DEVICES}"), "walked")
     source = source_of_model(own, spec, SEED)
     job = TrainingRequest(source, made.strategy, DEVICES, STEPS, SEED, double=True, state=True)
     with ProcessPool(DEVICES, 120.0) as pool:

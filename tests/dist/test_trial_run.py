@@ -11,8 +11,8 @@ import pytest
 import apportion as ap
 from apportion import zoo
 from apportion.cli import main as cli
+from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
-from apportion.plan.plan import plan as make_plan
 from apportion.run import trial
 from apportion.run.pool import ProcessPool, SharedPool
 from apportion.run.step_source import StepSource

@@ -22,8 +22,8 @@ from apportion.plan import explain as explaining
 from apportion.plan.alternatives import Around
 from apportion.plan.explain import StrategyChange
 from apportion.plan.explanation import ALONE, GROUP, Explanation
-from apportion.plan.plan import Plan
-from apportion.plan.plan import plan as make_plan
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan, SimulatedStep
 from apportion.simulate.delta.delta import Delta
 from apportion.simulate.schedule import Network, Times, schedule_compiled
 from apportion.simulate.simulate import network, simulate
@@ -339,8 +339,8 @@ def test_a_budget_that_ends_is_told() -> None:
 def test_measured_kernels_are_told() -> None:
     plan = made("data")
     slower = replace(plan.timeline, end_ns=plan.timeline.end_ns + 5)
-    told = replace(plan)
-    told.__dict__.update(space=plan.space, tasks=plan.tasks, timeline=slower)
+    step = SimulatedStep(plan, plan.space, plan.tasks, slower)
+    told = replace(plan, simulated=step)
     assert "measured" in " ".join(told.explain(0, alternatives=1).notes)
     assert plan.explain(0, alternatives=1).notes == ()
 

@@ -17,8 +17,10 @@ from method_rows import row
 
 import apportion as ap
 from apportion.lower.task_graph import Storage
+from apportion.plan import plan as plan_module
+from apportion.plan import plan_file
+from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan, PlanTrial, PlanWarning
-from apportion.plan.plan import plan as make_plan
 from apportion.search import METHODS, Problem, Unsuitable
 from apportion.split.strategy import Choice, Strategy
 
@@ -219,6 +221,21 @@ def test_nothing_is_left_behind_when_writing_fails(
         made("data").save(file)
     assert list(file.parent.iterdir()) == [file]
     assert file.read_bytes() == before
+
+
+def test_reading_a_plan_lowers_it_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for module in (plan_module, plan_file):
+        real = module.lower
+
+        def counted(*given: Any, real: Any = real) -> Any:
+            calls.append("lower")
+            return real(*given)
+
+        monkeypatch.setattr(module, "lower", counted)
+    loaded = Plan.load(file)
+    assert len(loaded.tasks) and loaded.timeline.step_seconds > 0
+    assert calls == ["lower"]
 
 
 def test_saving_replaces_an_existing_file(file: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from graphs import captured
 
 import apportion as ap
+from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan, PlanTrial
-from apportion.plan.plan import plan as make_plan
 from apportion.run import plan_here as planning
 from apportion.run import pool, trial
 from apportion.run.pool import SharedPool
@@ -35,7 +35,7 @@ def test_the_really_fastest_is_kept() -> None:
         PlanTrial("single", expected[2], 0.75, False),
     )
     assert "of 3 plans that ran, that by fsdp was the fastest: 250 ms a step" in plan.notes[-1]
-    assert plan.__dict__["tasks"] is plans[1].tasks
+    assert plan.tasks is plans[1].tasks
     assert plan_facts(plan)["measured"][1] == {
         "method": "fsdp",
         "predicted_seconds": expected[1],

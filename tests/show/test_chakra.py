@@ -23,7 +23,7 @@ from apportion.machine.collective import (
     ALL_TO_ALL,
     REDUCE_SCATTER,
 )
-from apportion.plan.plan import plan as make_plan
+from apportion.plan.make_plan import make_plan
 from apportion.show import chakra
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import Timeline

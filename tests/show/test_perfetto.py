@@ -21,8 +21,8 @@ from apportion.lower.task_graph import (
     TaskGraph,
 )
 from apportion.machine.collective import ALL_GATHER
+from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
-from apportion.plan.plan import plan as make_plan
 from apportion.show.perfetto import LinkUsage, trace
 from apportion.simulate.schedule import link_spans
 from apportion.simulate.simulate import network, simulate

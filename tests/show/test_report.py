@@ -16,8 +16,8 @@ from make_tasks import EXACT, Maker, ports, random_tasks
 import apportion as ap
 from apportion.cli import main as cli
 from apportion.lower.task_graph import COLLECTIVE, TRANSFER, TaskGraph
+from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan, PlanTrial
-from apportion.plan.plan import plan as make_plan
 from apportion.show import report
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import MEASURED, Timeline, timeline

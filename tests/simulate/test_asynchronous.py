@@ -15,7 +15,7 @@ from apportion.execute.dry_run import DeviceMemoryFacts, accelerator
 from apportion.execute.kernels import Context, attention, kernel
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import shipped
-from apportion.plan.plan import plan
+from apportion.plan.make_plan import make_plan
 from apportion.simulate.durations import shares
 from apportion.simulate.simulate import issued
 
@@ -109,7 +109,7 @@ def test_a_plan_for_an_h200_is_costed_by_its_table() -> None:
     spec = "gpt2:layers=1,width=256,heads=4,batch=1,seq=512,dropout=0,vocab=16384"
     it = zoo.load(spec, meta=True)
     program = capture(it.step, it.model, it.optimizer, it.batch)
-    made = plan(program, cluster("1xh200"), "single")
+    made = make_plan(program, cluster("1xh200"), "single")
     assert shares(made.tasks, made.cluster, made.cost)["measured"] > 0.99
     assert made.predicted.step_seconds == pytest.approx(7.1e-3, rel=0.15)  # as it was measured
     assert made.predicted.peak_bytes[0] == pytest.approx(217.1e6, rel=0.02)

@@ -26,7 +26,7 @@ from apportion.lower.task_graph import (
     verify,
 )
 from apportion.machine.cluster import cluster
-from apportion.plan.plan import plan as make_plan
+from apportion.plan.make_plan import make_plan
 from apportion.simulate.memory_curve import CUDA_GRANULE, MIB, Cause, handed_out, peaks
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import MEASURED, Timeline, timeline

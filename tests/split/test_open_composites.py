@@ -25,7 +25,8 @@ from apportion.graph import Graph, verify
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.plan.plan import Plan, plan
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan
 from apportion.search.levels.level_grids import strategy as strategy_of
 from apportion.search.levels.levels import recurse
 from apportion.search.levels.sites import find_sites
@@ -189,7 +190,7 @@ def test_a_strategy_that_opens_survives_json() -> None:
 
 
 def test_a_plan_that_opens_survives_its_file(tmp_path: Any) -> None:
-    made = plan(wide_program(), cluster("local:2"), method="tofu")
+    made = make_plan(wide_program(), cluster("local:2"), method="tofu")
     assert made.strategy.opening
     made.save(tmp_path / "p.json")
     again = Plan.load(tmp_path / "p.json")
