@@ -42,8 +42,9 @@ from apportion.capture.capture import (
     setting,
     state_tensor,
 )
-from apportion.execute.executable import Executable, Rank, run_together
+from apportion.execute.executable import Executable
 from apportion.execute.kernels import Context
+from apportion.execute.rank import Rank, run_together
 from apportion.files import write_whole
 from apportion.machine.cluster import Cluster, cluster
 from apportion.plan.make_plan import make_plan

@@ -31,8 +31,9 @@ from apportion.capture.capture import (
     setting,
     state_tensor,
 )
-from apportion.execute.executable import Corrupt, Executable, Rank, run_together
+from apportion.execute.executable import Executable
 from apportion.execute.kernels import Context
+from apportion.execute.rank import Corrupt, Rank, run_together
 from apportion.lower.task_graph import TaskGraph
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
@@ -195,14 +196,14 @@ def planted(spec: str, count: int, first: int) -> dict[str, object]:
 
 def plant(plan: Plan, rng: Random, change: float) -> tuple[Corrupt, str, bool]:
     executable = Executable(plan.space, plan.strategy, plan.tasks)
-    parcel = rng.choice(sorted(executable.packed))
-    task, copy = executable.parcels[parcel].task, rng.choice(executable.packed[parcel])
+    chosen = rng.choice(sorted(executable.packed))
+    task, copy = executable.messages[chosen].task, rng.choice(executable.packed[chosen])
     element = rng.randrange(copy.nbytes // copy.dtype.itemsize)
     seen = Counter[int]()
 
     def corrupt(number: int, message: torch.Tensor) -> torch.Tensor:
         seen[number] += 1
-        if number != parcel or seen[number] != STEPS:
+        if number != chosen or seen[number] != STEPS:
             return message
         changed = message.clone()
         box = changed[copy.offset : copy.offset + copy.nbytes].view(copy.dtype)

@@ -10,7 +10,7 @@ import torch
 from graphs import start, step
 
 from apportion.capture.capture import Program, eager_steps
-from apportion.execute.executable import Rank
+from apportion.execute.rank import Rank
 from apportion.lower.task_graph import TaskGraph
 from apportion.run.check_run import PER_STEP, Distance, GatheredCopy, distance, gather_copies
 from apportion.run.training import vary

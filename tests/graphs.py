@@ -18,8 +18,9 @@ from apportion.capture.capture import (
     setting,
     state_tensor,
 )
-from apportion.execute.executable import Executable, Rank, run_together
+from apportion.execute.executable import Executable
 from apportion.execute.kernels import LEFT_OUT, Context, resolve
+from apportion.execute.rank import Rank, run_together
 from apportion.graph import ACTIVATION, INPUT, Dtype, Graph, Op, Ref, Value, nbytes_of, verify
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import TaskGraph

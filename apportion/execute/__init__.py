@@ -2,8 +2,9 @@
 
 In: a Program's Graph, a Space, a TaskGraph and the tensors of a rank. Out: losses, new state, and
 a measured Timeline. A rank runs its own rows of the same TaskGraph that simulate/ times.
-Read executable.py first, then kernels/ (how a part of an operator runs), transport.py (messages
-between processes), dry_run.py (storage without data) and allocations.py (what torch allocates).
+Read executable.py first, then run_part.py with kernels/ (how a part of an operator runs), rank.py
+(the tensors of one device), transport.py (messages between processes), dry_run.py (storage without
+data) and allocations.py (what torch allocates).
 """
 
 from __future__ import annotations
@@ -13,59 +14,23 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    from apportion.execute.allocations import (
-        allocated_peak as allocated_peak,
-    )
-    from apportion.execute.dry_run import (
-        accelerator as accelerator,
-    )
-    from apportion.execute.dry_run import (
-        measure as measure,
-    )
-    from apportion.execute.executable import (
-        Executable as Executable,
-    )
-    from apportion.execute.executable import (
-        Rank as Rank,
-    )
-    from apportion.execute.executable import (
-        combine as combine,
-    )
-    from apportion.execute.executable import (
-        local_shape as local_shape,
-    )
-    from apportion.execute.executable import (
-        padded as padded,
-    )
-    from apportion.execute.executable import (
-        slices as slices,
-    )
-    from apportion.execute.executable import (
-        threads as threads,
-    )
-    from apportion.execute.kernels.base import (
-        Context as Context,
-    )
-    from apportion.execute.kernels.base import (
-        dtype as dtype,
-    )
-    from apportion.execute.kernels.base import (
-        kernel as kernel,
-    )
-    from apportion.execute.transport import (
-        Exchange as Exchange,
-    )
-    from apportion.execute.transport import (
-        PeerLost as PeerLost,
-    )
-    from apportion.execute.transport import (
-        Worker as Worker,
-    )
-    from apportion.execute.transport import (
-        talking as talking,
-    )
-    from apportion.execute.transport import (
-        worker as worker,
-    )
+    from apportion.execute.allocations import allocated_peak as allocated_peak
+    from apportion.execute.dry_run import device_memory_facts as device_memory_facts
+    from apportion.execute.dry_run import measure_storage as measure_storage
+    from apportion.execute.executable import Executable as Executable
+    from apportion.execute.executable import local_shape as local_shape
+    from apportion.execute.executable import slices as slices
+    from apportion.execute.executable import threads as threads
+    from apportion.execute.kernels.base import Context as Context
+    from apportion.execute.kernels.base import dtype as dtype
+    from apportion.execute.kernels.base import kernel as kernel
+    from apportion.execute.rank import Rank as Rank
+    from apportion.execute.rank import combine as combine
+    from apportion.execute.run_part import padded as padded
+    from apportion.execute.transport import Exchange as Exchange
+    from apportion.execute.transport import PeerLost as PeerLost
+    from apportion.execute.transport import Worker as Worker
+    from apportion.execute.transport import peer_errors as peer_errors
+    from apportion.execute.transport import worker as worker
 
 lazy_face(__name__)

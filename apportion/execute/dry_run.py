@@ -1,7 +1,8 @@
 """What the tasks of a TaskGraph really allocate, by running their kernels on tensors without data.
 
-Lowering says which slots there are; whether a view of a part needs a copy, and how a result lies in
-memory, only the kernel knows. Here every distinct call (kind, arguments, shapes and strides of its
+Part of the room execute. An Executable comes in, the Storage of its tasks goes out. Lowering says
+which slots there are; whether a view of a part needs a copy, and how a result lies in memory, only
+the kernel knows. Here every distinct call (kind, arguments, shapes and strides of its
 inputs) runs once on torch's `meta` device, and strides are passed on from task to task.
 """
 
@@ -21,8 +22,9 @@ from apportion.capture import RANDOM_UNIFORM
 from apportion.columns import Ints
 from apportion.describe import lengths
 from apportion.execute.allocations import AllocationTracker
-from apportion.execute.executable import Executable, local_shape, run_part, same_storage
+from apportion.execute.executable import Executable, local_shape
 from apportion.execute.kernels import Context, dtype
+from apportion.execute.run_part import run_part, same_storage
 from apportion.graph import Body, Op
 from apportion.lower import (
     ASSEMBLE,
@@ -98,7 +100,7 @@ class DeviceMemoryFacts:
         return int(np.quantile(some, WORKSPACE_QUANTILE) * nbytes)
 
 
-def accelerator(table: CostTable | None) -> DeviceMemoryFacts:
+def device_memory_facts(table: CostTable | None) -> DeviceMemoryFacts:
     """What a table of measurements says of memory."""
     if table is None:
         return DeviceMemoryFacts()
@@ -111,18 +113,18 @@ def accelerator(table: CostTable | None) -> DeviceMemoryFacts:
     return DeviceMemoryFacts(known, shares, table.resident)
 
 
-def measure(
-    executable: Executable, threads: int | None, accelerator: DeviceMemoryFacts | None = None
+def measure_storage(
+    executable: Executable, threads: int | None, memory_facts: DeviceMemoryFacts | None = None
 ) -> Storage:
     """The real storage of every slot and the workspace of every task, where not as planned.
 
     `threads` is how many threads a kernel uses, some need workspace for each; None if it does not
-    run on this machine's CPU: then workspace is known only as far as `accelerator` says.
+    run on this machine's CPU: then workspace is known only as far as `memory_facts` says.
     """
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads or before)
-        return _DryRun(executable, threads, accelerator).run()
+        return _DryRun(executable, threads, memory_facts).run()
     finally:
         torch.set_num_threads(before)
 
@@ -178,7 +180,7 @@ class _DryRun:
         self,
         executable: Executable,
         threads: int | None,
-        accelerator: DeviceMemoryFacts | None = None,
+        memory_facts: DeviceMemoryFacts | None = None,
     ) -> None:
         self.space = executable.space
         self.graph = executable.graph
@@ -186,8 +188,8 @@ class _DryRun:
         self.tasks = executable.tasks
         self.assemblies = executable.tasks.assemblies
         self.threads = threads
-        self.accelerator = accelerator or DeviceMemoryFacts()
-        like = "cpu" if accelerator is None else "cuda"
+        self.memory_facts = memory_facts or DeviceMemoryFacts()
+        like = "cpu" if memory_facts is None else "cuda"
         self.context = Context(0, 0, lambda expression: 1.0, self.graph.bodies, "meta", like)
         self.forms: dict[Form, int] = {}
         self.formed: list[Form] = []
@@ -367,9 +369,9 @@ class _DryRun:
             text = signature(op.kind, body, part, inputs)
             number = self.works.setdefault(text, len(self.works))
             call = self._run(op, part, given)
-            usual = self.accelerator.usual(op.kind, int(self.tasks.nbytes[task]))
+            usual = self.memory_facts.usual(op.kind, int(self.tasks.nbytes[task]))
             guess = max(call.workspace, usual)
-            workspace = self.accelerator.workspaces.get(text, guess) + self.accelerator.resident
+            workspace = self.memory_facts.workspaces.get(text, guess) + self.memory_facts.resident
             left = tuple(
                 self._form((self.formed[m][0], result.stride, self.formed[m][2]))
                 for m, result in zip(meant, call.results, strict=True)

@@ -274,12 +274,12 @@ def _measured_storage(
     space: Space, strategy: Strategy, tasks: TaskGraph, cluster: Cluster
 ) -> Storage:
     """What the kernels allocate. Needs torch, which a loaded Plan does not: it has the result."""
-    from apportion.execute import Executable, accelerator, measure, threads
+    from apportion.execute import Executable, device_memory_facts, measure_storage, threads
 
     executable = Executable(space, strategy, tasks)
     kinds = {device.kind for device in cluster.devices}
     if kinds == {"cpu"}:
-        return measure(executable, threads(len(cluster.devices)))
+        return measure_storage(executable, threads(len(cluster.devices)))
     tables = default_cost(cluster).tables
     known = next((tables[kind] for kind in sorted(kinds) if kind in tables), None)
-    return measure(executable, None, accelerator(known))
+    return measure_storage(executable, None, device_memory_facts(known))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from apportion.execute import Executable, measure, threads
+from apportion.execute import Executable, measure_storage, threads
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import TaskGraph, lower, with_storage
 from apportion.machine import ASSUMED, EXCHANGE_LINE, Cluster, CostModel, CostTable
@@ -50,7 +50,7 @@ def lower_strategy(graph: Graph, strategy: Strategy, devices: int) -> LoweredStr
     """The tasks of a strategy, with the signatures of their kernel calls."""
     space = space_of(graph, strategy)
     tasks = lower(space, strategy, devices)
-    storage = measure(Executable(space, strategy, tasks), threads(devices))
+    storage = measure_storage(Executable(space, strategy, tasks), threads(devices))
     return LoweredStrategy(strategy, with_storage(tasks, storage))
 
 

@@ -132,7 +132,7 @@ def _host_round(runner: Runner, batch: Any) -> list[float]:
     """Seconds of the host for each task, the device being idle or nearly so."""
     rank, context = runner.worker.rank, runner.begin(batch)
     seconds = []
-    for task in range(len(rank.program.tasks)):
+    for task in range(len(rank.executable.tasks)):
         if task % 8 == 0:
             torch.cuda.synchronize()
         began = time.perf_counter()
@@ -214,7 +214,7 @@ def _memory_round(runner: Runner, batch: Any, storage: Storage) -> dict[int, int
     rank, context = runner.worker.rank, runner.begin(batch)
     found: dict[int, int] = {}
     calls: dict[int, int] = defaultdict(int)
-    for task in range(len(rank.program.tasks)):
+    for task in range(len(rank.executable.tasks)):
         work = storage.work[task]
         if work < 0 or calls[work] >= 3:
             rank.run(task, context)

@@ -34,7 +34,7 @@ import torch.distributed as dist
 
 from apportion import zoo
 from apportion.capture import Program, capture, capture_as
-from apportion.execute import PeerLost, talking
+from apportion.execute import PeerLost, peer_errors
 from apportion.run.step_source import (
     StepSource,
     StepTensors,
@@ -120,7 +120,7 @@ def main(
 
 def _join(rank: int, world: int, store: str, timeout: float) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with talking():
+    with peer_errors():
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
             timeout=timedelta(seconds=timeout + PATIENCE),

@@ -25,7 +25,7 @@ from apportion.columns import (
     Floats,
     Ints,
 )
-from apportion.execute import Context, Exchange, Executable, Rank, Worker, talking, worker
+from apportion.execute import Context, Exchange, Executable, Rank, Worker, peer_errors, worker
 from apportion.lower import lower
 from apportion.machine import cores
 from apportion.run.process import PoolProcess
@@ -172,7 +172,7 @@ def longest_of_all(spent: float) -> float:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return spent
     longest = torch.tensor([spent])
-    with talking():
+    with peer_errors():
         dist.all_reduce(longest, dist.ReduceOp.MAX)
     return float(longest)
 
@@ -187,14 +187,14 @@ def _without_messages(
 ) -> list[tuple[int, float]]:
     """An exchange without anybody else; (task, seconds) of packing what would be sent."""
     found = []
-    parcels = rank.program.parcels
-    for parcel, _ in exchange.receives:
-        rank.messages[parcel] = torch.empty(parcels[parcel].nbytes, dtype=torch.uint8).fill_(0)
-    for parcel, _ in exchange.sends:
+    messages = rank.executable.messages
+    for number, _ in exchange.receives:
+        rank.received[number] = torch.empty(messages[number].nbytes, dtype=torch.uint8).fill_(0)
+    for number, _ in exchange.sends:
         began = clock()
-        rank.pack(parcel)
-        found.append((parcels[parcel].task, (clock() - began) / 1e9))
-    for task in dict.fromkeys(parcels[parcel].task for parcel, _ in exchange.sends):
+        rank.pack(number)
+        found.append((messages[number].task, (clock() - began) / 1e9))
+    for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
         rank.free(task)
     return found
 
@@ -255,7 +255,7 @@ def _exchange(me: int, messages: tuple[tuple[int, int, int], ...]) -> tuple[int,
     """One exchange, as a step does it (execute/transport.py)."""
     out = [(to, torch.empty(n, dtype=torch.uint8).fill_(1)) for a, to, n in messages if a == me]
     began = time.perf_counter_ns()
-    with talking():
+    with peer_errors():
         pending = [
             dist.irecv(torch.empty(n, dtype=torch.uint8), a) for a, to, n in messages if to == me
         ]

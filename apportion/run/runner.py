@@ -73,7 +73,7 @@ class Runner:
 
     def _everywhere(self, loss: torch.Tensor | None) -> torch.Tensor:
         """The loss on every rank. These few bytes are for the caller and not part of the plan."""
-        executable = self.worker.rank.program
+        executable = self.worker.rank.executable
         holders = sorted({executable.slot_device[s] for s in executable.loss_slots})
         if len(holders) < executable.tasks.devices:
             if loss is None:

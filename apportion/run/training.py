@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apportion.execute import Executable, allocated_peak, talking, worker
+from apportion.execute import Executable, allocated_peak, peer_errors, worker
 from apportion.lower import lower
 from apportion.run.process import PoolProcess
 from apportion.run.runner import Runner
@@ -107,7 +107,7 @@ def losses_of(ranks: list[TrainingResult]) -> list[float]:
 
 def _wait_for_all() -> None:
     """Waits for all ranks, so that none counts another's lateness as its own step."""
-    with talking():
+    with peer_errors():
         dist.barrier()
 
 

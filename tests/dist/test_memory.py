@@ -10,7 +10,7 @@ import pytest
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.execute.dry_run import measure
+from apportion.execute.dry_run import measure_storage
 from apportion.execute.executable import Executable, threads
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import with_storage
@@ -60,7 +60,7 @@ def test_peaks_and_bytes_are_as_predicted(
     for name, strategy in strategies(spaces[spec], devices).items():
         space = Space(spaces[spec].graph, strategy.digits)
         tasks = lower(space, strategy, devices)
-        storage = measure(Executable(space, strategy, tasks), threads(devices))
+        storage = measure_storage(Executable(space, strategy, tasks), threads(devices))
         line = simulate(with_storage(tasks, storage), machine, default_cost(machine))
         source = StepSource(spaces[spec].graph, spec, SEED)
         ranks = pool.train(TrainingRequest(source, strategy, devices, 1, SEED, profile=True))

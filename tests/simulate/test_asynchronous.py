@@ -11,7 +11,7 @@ import torch
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.execute.dry_run import DeviceMemoryFacts, accelerator
+from apportion.execute.dry_run import DeviceMemoryFacts, device_memory_facts
 from apportion.execute.kernels import Context, attention, kernel
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import shipped
@@ -96,11 +96,11 @@ def test_issuing_equals_a_slow_walk(seed: int) -> None:
 def test_a_table_of_the_h200_is_shipped() -> None:
     (table,) = [t for t in shipped() if t.condition.kind == "h200"]
     assert len(table.works) > 1000
-    known = accelerator(table)
+    known = device_memory_facts(table)
     assert known.resident > 32 << 20  # cuBLAS
     assert known.usual("aten.convolution.default", 1 << 28) > 1 << 26
     assert known.usual("aten.relu.default", 1 << 28) == 0
-    assert accelerator(None) == DeviceMemoryFacts()
+    assert device_memory_facts(None) == DeviceMemoryFacts()
     product = table.fits["aten.mm.default/4"]
     assert 40e12 < 1 / product.per_flop < 67e12  # float32 without TF32, below the published rate
 

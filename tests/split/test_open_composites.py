@@ -20,7 +20,7 @@ from apportion.capture.capture import (
     eager_steps,
     state_tensor,
 )
-from apportion.execute.executable import gather
+from apportion.execute.rank import gather
 from apportion.graph import Graph, verify
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
