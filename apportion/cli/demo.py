@@ -1,8 +1,8 @@
 """The demonstration behind `make demo`: data parallelism against Tofu's plan of a small GPT.
 
-Both are planned for four local processes, run there beside a single device, and checked. Writes
-demo.html and demo.trace.json, of Tofu's plan, into the current folder. Exit status 1 if a plan does
-not train what the single device does.
+Part of the room cli. Both are planned for four local processes, run there beside a single device,
+and checked. Writes demo.html and demo.trace.json, of Tofu's plan, into the current folder. Exit
+status 1 if a plan does not train what the single device does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""enough: when no plan fits, what is over, what takes the space, and how many devices would do.
+"""When no plan fits: what is over, what takes the space, and how many devices would do.
 
-The number is found by planning: for more and more devices like those at hand, doubling and then
+Part of the room plan. A PlanRequest and the nearest Candidate come in, sentences go out. The
+number is found by planning: for more and more devices like those at hand, doubling and then
 bisecting, so that the number found was planned and fits, and one less was planned and does not.
 What a device holds does not depend on links, so the larger clusters are the same device repeated.
 """

@@ -1,4 +1,6 @@
-"""explain: why an Op has the Choice that it has, and what each alternative would cost.
+"""Why an Op has the Choice that it has, and what each alternative would cost.
+
+Part of the room plan. A Plan and the name of an Op come in, an Explanation goes out.
 
 Every alternative (alternatives.py) is put in the place of the Op's Choice, alone and with the Op's
 Group, and simulated by delta: its step time is that of `simulate(lower(...))`. What it moves and

@@ -1,5 +1,6 @@
 """Explanation: what is known of an Op's Choice and of the alternatives to it; and how it reads.
 
+Part of the room plan. explain.py fills it in.
 `print` shows an Explanation as a page of text, `to_json` gives it as plain data.
 """
 

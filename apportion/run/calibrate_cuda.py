@@ -1,7 +1,8 @@
 """Measuring a CUDA device: the kernels, the host that issues them, and their memory.
 
-What is measured is the step itself on one device, task by task in its own order, so that every
-kernel finds the caches as it will in earnest.
+Part of the room run. Programs with plans for one device come in, a CostTable goes out. What
+is measured is the step itself, task by task in its own order, so that every kernel finds the caches
+as it will in earnest.
 
 device     A device that waits is made to wait first (a kernel that sleeps), so that the host is
            ahead of it: then the time between the events before and after a task is the device's

@@ -1,5 +1,7 @@
 """Runner: a divided step inside one rank of a torchrun job.
 
+Part of the room run. A Program and a Plan come in; batches go in and losses come out.
+
     runner = ap.distribute(program, plan)
     loss = runner.step(batch)
 

@@ -1,4 +1,7 @@
-"""What commands print with `--json`: results as plain data."""
+"""What commands print with `--json`: results as plain data.
+
+Part of the room show. Plans, Spaces and Runs come in, dictionaries go out.
+"""
 
 from __future__ import annotations
 

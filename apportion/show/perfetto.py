@@ -1,5 +1,7 @@
 """A Timeline for Perfetto or chrome://tracing, in Chrome's JSON trace format.
 
+Part of the room show. A Timeline comes in, a file goes out, with
+
 process  a device, with a counter of its memory, a series per category; the last one is `links`
 thread   of a device: compute, send, receive. A collective is on `send` of all its members.
          Messages that overlap in time are on further threads of the same name.

@@ -1,5 +1,8 @@
-"""Live progress of planning, on a terminal: the method at work, the best plan so far, what the
-method says of its own best and bound, and the seconds that have passed."""
+"""Live progress of planning, on a terminal.
+
+Part of the room show. PlanningProgress comes in; one line goes out: the seconds that have passed,
+the best plan so far, the method at work and what it says of its own best and bound.
+"""
 
 from __future__ import annotations
 

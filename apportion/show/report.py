@@ -1,5 +1,6 @@
 """The report: a Plan as one HTML page that needs no network.
 
+Part of the room show. A Plan comes in, a page goes out.
 `page` gathers what the page shows as plain data, in columns and with repeated texts named once, and
 puts it with the style sheet and the script of templates/ into one text. The data stands in a script
 element that browsers do not run; what it holds is only ever shown as text.

@@ -1,4 +1,7 @@
-"""Tables for the terminal: what commands print unless they print JSON."""
+"""Tables for the terminal: what commands print unless they print JSON.
+
+Part of the room show. Plans, Spaces, Graphs and Runs come in, tables and lines go out.
+"""
 
 from __future__ import annotations
 

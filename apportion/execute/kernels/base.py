@@ -1,4 +1,7 @@
-"""What all kernels share: their context, their table, and how torch's own are found."""
+"""What all kernels share: their context, their table, and how torch's own are found.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The optimizer's update: its body, operator by operator."""
+"""The optimizer's update: its body, operator by operator.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 
