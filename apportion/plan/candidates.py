@@ -250,9 +250,9 @@ def now(request: PlanRequest) -> float:
     return time.perf_counter() - request.costs.seconds
 
 
-def _tell(request: PlanRequest, stand: PlanningProgress) -> None:
+def _tell(request: PlanRequest, progress: PlanningProgress) -> None:
     if request.tell is not None:
-        request.tell(stand)
+        request.tell(progress)
 
 
 def scored(request: PlanRequest, method: str, found: SearchResult, seconds: float) -> Candidate:

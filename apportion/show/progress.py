@@ -31,14 +31,14 @@ class ProgressLine:
     """What has been told so far; rich draws it anew by itself, so that the seconds run on."""
 
     began: float = field(default_factory=time.perf_counter)
-    stand: PlanningProgress | None = None
+    latest: PlanningProgress | None = None
     best: tuple[bool, float, str] | None = None  # does not fit, seconds of a step, method
 
-    def tell(self, stand: PlanningProgress) -> None:
+    def tell(self, progress: PlanningProgress) -> None:
         """Takes note of where planning stands."""
-        self.stand = stand
-        if stand.step_seconds is not None:
-            found = (not stand.fits, stand.step_seconds, stand.method)
+        self.latest = progress
+        if progress.step_seconds is not None:
+            found = (not progress.fits, progress.step_seconds, progress.method)
             self.best = found if self.best is None else min(self.best, found)
 
     def line(self) -> str:
@@ -48,8 +48,8 @@ class ProgressLine:
             over, seconds, method = self.best
             fits = ", over the memory limit" if over else ""
             parts.append(f"best step {shown(seconds, 's')} ({method}{fits})")
-        if self.stand is not None:
-            parts.append(self.stand.method + _of_itself(self.stand.progress))
+        if self.latest is not None:
+            parts.append(self.latest.method + _of_itself(self.latest.progress))
         return " | ".join(parts)
 
     def __rich__(self) -> Text:

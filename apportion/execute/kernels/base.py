@@ -86,7 +86,8 @@ def _changes(arg: Arg) -> bool:
 
 
 OWN: dict[str, Kernel] = {}
-"""Kernels that are not simply torch's operator of that name."""
+"""A registry, which the decorator `own` fills on import: kernels that are not simply the operator
+of that name."""
 
 
 def own(*kinds: str) -> Callable[[Kernel], Kernel]:
