@@ -86,8 +86,9 @@ def measured(name: str, processes: int, loops: int) -> list[Case]:
     from apportion.capture.capture import capture
     from apportion.machine.cluster import cluster
     from apportion.machine.cost_model import ASSUMED
-    from apportion.run.calibrate import Source, divided
-    from apportion.run.pool import Pool
+    from apportion.run.calibrate import lower_strategy
+    from apportion.run.pool import ProcessPool
+    from apportion.run.step_source import StepSource
     from apportion.search import METHODS, Problem
     from apportion.split.space import Space
 
@@ -101,9 +102,10 @@ def measured(name: str, processes: int, loops: int) -> list[Case]:
         method, _, seed = plain.partition(":")
         problem = Problem(space, cluster(f"local:{fold}") if fold else place, ASSUMED)
         strategy = METHODS[method](problem, budget=10.0, seed=int(seed or 0)).strategy
-        found[label] = divided(program.graph, folded(strategy) if fold else strategy, processes)
-    with Pool(processes) as pool:
-        return _cases(name, processes, pool, Source(program.graph, spec), place, found, loops)
+        strategy = folded(strategy) if fold else strategy
+        found[label] = lower_strategy(program.graph, strategy, processes)
+    with ProcessPool(processes) as pool:
+        return _cases(name, processes, pool, StepSource(program.graph, spec), place, found, loops)
 
 
 def folded(strategy: Any) -> Any:
@@ -124,15 +126,10 @@ def _cases(
 ) -> list[Case]:
     """Takes turns, loop after loop; then predicts."""
     from apportion.machine.cost_table import CostTable
-    from apportion.run.calibrate import (
-        condition,
-        measured_cost,
-        rehearsal,
-        talks,
-        with_measured,
-        with_messages,
-    )
-    from apportion.run.process import step_seconds
+    from apportion.run.calibrate import exchange_times, rehearsal_request
+    from apportion.run.cost_cache import condition_of, measured_cost
+    from apportion.run.measured_table import with_exchanges, with_rehearsal
+    from apportion.run.training import step_seconds
     from apportion.simulate.durations import shares
     from apportion.simulate.simulate import simulate
 
@@ -143,22 +140,22 @@ def _cases(
     spoken = []
     for loop in range(loops):
         if processes > 1:
-            spoken.append(talks(pool, processes, 3, 3.0))
+            spoken.append(exchange_times(pool, processes, 3, 3.0))
         for label, one in found.items():
-            rounds[label].append(pool.ask(rehearsal(source, one, ROUNDS, 10.0)))
-            job = _train(source.spec, one, processes, profile=loop == 0)
+            rounds[label].append(pool.ask(rehearsal_request(source, one, ROUNDS, 10.0)))
+            job = _train(source, one, processes, profile=loop == 0)
             ranks = pool.train(job)
             last.setdefault(label, ranks)
             steps[label] += step_seconds(ranks)[WARM:]
             used[label] += [max(r.cpu_seconds[k] for r in ranks) for k in range(WARM, STEPS)]
-    empty = with_messages(CostTable(condition(place)), processes, spoken)
+    empty = with_exchanges(CostTable(condition_of(place)), processes, spoken)
     cases = []
     for label, one in found.items():
-        own = with_measured(empty, one.tasks, _joined(rounds[label]))
+        own = with_rehearsal(empty, one.tasks, _joined(rounds[label]))
         rest = empty
         for other, two in found.items():
             if other != label:
-                rest = with_measured(rest, two.tasks, _joined(rounds[other]))
+                rest = with_rehearsal(rest, two.tasks, _joined(rounds[other]))
         line = simulate(one.tasks, place, measured_cost(own))
         blind = simulate(one.tasks, place, measured_cost(rest))
         low, high = np.quantile(steps[label], [QUANTILE, 0.75])
@@ -183,10 +180,10 @@ def _cases(
     return cases
 
 
-def _train(spec: str, one: Any, processes: int, profile: bool) -> Any:
-    from apportion.run.process import Train
+def _train(source: Any, one: Any, processes: int, profile: bool) -> Any:
+    from apportion.run.training import TrainingRequest
 
-    return Train(spec, 0, False, one.strategy, processes, STEPS, 0, False, profile)
+    return TrainingRequest(source, one.strategy, processes, STEPS, 0, profile=profile)
 
 
 def _joined(loops: list[list[Any]]) -> list[Any]:
@@ -405,9 +402,9 @@ def main() -> None:
     if given.json:
         given.json.write_text(json.dumps([asdict(case) for case in cases], indent=1))
     if given.out:
-        from apportion.run.calibrate import machine
+        from apportion.run.cost_cache import machine_name
 
-        given.out.write_text(page(cases, machine()))
+        given.out.write_text(page(cases, machine_name()))
         given.out.with_suffix(".svg").write_text(plot(cases))
 
 

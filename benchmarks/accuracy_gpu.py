@@ -28,7 +28,8 @@ from apportion.capture.reference import capture_as
 from apportion.execute.executable import Executable
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_table import CostFile, save
-from apportion.plan.plan import Plan, plan
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan
 from apportion.run.calibrate_cuda import (
     calibrate,
     device_kind,
@@ -150,7 +151,7 @@ def prepared(case: Case) -> tuple[Program, Plan]:
     if case.precision != "float32":
         program = capture_as(program, getattr(torch, case.precision))
     where = cluster(f"1x{device_kind()}")
-    return program, plan(program.graph, where, case.method, seed=case.seed)
+    return program, make_plan(program.graph, where, case.method, seed=case.seed)
 
 
 def compared(case: Case, seen: bool) -> Row:

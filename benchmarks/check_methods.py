@@ -33,19 +33,39 @@ from typing import Any
 import torch
 
 from apportion import zoo
-from apportion.capture.capture import capture
-from apportion.capture.optimizer import setting
-from apportion.capture.program import Program, batch_leaves, state_tensor
-from apportion.capture.reference import capture_as, eager_steps
-from apportion.execute.executable import Executable, Rank, run_together
-from apportion.execute.kernels import Context
+from apportion.capture.capture import (
+    capture,
+)
+from apportion.capture.optimizer import (
+    setting,
+)
+from apportion.capture.program import (
+    Program,
+    batch_leaves,
+    state_tensor,
+)
+from apportion.capture.reference import (
+    capture_as,
+    eager_steps,
+)
+from apportion.execute.executable import Executable
+from apportion.execute.kernels.base import (
+    Context,
+)
+from apportion.execute.rank import Rank, run_together
 from apportion.files import write_whole
-from apportion.machine.cluster import cluster
-from apportion.machine.topology import Cluster
-from apportion.plan.plan import Plan, plan
-from apportion.run.pool import Pool
-from apportion.run.process import Train, Trained, vary
-from apportion.run.run import PER_STEP, distance, gather, losses_of
+from apportion.machine.cluster import (
+    cluster,
+)
+from apportion.machine.topology import (
+    Cluster,
+)
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan
+from apportion.run.check_run import PER_STEP, distance, gather_copies
+from apportion.run.pool import ProcessPool
+from apportion.run.step_source import StepSource
+from apportion.run.training import TrainingRequest, TrainingResult, losses_of, vary
 from apportion.search import METHODS, Unsuitable
 
 STEPS, SEED = 2, 0
@@ -114,13 +134,15 @@ def load(spec: str) -> Subject:
     return Subject(spec, program, exact, *eager_steps(exact, batches, SEED))
 
 
-def check(subject: Subject, case: Case, how: How, run: Callable[[Plan], list[Trained]]) -> Row:
+def check(
+    subject: Subject, case: Case, how: How, run: Callable[[Plan], list[TrainingResult]]
+) -> Row:
     """One plan, made and run; whatever goes wrong is in the Row."""
     began = time.perf_counter()
     row = Row(case.model, case.devices, case.method, FAILED)
     try:
         where = machine(case.devices, how.free_links)
-        made = plan(subject.program, where, case.method, how.budget)
+        made = make_plan(subject.program, where, case.method, how.budget)
     except Unsuitable as why:
         return replace(row, verdict=UNSUITABLE, sentence=str(why))
     except Exception as error:
@@ -148,9 +170,9 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _judged(row: Row, subject: Subject, made: Plan, ranks: list[Trained]) -> Row:
+def _judged(row: Row, subject: Subject, made: Plan, ranks: list[TrainingResult]) -> Row:
     rate = max(float(group["lr"]) for group in subject.exact.optimizer.param_groups)
-    split = gather(made.space, made, ranks)
+    split = gather_copies(made.space, made.tasks, ranks)
     slack = PER_STEP * rate * STEPS
     losses = losses_of(ranks)
     found = distance(subject.exact, losses, split, subject.losses, subject.state, slack)
@@ -166,7 +188,7 @@ def _judged(row: Row, subject: Subject, made: Plan, ranks: list[Trained]) -> Row
     return replace(row, verdict=EQUAL)
 
 
-def together(subject: Subject, made: Plan) -> list[Trained]:
+def together(subject: Subject, made: Plan) -> list[TrainingResult]:
     """All ranks in this process, answering as processes would."""
     program, devices = subject.exact, len(made.cluster.devices)
     executable = Executable(made.space, made.strategy, made.tasks)
@@ -184,7 +206,7 @@ def together(subject: Subject, made: Plan) -> list[Trained]:
     moved = STEPS * made.tasks.bytes_moved  # counted only where processes talk
     states = [[(s, t.numpy()) for s, (_, t) in rank.state().items()] for rank in ranks]
     return [
-        Trained(losses, [], [], moved if device == 0 else 0, None, state, [])
+        TrainingResult(losses, [], [], moved if device == 0 else 0, None, state, [])
         for device, state in enumerate(states)
     ]
 
@@ -194,13 +216,14 @@ class Processes:
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
-        self.pools: dict[int, Pool] = {}
+        self.pools: dict[int, ProcessPool] = {}
 
-    def run(self, spec: str, made: Plan) -> list[Trained]:
+    def run(self, spec: str, made: Plan) -> list[TrainingResult]:
         devices = len(made.cluster.devices)
         if devices not in self.pools:
-            self.pools[devices] = Pool(devices, self.timeout)
-        job = Train(spec, SEED, True, made.strategy, devices, STEPS, SEED, state=True)
+            self.pools[devices] = ProcessPool(devices, self.timeout)
+        source = StepSource(made.graph, spec, SEED)
+        job = TrainingRequest(source, made.strategy, devices, STEPS, SEED, double=True, state=True)
         try:
             return self.pools[devices].train(job)
         except BaseException:
@@ -240,7 +263,7 @@ def rows_of(cases: Sequence[Case], how: How, processes: Processes) -> Iterator[R
         yield from (Row(c.model, c.devices, c.method, FAILED, sentence=told) for c in cases)
         return
 
-    def run(made: Plan) -> list[Trained]:
+    def run(made: Plan) -> list[TrainingResult]:
         return together(subject, made) if how.in_process else processes.run(subject.spec, made)
 
     for case in cases:

@@ -42,7 +42,7 @@ from apportion.columns import Ints
 from apportion.describe.errors import Refused
 from apportion.graph import FORWARD
 from apportion.lower.lower import lower
-from apportion.lower.task_graph import (
+from apportion.lower.task_kinds import (
     COLLECTIVE,
     TRANSFER,
 )

@@ -45,7 +45,9 @@ from apportion.capture.capture import capture
 from apportion.files import write_whole
 from apportion.graph import PARAMETER
 from apportion.lower.lower import lower
-from apportion.lower.task_graph import COMPUTE
+from apportion.lower.task_kinds import (
+    COMPUTE,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.search import METHODS, Problem, Unsuitable

@@ -22,19 +22,34 @@ from random import Random
 import torch
 
 from apportion import zoo
-from apportion.capture.capture import capture
-from apportion.capture.optimizer import setting
-from apportion.capture.program import Program, batch_leaves, state_tensor
-from apportion.capture.reference import capture_as, eager_steps
-from apportion.execute.executable import Corrupt, Executable, Rank, run_together
-from apportion.execute.kernels import Context
+from apportion.capture.capture import (
+    capture,
+)
+from apportion.capture.optimizer import (
+    setting,
+)
+from apportion.capture.program import (
+    Program,
+    batch_leaves,
+    state_tensor,
+)
+from apportion.capture.reference import (
+    capture_as,
+    eager_steps,
+)
+from apportion.execute.executable import Executable
+from apportion.execute.kernels.base import (
+    Context,
+)
+from apportion.execute.rank import Corrupt, Rank, run_together
 from apportion.lower.task_graph import TaskGraph
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.plan.plan import Plan, Predicted
-from apportion.run.pool import Pool
-from apportion.run.process import Train, Trained, vary
-from apportion.run.run import PER_STEP, Distance, compare_with_eager, distance, gather
+from apportion.plan.plan import Plan, Prediction
+from apportion.run.check_run import PER_STEP, Distance, compare_with_eager, distance, gather_copies
+from apportion.run.pool import ProcessPool
+from apportion.run.step_source import StepSource
+from apportion.run.training import TrainingRequest, TrainingResult, vary
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy
@@ -64,7 +79,7 @@ def load(spec: str, seed: int, steps: int = STEPS) -> Model:
 
 
 def plan_of(model: Model, strategy: Strategy, devices: int) -> Plan:
-    none = Predicted(0.0, (0,) * devices, 0, (0.0,) * devices)
+    none = Prediction(0.0, (0,) * devices, 0, (0.0,) * devices)
     where = cluster(f"local:{devices}")
     cost, limits = default_cost(where), (0,) * devices
     plan = Plan(model.program.graph, where, strategy, "random", 0, 0.0, 0.0, none, limits, cost)
@@ -74,7 +89,7 @@ def plan_of(model: Model, strategy: Strategy, devices: int) -> Plan:
 
 def together(
     model: Model, plan: Plan, corrupt: Corrupt | None = None, steps: int = STEPS
-) -> list[Trained]:
+) -> list[TrainingResult]:
     """All ranks in this process, answering as processes would."""
     devices = len(plan.cluster.devices)
     executable = Executable(plan.space, plan.strategy, plan.tasks)
@@ -93,14 +108,16 @@ def together(
         loss = run_together(ranks, context)
         losses.append(None if loss is None else float(loss))
     return [
-        Trained(losses, [], [], 0, None, [(s, t.numpy()) for s, (_, t) in r.state().items()], [])
+        TrainingResult(
+            losses, [], [], 0, None, [(s, t.numpy()) for s, (_, t) in r.state().items()], []
+        )
         for r in ranks
     ]
 
 
-def judge(model: Model, plan: Plan, ranks: list[Trained]) -> Distance:
+def judge(model: Model, plan: Plan, ranks: list[TrainingResult]) -> Distance:
     rate = max(float(g["lr"]) for g in model.program.optimizer.param_groups)
-    split = gather(model.space, plan, ranks)
+    split = gather_copies(model.space, plan.tasks, ranks)
     losses = [x for r in ranks for x in r.losses if x is not None][:STEPS]
     slack = PER_STEP * rate * STEPS
     return distance(model.program, losses, split, model.losses, model.state, slack)
@@ -131,10 +148,12 @@ def on_processes(spec: str, count: int, first: int) -> dict[str, object]:
     model = load(spec, first)
     for devices in (2, 3, 4):
         mine = [s for s in range(first, first + count) if 2 + s % 3 == devices]
-        with Pool(devices, 300.0) as pool:
+        with ProcessPool(devices, 300.0) as pool:
             for seed in mine:
                 plan = plan_of(model, draw(model.space, devices, Random(seed)), devices)
-                job = Train(spec, first, True, plan.strategy, devices, STEPS, first, True)
+                source = StepSource(model.program.graph, spec, first)
+                how = (plan.strategy, devices, STEPS, first)
+                job = TrainingRequest(source, *how, double=True, state=True)
                 ranks = pool.train(job)
                 found = compare_with_eager(model.program, plan, ranks, STEPS, first)
                 worst = max(worst, found.max_rel_param_diff)
@@ -185,14 +204,14 @@ def planted(spec: str, count: int, first: int) -> dict[str, object]:
 
 def plant(plan: Plan, rng: Random, change: float) -> tuple[Corrupt, str, bool]:
     executable = Executable(plan.space, plan.strategy, plan.tasks)
-    parcel = rng.choice(sorted(executable.packed))
-    task, copy = executable.parcels[parcel].task, rng.choice(executable.packed[parcel])
+    chosen = rng.choice(sorted(executable.packed))
+    task, copy = executable.messages[chosen].task, rng.choice(executable.packed[chosen])
     element = rng.randrange(copy.nbytes // copy.dtype.itemsize)
     seen = Counter[int]()
 
     def corrupt(number: int, message: torch.Tensor) -> torch.Tensor:
         seen[number] += 1
-        if number != parcel or seen[number] != STEPS:
+        if number != chosen or seen[number] != STEPS:
             return message
         changed = message.clone()
         box = changed[copy.offset : copy.offset + copy.nbytes].view(copy.dtype)

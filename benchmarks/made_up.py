@@ -13,15 +13,17 @@ import numpy as np
 
 from apportion.columns import Ints
 from apportion.lower.task_graph import (
-    ASSEMBLE,
     CATEGORIES,
-    COMPUTE,
     NO_ENDS,
-    TRANSFER,
     Copies,
     TaskGraph,
     counted,
     verify,
+)
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+    COMPUTE,
+    TRANSFER,
 )
 
 COMPUTES, MESSAGES = 6, 2

@@ -23,11 +23,17 @@ from namespaces import alone, sent_bytes, why_not
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.lower.lower import lower
-from apportion.lower.task_graph import TRANSFER, TaskGraph
+from apportion.lower.task_graph import (
+    TaskGraph,
+)
+from apportion.lower.task_kinds import (
+    TRANSFER,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.run.pool import Pool
-from apportion.run.process import Train
+from apportion.run.pool import ProcessPool
+from apportion.run.step_source import StepSource, source_of_model
+from apportion.run.training import TrainingRequest
 from apportion.search import METHODS, Problem
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, space_of
@@ -58,31 +64,33 @@ class Count:
 def count(model: str, processes: int, methods: Sequence[str], steps: int) -> Iterator[Count]:
     """Counts one method after the other, here: only where nothing else sends."""
     it = zoo.load(model, SEED)
-    graph = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    graph, source = program.graph, source_of_model(program, model, SEED)
     machine = cluster(f"local:{processes}")
     problem = Problem(Space(graph), machine, default_cost(machine))
-    with Pool(processes, LIMIT) as pool:
-        idle = _counted(pool, model, METHODS["single"](problem, seed=SEED).strategy, steps)
+    with ProcessPool(processes, LIMIT) as pool:
+        idle = _counted(pool, source, METHODS["single"](problem, seed=SEED).strategy, steps)
         for method in methods:
             strategy = METHODS[method](problem, seed=SEED).strategy
             tasks = lower(space_of(graph, strategy), strategy, processes)
-            found = _counted(pool, model, strategy, steps) - idle
+            found = _counted(pool, source, strategy, steps) - idle
             yield Count(method, processes, tasks.bytes_moved, _messages(tasks), found)
 
 
-def _counted(pool: Pool, model: str, strategy: Strategy, steps: int) -> float:
+def _counted(pool: ProcessPool, source: StepSource, strategy: Strategy, steps: int) -> float:
     """Bytes per step that the kernel counted. The least of several runs: where a receiver is not
     given a core for long, TCP sends again what has arrived already."""
     one, several = (
-        min(_sent(pool, model, strategy, number) for _ in range(TRIES)) for number in (1, 1 + steps)
+        min(_sent(pool, source, strategy, number) for _ in range(TRIES))
+        for number in (1, 1 + steps)
     )
     return (several - one) / steps
 
 
-def _sent(pool: Pool, model: str, strategy: Strategy, steps: int) -> int:
+def _sent(pool: ProcessPool, source: StepSource, strategy: Strategy, steps: int) -> int:
     """Bytes that the kernel counted during a run of so many steps."""
     before = sent_bytes("lo")
-    pool.train(Train(model, SEED, False, strategy, len(pool.pipes), steps, SEED))
+    pool.train(TrainingRequest(source, strategy, len(pool.pipes), steps, SEED))
     return sent_bytes("lo") - before
 
 

@@ -30,7 +30,13 @@ from made_up import made_up
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.lower.lower import lower
-from apportion.lower.task_graph import COLLECTIVE, TRANSFER, TaskGraph
+from apportion.lower.task_graph import (
+    TaskGraph,
+)
+from apportion.lower.task_kinds import (
+    COLLECTIVE,
+    TRANSFER,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import CostModel, default_cost
 from apportion.machine.topology import Cluster

@@ -40,10 +40,17 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.files import write_whole
 from apportion.graph import Graph
-from apportion.lower.task_graph import COMPUTE
-from apportion.machine.cluster import cluster
-from apportion.machine.topology import Cluster
-from apportion.plan.candidates import Candidate, Request, Shipped, choose, state_bytes
+from apportion.lower.task_kinds import (
+    COMPUTE,
+)
+from apportion.machine.cluster import (
+    cluster,
+)
+from apportion.machine.topology import (
+    Cluster,
+)
+from apportion.plan.auto import choose
+from apportion.plan.candidates import Candidate, DefaultCosts, PlanRequest, state_bytes
 from apportion.search import METHODS, Unsuitable
 from apportion.simulate.durations import nanoseconds
 from apportion.simulate.routes import no_hops
@@ -158,7 +165,7 @@ def planned(
     """What a method finds, simulated; `limited`: it is to stay within the devices' memory."""
     space = Space(captured(model.spec(batch)))
     limit = tuple(device.memory_bytes for device in machine.devices) if limited else None
-    return choose(Request(space, machine, Shipped(machine), limit), method, BUDGET).best
+    return choose(PlanRequest(space, machine, DefaultCosts(machine), limit), method, BUDGET).best
 
 
 def seconds(made: Candidate) -> float:

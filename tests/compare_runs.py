@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from graphs import start, step
 
-from apportion.capture.program import Program
-from apportion.capture.reference import eager_steps
-from apportion.execute.executable import Rank
+from apportion.capture.program import (
+    Program,
+)
+from apportion.capture.reference import (
+    eager_steps,
+)
+from apportion.execute.rank import Rank
 from apportion.lower.task_graph import TaskGraph
-from apportion.run.process import vary
-from apportion.run.run import PER_STEP, Copy, Distance, distance
-from apportion.run.run import gather as gather_copies
+from apportion.run.check_run import PER_STEP, Distance, GatheredCopy, distance, gather_copies
+from apportion.run.training import vary
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy
 
@@ -42,15 +45,14 @@ class Reference:
 REFERENCE = Reference()
 
 
-def copies(space: Space, tasks: TaskGraph, ranks: Sequence[Rank]) -> dict[int, list[Copy]]:
+def copies(space: Space, tasks: TaskGraph, ranks: Sequence[Rank]) -> dict[int, list[GatheredCopy]]:
     """The state of all ranks as `apportion run --check` puts it together."""
 
-    plan: Any = SimpleNamespace(tasks=tasks)
     answers: Any = [
         SimpleNamespace(state=[(s, t.numpy()) for s, (_, t) in rank.state().items()])
         for rank in ranks
     ]
-    return gather_copies(space, plan, answers)
+    return gather_copies(space, tasks, answers)
 
 
 Corrupt = Callable[[int, torch.Tensor], torch.Tensor]
@@ -83,7 +85,7 @@ def compare(
     return distance(program, made, found, losses, state, PER_STEP * rate * steps)
 
 
-def assert_replicas_equal(found: dict[int, list[Copy]]) -> None:
+def assert_replicas_equal(found: dict[int, list[GatheredCopy]]) -> None:
     for first, *others in found.values():
         for other in others:
             both = first.filled & other.filled

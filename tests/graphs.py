@@ -10,12 +10,27 @@ from typing import Any
 import torch
 
 from apportion import zoo
-from apportion.capture.capture import capture
-from apportion.capture.optimizer import setting
-from apportion.capture.program import Program, batch_leaves, state_tensor
-from apportion.capture.reference import capture_as
-from apportion.execute.executable import Executable, Rank, run_together
-from apportion.execute.kernels import LEFT_OUT, Context, resolve
+from apportion.capture.capture import (
+    capture,
+)
+from apportion.capture.optimizer import (
+    setting,
+)
+from apportion.capture.program import (
+    Program,
+    batch_leaves,
+    state_tensor,
+)
+from apportion.capture.reference import (
+    capture_as,
+)
+from apportion.execute.executable import Executable
+from apportion.execute.kernels.base import (
+    LEFT_OUT,
+    Context,
+    resolve,
+)
+from apportion.execute.rank import Rank, run_together
 from apportion.graph import ACTIVATION, INPUT, Dtype, Graph, Op, Ref, Value, nbytes_of, verify
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import TaskGraph

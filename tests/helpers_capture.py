@@ -11,7 +11,10 @@ from apportion import graph as g
 from apportion.capture.counter_random import uniform_tensor
 from apportion.capture.optimizer import setting
 from apportion.capture.program import Program, batch_leaves, check_settings, state_tensor
-from apportion.execute.kernels import Context, kernel
+from apportion.execute.kernels.base import (
+    Context,
+    kernel,
+)
 
 State = dict[int, torch.Tensor]
 

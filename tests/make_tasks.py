@@ -10,19 +10,22 @@ import numpy as np
 
 from apportion.columns import Ints
 from apportion.graph import Graph, Op
-from apportion.lower.task_graph import (  # fmt: skip
-    ASSEMBLE,
+from apportion.lower.task_graph import (
     CATEGORIES,
-    COLLECTIVE,
-    COMPUTE,
     NO_ENDS,
-    TRANSFER,
     Copies,
     TaskGraph,
     counted,
     verify,
 )
-from apportion.lower.task_kinds import TASK_KINDS, TaskKinds
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+    COLLECTIVE,
+    COMPUTE,
+    TASK_KINDS,
+    TRANSFER,
+    TaskKinds,
+)
 from apportion.machine.collective import (
     ALL_TO_ALL,
     PATTERNS,

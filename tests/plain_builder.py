@@ -14,12 +14,14 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.describe.interval import Box, relative, volume
 from apportion.lower.task_graph import (
-    ASSEMBLE,
     NO_ENDS,
-    TRANSFER,
     Copies,
     TaskGraph,
     counted,
+)
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+    TRANSFER,
 )
 
 

@@ -16,7 +16,13 @@ from plain_builder import Builder, Piece
 from apportion.describe.descriptions import lookup
 from apportion.describe.interval import Box, full, intersect, lengths, subtract, volume
 from apportion.graph import INPUT, ROLES, Graph
-from apportion.lower.task_graph import COMMUNICATION, COMPUTE, TaskGraph
+from apportion.lower.task_graph import (
+    COMMUNICATION,
+    TaskGraph,
+)
+from apportion.lower.task_kinds import (
+    COMPUTE,
+)
 from apportion.lower.termwise import termwise
 from apportion.split.part import Part, Split
 from apportion.split.space import Space

@@ -30,6 +30,7 @@ WITHOUT_TORCH = ["describe", "split", "machine", "lower", "simulate", "search"]
 # Imports against the order. Each is inside a function, and runs when that is called.
 FORWARD = {
     ("apportion.plan.plan", "apportion.show"): "Plan.report and Plan.trace",
+    ("apportion.plan.plan", "apportion.plan.plan_file"): "Plan.save and Plan.load",
     ("apportion.plan.plan", "apportion.plan.explain"): "Plan.explain",
     ("apportion.plan.plan", "apportion.plan.explanation"): "the type of what Plan.explain returns",
 }

@@ -17,12 +17,12 @@ REASONS = {
     "capture/torch_private.py": "the place for them: whatever capture/ and verify/ need",
     "without_dynamo.py": "keeps torch._dynamo unloaded, which torch itself offers no way to do",
     "execute/allocations.py": "a dispatch mode that sees which call allocates which storage",
-    "execute/executable.py": "asks whether two tensors share a storage",
+    "execute/run_part.py": "asks whether two tensors share a storage",
     "execute/kernels/base.py": "reads the schema of an operator to call it by position",
     "execute/kernels/factory.py": "reads the schema of an operator to call it by position",
     "execute/kernels/index.py": "torch._assert_async, a check that does not wait for the device",
     "run/calibrate_cuda.py": "torch.cuda._sleep, to keep a stream busy while work is queued",
-    "run/process.py": "maps over the tensors of a batch as torch's own trees do",
+    "run/training.py": "maps over the tensors of a batch as torch's own trees do",
 }
 
 # Private attributes of torch's objects, whatever expression they are read from.

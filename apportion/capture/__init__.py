@@ -2,9 +2,8 @@
 
 In: a step function, a model, an optimizer and a batch. Out: a Program, which is a Graph and its
 bindings to the live model and optimizer. Next room: describe, which says what operators compute.
-Read capture.py first, then trace.py and record.py (a run as data), normalise.py and decompose/
-(operators that can be cut), build_graph.py, optimizer.py (updates), program.py, random_rules.py
-and counter_random.py (random numbers that can be cut), and reference.py (the same step eagerly).
+Read capture.py first, then record.py (the trace), normalise.py and decompose/ (fewer kinds of
+operators), build_graph.py, optimizer.py (updates) and counter_random.py (numbers that can be cut).
 """
 
 from __future__ import annotations
@@ -55,6 +54,9 @@ if TYPE_CHECKING:
     )
     from apportion.capture.reference import (
         capture_as as capture_as,
+    )
+    from apportion.capture.reference import (
+        cast_program as cast_program,
     )
     from apportion.capture.reference import (
         eager_steps as eager_steps,

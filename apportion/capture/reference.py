@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,6 +71,15 @@ def capture_as(program: Program, dtype: torch.dtype) -> Program:
     Where the step itself names the precision of the model (`logits.float()` in a float32 model), it
     gets `dtype` as well: such a cast does nothing in the model's own precision, nor may it here.
     """
+    cast = cast_program(program, dtype)
+    how = (cast.step, cast.model, cast.optimizer, cast.batch, cast.clip_norm, cast.widened)
+    return capture_with(*how)
+
+
+def cast_program(program: Program, dtype: torch.dtype) -> Program:
+    """The Program with model, optimizer state and floating batch cast to `dtype`, not captured
+    again: its Graph is still the one in the model's own precision. `eager_steps`, which runs no
+    Graph, needs no more than this."""
     own = _precision(program.model)
     model, optimizer = copy.deepcopy((program.model, program.optimizer))
     model.to(dtype)
@@ -79,7 +89,7 @@ def capture_as(program: Program, dtype: torch.dtype) -> Program:
                 state[name] = value.to(dtype)
     batch = cast_batch(program.batch, dtype)
     widened = None if own == dtype else (own, dtype)
-    return capture_with(program.step, model, optimizer, batch, program.clip_norm, widened)
+    return replace(program, model=model, optimizer=optimizer, batch=batch, widened=widened)
 
 
 def _precision(model: torch.nn.Module) -> torch.dtype:

@@ -1,8 +1,8 @@
 """The demonstration behind `make demo`: data parallelism against Tofu's plan of a small GPT.
 
-Both are planned for four local processes, run there beside a single device, and checked. Writes
-demo.html and demo.trace.json, of Tofu's plan, into the current folder. Exit status 1 if a plan does
-not train what the single device does.
+Part of the room cli. Both are planned for four local processes, run there beside a single device,
+and checked. Writes demo.html and demo.trace.json, of Tofu's plan, into the current folder. Exit
+status 1 if a plan does not train what the single device does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.table import Table
 from apportion import zoo
 from apportion.capture import capture
 from apportion.machine import cluster
-from apportion.plan import Plan, compare
+from apportion.plan import Plan, compare_methods
 from apportion.run import run
 from apportion.show import tables
 
@@ -42,7 +42,7 @@ def main(model: str = MODEL, folder: Path = Path()) -> bool:
 def _plans(model: str) -> list[Plan]:
     it = zoo.load(model, meta=True)
     program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
-    return compare(program, cluster(f"local:{PROCESSES}"), METHODS)
+    return compare_methods(program, cluster(f"local:{PROCESSES}"), METHODS)
 
 
 def _run(plan: Plan) -> bool:

@@ -2,9 +2,8 @@
 
 In: an operator's name and the shapes of its arguments. Out: a Description and its formula, from
 which split/ derives every way to cut the operator. No torch.
-Read language.py first, then ops/matmul.py as an example, descriptions.py (the table of them),
-interval.py (ranges of indices), formula.py (a description evaluated for shapes), errors.py and
-watched_extents.py.
+Read language.py first, then ops/matmul.py as an example, interval.py (ranges of indices),
+formula.py (a description evaluated for shapes) and watched_extents.py.
 """
 
 from __future__ import annotations

@@ -17,25 +17,16 @@ if TYPE_CHECKING:
         allocated_peak as allocated_peak,
     )
     from apportion.execute.dry_run import (
-        accelerator as accelerator,
+        device_memory_facts as device_memory_facts,
     )
     from apportion.execute.dry_run import (
-        measure as measure,
+        measure_storage as measure_storage,
     )
     from apportion.execute.executable import (
         Executable as Executable,
     )
     from apportion.execute.executable import (
-        Rank as Rank,
-    )
-    from apportion.execute.executable import (
-        combine as combine,
-    )
-    from apportion.execute.executable import (
         local_shape as local_shape,
-    )
-    from apportion.execute.executable import (
-        padded as padded,
     )
     from apportion.execute.executable import (
         slices as slices,
@@ -52,6 +43,15 @@ if TYPE_CHECKING:
     from apportion.execute.kernels.base import (
         kernel as kernel,
     )
+    from apportion.execute.rank import (
+        Rank as Rank,
+    )
+    from apportion.execute.rank import (
+        combine as combine,
+    )
+    from apportion.execute.run_part import (
+        padded as padded,
+    )
     from apportion.execute.transport import (
         Exchange as Exchange,
     )
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         Worker as Worker,
     )
     from apportion.execute.transport import (
-        talking as talking,
+        peer_errors as peer_errors,
     )
     from apportion.execute.transport import (
         worker as worker,

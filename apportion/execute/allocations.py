@@ -1,7 +1,8 @@
 """What kernels allocate while they run, beside their inputs and results.
 
-`Allocations` watches calls on tensors without data. Kernels whose real storage or workspace is
-larger than their result are listed in `EXTRA`, with how the figures were found.
+This module belongs to the room execute. Calls on tensors without data come in, bytes go out.
+`AllocationTracker` watches the calls. Kernels whose real storage or workspace is larger than their
+result are listed in `EXTRA_BYTES`, with how the figures were found.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 
-class Allocations(TorchDispatchMode):
-    """Bytes of storages made while it is active, those that are still there, and their peak."""
+class AllocationTracker(TorchDispatchMode):
+    """Counts the bytes of the storages that are made while it is active, and their peak."""
 
     def __init__(self, threads: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -38,20 +39,22 @@ class Allocations(TorchDispatchMode):
         if name == "aten.native_batch_norm.default" and not args[5]:
             for x in result[1:]:  # really empty when the statistics are given
                 self.alive.pop(x.untyped_storage()._cdata, None)
-        inside = self._inside(func, name, args, kwargs or {}, result)
-        if name in KEPT and (kept := KEPT[name](args)):
+        workspace = self._workspace(func, name, args, kwargs or {}, result)
+        if name in LARGER_STORAGE and (kept := LARGER_STORAGE[name](args)):
             storage = result.untyped_storage()
             self.alive[storage._cdata] = (StorageWeakRef(storage), kept)
-        self.peak = max(self.peak, sum(n for _, n in self.alive.values()) + inside)
+        self.peak = max(self.peak, sum(n for _, n in self.alive.values()) + workspace)
         return result
 
-    def _inside(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> int:
-        """What a kernel takes while it runs, on this machine's CPU; elsewhere it is not known."""
+    def _workspace(
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> int:
+        """Bytes that a kernel takes while it runs on this machine's CPU; elsewhere unknown, 0."""
         if self.threads is None:
             return 0
-        if name in MEASURED:
-            return _measured(func, args, kwargs, result)
-        return EXTRA[name](args, result, self.threads, **kwargs) if name in EXTRA else 0
+        if name in MEASURED_KINDS:
+            return _measured_workspace(func, args, kwargs, result)
+        return EXTRA_BYTES[name](args, result, self.threads, **kwargs) if name in EXTRA_BYTES else 0
 
     def nbytes(self, tensor: torch.Tensor) -> int:
         """Bytes of a tensor's storage."""
@@ -162,7 +165,7 @@ SCALAR = [
     "bitwise_right_shift_",
 ]
 
-EXTRA: dict[str, Callable[..., int]] = {
+EXTRA_BYTES: dict[str, Callable[..., int]] = {
     "aten.sum.dim_IntList": _sum,
     **dict.fromkeys(
         (f"aten.{name}.{overload}" for name in SCALAR for overload in ("Scalar", "Tensor")),
@@ -179,7 +182,7 @@ EXTRA: dict[str, Callable[..., int]] = {
 
 # Kernels that choose among algorithms by shape: each distinct call is measured once on this
 # machine.
-MEASURED = frozenset(
+MEASURED_KINDS = frozenset(
     [
         "aten.convolution.default",
         "aten.convolution_backward.default",
@@ -195,17 +198,18 @@ MEASURED = frozenset(
     ]
 )
 MEASURE_UP_TO = 1 << 26  # bytes of operands; beyond, a bound is used and nothing runs
-_known: dict[str, int] = {}
+_workspaces: dict[str, int] = {}
+"""A cache for the whole process: each distinct call is measured once, which takes milliseconds."""
 
 
-def _measured(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> int:
+def _measured_workspace(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> int:
     """Workspace of a call by the allocator's events, on tensors of zeros of the same strides."""
     tensors = [x for x in tree_leaves((args, kwargs, result)) if _is_tensor(x)]
     size = int(sum(x.nbytes for x in tensors))
     if size > MEASURE_UP_TO:
         return 2 * size  # seen: at most one, for operands and results put into another order
     key = f"{torch.get_num_threads()} {func} {tree_map(_signature, (args, kwargs))}"
-    if key not in _known:
+    if key not in _workspaces:
         real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
         with (
             _disable_current_modes(),
@@ -213,8 +217,8 @@ def _measured(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> int:
         ):
             made = func(*real_args, **real_kwargs)
         kept = sum(x.untyped_storage().nbytes() for x in tree_leaves(made) if _is_tensor(x))
-        _known[key] = max(allocated_peak(profile) - kept, 0)
-    return _known[key]
+        _workspaces[key] = max(allocated_peak(profile) - kept, 0)
+    return _workspaces[key]
 
 
 def _signature(x: Any) -> Any:
@@ -240,6 +244,6 @@ def allocated_peak(profile: Any, from_ns: int = 0) -> int:
 
 
 # Results whose storage is larger than they are.
-KEPT: dict[str, Callable[[Any], int]] = {
+LARGER_STORAGE: dict[str, Callable[[Any], int]] = {
     "aten.mse_loss.default": lambda args: 0 if args[2:] and args[2] == 0 else int(args[0].nbytes),
 }

@@ -1,7 +1,8 @@
 """What the tasks of a TaskGraph really allocate, by running their kernels on tensors without data.
 
-Lowering says which slots there are; whether a view of a part needs a copy, and how a result lies in
-memory, only the kernel knows. Here every distinct call (kind, arguments, shapes and strides of its
+Part of the room execute. An Executable comes in, the Storage of its tasks goes out. Lowering says
+which slots there are; whether a view of a part needs a copy, and how a result lies in memory, only
+the kernel knows. Here every distinct call (kind, arguments, shapes and strides of its
 inputs) runs once on torch's `meta` device, and strides are passed on from task to task.
 """
 
@@ -20,9 +21,13 @@ import torch
 from apportion.capture import RANDOM_UNIFORM
 from apportion.columns import Ints
 from apportion.describe import lengths
-from apportion.execute.allocations import Allocations
-from apportion.execute.executable import Executable, local_shape, run_part, same_storage
-from apportion.execute.kernels import Context, dtype
+from apportion.execute.allocations import AllocationTracker
+from apportion.execute.executable import Executable, local_shape
+from apportion.execute.kernels.base import (
+    Context,
+    dtype,
+)
+from apportion.execute.run_part import run_part, same_storage
 from apportion.graph import Body, Op
 from apportion.lower import (
     ASSEMBLE,
@@ -41,7 +46,7 @@ WORKSPACE_QUANTILE, FEWEST_ALIKE, ALIKE = 0.75, 4, 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class _OutputStorage:
     """One output of a call: the input whose storage it shares, or -1; strides; bytes of its
     storage."""
 
@@ -51,17 +56,17 @@ class _Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _CallStorage:
     """What a call allocates, its number among the distinct works, and the forms of its results."""
 
-    results: tuple[_Result, ...]
+    results: tuple[_OutputStorage, ...]
     workspace: int
     work: int = -1
     forms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stretch:
+class _RunStorage:
     """The calls of consecutive tasks in columns. Lengths: tasks n, results of each k."""
 
     work: Ints  # n
@@ -74,7 +79,7 @@ class _Stretch:
 
 
 @dataclass(frozen=True)
-class Accelerator:
+class DeviceMemoryFacts:
     """What is known of memory on a CUDA device, from measurements there.
 
     workspaces  bytes by signature
@@ -98,31 +103,31 @@ class Accelerator:
         return int(np.quantile(some, WORKSPACE_QUANTILE) * nbytes)
 
 
-def accelerator(table: CostTable | None) -> Accelerator:
+def device_memory_facts(table: CostTable | None) -> DeviceMemoryFacts:
     """What a table of measurements says of memory."""
     if table is None:
-        return Accelerator()
+        return DeviceMemoryFacts()
     shares: dict[str, list[tuple[int, float]]] = {}
     for text, work in table.works.items():
         if work.nbytes:
             share = (work.nbytes, work.workspace / work.nbytes)
             shares.setdefault(kind_of(text), []).append(share)
     known = {text: work.workspace for text, work in table.works.items()}
-    return Accelerator(known, shares, table.resident)
+    return DeviceMemoryFacts(known, shares, table.resident)
 
 
-def measure(
-    executable: Executable, threads: int | None, accelerator: Accelerator | None = None
+def measure_storage(
+    executable: Executable, threads: int | None, memory_facts: DeviceMemoryFacts | None = None
 ) -> Storage:
     """The real storage of every slot and the workspace of every task, where not as planned.
 
     `threads` is how many threads a kernel uses, some need workspace for each; None if it does not
-    run on this machine's CPU: then workspace is known only as far as `accelerator` says.
+    run on this machine's CPU: then workspace is known only as far as `memory_facts` says.
     """
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads or before)
-        return _Measurement(executable, threads, accelerator).run()
+        return _DryRun(executable, threads, memory_facts).run()
     finally:
         torch.set_num_threads(before)
 
@@ -169,7 +174,7 @@ def _input(given: Any) -> str:
     return f"{str(kind).removeprefix('torch.')}[{','.join(map(str, shape))}{strides}]"
 
 
-class _Measurement:
+class _DryRun:
     """A walk over all tasks in stretches: the parts of an Op, or the assemblies before or after
     them. A stretch that is like an earlier one, as those of equal layers are, is not looked at
     again. A slot's *form* is the number of its (shape, stride, dtype)."""
@@ -178,7 +183,7 @@ class _Measurement:
         self,
         executable: Executable,
         threads: int | None,
-        accelerator: Accelerator | None = None,
+        memory_facts: DeviceMemoryFacts | None = None,
     ) -> None:
         self.space = executable.space
         self.graph = executable.graph
@@ -186,14 +191,14 @@ class _Measurement:
         self.tasks = executable.tasks
         self.assemblies = executable.tasks.assemblies
         self.threads = threads
-        self.accelerator = accelerator or Accelerator()
-        like = "cpu" if accelerator is None else "cuda"
+        self.memory_facts = memory_facts or DeviceMemoryFacts()
+        like = "cpu" if memory_facts is None else "cuda"
         self.context = Context(0, 0, lambda expression: 1.0, self.graph.bodies, "meta", like)
         self.forms: dict[Form, int] = {}
         self.formed: list[Form] = []
-        self.found: dict[tuple[Any, ...], _Call] = {}
-        self.put_together: dict[tuple[Any, ...], _Call] = {}
-        self.stretches: dict[tuple[Any, ...], _Stretch] = {}
+        self.found: dict[tuple[Any, ...], _CallStorage] = {}
+        self.put_together: dict[tuple[Any, ...], _CallStorage] = {}
+        self.stretches: dict[tuple[Any, ...], _RunStorage] = {}
         self.known: dict[int, Sequence[Part]] = {}  # what stretches are known by, kept alive
         self.works: dict[str, int] = {}
         slots = len(self.tasks.slot_device)
@@ -262,7 +267,7 @@ class _Measurement:
         rows = zip(slots.tolist(), found[slots].tolist(), self.nbytes[slots].tolist(), strict=True)
         return tuple(rows)
 
-    def _settle(self, low: int, stretch: _Stretch, ins: Ints, outs: Ints) -> None:
+    def _settle(self, low: int, stretch: _RunStorage, ins: Ints, outs: Ints) -> None:
         """Notes what a stretch from task `low` on leaves; its slots by task and argument."""
         high = low + len(stretch.work)
         self.work[low:high] = stretch.work
@@ -309,7 +314,7 @@ class _Measurement:
         first = np.append(ins, -1)[np.minimum(start[:-1], len(ins))]
         self._settle(low, found, first[:, None], outs[:, None])
 
-    def _assembly(self, way: int, meant: int, view: bool, sources: tuple[int, ...]) -> _Call:
+    def _assembly(self, way: int, meant: int, view: bool, sources: tuple[int, ...]) -> _CallStorage:
         """One region put together from slots of these forms; a view shares the first one's bytes
         if that can be."""
         key = (way, meant, view, sources)
@@ -319,15 +324,15 @@ class _Measurement:
             boxes = self.assemblies.distinct[way]
             given = tuple(self.formed[f] for f in sources)
             text = assembly(shape, kind, boxes, tuple(form[1] for form in given))
-            result = _Result(-1, stride, -1)
+            result = _OutputStorage(-1, stride, -1)
             if view:
                 source = self._meta(given[0])
                 corner = tuple(slice(0, n) for n in boxes[0].sizes)
                 box = source.reshape(boxes[0].source_sizes)[corner].reshape(shape)
-                result = _Result(0 if same_storage(box, source) else -1, box.stride(), -1)
+                result = _OutputStorage(0 if same_storage(box, source) else -1, box.stride(), -1)
             number = self.works.setdefault(text, len(self.works))
             form = self._form((shape, result.stride, kind))
-            call = self.put_together[key] = _Call((result,), 0, number, (form,))
+            call = self.put_together[key] = _CallStorage((result,), 0, number, (form,))
         return call
 
     def computes(self, low: int, high: int) -> None:
@@ -354,7 +359,7 @@ class _Measurement:
 
     def _compute(
         self, op: Op, part: Part, forms: tuple[int, ...], meant: tuple[int, ...], task: int
-    ) -> _Call:
+    ) -> _CallStorage:
         shaped = (_weighty(op.kind, part.args), part.zeros, part.pads, part.scales)
         zeros = tuple(part.inputs[k] if f < 0 else f for k, f in enumerate(forms))
         key = (op.kind, op.body, *shaped, zeros, meant)
@@ -366,21 +371,21 @@ class _Measurement:
             text = signature(op.kind, body, part, inputs)
             number = self.works.setdefault(text, len(self.works))
             call = self._run(op, part, given)
-            usual = self.accelerator.usual(op.kind, int(self.tasks.nbytes[task]))
+            usual = self.memory_facts.usual(op.kind, int(self.tasks.nbytes[task]))
             guess = max(call.workspace, usual)
-            workspace = self.accelerator.workspaces.get(text, guess) + self.accelerator.resident
+            workspace = self.memory_facts.workspaces.get(text, guess) + self.memory_facts.resident
             left = tuple(
                 self._form((self.formed[m][0], result.stride, self.formed[m][2]))
                 for m, result in zip(meant, call.results, strict=True)
             )
-            call = self.found[key] = _Call(call.results, workspace, number, left)
+            call = self.found[key] = _CallStorage(call.results, workspace, number, left)
         return call
 
-    def _stretch(self, calls: Sequence[_Call], decided: Bools) -> _Stretch:
+    def _stretch(self, calls: Sequence[_CallStorage], decided: Bools) -> _RunStorage:
         """The calls of a stretch in columns."""
         results = [[(r.alias, r.nbytes) for r in call.results] for call in calls]
         made = np.array(results, np.int64).reshape(*decided.shape, 2)
-        return _Stretch(
+        return _RunStorage(
             np.array([call.work for call in calls], np.int64),
             np.array([call.workspace for call in calls], np.int64),
             np.array([call.forms for call in calls], np.int64).reshape(decided.shape),
@@ -391,11 +396,11 @@ class _Measurement:
         shape, stride, kind = form
         return torch.empty_strided(shape, stride, dtype=kind, device="meta")
 
-    def _run(self, op: Op, part: Part, given: Sequence[Form | None]) -> _Call:
+    def _run(self, op: Op, part: Part, given: Sequence[Form | None]) -> _CallStorage:
         """One call on tensors without data; where there is none, a block of zeros is meant."""
         tensors = [None if form is None else self._meta(form) for form in given]
         try:
-            with Allocations(self.threads) as allocations:
+            with AllocationTracker(self.threads) as allocations:
                 outs = run_part(self.space, op, part, tensors, self.context)
         except (RuntimeError, ValueError, NotImplementedError):
             return self._unknown(op, part)  # a kernel that does not run without data
@@ -406,23 +411,23 @@ class _Measurement:
             )
             nbytes = allocations.nbytes(out)
             held += nbytes if alias < 0 else 0
-            results.append(_Result(alias, out.stride(), nbytes))
-        return _Call(tuple(results), max(allocations.peak - held, 0))
+            results.append(_OutputStorage(alias, out.stride(), nbytes))
+        return _CallStorage(tuple(results), max(allocations.peak - held, 0))
 
-    def _unknown(self, op: Op, part: Part) -> _Call:
+    def _unknown(self, op: Op, part: Part) -> _CallStorage:
         space, found = self.space, []
         for value, region in zip(op.outputs, part.outputs, strict=True):
             shape = local_shape(space, value, region)
             nbytes = math.prod(shape) * dtype(space.graph.values[value].dtype or "").itemsize
-            found.append(_Result(-1, _dense(shape), nbytes))
-        return _Call(tuple(found), 0)
+            found.append(_OutputStorage(-1, _dense(shape), nbytes))
+        return _CallStorage(tuple(found), 0)
 
 
 # By kind of task: a registry, so that a kind that is added to the table is looked at by an entry
 # here. Other kinds leave their slots as lowering planned them.
-DRY_RUNS: dict[int, Callable[[_Measurement, int, int], None]] = {
-    COMPUTE: _Measurement.computes,
-    ASSEMBLE: _Measurement.assembles,
+DRY_RUNS: dict[int, Callable[[_DryRun, int, int], None]] = {
+    COMPUTE: _DryRun.computes,
+    ASSEMBLE: _DryRun.assembles,
 }
 
 

@@ -1,5 +1,8 @@
 """One rank per process, over torch.distributed.
 
+Part of the room execute. An Executable and the number of a device come in, a Worker goes out, which
+runs that device's tasks in this process and exchanges messages with the others.
+
 Every rank goes through its own tasks in the one global order. All messages at one position form one
 exchange: receives are posted first, then sends, then all are waited for. A rank waits only for
 messages of the position it is at, whose other ends post them without waiting for anything later; by
@@ -20,8 +23,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apportion.execute.executable import Executable, Rank
-from apportion.execute.kernels import Context
+from apportion.execute.executable import Executable
+from apportion.execute.kernels.base import (
+    Context,
+)
+from apportion.execute.rank import Rank
 
 
 class PeerLost(RuntimeError):
@@ -29,8 +35,8 @@ class PeerLost(RuntimeError):
 
 
 @contextmanager
-def talking() -> Iterator[None]:
-    """Whatever gloo raises here is PeerLost."""
+def peer_errors() -> Iterator[None]:
+    """A context in which every error of gloo is raised as PeerLost."""
     try:
         yield
     except RuntimeError as error:
@@ -39,7 +45,7 @@ def talking() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one rank sends and receives at one position: (parcel, other rank)."""
+    """What one rank sends and receives at one position: (message, other rank)."""
 
     position: int
     sends: tuple[tuple[int, int], ...]
@@ -77,28 +83,28 @@ class Worker:
         rank, began = self.rank, time.perf_counter_ns()
         self.progress[0] = (self.rounds << 32) + exchange.position
         pending = []
-        parcels = rank.program.parcels
-        for parcel, source in exchange.receives:
-            buffer = torch.empty(parcels[parcel].nbytes, dtype=torch.uint8)
-            rank.messages[parcel] = buffer
-            with talking():
+        messages = rank.executable.messages
+        for number, source in exchange.receives:
+            buffer = torch.empty(messages[number].nbytes, dtype=torch.uint8)
+            rank.received[number] = buffer
+            with peer_errors():
                 pending.append(dist.irecv(buffer, source))
         outgoing = []
-        for parcel, target in exchange.sends:
-            message = rank.pack(parcel)
-            outgoing.append(message)
-            self.sent_bytes += message.nbytes
-            with talking():
-                pending.append(dist.isend(message, target))
-        with talking():
+        for number, target in exchange.sends:
+            packed = rank.pack(number)
+            outgoing.append(packed)  # must live until it has been sent
+            self.sent_bytes += packed.nbytes
+            with peer_errors():
+                pending.append(dist.isend(packed, target))
+        with peer_errors():
             for work in pending:
                 assert work is not None
                 work.wait()
         ended = time.perf_counter_ns()
-        for task in dict.fromkeys(parcels[parcel].task for parcel, _ in exchange.sends):
+        for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
             rank.free(task)
         parties = (*exchange.sends, *exchange.receives)
-        for task in dict.fromkeys(parcels[parcel].task for parcel, _ in parties):
+        for task in dict.fromkeys(messages[number].task for number, _ in parties):
             rank.spans.append((task, began, ended))
 
 
@@ -119,12 +125,12 @@ def _exchanges(executable: Executable, device: int) -> dict[int, tuple[Exchange]
     """The exchanges that a device takes part in, by position."""
     sends: dict[int, list[tuple[int, int]]] = {}
     receives: dict[int, list[tuple[int, int]]] = {}
-    for number, parcel in enumerate(executable.parcels):
-        position = executable.position[parcel.task]
-        if parcel.sender == device:
-            sends.setdefault(position, []).append((number, parcel.receiver))
-        if parcel.receiver == device:
-            receives.setdefault(position, []).append((number, parcel.sender))
+    for number, message in enumerate(executable.messages):
+        position = executable.position[message.task]
+        if message.sender == device:
+            sends.setdefault(position, []).append((number, message.receiver))
+        if message.receiver == device:
+            receives.setdefault(position, []).append((number, message.sender))
     return {
         position: (
             Exchange(position, tuple(sends.get(position, ())), tuple(receives.get(position, ()))),

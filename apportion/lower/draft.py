@@ -18,9 +18,11 @@ from apportion.columns import (
     Ints,
     compiled,
 )
+from apportion.lower.exchange import (
+    EVEN,
+)
 from apportion.lower.flow_store import Flows
-from apportion.lower.op_tasks import EVEN
-from apportion.lower.task_graph import (
+from apportion.lower.task_kinds import (
     ASSEMBLE,
     COLLECTIVE,
     COMPUTE,

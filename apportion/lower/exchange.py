@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Ints, compiled
-from apportion.lower.task_graph import (
+from apportion.lower.task_kinds import (
     ASSEMBLE,
     COLLECTIVE,
     TRANSFER,

@@ -43,10 +43,12 @@ from apportion.lower.exchange import (
 )
 from apportion.lower.exchange import EVEN as EVEN
 from apportion.lower.task_graph import (
+    Ends,
+)
+from apportion.lower.task_kinds import (
     COLLECTIVE,
     COMPUTE,
     TRANSFER,
-    Ends,
 )
 from apportion.lower.value_flow import HEAD, LAID, Flow
 

@@ -22,13 +22,15 @@ from apportion.describe import Box
 from apportion.graph import ROLES, Graph
 from apportion.lower.op_tasks import Block
 from apportion.lower.task_graph import (
-    ASSEMBLE,
     COMMUNICATION,
     Assemblies,
     Copies,
     Ends,
     Taken,
     TaskGraph,
+)
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
 )
 from apportion.lower.value_flow import Flow
 

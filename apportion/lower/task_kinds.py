@@ -7,7 +7,7 @@ ask the table whether a task is a message and which lane it occupies; none of th
 A new kind is a row here and the functions that do what it does:
 
     its price    an entry of PRICES in simulate/durations.py
-    its kernel   an entry of WORK_ON_DEVICE in execute/executable.py; one of DRY_RUNS in
+    its kernel   an entry of WORK_ON_DEVICE in execute/rank.py; one of DRY_RUNS in
                  execute/dry_run.py if its kernel decides what storage its slots have
 
 and the lowering that makes tasks of it.

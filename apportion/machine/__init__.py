@@ -2,9 +2,8 @@
 
 In: a preset's name, a TOML file or a count such as 8xh100. Out: a Cluster and a CostModel.
 No torch. Presets are in presets/, measured cost tables in costs/.
-Read topology.py (the nouns) and cluster.py first, then cluster_file.py (TOML) and cluster_tree.py,
-collective.py and wire_time.py (messages), cost_table.py (what was measured), cost_fit.py (lines
-through it) and cost_model.py (seconds).
+Read cluster.py first, then cluster_file.py (TOML), collective.py and wire_time.py (messages),
+cost_table.py (what was measured), cost_fit.py (lines through it) and cost_model.py (seconds).
 """
 
 from __future__ import annotations

@@ -14,37 +14,37 @@ from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
     from apportion.plan.candidates import (
-        Prices as Prices,
+        CostSource as CostSource,
     )
     from apportion.plan.candidates import (
-        Shipped as Shipped,
+        DefaultCosts as DefaultCosts,
     )
     from apportion.plan.candidates import (
-        Stand as Stand,
+        PlanningProgress as PlanningProgress,
+    )
+    from apportion.plan.make_plan import (
+        best_plans as best_plans,
+    )
+    from apportion.plan.make_plan import (
+        compare_methods as compare_methods,
+    )
+    from apportion.plan.make_plan import (
+        make_plan as make_plan,
+    )
+    from apportion.plan.make_plan import (
+        warn_unsplit as warn_unsplit,
     )
     from apportion.plan.plan import (
         Plan as Plan,
     )
     from apportion.plan.plan import (
+        PlanTrial as PlanTrial,
+    )
+    from apportion.plan.plan import (
         PlanWarning as PlanWarning,
     )
     from apportion.plan.plan import (
-        Predicted as Predicted,
-    )
-    from apportion.plan.plan import (
-        Trial as Trial,
-    )
-    from apportion.plan.plan import (
-        best_plans as best_plans,
-    )
-    from apportion.plan.plan import (
-        compare as compare,
-    )
-    from apportion.plan.plan import (
-        plan as plan,
-    )
-    from apportion.plan.plan import (
-        warn_unsplit as warn_unsplit,
+        Prediction as Prediction,
     )
     from apportion.plan.plan import (
         with_certificate as with_certificate,

@@ -1,6 +1,7 @@
-"""enough: when no plan fits, what is over, what takes the space, and how many devices would do.
+"""When no plan fits: what is over, what takes the space, and how many devices would do.
 
-The number is found by planning: for more and more devices like those at hand, doubling and then
+Part of the room plan. A PlanRequest and the nearest Candidate come in, sentences go out. The
+number is found by planning: for more and more devices like those at hand, doubling and then
 bisecting, so that the number found was planned and fits, and one less was planned and does not.
 What a device holds does not depend on links, so the larger clusters are the same device repeated.
 """
@@ -15,9 +16,9 @@ from dataclasses import dataclass, replace
 from apportion.machine import MAX_DEVICES, Cluster, Device, Link
 from apportion.plan.candidates import (
     Candidate,
-    Record,
-    Request,
-    Shipped,
+    DefaultCosts,
+    PlanRequest,
+    SearchLog,
     candidates,
     excess,
     fits,
@@ -32,7 +33,7 @@ KINDS, CAUSES = 4, 3  # named of what fills a device
 GROWTH = 1.5  # planning takes at most so much longer per device than the last time, or it waits
 
 
-def shortfall(request: Request, nearest: Candidate, several: bool) -> str:
+def shortfall(request: PlanRequest, nearest: Candidate, several: bool) -> str:
     """What is over the limit in a plan that does not fit, the nearest of `several` or the only one:
     where, by how much, and what fills the device."""
     over = excess(request, nearest)
@@ -57,7 +58,7 @@ def shortfall(request: Request, nearest: Candidate, several: bool) -> str:
     )
 
 
-def enough(request: Request, budget: float, tried: bool) -> str:
+def enough(request: PlanRequest, budget: float, tried: bool) -> str:
     """How many of the cluster's devices would do, found within `budget` seconds. `tried`: no plan
     is known to fit on those at hand."""
     devices, limits = request.cluster.devices, request.memory_limit or ()
@@ -69,7 +70,7 @@ def enough(request: Request, budget: float, tried: bool) -> str:
     each = f"such devices of {shown(limit, 'B')}"
     if least > MAX_DEVICES:
         return f"not even {MAX_DEVICES:,} {each} would do: the state alone is {shown(needed, 'B')}"
-    found = _smallest(_Trial(request, limit), budget, here, max(here if tried else 0, least - 1))
+    found = _smallest(_FitTest(request, limit), budget, here, max(here if tried else 0, least - 1))
     if found.high is None:
         if found.low >= MAX_DEVICES:
             return f"not even {MAX_DEVICES:,} {each} would do"
@@ -85,7 +86,7 @@ def enough(request: Request, budget: float, tried: bool) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _DeviceRange:
     """No plan was found, or none can be, for `low` devices; one for `high`, if that is a number."""
 
     low: int
@@ -93,10 +94,12 @@ class _Found:
     method: str = ""
 
 
-def _smallest(trial: Callable[[int, float], str], budget: float, here: int, low: int) -> _Found:
+def _smallest(
+    trial: Callable[[int, float], str], budget: float, here: int, low: int
+) -> _DeviceRange:
     """Doubles from `low`, which is known not to do, or `here`; then bisects."""
     ends, pace = time.perf_counter() + budget, 0.0
-    found = _Found(low, None)
+    found = _DeviceRange(low, None)
     following = here if low < here else min(max(2 * here, low + 1), MAX_DEVICES)
     while found.low < MAX_DEVICES and (found.high is None or found.high > found.low + 1):
         if found.high is not None:
@@ -107,7 +110,7 @@ def _smallest(trial: Callable[[int, float], str], budget: float, here: int, low:
         method = trial(following, ends - began)
         pace = (time.perf_counter() - began) / following
         if method:
-            found = _Found(found.low, following, method)
+            found = _DeviceRange(found.low, following, method)
             if following == here:
                 break
         else:
@@ -117,23 +120,23 @@ def _smallest(trial: Callable[[int, float], str], budget: float, here: int, low:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class _FitTest:
     """Plans for a number of devices; called, it says which method's plan fits, "" if none does."""
 
-    request: Request
+    request: PlanRequest
     limit: int
 
     def __call__(self, count: int, budget: float) -> str:
         place = repeated(self.request.cluster, count)
         limits = (self.limit,) * count
         request = replace(
-            self.request, cluster=place, prices=Shipped(place), memory_limit=limits, tell=None
+            self.request, cluster=place, costs=DefaultCosts(place), memory_limit=limits, tell=None
         )
         for method in QUICK_METHODS:
             if method not in METHODS:
                 continue
             try:
-                for candidate in candidates(request, method, budget, Record()):
+                for candidate in candidates(request, method, budget, SearchLog()):
                     if fits(request, candidate):
                         return method
             except Unsuitable:

@@ -1,4 +1,6 @@
-"""explain: why an Op has the Choice that it has, and what each alternative would cost.
+"""Why an Op has the Choice that it has, and what each alternative would cost.
+
+Part of the room plan. A Plan and the name of an Op come in, an Explanation goes out.
 
 Every alternative (alternatives.py) is put in the place of the Op's Choice, alone and with the Op's
 Group, and simulated by delta: its step time is that of `simulate(lower(...))`. What it moves and
@@ -41,11 +43,11 @@ from apportion.plan.explanation import (
     RESHARDING,
     SEARCH,
     Alternative,
-    Cut,
+    CutAxis,
     Explanation,
-    Moved,
     NamedChoice,
-    Spent,
+    OpTiming,
+    ValueTraffic,
     best_there_is,
     missed,
     moves_more,
@@ -61,7 +63,7 @@ NEAREST = 3  # names that are suggested for one that is not known
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class StrategyChange:
     """A change of Choices and Layouts, of which `op`'s is described; and what it does."""
 
     op: int
@@ -164,11 +166,11 @@ def _nearest(graph: Graph, name: str) -> str:
 # Alternatives
 
 
-def trials_of(around: Around, plan: Plan, op: int) -> list[Trial]:
+def trials_of(around: Around, plan: Plan, op: int) -> list[StrategyChange]:
     """What is to be simulated: the Op alone, and the Op with its Group."""
     now, group = plan.strategy.choices, around.group(op)
     alone = around.choices(op, now)
-    found = [Trial(op, ALONE, {op: choice}, {}) for choice in alone]
+    found = [StrategyChange(op, ALONE, {op: choice}, {}) for choice in alone]
     if len(group) == 1:
         return found
     leader = group[0]
@@ -179,11 +181,13 @@ def trials_of(around: Around, plan: Plan, op: int) -> list[Trial]:
         choices = around.following(leader, choice, group)
         legal = all(around.is_legal(k, made) for k, made in choices.items())
         if legal and (layouts or any(now[k] != made for k, made in choices.items())):
-            more.append(Trial(leader, GROUP, choices, layouts))
+            more.append(StrategyChange(leader, GROUP, choices, layouts))
     return [trial for pair in _alternating(found, more) for trial in pair]
 
 
-def _alternating(first: Sequence[Trial], second: Sequence[Trial]) -> list[list[Trial]]:
+def _alternating(
+    first: Sequence[StrategyChange], second: Sequence[StrategyChange]
+) -> list[list[StrategyChange]]:
     """One of each in turn, so that a budget that ends early serves both."""
     return [[*first[k : k + 1], *second[k : k + 1]] for k in range(max(len(first), len(second)))]
 
@@ -200,15 +204,15 @@ def _freed(plan: Plan, group: Sequence[int]) -> dict[int, Layout | None]:
 
 def simulated(
     live: Delta,
-    trials: Sequence[Trial],
+    trials: Sequence[StrategyChange],
     best: int | None = None,
     budget: float = math.inf,
     progress: Tell | None = None,
-) -> tuple[list[Trial], int]:
+) -> tuple[list[StrategyChange], int]:
     """Trials with what they do, the fastest first, of equal ones those that move less; and how many
     the budget allowed. With `best` only so many, of those that differ in nothing but the order of
     their devices one; that others are worse may be all that is worked out of them."""
-    ends, done = time.perf_counter() + budget, list[Trial]()
+    ends, done = time.perf_counter() + budget, list[StrategyChange]()
     for number, trial in enumerate(trials):
         if progress is not None:
             progress(number, len(trials))
@@ -223,7 +227,7 @@ def simulated(
     return done, len(trials)
 
 
-def _take(done: list[Trial], trial: Trial, best: int | None) -> None:
+def _take(done: list[StrategyChange], trial: StrategyChange, best: int | None) -> None:
     """Adds a trial in its place, if it is among the best."""
     if best is not None:
         rival = next((k for k, it in enumerate(done) if it.looks == trial.looks), None)
@@ -264,7 +268,7 @@ def _busiest(tasks: TaskGraph, length: Ints, members: Iterable[int]) -> int:
 
 
 def _alternatives(
-    plan: Plan, around: Around, live: Delta, trials: Sequence[Trial]
+    plan: Plan, around: Around, live: Delta, trials: Sequence[StrategyChange]
 ) -> list[Alternative]:
     """What trials do, in their order."""
     now: dict[tuple[int, ...], _Figures] = {}
@@ -281,7 +285,7 @@ def _alternatives(
 
 
 def _alternative(
-    plan: Plan, around: Around, trial: Trial, now: _Figures, then: _Figures
+    plan: Plan, around: Around, trial: StrategyChange, now: _Figures, then: _Figures
 ) -> Alternative:
     peaks = np.array(plan.timeline.peak_bytes, np.int64) + then.peaks - now.peaks
     excess = peaks - np.array(plan.memory_limit or peaks, np.int64)
@@ -302,14 +306,14 @@ def _named(axes: Sequence[OpAxis], choice: Choice) -> NamedChoice:
     for axis in axes:
         parts = math.prod(choice.parts[k] for k in axis.positions)
         if parts > 1:
-            cuts.append(Cut(axis.name, axis.extent, parts, axis.kind, axis.partial, axis.dims))
+            cuts.append(CutAxis(axis.name, axis.extent, parts, axis.kind, axis.partial, axis.dims))
     return NamedChoice(tuple(cuts), choice.replicas, choice.devices)
 
 
 # The Op as it is
 
 
-def _moved(plan: Plan, op: int) -> tuple[tuple[Moved, ...], tuple[Moved, ...]]:
+def _moved(plan: Plan, op: int) -> tuple[tuple[ValueTraffic, ...], tuple[ValueTraffic, ...]]:
     """What an Op reads and what it leaves."""
     graph = plan.space.graph
     lowering = Lowering(plan.space, plan.strategy, len(plan.cluster.devices))
@@ -325,9 +329,9 @@ def _moved(plan: Plan, op: int) -> tuple[tuple[Moved, ...], tuple[Moved, ...]]:
     return tuple(reads), tuple(leaves)
 
 
-def _row(value: Value, other: str, moved: int) -> Moved:
+def _row(value: Value, other: str, moved: int) -> ValueTraffic:
     shape = "?" if value.shape is None else ",".join(map(str, value.shape))
-    return Moved(value.name, f"{value.dtype or '?'}[{shape}]", value.nbytes, other, moved)
+    return ValueTraffic(value.name, f"{value.dtype or '?'}[{shape}]", value.nbytes, other, moved)
 
 
 def _came(flow: Flow, stage: int) -> int:
@@ -339,12 +343,12 @@ def _came(flow: Flow, stage: int) -> int:
     return int(flow.source_nbytes[rows][apart].sum())
 
 
-def _spent(plan: Plan, op: int) -> Spent:
+def _spent(plan: Plan, op: int) -> OpTiming:
     tasks, line = plan.tasks, plan.timeline
     mine = np.arange(int(tasks.op_start[op]), int(tasks.op_start[op + 1]))
     start, end = line.start_ns, line.end_ns
     left = slack(network(tasks, plan.cluster, plan.cost), (start, end))
-    return Spent(
+    return OpTiming(
         int(start[mine].min(initial=start.max(initial=0))) / 1e9,
         int(end[mine].max(initial=0)) / 1e9,
         _busiest(tasks, end - start, [op]) / 1e9,
@@ -358,7 +362,7 @@ def _spent(plan: Plan, op: int) -> Spent:
 def _constraint(
     plan: Plan,
     shown: Sequence[Alternative],
-    spent: Spent,
+    spent: OpTiming,
     axes: Sequence[OpAxis],
     kind: str,
     tried: int | None,

@@ -1,5 +1,6 @@
 """Explanation: what is known of an Op's Choice and of the alternatives to it; and how it reads.
 
+Part of the room plan. explain.py fills it in.
 `print` shows an Explanation as a page of text, `to_json` gives it as plain data.
 """
 
@@ -21,7 +22,7 @@ MOST_RUNS = 8  # of devices that are listed
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutAxis:
     """An axis that is cut: `kind` is sample, parameter, attribute or reduction; `partial` says that
     partial values are left; `dims` are what it divides, such as `weight[0]`."""
 
@@ -37,7 +38,7 @@ class Cut:
 class NamedChoice:
     """A Choice with the names of its axes. `devices` are replica by replica, part by part."""
 
-    cuts: tuple[Cut, ...]
+    cuts: tuple[CutAxis, ...]
     replicas: int
     devices: tuple[int, ...]
 
@@ -46,7 +47,7 @@ class NamedChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ValueTraffic:
     """A Value that the Op reads or leaves. `other` makes it or reads it; `moved` are the bytes that
     come from other devices for this Op or, of what it leaves, for those that read it."""
 
@@ -58,7 +59,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class OpTiming:
     """When the Op runs, how long on its busiest device, and how much later it could end without
     making the step longer, while messages keep their order."""
 
@@ -125,9 +126,9 @@ class Explanation:
     others: tuple[str, ...]
     group: tuple[str, ...]
     choice: NamedChoice
-    reads: tuple[Moved, ...]
-    leaves: tuple[Moved, ...]
-    spent: Spent
+    reads: tuple[ValueTraffic, ...]
+    leaves: tuple[ValueTraffic, ...]
+    spent: OpTiming
     step_seconds: float
     compared_seconds: float
     bytes_moved: int
@@ -204,19 +205,19 @@ def _short(it: NamedChoice) -> str:
     return f"{', '.join(cuts)}{times} on {_runs(it.devices)}"
 
 
-def _divides(cut: Cut) -> str:
+def _divides(cut: CutAxis) -> str:
     partial = ", leaves partial values" if cut.partial else ""
     divided = f", divides {_listed(cut.dims)}" if cut.dims else ""
     return f"axis {cut.axis} of {cut.extent:,}{divided}{partial}"
 
 
-def _row(moved: Moved, how: str) -> str:
+def _row(moved: ValueTraffic, how: str) -> str:
     named = moved.other.split(", ")
     size = f"{moved.value} {moved.type}, {nbytes(moved.nbytes)}, {how} {_listed(named)}"
     return f"{size}; {nbytes(moved.moved)} move" if moved.moved else f"{size}; nothing moves"
 
 
-def _time(spent: Spent, step: float) -> str:
+def _time(spent: OpTiming, step: float) -> str:
     share = spent.busiest_seconds / step if step else 0.0
     ready = "on a critical path"
     if not spent.critical:
@@ -305,7 +306,7 @@ def undivided(axes: Sequence[OpAxis], reason: str) -> str:
     return f"none of its axes can be cut ({why or 'it has none'}), and no other devices are better"
 
 
-def best_there_is(it: Alternative, spent: Spent) -> str:
+def best_there_is(it: Alternative, spent: OpTiming) -> str:
     """No alternative is faster."""
     free = "" if spent.critical else "; it is not on a critical path"
     if not it.step_difference:

@@ -20,28 +20,28 @@ if TYPE_CHECKING:
         Calibrator as Calibrator,
     )
     from apportion.run.calibrate import (
-        Source as Source,
+        count_missing as count_missing,
     )
     from apportion.run.calibrate import (
-        cached as cached,
+        lower_strategy as lower_strategy,
     )
-    from apportion.run.calibrate import (
-        condition as condition,
+    from apportion.run.cost_cache import (
+        cached_costs as cached_costs,
     )
-    from apportion.run.calibrate import (
-        divided as divided,
+    from apportion.run.cost_cache import (
+        condition_of as condition_of,
     )
-    from apportion.run.calibrate import (
-        machine as machine,
-    )
-    from apportion.run.calibrate import (
-        missing as missing,
+    from apportion.run.cost_cache import (
+        machine_name as machine_name,
     )
     from apportion.run.plan_here import (
         compare as compare,
     )
     from apportion.run.plan_here import (
         plan as plan,
+    )
+    from apportion.run.pool import (
+        SharedPool as SharedPool,
     )
     from apportion.run.run import (
         Run as Run,
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     )
     from apportion.run.runner import (
         distribute as distribute,
+    )
+    from apportion.run.step_source import (
+        source_of_model as source_of_model,
     )
 
 lazy_face(__name__)

@@ -1,7 +1,8 @@
 """Measuring a CUDA device: the kernels, the host that issues them, and their memory.
 
-What is measured is the step itself on one device, task by task in its own order, so that every
-kernel finds the caches as it will in earnest.
+Part of the room run. Programs with plans for one device come in, a CostTable goes out. What
+is measured is the step itself, task by task in its own order, so that every kernel finds the caches
+as it will in earnest.
 
 device     A device that waits is made to wait first (a kernel that sleeps), so that the host is
            ahead of it: then the time between the events before and after a task is the device's
@@ -53,7 +54,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Measured:
+class CudaTimes:
     """Seconds of the device and of the host for every task, bytes of workspace by work (see
     Storage), bytes that libraries hold, what an event takes, and how far the host can be ahead (0
     if it never had to wait)."""
@@ -104,7 +105,7 @@ def device_kind() -> str:
     return found.group().lower() if found else "gpu"
 
 
-def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS) -> Measured:
+def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS) -> CudaTimes:
     """Measures every task of a step on one CUDA device."""
     for _ in range(2):
         runner.step(batch)  # libraries load their kernels and take their buffers
@@ -121,7 +122,7 @@ def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS)
     event = max(apart - together, 0.0) / (rounds * max(len(host), 1))
     device = [max(seconds - event, 0.0) for seconds in _quantile(found, QUANTILE)]
     workspace = _memory_round(runner, batch, storage)
-    return Measured(device, host, workspace, resident, event, _ahead(runner, batch, host))
+    return CudaTimes(device, host, workspace, resident, event, _ahead(runner, batch, host))
 
 
 def _quantile(rounds: Sequence[Floats], share: float) -> list[float]:
@@ -132,7 +133,7 @@ def _host_round(runner: Runner, batch: Any) -> list[float]:
     """Seconds of the host for each task, the device being idle or nearly so."""
     rank, context = runner.worker.rank, runner.begin(batch)
     seconds = []
-    for task in range(len(rank.program.tasks)):
+    for task in range(len(rank.executable.tasks)):
         if task % 8 == 0:
             torch.cuda.synchronize()
         began = time.perf_counter()
@@ -214,7 +215,7 @@ def _memory_round(runner: Runner, batch: Any, storage: Storage) -> dict[int, int
     rank, context = runner.worker.rank, runner.begin(batch)
     found: dict[int, int] = {}
     calls: dict[int, int] = defaultdict(int)
-    for task in range(len(rank.program.tasks)):
+    for task in range(len(rank.executable.tasks)):
         work = storage.work[task]
         if work < 0 or calls[work] >= 3:
             rank.run(task, context)
@@ -247,7 +248,7 @@ def calibrate(
     """Measures the steps of plans for one device on this machine's CUDA device."""
     if not torch.cuda.is_available():
         raise ValueError("this machine has no CUDA device that torch can use")
-    samples = Samples()
+    samples = CudaSamples()
     for program, plan in steps:
         if len(plan.cluster.devices) != 1:
             raise ValueError(f"a plan for {len(plan.cluster.devices)} devices is not for one GPU")
@@ -261,7 +262,7 @@ def calibrate(
     return samples.table(device_kind(), time.strftime("%Y-%m-%d"))
 
 
-class Samples:
+class CudaSamples:
     """Measured steps, put together by kernel call."""
 
     def __init__(self) -> None:
@@ -272,7 +273,7 @@ class Samples:
         self.resident: list[int] = []
         self.ahead: list[float] = []
 
-    def add(self, executable: Executable, storage: Storage, figures: Measured) -> None:
+    def add(self, executable: Executable, storage: Storage, figures: CudaTimes) -> None:
         """Takes in one measured step."""
         tasks = executable.tasks
         self.resident.append(figures.resident)

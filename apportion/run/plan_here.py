@@ -1,23 +1,33 @@
 """Planning with measured costs: what `plan` and `compare` of the public interface do.
 
+Part of the room run. A Program and a Cluster come in, Plans go out (plan/ makes them).
 On a local cluster the kernel calls of every strategy that a method finds are looked up in this
 machine's measurements, and those that are missing are measured first. Elsewhere nothing is measured
-and this is `plan.plan`.
+and this is `make_plan` of the room plan.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from apportion.capture import Program
 from apportion.graph import Graph
 from apportion.machine import Cluster
-from apportion.plan import Plan, PlanWarning, Prices, Shipped, Stand, best_plans
-from apportion.plan import compare as compare_plans
-from apportion.run.calibrate import BUDGET, Calibrator, Source, source_of
-from apportion.run.trial import tried
+from apportion.plan import (
+    CostSource,
+    DefaultCosts,
+    Plan,
+    PlanningProgress,
+    PlanWarning,
+    best_plans,
+    compare_methods,
+)
+from apportion.run.calibrate import BUDGET, Calibrator
+from apportion.run.pool import SharedPool
+from apportion.run.step_source import StepSource, source_of
+from apportion.run.trial import fastest_measured
 from apportion.search import METHODS
 
 Note = Callable[[str], None]
@@ -32,9 +42,10 @@ def plan(
     seed: int = 0,
     calibrate: bool = True,
     note: Note | None = None,
-    source: Source | None = None,
-    progress: Callable[[Stand], None] | None = None,
+    source: StepSource | None = None,
+    progress: Callable[[PlanningProgress], None] | None = None,
     measure: int | None = None,
+    processes: SharedPool | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -47,7 +58,8 @@ def plan(
     On `local:N` kernel calls that were never measured on this machine are measured on N processes
     first, for about 20 seconds at most, unless `calibrate` is false; `note` is told, or a
     PlanWarning says so. `source` says how to make the step's tensors, if not from the program.
-    `progress` is told where planning stands.
+    `progress` is told where planning stands. `processes` are those to measure on, if there are
+    some already.
 
     With `measure`, so many of the best plans that differ each run a few real steps on N processes
     in the end, and the Plan is the one that was really the fastest; its `measured` has what was
@@ -58,16 +70,18 @@ def plan(
     """
     if measure is not None:
         _check_measurable(program, cluster, source, measure)
-    with _prices(program, cluster, calibrate, note, source) as prices:
-        how = (budget, memory_limit, seed, prices, progress, measure or 1)
-        found = best_plans(program, cluster, method, *how)
-    if measure is None:
-        return found[0]
-    return tried(found, source or source_of(program), note or _warn)
+    with ExitStack() as stack:
+        processes = processes or stack.enter_context(SharedPool(len(cluster.devices)))
+        with _costs(program, cluster, calibrate, note, source, processes) as costs:
+            how = (budget, memory_limit, seed, costs, progress, measure or 1)
+            best = best_plans(program, cluster, method, *how)
+        if measure is None:
+            return best[0]
+        return fastest_measured(best, source or source_of(program), note or _warn, processes)
 
 
 def _check_measurable(
-    program: Program | Graph, cluster: Cluster, source: Source | None, measure: int
+    program: Program | Graph, cluster: Cluster, source: StepSource | None, measure: int
 ) -> None:
     """Raises ValueError unless plans for this step can be run here."""
     if measure < 1:
@@ -90,33 +104,34 @@ def compare(
     seed: int = 0,
     calibrate: bool = True,
     note: Note | None = None,
-    source: Source | None = None,
-    progress: Callable[[Stand], None] | None = None,
+    source: StepSource | None = None,
+    progress: Callable[[PlanningProgress], None] | None = None,
 ) -> list[Plan]:
     """A Plan by each method, under one simulator; measures what is missing as `plan` does.
 
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
-    with _prices(program, cluster, calibrate, note, source) as prices:
-        how = (budget, memory_limit, seed, prices, progress)
-        return compare_plans(program, cluster, methods, *how)
+    with _costs(program, cluster, calibrate, note, source) as costs:
+        how = (budget, memory_limit, seed, costs, progress)
+        return compare_methods(program, cluster, methods, *how)
 
 
 @contextmanager
-def _prices(
+def _costs(
     program: Program | Graph,
     cluster: Cluster,
     calibrate: bool,
     note: Note | None,
-    source: Source | None,
-) -> Iterator[Prices]:
+    source: StepSource | None,
+    processes: SharedPool | None = None,
+) -> Iterator[CostSource]:
     if not is_here(cluster):
-        yield Shipped(cluster)
+        yield DefaultCosts(cluster)
         return
     given = source or source_of(program)
     budget = BUDGET if calibrate else 0.0
-    with Calibrator(given, cluster, budget, note or _warn) as prices:
-        yield prices
+    with Calibrator(given, cluster, budget, note or _warn, processes) as costs:
+        yield costs
 
 
 def is_here(cluster: Cluster) -> bool:

@@ -1,4 +1,7 @@
-"""Pool: N processes on this machine that can run one strategy after another.
+"""ProcessPool: N processes on this machine that can run one strategy after another.
+
+Part of the room run. Requests go in (training.py, rehearse.py, trial.py), the answers of all ranks
+come out. A SharedPool is one ProcessPool for several users, started when the first one needs it.
 
 Children are forked from a server that has imported torch but used no threads, so that the second
 pool starts at once. The first child to fail, end or fall silent for longer than the timeout ends
@@ -24,18 +27,23 @@ from typing import Any
 import numpy as np
 
 from apportion.execute import threads
-from apportion.run.process import Failed, Train, Trained, main
+from apportion.run.process import RankFailure, main
+from apportion.run.training import TrainingRequest, TrainingResult
 
+TIMEOUT = 600.0  # seconds that all processes together may take to answer, unless told otherwise
+PRELOADED = ("process", "training")  # imported before processes are forked; others as needed
 GRACE = 3.0  # seconds that a dying rank has to be noticed after its neighbour has complained
 
 
-class Pool:
-    """A context manager; `train` runs one request on all processes within `timeout` seconds."""
+class ProcessPool:
+    """A context manager. `ask` sends a request to all processes, which have `timeout` seconds to
+    answer it. After a failure the pool is closed."""
 
-    def __init__(self, processes: int, timeout: float = 600.0) -> None:
+    def __init__(self, processes: int, timeout: float = TIMEOUT) -> None:
         if processes < 1:
             raise ValueError(f"{processes} processes cannot run anything; give at least 1")
         self.timeout = timeout
+        self.closed = False
         self.pipes: list[Any] = []
         self.children: list[Any] = []
         self.folder = tempfile.TemporaryDirectory(prefix="apportion-")
@@ -64,7 +72,7 @@ class Pool:
                 child.start()
             theirs.close()
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> ProcessPool:
         return self
 
     def __exit__(
@@ -75,31 +83,32 @@ class Pool:
     ) -> None:
         self.close()
 
-    def train(self, job: Train) -> list[Trained]:
+    def train(self, request: TrainingRequest, timeout: float | None = None) -> list[TrainingResult]:
         """Runs the request on all processes; raises RuntimeError naming the rank that failed."""
-        answers: list[Trained] = self.ask(job)
+        answers: list[TrainingResult] = self.ask(request, timeout)
         return answers
 
-    def ask(self, job: Any) -> list[Any]:
-        """What each process answers to any request (worker.py)."""
+    def ask(self, request: Any, timeout: float | None = None) -> list[Any]:
+        """What each process answers to a request, within the pool's timeout or a shorter one;
+        raises RuntimeError naming the rank that failed."""
         self.progress[:] = 0
         try:
             for rank, pipe in enumerate(self.pipes):
                 try:
-                    pipe.send(job)
+                    pipe.send(request)
                 except ConnectionError:
                     raise RuntimeError(self._ended(rank)) from None
-            return self._collect()
+            return self._collect(min(timeout or self.timeout, self.timeout))
         except BaseException:
             self.close()
             raise
 
-    def _collect(self) -> list[Any]:
+    def _collect(self, timeout: float) -> list[Any]:
         """Everybody's answer. What ends it sooner, in this order: a rank that died, one that failed
         by itself, one that lost its peer."""
         answers: dict[int, Any] = {}
         lost: dict[int, str] = {}
-        deadline = time.monotonic() + self.timeout
+        deadline = time.monotonic() + timeout
         while len(answers) < len(self.pipes):
             open_ranks = [r for r in range(len(self.pipes)) if r not in answers]
             asked = [r for r in open_ranks if r not in lost]
@@ -112,7 +121,7 @@ class Pool:
                     raise RuntimeError(self._ended(rank))
             for rank in [r for r in asked if self.pipes[r] in ready]:
                 answer = self._receive(rank)
-                if not isinstance(answer, Failed):
+                if not isinstance(answer, RankFailure):
                     answers[rank] = answer
                 elif answer.lost_peer:
                     deadline = min(deadline, time.monotonic() + GRACE) if not lost else deadline
@@ -120,7 +129,7 @@ class Pool:
                 else:
                     raise RuntimeError(f"rank {rank} failed: {answer.reason}")
             if not ready:
-                raise RuntimeError(self._gave_up(open_ranks, lost))
+                raise RuntimeError(self._gave_up(open_ranks, lost, timeout))
         return [answers[r] for r in range(len(self.pipes))]
 
     def _receive(self, rank: int) -> Any:
@@ -137,7 +146,7 @@ class Pool:
             return f"rank {rank} was ended by signal {names.get(-code, -code)}"
         return f"rank {rank} ended unexpectedly with status {code}"
 
-    def _gave_up(self, open_ranks: list[int], lost: dict[int, str]) -> str:
+    def _gave_up(self, open_ranks: list[int], lost: dict[int, str], timeout: float) -> str:
         """Blames a stopped process, or else those that everybody waits for: the least advanced."""
         for rank, reason in lost.items():
             return f"rank {rank} lost the connection to another rank: {reason}"
@@ -145,10 +154,11 @@ class Pool:
         late = [r for r in open_ranks if self.progress[r] == least]
         stopped = [r for r in open_ranks if _is_stopped(self.children[r].pid)]
         what = "is stopped and " if stopped else ""
-        return f"{_ranks(stopped or late)} {what}did not answer within {self.timeout:g} s"
+        return f"{_ranks(stopped or late)} {what}did not answer within {timeout:g} s"
 
     def close(self) -> None:
         """Ends all processes."""
+        self.closed = True
         started = [child for child in self.children if child.pid is not None]
         for child in started:
             child.kill()
@@ -159,10 +169,50 @@ class Pool:
         self.folder.cleanup()
 
 
+class SharedPool:
+    """At most one ProcessPool at a time, for all who need one in turn. It is started when it is
+    first needed, and again only if a failure has closed it. A context manager.
+
+    `timeout` is the longest that anybody will give the processes for an answer.
+    """
+
+    def __init__(self, processes: int, timeout: float = TIMEOUT) -> None:
+        self.processes = processes
+        self.timeout = max(timeout, TIMEOUT)
+        self._pool: ProcessPool | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there are processes."""
+        return self._pool is not None and not self._pool.closed
+
+    def pool(self) -> ProcessPool:
+        """The pool, running."""
+        if self._pool is None or self._pool.closed:
+            self._pool = ProcessPool(self.processes, self.timeout)
+        return self._pool
+
+    def close(self) -> None:
+        """Ends the processes, if there are any."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> SharedPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
 def _start_server(context: Any) -> None:
     """Starts multiprocessing's server, unless it runs, deaf to Ctrl-C: an interrupt while it still
     imports would end in a traceback of its own, and the parent decides."""
-    context.set_forkserver_preload(["apportion.run.process"])
+    context.set_forkserver_preload([f"apportion.run.{name}" for name in PRELOADED])
     resource_tracker.ensure_running()  # by itself: it would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,7 +1,8 @@
-"""What a pool's process does: it answers requests from the parent, one at a time.
+"""A process of a pool: it answers requests from the parent, one at a time.
 
-A request names a model and a strategy. The model is loaded and captured once per specification,
-seed and precision; the strategy runs for some steps; what was measured is the answer.
+Part of the room run. A request comes in and is called with this process; what it returns is the
+answer. A model is loaded once for each specification and seed, and captured at most once for each
+precision: not at all in its own precision, if the parent sends what its capture has found.
 
 Requests and answers go through a pipe between parent and child; tensors between children through
 gloo on the loopback address. A child that fails answers with the reason and leaves the rest to the
@@ -16,9 +17,8 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import forkserver
@@ -34,56 +34,22 @@ import torch.distributed as dist
 
 from apportion import zoo
 from apportion.capture import Program, capture, capture_as
-from apportion.execute import Executable, PeerLost, allocated_peak, talking, worker
-from apportion.lower import lower
-from apportion.run.runner import Runner
-from apportion.split import Space, Strategy, space_of
+from apportion.execute import PeerLost, peer_errors
+from apportion.run.step_source import (
+    StepSource,
+    StepTensors,
+    bound_program,
+    tensors_of_graph,
+    tensors_of_program,
+)
+from apportion.split import Space
 
 PR_SET_PDEATHSIG = 1
 PATIENCE = 60.0  # seconds that gloo waits beyond the parent's timeout: the parent decides
 
 
 @dataclass(frozen=True)
-class Train:
-    """A request to run a strategy, on the device that torch calls `place`."""
-
-    spec: str
-    model_seed: int
-    double: bool
-    strategy: Strategy
-    devices: int
-    steps: int
-    seed: int
-    state: bool = False
-    profile: bool = False
-    place: str = "cpu"
-
-
-@dataclass(frozen=True)
-class Trained:
-    """One rank's answer. `steps` are (start, end) of steps in seconds, by a clock that all have;
-    `cpu_seconds` is what the process used of its cores in each step, all its threads together;
-    `state` is (slot, tensor) pairs; `spans` are (task, start, end) of the last step."""
-
-    losses: list[float | None]
-    steps: list[tuple[float, float]]
-    cpu_seconds: list[float]
-    sent_bytes: int
-    peak_bytes: int | None
-    state: list[tuple[int, Any]]
-    spans: list[tuple[int, int, int]]
-
-
-def step_seconds(ranks: Sequence[Trained]) -> list[float]:
-    """How long each step took: from when the last rank began it to when the last was done."""
-    found = []
-    for steps in zip(*(rank.steps for rank in ranks), strict=True):
-        found.append(max(end for _, end in steps) - max(start for start, _ in steps))
-    return found
-
-
-@dataclass(frozen=True)
-class Failed:
+class RankFailure:
     """The answer of a rank that failed; with `lost_peer` because another one has."""
 
     reason: str
@@ -91,129 +57,44 @@ class Failed:
 
 
 @dataclass
-class _Process:
+class PoolProcess:
+    """What a request finds in the process that it is called with.
+
+    progress  a cell that the parent sees; see transport.Worker
+    captures  how often this process has captured a step
+    programs  by specification, seed and whether it is in float64
+    """
+
     rank: int
     progress: Any
+    captures: int = 0
     programs: dict[tuple[str, int, bool], tuple[Program, Space]] = field(default_factory=dict)
 
-    def program(self, spec: str, seed: int, double: bool) -> tuple[Program, Space]:
-        key = (spec, seed, double)
+    def program(self, source: StepSource, double: bool = False) -> tuple[Program, Space]:
+        """The Program of a model's specification and its Space; with `double` in float64."""
+        key = (source.spec, source.model_seed, double)
         if key not in self.programs:
-            it = zoo.load(spec, seed)
-            made = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
-            if double:
-                made = capture_as(made, torch.float64)
+            made = self._captured_in_float64(source) if double else self._loaded(source)
             self.programs[key] = (made, Space(made.graph))
         return self.programs[key]
 
-    def answer(self, job: Any) -> Any:
-        """What a request asks for: to train, or what it does itself, given this process."""
-        return self.train(job) if isinstance(job, Train) else job(self)
+    def step(self, source: StepSource) -> StepTensors:
+        """The step of a source, whether it has a specification or a Graph only."""
+        if source.spec:
+            return tensors_of_program(self.program(source)[0])
+        return tensors_of_graph(source.graph, source.given)
 
-    def train(self, job: Train) -> Trained:
-        program, space = self.program(job.spec, job.model_seed, job.double)
-        if (space.digits, space.opening) != (job.strategy.digits, job.strategy.opening):
-            space = space_of(program.graph, job.strategy)
-        tasks = lower(space, job.strategy, job.devices)
-        mine = worker(Executable(space, job.strategy, tasks), self.rank, job.place)
-        mine.progress = self.progress
-        mine.progress[0] = 1
-        losses: list[float | None] = []
-        steps: list[tuple[float, float]] = []
-        used: list[float] = []
-        with _allocations(job) as allocations:
-            runner = Runner(program, mine, job.seed)
-            _meet()
-            allocations.mark()
-            losses.append(_timed(runner, vary(program.batch, job.seed, 0), steps, used))
-        for step in range(1, job.steps):
-            mine.rank.spans.clear()
-            batch = vary(program.batch, job.seed, step)
-            _meet()
-            losses.append(_timed(runner, batch, steps, used))
-        held = mine.rank.state().items() if job.state else ()
-        state = [(slot, tensor.cpu().numpy()) for slot, (_, tensor) in held]
-        peak = allocations.peak
-        spans = list(mine.rank.spans)
-        return Trained(losses, steps, used, mine.sent_bytes, peak, state, spans)
+    def _loaded(self, source: StepSource) -> Program:
+        model = zoo.load(source.spec, source.model_seed)
+        if source.facts is not None:
+            return bound_program(source.graph, source.facts, model)
+        self.captures += 1
+        return capture(model.step, model.model, model.optimizer, model.batch, model.clip_norm)
 
-
-def _meet() -> None:
-    """Waits for all ranks, so that none counts another's lateness as its own step."""
-    with talking():
-        dist.barrier()
-
-
-def _timed(
-    runner: Runner, batch: Any, steps: list[tuple[float, float]], used: list[float]
-) -> float | None:
-    began, before = time.perf_counter(), time.process_time()
-    loss = runner.local_step(batch)
-    if runner.worker.rank.place != "cpu":
-        torch.cuda.synchronize()
-    steps.append((began, time.perf_counter()))
-    used.append(time.process_time() - before)
-    return None if loss is None else float(loss)
-
-
-def vary(batch: Any, seed: int, step: int) -> Any:
-    """The batch of a step: the given one at first, then with each tensor's elements shuffled."""
-    if step == 0:
-        return batch
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-
-    def shuffled(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        order = torch.randperm(leaf.numel(), generator=generator)
-        return leaf.reshape(-1)[order].reshape(leaf.shape)
-
-    return torch.utils._pytree.tree_map(shuffled, batch)
-
-
-def _allocations(job: Train) -> _Allocations | _DeviceAllocations:
-    return _Allocations(job.profile) if job.place == "cpu" else _DeviceAllocations()
-
-
-class _DeviceAllocations:
-    """Peak bytes by the allocator of a CUDA device, from `mark` to the end."""
-
-    def __init__(self) -> None:
-        self.peak: int | None = None
-
-    def __enter__(self) -> _DeviceAllocations:
-        return self
-
-    def mark(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
-
-    def __exit__(self, *error: Any) -> None:
-        self.peak = int(torch.cuda.max_memory_allocated())
-
-
-class _Allocations:
-    """Peak bytes of live tensors by the allocator's own events, from `mark` to the end."""
-
-    def __init__(self, wanted: bool) -> None:
-        self.peak: int | None = None
-        self.from_ns = 0
-        self.profile = (
-            torch.profiler.profile(profile_memory=True, acc_events=True) if wanted else None
-        )
-
-    def __enter__(self) -> _Allocations:
-        if self.profile is not None:
-            self.profile.__enter__()
-        return self
-
-    def mark(self) -> None:
-        self.from_ns = time.time_ns()
-
-    def __exit__(self, *error: Any) -> None:
-        if self.profile is None:
-            return
-        self.profile.__exit__(*error)
-        self.peak = allocated_peak(self.profile, self.from_ns)
+    def _captured_in_float64(self, source: StepSource) -> Program:
+        own = self.program(source)[0]
+        self.captures += 1
+        return capture_as(own, torch.float64)
 
 
 def main(
@@ -229,33 +110,33 @@ def main(
         cells = np.memmap(os.path.join(folder, "progress"), dtype=np.int64, mode="r+")
     except FileNotFoundError:
         return  # the parent was interrupted while it started us, and has cleaned up
-    process = _Process(rank, cells[rank : rank + 1])
-    failed = _attempt(_join, rank, world, os.path.join(folder, "store"), timeout)
+    process = PoolProcess(rank, cells[rank : rank + 1])
+    failure = _attempt(_join, rank, world, os.path.join(folder, "store"), timeout)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe
         while True:
-            job = pipe.recv()
-            pipe.send(failed or _attempt(process.answer, job))
+            request = pipe.recv()
+            pipe.send(failure or _attempt(request, process))
 
 
 def _join(rank: int, world: int, store: str, timeout: float) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with talking():
+    with peer_errors():
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
             timeout=timedelta(seconds=timeout + PATIENCE),
         )  # fmt: skip
 
 
-def _attempt(verb: Callable[..., Any], *given: Any) -> Any:
-    """What the verb returns, or how it failed."""
+def _attempt(function: Callable[..., Any], *given: Any) -> Any:
+    """What a function returns, or how it failed."""
     try:
-        return verb(*given)
+        return function(*given)
     except PeerLost as error:
-        return Failed(str(error), lost_peer=True)
+        return RankFailure(str(error), lost_peer=True)
     except ValueError as error:
-        return Failed(str(error))
+        return RankFailure(str(error))
     except Exception as error:
-        return Failed(f"{type(error).__name__}: {error}")
+        return RankFailure(f"{type(error).__name__}: {error}")
 
 
 def _die_with_parent() -> None:

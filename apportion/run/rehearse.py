@@ -1,5 +1,7 @@
-"""Requests to a pool's processes that measure: what kernels cost inside a step, and what messages
-cost.
+"""Requests to a pool's processes that measure what kernels cost inside a step, and messages.
+
+Part of the room run. A strategy, or a list of messages, comes in; seconds of tasks and of exchanges
+go out, which calibrate.py puts into a CostTable.
 
 A rehearsal runs one rank's tasks of a whole step in their order, all ranks at the same time, round
 after round: every kernel finds its inputs as they are in a step, just written or long unused, and
@@ -12,23 +14,22 @@ thread, its own time on the processor counts: what other programs take of the co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from apportion.capture import Program, batch_leaves, setting, state_tensor
 from apportion.columns import (
     Floats,
     Ints,
 )
-from apportion.execute import Context, Exchange, Executable, Rank, Worker, dtype, talking, worker
-from apportion.graph import INPUT, PARAMETER, Graph
+from apportion.execute import Context, Exchange, Executable, Rank, Worker, peer_errors, worker
 from apportion.lower import lower
 from apportion.machine import cores
+from apportion.run.process import PoolProcess
+from apportion.run.step_source import StepSource, StepTensors
 from apportion.split import Strategy, space_of
 
 WHOLE = -1  # in the place of a position: the whole round
@@ -37,7 +38,7 @@ LEAST_ROUNDS = WARM + 2
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class RehearsalTimes:
     """One rank's answer.
 
     seconds    of `task` (columns) in each round (rows), what the interpreter adds included
@@ -57,100 +58,45 @@ class Rehearsed:
 
 
 @dataclass(frozen=True)
-class Rehearse:
-    """Runs rounds of a step's tasks for about `budget` seconds.
+class RehearsalRequest:
+    """Runs rounds of a step's tasks for about `budget` seconds."""
 
-    The step is that of the model `spec`; or, if that is empty, `graph`, with the tensors `given`
-    for Values and made up ones for the rest.
-    """
-
-    spec: str
-    model_seed: int
-    graph: Graph | None
-    given: dict[int, Any]  # arrays
+    source: StepSource
     strategy: Strategy
     devices: int
     rounds: int
     budget: float
 
-    def __call__(self, process: Any) -> Rehearsed:
+    def __call__(self, process: PoolProcess) -> RehearsalTimes:
         """Runs in a process of a pool."""
-        step = step_of(process, self.spec, self.model_seed, self.graph, self.given)
+        step = process.step(self.source)
         space = space_of(step.graph, self.strategy)
         executable = Executable(space, self.strategy, lower(space, self.strategy, self.devices))
         process.progress[0] = 1
         return rehearse(executable, process.rank, step, self.rounds, self.budget)
 
 
-@dataclass(frozen=True)
-class Step:
-    """What a rehearsal needs of a captured step: its Graph, tensors and settings."""
-
-    graph: Graph
-    tensor: Callable[[int], torch.Tensor]
-    setting: Callable[[Any], float]
-
-
-def step_of(
-    process: Any, spec: str, model_seed: int, graph: Graph | None, given: Mapping[int, Any]
-) -> Step:
-    """The step of the model `spec`, loaded in a pool's process; or, if that is empty, of `graph`,
-    with the arrays `given` for Values."""
-    if spec:
-        return of_program(process.program(spec, model_seed, False)[0])
-    assert graph is not None
-    return of_graph(graph, {v: torch.from_numpy(array) for v, array in given.items()})
-
-
-def of_program(program: Program) -> Step:
-    """The step of a live model."""
-    leaves = batch_leaves(program, program.batch)
-
-    def tensor(value: int) -> torch.Tensor:
-        return leaves[value] if value in leaves else state_tensor(program, value)
-
-    return Step(program.graph, tensor, lambda expression: setting(program.optimizer, expression))
-
-
-def of_graph(graph: Graph, given: dict[int, torch.Tensor]) -> Step:
-    """The step of a Graph, where tensors that are not given are made up: state small and positive,
-    parameters around zero, whole numbers zero."""
-    generator = torch.Generator().manual_seed(0)
-
-    def tensor(value: int) -> torch.Tensor:
-        if value in given:
-            return given[value]
-        meant = graph.values[value]
-        made = torch.zeros(meant.shape or (), dtype=dtype(meant.dtype or ""))
-        if made.is_floating_point():
-            low = -0.05 if meant.role in (PARAMETER, INPUT) else 0.01
-            made.uniform_(low, 0.05, generator=generator)
-        return made
-
-    return Step(graph, tensor, lambda expression: 0.1)
-
-
 def rehearse(
-    executable: Executable, device: int, step: Step, rounds: int, budget: float
-) -> Rehearsed:
+    executable: Executable, device: int, step: StepTensors, rounds: int, budget: float
+) -> RehearsalTimes:
     """Rounds of one device's tasks, together with the other ranks if there are any."""
     mine = worker(executable, device)
     rank = mine.rank
     clock, crowd = _clock(executable.tasks.devices)
     rank.clock = clock
     rank.load(step.tensor)
-    found = Rehearsed(np.array([t for t in mine.steps if isinstance(t, int)], np.int64),
+    found = RehearsalTimes(np.array([t for t in mine.steps if isinstance(t, int)], np.int64),
                       np.zeros((0, 0)), [], [], [], [])  # fmt: skip
     seconds: list[Floats] = []
     began = time.perf_counter()
-    speaks = any(isinstance(step, Exchange) for step in mine.steps)
+    sends_any = any(isinstance(step, Exchange) for step in mine.steps)
     for number in range(max(rounds, LEAST_ROUNDS)):
-        spent = latest(time.perf_counter() - began)
+        spent = longest_of_all(time.perf_counter() - began)
         if number >= LEAST_ROUNDS and spent * (number + 1) / number > budget:
             break
         context = Context(0, number, step.setting, executable.graph.bodies)
         found.reference.append(_reference())
-        latest(0.0)
+        longest_of_all(0.0)
         fed = clock()
         rank.feed(step.tensor)
         begun = clock()
@@ -158,13 +104,13 @@ def rehearse(
         ended = clock()
         rank.finish()
         found.ends.append(crowd * (clock() - ended + begun - fed) / 1e9)
-        if _any(speaks):
+        if _any(sends_any):
             begun = time.perf_counter_ns()
             rank.feed(step.tensor)
-            spoken = list(_spoken_round(mine, context, number))
+            exchanges = list(_round_with_messages(mine, context, number))
             rank.finish()
             whole = (number, WHOLE, begun, time.perf_counter_ns())
-            found.exchanged.extend([*spoken, whole] if number >= WARM else ())
+            found.exchanged.extend([*exchanges, whole] if number >= WARM else ())
     counted = np.array(seconds[WARM:]).reshape(len(seconds) - WARM, len(found.task))
     packed = [(task, crowd * each) for task, each in found.packed]
     return replace(
@@ -186,7 +132,7 @@ def _round(
     for step in mine.steps:
         if isinstance(step, Exchange):
             before = clock()
-            packed += _pretend(rank, step, clock)
+            packed += _without_messages(rank, step, clock)
             aside += clock() - before
         else:
             rank.run(step, context)
@@ -196,7 +142,7 @@ def _round(
     return seconds
 
 
-def _spoken_round(
+def _round_with_messages(
     mine: Worker, context: Context, number: int
 ) -> Iterator[tuple[int, int, int, int]]:
     """A round with messages: (round, position, start, end) of its exchanges."""
@@ -221,32 +167,34 @@ def _clock(processes: int) -> tuple[Callable[[], int], float]:
     return time.thread_time_ns, max(1.0, processes / cores())
 
 
-def latest(spent: float) -> float:
-    """Meets the other ranks; returns the longest of their times, so that all decide alike."""
+def longest_of_all(spent: float) -> float:
+    """Waits for all ranks; returns the longest of their times, so that all of them decide alike."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return spent
     longest = torch.tensor([spent])
-    with talking():
+    with peer_errors():
         dist.all_reduce(longest, dist.ReduceOp.MAX)
     return float(longest)
 
 
 def _any(mine: bool) -> bool:
     """Whether it is so for any rank."""
-    return latest(float(mine)) > 0
+    return longest_of_all(float(mine)) > 0
 
 
-def _pretend(rank: Rank, exchange: Exchange, clock: Callable[[], int]) -> list[tuple[int, float]]:
+def _without_messages(
+    rank: Rank, exchange: Exchange, clock: Callable[[], int]
+) -> list[tuple[int, float]]:
     """An exchange without anybody else; (task, seconds) of packing what would be sent."""
     found = []
-    parcels = rank.program.parcels
-    for parcel, _ in exchange.receives:
-        rank.messages[parcel] = torch.empty(parcels[parcel].nbytes, dtype=torch.uint8).fill_(0)
-    for parcel, _ in exchange.sends:
+    messages = rank.executable.messages
+    for number, _ in exchange.receives:
+        rank.received[number] = torch.empty(messages[number].nbytes, dtype=torch.uint8).fill_(0)
+    for number, _ in exchange.sends:
         began = clock()
-        rank.pack(parcel)
-        found.append((parcels[parcel].task, (clock() - began) / 1e9))
-    for task in dict.fromkeys(parcels[parcel].task for parcel, _ in exchange.sends):
+        rank.pack(number)
+        found.append((messages[number].task, (clock() - began) / 1e9))
+    for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
         rank.free(task)
     return found
 
@@ -267,7 +215,7 @@ def _reference() -> float:
 
 
 @dataclass(frozen=True)
-class Talked:
+class ExchangeTimes:
     """One rank's answer: (start, end) in nanoseconds of each exchange in each round; negative where
     it took no part."""
 
@@ -275,7 +223,7 @@ class Talked:
 
 
 @dataclass(frozen=True)
-class Talk:
+class ExchangeRequest:
     """Exchanges of given messages: each is ((sender, receiver, bytes), ...)."""
 
     exchanges: tuple[tuple[tuple[int, int, int], ...], ...]
@@ -283,31 +231,31 @@ class Talk:
     budget: float
     between: int = 128  # size of the matrices multiplied between two exchanges
 
-    def __call__(self, process: Any) -> Talked:
+    def __call__(self, process: PoolProcess) -> ExchangeTimes:
         """Runs in a process of a pool."""
         process.progress[0] = 1
         found = []
         work = torch.full((self.between, self.between), 0.01)
         began = time.perf_counter()
         for number in range(max(self.rounds, LEAST_ROUNDS)):
-            spent = latest(time.perf_counter() - began)
+            spent = longest_of_all(time.perf_counter() - began)
             if number >= LEAST_ROUNDS and spent * (number + 1) / number > self.budget:
                 break
             row = []
             for messages in self.exchanges:
-                latest(0.0)
+                longest_of_all(0.0)
                 for _ in range(4):
                     work.mm(work)
-                row.append(_talk(process.rank, messages))
+                row.append(_exchange(process.rank, messages))
             found.append(row)
-        return Talked(np.array(found[1:], np.int64))
+        return ExchangeTimes(np.array(found[1:], np.int64))
 
 
-def _talk(me: int, messages: tuple[tuple[int, int, int], ...]) -> tuple[int, int]:
-    """One exchange, as a step does it (processes.py)."""
+def _exchange(me: int, messages: tuple[tuple[int, int, int], ...]) -> tuple[int, int]:
+    """One exchange, as a step does it (execute/transport.py)."""
     out = [(to, torch.empty(n, dtype=torch.uint8).fill_(1)) for a, to, n in messages if a == me]
     began = time.perf_counter_ns()
-    with talking():
+    with peer_errors():
         pending = [
             dist.irecv(torch.empty(n, dtype=torch.uint8), a) for a, to, n in messages if to == me
         ]

@@ -1,45 +1,30 @@
-"""run: a Plan on real processes, measured, and on request compared with the single device.
+"""run: a Plan on real processes, measured, and on request compared with a single device.
 
-The comparison is decided in float64: model and batch are cast and captured again, and the same
-steps run split on the processes and whole by plain PyTorch. The distances in the model's own
-precision are reported beside it and decide nothing: Adam turns the rounding noise of gradients that
-are truly zero into steps of the size of the learning rate.
+Part of the room run. A model's specification and a Plan come in, a Run goes out: losses, what was
+measured beside what was predicted, and the verdict of the check. The step is captured once here.
+The processes of the pool load the model too but run the Graph that was captured here; only for a
+check each of them captures once, in float64. One pool serves planning, the run and its check.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from apportion import zoo
-from apportion.capture import Program, capture, capture_as, eager_steps
-from apportion.describe import lengths
-from apportion.execute import slices
-from apportion.graph import OPTIMIZER_STATE, PARAMETER
+from apportion.capture import Program, capture, cast_program
 from apportion.plan import Plan
-from apportion.run.pool import Pool
-from apportion.run.process import Train, Trained, step_seconds, vary
+from apportion.run.check_run import Distance, compare_with_eager
+from apportion.run.pool import SharedPool
 from apportion.run.runner import check_plan
+from apportion.run.step_source import source_of_model
+from apportion.run.training import TrainingRequest, TrainingResult, losses_of, step_seconds
 from apportion.simulate import Row, Timeline, comparison, measured_timeline
-from apportion.split import Space, space_of
-
-RELATIVE, PER_STEP = 1e-9, 1e-6
-"""equal: |a - b| <= RELATIVE * max|tensor| + PER_STEP * learning rate * steps, in float64."""
-
-
-@dataclass(frozen=True)
-class Distance:
-    """How far a split run is from the whole one."""
-
-    max_abs_loss_diff: float
-    max_rel_param_diff: float
-    worst: str
-    equal: bool
 
 
 @dataclass(frozen=True)
@@ -68,33 +53,44 @@ def run(
     check: bool = False,
     timeout: float = 600.0,
     note: Callable[[str], None] = lambda text: None,
+    program: Program | None = None,
+    processes: SharedPool | None = None,
 ) -> Run:
     """Runs a plan of the model `spec` on as many processes as it has devices. A plan for one GPU
     runs on the GPU of this machine, if it has one; all others on its CPU.
+
+    `program` is the step of the model with data, if it has been captured already; `processes` are
+    those to run on, if there are some already.
 
     Raises ValueError for a wrong request (a plan for another model), RuntimeError if a process
     fails.
     """
     if steps < 1:
         raise ValueError(f"{steps} steps are nothing to run; give at least 1")
-    program = _load(spec, seed)
+    program = program or _load_program(spec, seed)
     check_plan(program, plan)
-    devices = len(plan.cluster.devices)
-    place = place_of(plan)
-    note(f"starting {devices} processes" if place == "cpu" else f"running on {place}")
-    with Pool(devices, timeout) as pool:
-        job = Train(spec, seed, False, plan.strategy, devices, steps, seed, check, True, place)
-        ranks = pool.train(job)
+    devices, place = len(plan.cluster.devices), place_of(plan)
+    source = source_of_model(program, spec, seed)
+    request = TrainingRequest(
+        source, plan.strategy, devices, steps, seed, state=check, profile=True, place=place
+    )
+    with ExitStack() as stack:
+        processes = processes or stack.enter_context(SharedPool(devices, timeout))
+        if place != "cpu":
+            note(f"running on {place}")
+        elif not processes.running:
+            note(f"starting {devices} processes")
+        ranks = processes.pool().train(request, timeout)
         note(f"ran {steps} steps")
         measured = _measured(plan, ranks, steps)
         if not check:
             return measured
         own = compare_with_eager(program, plan, ranks, steps, seed)
         note("checking in float64")
-        exact = capture_as(program, torch.float64)
-        double = replace(job, double=True, state=True, profile=False)
-        distance = compare_with_eager(exact, plan, pool.train(double), steps, seed)
-    return _checked(measured, distance, own)
+        double = replace(request, double=True, profile=False)
+        ranks = processes.pool().train(double, timeout)
+    exact = cast_program(program, torch.float64)
+    return _checked(measured, compare_with_eager(exact, plan, ranks, steps, seed), own)
 
 
 def place_of(plan: Plan) -> str:
@@ -103,12 +99,13 @@ def place_of(plan: Plan) -> str:
     return "cuda" if one and torch.cuda.is_available() else "cpu"
 
 
-def _load(spec: str, seed: int) -> Program:
-    it = zoo.load(spec, seed)
-    return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+def _load_program(spec: str, seed: int) -> Program:
+    """The step of a model with data, captured."""
+    model = zoo.load(spec, seed)
+    return capture(model.step, model.model, model.optimizer, model.batch, model.clip_norm)
 
 
-def _measured(plan: Plan, ranks: list[Trained], steps: int) -> Run:
+def _measured(plan: Plan, ranks: list[TrainingResult], steps: int) -> Run:
     per_step = tuple(step_seconds(ranks))
     seconds = statistics.median(per_step[1:] or per_step)
     peaks = tuple(r.peak_bytes or 0 for r in ranks)
@@ -116,12 +113,6 @@ def _measured(plan: Plan, ranks: list[Trained], steps: int) -> Run:
     line = measured_timeline(plan.tasks, (r.spans for r in ranks))
     rows = comparison(plan.tasks, plan.timeline, line, seconds, peaks, moved)
     return Run(losses_of(ranks), seconds, per_step, peaks, moved, line, rows)
-
-
-def losses_of(ranks: list[Trained]) -> list[float]:
-    """The loss of each step, from a rank that has it."""
-    held = next(r for r in ranks if r.losses[0] is not None)
-    return [float(loss) for loss in held.losses if loss is not None]
 
 
 def _checked(measured: Run, distance: Distance, own: Distance) -> Run:
@@ -136,99 +127,3 @@ def _checked(measured: Run, distance: Distance, own: Distance) -> Run:
             "worst": own.worst,
         },
     )
-
-
-def compare_with_eager(
-    program: Program, plan: Plan, ranks: list[Trained], steps: int, seed: int
-) -> Distance:
-    """Losses, parameters, buffers and optimizer state of a split run against plain PyTorch."""
-    batches = [vary(program.batch, seed, step) for step in range(steps)]
-    losses, state = eager_steps(program, batches, seed)
-    space = space_of(program.graph, plan.strategy)
-    split = gather(space, plan, ranks)
-    rate = max(float(group["lr"]) for group in program.optimizer.param_groups)
-    return distance(program, losses_of(ranks), split, losses, state, PER_STEP * rate * steps)
-
-
-@dataclass(frozen=True)
-class Copy:
-    """One copy of a Value put together from the ranks' regions, and which of its elements some rank
-    has."""
-
-    tensor: torch.Tensor
-    filled: torch.Tensor
-
-
-def gather(space: Space, plan: Plan, ranks: list[Trained]) -> dict[int, list[Copy]]:
-    """The state of all ranks, whole; several copies where regions are replicated."""
-    tasks = plan.tasks
-    found: dict[int, list[Copy]] = {}
-    for rank in ranks:
-        for slot, array in rank.state:
-            value = int(tasks.slot_value[slot])
-            region = tasks.boxes[int(tasks.slot_region[slot])]
-            box = torch.from_numpy(array).reshape(lengths(region))
-            _place(found.setdefault(value, []), space.factors(value), slices(region), box)
-    return found
-
-
-def _place(
-    copies: list[Copy], factors: tuple[int, ...], region: tuple[slice, ...], box: torch.Tensor
-) -> None:
-    """Puts a region into the first copy that has nothing of it yet."""
-    for copy in copies:
-        if not copy.filled[region].any():
-            break
-    else:
-        copy = Copy(torch.zeros(factors, dtype=box.dtype), torch.zeros(factors, dtype=torch.bool))
-        copies.append(copy)
-    copy.tensor[region] = box
-    copy.filled[region] = True
-
-
-def distance(
-    program: Program,
-    losses: list[float],
-    split: dict[int, list[Copy]],
-    true_losses: list[float],
-    state: dict[int, torch.Tensor],
-    slack: float,
-) -> Distance:
-    """The largest differences, and whether all are within the tolerance. Not-a-number equals only
-    itself."""
-    values = program.graph.values
-    carried = {before for before, _ in program.graph.state}
-    loss_diff = max(map(_loss_distance, losses, true_losses))
-    equal = loss_diff <= RELATIVE * max(map(abs, true_losses)) + slack
-    worst, name = 0.0, ""
-    for value, true in state.items():
-        copies = split.get(value, [])
-        if value in carried and not (copies and copies[0].filled.all()):
-            raise RuntimeError(f"no rank has all of {values[value].name!r}: a defect of lowering")
-        scale = _largest(true)
-        for copy in copies:
-            difference = _difference(copy, true)
-            equal = equal and difference <= RELATIVE * scale + slack
-            relative = difference / scale if scale else difference
-            if relative > worst and values[value].role in (PARAMETER, OPTIMIZER_STATE):
-                worst, name = relative, values[value].name
-    return Distance(loss_diff, worst, name, equal)
-
-
-def _loss_distance(a: float, b: float) -> float:
-    if math.isnan(a) or math.isnan(b):
-        return 0.0 if math.isnan(a) and math.isnan(b) else math.inf
-    return 0.0 if a == b else abs(a - b)
-
-
-def _difference(copy: Copy, true: torch.Tensor) -> float:
-    ours = copy.tensor[copy.filled].to(torch.float64)
-    theirs = true.detach().reshape(copy.tensor.shape)[copy.filled].to(torch.float64)
-    if not torch.equal(ours.isnan(), theirs.isnan()):
-        return math.inf
-    return _largest((ours - theirs)[(ours != theirs) & ~ours.isnan()])
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    finite = tensor.detach().to(torch.float64)
-    return float(finite.abs().nan_to_num(nan=0.0, posinf=math.inf).max()) if tensor.numel() else 0.0

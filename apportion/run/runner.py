@@ -1,5 +1,7 @@
 """Runner: a divided step inside one rank of a torchrun job.
 
+Part of the room run. A Program and a Plan come in; batches go in and losses come out.
+
     runner = ap.distribute(program, plan)
     loss = runner.step(batch)
 
@@ -73,7 +75,7 @@ class Runner:
 
     def _everywhere(self, loss: torch.Tensor | None) -> torch.Tensor:
         """The loss on every rank. These few bytes are for the caller and not part of the plan."""
-        executable = self.worker.rank.program
+        executable = self.worker.rank.executable
         holders = sorted({executable.slot_device[s] for s in executable.loss_slots})
         if len(holders) < executable.tasks.devices:
             if loss is None:

@@ -1,4 +1,7 @@
-"""trial: plans run for a few real steps each, so that the really fastest is kept.
+"""Plans run for a few real steps each, so that the really fastest is kept.
+
+Part of the room run. Plans come in, best predicted first; the one that was measured to be the
+fastest goes out, with what was predicted and measured of each.
 
 A prediction ranks plans that are close as well as it is accurate. Where the processes are at hand
 one can look: each plan in turn runs whole steps on all of them, the first few uncounted. Of the
@@ -9,20 +12,21 @@ longer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from apportion.execute import Context, Executable, worker
-from apportion.graph import Graph
 from apportion.lower import lower
-from apportion.plan import Plan, Trial, with_trials
+from apportion.plan import Plan, PlanTrial, with_trials
 from apportion.quantity import shown
-from apportion.run.calibrate import MEMORY_SHARE, QUANTILE, STATE, Source, free_memory
-from apportion.run.pool import Pool
-from apportion.run.rehearse import latest, step_of
+from apportion.run.calibrate import MEMORY_SHARE, STATE, free_memory
+from apportion.run.cost_cache import QUANTILE
+from apportion.run.pool import TIMEOUT, SharedPool
+from apportion.run.process import PoolProcess
+from apportion.run.rehearse import longest_of_all
+from apportion.run.step_source import StepSource
 from apportion.split import Strategy, space_of
 
 WARM = 2  # steps that are not counted: pages, caches and threads are new then
@@ -34,24 +38,19 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Practice:
-    """A request to a pool's process: whole steps of a strategy, as in a run, for about `budget`
-    seconds. The step is that of the model `spec`; or, if that is empty, `graph` with the tensors
-    `given` for Values and made up ones for the rest."""
+class TrialRequest:
+    """A request for whole steps of a strategy, as in a run, for about `budget` seconds."""
 
-    spec: str
-    model_seed: int
-    graph: Graph | None
-    given: Mapping[int, Any]  # arrays
+    source: StepSource
     strategy: Strategy
     devices: int
     warm: int
     timed: int
     budget: float
 
-    def __call__(self, process: Any) -> list[Span]:
+    def __call__(self, process: PoolProcess) -> list[Span]:
         """Runs in a process of a pool; the steps that count."""
-        step = step_of(process, self.spec, self.model_seed, self.graph, self.given)
+        step = process.step(self.source)
         space = space_of(step.graph, self.strategy)
         executable = Executable(space, self.strategy, lower(space, self.strategy, self.devices))
         mine = worker(executable, process.rank)
@@ -61,7 +60,7 @@ class Practice:
         spans: list[Span] = []
         began = time.perf_counter()
         for number in range(self.warm + self.timed):
-            spent = latest(time.perf_counter() - began)  # ranks meet, and decide alike
+            spent = longest_of_all(time.perf_counter() - began)  # all ranks decide alike
             if number >= 2 and spent * (number + 1) / number > self.budget:
                 break
             start = time.perf_counter()
@@ -83,13 +82,15 @@ def step_seconds(ranks: Iterable[Sequence[Span]]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class TrialFailure:
     """Why there is no measurement of a plan."""
 
     why: str
 
 
-def tried(plans: Sequence[Plan], source: Source, note: Note) -> Plan:
+def fastest_measured(
+    plans: Sequence[Plan], source: StepSource, note: Note, processes: SharedPool
+) -> Plan:
     """The Plan whose steps are really the shortest, of those that are feasible, with what was
     predicted and measured of each.
 
@@ -101,39 +102,35 @@ def tried(plans: Sequence[Plan], source: Source, note: Note) -> Plan:
         return with_trials(plans[0], (), ("nothing was measured: no plan fits",))
     count = len(feasible[0].cluster.devices)
     note(f"running {_several(len(feasible))} for {WARM + TIMED} steps each on {count} processes")
-    return settled(feasible, _results(feasible, source))
+    return keep_fastest(feasible, _results(feasible, source, processes))
 
 
 def _several(count: int) -> str:
     return "1 plan" if count == 1 else f"{count} plans"
 
 
-def _results(plans: Sequence[Plan], source: Source) -> list[float | Left]:
-    results: list[float | Left] = []
-    pool: Pool | None = None
+def _results(
+    plans: Sequence[Plan], source: StepSource, processes: SharedPool
+) -> list[float | TrialFailure]:
+    results: list[float | TrialFailure] = []
     try:
         for plan in plans:
             if why := unfit(plan, free_memory()):
-                results.append(Left(why))
+                results.append(TrialFailure(why))
                 continue
             try:
-                pool = pool or Pool(len(plan.cluster.devices))
-                results.append(step_seconds(pool.ask(_practice(plan, source))))
-            except RuntimeError as error:
-                results.append(Left(str(error)))
-                pool = None  # it has ended its processes
+                answers = processes.pool().ask(trial_request(plan, source), TIMEOUT)
+                results.append(step_seconds(answers))
+            except RuntimeError as error:  # which has ended the processes; the next are new ones
+                results.append(TrialFailure(str(error)))
     except KeyboardInterrupt:
-        results += [Left("interrupted")] * (len(plans) - len(results))
-    finally:
-        if pool is not None:
-            pool.close()
+        results += [TrialFailure("interrupted")] * (len(plans) - len(results))
     return results
 
 
-def _practice(plan: Plan, source: Source) -> Practice:
-    graph = None if source.spec else source.graph
-    how = (plan.strategy, len(plan.cluster.devices), WARM, TIMED, MOST)
-    return Practice(source.spec, source.model_seed, graph, dict(source.given), *how)
+def trial_request(plan: Plan, source: StepSource) -> TrialRequest:
+    """The request to run a plan."""
+    return TrialRequest(source, plan.strategy, len(plan.cluster.devices), WARM, TIMED, MOST)
 
 
 def unfit(plan: Plan, free: float) -> str:
@@ -148,15 +145,15 @@ def unfit(plan: Plan, free: float) -> str:
     return ""
 
 
-def settled(plans: Sequence[Plan], results: Sequence[float | Left]) -> Plan:
+def keep_fastest(plans: Sequence[Plan], results: Sequence[float | TrialFailure]) -> Plan:
     """The Plan with the least measured seconds; where nothing was measured, the first."""
     pairs = list(zip(plans, results, strict=True))
-    notes = [f"{p.method} was left out: {r.why}" for p, r in pairs if isinstance(r, Left)]
-    done = [(p, r) for p, r in pairs if not isinstance(r, Left)]
+    notes = [f"{p.method} was left out: {r.why}" for p, r in pairs if isinstance(r, TrialFailure)]
+    done = [(p, r) for p, r in pairs if not isinstance(r, TrialFailure)]
     if not done:
         return with_trials(plans[0], (), [*notes, "nothing was measured: the best as predicted"])
     best, least = min(done, key=lambda pair: pair[1])
-    trials = [Trial(p.method, p.predicted.step_seconds, r, p is best) for p, r in done]
+    trials = [PlanTrial(p.method, p.predicted.step_seconds, r, p is best) for p, r in done]
     notes.append(
         f"of {_several(len(done))} that ran, that by {best.method} was the fastest: "
         f"{shown(least, 's')} a step, {shown(best.predicted.step_seconds, 's')} predicted"

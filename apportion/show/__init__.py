@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         why_facts as why_facts,
     )
     from apportion.show.perfetto import (
-        Links as Links,
+        LinkUsage as LinkUsage,
     )
     from apportion.show.perfetto import (
         trace as trace,

@@ -1,5 +1,6 @@
 """A Timeline as execution traces of MLCommons Chakra, which simulators such as ASTRA-sim replay.
 
+Part of the room show. A Timeline comes in, files go out.
 One file a rank, `<name>.<rank>.et`: messages of protobuf, each after its length, first a
 GlobalMetadata and then the Nodes; the numbers below are those of the fields in
 schema/protobuf/et_def.proto (github.com/mlcommons/chakra). A node's id is the index of its task:

@@ -1,5 +1,7 @@
-"""A Cluster for people: its devices, its tree, what lies between some pairs, where the numbers
-come from."""
+"""A Cluster for people: its devices, its tree, what lies between some pairs, its sources.
+
+Part of the room show. A Cluster comes in, tables for a terminal and plain data go out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What commands print with `--json`: results as plain data."""
+"""What commands print with `--json`: results as plain data.
+
+Part of the room show. Plans, Spaces and Runs come in, dictionaries go out.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def why_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def step_facts(model: str, space: Space, kinds: dict[str, tables.Kind]) -> dict[str, Any]:
+def step_facts(model: str, space: Space, kinds: dict[str, tables.KindSummary]) -> dict[str, Any]:
     """What `show` tells of a captured step."""
     begin = tables.beginnings(space.graph)
     return {

@@ -1,5 +1,7 @@
 """A Timeline for Perfetto or chrome://tracing, in Chrome's JSON trace format.
 
+Part of the room show. A Timeline comes in, a file goes out, with
+
 process  a device, with a counter of its memory, a series per category; the last one is `links`
 thread   of a device: its lanes (compute, send, receive, and what lower/task_kinds.py has beside
          them). A collective is on `send` of all its members.
@@ -31,7 +33,7 @@ MANY = 1000  # of threads for one lane; only orders what is shown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Links:
+class LinkUsage:
     """The names of a Cluster's links, and when which message occupied them."""
 
     names: tuple[str, ...]
@@ -39,7 +41,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slices:
+class ThreadSlices:
     """What is drawn on devices, in columns: a task on a thread, the `copy`-th of its lane's. Lanes
     are indices into `lanes`."""
 
@@ -59,7 +61,7 @@ def trace(
     tasks: TaskGraph,
     graph: Graph,
     path: str | Path,
-    links: Links | None = None,
+    links: LinkUsage | None = None,
 ) -> None:
     """Writes the Timeline; the file appears whole or not at all."""
     if not len(timeline.start_ns) == len(timeline.end_ns) == len(tasks):
@@ -82,7 +84,7 @@ def _write(file: TextIO, timeline: Timeline, events: Iterator[dict[str, Any]]) -
 
 
 def _events(
-    timeline: Timeline, tasks: TaskGraph, graph: Graph, links: Links | None
+    timeline: Timeline, tasks: TaskGraph, graph: Graph, links: LinkUsage | None
 ) -> Iterator[dict[str, Any]]:
     drawn = slices(timeline, tasks)
     yield from _titles(tasks.devices, drawn)
@@ -94,7 +96,7 @@ def _events(
         yield from _links(links, tasks, graph)
 
 
-def slices(timeline: Timeline, tasks: TaskGraph) -> Slices:
+def slices(timeline: Timeline, tasks: TaskGraph) -> ThreadSlices:
     """Every task on the threads of the devices it involves."""
     ends, kinds = tasks.ends, tasks.task_kinds
     work = np.flatnonzero(tasks.is_work)
@@ -108,7 +110,7 @@ def slices(timeline: Timeline, tasks: TaskGraph) -> Slices:
     key = (device * len(kinds.lanes) + lane)[order]
     for rows in np.split(order, np.flatnonzero(np.diff(key)) + 1):
         copy[rows] = _apart(start[rows].tolist(), end[rows].tolist())
-    return Slices(task[order], device[order], lane[order], copy[order], kinds.lanes)
+    return ThreadSlices(task[order], device[order], lane[order], copy[order], kinds.lanes)
 
 
 def _apart(starts: list[int], ends: list[int]) -> list[int]:
@@ -126,7 +128,7 @@ def _apart(starts: list[int], ends: list[int]) -> list[int]:
     return found
 
 
-def _titles(devices: int, drawn: Slices) -> Iterator[dict[str, Any]]:
+def _titles(devices: int, drawn: ThreadSlices) -> Iterator[dict[str, Any]]:
     for device in range(devices):
         yield _title("process_name", device, 0, name=f"device {device}")
         yield _title("process_sort_index", device, 0, sort_index=device)
@@ -143,7 +145,7 @@ def _title(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
 
 
 def _spans(
-    timeline: Timeline, tasks: TaskGraph, graph: Graph, drawn: Slices
+    timeline: Timeline, tasks: TaskGraph, graph: Graph, drawn: ThreadSlices
 ) -> Iterator[dict[str, Any]]:
     starts, ends = timeline.start_ns.tolist(), timeline.end_ns.tolist()
     rows = zip(
@@ -174,7 +176,7 @@ def _pattern(tasks: TaskGraph, task: int) -> str:
     return PATTERNS[tasks.pattern[task]] if len(tasks.pattern) else tasks.kind_of(task).name
 
 
-def _arrows(timeline: Timeline, tasks: TaskGraph, drawn: Slices) -> Iterator[dict[str, Any]]:
+def _arrows(timeline: Timeline, tasks: TaskGraph, drawn: ThreadSlices) -> Iterator[dict[str, Any]]:
     """From where a message is sent, over where it arrives, to the assembly that takes it."""
     rows = zip(drawn.task.tolist(), drawn.device.tolist(), drawn.lane.tolist(), strict=True)
     at = {row: k for k, row in enumerate(rows)}
@@ -214,7 +216,7 @@ def _levels(device: int, curve: Curve) -> Iterator[dict[str, Any]]:
         yield {"ph": "C", "name": "memory", "pid": device, "ts": when / 1e3, "args": series}
 
 
-def _links(links: Links, tasks: TaskGraph, graph: Graph) -> Iterator[dict[str, Any]]:
+def _links(links: LinkUsage, tasks: TaskGraph, graph: Graph) -> Iterator[dict[str, Any]]:
     pid, spans = tasks.devices, links.spans
     yield _title("process_name", pid, 0, name="links")
     yield _title("process_sort_index", pid, 0, sort_index=pid)

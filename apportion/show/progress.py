@@ -1,5 +1,8 @@
-"""Live progress of planning, on a terminal: the method at work, the best plan so far, what the
-method says of its own best and bound, and the seconds that have passed."""
+"""Live progress of planning, on a terminal.
+
+Part of the room show. PlanningProgress comes in; one line goes out: the seconds that have passed,
+the best plan so far, the method at work and what it says of its own best and bound.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,25 @@ from rich.text import Text
 from apportion.quantity import shown
 
 if TYPE_CHECKING:
-    from apportion.plan import Stand
+    from apportion.plan import PlanningProgress
     from apportion.search import Progress
 
 REFRESHES = 4  # a second
 
 
 @dataclass
-class Board:
+class ProgressLine:
     """What has been told so far; rich draws it anew by itself, so that the seconds run on."""
 
     began: float = field(default_factory=time.perf_counter)
-    stand: Stand | None = None
+    latest: PlanningProgress | None = None
     best: tuple[bool, float, str] | None = None  # does not fit, seconds of a step, method
 
-    def tell(self, stand: Stand) -> None:
+    def tell(self, progress: PlanningProgress) -> None:
         """Takes note of where planning stands."""
-        self.stand = stand
-        if stand.step_seconds is not None:
-            found = (not stand.fits, stand.step_seconds, stand.method)
+        self.latest = progress
+        if progress.step_seconds is not None:
+            found = (not progress.fits, progress.step_seconds, progress.method)
             self.best = found if self.best is None else min(self.best, found)
 
     def line(self) -> str:
@@ -45,8 +48,8 @@ class Board:
             over, seconds, method = self.best
             fits = ", over the memory limit" if over else ""
             parts.append(f"best step {shown(seconds, 's')} ({method}{fits})")
-        if self.stand is not None:
-            parts.append(self.stand.method + _of_itself(self.stand.progress))
+        if self.latest is not None:
+            parts.append(self.latest.method + _of_itself(self.latest.progress))
         return " | ".join(parts)
 
     def __rich__(self) -> Text:
@@ -71,12 +74,12 @@ def _of_itself(told: Progress | None) -> str:
 
 
 @contextmanager
-def progress(wanted: bool) -> Iterator[Callable[[Stand], None] | None]:
+def progress(wanted: bool) -> Iterator[Callable[[PlanningProgress], None] | None]:
     """What planning tells is shown on stderr, if that is a terminal and it is `wanted`."""
     if not wanted or not sys.stderr.isatty():
         yield None
         return
-    board = Board()
+    board = ProgressLine()
     console = Console(stderr=True)
     with Live(board, console=console, refresh_per_second=REFRESHES, transient=True):
         yield board.tell

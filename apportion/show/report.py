@@ -1,5 +1,6 @@
 """The report: a Plan as one HTML page that needs no network.
 
+Part of the room show. A Plan comes in, a page goes out.
 `page` gathers what the page shows as plain data, in columns and with repeated texts named once, and
 puts it with the style sheet and the script of templates/ into one text. The data stands in a script
 element that browsers do not run; what it holds is only ever shown as text.
@@ -31,7 +32,7 @@ from apportion.lower import (
     TaskGraph,
     TaskKinds,
 )
-from apportion.plan import Plan, Predicted
+from apportion.plan import Plan, Prediction
 from apportion.simulate import Curve, Peak, Timeline, peaks, shares
 from apportion.split import Choice, Space
 from apportion.version import VERSION
@@ -147,7 +148,7 @@ def _search(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _figures(figures: Predicted | Timeline) -> dict[str, Any]:
+def _figures(figures: Prediction | Timeline) -> dict[str, Any]:
     return {
         "step_seconds": figures.step_seconds,
         "peak_bytes": figures.peak_bytes,
@@ -211,7 +212,7 @@ def _provenance(plan: Plan, lines: Sequence[Timeline]) -> list[tuple[str, str, s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
+class LaneSlices:
     """What is on lanes, in columns, by device, receiver and start; a collective on every member."""
 
     task: Ints
@@ -260,7 +261,7 @@ def slices(tasks: TaskGraph, line: Timeline, limit: int) -> dict[str, Any]:
     }
 
 
-def _drawn(tasks: TaskGraph, line: Timeline) -> Drawn:
+def _drawn(tasks: TaskGraph, line: Timeline) -> LaneSlices:
     alone, joint = np.flatnonzero(~tasks.is_collective), np.flatnonzero(tasks.is_collective)
     groups = [tasks.groups[group] for group in tasks.group[joint].tolist()] if len(joint) else []
     sizes = np.array([len(group) for group in groups], np.int64)
@@ -271,12 +272,12 @@ def _drawn(tasks: TaskGraph, line: Timeline) -> Drawn:
     nbytes = np.concatenate([tasks.nbytes[alone], np.repeat(shares, sizes)])
     order = np.lexsort((line.start_ns[task], tasks.peer[task], device))
     task = task[order]
-    return Drawn(
+    return LaneSlices(
         task, device[order], tasks.peer[task], line.start_ns[task], line.end_ns[task], nbytes[order]
     )
 
 
-def _heads(drawn: Drawn, step: int, limit: int) -> np.typing.NDArray[Any]:
+def _heads(drawn: LaneSlices, step: int, limit: int) -> np.typing.NDArray[Any]:
     """Which rows begin a slice: all, or those that stand apart at some grain of time."""
     count = len(drawn.task)
     if count <= limit:

@@ -1,5 +1,8 @@
-"""What a command writes where: results to stdout, everything else to stderr. With `--json` stdout
-gets exactly one JSON object, whatever is printed meanwhile."""
+"""What a command writes where: results to stdout, everything else to stderr.
+
+Part of the room show. With `--json` stdout gets exactly one JSON object, whatever is printed
+meanwhile.
+"""
 
 from __future__ import annotations
 

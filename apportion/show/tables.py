@@ -1,4 +1,7 @@
-"""Tables for the terminal: what commands print unless they print JSON."""
+"""Tables for the terminal: what commands print unless they print JSON.
+
+Part of the room show. Plans, Spaces, Graphs and Runs come in, tables and lines go out.
+"""
 
 from __future__ import annotations
 
@@ -201,7 +204,7 @@ def measured(plan: Plan, run: Run) -> list[Table | str]:
 
 
 @dataclass(slots=True)
-class Kind:
+class KindSummary:
     """All Ops of one kind together. `axes` gives for each axis how many Ops have it and in how many
     of them it can be cut in two; `undescribed` is how many Ops have no axes for want of a
     description."""
@@ -213,13 +216,13 @@ class Kind:
     axes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def inventory(space: Space) -> dict[str, Kind]:
+def inventory(space: Space) -> dict[str, KindSummary]:
     """What the Ops of a Graph do, by kind, those with the most operations first."""
     from apportion.describe import lookup
 
-    found: dict[str, Kind] = {}
+    found: dict[str, KindSummary] = {}
     for index, op in enumerate(space.graph.ops):
-        kind = found.setdefault(op.kind, Kind())
+        kind = found.setdefault(op.kind, KindSummary())
         axes, description = space.axes(index), lookup(op.kind)
         kind.count += 1
         kind.undescribed += space.formulas[index] is None
@@ -236,7 +239,7 @@ def inventory(space: Space) -> dict[str, Kind]:
     return dict(sorted(found.items(), key=lambda item: (-item[1].flops, -item[1].count, item[0])))
 
 
-def summary(model: str, graph: Graph, kinds: Mapping[str, Kind]) -> Table:
+def summary(model: str, graph: Graph, kinds: Mapping[str, KindSummary]) -> Table:
     """What a Graph begins with, its Ops by phase, and what they do in all."""
     table = _table(model, "")
     for role, (values, elements, nbytes) in beginnings(graph).items():
@@ -260,7 +263,7 @@ def beginnings(graph: Graph) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def operators_by_kind(kinds: Mapping[str, Kind], reasons: Mapping[str, str]) -> Table:
+def operators_by_kind(kinds: Mapping[str, KindSummary], reasons: Mapping[str, str]) -> Table:
     """How often each operator is called, what its calls do, and along which axes they can be
     cut."""
     table = _table("operator", "count", "FLOPs", "bytes", "axes that can be cut, and not")

@@ -2,9 +2,8 @@
 
 In: a Graph and the descriptions of its operators. Out: a Space (every legal Split of every Op) and
 a Strategy (the Choice of each Op, the layouts of some Values). No torch.
-Read part.py and derive.py first (description to Split, by regions.py, partial.py and
-restriction.py), then atoms.py (dimensions in factors), space.py, strategy.py, open_composites.py
-and repeats.py; axis_effects.py, grid_choices.py and groups.py are what searches ask of a Space.
+Read derive.py first (description to Split, by regions.py, restriction.py and partial.py), then
+atoms.py (dimensions in factors), space.py, strategy.py, open_composites.py and repeats.py.
 """
 
 from __future__ import annotations

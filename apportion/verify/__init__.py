@@ -1,10 +1,9 @@
 """verify: whether every derived split computes what the whole operator computes.
 
 In: an operator and calls of it. Out: splits that are wrong, missing or impossible, by brute force.
-Read run_split.py first, then verify_call.py (all splits of a call, by evaluated_call.py),
-verdict.py, blind_search.py (splits that were not derived), sample.py, torch_samples.py and
-own_samples/ (calls to try), draws.py, crash_proof.py, verify_step.py, check_splits.py (for users)
-and survey.py (for all operators).
+Read run_split.py first, then verify_call.py (all splits of a call), blind_search.py (splits that
+were not derived), torch_samples.py and own_samples/ (calls to try), crash_proof.py,
+verify_step.py, check_splits.py (for users) and survey.py (for all operators).
 """
 
 from __future__ import annotations

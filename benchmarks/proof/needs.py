@@ -32,11 +32,13 @@ from apportion.describe.descriptions import lookup
 from apportion.describe.interval import Box
 from apportion.graph import Op
 from apportion.lower.task_graph import (
-    ASSEMBLE,
-    COMPUTE,
     NO_ENDS,
     Copies,
     TaskGraph,
+)
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+    COMPUTE,
 )
 from apportion.lower.termwise import is_linear
 from apportion.machine.collective import PATTERNS, profile

@@ -18,7 +18,9 @@ from proof.needs import find_needs
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.lower.lower import lower
-from apportion.lower.task_graph import COMPUTE
+from apportion.lower.task_kinds import (
+    COMPUTE,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.search.problem import Problem

@@ -13,7 +13,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from apportion.lower.task_graph import TRANSFER
+from apportion.lower.task_kinds import (
+    TRANSFER,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import PUBLISHED
 from apportion.simulate.schedule import schedule, schedule_compiled

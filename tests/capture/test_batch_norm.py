@@ -14,7 +14,11 @@ from apportion.capture.optimizer import setting
 from apportion.capture.program import Program, batch_leaves, state_tensor
 from apportion.capture.reference import eager_steps
 from apportion.capture.trace import CaptureError
-from apportion.execute.kernels import Context, dtype, kernel
+from apportion.execute.kernels.base import (
+    Context,
+    dtype,
+    kernel,
+)
 from apportion.graph import INPUT
 from apportion.split.space import Space
 from apportion.verify.run_split import check_op, run_op

@@ -361,6 +361,7 @@ def test_a_plan_is_lowered_and_simulated_once(
     for home in ("apportion.plan.candidates", "apportion.plan.plan"):
         counted(home, "lower")
         counted(home, "simulate")
+    counted("apportion.plan.auto", "simulate")
     assert call(capfd, *PLAN)[0] == 0
     assert sorted(calls) == ["lower", "simulate"]
 

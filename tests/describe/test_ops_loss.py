@@ -6,7 +6,9 @@ import pytest
 import torch
 from graphs import CONTEXT, One, one
 
-from apportion.execute.kernels import kernel
+from apportion.execute.kernels.base import (
+    kernel,
+)
 from apportion.verify.run_split import run_split
 
 NONE, MEAN, SUM = 0, 1, 2

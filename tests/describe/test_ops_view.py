@@ -11,7 +11,9 @@ from graphs import Maker, one
 
 from apportion.describe.descriptions import lookup, reason
 from apportion.describe.errors import Refused
-from apportion.execute.kernels import kernel
+from apportion.execute.kernels.base import (
+    kernel,
+)
 from apportion.verify.evaluated_call import EvaluatedCall
 from apportion.verify.sample import sample_of
 from apportion.verify.verdict import RAISED, RIGHT, WRONG

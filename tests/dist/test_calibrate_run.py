@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 import apportion as ap
-from apportion.cli import main as cli
 from apportion import zoo
-from apportion.run.calibrate import Source, cached, condition, divided, rehearsed, talked
+from apportion.cli import main as cli
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import ASSUMED
 from apportion.machine.cost_table import CostTable, load
 from apportion.plan.plan import PlanWarning
-from apportion.run.pool import Pool
+from apportion.run.calibrate import exchange_on, lower_strategy, rehearse_on
+from apportion.run.cost_cache import cached_costs, condition_of
+from apportion.run.pool import ProcessPool
+from apportion.run.step_source import StepSource
 from apportion.search import METHODS, Problem
 from apportion.split.space import Space
 
@@ -72,7 +74,7 @@ def test_the_command_measures_a_step_divided_in_several_ways(
     assert len(table.works) > 50
     assert {"assemble", "pack", "exchange"} <= table.lines.keys()
     assert "aten.mm.default/4" in table.fits or "aten.addmm.default/4" in table.fits
-    assert cached().table(table.condition).works == table.works
+    assert cached_costs().table(table.condition).works == table.works
 
 
 def test_a_script_without_a_guard_can_plan(calibrating: Path, tmp_path: Path) -> None:
@@ -107,10 +109,10 @@ def test_large_kernels_are_measured_to_take_longer(spec: str) -> None:
     space = Space(program.graph)
     problem = Problem(space, place, ASSUMED)
     strategy = METHODS["data"](problem, budget=5.0, seed=0).strategy
-    one = divided(program.graph, strategy, 2)
-    with Pool(2, timeout=120) as pool:
-        table = talked(pool, CostTable(condition(place)), 2.0)
-        table = rehearsed(pool, Source(program.graph, spec), one, table, 6, 5.0)
+    one = lower_strategy(program.graph, strategy, 2)
+    with ProcessPool(2, timeout=120) as pool:
+        table = exchange_on(pool, CostTable(condition_of(place)), 2.0)
+        table = rehearse_on(pool, StepSource(program.graph, spec), one, table, 6, 5.0)
     matmuls = [w for s, w in table.works.items() if "mm.default" in s]
     views = [w for s, w in table.works.items() if s.startswith("aten.t.default")]
     assert max(w.seconds for w in matmuls) > 5 * min(w.seconds for w in views)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import apportion.run.run
 from apportion.cli import main as cli
+from apportion.run.run import Run
 
 
 def call_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -69,13 +70,19 @@ def test_the_measured_step_is_traced(capfd: pytest.CaptureFixture[str], tmp_path
 def test_the_table_ends_with_the_verdict(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = apportion.run.run.run
+    module = import_module("apportion.run.run")
+    done: list[Run] = []
+
+    def noted(*given: Any) -> Run:
+        done.append(real(*given))
+        return done[-1]
+
+    real = module.run
+    monkeypatch.setattr(module, "run", noted)
     command = ["run", "mlp:tiny", "--procs", "2", "--method", "data", "--check"]
     assert cli.status(command) == 0
     out = capfd.readouterr().out
     assert "measured" in out and out.splitlines()[-1] == "equal: yes"
-    monkeypatch.setattr(
-        apportion.run.run, "run", lambda *given, **named: replace(real(*given, **named), equal=False)
-    )
+    monkeypatch.setattr(module, "run", lambda *given: replace(done[0], equal=False))
     assert cli.status(command) == 1
     assert capfd.readouterr().out.splitlines()[-1] == "equal: no"

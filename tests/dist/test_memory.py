@@ -10,26 +10,27 @@ import pytest
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.machine.cluster import cluster
-from apportion.machine.cost_model import default_cost
+from apportion.execute.dry_run import measure_storage
 from apportion.execute.executable import Executable, threads
 from apportion.lower.lower import lower
-from apportion.run.pool import Pool
+from apportion.lower.task_graph import with_storage
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.run.pool import ProcessPool
+from apportion.run.step_source import StepSource
+from apportion.run.training import TrainingRequest
 from apportion.search import METHODS, Problem
 from apportion.search.baselines.random_strategy import draw
 from apportion.simulate.simulate import simulate
 from apportion.split.space import Space
-from apportion.execute.dry_run import measure
 from apportion.split.strategy import Strategy
-from apportion.lower.task_graph import with_storage
-from apportion.run.process import Train
 
 SEED = 7
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    with Pool(request.param, 120.0) as made:
+def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
+    with ProcessPool(request.param, 120.0) as made:
         yield made
 
 
@@ -51,14 +52,17 @@ def strategies(space: Space, devices: int) -> dict[str, Strategy]:
 
 
 @pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny"])
-def test_peaks_and_bytes_are_as_predicted(pool: Pool, spaces: dict[str, Space], spec: str) -> None:
+def test_peaks_and_bytes_are_as_predicted(
+    pool: ProcessPool, spaces: dict[str, Space], spec: str
+) -> None:
     devices = len(pool.pipes)
     machine = cluster(f"local:{devices}")
     for name, strategy in strategies(spaces[spec], devices).items():
         space = Space(spaces[spec].graph, strategy.digits)
         tasks = lower(space, strategy, devices)
-        storage = measure(Executable(space, strategy, tasks), threads(devices))
+        storage = measure_storage(Executable(space, strategy, tasks), threads(devices))
         line = simulate(with_storage(tasks, storage), machine, default_cost(machine))
-        ranks = pool.train(Train(spec, SEED, False, strategy, devices, 1, SEED, profile=True))
+        source = StepSource(spaces[spec].graph, spec, SEED)
+        ranks = pool.train(TrainingRequest(source, strategy, devices, 1, SEED, profile=True))
         assert [rank.peak_bytes for rank in ranks] == list(line.peak_bytes), name
         assert sum(rank.sent_bytes for rank in ranks) == tasks.bytes_moved, name

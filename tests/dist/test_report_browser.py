@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import apportion as ap
-from apportion.show import report
 from apportion import zoo
-from apportion.plan.plan import Plan, Trial
-from apportion.plan.plan import plan as make_plan
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan, PlanTrial
+from apportion.show import report
 from apportion.simulate.timeline import MEASURED, timeline
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -102,7 +102,7 @@ def test_a_report_draws_the_search(tmp_path: Path) -> None:
     path, plain = tmp_path / "p.html", replace(made("data"), curve=())
     plain.report(path)
     assert 'id="search-section" aria-labelledby="search-title" hidden' in opened(path, tmp_path)
-    trials = (Trial("data", 0.5, 0.75, False), Trial(HOSTILE, 0.625, 0.25, True))
+    trials = (PlanTrial("data", 0.5, 0.75, False), PlanTrial(HOSTILE, 0.625, 0.25, True))
     curve = ((0.0, 0.75), (1.5, 0.5), (1.75, 0.25))
     found = replace(plain, curve=curve, search_seconds=4.0, figures={"proposals": 12345.0})
     replace(found, measured=trials).report(path)

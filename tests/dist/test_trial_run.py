@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import apportion as ap
-from apportion.cli import main as cli
-from apportion.run import trial
 from apportion import zoo
-from apportion.run.calibrate import Source
+from apportion.cli import main as cli
+from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
-from apportion.plan.plan import plan as make_plan
+from apportion.run import trial
+from apportion.run.pool import ProcessPool, SharedPool
+from apportion.run.step_source import StepSource
 
 
 def captured(spec: str = "mlp:tiny") -> ap.Program:
@@ -65,7 +66,9 @@ def test_a_plan_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         make_plan(captured(spec).graph, ap.cluster("local:2"), "data")
         for spec in ("mlp:tiny", "mlp:tiny,layers=5")
     )
-    plan = trial.tried([bad, good], Source(good.graph, "mlp:tiny"), lambda text: None)
+    source = StepSource(good.graph, "mlp:tiny")
+    with SharedPool(2) as processes:
+        plan = trial.fastest_measured([bad, good], source, lambda text: None, processes)
     assert plan.strategy == good.strategy and len(plan.measured) == 1
     assert any(note.startswith("data was left out: rank ") for note in plan.notes)
 
@@ -74,6 +77,6 @@ def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound, one step is warm and one is timed."""
     monkeypatch.setattr(trial, "MOST", 0.0)
     plan = make_plan(captured().graph, ap.cluster("local:2"), "data")
-    job = trial._practice(plan, Source(plan.graph, "mlp:tiny"))
-    with trial.Pool(2) as pool:
+    job = trial.trial_request(plan, StepSource(plan.graph, "mlp:tiny"))
+    with ProcessPool(2) as pool:
         assert [len(spans) for spans in pool.ask(job)] == [1, 1]

@@ -20,13 +20,24 @@ from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.execute import dry_run as storage
 from apportion.execute.allocations import allocated_peak
-from apportion.execute.dry_run import _Measurement, measure
-from apportion.execute.executable import Executable, run_part
-from apportion.execute.kernels import Context
+from apportion.execute.dry_run import _DryRun, measure_storage
+from apportion.execute.executable import Executable
+from apportion.execute.kernels.base import (
+    Context,
+)
+from apportion.execute.run_part import run_part
 from apportion.execute.transport import worker
 from apportion.graph import Dtype, Op
 from apportion.lower.lower import lower
-from apportion.lower.task_graph import ASSEMBLE, Storage, TaskGraph, verify, with_storage
+from apportion.lower.task_graph import (
+    Storage,
+    TaskGraph,
+    verify,
+    with_storage,
+)
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.run.runner import Runner
@@ -82,7 +93,7 @@ def test_the_peak_of_one_device_is_predicted_to_the_byte(spec: str, double: bool
     strategy = single(Problem(space, machine, default_cost(machine))).strategy
     tasks = lower(space, strategy, 1)
     executable = Executable(space, strategy, tasks)
-    exact = with_storage(tasks, measure(executable, 1))
+    exact = with_storage(tasks, measure_storage(executable, 1))
     verify(exact)
     assert run(program, executable) == predicted(exact)
     if spec != "rnn:tiny":  # no kernel at its peak takes more than planned
@@ -100,12 +111,12 @@ def test_the_peak_of_cut_operators_on_one_device_is_predicted_to_the_byte(
         strategy = draw(space, 1, Random(seed))
         tasks = lower(space, strategy, 1)
         executable = Executable(space, strategy, tasks)
-        exact = with_storage(tasks, measure(executable, 1))
+        exact = with_storage(tasks, measure_storage(executable, 1))
         verify(exact)
         assert run(program, executable) == predicted(exact), seed
 
 
-class Checked(_Measurement):
+class Checked(_DryRun):
     """Runs every distinct call on real tensors too."""
 
     calls = 0
@@ -140,8 +151,8 @@ def test_measuring_changes_nothing_else() -> None:
     _, space = captured("mlp:tiny")
     strategy = draw(space, 3, Random(1))
     tasks = lower(space, strategy, 3)
-    found = measure(Executable(space, strategy, tasks), 1)
-    assert measure(Executable(space, strategy, tasks), 1) == found
+    found = measure_storage(Executable(space, strategy, tasks), 1)
+    assert measure_storage(Executable(space, strategy, tasks), 1) == found
     assert torch.get_num_threads() == 1
     exact = with_storage(tasks, found)
     assert exact.bytes_moved == tasks.bytes_moved
@@ -185,7 +196,7 @@ def test_draws_that_differ_in_their_numbers_only_are_one_call() -> None:
     make.op("apportion.random_uniform", [8, 4], 1, Dtype("float32"), out=(8, 4))
     space = make.space()
     strategy = Strategy((Choice((4, 1), (0, 1, 2, 3)),) * 2)
-    measurement = _Measurement(Executable(space, strategy, lower(space, strategy, 4)), 1)
+    measurement = _DryRun(Executable(space, strategy, lower(space, strategy, 4)), 1)
     found = measurement.run()
     assert len(measurement.found) == len(found.works) == 1
     assert len({size for _, size in found.workspace}) == 1 and len(found.workspace) == 8
@@ -245,7 +256,7 @@ def test_a_view_that_the_kernel_must_copy_has_storage_of_its_own() -> None:
     tasks = lower(space, strategy, 1)
     slot = {int(v): s for s, v in enumerate(tasks.slot_value)}
     assert tasks.slot_base[slot[z.index]] >= 0  # planned as a view
-    exact = with_storage(tasks, measure(Executable(space, strategy, tasks), 1))
+    exact = with_storage(tasks, measure_storage(Executable(space, strategy, tasks), 1))
     assert exact.slot_base[slot[z.index]] == -1
     assert exact.slot_nbytes[slot[z.index]] == 96
     assert exact.slot_base[slot[y.index]] == slot[x.index]
@@ -263,22 +274,22 @@ def test_a_kernel_that_cannot_run_without_data_is_taken_to_make_dense_results(
     strategy = Strategy((Choice((1, 1), (0,)),) * 2)
     tasks = lower(space, strategy, 1)
     executable = Executable(space, strategy, tasks)
-    assert not measure(executable, 1).slots
+    assert not measure_storage(executable, 1).slots
 
     def fails(*_: Any) -> Any:
         raise NotImplementedError("no kernel for tensors without data")
 
     monkeypatch.setattr(storage, "run_part", fails)
     (slot,) = np.flatnonzero(tasks.slot_value == y.index)
-    assert measure(executable, 1).slots == ((int(slot), -1, 96),)
+    assert measure_storage(executable, 1).slots == ((int(slot), -1, 96),)
 
 
 def test_elsewhere_workspace_is_not_known() -> None:
     _, space = captured("gpt2:tiny")
     strategy = draw(space, 1, Random(0))
     executable = Executable(space, strategy, lower(space, strategy, 1))
-    assert measure(executable, 1).workspace
-    here, there = measure(executable, 1), measure(executable, None)
+    assert measure_storage(executable, 1).workspace
+    here, there = measure_storage(executable, 1), measure_storage(executable, None)
     assert here.slots == there.slots
     assert sum(n for _, n in there.workspace) < sum(n for _, n in here.workspace)
 
@@ -287,6 +298,6 @@ def test_two_threads_need_no_less_than_one() -> None:
     _, space = captured("gpt2:tiny")
     strategy = draw(space, 1, Random(0))
     executable = Executable(space, strategy, lower(space, strategy, 1))
-    one, two = (dict(measure(executable, n).workspace) for n in (1, 2))
+    one, two = (dict(measure_storage(executable, n).workspace) for n in (1, 2))
     assert all(two[task] >= n for task, n in one.items())
     assert sum(two.values()) > sum(one.values())

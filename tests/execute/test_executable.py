@@ -12,12 +12,21 @@ from compare_runs import REFERENCE, Corrupt, compare
 from graphs import Maker, captured, context_of, problem, start, step
 from torch import nn
 
-from apportion.capture.capture import capture
-from apportion.capture.program import batch_leaves
-from apportion.capture.reference import capture_as
-from apportion.execute import executable as execute
-from apportion.execute.executable import Executable, Rank, combine, gather, run_together
-from apportion.execute.kernels import Context
+from apportion.capture.capture import (
+    capture,
+)
+from apportion.capture.program import (
+    batch_leaves,
+)
+from apportion.capture.reference import (
+    capture_as,
+)
+from apportion.execute import run_part as parts
+from apportion.execute.executable import Executable
+from apportion.execute.kernels.base import (
+    Context,
+)
+from apportion.execute.rank import Rank, combine, gather, run_together
 from apportion.lower.lower import lower
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
@@ -99,12 +108,12 @@ def test_state_that_is_not_trained_survives_the_steps() -> None:
 
 def one_element_off(executable: Executable, rng: Random) -> Corrupt:
     """Adds 1 to one element of one message, in every step."""
-    parcel = rng.randrange(len(executable.parcels))
-    element = rng.randrange(executable.parcels[parcel].nbytes // 8)
-    assert {copy.dtype for copy in executable.packed[parcel]} == {torch.float64}
+    chosen = rng.randrange(len(executable.messages))
+    element = rng.randrange(executable.messages[chosen].nbytes // 8)
+    assert {copy.dtype for copy in executable.packed[chosen]} == {torch.float64}
 
     def corrupt(number: int, message: torch.Tensor) -> torch.Tensor:
-        if number == parcel:
+        if number == chosen:
             message = message.clone()
             message.view(torch.float64)[element] += 1.0
         return message
@@ -247,8 +256,8 @@ def test_a_scale_never_touches_an_input(monkeypatch: pytest.MonkeyPatch) -> None
     index = next(i for i, op in enumerate(space.graph.ops) if op.kind == "aten.relu.default")
     op = space.graph.ops[index]
     part = space.split(index, [1] * len(space.axes(index))).parts[0]
-    monkeypatch.setattr(execute, "kernel", lambda kind: lambda context, args: (args[0],))
+    monkeypatch.setattr(parts, "kernel", lambda kind: lambda context, args: (args[0],))
     x = torch.ones(space.graph.values[op.inputs[0]].shape or ())
     context = Context(0, 0, lambda expression: 1.0)
-    (made,) = execute.run_part(space, op, replace(part, scales=(0.5,)), [x], context)
+    (made,) = parts.run_part(space, op, replace(part, scales=(0.5,)), [x], context)
     assert made.eq(0.5).all() and x.eq(1.0).all()

@@ -11,7 +11,8 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.graph import Graph
 from apportion.machine.cluster import cluster
-from apportion.plan.plan import Plan, plan
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, space_of, whole
 
@@ -47,7 +48,7 @@ def extra_work(space: Space, strategy: Strategy) -> float:
 
 
 def planned(graph: Graph, machine: str, method: str) -> Plan:
-    return plan(graph, cluster(machine), method, budget=6.0)
+    return make_plan(graph, cluster(machine), method, budget=6.0)
 
 
 @pytest.mark.slow

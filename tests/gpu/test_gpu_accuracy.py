@@ -9,12 +9,12 @@ import torch
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.execute.dry_run import accelerator, measure
+from apportion.execute.dry_run import device_memory_facts, measure_storage
 from apportion.execute.executable import Executable
 from apportion.lower.task_graph import with_storage
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import CostModel
-from apportion.plan.plan import plan
+from apportion.plan.make_plan import make_plan
 from apportion.run.calibrate_cuda import (
     calibrate,
     device_kind,
@@ -39,10 +39,10 @@ def test_time_and_memory_are_as_predicted(spec: str) -> None:
     it = zoo.load(spec, 0)
     program = capture(it.step, it.model, it.optimizer, it.batch)
     where = cluster(f"1x{device_kind()}")
-    made = plan(program.graph, where, "single")
+    made = make_plan(program.graph, where, "single")
     table = calibrate([(program, made)], rounds=4)
     executable = Executable(made.space, made.strategy, made.tasks)
-    storage = measure(executable, None, accelerator(table))
+    storage = measure_storage(executable, None, device_memory_facts(table))
     cost = CostModel("calibrated", "measured by this test", 0.5, {device_kind(): table})
     predicted = simulate(with_storage(made.tasks, storage), where, cost)
 

@@ -11,12 +11,15 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.reference import capture_as, eager_steps
 from apportion.execute.executable import Executable
-from apportion.execute.kernels import Context, kernel
+from apportion.execute.kernels.base import (
+    Context,
+    kernel,
+)
 from apportion.machine.cluster import cluster
-from apportion.plan.plan import plan
+from apportion.plan.make_plan import make_plan
 from apportion.run.calibrate_cuda import runner_on
-from apportion.run.process import vary
-from apportion.run.run import PER_STEP, RELATIVE
+from apportion.run.check_run import PER_STEP, RELATIVE
+from apportion.run.training import vary
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -30,7 +33,7 @@ STEPS = 2
 def test_a_step_on_a_gpu_is_that_of_pytorch(name: str, method: str) -> None:
     it = zoo.load(f"{name}:tiny", 0)
     program = capture_as(capture(it.step, it.model, it.optimizer, it.batch), torch.float64)
-    made = plan(program.graph, cluster("1xh200"), method, seed=1)
+    made = make_plan(program.graph, cluster("1xh200"), method, seed=1)
     batches = [vary(program.batch, 0, k) for k in range(STEPS)]
     losses, state = eager_steps(program, batches, 0)
     executable = Executable(made.space, made.strategy, made.tasks)

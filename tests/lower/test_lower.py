@@ -16,7 +16,15 @@ from apportion.describe.language import Sum
 from apportion.graph import INPUT, PARAMETER
 from apportion.lower.lower import Lowering, bytes_moved, lower
 from apportion.lower.task_columns import stamp
-from apportion.lower.task_graph import COLLECTIVE, COMPUTE, TRANSFER, TaskGraph, verify
+from apportion.lower.task_graph import (
+    TaskGraph,
+    verify,
+)
+from apportion.lower.task_kinds import (
+    COLLECTIVE,
+    COMPUTE,
+    TRANSFER,
+)
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
@@ -241,17 +249,17 @@ def test_slots_die_after_their_last_use(spec: str, count: int) -> None:
         tasks, ranks = start(program, space, strategy, 3)
         for rank in ranks:
             rank.feed(lambda value: leaves[value])
-        parcels = ranks[0].program.parcels
+        messages = ranks[0].executable.messages
         for number, kind in enumerate(tasks.kind):
             if kind not in (TRANSFER, COLLECTIVE):
                 ranks[tasks.device[number]].run(number, context_of(program, 0, 0))
                 continue
-            mine = [k for k, parcel in enumerate(parcels) if parcel.task == number]
+            mine = [k for k, it in enumerate(messages) if it.task == number]
             for k in mine:
-                message = ranks[parcels[k].sender].pack(k).clone()
-                ranks[parcels[k].receiver].messages[k] = message
+                message = ranks[messages[k].sender].pack(k).clone()
+                ranks[messages[k].receiver].received[k] = message
             for k in mine:
-                ranks[parcels[k].sender].free(number)
+                ranks[messages[k].sender].free(number)
         for rank in ranks:
             unread = {  # nobody reads it, so no task frees it
                 s for s in range(len(tasks.slot_device)) if tasks.slot_first[s] == -1
@@ -263,7 +271,7 @@ def test_slots_die_after_their_last_use(spec: str, count: int) -> None:
                 if tasks.slot_last[s] == len(tasks) and tasks.slot_device[s] == rank.device
             }
             assert rank.tensors.keys() - unread == left - unread
-            assert rank.messages == {}
+            assert rank.received == {}
 
 
 def test_storage_lives_as_long_as_its_aliases() -> None:

@@ -17,8 +17,17 @@ from make_tasks import EXACT, SURVIVES, Maker, graph_of, ports, random_tasks
 
 from apportion.columns import Floats, Ints
 from apportion.execute import executable as execute
-from apportion.execute.executable import Executable, Rank, gather, run_together
-from apportion.execute.kernels import Context
+from apportion.execute.executable import (
+    Executable,
+)
+from apportion.execute.kernels.base import (
+    Context,
+)
+from apportion.execute.rank import (
+    Rank,
+    gather,
+    run_together,
+)
 from apportion.graph import Value
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import TaskGraph, counted, verify

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from make_tasks import EXACT, Maker, ports
 
-from apportion.lower.task_graph import CATEGORIES, COLLECTIVE, TaskGraph
+from apportion.lower.task_graph import (
+    CATEGORIES,
+    TaskGraph,
+)
+from apportion.lower.task_kinds import (
+    COLLECTIVE,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import (
     ASSUMED,

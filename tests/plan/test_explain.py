@@ -17,13 +17,19 @@ from graphs import captured
 import apportion as ap
 from apportion.cli import main as cli
 from apportion.lower.lower import lower
-from apportion.lower.task_graph import COLLECTIVE, TRANSFER, Storage
+from apportion.lower.task_graph import (
+    Storage,
+)
+from apportion.lower.task_kinds import (
+    COLLECTIVE,
+    TRANSFER,
+)
 from apportion.plan import explain as explaining
 from apportion.plan.alternatives import Around
-from apportion.plan.explain import Trial
+from apportion.plan.explain import StrategyChange
 from apportion.plan.explanation import ALONE, GROUP, Explanation
-from apportion.plan.plan import Plan
-from apportion.plan.plan import plan as make_plan
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan, SimulatedStep
 from apportion.simulate.delta.delta import Delta
 from apportion.simulate.schedule import Network, Times, schedule_compiled
 from apportion.simulate.simulate import network, simulate
@@ -46,7 +52,7 @@ def with_choices(plan: Plan, choices: dict[int, Choice]) -> Plan:
     return changed.simulate()
 
 
-def changed(strategy: Strategy, trial: Trial) -> Strategy:
+def changed(strategy: Strategy, trial: StrategyChange) -> Strategy:
     """What a trial makes of a Strategy, worked out here anew."""
     choices = tuple(trial.choices.get(k, c) for k, c in enumerate(strategy.choices))
     layouts = {v: y for v, y in strategy.layouts.items() if v not in trial.layouts}
@@ -95,7 +101,7 @@ def test_only_the_best_are_worked_out_where_only_these_are_wanted(method: str) -
     live = Delta(plan.space, plan.strategy, plan.cluster, plan.cost)
     trials = explaining.trials_of(around, plan, heavy(plan))
     everything, _ = explaining.simulated(live, trials)
-    seen: dict[tuple[object, ...], Trial] = {}
+    seen: dict[tuple[object, ...], StrategyChange] = {}
     for trial in everything:
         seen.setdefault(trial.looks, trial)
     for count in (1, 5, 12):
@@ -340,8 +346,8 @@ def test_a_budget_that_ends_is_told() -> None:
 def test_measured_kernels_are_told() -> None:
     plan = made("data")
     slower = replace(plan.timeline, end_ns=plan.timeline.end_ns + 5)
-    told = replace(plan)
-    told.__dict__.update(space=plan.space, tasks=plan.tasks, timeline=slower)
+    step = SimulatedStep(plan, plan.space, plan.tasks, slower)
+    told = replace(plan, simulated=step)
     assert "measured" in " ".join(told.explain(0, alternatives=1).notes)
     assert plan.explain(0, alternatives=1).notes == ()
 

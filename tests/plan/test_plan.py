@@ -17,8 +17,10 @@ from method_rows import row
 
 import apportion as ap
 from apportion.lower.task_graph import Storage
-from apportion.plan.plan import Plan, PlanWarning, Trial
-from apportion.plan.plan import plan as make_plan
+from apportion.plan import plan as plan_module
+from apportion.plan import plan_file
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan, PlanTrial, PlanWarning
 from apportion.search import METHODS, Problem, Unsuitable
 from apportion.split.strategy import Choice, Strategy
 
@@ -45,7 +47,7 @@ def edited(path: Path, change: Any) -> Path:
 def test_a_plan_is_the_same_after_saving(method: str, tmp_path: Path) -> None:
     plan = replace(made(method, devices=4), model="mlp:tiny", lower_bound=7.0)
     plan = replace(plan, lower_bound_of="bytes moved, over all", notes=("one", "two"))
-    trials = (Trial("data", 0.5, 0.25, True), Trial("tofu", 0.25, 0.5, False))
+    trials = (PlanTrial("data", 0.5, 0.25, True), PlanTrial("tofu", 0.25, 0.5, False))
     plan = replace(plan, curve=((0.5, 2.0), (1.0, 1.5)), figures={"proposals": 9}, measured=trials)
     path = tmp_path / "p.json"
     plan.save(path)
@@ -219,6 +221,21 @@ def test_nothing_is_left_behind_when_writing_fails(
         made("data").save(file)
     assert list(file.parent.iterdir()) == [file]
     assert file.read_bytes() == before
+
+
+def test_reading_a_plan_lowers_it_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for module in (plan_module, plan_file):
+        real = module.lower
+
+        def counted(*given: Any, real: Any = real) -> Any:
+            calls.append("lower")
+            return real(*given)
+
+        monkeypatch.setattr(module, "lower", counted)
+    loaded = Plan.load(file)
+    assert len(loaded.tasks) and loaded.timeline.step_seconds > 0
+    assert calls == ["lower"]
 
 
 def test_saving_replaces_an_existing_file(file: Path) -> None:

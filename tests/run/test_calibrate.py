@@ -12,8 +12,15 @@ import pytest
 import torch
 from graphs import captured
 
-from apportion.cli.calibrate_command import facts, measured, shown
-from apportion.lower.task_graph import ASSEMBLE, COMPUTE, TRANSFER, TaskGraph
+from apportion.cli.calibrate_models import facts, measured, shown
+from apportion.lower.task_graph import (
+    TaskGraph,
+)
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+    COMPUTE,
+    TRANSFER,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_fit import family, fit, fits, line
 from apportion.machine.cost_model import (
@@ -33,23 +40,18 @@ from apportion.machine.cost_table import (
     save,
     to_json,
 )
-from apportion.run.calibrate import (
-    NOISY,
+from apportion.run.calibrate import NOISY, Calibrator, count_missing, lower_strategy
+from apportion.run.cost_cache import (
     QUANTILE,
-    Calibrator,
-    Source,
     cache_file,
-    cached,
-    condition,
-    divided,
-    keep,
+    cached_costs,
+    condition_of,
+    keep_costs,
     measured_cost,
-    missing,
-    source_of,
-    with_measured,
-    with_messages,
 )
-from apportion.run.rehearse import WHOLE, Rehearsed, Talked, of_graph
+from apportion.run.measured_table import with_exchanges, with_rehearsal
+from apportion.run.rehearse import WHOLE, ExchangeTimes, RehearsalTimes
+from apportion.run.step_source import StepSource, source_of, tensors_of_graph
 from apportion.search.baselines.random_strategy import draw
 from apportion.simulate.durations import (
     feeds,
@@ -62,7 +64,7 @@ from apportion.split.strategy import Strategy
 
 def random_piece(spec: str = "gpt2:tiny", devices: int = 2, seed: int = 0) -> TaskGraph:
     program, space = captured(spec)
-    return divided(program.graph, draw(space, devices, Random(seed)), devices).tasks
+    return lower_strategy(program.graph, draw(space, devices, Random(seed)), devices).tasks
 
 
 # Signatures
@@ -152,14 +154,14 @@ def test_a_file_that_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
 
 def test_the_cache_keeps_tables_by_condition(calibrating: Path) -> None:
     assert cache_file().parent == calibrating
-    assert cached().tables == ()
-    keep(full_table())
-    keep(CostTable(Condition("cpu", 1, 4)))
-    keep(replace(full_table(), noise=0.5))
-    assert len(cached().tables) == 2
-    assert cached().table(Condition("cpu", 1, 2)).noise == 0.5
+    assert cached_costs().tables == ()
+    keep_costs(full_table())
+    keep_costs(CostTable(Condition("cpu", 1, 4)))
+    keep_costs(replace(full_table(), noise=0.5))
+    assert len(cached_costs().tables) == 2
+    assert cached_costs().table(Condition("cpu", 1, 2)).noise == 0.5
     cache_file().write_text("not JSON")
-    assert cached().tables == ()  # measured anew rather than an error
+    assert cached_costs().tables == ()  # measured anew rather than an error
 
 
 def test_the_cache_is_under_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,22 +218,22 @@ def test_a_line_through_boxes_and_bytes() -> None:
 # From rehearsals to a table
 
 
-def rehearsed(tasks: TaskGraph, seconds: dict[int, float], rounds: int = 4) -> list[Rehearsed]:
+def rehearsed(tasks: TaskGraph, seconds: dict[int, float], rounds: int = 4) -> list[RehearsalTimes]:
     """Answers in which every task took so long in each round, by its work."""
     answers = []
     for device in range(tasks.devices):
         mine = np.flatnonzero(np.isin(tasks.kind, [COMPUTE, ASSEMBLE]) & (tasks.device == device))
         row = [seconds[int(tasks.work[k])] for k in mine]
         ones, ends = [1.0] * rounds, [1e-5] * rounds
-        answers.append(Rehearsed(mine, np.array([row] * rounds), ends, [], [], ones))
+        answers.append(RehearsalTimes(mine, np.array([row] * rounds), ends, [], [], ones))
     return answers
 
 
 def test_what_was_measured_is_what_is_predicted() -> None:
     tasks = random_piece(devices=1)
     seconds = {k: 1e-6 * (k + 1) for k in range(len(tasks.works))}
-    table = with_measured(CostTable(Condition("cpu")), tasks, rehearsed(tasks, seconds))
-    assert missing(table, tasks) == 0
+    table = with_rehearsal(CostTable(Condition("cpu")), tasks, rehearsed(tasks, seconds))
+    assert count_missing(table, tasks) == 0
     (feed,) = feeds(tasks)
     assert table.works[feed[0]].seconds == pytest.approx(1e-5)
     place = cluster("local:1")
@@ -244,8 +246,8 @@ def test_what_was_measured_is_what_is_predicted() -> None:
 def test_other_strategies_are_partly_measured_and_else_fitted() -> None:
     tasks, other = random_piece(seed=0), random_piece(seed=1)
     seconds = {k: 1e-6 * (k + 1) for k in range(len(tasks.works))}
-    table = with_measured(CostTable(Condition("cpu")), tasks, rehearsed(tasks, seconds))
-    assert 0 < missing(table, other) < len(other.works)
+    table = with_rehearsal(CostTable(Condition("cpu")), tasks, rehearsed(tasks, seconds))
+    assert 0 < count_missing(table, other) < len(other.works)
     found = sources(other, cluster("local:2"), measured_cost(table))
     assert {MEASURED, FITTED} <= set(found.tolist())
 
@@ -256,7 +258,7 @@ def test_a_disturbed_round_does_not_count() -> None:
     (answer,) = rehearsed(tasks, seconds, rounds=9)
     answer.seconds[0] *= 50
     answer.seconds[1, ::3] *= 50
-    table = with_measured(CostTable(Condition("cpu")), tasks, [answer])
+    table = with_rehearsal(CostTable(Condition("cpu")), tasks, [answer])
     assert all(w.seconds == pytest.approx(1e-5) for s, w in table.works.items() if "feed" not in s)
 
 
@@ -266,7 +268,7 @@ def test_works_together_take_what_a_round_takes() -> None:
     (answer,) = rehearsed(tasks, dict.fromkeys(range(len(tasks.works)), 1e-5), rounds=20)
     rng = np.random.default_rng(0)
     answer = replace(answer, seconds=answer.seconds * rng.uniform(1, 2, answer.seconds.shape))
-    table = with_measured(CostTable(Condition("cpu")), tasks, [answer])
+    table = with_rehearsal(CostTable(Condition("cpu")), tasks, [answer])
     count = np.bincount(tasks.work[tasks.work >= 0], minlength=len(tasks.works))
     total = sum(n * table.works[w].seconds for n, w in zip(count, tasks.works, strict=True))
     assert total == pytest.approx(np.quantile(answer.seconds.sum(axis=1), QUANTILE))
@@ -275,10 +277,10 @@ def test_works_together_take_what_a_round_takes() -> None:
 def test_noise_is_the_spread_of_the_reference() -> None:
     tasks = random_piece(devices=1)
     (answer,) = rehearsed(tasks, dict.fromkeys(range(len(tasks.works)), 1e-5))
-    quiet = with_measured(CostTable(Condition("cpu")), tasks, [answer])
+    quiet = with_rehearsal(CostTable(Condition("cpu")), tasks, [answer])
     noisy = replace(answer, reference=[1.0, 1.0, 2.0, 2.0])
     assert quiet.noise == 0
-    assert with_measured(CostTable(Condition("cpu")), tasks, [noisy]).noise > NOISY
+    assert with_rehearsal(CostTable(Condition("cpu")), tasks, [noisy]).noise > NOISY
 
 
 def test_exchanges_are_timed_from_when_the_last_process_has_come() -> None:
@@ -289,7 +291,9 @@ def test_exchanges_are_timed_from_when_the_last_process_has_come() -> None:
     ends = [took(2, 2 * n) for n in sizes] + [took(1, n) for n in sizes]
     late = np.array([[(700, 700 + end) for end in ends]] * 5)
     early = np.array([[(0, 700 + end) for end in ends]] * 5)
-    table = with_messages(CostTable(Condition("cpu", 1, 2)), 2, [[Talked(late), Talked(early)]])
+    table = with_exchanges(
+        CostTable(Condition("cpu", 1, 2)), 2, [[ExchangeTimes(late), ExchangeTimes(early)]]
+    )
     assert table.lines["exchange"][:3] == pytest.approx((1e-4, 1e-5, 1e-9), rel=1e-3)
 
 
@@ -305,7 +309,7 @@ def test_exchanges_of_a_rehearsal_take_together_what_they_took() -> None:
     ]  # a fourth of them is late
     answers = [replace(a, exchanged=times) for a in rehearsed(tasks, seconds)]
     place = cluster("local:2")
-    table = with_measured(CostTable(condition(place)), tasks, answers)
+    table = with_rehearsal(CostTable(condition_of(place)), tasks, answers)
     found = nanoseconds(tasks, place, measured_cost(table))
     whole = [sum(end for n, _, _, end in times if n == number) for number in range(12)]
     assert found[moving].sum() == pytest.approx(np.quantile(whole, QUANTILE), rel=1e-3)
@@ -320,7 +324,7 @@ def test_processes_that_wait_for_each_other_wait_at_exchanges() -> None:
     for longer in (0, 50_000_000):
         whole = [(n, WHOLE, 0, longer) for n in range(4)]
         answers = [replace(a, exchanged=calm + whole) for a in rehearsed(tasks, seconds)]
-        tables.append(with_measured(CostTable(condition(place)), tasks, answers))
+        tables.append(with_rehearsal(CostTable(condition_of(place)), tasks, answers))
     alone, waiting = (simulate(tasks, place, measured_cost(t)).step_seconds for t in tables)
     assert alone < 0.03
     assert waiting == pytest.approx(0.05, rel=0.02)
@@ -333,11 +337,11 @@ def test_what_is_known_is_not_measured_again(calibrating: Path) -> None:
     tasks = random_piece("mlp:tiny")
     place = cluster("local:2")
     seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
-    keep(with_measured(CostTable(condition(place)), tasks, rehearsed(tasks, seconds)))
+    keep_costs(with_rehearsal(CostTable(condition_of(place)), tasks, rehearsed(tasks, seconds)))
     notes: list[str] = []
-    with Calibrator(Source(captured("mlp:tiny")[0].graph), place, 20.0, notes.append) as prices:
+    with Calibrator(StepSource(captured("mlp:tiny")[0].graph), place, 20.0, notes.append) as prices:
         cost = prices.cost(Strategy(()), tasks)
-        assert prices.pool is None
+        assert not prices.processes.running
     assert cost.name == "calibrated"
     assert notes == []
 
@@ -372,7 +376,7 @@ def test_planning_goes_on_when_measuring_fails(
     def fails(*_: object) -> None:
         raise RuntimeError("rank 1 was ended by signal SIGKILL")
 
-    monkeypatch.setattr("apportion.run.calibrate.Pool", fails)
+    monkeypatch.setattr("apportion.run.pool.ProcessPool", fails)
     notes: list[str] = []
     source = source_of(captured("mlp:tiny")[0])
     with Calibrator(source, cluster("local:2"), 20.0, notes.append) as prices:
@@ -386,7 +390,7 @@ def test_a_source_gives_the_batch() -> None:
     program = captured("gpt2:tiny")[0]
     given = source_of(program).given
     assert given.keys() >= {value for value, _ in program.inputs}
-    step = of_graph(program.graph, {v: torch.from_numpy(a) for v, a in given.items()})
+    step = tensors_of_graph(program.graph, given)
     for index, value in enumerate(program.graph.values):
         if value.role in ("parameter", "optimizer state", "input"):
             made = step.tensor(index)

@@ -9,12 +9,13 @@ import pytest
 from graphs import captured
 
 import apportion as ap
-from apportion.plan.plan import Plan, Trial
-from apportion.plan.plan import plan as make_plan
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan, PlanTrial
 from apportion.run import plan_here as planning
-from apportion.run import trial
-from apportion.run.calibrate import Source
-from apportion.run.trial import Left, settled, step_seconds, tried, unfit
+from apportion.run import pool, trial
+from apportion.run.pool import SharedPool
+from apportion.run.step_source import StepSource
+from apportion.run.trial import TrialFailure, fastest_measured, keep_fastest, step_seconds, unfit
 from apportion.show import tables
 from apportion.show.json_facts import plan_facts
 
@@ -25,16 +26,16 @@ def made(method: str = "data") -> Plan:
 
 def test_the_really_fastest_is_kept() -> None:
     plans = [made("data"), made("fsdp"), made("single")]
-    plan = settled(plans, [0.5, 0.25, 0.75])
+    plan = keep_fastest(plans, [0.5, 0.25, 0.75])
     assert plan.strategy == plans[1].strategy and plan.method == "fsdp"
     expected = [p.predicted.step_seconds for p in plans]
     assert plan.measured == (
-        Trial("data", expected[0], 0.5, False),
-        Trial("fsdp", expected[1], 0.25, True),
-        Trial("single", expected[2], 0.75, False),
+        PlanTrial("data", expected[0], 0.5, False),
+        PlanTrial("fsdp", expected[1], 0.25, True),
+        PlanTrial("single", expected[2], 0.75, False),
     )
     assert "of 3 plans that ran, that by fsdp was the fastest: 250 ms a step" in plan.notes[-1]
-    assert plan.__dict__["tasks"] is plans[1].tasks
+    assert plan.tasks is plans[1].tasks
     assert plan_facts(plan)["measured"][1] == {
         "method": "fsdp",
         "predicted_seconds": expected[1],
@@ -47,10 +48,10 @@ def test_the_really_fastest_is_kept() -> None:
 
 def test_what_fails_is_left_out_with_its_reason() -> None:
     plans = [made("data"), made("fsdp")]
-    plan = settled(plans, [Left("rank 1 failed: no"), 0.25])
+    plan = keep_fastest(plans, [TrialFailure("rank 1 failed: no"), 0.25])
     assert plan.method == "fsdp" and [t.method for t in plan.measured] == ["fsdp"]
     assert "data was left out: rank 1 failed: no" in plan.notes
-    plan = settled(plans, [Left("this"), Left("that")])
+    plan = keep_fastest(plans, [TrialFailure("this"), TrialFailure("that")])
     assert plan.method == "data" and plan.measured == ()
     assert plan.notes[-1] == "nothing was measured: the best as predicted"
 
@@ -74,7 +75,8 @@ def test_a_plan_that_takes_too_much_is_not_run(monkeypatch: pytest.MonkeyPatch) 
     assert unfit(slow, 1e12) == "one step would take about 100 s"
     monkeypatch.setattr(trial, "free_memory", lambda: 1.0)
     told: list[str] = []
-    kept = tried([plan], Source(plan.graph, "mlp:tiny"), told.append)
+    source = StepSource(plan.graph, "mlp:tiny")
+    kept = fastest_measured([plan], source, told.append, SharedPool(2))
     assert told == ["running 1 plan for 7 steps each on 2 processes"]
     assert kept.measured == () and "data was left out: running it would need" in kept.notes[-2]
 
@@ -84,10 +86,10 @@ def test_an_interrupt_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) -> N
         answers: ClassVar = [[[(0.0, 1.0)], [(0.0, 1.0)]]]
         closed = False
 
-        def __init__(self, processes: int) -> None:
+        def __init__(self, processes: int, timeout: float) -> None:
             pass
 
-        def ask(self, job: Any) -> Any:
+        def ask(self, request: Any, timeout: float) -> Any:
             if not self.answers:
                 raise KeyboardInterrupt
             return self.answers.pop()
@@ -95,9 +97,11 @@ def test_an_interrupt_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) -> N
         def close(self) -> None:
             Interrupted.closed = True
 
-    monkeypatch.setattr(trial, "Pool", Interrupted)
+    monkeypatch.setattr(pool, "ProcessPool", Interrupted)
     plans = [made("data"), made("fsdp")]
-    plan = tried(plans, Source(plans[0].graph, "mlp:tiny"), lambda text: None)
+    source = StepSource(plans[0].graph, "mlp:tiny")
+    with SharedPool(2) as processes:
+        plan = fastest_measured(plans, source, lambda text: None, processes)
     assert plan.method == "data" and "fsdp was left out: interrupted" in plan.notes
     assert [t.measured_seconds for t in plan.measured] == [1.0] and Interrupted.closed
 
@@ -106,7 +110,8 @@ def test_plans_that_do_not_fit_are_not_run() -> None:
     plan = make_plan(
         captured("mlp:tiny")[0].graph, ap.cluster("local:2"), "data", budget=0.0, memory_limit=1
     )
-    kept = tried([plan], Source(plan.graph, "mlp:tiny"), lambda text: None)
+    source = StepSource(plan.graph, "mlp:tiny")
+    kept = fastest_measured([plan], source, lambda text: None, SharedPool(2))
     assert not kept.feasible and kept.notes[-1] == "nothing was measured: no plan fits"
 
 

@@ -10,7 +10,9 @@ from graphs import captured
 from rings import sampled
 
 from apportion.lower.lower import lower
-from apportion.lower.task_graph import COMPUTE
+from apportion.lower.task_kinds import (
+    COMPUTE,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.search.baselines.data import data

@@ -21,7 +21,9 @@ from apportion.describe.descriptions import lookup
 from apportion.describe.interval import Box
 from apportion.graph import FORWARD, PARAMETER, UPDATE
 from apportion.lower.lower import lower
-from apportion.lower.task_graph import COMPUTE
+from apportion.lower.task_kinds import (
+    COMPUTE,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.collective import all_reduce
 from apportion.machine.cost_model import (

@@ -15,15 +15,17 @@ import apportion as ap
 from apportion.cli import main as cli
 from apportion.describe.interval import lengths
 from apportion.lower.task_graph import (
-    TRANSFER,
     TaskGraph,
+)
+from apportion.lower.task_kinds import (
+    TRANSFER,
 )
 from apportion.machine.collective import (
     ALL_GATHER,
     ALL_TO_ALL,
     REDUCE_SCATTER,
 )
-from apportion.plan.plan import plan as make_plan
+from apportion.plan.make_plan import make_plan
 from apportion.show import chakra
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import Timeline

@@ -17,13 +17,15 @@ from make_tasks import EXACT, SURVIVES, Maker, graph_of, ports, random_tasks, sm
 import apportion as ap
 from apportion.lower.task_graph import (
     CATEGORIES,
-    TRANSFER,
     TaskGraph,
 )
+from apportion.lower.task_kinds import (
+    TRANSFER,
+)
 from apportion.machine.collective import ALL_GATHER
+from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
-from apportion.plan.plan import plan as make_plan
-from apportion.show.perfetto import Links, trace
+from apportion.show.perfetto import LinkUsage, trace
 from apportion.simulate.schedule import link_spans
 from apportion.simulate.simulate import network, simulate
 from apportion.simulate.timeline import MEASURED, Timeline, timeline
@@ -31,10 +33,10 @@ from apportion.simulate.timeline import MEASURED, Timeline, timeline
 Event = dict[str, Any]
 
 
-def links_of(tasks: TaskGraph, line: Timeline, devices: int) -> Links:
+def links_of(tasks: TaskGraph, line: Timeline, devices: int) -> LinkUsage:
     net = network(tasks, ports(devices), EXACT)
     names = tuple(link.name for link in ports(devices).links)
-    return Links(names, link_spans(net, (line.start_ns, line.end_ns)))
+    return LinkUsage(names, link_spans(net, (line.start_ns, line.end_ns)))
 
 
 def events_of(path: Path) -> list[Event]:
@@ -144,7 +146,7 @@ def test_the_trace_of_random_tasks_is_sound(seed: int, latency: float, tmp_path:
     place = ports(3, latency=latency)
     line, net = simulate(tasks, place, EXACT), network(tasks, place, EXACT)
     names = tuple(link.name for link in place.links)
-    links = Links(names, link_spans(net, (line.start_ns, line.end_ns)))
+    links = LinkUsage(names, link_spans(net, (line.start_ns, line.end_ns)))
     trace(line, tasks, graph_of(tasks), tmp_path / "t.json", links)
     events = events_of(tmp_path / "t.json")
     check_structure(events)

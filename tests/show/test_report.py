@@ -15,9 +15,15 @@ from make_tasks import EXACT, Maker, ports, random_tasks
 
 import apportion as ap
 from apportion.cli import main as cli
-from apportion.lower.task_graph import COLLECTIVE, TRANSFER, TaskGraph
-from apportion.plan.plan import Plan, Trial
-from apportion.plan.plan import plan as make_plan
+from apportion.lower.task_graph import (
+    TaskGraph,
+)
+from apportion.lower.task_kinds import (
+    COLLECTIVE,
+    TRANSFER,
+)
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan, PlanTrial
 from apportion.show import report
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import MEASURED, Timeline, timeline
@@ -243,7 +249,7 @@ def test_a_measured_step_stands_beside_the_predicted() -> None:
 
 
 def test_the_page_shows_how_the_plan_was_found() -> None:
-    trials = (Trial("data", 0.5, 0.75, False), Trial("tofu", 0.625, 0.25, True))
+    trials = (PlanTrial("data", 0.5, 0.75, False), PlanTrial("tofu", 0.625, 0.25, True))
     curve = ((0.5, 0.75), (1.5, 0.5))
     plan = replace(made(), curve=curve, figures={"proposals": 900.0}, measured=trials)
     found = data_of(report.page(replace(plan, search_seconds=2.0)))["search"]

@@ -11,11 +11,17 @@ import torch
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.execute.dry_run import Accelerator, accelerator
-from apportion.execute.kernels import Context, attention, kernel
+from apportion.execute.dry_run import DeviceMemoryFacts, device_memory_facts
+from apportion.execute.kernels import (
+    attention,
+)
+from apportion.execute.kernels.base import (
+    Context,
+    kernel,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import shipped
-from apportion.plan.plan import plan
+from apportion.plan.make_plan import make_plan
 from apportion.simulate.durations import shares
 from apportion.simulate.simulate import issued
 
@@ -96,11 +102,11 @@ def test_issuing_equals_a_slow_walk(seed: int) -> None:
 def test_a_table_of_the_h200_is_shipped() -> None:
     (table,) = [t for t in shipped() if t.condition.kind == "h200"]
     assert len(table.works) > 1000
-    known = accelerator(table)
+    known = device_memory_facts(table)
     assert known.resident > 32 << 20  # cuBLAS
     assert known.usual("aten.convolution.default", 1 << 28) > 1 << 26
     assert known.usual("aten.relu.default", 1 << 28) == 0
-    assert accelerator(None) == Accelerator()
+    assert device_memory_facts(None) == DeviceMemoryFacts()
     product = table.fits["aten.mm.default/4"]
     assert 40e12 < 1 / product.per_flop < 67e12  # float32 without TF32, below the published rate
 
@@ -109,7 +115,7 @@ def test_a_plan_for_an_h200_is_costed_by_its_table() -> None:
     spec = "gpt2:layers=1,width=256,heads=4,batch=1,seq=512,dropout=0,vocab=16384"
     it = zoo.load(spec, meta=True)
     program = capture(it.step, it.model, it.optimizer, it.batch)
-    made = plan(program, cluster("1xh200"), "single")
+    made = make_plan(program, cluster("1xh200"), "single")
     assert shares(made.tasks, made.cluster, made.cost)["measured"] > 0.99
     assert made.predicted.step_seconds == pytest.approx(7.1e-3, rel=0.15)  # as it was measured
     assert made.predicted.peak_bytes[0] == pytest.approx(217.1e6, rel=0.02)

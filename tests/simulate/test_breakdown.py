@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_tasks import EXACT, Maker, ports, random_tasks
 
-from apportion.lower.task_graph import ASSEMBLE, COMPUTE, TRANSFER, TaskGraph
+from apportion.lower.task_graph import (
+    TaskGraph,
+)
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+    COMPUTE,
+    TRANSFER,
+)
 from apportion.simulate.breakdown import Row, breakdowns, comparison, measured_timeline
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import MEASURED, Timeline, verify

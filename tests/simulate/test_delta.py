@@ -16,7 +16,15 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.graph import BUFFER, FORWARD, OPTIMIZER_STATE, PARAMETER, UPDATE
 from apportion.lower.lower import Lowering, lower
-from apportion.lower.task_graph import ASSEMBLE, COLLECTIVE, COMPUTE, TaskGraph, verify
+from apportion.lower.task_graph import (
+    TaskGraph,
+    verify,
+)
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+    COLLECTIVE,
+    COMPUTE,
+)
 from apportion.lower.termwise import termwise
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost

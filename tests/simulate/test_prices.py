@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from apportion.lower import draft
-from apportion.lower.task_graph import ASSEMBLE, COMPUTE
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+    COMPUTE,
+)
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.simulate import prices as price

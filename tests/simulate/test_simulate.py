@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from make_tasks import EXACT, Maker, ports, random_tasks
 
 from apportion.lower.task_graph import (
+    TaskGraph,
+)
+from apportion.lower.task_kinds import (
     ASSEMBLE,
     COMPUTE,
-    TaskGraph,
 )
 from apportion.machine.cluster import cluster
 from apportion.machine.collective import (

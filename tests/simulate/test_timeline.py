@@ -16,17 +16,19 @@ from make_tasks import EXACT, SURVIVES, Maker, ports, random_tasks, small
 
 from apportion.graph import Graph, Op, Value
 from apportion.lower.task_graph import (
-    ASSEMBLE,
     CATEGORIES,
-    COLLECTIVE,
     COMMUNICATION,
-    TRANSFER,
     WORKSPACE,
     TaskGraph,
     verify,
 )
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+    COLLECTIVE,
+    TRANSFER,
+)
 from apportion.machine.cluster import cluster
-from apportion.plan.plan import plan as make_plan
+from apportion.plan.make_plan import make_plan
 from apportion.simulate.memory_curve import CUDA_GRANULE, MIB, Cause, handed_out, peaks
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import MEASURED, Timeline, timeline

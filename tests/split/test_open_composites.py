@@ -12,15 +12,25 @@ import torch
 from graphs import captured, context_of, start, step
 from torch import nn
 
-from apportion.capture.capture import capture
-from apportion.capture.program import Program, batch_leaves, state_tensor
-from apportion.capture.reference import capture_as, eager_steps
-from apportion.execute.executable import gather
+from apportion.capture.capture import (
+    capture,
+)
+from apportion.capture.program import (
+    Program,
+    batch_leaves,
+    state_tensor,
+)
+from apportion.capture.reference import (
+    capture_as,
+    eager_steps,
+)
+from apportion.execute.rank import gather
 from apportion.graph import Graph, verify
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.plan.plan import Plan, plan
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan
 from apportion.search.levels.level_grids import strategy_of_levels as strategy_of
 from apportion.search.levels.levels import recurse
 from apportion.search.levels.sites import find_sites
@@ -184,7 +194,7 @@ def test_a_strategy_that_opens_survives_json() -> None:
 
 
 def test_a_plan_that_opens_survives_its_file(tmp_path: Any) -> None:
-    made = plan(wide_program(), cluster("local:2"), method="tofu")
+    made = make_plan(wide_program(), cluster("local:2"), method="tofu")
     assert made.strategy.opening
     made.save(tmp_path / "p.json")
     again = Plan.load(tmp_path / "p.json")

@@ -10,10 +10,17 @@ import torch
 from helpers_capture import run
 
 from apportion import zoo
-from apportion.capture.capture import capture
-from apportion.capture.program import Program
-from apportion.capture.reference import capture_as, eager_steps
-from apportion.run.process import vary
+from apportion.capture.capture import (
+    capture,
+)
+from apportion.capture.program import (
+    Program,
+)
+from apportion.capture.reference import (
+    capture_as,
+    eager_steps,
+)
+from apportion.run.training import vary
 
 pytest.importorskip("transformers")
 

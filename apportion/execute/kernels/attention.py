@@ -1,4 +1,7 @@
-"""Attention, by the kernel that this device has."""
+"""Attention, by the kernel that this device has.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What all kernels share: their context, their table, and how torch's own are found."""
+"""What all kernels share: their context, their table, and how torch's own are found.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,8 @@ def _changes(arg: Arg) -> bool:
 
 
 OWN: dict[str, Kernel] = {}
-"""Kernels that are not simply torch's operator of that name."""
+"""A registry, which the decorator `own` fills on import: kernels that are not simply the operator
+of that name."""
 
 
 def own(*kinds: str) -> Callable[[Kernel], Kernel]:

@@ -1,5 +1,6 @@
 """Transposed convolutions and gradients of convolutions.
 
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
 A part's padding may be uneven, or negative: then its kernel computes more and leaves the rest out.
 """
 

@@ -1,4 +1,7 @@
-"""Kernels that misread inputs of unusual strides, and views, which may need a copy."""
+"""Kernels that misread inputs of unusual strides, and views, which may need a copy.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

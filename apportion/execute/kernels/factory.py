@@ -1,4 +1,7 @@
-"""Tensors made from sizes: zeros where torch leaves what was there, and parts of sequences."""
+"""Tensors made from sizes: zeros where torch leaves what was there, and parts of sequences.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

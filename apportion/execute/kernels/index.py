@@ -1,5 +1,6 @@
 """Reading and writing at places given by data, by parts that hold a range of what is indexed.
 
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
 A part gets where its range begins and how long the dimension is in all. What it reads from
 elsewhere is 0, what it would write elsewhere is dropped. With the whole range it is torch's own
 kernel.

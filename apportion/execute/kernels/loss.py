@@ -1,4 +1,7 @@
-"""Negative log likelihood, of all classes or of a range of them."""
+"""Negative log likelihood, of all classes or of a range of them.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

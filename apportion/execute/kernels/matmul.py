@@ -1,4 +1,7 @@
-"""Products, and sums of several."""
+"""Products, and sums of several.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Batch norm in pieces: statistics, and what is pointwise once they are known."""
+"""Batch norm in pieces: statistics, and what is pointwise once they are known.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

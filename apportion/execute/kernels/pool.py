@@ -1,4 +1,7 @@
-"""Pools that are told where in the whole plane they are."""
+"""Pools that are told where in the whole plane they are.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

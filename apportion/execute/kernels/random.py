@@ -1,4 +1,7 @@
-"""Random numbers by global index."""
+"""Random numbers by global index.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

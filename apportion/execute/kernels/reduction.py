@@ -1,4 +1,7 @@
-"""Sums of squares, alignments of labels with frames, and systems of equations."""
+"""Sums of squares, alignments of labels with frames, and systems of equations.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The optimizer's update: its body, operator by operator."""
+"""The optimizer's update: its body, operator by operator.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from typing import Any
 from apportion.execute.kernels.base import Context, Template, kernel, own, template
 from apportion.graph import Body, refs
 
-Program = list[tuple[str, Template, tuple[int, ...]]]
+PreparedBody = list[tuple[str, Template, tuple[int, ...]]]
 """Kind, arguments, and the results that nobody reads afterwards, of each operator of a Body."""
 
-_prepared: dict[int, tuple[Body, Program]] = {}  # by identity: hashing a whole Body takes long
+_prepared: dict[int, tuple[Body, PreparedBody]] = {}
+"""A cache by identity, because hashing a whole Body takes long; it keeps the Body alive."""
 _MOST = 4096
 
 
@@ -29,7 +33,7 @@ def _update(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(known[k] for k in body.outputs)
 
 
-def _program(body: Body) -> Program:
+def _program(body: Body) -> PreparedBody:
     found = _prepared.get(id(body))
     if found is None or found[0] is not body:
         if len(_prepared) >= _MOST:

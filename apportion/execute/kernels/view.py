@@ -1,4 +1,7 @@
-"""Views that need dense inputs, and pieces put in their places, which may lie outside of a part."""
+"""Views that need dense inputs, and pieces put in their places, which may lie outside of a part.
+
+Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What `apportion explain` does: the alternatives of one operator of a saved plan."""
+"""What `apportion explain` does: the alternatives of one operator of a saved plan.
+
+Part of the room cli. A file of a Plan comes in, an explanation goes out as data and as text.
+"""
 
 from __future__ import annotations
 

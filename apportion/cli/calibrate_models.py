@@ -1,4 +1,7 @@
-"""What the command `calibrate` does and shows."""
+"""What the command `calibrate` does and shows.
+
+Part of the room cli. Names of models come in, a CostTable and how it is printed go out.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from apportion import zoo
 from apportion.capture import capture
 from apportion.machine import ASSUMED, Cluster, CostFile, CostTable, kind_of, save
 from apportion.machine import cluster as cluster_of
-from apportion.plan import plan as make_plan
+from apportion.plan import make_plan
 from apportion.run import (
     Calibrator,
-    Source,
-    cached,
+    cached_costs,
     calibrate_cuda,
-    condition,
-    divided,
-    machine,
-    missing,
+    condition_of,
+    count_missing,
+    lower_strategy,
+    machine_name,
+    source_of_model,
 )
 from apportion.search import METHODS, Problem, Unsuitable
 from apportion.split import Space, Strategy
@@ -54,12 +57,12 @@ def measured(
     place = cluster_of(cluster or f"local:{procs or 2}")
     for spec in models or USUAL:
         _model(spec, place, budget, seed, note)
-    return _saved(cached().table(condition(place)), out)
+    return _saved(cached_costs().table(condition_of(place)), out)
 
 
 def _saved(table: CostTable, out: Path | None) -> CostTable:
     if out is not None:
-        save(CostFile(machine(), torch.__version__, (table,)), out)
+        save(CostFile(machine_name(), torch.__version__, (table,)), out)
     return table
 
 
@@ -80,13 +83,13 @@ def _model(spec: str, place: Cluster, budget: float, seed: int, note: Note) -> N
     it = zoo.load(spec, seed, meta=True)
     program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
     found = strategies(Space(program.graph), place, seed)
-    with Calibrator(Source(program.graph, spec, seed), place, budget, note) as calibrator:
+    with Calibrator(source_of_model(program, spec, seed), place, budget, note) as calibrator:
         for name, strategy in found:
             if calibrator.left <= 0:
                 note(f"{spec}: the budget of {budget:g} s is spent before {name}")
                 break
-            tasks = divided(program.graph, strategy, len(place.devices)).tasks
-            note(f"{spec}, {name}: {missing(calibrator.table, tasks)} calls are new")
+            tasks = lower_strategy(program.graph, strategy, len(place.devices)).tasks
+            note(f"{spec}, {name}: {count_missing(calibrator.table, tasks)} calls are new")
             if calibrator.fits(tasks):
                 calibrator.measure(strategy, tasks)
 

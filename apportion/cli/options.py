@@ -1,0 +1,72 @@
+"""The arguments and options that several commands share.
+
+Part of the room cli. Nothing heavy is imported here, so that `apportion --help` comes at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apportion.search import METHODS
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A zoo model (gpt2, mlp:tiny, gpt2:layers=4,batch=8) or FILE.py:FUNCTION.",
+    ),
+]
+ClusterName = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="C",
+        help="A preset, a TOML file, local:N, or a count such as 8xh100.",
+    ),
+]
+METHOD_NAMES = ", ".join(("auto", *METHODS))
+Method = Annotated[
+    str, typer.Option("--method", metavar="M", help=f"How to search: {METHOD_NAMES}.")
+]
+Budget = Annotated[
+    float,
+    typer.Option(
+        "--budget", metavar="S", min=0.0, help="Seconds that it, or each method, may take."
+    ),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="What a device may hold: 16GB, 512MiB, or none for no limit. Default: its memory.",
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="S", min=0, help="Of the model, its batch and the search.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+]
+Procs = Annotated[
+    int | None, typer.Option("--procs", metavar="N", min=1, help="N local processes (2).")
+]
+Calibrate = Annotated[
+    bool, typer.Option("--calibrate/--no-calibrate", help="On local:N, measure what is not known.")
+]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write the step for Perfetto too.")
+]
+Measure = Annotated[
+    int | None,
+    typer.Option(
+        "--measure",
+        metavar="K",
+        min=1,
+        help="On local:N, run the K best plans for a few steps and keep the really fastest.",
+    ),
+]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file written by plan --out.")]

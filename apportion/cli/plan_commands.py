@@ -1,0 +1,171 @@
+"""The commands that plan: plan, compare, and calibrate, which measures costs for them.
+
+Part of the room cli. A model and a cluster come in, Plans are printed and saved. Everything heavy
+is imported inside the commands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apportion.cli.options import (
+    AsJson,
+    Budget,
+    Calibrate,
+    ClusterName,
+    Measure,
+    MemoryLimit,
+    Method,
+    Model,
+    Procs,
+    Seed,
+    Trace,
+)
+from apportion.cli.requests import capture_without_data, check_folders
+from apportion.quantity import size_limit
+from apportion.search import METHODS
+from apportion.show import (
+    answer,
+    comparison_facts,
+    note,
+    plan_facts,
+    stdout_kept,
+    tables,
+    warnings_noted,
+    why_facts,
+)
+
+
+def plan_command(
+    model: Model,
+    cluster: ClusterName,
+    method: Method = "auto",
+    budget: Budget = 30.0,
+    memory_limit: MemoryLimit = None,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PLAN", help="Save the plan as JSON.")
+    ] = None,
+    trace: Trace = None,
+    calibrate: Calibrate = True,
+    measure: Measure = None,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Also prove how few bytes a plan must move.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Search for a good way to divide a model over a cluster.
+
+    Every plan is simulated. The method auto tries many methods, the baselines
+    always and the others while --budget lasts, and keeps the fastest plan that
+    fits into the memory of every device. Ctrl-C ends the search with the best
+    plan so far.
+
+    If nothing fits, the nearest plan is shown (and saved), with what is over the
+    limit, what takes the space and how many such devices would do; the exit
+    status is then 1.
+
+    --measure runs the best plans for a few steps each, on local:N, keeps the one
+    that is really the fastest, and shows predicted and measured of each.
+
+    --certify proves, within --budget more seconds, how far the bytes that tofu's
+    partition moves are from the fewest possible, and says for which space.
+
+    Example: apportion plan gpt2:tiny --cluster local:4 --out p.json
+
+    Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
+    """
+    from apportion.machine import cluster as cluster_of
+    from apportion.plan import with_certificate, with_model
+    from apportion.run import plan as make_plan
+    from apportion.run import source_of_model
+    from apportion.show import progress
+
+    limit = None if memory_limit is None else size_limit(memory_limit)
+    check_folders(out, trace)
+    with stdout_kept(as_json), warnings_noted():
+        place = cluster_of(cluster)
+        program = capture_without_data(model, seed)
+        source = source_of_model(program, model, seed)
+        with progress(wanted=not as_json) as told:
+            how = (budget, limit, seed, calibrate, note, source, told, measure)
+            made = with_model(make_plan(program, place, method, *how), model)
+        if certify:
+            made = with_certificate(made, budget)
+        if out is not None:
+            made.save(out)
+        if trace is not None:
+            made.trace(trace)
+    answer(as_json, plan_facts(made) | why_facts(made), tables.planned(made))
+    raise typer.Exit(0 if made.feasible else 1)
+
+
+def compare_command(
+    model: Model,
+    cluster: ClusterName,
+    methods: Annotated[
+        str | None,
+        typer.Option("--methods", metavar="A,B,...", help="All but auto, unless given."),
+    ] = None,
+    budget: Budget = 30.0,
+    memory_limit: MemoryLimit = None,
+    seed: Seed = 0,
+    calibrate: Calibrate = True,
+    as_json: AsJson = False,
+) -> None:
+    """Plan with several methods and set the results side by side, under one simulator.
+
+    The table has what a step is predicted to cost, how long the search took, and
+    the bound that a method has proven, with what it is a bound of. Methods that
+    are not for the cluster or the step are left out with a note. Ctrl-C ends it
+    with what is done so far.
+
+    Example: apportion compare gpt2:tiny --cluster local:4 --methods auto,data,fsdp
+    """
+    from apportion.machine import cluster as cluster_of
+    from apportion.run import compare as compare_methods
+    from apportion.run import source_of_model
+    from apportion.show import progress
+
+    limit = None if memory_limit is None else size_limit(memory_limit)
+    names = list(METHODS) if methods is None else [name.strip() for name in methods.split(",")]
+    with stdout_kept(as_json), warnings_noted():
+        place = cluster_of(cluster)
+        program = capture_without_data(model, seed)
+        source = source_of_model(program, model, seed)
+        with progress(wanted=not as_json) as told:
+            how = (budget, limit, seed, calibrate, note, source, told)
+            plans = compare_methods(program, place, names, *how)
+    plans = [replace(made, model=model) for made in plans]
+    answer(as_json, comparison_facts(model, place.name, plans), tables.compared(plans))
+    raise typer.Exit(0 if any(made.feasible for made in plans) else 1)
+
+
+def calibrate_command(
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL ...]")] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="C", help="local:N; the same as --procs N.")
+    ] = None,
+    procs: Procs = None,
+    budget: Budget = 60.0,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the table as JSON too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what kernels, copies and messages cost on this machine, and keep it.
+
+    Kernel calls are those of the models' steps, whole and divided in several ways.
+
+    Example: apportion calibrate gpt2:tiny mlp:tiny --procs 2
+    """
+    from apportion.cli.calibrate_models import facts, measured, shown
+
+    check_folders(out)
+    with stdout_kept(as_json), warnings_noted():
+        table = measured(tuple(models or ()), cluster, procs, budget, device, seed, out, note)
+    answer(as_json, facts(table), shown(table))

@@ -1,0 +1,30 @@
+"""What commands make of their arguments: a captured step, checked folders.
+
+Part of the room cli. Words from the command line come in, our own types go out, or a ValueError.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from apportion.capture import Program
+
+
+def capture_without_data(model: str, seed: int) -> Program:
+    """The step of a model for planning: without data, so that models of any size can be planned."""
+    from apportion import zoo
+    from apportion.capture import capture
+
+    it = zoo.load(model, seed, meta=True)
+    return capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+
+
+def check_folders(*files: Path | None) -> None:
+    """Before any work: ValueError unless all these files can be put where they are to go."""
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ValueError(
+                f"There is no folder {str(file.absolute().parent)!r} to write {file.name} to."
+            )

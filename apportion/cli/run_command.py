@@ -1,0 +1,100 @@
+"""The command run: a few training steps on real processes, beside what was predicted.
+
+Part of the room cli. The model is loaded and captured once, and one pool of processes serves the
+measurements of planning, the run and its check. Everything heavy is imported inside the command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apportion.cli.options import (
+    METHOD_NAMES,
+    AsJson,
+    Calibrate,
+    Measure,
+    Model,
+    Procs,
+    Seed,
+    Trace,
+)
+from apportion.cli.requests import check_folders
+from apportion.show import (
+    answer,
+    note,
+    plan_facts,
+    run_facts,
+    say,
+    stdout_kept,
+    tables,
+    warnings_noted,
+)
+
+PLANNING_SECONDS = 30.0
+
+
+def run_command(
+    model: Model,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="PLAN", help="Run this saved plan.")
+    ] = None,
+    procs: Procs = None,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", metavar="M", help=f"How to search: {METHOD_NAMES} (auto)."),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Training steps.")] = 3,
+    seed: Seed = 0,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with a single device, in float64.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
+    ] = 600.0,
+    trace: Trace = None,
+    calibrate: Calibrate = True,
+    measure: Measure = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a few steps on real processes and set what was measured beside what was predicted.
+
+    Example: apportion run gpt2:tiny --procs 4 --method data --check
+    """
+    from apportion import zoo
+    from apportion.capture import capture
+    from apportion.machine import cluster
+    from apportion.plan import Plan, warn_unsplit, with_model
+    from apportion.run import SharedPool, source_of_model
+    from apportion.run import plan as make_plan
+    from apportion.run import run as run_plan
+    from apportion.show import progress
+    from apportion.show import trace as write_trace
+
+    if plan is not None and any(given is not None for given in (procs, method, measure)):
+        raise ValueError("Give either --plan, or --procs, --method and --measure, not both.")
+    check_folders(trace)
+    with stdout_kept(as_json), warnings_noted():
+        it = zoo.load(model, seed)  # its file may describe operators of its own
+        saved = None if plan is None else Plan.load(plan)
+        place = cluster(f"local:{procs or 2}") if saved is None else saved.cluster
+        program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+        with SharedPool(len(place.devices), timeout) as processes:
+            if saved is None:
+                source = source_of_model(program, model, seed)
+                with progress(wanted=not as_json) as told:
+                    how = (seed, calibrate, note, source, told, measure, processes)
+                    made = make_plan(program, place, method or "auto", PLANNING_SECONDS, None, *how)
+                made = with_model(made, model)
+            else:
+                made = saved
+                warn_unsplit(made.space)
+            for table in () if as_json else tables.expected(made):
+                say(table)
+            done = run_plan(model, made, steps, seed, check, timeout, note, program, processes)
+        if trace is not None:
+            write_trace(done.timeline, made.tasks, made.space.graph, trace)
+    answer(as_json, plan_facts(made) | run_facts(done), tables.measured(made, done))
+    raise typer.Exit(1 if done.equal is False else 0)

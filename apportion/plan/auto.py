@@ -1,0 +1,240 @@
+"""What is chosen among candidates; and `auto`, the best of what many methods find.
+
+Part of the room plan. A PlanRequest and a budget come in, a Selection goes out: the best Candidate
+and the next best that differ. candidates.py asks the methods and scores what they find.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from apportion.lower import Ends, TaskGraph
+from apportion.machine import CostModel
+from apportion.plan.candidates import (
+    Candidate,
+    Curve,
+    DefaultCosts,
+    PlanRequest,
+    RankingKey,
+    SearchLog,
+    Start,
+    candidates,
+    fits,
+    now,
+    ranking_key,
+    score_and_log,
+    state_bytes,
+)
+from apportion.search import METHODS, Unsuitable, tried_by_auto
+from apportion.simulate import simulate
+
+STARTS = 4  # how many of the best so far a method that takes starts is given
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The best Candidate, the next best of those that fit, and whether choosing was interrupted
+    before all were tried."""
+
+    best: Candidate
+    interrupted: bool = False
+    others: tuple[Candidate, ...] = ()
+
+
+def choose(request: PlanRequest, method: str, budget: float, keep: int = 1) -> Selection:
+    """The best that a method, or "auto", finds within `budget` seconds, and `keep - 1` others, as
+    far as there are so many that differ.
+
+    An interrupt (KeyboardInterrupt) ends the search with the best so far, if there is any. Raises
+    Unsuitable where the method is not for this step or cluster.
+    """
+    with _uncollected():
+        if method == "auto":
+            return _auto(request, budget, keep)
+        log = SearchLog()
+        return _best_of(request, candidates(request, method, budget, log), log, keep)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles: searches make many objects and next to no cycles, and each
+    full collection looks at all of torch."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
+    ends = now(request) + budget
+    tried: list[str] = []
+    late: list[str] = []
+    log = SearchLog()
+
+    def several() -> Iterator[Candidate]:
+        best: list[tuple[RankingKey, Start]] = []
+        for method in tried_by_auto():
+            row, left = METHODS[method], ends - now(request)
+            if method == "single" and not _one_holds_state(request):
+                continue
+            if not row.baseline and left <= 0:
+                late.append(method)
+                continue
+            share = max(min(left, budget * row.share), 0.0)
+            starts = [start for _, start in best] if row.takes_starts else ()
+            try:
+                for found in candidates(request, method, share, log, starts):
+                    best.append((ranking_key(request, found), (found.found.strategy, found.space)))
+                    best = sorted(best, key=lambda one: one[0])[:STARTS]
+                    yield found
+                tried.append(method)
+            except Unsuitable:
+                continue
+
+    chosen = _best_of(request, several(), log, keep)
+
+    def noted(candidate: Candidate) -> Candidate:
+        note = f"auto took {candidate.method} of {', '.join(tried or [candidate.method])}"
+        if late:
+            note += f"; the budget ended before {', '.join(late)}"
+        return replace(candidate, notes=(*candidate.notes, note))
+
+    return replace(chosen, best=noted(chosen.best), others=tuple(map(noted, chosen.others)))
+
+
+def _one_holds_state(request: PlanRequest) -> bool:
+    """Whether the state alone is within the limit of one device."""
+    limits = request.memory_limit
+    return limits is None or state_bytes(request.space.graph) <= max(limits)
+
+
+def _best_of(
+    request: PlanRequest, several: Iterator[Candidate], log: SearchLog, keep: int
+) -> Selection:
+    kept: list[Candidate] = []
+    history: list[_SearchOutcome] = []
+    notes: tuple[str, ...] = ()
+    try:
+        for candidate in several:
+            began = log.seconds - candidate.search_seconds
+            own = candidate.found.curve
+            history.append(
+                _SearchOutcome(began, candidate.search_seconds, own, _step(request, candidate))
+            )
+            kept.append(candidate)
+            if isinstance(request.costs, DefaultCosts):  # these do not change
+                kept = _first(request, kept, keep)
+        kept += _others(request, log, keep)
+    except KeyboardInterrupt:
+        if not kept:
+            raise
+        notes = ("interrupted: this is the best so far",)
+    cost = request.costs.known()
+    kept = [_priced(request, candidate, cost) for candidate in kept]
+    if not isinstance(request.costs, DefaultCosts):
+        history = [
+            replace(one, step_seconds=_step(request, candidate))
+            for one, candidate in zip(history, kept, strict=False)
+        ]
+    found = [
+        replace(
+            one,
+            search_seconds=log.seconds,
+            notes=(*one.notes, *notes),
+            curve=improvements(history),
+            figures=one.found.figures or log.figures,
+        )
+        for one in _first(request, kept, keep)
+    ]
+    others = tuple(one for one in found[1:] if fits(request, one))
+    return Selection(found[0], bool(notes), others)
+
+
+def _others(request: PlanRequest, log: SearchLog, keep: int) -> Iterator[Candidate]:
+    """The other strategies that searches have found, scored: of each search as many as could
+    count."""
+    for method, found in log.several:
+        known = [strategy for strategy, _ in log.seen]
+        new = [other for other in found.others if other[0] not in known]
+        for strategy, space in new[: keep - 1]:
+            other = replace(found, strategy=strategy, space=space, others=())
+            yield score_and_log(request, method, other, 0.0, log)
+
+
+def _first(request: PlanRequest, several: Iterable[Candidate], keep: int) -> list[Candidate]:
+    """The best few whose tasks differ, best first."""
+    found: list[Candidate] = []
+    for candidate in sorted(several, key=lambda c: ranking_key(request, c)):
+        if len(found) < keep and not any(_same(candidate.tasks, one.tasks) for one in found):
+            found.append(candidate)
+    return found
+
+
+def _same(a: TaskGraph, b: TaskGraph) -> bool:
+    """Whether two steps do the same: all columns are equal, and the regions that slots hold."""
+    if len(a) != len(b):
+        return False
+    names = [f.name for f in fields(TaskGraph) if f.name not in ("copies", "make_assemblies")]
+    return all(_equal(getattr(a, name), getattr(b, name)) for name in names) and (
+        a.assemblies.regions == b.assemblies.regions
+    )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    if isinstance(a, Ends):
+        return all(map(np.array_equal, a, b))
+    return bool(a == b)
+
+
+def _step(request: PlanRequest, candidate: Candidate) -> float | None:
+    return candidate.timeline.step_seconds if fits(request, candidate) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _SearchOutcome:
+    """What a Candidate says of the curve: when its search began, how long it took, its own curve,
+    and the seconds of a step, None if it does not fit."""
+
+    began: float
+    seconds: float
+    curve: Curve
+    step_seconds: float | None
+
+
+def improvements(history: Iterable[_SearchOutcome]) -> Curve:
+    """The best over the searches, one after the other, whenever it improved.
+
+    A search that has a curve of its own may count with other costs than its outcome is scored with;
+    its curve is then scaled to end where that is.
+    """
+    best, found = math.inf, []
+    for one in history:
+        if one.step_seconds is None:
+            continue
+        own, end = one.curve or ((one.seconds, one.step_seconds),), one.step_seconds
+        scale = end / own[-1][1] if own[-1][1] > 0 else 1.0
+        for at, seconds in [*((at, scale * cost) for at, cost in own[:-1]), (own[-1][0], end)]:
+            if seconds < best:
+                best = seconds
+                found.append((one.began + at, seconds))
+    return tuple(found)
+
+
+def _priced(request: PlanRequest, candidate: Candidate, cost: CostModel) -> Candidate:
+    """Judged by what is known in the end: later candidates may have had more measured."""
+    if isinstance(request.costs, DefaultCosts) or candidate.cost == cost:
+        return candidate
+    line = simulate(candidate.tasks, request.cluster, cost)
+    return replace(candidate, cost=cost, timeline=line)

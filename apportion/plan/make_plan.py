@@ -1,0 +1,233 @@
+"""Making Plans: by one method or by "auto", the best few, or one by each of several methods.
+
+Part of the room plan. A Program (or its Graph) and a Cluster come in, Plans go out. auto.py chooses
+among what the methods find; where nothing fits, devices_needed.py says what would.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from apportion import graph as graphs
+from apportion.machine import Cluster, CostModel
+from apportion.plan.auto import choose
+from apportion.plan.candidates import (
+    Candidate,
+    CostSource,
+    DefaultCosts,
+    PlanningProgress,
+    PlanRequest,
+    ranking_key,
+)
+from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
+from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
+from apportion.search import METHODS, Unsuitable
+from apportion.split import Space
+
+if TYPE_CHECKING:
+    from apportion.capture import Program
+
+
+def make_plan(
+    program: Program | graphs.Graph,
+    cluster: Cluster,
+    method: str = "auto",
+    budget: float = 30.0,
+    memory_limit: float | None = None,
+    seed: int = 0,
+    costs: CostSource | None = None,
+    progress: Callable[[PlanningProgress], None] | None = None,
+) -> Plan:
+    """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
+
+    `memory_limit` is in bytes per device; None means the devices' own memory, math.inf that there
+    is no limit. "auto" keeps the best plan of many methods: one within the limit, of those the
+    fastest; the Plan's `method` says whose it is. The baselines are among them whatever the budget.
+    Where nothing fits the Plan is the nearest one, not `feasible`, and its `notes` say what is over
+    and how many devices would do. An interrupt gives the best plan so far.
+
+    Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
+    once for each kind of operator that runs unsplit because it has no description. `progress` is
+    told where planning stands.
+    """
+    how = (memory_limit, seed, costs, progress)
+    return best_plans(program, cluster, method, budget, *how, keep=1)[0]
+
+
+def best_plans(
+    program: Program | graphs.Graph,
+    cluster: Cluster,
+    method: str,
+    budget: float,
+    memory_limit: float | None,
+    seed: int,
+    costs: CostSource | None,
+    progress: Callable[[PlanningProgress], None] | None,
+    keep: int,
+) -> list[Plan]:
+    """As `plan`, but the `keep` best that differ, best first; all but the first are feasible."""
+    _check_methods([method])
+    began = time.perf_counter()
+    request = _request(program, cluster, memory_limit, seed, costs, progress)
+    warn_unsplit(request.space, level=4)
+    chosen = choose(request, method, budget, keep)
+    found = [_with_step(_made(request, c, budget), c) for c in (chosen.best, *chosen.others)]
+    if found[0].feasible:
+        return found
+    left = 0.0 if chosen.interrupted else budget - (time.perf_counter() - began)
+    several = method == "auto"
+    return [_explained(found[0], request, chosen.best, left, several, tried=several)]
+
+
+def compare_methods(
+    program: Program | graphs.Graph,
+    cluster: Cluster,
+    methods: Sequence[str] = tuple(METHODS),
+    budget: float = 30.0,
+    memory_limit: float | None = None,
+    seed: int = 0,
+    costs: CostSource | None = None,
+    progress: Callable[[PlanningProgress], None] | None = None,
+) -> list[Plan]:
+    """A Plan by each method, each within `budget` seconds, under one simulator.
+
+    A method that is not for this cluster or step is left out with a PlanWarning; ValueError if none
+    is for it. An interrupt leaves out the methods that are not done. If no plan fits, the notes of
+    the nearest say why.
+    """
+    _check_methods(methods)
+    request = _request(program, cluster, memory_limit, seed, costs, progress)
+    warn_unsplit(request.space)
+    plans: list[Plan] = []
+    refused: dict[str, Unsuitable] = {}
+    best: Candidate | None = None
+    at, interrupted = 0, False
+    try:
+        for method in methods:
+            try:
+                chosen = choose(request, method, budget)
+            except Unsuitable as why:
+                refused[method] = why
+                continue
+            if best is None or ranking_key(request, chosen.best) < ranking_key(request, best):
+                best, at = chosen.best, len(plans)
+            plans.append(replace(_made(request, chosen.best, budget), method=method))
+            interrupted = chosen.interrupted
+            if interrupted:
+                break
+    except KeyboardInterrupt:
+        if not plans:
+            raise
+        interrupted = True
+    if best is None:
+        raise next(iter(refused.values()), ValueError("there are no methods to compare"))
+    for method, refusal in refused.items():
+        warnings.warn(f"{method} is left out: {refusal}", PlanWarning, stacklevel=2)
+    if interrupted:
+        done = {p.method for p in plans} | refused.keys()
+        missing = ", ".join(m for m in methods if m not in done) or "none"
+        warnings.warn(f"interrupted; methods not tried: {missing}", PlanWarning, stacklevel=2)
+    plans[at] = _with_step(plans[at], best)
+    if not isinstance(request.costs, DefaultCosts):
+        plans = [_priced(plan, request.costs.known()) for plan in plans]
+    if not plans[at].feasible:
+        left = 0.0 if interrupted else budget
+        tried = "auto" in methods or set(QUICK_METHODS) <= {plan.method for plan in plans}
+        plans[at] = _explained(plans[at], request, best, left, len(plans) > 1, tried)
+    return plans
+
+
+def _priced(made: Plan, cost: CostModel) -> Plan:
+    """The Plan judged by what is known in the end: for later ones more may have been measured."""
+    return made if made.cost == cost else replace(made, cost=cost).simulate()
+
+
+def _request(
+    program: Program | graphs.Graph,
+    cluster: Cluster,
+    memory_limit: float | None,
+    seed: int,
+    costs: CostSource | None,
+    progress: Callable[[PlanningProgress], None] | None,
+) -> PlanRequest:
+    limits: tuple[int, ...] | None = tuple(d.memory_bytes for d in cluster.devices)
+    if memory_limit is not None:
+        count = len(cluster.devices)
+        limits = None if math.isinf(memory_limit) else (int(memory_limit),) * count
+    space = Space(program if isinstance(program, graphs.Graph) else program.graph)
+    return PlanRequest(space, cluster, costs or DefaultCosts(cluster), limits, seed, progress)
+
+
+def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
+    """The Plan of a Candidate, without what was worked out for it: of many Plans that is much."""
+    return Plan(
+        graph=request.space.source,
+        cluster=request.cluster,
+        strategy=found.found.strategy,
+        method=found.method,
+        seed=request.seed,
+        budget=budget,
+        search_seconds=found.search_seconds,
+        predicted=prediction_of(found.timeline),
+        memory_limit=request.memory_limit,
+        cost=found.cost,
+        lower_bound=found.found.lower_bound,
+        storage=found.storage,
+        lower_bound_of=found.found.bound_of,
+        notes=found.notes,
+        curve=found.curve,
+        figures=found.figures,
+    )
+
+
+def _with_step(made: Plan, found: Candidate) -> Plan:
+    """The Plan with what was worked out for its Candidate."""
+    step = SimulatedStep(made, found.space, found.tasks, found.timeline)
+    return replace(made, simulated=step)
+
+
+def _explained(
+    made: Plan, request: PlanRequest, nearest: Candidate, budget: float, several: bool, tried: bool
+) -> Plan:
+    """A Plan that does not fit, with notes that say why and how many devices would do."""
+    notes = [shortfall(request, nearest, several)]
+    try:
+        notes.append(enough(request, budget, tried))
+    except KeyboardInterrupt:
+        notes.append("interrupted before the number of devices that would do was found")
+    return _with_step(replace(made, notes=(*made.notes, *notes)), nearest)
+
+
+def warn_unsplit(space: Space, level: int = 3) -> None:
+    """One PlanWarning for each kind of operator that runs unsplit for want of a description, so
+    many calls up."""
+    graph = space.graph
+    for kind, why in space.undescribed.items():
+        ops = [
+            op
+            for index, op in enumerate(graph.ops)
+            if op.kind == kind
+            and not space.axes(index)
+            and any(_several(graph.values[v].shape) for v in op.outputs)
+        ]
+        if ops:
+            count = f"{len(ops)} operators, first" if len(ops) > 1 else "1 operator,"
+            where = next((op.line for op in ops if op.line), ops[0].name)
+            reason = "it has no description (ap.describe)" if why == "no description" else why
+            text = f"{kind} runs unsplit ({count} at {where}): {reason}"
+            warnings.warn(text, PlanWarning, stacklevel=level)
+
+
+def _several(shape: tuple[int, ...] | None) -> bool:
+    return shape is None or math.prod(shape) > 1
+
+
+def _check_methods(names: Sequence[str]) -> None:
+    for name in names:
+        if name != "auto" and name not in METHODS:
+            raise ValueError(f"unknown method {name!r}; known: auto, {', '.join(METHODS)}")

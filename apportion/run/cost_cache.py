@@ -1,0 +1,82 @@
+"""Where the costs that were measured on this machine are kept from one command to the next.
+
+Part of the room run. One CostTable for each Condition (so many processes with so many threads) goes
+in and comes out; they are in one file for each machine and version of torch (`cache_file`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from apportion.execute import threads
+from apportion.machine import (
+    ASSUMED,
+    Cluster,
+    Condition,
+    CostFile,
+    CostModel,
+    CostTable,
+    load,
+    save,
+)
+
+QUANTILE = 0.25
+"""Of several measurements of the same this one counts: whatever disturbs makes them longer."""
+
+
+def machine_name() -> str:
+    """This machine in words: what costs depend on."""
+    model = ""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text().splitlines()
+        model = next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), "")
+    return f"{model or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def cache_file() -> Path:
+    """Where this machine's measurements are: under APPORTION_CACHE, or the user's cache folder."""
+    folder = os.environ.get("APPORTION_CACHE")
+    if not folder:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        folder = os.path.join(base, "apportion")
+    name = hashlib.sha256(f"{machine_name()} torch {torch.__version__}".encode()).hexdigest()[:12]
+    return Path(folder) / f"costs-{name}.json"
+
+
+def cached_costs() -> CostFile:
+    """This machine's measurements; none if there are none yet or they cannot be read."""
+    empty = CostFile(machine_name(), torch.__version__)
+    try:
+        return load(cache_file()) if cache_file().exists() else empty
+    except ValueError:
+        return empty
+
+
+def keep_costs(table: CostTable) -> None:
+    """Puts a table into the cache."""
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {path.parent}: {error.strerror}") from None
+    save(cached_costs().with_table(table), path)
+
+
+def condition_of(cluster: Cluster) -> Condition:
+    """Under which Condition the processes of a local cluster run."""
+    count = len(cluster.devices)
+    return Condition("cpu", threads(count), count)
+
+
+def measured_cost(table: CostTable) -> CostModel:
+    """The CostModel of a local cluster from a table."""
+    if not table.works:
+        return ASSUMED
+    text = f"measured on this machine, {table.condition.processes} processes at the same time"
+    return CostModel("calibrated", text, ASSUMED.efficiency, {"cpu": table})

@@ -1,0 +1,261 @@
+"""From measured seconds to a CostTable: works, lines and fits.
+
+Part of the room run. What rehearsals and exchanges took comes in (rehearse.py), a CostTable goes
+out. Of each task the low quantile over the rounds counts, because whatever disturbs a measurement
+makes it longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from apportion.columns import (
+    Floats,
+    Ints,
+)
+from apportion.lower import (
+    ASSEMBLE,
+    TaskGraph,
+)
+from apportion.machine import (
+    ASSEMBLE_LINE,
+    EXCHANGE_LINE,
+    PACK_LINE,
+    CostTable,
+    Line,
+    Work,
+    cost_fit,
+)
+from apportion.machine import cluster as cluster_of
+from apportion.run.cost_cache import QUANTILE, measured_cost
+from apportion.run.rehearse import WHOLE, ExchangeTimes, RehearsalTimes
+from apportion.simulate import feeds, simulate
+
+EXCHANGE = "apportion.exchange"
+MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+Exchanged = tuple[tuple[int, int, int], ...]
+"""Messages (sender, receiver, bytes) of one exchange."""
+
+
+def with_rehearsal(
+    table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTimes]
+) -> CostTable:
+    """The table with new works; lines and fits are made anew."""
+    found: dict[int, list[float]] = {}
+    first: dict[int, int] = {}
+    joins: list[tuple[int, int, float]] = []
+    boxes = tasks.taken
+    for answer in answers:
+        low = _low(answer.seconds)
+        for task, seconds in zip(answer.task.tolist(), low.tolist(), strict=True):
+            found.setdefault(int(tasks.work[task]), []).append(seconds)
+            first.setdefault(int(tasks.work[task]), task)
+            if tasks.kind[task] == ASSEMBLE:
+                joins.append((int(boxes[task]), int(tasks.nbytes[task]), seconds))
+    works = dict(table.works)
+    for name, nbytes, device in feeds(tasks):
+        low_ends = float(np.quantile(answers[device].ends, QUANTILE))
+        works[name] = Work(low_ends, 0.0, nbytes, 1)
+    for work, seconds in found.items():
+        task = first[work]
+        works[tasks.works[work]] = Work(
+            float(np.mean(seconds)), float(tasks.flops[task]), int(tasks.nbytes[task]),
+            int(tasks.itemsize[task]),
+        )  # fmt: skip
+    lines = dict(table.lines)
+    if len(joins) >= 8:
+        lines[ASSEMBLE_LINE] = cost_fit.line(joins)
+    packs = _packs(tasks, answers)
+    if len(packs) >= 8:
+        lines[PACK_LINE] = cost_fit.line(packs)
+    pack = lines.get(PACK_LINE) or lines.get(ASSEMBLE_LINE)
+    exchanges = _exchanges_in_steps(tasks, answers, pack)
+    works |= _exchange_works(_averaged(exchanges))
+    if samples := exchange_samples(works):
+        lines[EXCHANGE_LINE] = _scaled(cost_fit.line(samples), exchanges)
+    found_table = replace(
+        table,
+        measured=time.strftime("%Y-%m-%d"),
+        works=works,
+        lines=lines,
+        fits=cost_fit.fits(works),
+        noise=max(_spread(answer.reference) for answer in answers),
+    )
+    return _with_waiting(found_table, tasks, answers, len(exchanges))
+
+
+def _with_waiting(
+    table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTimes], exchanges: int
+) -> CostTable:
+    """The table in which an exchange also costs what processes wait for each other before it: no
+    two take equally long every time, and the later one counts. That is what whole rounds take
+    beyond what their simulation says."""
+    rounds: dict[int, list[tuple[int, int]]] = {}
+    for answer in answers:
+        for number, position, start, end in answer.exchanged:
+            if position == WHOLE:
+                rounds.setdefault(number, []).append((start, end))
+    if not rounds or not exchanges:
+        return table
+    took = [max(e for _, e in turn) - max(s for s, _ in turn) for turn in rounds.values()]
+    place = cluster_of(f"local:{tasks.devices}")
+    guess = simulate(tasks, place, measured_cost(table)).step_seconds
+    more = max(float(np.quantile(took, QUANTILE)) / 1e9 - guess, 0.0) / exchanges
+    line = table.lines[EXCHANGE_LINE]
+    waiting = line._replace(each=line.each + more)
+    return replace(table, lines=dict(table.lines) | {EXCHANGE_LINE: waiting})
+
+
+def _low(seconds: Floats) -> Floats:
+    """Seconds of each task (columns) over the rounds (rows): low quantiles, scaled so that together
+    they are the low quantile of whole rounds, which is what a step is compared with."""
+    each = np.quantile(seconds, QUANTILE, axis=0)
+    whole = float(np.quantile(seconds.sum(axis=1), QUANTILE))
+    scaled: Floats = each * (whole / max(float(each.sum()), 1e-12))
+    return scaled
+
+
+def _packs(tasks: TaskGraph, answers: Sequence[RehearsalTimes]) -> list[tuple[int, int, float]]:
+    boxes = tasks.taken
+    found = []
+    for answer in answers:
+        times: dict[int, list[float]] = {}
+        for task, seconds in answer.packed:
+            times.setdefault(task, []).append(seconds)
+        for task, all_seconds in times.items():
+            low = float(np.quantile(all_seconds, QUANTILE))
+            found.append((int(boxes[task]), 2 * int(tasks.nbytes[task]), low))
+    return found
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    low, high = np.quantile(seconds, [QUANTILE, 0.75]) if len(seconds) else (1.0, 1.0)
+    return float(high / low - 1)
+
+
+# Messages
+
+
+def exchanges_of_all_sizes(count: int) -> tuple[Exchanged, ...]:
+    """Everybody to everybody, and one message alone, in all sizes."""
+    everybody = [(a, b) for a in range(count) for b in range(count) if a != b]
+    together = [tuple((a, b, n) for a, b in everybody) for n in MESSAGE_BYTES]
+    return (*together, *(((0, 1, n),) for n in MESSAGE_BYTES))
+
+
+def with_exchanges(
+    table: CostTable, count: int, measured: Sequence[list[ExchangeTimes]]
+) -> CostTable:
+    """The table with what exchanges among `count` processes cost, from several measurements."""
+    if not measured:
+        return table
+    times = np.concatenate([np.stack([a.times for a in turn]) for turn in measured], axis=1)
+    works = dict(table.works) | _exchange_works(
+        _exchange_samples(exchanges_of_all_sizes(count), times)
+    )
+    line = cost_fit.line(exchange_samples(works))
+    return replace(table, works=works, lines=dict(table.lines) | {EXCHANGE_LINE: line})
+
+
+def _exchange_works(samples: Iterable[tuple[int, int, float]]) -> dict[str, Work]:
+    """(messages, bytes, seconds) of exchanges as works: messages are in the place of flops."""
+    return {
+        f"{EXCHANGE}({messages} {nbytes})": Work(seconds, messages, nbytes, 0)
+        for messages, nbytes, seconds in samples
+    }
+
+
+def exchange_samples(works: Mapping[str, Work]) -> list[tuple[int, int, float]]:
+    """(messages, bytes, seconds) of the exchanges among works."""
+    rows = [w for name, w in works.items() if name.startswith(f"{EXCHANGE}(")]
+    return [(int(w.flops), w.nbytes, w.seconds) for w in rows]
+
+
+def _exchanges_in_steps(
+    tasks: TaskGraph, answers: Sequence[RehearsalTimes], pack: Line | None
+) -> list[tuple[int, int, float]]:
+    """(messages, bytes, seconds) of the exchanges in rehearsals, without packing: from when the
+    last process has come, for the one that has the most to do."""
+    times: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    for answer in answers:
+        for number, position, start, end in answer.exchanged:
+            if position != WHOLE:
+                times.setdefault(position, {}).setdefault(number, []).append((start, end))
+    boxes = tasks.taken
+    took = [
+        [max(e for _, e in turn) - max(s for s, _ in turn) for turn in turns.values()]
+        for turns in times.values()
+    ]
+    found = []
+    for position, seconds in zip(
+        times, (_low(np.array(took).T) / 1e9 if took else ()), strict=True
+    ):
+        messages, nbytes, packing = _busiest(tasks, position, boxes, pack)
+        if messages and seconds > packing:
+            found.append((messages, nbytes, float(seconds) - packing))
+    return found
+
+
+def _scaled(line: Line, exchanges: Sequence[tuple[int, int, float]]) -> Line:
+    """The Line by which these exchanges together take what they took. Most take as long as
+    exchanges by themselves do, some several times longer because a thread has lost its core: what
+    counts in a step is the sum."""
+    if not exchanges:
+        return line
+    guess = sum(line.each + m * line.per_box + n * line.per_byte for m, n, _ in exchanges)
+    scale = float(sum(seconds for _, _, seconds in exchanges) / guess)
+    each, per_box, per_byte = (scale * x for x in line[:3])
+    return line._replace(each=each, per_box=per_box, per_byte=per_byte)
+
+
+def _busiest(
+    tasks: TaskGraph, position: int, boxes: Ints, pack: Line | None
+) -> tuple[int, int, float]:
+    """Messages and bytes of the process with most bytes at a position, and its seconds of
+    packing."""
+    low, high = np.searchsorted(tasks.position, [position, position + 1])
+    most = (0, 0, 0.0)
+    each = pack or Line(0.0, 0.0, 0.0, 0.0, 0)
+    for device in range(tasks.devices):
+        count, size, packing = 0, 0, 0.0
+        for task in range(int(low), int(high)):
+            nbytes, kind = int(tasks.nbytes[task]), tasks.kind_of(task)
+            if kind.is_pairwise and device in (tasks.device[task], tasks.peer[task]):
+                count, size = count + 1, size + nbytes
+                if device == tasks.device[task]:
+                    packing += each.each + boxes[task] * each.per_box + 2 * nbytes * each.per_byte
+            elif kind.is_collective and device in tasks.groups[tasks.group[task]]:
+                members = len(tasks.groups[tasks.group[task]])
+                share = nbytes // members
+                count, size = count + 2 * (members - 1), size + 2 * share
+                packing += (members - 1) * (each.each + each.per_box) + 2 * share * each.per_byte
+        if size > most[1]:
+            most = (count, size, packing)
+    return most
+
+
+def _averaged(samples: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+    """One sample for equal exchanges."""
+    groups: dict[tuple[int, int], list[float]] = {}
+    for messages, nbytes, seconds in samples:
+        groups.setdefault((messages, nbytes), []).append(seconds)
+    return [(m, n, float(np.mean(seconds))) for (m, n), seconds in groups.items()]
+
+
+def _exchange_samples(exchanges: Sequence[Exchanged], times: Ints) -> list[tuple[int, int, float]]:
+    """(messages, bytes, seconds) of each exchange, as the process with the most of them sees it,
+    from when the last one has come. `times`: ranks, rounds, exchanges, (start, end)."""
+    took = times[..., 1].max(axis=0) - times[..., 0].max(axis=0)
+    low = np.median(took, axis=0) / 1e9
+    found = []
+    for messages, seconds in zip(exchanges, low.tolist(), strict=True):
+        per_rank = [
+            (sum(r in m[:2] for m in messages), sum(m[2] for m in messages if r in m[:2]))
+            for r in range(len(times))
+        ]
+        found.append((*max(per_rank, key=lambda x: x[1]), seconds))
+    return found

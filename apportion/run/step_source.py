@@ -1,0 +1,120 @@
+"""The step that the processes of a pool run, and where each of them takes its tensors from.
+
+Part of the room run. A captured Program comes in; out goes a StepSource, which the parent process
+sends to every process of a pool, and which becomes a Program or StepTensors there. The parent sends
+along what its capture has found, so that no process has to capture the same step again.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from apportion.capture import Program, batch_leaves, setting, state_tensor
+from apportion.execute import dtype
+from apportion.graph import INPUT, PARAMETER, Graph
+from apportion.zoo import Loaded
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class CaptureFacts:
+    """What a capture has found beside the Graph: those fields of a Program that are plain data, and
+    its constants as torch.save writes them."""
+
+    inputs: tuple[tuple[int, int], ...]
+    bindings: Mapping[int, Any]
+    fixed: tuple[Any, ...]
+    constants: bytes
+
+
+@dataclass(frozen=True)
+class StepSource:
+    """The step that is run: that of a model's specification, or that of a Graph with tensors for
+    some of its Values. A process that gets no `facts` with a specification captures by itself."""
+
+    graph: Graph
+    spec: str = ""
+    model_seed: int = 0
+    given: Mapping[int, Array] = field(default_factory=dict)
+    facts: CaptureFacts | None = None
+
+
+def source_of(program: Program | Graph) -> StepSource:
+    """The step of a Program: its batch and constants are given, as far as they have data."""
+    if isinstance(program, Graph):
+        return StepSource(program)
+    tensors = batch_leaves(program, program.batch) | program.constants
+    known = {v: t for v, t in tensors.items() if not t.is_meta and t.dtype != torch.bfloat16}
+    return StepSource(program.graph, given={v: t.detach().numpy() for v, t in known.items()})
+
+
+def source_of_model(program: Program, spec: str, seed: int) -> StepSource:
+    """The step of the model `spec`, which every process loads for itself; `program` is it, captured
+    here with data or without."""
+    return StepSource(program.graph, spec, seed, facts=_facts(program))
+
+
+def _facts(program: Program) -> CaptureFacts | None:
+    """None if a constant has no data, as in a model on the meta device."""
+    if any(constant.is_meta for constant in program.constants.values()):
+        return None
+    written = io.BytesIO()
+    torch.save({v: t.detach().clone() for v, t in program.constants.items()}, written)
+    fields = (program.inputs, dict(program.bindings), program.fixed)
+    return CaptureFacts(*fields, written.getvalue())
+
+
+def bound_program(graph: Graph, facts: CaptureFacts, model: Loaded) -> Program:
+    """The Program of a model that was loaded here and captured elsewhere."""
+    constants = torch.load(io.BytesIO(facts.constants), weights_only=True)
+    return Program(
+        graph, model.step, model.model, model.optimizer, model.batch, model.clip_norm, constants,
+        facts.inputs, dict(facts.bindings), facts.fixed,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """What tasks need of a step in order to run: its Graph, the tensor of each Value that it begins
+    with, and the settings of the optimizer."""
+
+    graph: Graph
+    tensor: Callable[[int], torch.Tensor]
+    setting: Callable[[Any], float]
+
+
+def tensors_of_program(program: Program) -> StepTensors:
+    """The tensors of a live model."""
+    leaves = batch_leaves(program, program.batch)
+
+    def tensor(value: int) -> torch.Tensor:
+        return leaves[value] if value in leaves else state_tensor(program, value)
+
+    return StepTensors(
+        program.graph, tensor, lambda expression: setting(program.optimizer, expression)
+    )
+
+
+def tensors_of_graph(graph: Graph, given: Mapping[int, Array]) -> StepTensors:
+    """The given tensors, and made up ones for the rest: state is small and positive, parameters are
+    around zero, whole numbers are zero."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tensor(value: int) -> torch.Tensor:
+        if value in given:
+            return torch.from_numpy(given[value])
+        meant = graph.values[value]
+        made = torch.zeros(meant.shape or (), dtype=dtype(meant.dtype or ""))
+        if made.is_floating_point():
+            low = -0.05 if meant.role in (PARAMETER, INPUT) else 0.01
+            made.uniform_(low, 0.05, generator=generator)
+        return made
+
+    return StepTensors(graph, tensor, lambda expression: 0.1)

@@ -1,0 +1,183 @@
+"""Training steps on the processes of a pool: the request, and what each rank answers.
+
+Part of the room run. A TrainingRequest comes in; every process runs its rank of the strategy for
+some steps and answers with a TrainingResult: losses, times, bytes and, if asked for, the state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from apportion.execute import Executable, allocated_peak, peer_errors, worker
+from apportion.lower import lower
+from apportion.run.process import PoolProcess
+from apportion.run.runner import Runner
+from apportion.run.step_source import StepSource
+from apportion.split import Strategy, space_of
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """A request to run a strategy, on the device that torch calls `place`.
+
+    double   in float64, for which the step is captured again
+    state    the answer is to have the state after the last step
+    profile  the answer is to have the peak of memory in the first step
+    """
+
+    source: StepSource
+    strategy: Strategy
+    devices: int
+    steps: int
+    seed: int
+    double: bool = False
+    state: bool = False
+    profile: bool = False
+    place: str = "cpu"
+
+    def __call__(self, process: PoolProcess) -> TrainingResult:
+        """Runs in a process of a pool."""
+        program, space = process.program(self.source, self.double)
+        if (space.digits, space.opening) != (self.strategy.digits, self.strategy.opening):
+            space = space_of(program.graph, self.strategy)
+        tasks = lower(space, self.strategy, self.devices)
+        mine = worker(Executable(space, self.strategy, tasks), process.rank, self.place)
+        mine.progress = process.progress
+        mine.progress[0] = 1
+        losses: list[float | None] = []
+        steps: list[tuple[float, float]] = []
+        used: list[float] = []
+        with _peak_of(self) as memory:
+            runner = Runner(program, mine, self.seed)
+            _wait_for_all()
+            memory.mark()
+            losses.append(_timed(runner, vary(program.batch, self.seed, 0), steps, used))
+        for step in range(1, self.steps):
+            mine.rank.spans.clear()
+            batch = vary(program.batch, self.seed, step)
+            _wait_for_all()
+            losses.append(_timed(runner, batch, steps, used))
+        held = mine.rank.state().items() if self.state else ()
+        state = [(slot, tensor.cpu().numpy()) for slot, (_, tensor) in held]
+        spans = list(mine.rank.spans)
+        figures = (mine.sent_bytes, memory.peak_bytes, state, spans, process.captures)
+        return TrainingResult(losses, steps, used, *figures)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """One rank's answer.
+
+    steps        (start, end) of each step in seconds, by a clock that all ranks have
+    cpu_seconds  what the process used of its cores in each step, all its threads together
+    state        (slot, array) pairs
+    spans        (task, start, end) of the last step
+    captures     how often the process has captured a step since it began
+    """
+
+    losses: list[float | None]
+    steps: list[tuple[float, float]]
+    cpu_seconds: list[float]
+    sent_bytes: int
+    peak_bytes: int | None
+    state: list[tuple[int, Any]]
+    spans: list[tuple[int, int, int]]
+    captures: int = 0
+
+
+def step_seconds(ranks: Sequence[TrainingResult]) -> list[float]:
+    """How long each step took: from when the last rank began it to when the last was done."""
+    seconds = []
+    for steps in zip(*(rank.steps for rank in ranks), strict=True):
+        seconds.append(max(end for _, end in steps) - max(start for start, _ in steps))
+    return seconds
+
+
+def losses_of(ranks: list[TrainingResult]) -> list[float]:
+    """The loss of each step, from a rank that has it."""
+    holder = next(r for r in ranks if r.losses[0] is not None)
+    return [float(loss) for loss in holder.losses if loss is not None]
+
+
+def _wait_for_all() -> None:
+    """Waits for all ranks, so that none counts another's lateness as its own step."""
+    with peer_errors():
+        dist.barrier()
+
+
+def _timed(
+    runner: Runner, batch: Any, steps: list[tuple[float, float]], used: list[float]
+) -> float | None:
+    began, before = time.perf_counter(), time.process_time()
+    loss = runner.local_step(batch)
+    if runner.worker.rank.place != "cpu":
+        torch.cuda.synchronize()
+    steps.append((began, time.perf_counter()))
+    used.append(time.process_time() - before)
+    return None if loss is None else float(loss)
+
+
+def vary(batch: Any, seed: int, step: int) -> Any:
+    """The batch of a step: the given one at first, then with each tensor's elements shuffled."""
+    if step == 0:
+        return batch
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+
+    def shuffled(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        order = torch.randperm(leaf.numel(), generator=generator)
+        return leaf.reshape(-1)[order].reshape(leaf.shape)
+
+    return torch.utils._pytree.tree_map(shuffled, batch)
+
+
+def _peak_of(request: TrainingRequest) -> _HostPeak | _CudaPeak:
+    return _HostPeak(request.profile) if request.place == "cpu" else _CudaPeak()
+
+
+class _CudaPeak:
+    """Peak bytes by the allocator of a CUDA device, from `mark` to the end."""
+
+    def __init__(self) -> None:
+        self.peak_bytes: int | None = None
+
+    def __enter__(self) -> _CudaPeak:
+        return self
+
+    def mark(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def __exit__(self, *error: Any) -> None:
+        self.peak_bytes = int(torch.cuda.max_memory_allocated())
+
+
+class _HostPeak:
+    """Peak bytes of live tensors by the allocator's own events, from `mark` to the end."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.peak_bytes: int | None = None
+        self.from_ns = 0
+        self.profile = (
+            torch.profiler.profile(profile_memory=True, acc_events=True) if wanted else None
+        )
+
+    def __enter__(self) -> _HostPeak:
+        if self.profile is not None:
+            self.profile.__enter__()
+        return self
+
+    def mark(self) -> None:
+        self.from_ns = time.time_ns()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.profile is None:
+            return
+        self.profile.__exit__(*error)
+        self.peak_bytes = allocated_peak(self.profile, self.from_ns)
