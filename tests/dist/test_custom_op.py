@@ -21,7 +21,7 @@ from apportion.capture.reference import (
     capture_as,
 )
 from apportion.cli import main as cli
-from apportion.describe import language as tdl
+from apportion.describe import descriptions
 from apportion.plan.plan import Plan
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space

@@ -14,11 +14,11 @@ from compare_runs import compare
 
 import apportion as ap
 from apportion import zoo
-from apportion.capture.program import (
-    Program,
-)
 from apportion.capture.capture import (
     capture,
+)
+from apportion.capture.program import (
+    Program,
 )
 from apportion.capture.reference import (
     capture_as,

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from apportion import zoo
-from apportion.capture.program import (
-    Program,
-)
 from apportion.capture.capture import (
     capture,
+)
+from apportion.capture.program import (
+    Program,
 )
 from apportion.capture.reference import (
     capture_as,
