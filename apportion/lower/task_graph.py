@@ -22,7 +22,7 @@ Ops and edges own consecutive rows: `op_start` buckets tasks by Op, `edge_start`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -394,27 +394,22 @@ def message_ends(tasks: TaskGraph) -> Ends:
         tasks.copy_nbytes,
     )  # fmt: skip
     columns = (tasks.kind, tasks.device, tasks.peer, tasks.nbytes, tasks.group)
-    return ends_of(columns, tasks.groups, copied)
+    member_start = np.cumsum([0, *map(len, tasks.groups)])
+    members = np.array([device for group in tasks.groups for device in group], np.int64)
+    return ends_of((*columns, member_start, members), copied)
 
 
-def ends_of(
-    columns: tuple[Ints, ...], groups: Sequence[tuple[int, ...]], copied: tuple[Ints, ...]
-) -> Ends:
-    """The ends of messages; `columns` are kind, device, peer, nbytes and group of all tasks,
-    `copied` are message, task, sender, receiver and bytes of all copies."""
-    kind, group = columns[0], columns[4]
-    sizes = np.zeros(len(kind), np.int64)
-    sizes[kind == TRANSFER] = 2
-    member_start = np.cumsum([0, *map(len, groups)])
-    members = np.array([device for group in groups for device in group], np.int64)
-    if len(group):
-        joint = kind == COLLECTIVE
-        sizes[joint] = np.diff(member_start)[group[joint]]
-    ends: Ends = _fill_ends(
-        _Messages(*map(plain, (*columns, member_start, members))),
-        _Copied(*map(plain, copied)),
-        offsets(sizes),
-    )
+def ends_of(columns: tuple[Ints, ...], copied: tuple[Ints, ...]) -> Ends:
+    """The ends of messages. `columns` are kind, device, peer, bytes and group of all tasks, and of
+    all groups where their members begin, and these; `copied` are message, task, sender, receiver
+    and bytes of all copies."""
+    messages = _Messages(*map(plain, columns))
+    sizes = np.zeros(len(messages.kind), np.int64)
+    sizes[messages.kind == TRANSFER] = 2
+    if len(messages.group):
+        joint = messages.kind == COLLECTIVE
+        sizes[joint] = np.diff(messages.member_start)[messages.group[joint]]
+    ends: Ends = _fill_ends(messages, _Copied(*map(plain, copied)), offsets(sizes))
     return ends
 
 

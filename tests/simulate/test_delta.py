@@ -22,7 +22,7 @@ from apportion.machine.cost_model import default_cost
 from apportion.search import METHODS, Problem
 from apportion.search.baselines.random_strategy import _choice, draw
 from apportion.simulate.delta import delta as deltas
-from apportion.simulate.delta import new_blocks as drafting
+from apportion.simulate.delta import new_blocks
 from apportion.simulate.delta import schedule_state as lives
 from apportion.simulate.delta.delta import Delta
 from apportion.simulate.simulate import simulate
@@ -246,7 +246,7 @@ def test_what_is_computed_term_by_term_follows_changes() -> None:
 def test_room_runs_out_and_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deltas, "ROOM", 1)
     monkeypatch.setattr(deltas, "SPARE", 40)
-    monkeypatch.setattr(drafting, "SPARE", 40)
+    monkeypatch.setattr(new_blocks, "SPARE", 40)
     rng = Random(2)
     live = live_of("mlp:tiny", "3xh100", rng)
     arrays = set()
@@ -363,8 +363,8 @@ def alike(spec: str, strategy: Strategy, devices: int) -> TaskGraph:
     space = space_of(spec)
     ours = lower(space, strategy, devices)
     verify(ours)
-    flows = Lowering(space, strategy, devices).lowered().flows
-    reduced = {value for value, flow in enumerate(flows) if flow.laid_out}
+    lowered = Lowering(space, strategy, devices).lowered()
+    reduced = {value for value, flow in enumerate(lowered.flows) if lowered.store.laid_out[flow]}
     assert ours.bytes_moved <= lower_plainly(space, strategy, devices).bytes_moved
     expected = summary(lower_plainly(space, strategy, devices, reduced))
     for what, found in summary(ours).items():

@@ -16,7 +16,7 @@ import numpy as np
 
 from apportion.columns import Ints, compiled
 from apportion.lower import SHIFT
-from apportion.simulate.delta.block_store import PLACE, Stock
+from apportion.simulate.delta.block_store import PLACE, BlockStore
 from apportion.simulate.delta.schedule_state import (
     ABSENT,
     APART,
@@ -64,7 +64,7 @@ from apportion.simulate.simulate import issued
 
 
 @compiled
-def change(stock: Stock, live: Live, ops: Ints, blocks: Ints, limit: int) -> int:
+def change(stock: BlockStore, live: Live, ops: Ints, blocks: Ints, limit: int) -> int:
     """Gives Ops other Blocks; when the step ends. ABSENT, and nothing is changed, if there is no
     room for their messages. If the step ends after `limit`, it is given up once a lane shows it;
     then it ends no sooner than what is returned."""
@@ -80,7 +80,7 @@ def change(stock: Stock, live: Live, ops: Ints, blocks: Ints, limit: int) -> int
 
 
 @compiled
-def begin(stock: Stock, live: Live, blocks: Ints) -> int:
+def begin(stock: BlockStore, live: Live, blocks: Ints) -> int:
     """Gives all Ops their first Blocks; when the step ends."""
     ops = np.arange(live.rows // 2)
     replace(stock, live, ops, blocks)
@@ -88,7 +88,7 @@ def begin(stock: Stock, live: Live, blocks: Ints) -> int:
 
 
 @compiled
-def run(stock: Stock, live: Live, ops: Ints, since: int, limit: int) -> int:
+def run(stock: BlockStore, live: Live, ops: Ints, since: int, limit: int) -> int:
     """Works out all times from `since` on, and those of the given Ops; when the step ends, or if
     that is after `limit`, when some lane runs after it."""
     release = _releases(stock, live)
@@ -105,7 +105,7 @@ def run(stock: Stock, live: Live, ops: Ints, since: int, limit: int) -> int:
 
 
 @compiled
-def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
+def _run(stock: BlockStore, live: Live, release: Ints, limit: int) -> int:
     """Runs lanes and messages until none is left, or a lane runs after `limit`; then when, else 0.
     It is one function, and all arrays are named at first, because calls that pass these structures
     take longer than what there is to do."""
@@ -300,7 +300,7 @@ def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
 
 
 @compiled
-def _forget(stock: Stock, live: Live) -> None:
+def _forget(stock: BlockStore, live: Live) -> None:
     """No message waits for a lane any more."""
     cells, block_of, first_message = live.cells, live.at[BLOCK], live.at[MESSAGE]
     mail, need_lane, watched = live.mail, live.need_lane, live.watched
@@ -348,7 +348,7 @@ def _begin_lanes(live: Live, ops: Ints, since: int, release: Ints) -> None:
 
 
 @compiled
-def _releases(stock: Stock, live: Live) -> Ints:
+def _releases(stock: BlockStore, live: Live) -> Ints:
     """For every device where its releases begin, and then all of them: when hosts that must not be
     too far ahead issue the tasks of their lanes."""
     devices, rows = live.devices, live.rows
@@ -378,7 +378,7 @@ def _releases(stock: Stock, live: Live) -> Ints:
 
 
 @compiled
-def _begin_messages(stock: Stock, live: Live, since: int) -> int:
+def _begin_messages(stock: BlockStore, live: Live, since: int) -> int:
     """Links are as the messages before `since` left them; how many others there are to look at."""
     cells, at, message_start, hop_start = live.cells, live.at, stock.message_start, stock.hop_start
     mail, coming, look, links, looks = live.mail, live.coming, live.look, live.link, 0
@@ -413,7 +413,7 @@ def _begin_messages(stock: Stock, live: Live, since: int) -> int:
 
 
 @compiled
-def _made(stock: Stock, live: Live, device: int, row: int, slot: int) -> bool:
+def _made(stock: BlockStore, live: Live, device: int, row: int, slot: int) -> bool:
     """Whether a lane that stands in the middle of a row has made a piece there already."""
     op = row // 2
     block = live.cells[live.at[BLOCK] + op]
@@ -427,7 +427,7 @@ def _made(stock: Stock, live: Live, device: int, row: int, slot: int) -> bool:
 
 
 @compiled
-def _meet(stock: Stock, live: Live, message: int, free: int, many: int) -> int:
+def _meet(stock: BlockStore, live: Live, message: int, free: int, many: int) -> int:
     """A lane has come to a message that stands in it; once all have, the message is ready. How many
     lanes can run then."""
     cells, at, k = live.cells, live.at, live.mail[message, STOCKED]
@@ -504,7 +504,7 @@ def _pop(heap: Ints, counters: Ints) -> None:
 
 
 @compiled
-def tell(stock: Stock, live: Live, first: Ints, start: Ints, end: Ints) -> None:
+def tell(stock: BlockStore, live: Live, first: Ints, start: Ints, end: Ints) -> None:
     """Writes start and end of all tasks; those of Op o are from first[o] on."""
     release = _releases(stock, live)
     for device in range(live.devices):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from apportion.columns import Ints, compiled
 from apportion.lower import SHIFT
-from apportion.simulate.delta.block_store import PLACE, Stock
+from apportion.simulate.delta.block_store import PLACE, BlockStore
 
 # Segments of `cells`; `Live.at` says where each begins.
 AVAILABLE = 0  # by slot: when a piece is there; kept only where a lane makes several in a row
@@ -124,7 +124,7 @@ def put(cells: Ints, journal: Ints, counters: Ints, cell: int, value: int) -> No
 
 
 @compiled
-def fits(stock: Stock, live: Live, blocks: Ints) -> bool:
+def fits(stock: BlockStore, live: Live, blocks: Ints) -> bool:
     """Whether there is room for the messages of more Blocks."""
     messages, hops, needs = live.counters[MESSAGES], live.counters[HOPS], live.counters[NEEDS]
     for block in blocks:
@@ -137,7 +137,7 @@ def fits(stock: Stock, live: Live, blocks: Ints) -> bool:
 
 
 @compiled
-def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
+def replace(stock: BlockStore, live: Live, ops: Ints, blocks: Ints) -> None:
     """The Ops have other Blocks now, whose tasks have no times yet."""
     cells, journal, counters, at = live.cells, live.journal, live.counters, live.at
     mail, marks, leap, maker = live.mail, live.marks, live.leap, live.maker
@@ -172,7 +172,7 @@ def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
 
 
 @compiled
-def undo(stock: Stock, live: Live, ops: Ints) -> None:
+def undo(stock: BlockStore, live: Live, ops: Ints) -> None:
     """Everything as it was when the journal was empty; these Ops had other Blocks."""
     cells, journal = live.cells, live.journal
     _want(stock, live, ops, -1)
@@ -187,7 +187,7 @@ def undo(stock: Stock, live: Live, ops: Ints) -> None:
 
 
 @compiled
-def _want(stock: Stock, live: Live, ops: Ints, by: int) -> None:
+def _want(stock: BlockStore, live: Live, ops: Ints, by: int) -> None:
     """The messages of Ops need their pieces, or no longer do."""
     cells, mail, block_of, first_message = live.cells, live.mail, live.at[BLOCK], live.at[MESSAGE]
     need_lane, needed, marks, leap = live.need_lane, live.needed, live.marks, live.leap
@@ -243,7 +243,7 @@ def chart(marks: npt.NDArray[np.uint8], leap: Ints, place: int, end: int) -> Non
 
 
 @compiled
-def _place(stock: Stock, live: Live, ops: Ints) -> None:
+def _place(stock: BlockStore, live: Live, ops: Ints) -> None:
     """In which lanes Ops stand, by their Blocks, and what they do there."""
     devices, rows, marks, leap = live.devices, live.rows, live.marks, live.leap
     lane, duration, issues, ahead = stock.lane, stock.duration, stock.issue, live.ahead
@@ -293,7 +293,7 @@ def available(cells: Ints, at: Ints, marks: npt.NDArray[np.uint8], slot: int, pl
 
 
 @compiled
-def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops: Ints) -> int:
+def first_change(stock: BlockStore, live: Live, replaced: npt.NDArray[np.uint8], ops: Ints) -> int:
     """A time before which no task of the Ops' Blocks is ready, nor any that follows one of them in
     a lane. `replaced` says of each Op whether it is among these; asked before they are replaced,
     and again after."""
