@@ -24,6 +24,17 @@ def compiled(function: Callable[..., Any]) -> Any:
     return njit(cache=True)(function)
 
 
+def compiled_part(function: Callable[..., Any]) -> Any:
+    """Compile a part of other compiled functions, so that calling it costs nothing.
+
+    It gets no call of its own, and counts no references to the columns of the structures that it is
+    given; with both, a call with 30 columns takes 200 ns. It must not make arrays, nor call what
+    does.
+    """
+    without_references: dict[str, Any] = {"_nrt": False}
+    return njit(cache=True, forceinline=True, **without_references)(function)
+
+
 def offsets(counts: Ints) -> Ints:
     """Where each of several stretches begins, and the end of the last."""
     found = np.zeros(len(counts) + 1, np.int64)
@@ -74,7 +85,7 @@ def hash_table(count: int) -> Ints:
 def is_new_pair(table: Ints, one: Ints, other: Ints, row: int) -> bool:
     """Whether no row in the table is equal to this one in both columns; then it is put there."""
     last = len(table) - 1
-    place = mixed(mixed(0, one[row]), other[row]) & last
+    place = mixed(mixed(np.int64(0), one[row]), other[row]) & last
     while table[place] >= 0:
         if one[table[place]] == one[row] and other[table[place]] == other[row]:
             return False

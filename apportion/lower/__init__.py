@@ -2,8 +2,9 @@
 
 In: a Space, a Strategy and a number of devices. Out: a TaskGraph, in columns, in one global order,
 which simulate/ times and execute/ runs. No torch.
-Read task_graph.py first (what a task is), then lower.py, value_flow.py (where the pieces of a
-Value are), exchange.py and op_tasks.py (the tasks of one Op), task_columns.py (all of them).
+Read task_graph.py first (what a task is), then lower.py, termwise.py, value_flow.py (where the
+pieces of a Value are), flow_requests.py and serve_flows.py (how they get there), op_records.py,
+exchange.py and op_tasks.py (the tasks of an Op), task_columns.py (all of them).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Floats, Ints, compiled, hash_table, is_new_pair, sort
+from apportion.columns import Floats, Ints, compiled, compiled_part, hash_table, is_new_pair, sort
 from apportion.lower.task_graph import ASSEMBLE, COLLECTIVE, TRANSFER
 from apportion.machine import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER
 
@@ -92,7 +92,7 @@ def new_op_tasks(room, slots, devices, pairs):  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-@compiled
+@compiled_part
 def add_task(tasks, kind, device, peer, late, nbytes, itemsize, taken):  # type: ignore[no-untyped-def]
     """Adds a task; what it needs, waits for, makes and reads is added after it. Its number."""
     used = tasks.used
@@ -125,43 +125,45 @@ def add_exchange(tasks, store, flows, stages, first_value, late, begun):  # type
         count = _add_messages(tasks, store, flows, stages, first_value, late, remote, pairs)
     for k in range(len(flows)):
         at = store.stage_start[flows[k]] + stages[k]
-        for piece in range(store.piece_start[at], store.piece_start[at + 1]):
-            _add_assembly(
-                tasks, store, piece, (k + first_value) << SHIFT, store.itemsize[flows[k]], late,
-                remote, begun,
-            )  # fmt: skip
+        low, high = store.piece_start[at], store.piece_start[at + 1]
+        if low < high:
+            value, itemsize = (k + first_value) << SHIFT, store.itemsize[flows[k]]
+            _add_assemblies(tasks, store, low, high, value, itemsize, late, begun)
     for k in range(count):
         pair = pairs[0, k] * devices + pairs[1, k]
         tasks.carrier[pair], tasks.pair_bytes[pair] = -1, 0
 
 
-@compiled
-def _add_assembly(tasks, store, piece, value, itemsize, late, remote, begun):  # type: ignore[no-untyped-def]
-    """The task that puts a piece together; names of pieces of its Value begin with `value`."""
-    device, source, used, devices = store.device, store.source, tasks.used, len(tasks.parent)
-    low, high, here = store.source_start[piece], store.source_start[piece + 1], device[piece]
-    moved = 0
-    if store.base[piece] < 0:
-        for q in range(low, high):
-            moved += 2 * store.source_nbytes[q]
-    task = add_task(tasks, ASSEMBLE, here, -1, late, moved, itemsize, high - low)
-    if remote:
-        for q in range(low, high):
+@compiled_part
+def _add_assemblies(tasks, store, low, high, value, itemsize, late, begun):  # type: ignore[no-untyped-def]
+    """The tasks that put the pieces low to high together; names of pieces of their Value begin with
+    `value`."""
+    device, source, source_start = store.device, store.source, store.source_start
+    nbytes, base, used, devices = store.source_nbytes, store.base, tasks.used, len(tasks.parent)
+    carrier, seen, wait, wait_start = tasks.carrier, tasks.seen, tasks.wait, tasks.wait_start
+    make, make_start = tasks.make, tasks.make_start
+    for piece in range(low, high):
+        begin, end, here, moved = source_start[piece], source_start[piece + 1], device[piece], 0
+        if base[piece] < 0:
+            for q in range(begin, end):
+                moved += 2 * nbytes[q]
+        task = add_task(tasks, ASSEMBLE, here, -1, late, moved, itemsize, end - begin)
+        for q in range(begin, end):
             there = device[source[q]]
             if there != here:
-                message = tasks.carrier[there * devices + here]
-                if tasks.seen[message] != task:
-                    tasks.seen[message] = task
-                    tasks.wait[used[WAITS]] = message - begun
+                message = carrier[there * devices + here]
+                if seen[message] != task:
+                    seen[message] = task
+                    wait[used[WAITS]] = message - begun
                     used[WAITS] += 1
-    if tasks.with_slots:
-        _add_copies(tasks, store, piece, value, task)
-    tasks.make[used[MAKES]] = value | piece
-    used[MAKES] += 1
-    tasks.wait_start[task + 1], tasks.make_start[task + 1] = used[WAITS], used[MAKES]
+        if tasks.with_slots:
+            _add_copies(tasks, store, piece, value, task)
+        make[used[MAKES]] = value | piece
+        used[MAKES] += 1
+        wait_start[task + 1], make_start[task + 1] = used[WAITS], used[MAKES]
 
 
-@compiled
+@compiled_part
 def _add_copies(tasks, store, piece, value, task):  # type: ignore[no-untyped-def]
     """The boxes that an assembly puts together, and the pieces on its device that it reads."""
     used, reads, devices = tasks.used, tasks.used[READS], len(tasks.parent)
@@ -179,7 +181,7 @@ def _add_copies(tasks, store, piece, value, task):  # type: ignore[no-untyped-de
     tasks.read_start[task + 1] = used[READS]
 
 
-@compiled
+@compiled_part
 def _insert(numbers, begin, end, number):  # type: ignore[no-untyped-def]
     """Puts a number among the rising ones numbers[begin:end], once; their new end."""
     place = end
@@ -227,7 +229,7 @@ def _add_messages(  # type: ignore[no-untyped-def]
     return count
 
 
-@compiled
+@compiled_part
 def _find_sent(tasks, store, flows, stages, first_value, sent):  # type: ignore[no-untyped-def]
     """Writes all boxes that leave their device, and adds up what every pair of devices sends."""
     device, source, devices, n = store.device, store.source, len(tasks.parent), 0
@@ -286,7 +288,7 @@ def _add_needs(tasks, sent, first):  # type: ignore[no-untyped-def]
         _read_needs(tasks, first)
 
 
-@compiled
+@compiled_part
 def _read_needs(tasks, first):  # type: ignore[no-untyped-def]
     """A message reads what it needs, in rising order."""
     used = tasks.used
@@ -334,7 +336,7 @@ def _add_collectives(tasks, store, pairs, sent, late):  # type: ignore[no-untype
                 tasks.carrier[pairs[0, k] * devices + pairs[1, k]] = task
 
 
-@compiled
+@compiled_part
 def _join(parent, pairs):  # type: ignore[no-untyped-def]
     """Writes for every device the smallest one that it exchanges with, maybe through others."""
     for device in range(len(parent)):
@@ -350,7 +352,7 @@ def _join(parent, pairs):  # type: ignore[no-untyped-def]
                 moved = True
 
 
-@compiled
+@compiled_part
 def _add_group(tasks, joined, root):  # type: ignore[no-untyped-def]
     """The devices that joined and whose smallest one is `root`, as a group; its number."""
     used, number = tasks.used, tasks.used[GROUPS]

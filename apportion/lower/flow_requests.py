@@ -125,7 +125,7 @@ def stage_counts(regions: Ints, references: Ints, has_layout: int) -> Ints:
 @compiled
 def placed_rows(regions: Ints, references: Ints, wide: int) -> Ints:
     """All rows that are referred to, on the devices of their parts, replica by replica."""
-    counts = stage_counts(regions, references, 1)
+    counts = stage_counts(regions, references, np.int64(1))
     found, row = np.empty((counts.sum(), wide), np.int64), 0
     for k in range(0, len(references), 2):
         at, devices = references[k], references[k + 1] + 1

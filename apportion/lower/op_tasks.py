@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from apportion.columns import Ints, compiled
+from apportion.columns import Ints, compiled, compiled_part
 from apportion.lower.exchange import (
     MAKES,
     OPS,
@@ -83,10 +83,11 @@ def lower_ops(
         fed = requests[at + FLOWS_OF : at + FLOWS_OF + inputs]
         made = requests[at + FLOWS_OF + inputs : at + FLOWS_OF + inputs + results]
         stages, first = records[record + STAGES : record + STAGES + inputs], used[TASKS]
-        add_exchange(tasks, store, fed, stages, 0, 0, first)
+        add_exchange(tasks, store, fed, stages, np.int64(0), np.int64(0), first)
         if records[cut + PARTS]:
             _add_parts(tasks, store, records, record, cut, requests[at + TERMWISE], fed, made)
-            add_exchange(tasks, store, made, np.full(results, LAID_OUT), inputs, 1, first)
+            laid = np.full(results, LAID_OUT)
+            add_exchange(tasks, store, made, laid, inputs, np.int64(1), first)
         for task in range(first, used[TASKS]):
             tasks.operator[task], tasks.owner[task] = records[record + OPERATOR], op
         at, op = at + FLOWS_OF + inputs + results, op + 1
@@ -128,7 +129,7 @@ def _add_parts(tasks, store, records, record, cut, termwise, fed, made):  # type
         tasks.flops[task], tasks.part[task] = flops[of_split], part
 
 
-@compiled
+@compiled_part
 def _add_results(tasks, store, made, inputs, part, read, alias):  # type: ignore[no-untyped-def]
     """What the last task, a part, makes and reads; the bytes of its results."""
     used, nbytes = tasks.used, 0

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled, mixed
+from apportion.columns import Ints, compiled, compiled_part, mixed
 from apportion.lower.flow_requests import (
     ANYWHERE,
     ATOMS,
@@ -168,7 +168,7 @@ def _hold_only(draft, pieces):  # type: ignore[no-untyped-def]
     """The Value is laid out: from now on devices have these pieces, whole ones, and no others."""
     draft.first[:], draft.last[:] = -1, -1
     draft.after[:], draft.term[:] = -1, 0
-    _set_near(draft, pieces, 1)
+    _set_near(draft, pieces, np.int64(1))
     for piece in pieces:
         if draft.after[piece] < 0 and draft.last[draft.device[piece]] != piece:
             _hold(piece, draft.device, draft.first, draft.last, draft.after)
@@ -241,7 +241,7 @@ def _sources(draft, region, where, terms, dims):  # type: ignore[no-untyped-def]
 # Writing it down
 
 
-@compiled
+@compiled_part
 def _write(store, draft, request, more):  # type: ignore[no-untyped-def]
     """Adds a Flow that is worked out to the store."""
     used, itemsize = store.used, request[ITEMSIZE]
@@ -262,7 +262,7 @@ def _write(store, draft, request, more):  # type: ignore[no-untyped-def]
     close_flow(store, itemsize, moved, request[HAS_LAYOUT], request[ATOMS], more)
 
 
-@compiled
+@compiled_part
 def _write_sources(store, draft, itemsize, pieces):  # type: ignore[no-untyped-def]
     """Adds the sources of so many pieces to the store; how many bytes come from other devices."""
     first, at, moved = store.used[PIECES], store.used[SOURCES], 0
@@ -278,7 +278,7 @@ def _write_sources(store, draft, itemsize, pieces):  # type: ignore[no-untyped-d
     return moved
 
 
-@compiled
+@compiled_part
 def _write_boxes(bounds, at, box, count):  # type: ignore[no-untyped-def]
     """Writes the first boxes from `at` on; where they end."""
     wide = box.shape[1]
@@ -352,7 +352,7 @@ def _same(box, region, piece, after):  # type: ignore[no-untyped-def]
     return -1
 
 
-@compiled
+@compiled_part
 def _same_anywhere(box, region, first, after):  # type: ignore[no-untyped-def]
     """The piece on the first of all devices that is equal to the row `region`, or -1."""
     for piece in first:
@@ -409,7 +409,9 @@ def _cover(  # type: ignore[no-untyped-def]
     _copy(rest, 0, box, region, 0)
     piece = head[where]
     while piece >= 0 and left > 0:
-        left, count = _take(piece, 0, box, rest, left, spare, source, source_box, term, count)
+        left, count = _take(
+            piece, np.int64(0), box, rest, left, spare, source, source_box, term, count
+        )
         if count < 0:
             return -1
         piece = after[piece]

@@ -61,7 +61,7 @@ class Lowered:
     loss: Ints  # pieces of the loss that survive
 
 
-class _Rows:
+class _GatheredRows:
     """The rows (tasks, pieces, ...) of all items, gathered from those of distinct ones."""
 
     def __init__(self, begin: Ints, end: Ints) -> None:
@@ -74,10 +74,10 @@ class _Rows:
 
 def build_task_graph(it: Lowered) -> TaskGraph:
     """The TaskGraph."""
-    return _Columns(it).task_graph()
+    return _TaskColumns(it).task_graph()
 
 
-class _Columns:
+class _TaskColumns:
     """The columns of a TaskGraph. A piece of a Value is numbered through all Values."""
 
     def __init__(self, it: Lowered) -> None:
@@ -88,31 +88,31 @@ class _Columns:
         flows = np.array(it.flows, np.int64)
         ends = self.store.stage_start[flows + 1] - 1
         first = self.store.piece_start[self.store.stage_start[flows]]
-        self.pieces = _Rows(first, self.store.piece_start[ends])
+        self.pieces = _GatheredRows(first, self.store.piece_start[ends])
         self.shift = self.pieces.start[:-1] - first  # from a piece of a Flow to one of its Value
         self.rows = self._op_rows(np.arange(self.n + 1))
         self.made = self._op_rows(self.tasks.make_start)
         self.made_name = self.tasks.make[self.made.index]
         self.slot_of, self.piece_of = self._number_slots()
 
-    def _op_rows(self, start: Ints) -> _Rows:
+    def _op_rows(self, start: Ints) -> _GatheredRows:
         """The rows of all Ops of something that begins so for every task."""
         begin = start[self.tasks.task_start[: self.ops + 1]]
-        return _Rows(begin[self.it.which], begin[self.it.which + 1])
+        return _GatheredRows(begin[self.it.which], begin[self.it.which + 1])
 
-    def _counted_rows(self, tasks: Ints) -> _Rows:
+    def _counted_rows(self, tasks: Ints) -> _GatheredRows:
         """The same of something that there is for these tasks, which rise."""
         counts = np.bincount(self.tasks.owner[tasks], minlength=self.ops)
         begin = offsets(counts)
-        return _Rows(begin[self.it.which], begin[self.it.which + 1])
+        return _GatheredRows(begin[self.it.which], begin[self.it.which + 1])
 
-    def _piece(self, rows: _Rows, name: Ints) -> Ints:
+    def _piece(self, rows: _GatheredRows, name: Ints) -> Ints:
         """The piece that a name means in every row; 0 for -1."""
         value = self.value[self.value_start[rows.owner] + np.maximum(name >> SHIFT, 0)]
         found: Ints = np.where(name < 0, 0, self.shift[value] + (name & PIECE))
         return found
 
-    def _slot(self, rows: _Rows, name: Ints) -> Ints:
+    def _slot(self, rows: _GatheredRows, name: Ints) -> Ints:
         """The slot that a name means in every row; -1 for none."""
         return np.where(name < 0, -1, self.slot_of[self._piece(rows, name)])
 
@@ -136,7 +136,7 @@ class _Columns:
         out_start, _, out_slot = self._references(tasks.make_start, tasks.make)
         slots = self._slots(len(op), in_rows, in_slot)
         dep_start, dep = self._dependencies(len(op), in_rows, in_slot, slots["first"])
-        boxes = _Boxes()
+        boxes = _BoxNumbers()
         group, groups = self._groups()
         return TaskGraph(
             self.it.devices,
@@ -248,14 +248,14 @@ class _Columns:
     def _source_rows(self, flow: int) -> slice:
         return sources_of(self.store, flow)
 
-    def _regions(self, boxes: _Boxes) -> Ints:
+    def _regions(self, boxes: _BoxNumbers) -> Ints:
         numbers = self._each_flow(
             PIECES, self._piece_rows, lambda f: boxes.number(piece_boxes(self.store, f))
         )
         found: Ints = numbers[self.pieces.index[self.piece_of]]
         return found
 
-    def _own_task(self, rows: _Rows, task: Ints) -> Ints:
+    def _own_task(self, rows: _GatheredRows, task: Ints) -> Ints:
         """Tasks of distinct Ops in every row, as tasks of the Op of the row."""
         shift = self.rows.start[:-1] - self.tasks.task_start[self.it.which]
         return task[rows.index] + shift[rows.owner]
@@ -282,7 +282,7 @@ class _Columns:
             found.received[rows.index], self._own_task(rows, found.taker),
         )  # fmt: skip
 
-    def _copies(self, boxes: _Boxes) -> Copies:
+    def _copies(self, boxes: _BoxNumbers) -> Copies:
         tasks, store = self.tasks, self.store
         rows = self._counted_rows(tasks.copy_task[: tasks.used[COPIES]])
         name, row = tasks.copy_target[rows.index], tasks.copy_source[rows.index]
@@ -300,7 +300,7 @@ class _Columns:
             *_edges(rows.owner, value), boxes.all(),
         )  # fmt: skip
 
-    def _box_numbers(self, boxes: _Boxes, pieces: Callable[[FlowStore, int], Ints]) -> Ints:
+    def _box_numbers(self, boxes: _BoxNumbers, pieces: Callable[[FlowStore, int], Ints]) -> Ints:
         """For every source the number of its box, relative to the piece that `pieces` says."""
         return self._each_flow(
             SOURCES,
@@ -308,7 +308,7 @@ class _Columns:
             lambda f: boxes.number(_relative(self.store, f, pieces(self.store, f))),
         )
 
-    def _assemblies(self, boxes: _Boxes) -> Assemblies:
+    def _assemblies(self, boxes: _BoxNumbers) -> Assemblies:
         numbers: dict[bytes, int] = {}
         of_piece = self._each_flow(
             PIECES, self._piece_rows, lambda f: _ways(self.store, f, numbers)
@@ -334,7 +334,7 @@ class _Columns:
         return group, tuple(numbers)
 
 
-class _Boxes:
+class _BoxNumbers:
     """Numbers of boxes; equal boxes have one."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled
+from apportion.columns import Ints, compiled, compiled_part
 
 MADE, LAID_OUT, READ = 0, 1, 2  # stages; the first reader's is READ, the next one's READ + 1, ...
 
@@ -228,7 +228,7 @@ def _copy_flows(old: FlowStore, new: FlowStore, flows: Ints) -> None:
         )  # fmt: skip
 
 
-@compiled
+@compiled_part
 def close_flow(  # type: ignore[no-untyped-def]
     store, itemsize, moved, laid_out, atoms, added
 ):  # fmt: skip

@@ -33,6 +33,7 @@ from apportion.columns import (
     Floats,
     Ints,
     compiled,
+    compiled_part,
     plain,
 )
 from apportion.machine import cost_fit
@@ -248,27 +249,29 @@ def price_table(cost: CostModel, cluster: Cluster, operators: Sequence[str]) -> 
     )  # fmt: skip
 
 
-@compiled
+@compiled_part
 def compute_price(table, operator, device, flops, nbytes, itemsize):  # type: ignore[no-untyped-def]
     """Seconds of a part of an Op, and where they come from. `table` is a PriceTable, `flops` a
     float64, all others are int64."""
     own, size = table.device_class[device], min(max(itemsize, 0), LARGEST_ITEM)
-    fit = table.fit[own, operator, size]
-    seconds = fit[0] + flops * fit[1] + nbytes * fit[2]
-    if seconds > 0:
-        return seconds, table.fit_source[own, operator, size]
-    arithmetic, memory = flops / table.rate[own, size], nbytes / table.bandwidth[own]
-    return max(arithmetic, memory) / table.efficiency + table.launch[own], ESTIMATED
+    fit, source = table.fit, table.fit_source[own, operator, size]
+    launch, per_flop = fit[own, operator, size, 0], fit[own, operator, size, 1]
+    seconds = launch + flops * per_flop + nbytes * fit[own, operator, size, 2]
+    if not seconds > 0:
+        arithmetic, memory = flops / table.rate[own, size], nbytes / table.bandwidth[own]
+        seconds = max(arithmetic, memory) / table.efficiency + table.launch[own]
+        source = ESTIMATED
+    return seconds, source
 
 
-@compiled
+@compiled_part
 def assembly_price(table, device, boxes, nbytes):  # type: ignore[no-untyped-def]
     """Seconds of an assembly, and where they come from. `table` is a PriceTable, all others are
     int64."""
     own, source = table.device_class[device], ESTIMATED
     if table.has_assembly[own]:
-        line, source = table.assembly[own], FITTED
-        seconds = line[0] + boxes * line[1] + nbytes * line[2]
+        line, source = table.assembly, FITTED
+        seconds = line[own, 0] + boxes * line[own, 1] + nbytes * line[own, 2]
     else:
         seconds = nbytes / table.bandwidth[own] / table.efficiency + table.launch[own]
     if nbytes == 0 and table.free_views[own]:

@@ -22,8 +22,7 @@ from apportion.machine.cost_model import default_cost
 from apportion.search import METHODS, Problem
 from apportion.search.baselines.random_strategy import _choice, draw
 from apportion.simulate.delta import delta as deltas
-from apportion.simulate.delta import new_blocks
-from apportion.simulate.delta import schedule_state as lives
+from apportion.simulate.delta import new_blocks, schedule_state
 from apportion.simulate.delta.delta import Delta
 from apportion.simulate.simulate import simulate
 from apportion.split.space import Space
@@ -110,7 +109,7 @@ def test_what_is_before_a_change_is_not_worked_out_again() -> None:
     for op in (0, phases.index(UPDATE) - 1):
         now = live.strategy.choices[op]
         live.change({op: Choice(now.parts, tuple((d + 1) % 4 for d in now.devices))})
-        written.append(int(live.live.counters[lives.WRITTEN]))
+        written.append(int(live.state.counters[schedule_state.WRITTEN]))
         live.undo()
     assert 0 < 4 * written[1] < written[0]
 
@@ -254,7 +253,7 @@ def test_room_runs_out_and_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
         before = live.step_ns
         edit(live, rng)
         assert agrees(live)
-        arrays.add(id(live.live.cells))
+        arrays.add(id(live.state.cells))
         if rng.random() < 0.5:
             live.undo()
             assert live.step_ns == before and agrees(live)

@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled
-from apportion.lower import COLLECTIVE, OPS, PIECE, SHIFT, TASKS, TRANSFER, OpTasks
-from apportion.simulate.delta.task_prices import TaskPrices
+from apportion.columns import Ints, compiled, compiled_part
+from apportion.lower import COLLECTIVE, OPS, PIECE, SHIFT, TASKS, TRANSFER
 from apportion.simulate.routes import Lines, latency, occupancy
 
 BLOCKS, RECORDS, WAITS, MAKES, MESSAGES, HOPS, NEEDS = range(7)
@@ -90,22 +89,20 @@ def enlarged(blocks: BlockStore, more: Ints) -> BlockStore:
     return new
 
 
-class PricedTasks(NamedTuple):
-    """The tasks of several Ops with all that their Blocks are made from."""
+class MessageFacts(NamedTuple):
+    """What Blocks need to know of messages, beside their tasks."""
 
-    tasks: OpTasks
-    prices: TaskPrices
-    lines: Lines  # what messages travel on
-    place: Ints  # by piece (stage_names.py)
-    device: Ints  # by piece
-    on_device: bool  # whether messages stand in lanes
-    on_links: bool  # whether messages occupy links
+    lines: Lines  # what they travel on
+    on_device: bool  # whether they stand in lanes
+    on_links: bool  # whether they occupy links
 
 
 @compiled
-def add_blocks(blocks, priced):  # type: ignore[no-untyped-def]
-    """Adds the Blocks of PricedTasks to a BlockStore; whether there was room."""
-    more = room_for(priced)
+def add_blocks(blocks, tasks, prices, messages, place, device):  # type: ignore[no-untyped-def]
+    """Adds the Blocks of OpTasks with TaskPrices to a BlockStore; whether there was room.
+    `messages` are MessageFacts; for every piece there is its place (stage_names.py) and its
+    device."""
+    more = room_for(tasks, prices, messages)
     columns = (
         blocks.tasks, blocks.duration, blocks.wait, blocks.make, blocks.latency, blocks.hop_link,
         blocks.need,
@@ -113,133 +110,145 @@ def add_blocks(blocks, priced):  # type: ignore[no-untyped-def]
     for k in range(len(columns)):
         if blocks.used[k] + more[k] >= len(columns[k]):
             return False
-    for op in range(priced.tasks.used[OPS]):
-        _add_block(blocks, priced, op)
+    number = np.empty(tasks.used[TASKS], np.int64)
+    for op in range(tasks.used[OPS]):
+        low, high = tasks.task_start[op], tasks.task_start[op + 1]
+        block, begin = blocks.used[BLOCKS], blocks.used[BLOCKS] * (2 * blocks.devices + 1)
+        blocks.tasks[block], blocks.message_start[block] = high - low, blocks.used[MESSAGES]
+        task_of = _sort_into_lanes(blocks, tasks, low, high, begin, messages.on_device)
+        _add_messages(blocks, tasks, prices, messages, place, device, low, high, number)
+        _add_records(blocks, tasks, prices, place, task_of, low, number)
+        blocks.used[BLOCKS] = block + 1
+        blocks.message_start[block + 1] = blocks.used[MESSAGES]
     return True
 
 
 @compiled
-def room_for(priced):  # type: ignore[no-untyped-def]
-    """No fewer than what of anything the Blocks of PricedTasks take."""
-    tasks, lines = priced.tasks, priced.lines
-    more, count = np.zeros(7, np.int64), tasks.used[TASKS]
+def room_for(tasks, prices, messages):  # type: ignore[no-untyped-def]
+    """No fewer than what of anything the Blocks of OpTasks take."""
+    kind, group, start = tasks.kind, tasks.group, tasks.group_start
+    line, lines, count = prices.line, messages.lines.start, tasks.used[TASKS]
+    more = np.zeros(7, np.int64)
     more[BLOCKS], more[MESSAGES] = tasks.used[OPS], count
     more[WAITS], more[MAKES] = tasks.wait_start[count], tasks.make_start[count]
     more[NEEDS] = tasks.need_start[count]
     for task in range(count):
-        more[RECORDS] += _lane_count(tasks, task, priced.on_device)
-        if priced.on_links and _is_message(tasks, task):
-            line = priced.prices.line[task]
-            more[HOPS] += lines.start[line + 1] - lines.start[line]
+        more[RECORDS] += _lane_count(kind, group, start, task, messages.on_device)
+        if messages.on_links and (kind[task] == TRANSFER or kind[task] == COLLECTIVE):
+            more[HOPS] += lines[line[task] + 1] - lines[line[task]]
     return more
 
 
-@compiled
-def _add_block(blocks, priced, op):  # type: ignore[no-untyped-def]
-    """Adds the Block of one Op; there must be room."""
-    used, tasks, on_device = blocks.used, priced.tasks, priced.on_device
-    low, high, block = tasks.task_start[op], tasks.task_start[op + 1], used[BLOCKS]
-    begin, devices = block * (2 * blocks.devices + 1), blocks.devices
-    blocks.tasks[block], blocks.message_start[block] = high - low, used[MESSAGES]
-    place = _lane_places(blocks, tasks, low, high, begin, on_device)
-    number, task_of = np.full(high - low, -1), np.empty(blocks.lane[begin + 2 * devices], np.int64)
-    for task in range(low, high):
-        if _is_message(tasks, task):
-            number[task - low] = used[MESSAGES] - blocks.message_start[block]
-            _add_message(blocks, priced, task, task - low)
-        for k in range(_lane_count(tasks, task, on_device)):
-            lane = tasks.late[task] * devices + _lane_device(tasks, task, k)
-            task_of[place[lane]] = task
-            place[lane] += 1
-    for record in range(used[RECORDS], len(task_of)):
-        _add_record(blocks, priced, record, task_of[record], low, number)
-    used[RECORDS], used[BLOCKS] = len(task_of), block + 1
-    blocks.message_start[block + 1] = used[MESSAGES]
-
-
-@compiled
-def _lane_places(blocks, tasks, low, high, begin, on_device):  # type: ignore[no-untyped-def]
-    """Writes where the records of every lane begin, from lane[begin] on; a copy of that."""
-    devices = blocks.devices
-    count = np.zeros(2 * devices, np.int64)
-    for task in range(low, high):
-        for k in range(_lane_count(tasks, task, on_device)):
-            count[tasks.late[task] * devices + _lane_device(tasks, task, k)] += 1
-    blocks.lane[begin] = blocks.used[RECORDS]
-    for k in range(2 * devices):
-        blocks.lane[begin + k + 1] = blocks.lane[begin + k] + count[k]
-        count[k] = blocks.lane[begin + k]
-    return count
-
-
-@compiled
-def _add_record(blocks, priced, record, task, low, number):  # type: ignore[no-untyped-def]
-    """Adds a task that stands in a lane; `number` is that of every message of the Op, else -1."""
-    used, tasks = blocks.used, priced.tasks
-    blocks.duration[record] = priced.prices.duration[task]
-    blocks.issue[record] = priced.prices.issue[task]
-    blocks.task[record], blocks.message[record] = task - low, number[task - low]
-    if number[task - low] < 0:
-        for w in range(tasks.wait_start[task], tasks.wait_start[task + 1]):
-            blocks.wait[used[WAITS]] = number[tasks.wait[w]]
-            used[WAITS] += 1
-        for m in range(tasks.make_start[task], tasks.make_start[task + 1]):
-            blocks.make[used[MAKES]] = _name(priced, tasks.make[m])
-            used[MAKES] += 1
-    blocks.wait_start[record + 1], blocks.make_start[record + 1] = used[WAITS], used[MAKES]
-
-
-@compiled
-def _add_message(blocks, priced, task, order):  # type: ignore[no-untyped-def]
-    """Adds a message, which is the task `order` of its Op."""
-    used, tasks, lines = blocks.used, priced.tasks, priced.lines
-    message, nbytes = used[MESSAGES], tasks.nbytes[task]
-    blocks.lasts[message], blocks.order[message] = priced.prices.duration[task], order
-    blocks.stands[message] = _lane_count(tasks, task, priced.on_device)
-    blocks.latency[message] = 0
-    if priced.on_links:
-        line = priced.prices.line[task]
-        blocks.latency[message] = latency(nbytes, lines.lag[line], lines.drag[line])
-        for h in range(lines.start[line], lines.start[line + 1]):
-            blocks.hop_link[used[HOPS]] = lines.link[h]
-            blocks.hop_occupancy[used[HOPS]] = occupancy(nbytes, lines.pace[h])
-            used[HOPS] += 1
-    for n in range(tasks.need_start[task], tasks.need_start[task + 1]):
-        blocks.need[used[NEEDS]] = _name(priced, tasks.need[n])
-        blocks.need_device[used[NEEDS]] = priced.device[tasks.need[n] & PIECE]
-        used[NEEDS] += 1
-    used[MESSAGES] = message + 1
-    blocks.hop_start[message + 1], blocks.need_start[message + 1] = used[HOPS], used[NEEDS]
-
-
-@compiled
-def _name(priced, name):  # type: ignore[no-untyped-def]
-    """The name of a piece, with its place instead of its number."""
-    return name >> SHIFT << SHIFT | priced.place[name & PIECE]
-
-
-@compiled
-def _is_message(tasks, task):  # type: ignore[no-untyped-def]
-    return tasks.kind[task] == TRANSFER or tasks.kind[task] == COLLECTIVE
-
-
-@compiled
-def _lane_count(tasks, task, on_device):  # type: ignore[no-untyped-def]
-    """In how many lanes a task stands."""
-    if tasks.kind[task] == TRANSFER:
+@compiled_part
+def _lane_count(kind, group, group_start, task, on_device):  # type: ignore[no-untyped-def]
+    """In how many lanes a task stands; all are int64 columns."""
+    if kind[task] == TRANSFER:
         return 2 if on_device else 0
-    if tasks.kind[task] == COLLECTIVE:
-        group = tasks.group[task]
-        return tasks.group_start[group + 1] - tasks.group_start[group] if on_device else 0
+    if kind[task] == COLLECTIVE:
+        return group_start[group[task] + 1] - group_start[group[task]] if on_device else 0
     return 1
 
 
 @compiled
-def _lane_device(tasks, task, k):  # type: ignore[no-untyped-def]
-    """The k-th device in whose lane a task stands."""
-    if tasks.kind[task] == COLLECTIVE:
-        return tasks.member[tasks.group_start[tasks.group[task]] + k]
-    return tasks.peer[task] if k else tasks.device[task]
+def _sort_into_lanes(blocks, tasks, low, high, begin, on_device):  # type: ignore[no-untyped-def]
+    """Writes from lane[begin] on where the records of every lane begin; the tasks of an Op, low to
+    high, that are these records, from the first record of all on."""
+    kind, group, group_start, member = tasks.kind, tasks.group, tasks.group_start, tasks.member
+    device, peer, late = tasks.device, tasks.peer, tasks.late
+    lane, devices = blocks.lane, blocks.devices
+    count, first = np.zeros(2 * devices, np.int64), blocks.used[RECORDS]
+    for task in range(low, high):
+        at = late[task] * devices
+        for k in range(_lane_count(kind, group, group_start, task, on_device)):
+            if kind[task] == COLLECTIVE:
+                count[at + member[group_start[group[task]] + k]] += 1
+            else:
+                count[at + (peer[task] if k else device[task])] += 1
+    lane[begin] = first
+    for k in range(2 * devices):
+        lane[begin + k + 1] = lane[begin + k] + count[k]
+        count[k] = lane[begin + k] - first
+    found = np.empty(lane[begin + 2 * devices] - first, np.int64)
+    for task in range(low, high):
+        at = late[task] * devices
+        for k in range(_lane_count(kind, group, group_start, task, on_device)):
+            if kind[task] == COLLECTIVE:
+                where = at + member[group_start[group[task]] + k]
+            else:
+                where = at + (peer[task] if k else device[task])
+            found[count[where]] = task
+            count[where] += 1
+    return found
+
+
+@compiled_part
+def _add_records(blocks, tasks, prices, place, task_of, low, number):  # type: ignore[no-untyped-def]
+    """Adds the tasks that stand in lanes; the Op's first task is `low`. `number` says of every task
+    which message of the Op it is, or -1."""
+    used, record = blocks.used, blocks.used[RECORDS]
+    duration, issue, wait_start, wait = (
+        blocks.duration, blocks.issue, blocks.wait_start, blocks.wait,
+    )  # fmt: skip
+    make_start, make, task_column, message = (
+        blocks.make_start, blocks.make, blocks.task, blocks.message,
+    )  # fmt: skip
+    takes, issues, waits, made = prices.duration, prices.issue, tasks.wait, tasks.make
+    first_wait, first_made = tasks.wait_start, tasks.make_start
+    for task in task_of:
+        duration[record], issue[record] = takes[task], issues[task]
+        task_column[record], message[record] = task - low, number[task]
+        if number[task] < 0:
+            for w in range(first_wait[task], first_wait[task + 1]):
+                wait[used[WAITS]] = number[low + waits[w]]
+                used[WAITS] += 1
+            for m in range(first_made[task], first_made[task + 1]):
+                make[used[MAKES]] = made[m] >> SHIFT << SHIFT | place[made[m] & PIECE]
+                used[MAKES] += 1
+        record += 1
+        wait_start[record], make_start[record] = used[WAITS], used[MAKES]
+    used[RECORDS] = record
+
+
+@compiled_part
+def _add_messages(  # type: ignore[no-untyped-def]
+    blocks, tasks, prices, messages, place, device, low, high, number
+):  # fmt: skip
+    """Adds the messages of an Op whose tasks are low to high; writes their numbers in the Op."""
+    used, kind, group, group_start = blocks.used, tasks.kind, tasks.group, tasks.group_start
+    need_start, need, needs, need_device = (
+        tasks.need_start, tasks.need, blocks.need, blocks.need_device,
+    )  # fmt: skip
+    first = used[MESSAGES]
+    for task in range(low, high):
+        number[task] = -1
+        if kind[task] != TRANSFER and kind[task] != COLLECTIVE:
+            continue
+        message = used[MESSAGES]
+        number[task] = message - first
+        blocks.lasts[message], blocks.order[message] = prices.duration[task], task - low
+        blocks.stands[message] = _lane_count(kind, group, group_start, task, messages.on_device)
+        blocks.latency[message] = 0
+        if messages.on_links:
+            _add_hops(
+                blocks.hop_link, blocks.hop_occupancy, blocks.latency, used, messages.lines,
+                prices.line[task], tasks.nbytes[task],
+            )  # fmt: skip
+        for n in range(need_start[task], need_start[task + 1]):
+            piece = need[n] & PIECE
+            needs[used[NEEDS]] = need[n] >> SHIFT << SHIFT | place[piece]
+            need_device[used[NEEDS]] = device[piece]
+            used[NEEDS] += 1
+        used[MESSAGES] = message + 1
+        blocks.hop_start[message + 1], blocks.need_start[message + 1] = used[HOPS], used[NEEDS]
+
+
+@compiled_part
+def _add_hops(link, occupied, late, used, lines, line, nbytes):  # type: ignore[no-untyped-def]
+    """What the next message of so many bytes occupies on its line, and its latency."""
+    late[used[MESSAGES]] = latency(nbytes, lines.lag[line], lines.drag[line])
+    for h in range(lines.start[line], lines.start[line + 1]):
+        link[used[HOPS]], occupied[used[HOPS]] = lines.link[h], occupancy(nbytes, lines.pace[h])
+        used[HOPS] += 1
 
 
 @compiled

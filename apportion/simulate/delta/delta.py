@@ -1,4 +1,7 @@
-"""delta: what one changed Choice does to the simulated step, without simulating the rest again.
+"""Delta: what one changed Choice does to the simulated step, without simulating the rest again.
+The entrance of simulate/delta/.
+
+In: a Space, a Strategy, a Cluster and a CostModel, and then changes. Out: step times.
 
     live = Delta(space, strategy, cluster, cost)
     live.step_seconds
@@ -8,7 +11,7 @@
 
 Of a changed Op only its neighbourhood is lowered anew: the Flows of the Values that it reads and
 makes, and the Blocks of the Ops that make or read them. The schedule is worked out again from the
-first time on that can have changed (live.py, resume.py). The times are those of
+first time on that can have changed (schedule_state.py, reschedule.py). The times are those of
 `simulate(lower(...))` bit for bit.
 """
 
@@ -27,11 +30,10 @@ from apportion.columns import (
 from apportion.lower import READ, STAGES, Devices, Lowering, TaskGraph, build_task_graph
 from apportion.machine import Cluster, CostModel, ahead_nanoseconds
 from apportion.simulate.delta import block_store as stores
-from apportion.simulate.delta import reschedule as resume
-from apportion.simulate.delta import schedule_state as lives
+from apportion.simulate.delta import reschedule, schedule_state
 from apportion.simulate.delta.held_bytes import HeldBytes
 from apportion.simulate.delta.new_blocks import BlockMaker
-from apportion.simulate.delta.schedule_state import Live
+from apportion.simulate.delta.schedule_state import ScheduleState
 from apportion.simulate.delta.stage_names import differing_ops
 from apportion.simulate.schedule import Times
 from apportion.split import Choice, Layout, Space, Split, Strategy, verify, verify_choice
@@ -104,10 +106,10 @@ class Delta:
 
     def times(self) -> Times:
         """Start and end of every task, in the order of the TaskGraph."""
-        blocks = self.live.cells[self.live.at[lives.BLOCK] :][: self.live.rows // 2]
+        blocks = self.state.cells[self.state.at[schedule_state.BLOCK] :][: self.state.rows // 2]
         first = offsets(self.maker.blocks.tasks[blocks])
-        start, end = np.full((2, int(first[-1])), lives.ABSENT)
-        resume.tell(self.maker.blocks, self.live, first, start, end)
+        start, end = np.full((2, int(first[-1])), schedule_state.ABSENT)
+        reschedule.write_times(self.maker.blocks, self.state, first, start, end)
         return start, end
 
     def tasks(self) -> TaskGraph:
@@ -138,8 +140,8 @@ class Delta:
             not self.changes % LOOKS and self._is_crowded()
         ):
             self._build()
-        counters = self.live.counters
-        counters[lives.WRITTEN] = 0
+        counters = self.state.counters
+        counters[schedule_state.WRITTEN] = 0
         before = self.before = _Before(
             self.step_ns, lowering.termwise, counters.copy(), [], {}, {}, NONE
         )
@@ -150,10 +152,10 @@ class Delta:
             before.layouts[value] = lowering.layouts.get(value)
             lowering.set_layout(value, layout)
         touched = set(choices)
-        if self._retell(choices, layouts):
+        if self._update_termwise(choices, layouts):
             touched |= _differing(before.termwise, lowering.termwise)
         values = self._new_flows(touched, layouts)
-        self._restamp(self._new_blocks(touched, values), limit)
+        self._replace_blocks(self._new_blocks(touched, values), limit)
         return self.step_ns
 
     def _used(self) -> tuple[Ints, Ints]:
@@ -215,8 +217,8 @@ class Delta:
         if before.counters is None:
             self._build()
             return
-        lives.undo(self.maker.blocks, self.live, before.ops)
-        self.live.counters[:] = before.counters
+        schedule_state.undo_changes(self.maker.blocks, self.state, before.ops)
+        self.state.counters[:] = before.counters
         self.step_ns = before.step
 
     def keep(self) -> None:
@@ -225,7 +227,7 @@ class Delta:
         assert self.before is not None, "there is nothing to keep"
         self.before = None
 
-    def _retell(self, ops: Iterable[int], values: Iterable[int]) -> bool:
+    def _update_termwise(self, ops: Iterable[int], values: Iterable[int]) -> bool:
         """What is computed term by term, after Ops got other Choices and Values other Layouts;
         whether that may be something else now."""
         lowering = self.lowering
@@ -269,7 +271,7 @@ class Delta:
 
     # The arrays
 
-    def _restamp(self, ops: Ints, limit: int | None) -> None:
+    def _replace_blocks(self, ops: Ints, limit: int | None) -> None:
         """Gives Ops their new Blocks, and works out what changes."""
         before, maker = self.before, self.maker
         assert before is not None
@@ -279,18 +281,18 @@ class Delta:
         fits = maker.fits
         if fits:
             blocks = maker.blocks_of(ops.tolist(), self.flows)
-            fits = self._settle(ops, blocks, lives.NEVER if limit is None else limit)
+            fits = self._reschedule(ops, blocks, schedule_state.NEVER if limit is None else limit)
         if not fits:
             before.counters = None
             self._build()
 
-    def _settle(self, ops: Ints, blocks: Ints, limit: int) -> bool:
+    def _reschedule(self, ops: Ints, blocks: Ints, limit: int) -> bool:
         """The schedule with the Blocks that these Ops have now; whether there was room."""
-        held, live = self.maker.blocks, self.live
-        ends = int(resume.change(held, live, ops, blocks, limit))
-        if ends != lives.ABSENT:
+        held, state = self.maker.blocks, self.state
+        ends = int(reschedule.change(held, state, ops, blocks, limit))
+        if ends != schedule_state.ABSENT:
             self.step_ns, self.bounded = ends, ends > limit
-        return ends != lives.ABSENT
+        return ends != schedule_state.ABSENT
 
     def _build(self) -> None:
         """The arrays, from the Flows there are; all that changes have left behind is dropped."""
@@ -299,9 +301,9 @@ class Delta:
         pieces = store.piece_start[: store.used[STAGES]]
         maker.restart(max(2 * len(self.cluster.devices), int(np.diff(pieces).max())))
         blocks = maker.blocks_of(range(len(self.lowering.graph.ops) + 1), self.flows)
-        self.live = self._room(stores.totals(maker.blocks, blocks))
-        self.step_ns = int(resume.begin(maker.blocks, self.live, blocks))
-        self.live.counters[lives.WRITTEN] = 0
+        self.state = self._room(stores.totals(maker.blocks, blocks))
+        self.step_ns = int(reschedule.begin(maker.blocks, self.state, blocks))
+        self.state.counters[schedule_state.WRITTEN] = 0
         self.crowded = [np.maximum(CROWDED * used, PLENTY) for used in self._used()]
 
     def _drop_unused(self) -> None:
@@ -313,7 +315,7 @@ class Delta:
             before[value] = numbers[flow]
         self.holding.renumber(numbers)
 
-    def _room(self, used: Ints) -> Live:
+    def _room(self, used: Ints) -> ScheduleState:
         """Empty arrays with room for changes; now the Blocks of all Ops have so much."""
         graph, devices = self.lowering.graph, len(self.cluster.devices)
         ops = len(graph.ops) + 1
@@ -336,22 +338,23 @@ class Delta:
         cells = (slots, 2 * lanes, messages, messages, hops, ops, ops)
         journal = int(spare[stores.MAKES]) + 4 * lanes + hops + 8 * messages + 3 * ops
         marks = np.zeros((devices, rows), np.uint8)
-        marks[:, :: lives.APART] = lives.STATION
-        live = Live(
+        marks[:, :: schedule_state.APART] = schedule_state.STATION
+        state = ScheduleState(
             devices, rows, span, _new(sum(cells)), offsets(np.array(cells)), _new(6),
             np.empty((journal, 2), np.int64), marks.ravel(),
             np.zeros(lanes, np.int32), np.zeros((lanes, 8), np.int64),
             offsets(np.array([len(v) for v in values])),
             np.array([first[v] * span for each in values for v in each], np.int64), maker,
-            self.ahead, np.zeros((messages, lives.FIELDS), np.int64), np.zeros(messages, np.uint8),
+            self.ahead, np.zeros((messages, schedule_state.FIELDS), np.int64),
+            np.zeros(messages, np.uint8),
             _new(needs), _new(needs), _new(needs), _new(needs),
             _new(devices), _new(devices), _new(devices), _new(devices), _new(devices),
             np.full(lanes, -1), _new(devices), np.zeros((messages, 2), np.int64),
             _new(messages), _new(links),
         )  # fmt: skip
-        blocks = live.at[lives.BLOCK]
-        live.cells[blocks : blocks + ops] = lives.ABSENT
-        return live
+        blocks = state.at[schedule_state.BLOCK]
+        state.cells[blocks : blocks + ops] = schedule_state.ABSENT
+        return state
 
 
 def _new(count: int) -> Ints:

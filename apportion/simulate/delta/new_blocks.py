@@ -38,7 +38,7 @@ from apportion.machine import (
     times_messages,
 )
 from apportion.simulate.delta.block_store import (
-    PricedTasks,
+    MessageFacts,
     add_blocks,
     empty_blocks,
     enlarged,
@@ -120,7 +120,8 @@ class BlockMaker:
             if missing == LINES:
                 self._learn_lines(tasks, prices)
             else:
-                self.blocks = enlarged(self.blocks, room_for(self._priced(tasks, prices)))
+                more = room_for(tasks, prices, self._message_facts())
+                self.blocks = enlarged(self.blocks, more)
             missing = make(requests)
 
     def _make(self, requests: Ints) -> int:
@@ -137,7 +138,11 @@ class BlockMaker:
         prices, bare = empty_prices(tasks), self._bare(tasks)
         prices.duration[:] = nanoseconds(bare, self.cluster, self.cost)
         prices.issue[:] = issue_nanoseconds(bare, self.cluster, self.cost)
-        return NOTHING if add_blocks(self.blocks, self._priced(tasks, prices)) else ROOM
+        fits = add_blocks(
+            self.blocks, tasks, prices, self._message_facts(), self.name_flows().place,
+            self.lowering.store.device,
+        )  # fmt: skip
+        return NOTHING if fits else ROOM
 
     def _lower(self, requests: Ints) -> OpTasks:
         lowering = self.lowering
@@ -146,11 +151,8 @@ class BlockMaker:
         )
         return found
 
-    def _priced(self, tasks: OpTasks, prices: TaskPrices) -> PricedTasks:
-        return PricedTasks(
-            tasks, prices, self.routes.lines, self.name_flows().place, self.lowering.store.device,
-            self.on_device, self.on_links,
-        )  # fmt: skip
+    def _message_facts(self) -> MessageFacts:
+        return MessageFacts(self.routes.lines, self.on_device, self.on_links)
 
     def _bare(self, it: OpTasks) -> TaskGraph:
         """The tasks as far as costs need them."""
@@ -205,13 +207,14 @@ def _make(  # type: ignore[no-untyped-def]
     blocks, store, records, requests, prices, issue, routes, pairs, place, on_device
 ):  # fmt: skip
     """Lowers Ops, prices their tasks and adds their Blocks, unless something is missing."""
-    tasks = lower_ops(store, records, requests, blocks.devices, pairs, 0)
+    tasks = lower_ops(store, records, requests, blocks.devices, pairs, np.int64(0))
     priced = empty_prices(tasks)
     if not route_messages(routes, tasks, priced):
         return LINES
     price_tasks(prices, issue, tasks, priced)
-    whole = PricedTasks(tasks, priced, routes.lines, place, store.device, on_device, True)
-    return NOTHING if add_blocks(blocks, whole) else ROOM
+    messages = MessageFacts(routes.lines, on_device, True)
+    fits = add_blocks(blocks, tasks, priced, messages, place, store.device)
+    return NOTHING if fits else ROOM
 
 
 def bare_tasks(

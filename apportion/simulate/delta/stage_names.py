@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled, mixed
+from apportion.columns import Ints, compiled, compiled_part, mixed
 from apportion.lower import FLOWS, PIECES, READ, STAGES, FlowStore
 
 
@@ -62,11 +62,11 @@ def _name_stages(store: FlowStore, names: StageNames, span: int) -> None:
     names.named[NAMED] = store.used[FLOWS]
 
 
-@compiled
+@compiled_part
 def _stage_hash(store: FlowStore, place: Ints, stage: int) -> int:
     """A hash of what a stage makes and gives, as far as tasks and their times go."""
     low, high = store.piece_start[stage], store.piece_start[stage + 1]
-    found = mixed(0, high - low)
+    found = mixed(np.int64(0), high - low)
     for piece in range(low, high):
         found = _mixed_piece(found, store, place, piece)
         found = mixed(found, np.int64(store.base[piece] >= 0))
@@ -80,11 +80,11 @@ def _stage_hash(store: FlowStore, place: Ints, stage: int) -> int:
         if store.answer[k] >= 0:
             found = _mixed_piece(found, store, place, store.answer[k])
         else:
-            found = mixed(found, -1)
+            found = mixed(found, np.int64(-1))
     return int(found)
 
 
-@compiled
+@compiled_part
 def _mixed_piece(found: int, store: FlowStore, place: Ints, piece: int) -> int:
     found = mixed(mixed(found, place[piece]), store.device[piece])
     return mixed(found, store.nbytes[piece])  # type: ignore[no-any-return, unused-ignore]

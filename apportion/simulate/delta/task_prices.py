@@ -37,19 +37,20 @@ def empty_prices(tasks: OpTasks) -> TaskPrices:
 def price_tasks(table: PriceTable, issue: Ints, tasks: OpTasks, prices: TaskPrices) -> None:
     """Writes what computing and assembling take. Messages take no time in a lane. `issue` is, by
     device, that of every operator and last that of an assembly."""
+    kind, device, operator, nbytes = tasks.kind, tasks.device, tasks.operator, tasks.nbytes
+    flops, itemsize, taken = tasks.flops, tasks.itemsize, tasks.taken
+    duration, issued, assembly = prices.duration, prices.issue, issue.shape[1] - 1
     for task in range(tasks.used[TASKS]):
-        kind, device, nbytes = tasks.kind[task], tasks.device[task], tasks.nbytes[task]
-        if kind == COMPUTE:
-            operator = tasks.operator[task]
+        if kind[task] == COMPUTE:
             seconds, _ = compute_price(
-                table, operator, device, tasks.flops[task], nbytes, tasks.itemsize[task]
+                table, operator[task], device[task], flops[task], nbytes[task], itemsize[task]
             )
-            prices.duration[task] = whole_nanoseconds(seconds)
-            prices.issue[task] = issue[device, operator]
-        elif kind == ASSEMBLE:
-            seconds, _ = assembly_price(table, device, tasks.taken[task], nbytes)
-            prices.duration[task] = whole_nanoseconds(seconds)
-            prices.issue[task] = issue[device, issue.shape[1] - 1]
+            duration[task] = whole_nanoseconds(seconds)
+            issued[task] = issue[device[task], operator[task]]
+        elif kind[task] == ASSEMBLE:
+            seconds, _ = assembly_price(table, device[task], taken[task], nbytes[task])
+            duration[task] = whole_nanoseconds(seconds)
+            issued[task] = issue[device[task], assembly]
 
 
 # Routes
@@ -106,7 +107,7 @@ def with_group(
 @compiled
 def _find(group, at, pattern, members):  # type: ignore[no-untyped-def]
     """Where in `at` a group is, or the free place where it belongs. All are int64 columns."""
-    found = mixed(0, pattern)
+    found = mixed(np.int64(0), pattern)
     for member in members:
         found = mixed(found, member + 1)
     row = found & (len(at) - 1)
