@@ -309,14 +309,13 @@ class Lowering:
         """Flows of Values, by what they follow from."""
         requests = [self._request(value, key) for key, value in new.items()]
         found = self._add_flows(requests)
-        moved = self.store.moved[found].tolist()
-        again, laid = [], []
+        again, laid, moved = [], [], self.store.moved
         for k, (value, it) in enumerate(zip(new.values(), requests, strict=True)):
-            if it.terms > 1 and not it.layout and moved[k] and self._gathers(value):
+            if it.terms > 1 and not it.layout and moved[found[k]] and self._gathers(value):
                 again.append(k)
                 laid.append(it._replace(layout=self._spread_out(value, it)))
         for k, reduced in zip(again, self._add_flows(laid) if laid else (), strict=True):
-            if self.store.moved[reduced] < moved[k]:
+            if self.store.moved[reduced] < moved[found[k]]:
                 found[k] = reduced
         return found
 

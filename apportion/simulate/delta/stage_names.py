@@ -32,6 +32,8 @@ NAMED, LONGEST = range(2)
 
 def names_for(store: FlowStore, names: StageNames | None, span: int) -> StageNames:
     """The names of all Flows in a store: those that there are, and new ones."""
+    if names is not None and names.named[NAMED] == store.used[FLOWS]:
+        return names
     pieces, stages = (int(store.used[k]) for k in (PIECES, STAGES))
     if names is None:
         names = StageNames(*(np.zeros(n, np.int64) for n in (2, 2 * pieces, 2 * stages)))
