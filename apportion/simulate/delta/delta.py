@@ -261,11 +261,11 @@ class Delta:
     def _new_blocks(self, touched: set[int], values: list[int]) -> Ints:
         """Ops whose tasks are other ones now."""
         assert self.before is not None
-        was, now, names = self.before.flows, self.flows, self.maker.name_flows()
+        was, now, maker = self.before.flows, self.flows, self.maker
         changed = np.array([(v, was[v], now[v]) for v in values], np.int64).reshape(-1, 3)
         found: Ints = differing_ops(
-            self.lowering.store.stage_start, names.hash, changed, *self.lowering.near,
-            np.array([*touched]),
+            self.lowering.store, maker.names_with_room(), maker.span, changed,
+            *self.lowering.near, np.array([*touched]),
         )  # fmt: skip
         return found
 

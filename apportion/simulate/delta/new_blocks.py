@@ -18,6 +18,7 @@ from apportion.lower import (
     ASSEMBLE,
     COLLECTIVE,
     COMPUTE,
+    FLOWS,
     GROUPS,
     MEMBERS,
     NO_ENDS,
@@ -44,7 +45,7 @@ from apportion.simulate.delta.block_store import (
     enlarged,
     room_for,
 )
-from apportion.simulate.delta.stage_names import LONGEST, StageNames, names_for
+from apportion.simulate.delta.stage_names import LONGEST, NAMED, StageNames, name_stages, with_room
 from apportion.simulate.delta.task_prices import (
     TaskPrices,
     empty_prices,
@@ -88,7 +89,14 @@ class BlockMaker:
 
     def name_flows(self) -> StageNames:
         """The names of all Flows that there are now."""
-        self.names = names_for(self.lowering.store, self.names, self.span)
+        store, names = self.lowering.store, self.names_with_room()
+        if names.named[NAMED] < store.used[FLOWS]:
+            name_stages(store, names, self.span)
+        return names
+
+    def names_with_room(self) -> StageNames:
+        """The names of Flows, with room for those that have none yet."""
+        self.names = with_room(self.lowering.store, self.names)
         return self.names
 
     @property

@@ -30,16 +30,13 @@ class StageNames(NamedTuple):  # numba takes no dataclass
 NAMED, LONGEST = range(2)
 
 
-def names_for(store: FlowStore, names: StageNames | None, span: int) -> StageNames:
-    """The names of all Flows in a store: those that there are, and new ones."""
-    if names is not None and names.named[NAMED] == store.used[FLOWS]:
-        return names
+def with_room(store: FlowStore, names: StageNames | None) -> StageNames:
+    """The names that there are, with room for those of all Flows in a store."""
     pieces, stages = (int(store.used[k]) for k in (PIECES, STAGES))
     if names is None:
         names = StageNames(*(np.zeros(n, np.int64) for n in (2, 2 * pieces, 2 * stages)))
     elif pieces > len(names.place) or stages > len(names.hash):
         names = StageNames(names.named, _longer(names.place, pieces), _longer(names.hash, stages))
-    _name_stages(store, names, span)
     return names
 
 
@@ -50,7 +47,7 @@ def _longer(column: Ints, needed: int) -> Ints:
 
 
 @compiled
-def _name_stages(store: FlowStore, names: StageNames, span: int) -> None:
+def name_stages(store: FlowStore, names: StageNames, span: int) -> None:
     """Names the pieces and stages of the Flows that have no names yet."""
     for flow in range(names.named[NAMED], store.used[FLOWS]):
         first, last = store.stage_start[flow], store.stage_start[flow + 1] - 1
@@ -94,8 +91,9 @@ def _mixed_piece(found: int, store: FlowStore, place: Ints, piece: int) -> int:
 
 @compiled
 def differing_ops(
-    stage_start: Ints,
-    hashes: Ints,
+    store: FlowStore,
+    names: StageNames,
+    span: int,
     changed: Ints,
     maker: Ints,
     first: Ints,
@@ -105,9 +103,11 @@ def differing_ops(
     """Ops whose tasks are others because Values have other Flows: who makes a Value, if what it
     leaves differs; who reads it, if what it is given does; and the given `ops`.
 
-    Rows of `changed` are (Value, its old Flow, its new one). For all Values there is the Op that
-    makes it or -1, and where its readers are.
+    Flows without names get them first. Rows of `changed` are (Value, its old Flow, its new one).
+    For all Values there is the Op that makes it or -1, and where its readers are.
     """
+    name_stages(store, names, span)
+    stage_start, hashes = store.stage_start, names.hash
     count, most = len(ops), len(ops) + len(changed)
     for row in range(len(changed)):
         most += first[changed[row, 0] + 1] - first[changed[row, 0]]
