@@ -97,9 +97,9 @@ class Timed(Delta):
 
     settling = 0.0
 
-    def _settle(self, ops: Ints, blocks: Ints, limit: int) -> bool:
+    def _reschedule(self, ops: Ints, blocks: Ints, limit: int) -> bool:
         began = time.process_time()
-        settled = super()._settle(ops, blocks, limit)
+        settled = super()._reschedule(ops, blocks, limit)
         self.settling += time.process_time() - began
         return settled
 

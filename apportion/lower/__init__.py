@@ -13,20 +13,29 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    from apportion.lower import (
-        draft as draft,
+    from apportion.lower.exchange import (
+        GROUPS as GROUPS,
     )
-    from apportion.lower import (
-        flow_store as flow_store,
+    from apportion.lower.exchange import (
+        MEMBERS as MEMBERS,
     )
-    from apportion.lower.draft import (
+    from apportion.lower.exchange import (
+        OPS as OPS,
+    )
+    from apportion.lower.exchange import (
+        PIECE as PIECE,
+    )
+    from apportion.lower.exchange import (
         SHIFT as SHIFT,
     )
-    from apportion.lower.draft import (
+    from apportion.lower.exchange import (
         TASKS as TASKS,
     )
-    from apportion.lower.draft import (
-        Sheet as Sheet,
+    from apportion.lower.exchange import (
+        OpTasks as OpTasks,
+    )
+    from apportion.lower.exchange import (
+        pair_columns as pair_columns,
     )
     from apportion.lower.lower import (
         Lowering as Lowering,
@@ -37,8 +46,11 @@ if TYPE_CHECKING:
     from apportion.lower.lower import (
         lower as lower,
     )
+    from apportion.lower.op_tasks import (
+        lower_ops as lower_ops,
+    )
     from apportion.lower.task_columns import (
-        stamp as stamp,
+        build_task_graph as build_task_graph,
     )
     from apportion.lower.task_graph import (
         CATEGORIES as CATEGORIES,
@@ -95,16 +107,28 @@ if TYPE_CHECKING:
         termwise as termwise,
     )
     from apportion.lower.value_flow import (
-        HEAD as HEAD,
+        FLOWS as FLOWS,
     )
     from apportion.lower.value_flow import (
         MADE as MADE,
     )
     from apportion.lower.value_flow import (
+        PIECES as PIECES,
+    )
+    from apportion.lower.value_flow import (
         READ as READ,
     )
     from apportion.lower.value_flow import (
-        Flow as Flow,
+        STAGES as STAGES,
+    )
+    from apportion.lower.value_flow import (
+        FlowStore as FlowStore,
+    )
+    from apportion.lower.value_flow import (
+        end_piece as end_piece,
+    )
+    from apportion.lower.value_flow import (
+        first_piece as first_piece,
     )
 
 lazy_face(__name__)

@@ -1,8 +1,12 @@
-"""fetch: the tasks that bring regions to where they are wanted, in compiled code: the exchange, and
-the assemblies of what it brings. A part of what block.py makes a Block of.
+"""The tasks of one exchange: the messages that bring boxes to where they are read, and the
+assemblies of what they bring. A part of lower/, in compiled code.
 
-It is given the cores of Flows (flow.py) one after the other, behind a row of numbers that says of
-each which Value it is, at which stage it is read and how many bytes an element has.
+In: Flows (value_flow.py), and the stages of them that are to be made. Out: rows of OpTasks, the
+columns which op_tasks.py fills.
+
+A message goes from one device to another with all boxes that one exchange moves between the two.
+Where a group of three or more devices all send to all, and about equally much, they have one
+COLLECTIVE instead of all their messages.
 """
 
 from __future__ import annotations
@@ -11,330 +15,368 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled
-from apportion.lower.task_kinds import (
-    ASSEMBLE,
-    COLLECTIVE,
-    TRANSFER,
-)
-from apportion.lower.value_flow import HEAD
-from apportion.machine import (
-    ALL_GATHER,
-    ALL_TO_ALL,
-    REDUCE_SCATTER,
-)
+from apportion.columns import Floats, Ints, compiled, compiled_part, hash_table, is_new_pair, sort
+from apportion.lower.task_kinds import ASSEMBLE, COLLECTIVE, TRANSFER
+from apportion.machine import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER
 
 EVEN = 2.0  # members of a collective send about equally much: the most over the least
+FEWEST_PAIRS = 6  # as many pairs of devices have a message where three send to each other
 
-TASKS, INS, OUTS, AFTERS, CREATED, COPIES, ENDS, GROUPS, MEMBERS = range(9)
+SHIFT = 32  # a piece is named j << SHIFT | piece: which of the Op's Values it is of, and its number
+PIECE = (1 << SHIFT) - 1
+
+OPS, TASKS, NEEDS, WAITS, MAKES, GROUPS, MEMBERS, READS, COPIES = range(9)
 
 
-class Columns(NamedTuple):
-    """Columns while they grow; a row of numbers for each."""
+class OpTasks(NamedTuple):  # numba takes no dataclass
+    """The tasks of several Ops. Lengths: Ops o, tasks t, made pieces m, copies c, groups g. Tasks
+    are numbered through all Ops. Columns are longer than what is used of them."""
 
-    used: Ints  # how many there are of each
-    task: Ints  # 10 x: as in a Block, kind to pattern without flops, then taken
-    start: Ints  # 3 x: ins, outs and afters of tasks
-    ins: Ints  # 2 x
-    outs: Ints  # 2 x
-    after: Ints  # 1 x
-    created: Ints  # 6 x
-    copy: Ints  # 10 x: as in a Block; sender, receiver, bytes; the Value's index
-    member: Ints  # groups: how many members, and the members
-    member_start: Ints  # by group
+    used: Ints  # how many there are: OPS, TASKS, ...
+    task_start: Ints  # o + 1
+    kind: Ints  # t
+    operator: Ints  # t: which operator the Op is
+    owner: Ints  # t: which of the Ops
+    part: Ints  # t: which part of the Op, -1 unless COMPUTE
+    device: Ints  # t
+    peer: Ints  # t: the receiver of a TRANSFER, else -1
+    late: Ints  # t: 1 for tasks that lay results out
+    nbytes: Ints  # t
+    flops: Floats  # t
+    itemsize: Ints  # t
+    taken: Ints  # t: boxes that a message carries, or that an assembly puts together
+    group: Ints  # t: the group of a COLLECTIVE, else -1
+    pattern: Ints  # t: what the blocks of a COLLECTIVE are, else -1
+    need_start: Ints  # t + 1
+    need: Ints  # names of the pieces that a message reads, each once
+    wait_start: Ints  # t + 1
+    wait: Ints  # messages that an assembly waits for, counted from the Op's first task
+    make_start: Ints  # t + 1
+    make: Ints  # m: names of the pieces that a task makes
+    group_start: Ints  # g + 1
+    member: Ints  # devices, rising
+    # The rest is there only where slots are asked for
+    with_slots: int  # whether they are: 0 or 1
+    read_start: Ints  # t + 1
+    read: Ints  # names of the pieces that a task reads, in order; -1 for a block of zeros
+    base: Ints  # m: the name of the piece whose storage a made piece shares, or -1
+    copy_target: Ints  # c: the name of the piece that a box goes into
+    copy_source: Ints  # c: the number of the source in the FlowStore
+    copy_message: Ints  # c: the message that carries it, or -1
+    copy_task: Ints  # c: the ASSEMBLE that it is for
+    # For one exchange; between two of them as they were
+    pair_bytes: Ints  # by pair of devices: 0
+    carrier: Ints  # by pair of devices: -1
+    parent: Ints  # by device
+    seen: Ints  # t: the last of those that wait for a message
+
+
+PENDING = -2  # the carrier of a pair that has something to send, but no message yet
+
+
+def pair_columns(devices: int) -> Ints:
+    """What OpTasks have by pair of devices, before the first exchange."""
+    return np.array([[0], [-1]]).repeat(devices * devices, 1)
 
 
 @compiled
-def made_here(given, at, v):  # type: ignore[no-untyped-def]
-    """The range of the pieces of a Value that are made here."""
-    stage = at[v] + HEAD + given[4 + 3 * v]
-    return given[stage], given[stage + 1]
+def new_op_tasks(room, slots, devices, pairs):  # type: ignore[no-untyped-def]
+    """Empty columns with so much room for everything, and for slots if `slots` is 1."""
+    c, d = np.empty((23, room + 1), np.int64), np.empty((7, slots * room + 1), np.int64)
+    c[:, 0], d[:, 0] = 0, 0
+    return OpTasks(
+        np.zeros(9, np.int64), c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8],
+        c[9].view(np.float64), c[10], c[11], c[12], c[13], c[14], c[15], c[16], c[17], c[18],
+        c[19], c[20], c[21], slots, d[0], d[1], d[2], d[3], d[4], d[5], d[6],
+        pairs[0], pairs[1], np.empty(devices, np.int64), c[22],
+    )  # fmt: skip
+
+
+@compiled_part
+def add_task(tasks, kind, device, peer, late, nbytes, itemsize, taken):  # type: ignore[no-untyped-def]
+    """Adds a task; what it needs, waits for, makes and reads is added after it. Its number."""
+    used = tasks.used
+    task = used[TASKS]
+    tasks.kind[task], tasks.device[task], tasks.peer[task] = kind, device, peer
+    tasks.late[task], tasks.nbytes[task], tasks.itemsize[task] = late, nbytes, itemsize
+    tasks.taken[task], tasks.flops[task], tasks.part[task] = taken, 0.0, -1
+    tasks.group[task] = tasks.pattern[task] = tasks.seen[task] = -1
+    tasks.need_start[task + 1] = used[NEEDS]
+    tasks.wait_start[task + 1] = used[WAITS]
+    tasks.make_start[task + 1] = used[MAKES]
+    used[TASKS] = task + 1
+    return task
 
 
 @compiled
-def device_at(given, core):  # type: ignore[no-untyped-def]
-    """Where the devices of a core are."""
-    return core + HEAD + 2 * (given[core + 4] + 1)
+def add_exchange(tasks, store, flows, stages, first_value, late, begun):  # type: ignore[no-untyped-def]
+    """The messages and assemblies that make the pieces of Flows at stages. The Flows are those of
+    the Op's Values from `first_value` on; the Op's tasks are those from `begun` on."""
+    devices, device, source_start = len(tasks.parent), store.device, store.source_start
+    remote = 0
+    for k in range(len(flows)):
+        at = store.stage_start[flows[k]] + stages[k]
+        for piece in range(store.piece_start[at], store.piece_start[at + 1]):
+            for q in range(source_start[piece], source_start[piece + 1]):
+                remote += device[store.source[q]] != device[piece]
+    pairs = np.empty((2, min(remote, devices * devices)), np.int64)
+    count = 0
+    if remote:
+        count = _add_messages(tasks, store, flows, stages, first_value, late, remote, pairs)
+    for k in range(len(flows)):
+        at = store.stage_start[flows[k]] + stages[k]
+        low, high = store.piece_start[at], store.piece_start[at + 1]
+        if low < high:
+            value, itemsize = (k + first_value) << SHIFT, store.itemsize[flows[k]]
+            _add_assemblies(tasks, store, low, high, value, itemsize, late, begun)
+    for k in range(count):
+        pair = pairs[0, k] * devices + pairs[1, k]
+        tasks.carrier[pair], tasks.pair_bytes[pair] = -1, 0
+
+
+@compiled_part
+def _add_assemblies(tasks, store, low, high, value, itemsize, late, begun):  # type: ignore[no-untyped-def]
+    """The tasks that put the pieces low to high together; names of pieces of their Value begin with
+    `value`."""
+    device, source, source_start = store.device, store.source, store.source_start
+    nbytes, base, used, devices = store.source_nbytes, store.base, tasks.used, len(tasks.parent)
+    carrier, seen, wait, wait_start = tasks.carrier, tasks.seen, tasks.wait, tasks.wait_start
+    make, make_start = tasks.make, tasks.make_start
+    for piece in range(low, high):
+        begin, end, here, moved = source_start[piece], source_start[piece + 1], device[piece], 0
+        if base[piece] < 0:
+            for q in range(begin, end):
+                moved += 2 * nbytes[q]
+        task = add_task(tasks, ASSEMBLE, here, -1, late, moved, itemsize, end - begin)
+        for q in range(begin, end):
+            there = device[source[q]]
+            if there != here:
+                message = carrier[there * devices + here]
+                if seen[message] != task:
+                    seen[message] = task
+                    wait[used[WAITS]] = message - begun
+                    used[WAITS] += 1
+        if tasks.with_slots:
+            _add_copies(tasks, store, piece, value, task)
+        make[used[MAKES]] = value | piece
+        used[MAKES] += 1
+        wait_start[task + 1], make_start[task + 1] = used[WAITS], used[MAKES]
+
+
+@compiled_part
+def _add_copies(tasks, store, piece, value, task):  # type: ignore[no-untyped-def]
+    """The boxes that an assembly puts together, and the pieces on its device that it reads."""
+    used, reads, devices = tasks.used, tasks.used[READS], len(tasks.parent)
+    here, base = store.device[piece], store.base[piece]
+    for q in range(store.source_start[piece], store.source_start[piece + 1]):
+        there, row = store.device[store.source[q]], used[COPIES]
+        tasks.copy_target[row], tasks.copy_source[row] = value | piece, q
+        tasks.copy_task[row], tasks.copy_message[row] = task, -1
+        if there != here:
+            tasks.copy_message[row] = tasks.carrier[there * devices + here]
+        else:
+            used[READS] = _insert(tasks.read, reads, used[READS], value | store.source[q])
+        used[COPIES] = row + 1
+    tasks.base[used[MAKES]] = value | base if base >= 0 else -1
+    tasks.read_start[task + 1] = used[READS]
+
+
+@compiled_part
+def _insert(numbers, begin, end, number):  # type: ignore[no-untyped-def]
+    """Puts a number among the rising ones numbers[begin:end], once; their new end."""
+    place = end
+    while place > begin and numbers[place - 1] > number:
+        place -= 1
+    if place > begin and numbers[place - 1] == number:
+        return end
+    for k in range(end, place, -1):
+        numbers[k] = numbers[k - 1]
+    numbers[place] = number
+    return end + 1
+
+
+# Messages
+
+
+class _Sent(NamedTuple):
+    """Boxes that leave their device in one exchange, in columns."""
+
+    source: Ints  # which source in the FlowStore; -1 if its message reads the same piece already
+    name: Ints  # of the piece that is read
+    sender: Ints  # device; then the message, counted from the first of the exchange
+    receiver: Ints  # device
 
 
 @compiled
-def source_start_at(given, core):  # type: ignore[no-untyped-def]
-    return device_at(given, core) + 3 * given[core + 1]
+def _add_messages(  # type: ignore[no-untyped-def]
+    tasks, store, flows, stages, first_value, late, remote, pairs
+):  # fmt: skip
+    """The messages of one exchange, and what each reads. Writes the pairs of devices that have a
+    message to `pairs`; how many these are."""
+    carrier, devices, first = tasks.carrier, len(tasks.parent), tasks.used[TASKS]
+    c = np.empty((4, remote), np.int64)
+    sent = _Sent(c[0], c[1], c[2], c[3])
+    _find_sent(tasks, store, flows, stages, first_value, sent)
+    count = _find_pairs(carrier, sent.sender, devices, pairs)
+    if count >= FEWEST_PAIRS:
+        _add_collectives(tasks, store, pairs[:, :count], sent, late)
+    for k in range(count):
+        pair = pairs[0, k] * devices + pairs[1, k]
+        if carrier[pair] == PENDING:
+            nbytes = tasks.pair_bytes[pair]
+            carrier[pair] = add_task(tasks, TRANSFER, pairs[0, k], pairs[1, k], late, nbytes, 1, 0)
+    _add_needs(tasks, sent, first)
+    return count
+
+
+@compiled_part
+def _find_sent(tasks, store, flows, stages, first_value, sent):  # type: ignore[no-untyped-def]
+    """Writes all boxes that leave their device, and adds up what every pair of devices sends."""
+    device, source, devices, n = store.device, store.source, len(tasks.parent), 0
+    for k in range(len(flows)):
+        at = store.stage_start[flows[k]] + stages[k]
+        for piece in range(store.piece_start[at], store.piece_start[at + 1]):
+            here = device[piece]
+            for q in range(store.source_start[piece], store.source_start[piece + 1]):
+                there = device[source[q]]
+                if there != here:
+                    sent.source[n], sent.name[n] = q, (k + first_value) << SHIFT | source[q]
+                    sent.sender[n], sent.receiver[n] = there, here
+                    tasks.carrier[there * devices + here] = PENDING
+                    tasks.pair_bytes[there * devices + here] += store.source_nbytes[q]
+                    n += 1
 
 
 @compiled
-def answer_at(given, core):  # type: ignore[no-untyped-def]
-    return source_start_at(given, core) + given[core + 1] + 1
+def _find_pairs(carrier, sender, devices, pairs):  # type: ignore[no-untyped-def]
+    """Writes the pairs (sender, receiver) that have something to send, rising; how many."""
+    sends, count = np.zeros(devices, np.uint8), 0
+    for device in sender:
+        sends[device] = 1
+    for a in range(devices):
+        if sends[a]:
+            for b in range(devices):
+                if carrier[a * devices + b] == PENDING:
+                    pairs[0, count], pairs[1, count] = a, b
+                    count += 1
+    return count
 
 
 @compiled
-def _source_at(given, core):  # type: ignore[no-untyped-def]
-    return answer_at(given, core) + given[core + 3]
+def _add_needs(tasks, sent, first):  # type: ignore[no-untyped-def]
+    """The pieces that every message from `first` on reads, each once."""
+    used, devices, count = tasks.used, len(tasks.parent), tasks.used[TASKS] - first
+    start, table = np.zeros(count + 1, np.int64), hash_table(len(sent.source))
+    for k in range(len(sent.source)):
+        task = tasks.carrier[sent.sender[k] * devices + sent.receiver[k]]
+        tasks.taken[task] += 1
+        sent.sender[k] = task - first
+        if is_new_pair(table, sent.name, sent.sender, k):
+            start[task - first + 1] += 1
+        else:
+            sent.source[k] = -1
+    for k in range(count):
+        start[k + 1] += start[k]
+        tasks.need_start[first + k + 1] = used[NEEDS] + start[k + 1]
+    base = used[NEEDS]
+    used[NEEDS] += start[count]
+    for k in range(len(sent.source)):
+        if sent.source[k] >= 0:
+            tasks.need[base + start[sent.sender[k]]] = sent.name[k]
+            start[sent.sender[k]] += 1
+    if tasks.with_slots:
+        _read_needs(tasks, first)
+
+
+@compiled_part
+def _read_needs(tasks, first):  # type: ignore[no-untyped-def]
+    """A message reads what it needs, in rising order."""
+    used = tasks.used
+    for task in range(first, used[TASKS]):
+        needs = tasks.need[tasks.need_start[task] : tasks.need_start[task + 1]]
+        sort(needs)
+        for name in needs:
+            tasks.read[used[READS]] = name
+            used[READS] += 1
+        tasks.read_start[task + 1] = used[READS]
+
+
+# Collectives
 
 
 @compiled
-def add(columns, kind, device, peer, late, nbytes, itemsize):  # type: ignore[no-untyped-def]
-    """A new task; its number."""
-    number = columns.used[TASKS]
-    columns.used[TASKS] = number + 1
-    task = columns.task
-    task[0, number], task[1, number], task[2, number] = kind, -1, device
-    task[3, number], task[4, number], task[5, number] = peer, late, nbytes
-    task[6, number], task[7, number], task[8, number], task[9, number] = itemsize, -1, -1, 0
+def _add_collectives(tasks, store, pairs, sent, late):  # type: ignore[no-untyped-def]
+    """Groups of three or more that all send to all, about equally much, have one message."""
+    devices, parent, count = len(tasks.parent), tasks.parent, pairs.shape[1]
+    _join(parent, pairs)
+    inside, most, total, joined = np.zeros((4, devices), np.int64)
+    least = np.full(devices, np.iinfo(np.int64).max)
+    for k in range(count):
+        a, b = pairs[0, k], pairs[1, k]
+        root, nbytes = parent[a], tasks.pair_bytes[a * devices + b]
+        inside[root] += 1
+        most[root] = max(most[root], nbytes)
+        least[root] = min(least[root], nbytes)
+        total[root] += nbytes
+        joined[a] = joined[b] = 1
+    for root in range(devices):
+        members = 0
+        if inside[root]:
+            for device in range(devices):
+                members += joined[device] and parent[device] == root
+        if members < 3 or inside[root] != members * (members - 1):
+            continue
+        if most[root] > EVEN * least[root]:
+            continue
+        task = add_task(tasks, COLLECTIVE, root, -1, late, total[root], 1, 0)
+        tasks.group[task] = _add_group(tasks, joined, root)
+        tasks.pattern[task] = _pattern(store, parent, root, sent, members)
+        for k in range(count):
+            if parent[pairs[0, k]] == root:
+                tasks.carrier[pairs[0, k] * devices + pairs[1, k]] = task
+
+
+@compiled_part
+def _join(parent, pairs):  # type: ignore[no-untyped-def]
+    """Writes for every device the smallest one that it exchanges with, maybe through others."""
+    for device in range(len(parent)):
+        parent[device] = device
+    moved = True
+    while moved:
+        moved = False
+        for k in range(pairs.shape[1]):
+            a, b = pairs[0, k], pairs[1, k]
+            least = min(parent[a], parent[b])
+            if parent[a] != least or parent[b] != least:
+                parent[a] = parent[b] = least
+                moved = True
+
+
+@compiled_part
+def _add_group(tasks, joined, root):  # type: ignore[no-untyped-def]
+    """The devices that joined and whose smallest one is `root`, as a group; its number."""
+    used, number = tasks.used, tasks.used[GROUPS]
+    tasks.group_start[number] = used[MEMBERS]
+    for device in range(len(joined)):
+        if joined[device] and tasks.parent[device] == root:
+            tasks.member[used[MEMBERS]] = device
+            used[MEMBERS] += 1
+    used[GROUPS] = number + 1
+    tasks.group_start[number + 1] = used[MEMBERS]
     return number
 
 
 @compiled
-def close(columns, task):  # type: ignore[no-untyped-def]
-    """Everything that a task refers to is there."""
-    for k in range(3):
-        columns.start[k, task + 1] = columns.used[INS + k]
-
-
-# What an exchange brings
-
-
-@compiled
-def fetch(columns, given, at, begin, end, late):  # type: ignore[no-untyped-def]
-    """The exchange and the assemblies of the Values begin:end."""
-    used, copy = columns.used, columns.copy
-    first, sent = used[COPIES], 0
-    row = first
-    for v in range(begin, end):
-        core = at[v]
-        low, high = made_here(given, at, v)
-        device, start = device_at(given, core), source_start_at(given, core)
-        source, sources = _source_at(given, core), given[core + 2]
-        for piece in range(low, high):
-            for k in range(given[start + piece], given[start + piece + 1]):
-                own = given[source + k]
-                copy[0, row], copy[1, row], copy[2, row] = given[3 + 3 * v], piece, own
-                copy[3, row], copy[4, row] = k, -1
-                copy[6, row], copy[7, row] = given[device + own], given[device + piece]
-                copy[8, row], copy[9, row] = given[source + sources + k], v
-                sent += copy[6, row] != copy[7, row]
-                row += 1
-    if row == first:
-        return
-    used[COPIES] = row
-    if sent:
-        _exchange(columns, given, at, first, sent, late)
-    _assemble(columns, given, at, first, late)
-
-
-@compiled
-def _exchange(columns, given, at, first, sent, late):  # type: ignore[no-untyped-def]
-    """The messages that carry the copies from `first` on."""
-    devices, used, copy = given[0], columns.used, columns.copy
-    last = used[COPIES]
-    keys, count = np.empty(sent, np.int64), 0
-    for row in range(first, last):
-        if copy[6, row] != copy[7, row]:
-            keys[count] = copy[6, row] * devices + copy[7, row]
-            count += 1
-    pairs = _distinct(keys.copy())
-    size, carrier = np.zeros(len(pairs), np.int64), np.full(len(pairs), -1)
-    which = np.full(last - first, -1)
-    for row in range(first, last):
-        if copy[6, row] != copy[7, row]:
-            pair = find(pairs, copy[6, row] * devices + copy[7, row])
-            which[row - first] = pair
-            size[pair] += copy[8, row]
-    if len(pairs) >= 6:
-        _join(columns, given, at, first, which, pairs, size, carrier, late)
-    for pair in range(len(pairs)):
-        if carrier[pair] < 0:
-            key = pairs[pair]
-            carrier[pair] = add(
-                columns, TRANSFER, key // devices, key % devices, late, size[pair], 1
-            )
-    most_j, most_p, count = 0, 0, 0
-    for row in range(first, last):
-        most_j, most_p = max(most_j, copy[0, row] + 1), max(most_p, copy[2, row] + 1)
-    for row in range(first, last):
-        if which[row - first] >= 0:
-            message = carrier[which[row - first]]
-            copy[4, row] = message
-            columns.task[9, message] += 1
-            keys[count] = (message * most_j + copy[0, row]) * most_p + copy[2, row]
-            count += 1
-    message = -1
-    for key in _distinct(keys):  # slots that a message reads, each once
-        if key // (most_j * most_p) != message:
-            if message >= 0:
-                close(columns, message)
-            message = key // (most_j * most_p)
-        columns.ins[0, used[INS]] = key // most_p % most_j
-        columns.ins[1, used[INS]] = key % most_p
-        used[INS] += 1
-    close(columns, message)
-
-
-@compiled
-def _distinct(numbers):  # type: ignore[no-untyped-def]
-    """The distinct numbers, rising."""
-    _sort(numbers)
-    count = min(len(numbers), 1)
-    for k in range(1, len(numbers)):
-        if numbers[k] != numbers[count - 1]:
-            numbers[count] = numbers[k]
-            count += 1
-    return numbers[:count]
-
-
-@compiled
-def _sort(numbers):  # type: ignore[no-untyped-def]
-    """Sorts numbers, most of which are in order: they are compared over falling distances."""
-    far = 1
-    while 3 * far < len(numbers):
-        far = 3 * far + 1
-    while far > 0:
-        for k in range(far, len(numbers)):
-            number, place = numbers[k], k
-            while place >= far and numbers[place - far] > number:
-                numbers[place] = numbers[place - far]
-                place -= far
-            numbers[place] = number
-        far //= 3
-
-
-@compiled
-def find(numbers, number):  # type: ignore[no-untyped-def]
-    """Where a number is among rising ones."""
-    low, high = 0, len(numbers)
-    while low < high:
-        middle = (low + high) // 2
-        if numbers[middle] < number:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@compiled
-def _join(columns, given, at, first, which, pairs, size, carrier, late):  # type: ignore[no-untyped-def]
-    """Collectives: groups of three or more that all send to all, and about equally much."""
-    devices, used = given[0], columns.used
-    root = np.full(devices, -1)
-    for pair in pairs:
-        for device in (pair // devices, pair % devices):
-            if root[device] < 0:
-                root[device] = device
-    for pair in pairs:  # to the smallest device that it is connected with
-        a, b = _top(root, pair // devices), _top(root, pair % devices)
-        root[max(a, b)] = min(a, b)
-    for device in range(devices):
-        if root[device] >= 0:
-            root[device] = _top(root, device)
-    for one in range(devices):
-        if root[one] != one:
-            continue
-        members, inside, low, high, total = 0, 0, np.int64(-1), np.int64(0), 0
-        for device in range(devices):
-            members += root[device] == one
-        for pair in range(len(pairs)):
-            if root[pairs[pair] // devices] == one:
-                inside += 1
-                total += size[pair]
-                high = max(high, size[pair])
-                low = size[pair] if low < 0 else min(low, size[pair])
-        if members < 3 or inside != members * (members - 1) or high > EVEN * low:
-            continue
-        task = add(columns, COLLECTIVE, one, -1, late, total, 1)
-        columns.task[7, task] = used[GROUPS]
-        columns.task[8, task] = _pattern(
-            columns, given, at, first, which, pairs, root, one, members
-        )
-        columns.member_start[used[GROUPS]] = used[MEMBERS]
-        for device in range(devices):
-            if root[device] == one:
-                columns.member[used[MEMBERS]] = device
-                used[MEMBERS] += 1
-        used[GROUPS] += 1
-        columns.member_start[used[GROUPS]] = used[MEMBERS]
-        for pair in range(len(pairs)):
-            if root[pairs[pair] // devices] == one:
-                carrier[pair] = task
-
-
-@compiled
-def _top(root, device):  # type: ignore[no-untyped-def]
-    while root[device] != device:
-        device = root[device]
-    return device
-
-
-@compiled
-def _pattern(columns, given, at, first, which, pairs, root, one, members):  # type: ignore[no-untyped-def]
+def _pattern(store, parent, root, sent, members):  # type: ignore[no-untyped-def]
     """What the blocks of a collective are."""
-    copy, devices = columns.copy, given[0]
-    sent, count, adds = np.empty(len(which), np.int64), 0, False
-    for row in range(first, first + len(which)):
-        pair = which[row - first]
-        if pair < 0 or root[pairs[pair] // devices] != one:
-            continue
-        core = at[copy[9, row]]
-        term = _source_at(given, core) + 2 * given[core + 2] + copy[3, row]
-        adds = adds or given[term] > 0
-        mixed = given[term + given[core + 2]] ^ (copy[2, row] + 1) * 0x1E3779B97F4A7C15
-        mixed = (mixed ^ (mixed >> 29)) * 0x3F58476D1CE4E5B9
-        sent[count] = (mixed ^ (mixed >> 32)) + copy[0, row] * 0x14D049BB133111EB
-        count += 1
-    if len(_distinct(sent[:count])) * (members - 1) == count:
+    count, different, terms = 0, 0, False
+    table, box = hash_table(len(sent.source)), np.empty(len(sent.source), np.int64)
+    for k in range(len(sent.source)):
+        if parent[sent.sender[k]] == root:
+            count += 1
+            box[k] = store.source_hash[sent.source[k]]
+            different += is_new_pair(table, sent.name, box, k)
+            terms = terms or store.source_term[sent.source[k]] != 0
+    if different * (members - 1) == count:
         return ALL_GATHER
-    return REDUCE_SCATTER if adds else ALL_TO_ALL
-
-
-@compiled
-def _assemble(columns, given, at, first, late):  # type: ignore[no-untyped-def]
-    """A task for every piece that is put together of the copies from `first` on."""
-    used, copy, row = columns.used, columns.copy, first
-    while row < used[COPIES]:
-        v, j, piece, end, nbytes = copy[9, row], copy[0, row], copy[1, row], row, 0
-        while end < used[COPIES] and copy[9, end] == v and copy[1, end] == piece:
-            nbytes += copy[8, end]
-            end += 1
-        device = device_at(given, at[v])
-        base = given[device + 2 * given[at[v] + 1] + piece]
-        task = add(
-            columns, ASSEMBLE, given[device + piece], -1, late, 0 if base >= 0 else 2 * nbytes,
-            given[5 + 3 * v],
-        )  # fmt: skip
-        columns.task[9, task] = end - row
-        reads, waits = used[INS], used[AFTERS]
-        for k in range(row, end):
-            copy[5, k] = task
-            if copy[4, k] < 0:
-                used[INS] = _insert(columns.ins, reads, used[INS], copy[2, k])
-            else:
-                used[AFTERS] = _insert(columns.after, waits, used[AFTERS], copy[4, k])
-        for k in range(reads, used[INS]):
-            columns.ins[0, k] = j
-        create(columns, task, j, piece, 1, j if base >= 0 else -1, base)
-        close(columns, task)
-        row = end
-
-
-@compiled
-def _insert(rows, begin, end, number):  # type: ignore[no-untyped-def]
-    """Puts a number among the rising ones begin:end of the last row, once; their new end."""
-    last, place = len(rows) - 1, end
-    while place > begin and rows[last, place - 1] > number:
-        place -= 1
-    if place > begin and rows[last, place - 1] == number:
-        return end
-    for k in range(end, place, -1):
-        rows[last, k] = rows[last, k - 1]
-    rows[last, place] = number
-    return end + 1
-
-
-@compiled
-def create(columns, task, j, piece, fetched, base_j, base):  # type: ignore[no-untyped-def]
-    """A slot that a task makes."""
-    out, slot = columns.used[OUTS], columns.used[CREATED]
-    columns.outs[0, out], columns.outs[1, out] = j, piece
-    made = columns.created
-    made[0, slot], made[1, slot], made[2, slot] = j, piece, task
-    made[3, slot], made[4, slot], made[5, slot] = fetched, base_j, base
-    columns.used[OUTS], columns.used[CREATED] = out + 1, slot + 1
+    return REDUCE_SCATTER if terms else ALL_TO_ALL

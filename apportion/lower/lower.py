@@ -1,14 +1,16 @@
-"""Graph + Strategy -> TaskGraph.
+"""A Graph under a Strategy, lowered to a TaskGraph. The entrance of lower/.
+
+In: a Space, a Strategy and a number of devices. Out: a TaskGraph (task_graph.py).
 
 Ops are lowered in the Graph's order. For each: fetch the regions that its parts read (one
 exchange), compute the parts, and, where the strategy or the form of the result asks for it, move
 the result to its layout (a second exchange).
 
 It is done in two halves, so that what is alike is worked out once and one changed Choice changes
-little. Every Value has a **Flow** (flow.py): its pieces, and how they get to its readers. It
+little. Every Value has a **Flow** (value_flow.py): its pieces, and how they get to its readers. It
 depends on the Choices of the Op that makes the Value and of those that read it, and on nothing
-else. Every Op has a **Block** (block.py): its tasks, which follow from its Choice and the Flows of
-its Values. stamp.py makes one TaskGraph of all of them.
+else. The tasks of an Op (op_tasks.py) follow from its Choice and the Flows of its Values.
+task_columns.py makes one TaskGraph of all of them.
 
 A partial Value that no layout was chosen for is either fetched term by term by all its consumers or
 first reduced onto a layout, whichever moves less.
@@ -28,45 +30,58 @@ from apportion.columns import (
     Ints,
     offsets,
 )
-from apportion.describe import Factors, full, lookup
+from apportion.describe import Factors, full
 from apportion.graph import INPUT, Graph
-from apportion.lower.op_tasks import Block, Parts, block, ending, parts, reading
-from apportion.lower.task_columns import Lowered, stamp
+from apportion.lower.exchange import pair_columns
+from apportion.lower.flow_requests import (
+    ANYWHERE,
+    REGION,
+    TERM,
+    FlowRequest,
+    Reference,
+    RegionTable,
+    boxes,
+    table,
+)
+from apportion.lower.op_records import OpRecords
+from apportion.lower.op_tasks import lower_ops
+from apportion.lower.serve_flows import add_flows, first_rows
+from apportion.lower.task_columns import Lowered, build_task_graph
 from apportion.lower.task_graph import TaskGraph
 from apportion.lower.termwise import Devices, Terms
 from apportion.lower.value_flow import (
-    ANY,
+    LAID_OUT,
+    MADE,
     READ,
-    REGION,
-    TERM,
-    Asked,
-    Flow,
-    Rows,
-    Told,
-    boxes,
-    first_rows,
-    flows,
-    table,
+    answers_at,
+    bytes_arriving,
+    empty_store,
+    first_piece,
+    piece_boxes,
+    pieces_made,
+    with_only,
 )
 from apportion.split import Choice, Layout, Space, Split, Strategy, grid, verify
+
+UNCUT = -1  # the cut of the end of the step
 
 
 def lower(space: Space, strategy: Strategy, devices: int) -> TaskGraph:
     """The tasks of one step; raises ValueError if the strategy is not legal."""
     verify(space, strategy, devices)
     lowering = Lowering(space, strategy, devices)
-    return stamp(lowering.lowered())
+    return build_task_graph(lowering.lowered())
 
 
 def bytes_moved(space: Space, strategy: Strategy, devices: int) -> int:
     """What `lower(...).bytes_moved` is, without the tasks; raises ValueError as it does."""
     verify(space, strategy, devices)
     lowering = Lowering(space, strategy, devices)
-    return sum(flow.moved for flow in lowering.flows_of(range(len(lowering.graph.values))))
+    return lowering.bytes_moved(lowering.flows_of(range(len(lowering.graph.values))))
 
 
 @dataclass(frozen=True, slots=True)
-class _Of:
+class _ValueFacts:
     """What is known of a Value before there are Choices. Values of equal `number` have one Flow if
     the Choices of the Ops that make and read them are equal."""
 
@@ -81,23 +96,11 @@ class _Of:
     loss: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Does:
-    """What is known of an Op before there are Choices; Ops of equal `number` do the same."""
-
-    number: int
-    values: tuple[int, ...]
-    places: tuple[int, ...]  # for every argument which of the distinct inputs it is
-    told: Ints  # as a Block is told
-    alias: bool
-    itemsize: int
-
-
 class Lowering:
-    """The Flows of all Values and the Blocks of all Ops under a Strategy.
+    """The Flows of all Values and the tasks of all Ops under a Strategy.
 
-    Equal ones are made once and kept by what they follow from. `choices` may be changed, if then
-    `flow_of` and `block_of` are asked again for what follows from them. So may `layouts`, by `lay`.
+    Equal Flows are made once and kept by what they follow from. `choices` may be changed, if then
+    `flows_of` is asked again for what follows from them; so may Layouts, by `set_layout`.
     """
 
     def __init__(self, space: Space, strategy: Strategy, devices: int) -> None:
@@ -115,19 +118,26 @@ class Lowering:
         self.befores: dict[int, list[int]] = {}
         for before, after in self.graph.state:
             self.befores.setdefault(after, []).append(before)
-        self._flows: dict[tuple[Any, ...], Flow] = {}
-        self._blocks: dict[tuple[Any, ...], Block] = {}
-        self._rows = Rows(devices)
-        self._at: dict[Any, int] = {}  # where in these there is what
-        self._asked: dict[tuple[Any, ...], Asked] = {}
-        self._parts: dict[tuple[int, ...], Parts] = {}
+        self.store = empty_store()
+        self._flows: dict[tuple[Any, ...], int] = {}
         # Numbers of (Split, devices); for every Op that of the Choice that was seen last
         self._cuts: dict[tuple[int, Devices], int] = {}
         self._made_cuts = 0
         self._seen: list[Choice | None] = [None] * len(self.choices)
         self._cut: list[int] = [-1] * len(self.choices)
+        self._clear()
 
-    def lay(self, value: int, layout: Layout | None) -> None:
+    def _clear(self) -> None:
+        """Forgets what can be found again: regions, and the records of Ops and cuts."""
+        self._regions = RegionTable(self.devices)
+        self._at: dict[Any, int] = {}  # where in the table there is what
+        self._references: dict[tuple[Any, ...], Reference] = {}
+        self.records = OpRecords(
+            self.graph, self.feeds, [READ + len(self.graph.consumers[v]) for v in self.ending]
+        )
+        self._cut_records = {UNCUT: self.records.uncut}
+
+    def set_layout(self, value: int, layout: Layout | None) -> None:
         """Gives a Value another Layout, or none of its own."""
         if layout is None:
             self.layouts.pop(value, None)
@@ -135,31 +145,37 @@ class Lowering:
             self.layouts[value] = layout
 
     def lowered(self) -> Lowered:
-        """Everything, for `stamp`."""
+        """Everything, for `build_task_graph`. Equal Ops are lowered once."""
         flows = self.flows_of(range(len(self.graph.values)))
-        blocks = [self.block_of(op, flows) for op in range(len(self.graph.ops))]
-        blocks.append(self.end_of(flows))
+        numbers: dict[tuple[int, ...], int] = {}
+        which = [
+            numbers.setdefault(request, len(numbers))
+            for request in self.requests_of(range(len(self.graph.ops) + 1), flows)
+        ]
+        requests = np.fromiter(chain.from_iterable(numbers), np.int64)
+        tasks = lower_ops(
+            self.store, self.records.flat, requests, self.devices, pair_columns(self.devices), 1
+        )
         return Lowered(
-            self.graph, self.devices, self.values, flows, blocks, self.carried(flows),
-            self.frozen(), self.loss_pieces(flows),
+            self.graph, self.devices, self.values, self.store, flows, tasks, np.array(which),
+            self.carried(flows), self.frozen(), self.loss_pieces(flows),
         )  # fmt: skip
 
-    def forget(self, flows: Sequence[Flow], blocks: Sequence[Block]) -> None:
-        """Keeps of all Flows and Blocks only these; they are known by the addresses of others."""
-        kept = set(map(id, flows)) | set(map(id, blocks))
-        self._flows = {key: made for key, made in self._flows.items() if id(made) in kept}
-        self._blocks = {key: made for key, made in self._blocks.items() if id(made) in kept}
+    def drop_unused(self, flows: Sequence[int]) -> dict[int, int]:
+        """Drops all Flows but these, and what was remembered to make them. The new number of each,
+        by its old one."""
+        new = {flow: number for number, flow in enumerate(dict.fromkeys(flows))}
+        self.store = with_only(self.store, list(new))
+        self._flows = {key: new[flow] for key, flow in self._flows.items() if flow in new}
         now = {self.cut_of(op) for op in range(len(self.choices))}
         self._cuts = {key: number for key, number in self._cuts.items() if number in now}
-        self._rows = Rows(self.devices)
-        self._at.clear()
-        self._asked.clear()
-        self._parts.clear()
+        self._clear()
+        return new
 
     @property
     def remembered(self) -> int:
-        """How many Flows and Blocks are kept."""
-        return len(self._flows) + len(self._blocks)
+        """How many Flows are kept."""
+        return len(self._flows)
 
     @cached_property
     def values(self) -> list[tuple[int, ...]]:
@@ -198,19 +214,21 @@ class Lowering:
         return tuple(dict.fromkeys((*(after for _, after in self.graph.state), *loss)))
 
     @cached_property
-    def _of(self) -> list[_Of]:
+    def _facts(self) -> list[_ValueFacts]:
         numbers: dict[tuple[Any, ...], int] = {}
         found = []
         for value, dims in enumerate(self.space.atoms.dims):
             readers = tuple(self.graph.consumers[value])
             places = tuple([self._inputs(op, value) for op in readers])
             made, befores = self.graph.producer[value], tuple(self.befores.get(value, ()))
-            size, loss = self._sizes[value], value == self.graph.loss
+            size, loss = self.graph.values[value].itemsize, value == self.graph.loss
             position = None if made is None else made[1]
             key = (dims, size, position, places, len(befores), loss, value in self.after)
             number = numbers.setdefault(key, len(numbers))
             atoms = sum(map(len, dims))
-            found.append(_Of(number, dims, atoms, size, made, readers, places, befores, loss))
+            found.append(
+                _ValueFacts(number, dims, atoms, size, made, readers, places, befores, loss)
+            )
         return found
 
     def _inputs(self, op: int, value: int) -> tuple[int, ...]:
@@ -218,30 +236,6 @@ class Lowering:
         if inputs.count(value) == 1:
             return (inputs.index(value),)
         return tuple([k for k, v in enumerate(inputs) if v == value])
-
-    @cached_property
-    def _sizes(self) -> list[int]:
-        return [value.itemsize for value in self.graph.values]
-
-    @cached_property
-    def _does(self) -> list[_Does]:
-        numbers: dict[tuple[Any, ...], int] = {}
-        told: dict[tuple[Any, ...], Ints] = {}
-        found = []
-        for index, op in enumerate(self.graph.ops):
-            stages = tuple([stage for _, stage in self.feeds[index]])
-            order = {v: j for j, v in enumerate(dict.fromkeys(op.inputs))}
-            places = tuple([order[v] for v in op.inputs])
-            sizes = tuple([self._sizes[v] for v in self.values[index]])
-            key = (op.kind, stages, places, sizes)
-            number = numbers.setdefault(key, len(numbers))
-            if key not in told:
-                told[key] = reading(stages, len(op.outputs), sizes, self.devices)
-            description = lookup(op.kind)
-            alias = description is not None and description.alias
-            size = sizes[len(stages)] if op.outputs else 4
-            found.append(_Does(number, self.values[index], places, told[key], alias, size))
-        return found
 
     def cut_of(self, op: int) -> int:
         """The number of how an Op is cut, and where its parts are."""
@@ -257,12 +251,12 @@ class Lowering:
 
     # Flows
 
-    def flow_of(self, value: int) -> Flow:
-        """Where a Value is, under the current Choices."""
+    def flow_of(self, value: int) -> int:
+        """The Flow of a Value, under the current Choices: a number in the store."""
         return self.flows_of((value,))[0]
 
-    def flows_of(self, values: Sequence[int]) -> list[Flow]:
-        """Where Values are, under the current Choices."""
+    def flows_of(self, values: Sequence[int]) -> list[int]:
+        """The Flows of Values, under the current Choices."""
         known = self._flows
         keys = [self._flow_key(value) for value in values]
         new = {key: value for key, value in zip(keys, values, strict=True) if key not in known}
@@ -270,9 +264,17 @@ class Lowering:
             known.update(zip(new, self._make_flows(new), strict=True))
         return [known[key] for key in keys]
 
+    def bytes_moved(self, flows: Sequence[int]) -> int:
+        """Bytes that Flows bring from device to device, each as often as it is named."""
+        return int(self.store.moved[np.array(flows, np.int64)].sum())
+
+    def bytes_read(self, value: int, stage: int) -> int:
+        """Bytes that one reader of a Value, or its layout, gets from other devices."""
+        return bytes_arriving(self.store, self.flow_of(value), stage)
+
     def _flow_key(self, value: int) -> tuple[Any, ...]:
         """All that a Flow follows from; second, how its readers are cut (~: term by term)."""
-        of, cut, termwise = self._of[value], self.cut_of, self.termwise
+        of, cut, termwise = self._facts[value], self.cut_of, self.termwise
         if termwise:
             readers = tuple([~cut(op) if op in termwise else cut(op) for op in of.readers])
         else:
@@ -303,61 +305,65 @@ class Lowering:
     def _is_whole(self, op: int, position: int) -> bool:
         return self._terms(op, position) == 1
 
-    def _make_flows(self, new: Mapping[tuple[Any, ...], int]) -> list[Flow]:
+    def _make_flows(self, new: Mapping[tuple[Any, ...], int]) -> list[int]:
         """Flows of Values, by what they follow from."""
-        told = [self._told(value, key) for key, value in new.items()]
-        found = flows(self._rows, told)
-        again, laid = [], []
-        for k, (value, it, direct) in enumerate(zip(new.values(), told, found, strict=True)):
-            if it.terms > 1 and not it.layout and direct.moved and self._gathers(value):
+        requests = [self._request(value, key) for key, value in new.items()]
+        found = self._add_flows(requests)
+        again, laid, moved = [], [], self.store.moved
+        for k, (value, it) in enumerate(zip(new.values(), requests, strict=True)):
+            if it.terms > 1 and not it.layout and moved[found[k]] and self._gathers(value):
                 again.append(k)
                 laid.append(it._replace(layout=self._spread_out(value, it)))
-        for k, reduced in zip(again, flows(self._rows, laid) if laid else (), strict=True):
-            if reduced.moved < found[k].moved:
+        for k, reduced in zip(again, self._add_flows(laid) if laid else (), strict=True):
+            if self.store.moved[reduced] < moved[found[k]]:
                 found[k] = reduced
         return found
 
-    def _told(self, value: int, key: tuple[Any, ...]) -> Told:
-        of, asked = self._of[value], self._asked
-        wants: list[int] = []
+    def _add_flows(self, requests: Sequence[FlowRequest]) -> list[int]:
+        self.store, numbers = add_flows(self.store, self._regions, requests)
+        return list(numbers)
+
+    def _request(self, value: int, key: tuple[Any, ...]) -> FlowRequest:
+        of, known = self._facts[value], self._references
+        reads: list[int] = []
         for op, places, cut in zip(of.readers, of.places, key[1], strict=True):
-            wants += asked.get((cut, places)) or self._reads(op, places, cut < 0)
-        wants += self._ends(value, of, key[2]) if of.befores or of.loss else self._rows.none
+            reads += known.get((cut, places)) or self._reads(op, places, cut < 0)
+        reads += self._ends(value, of, key[2]) if of.befores or of.loss else self._regions.none
         layout = self.layouts.get(value) if of.maker is not None else None
         laid = () if layout is None else self._laid(value, layout, REGION)
         terms = 1 if of.maker is None else self._terms(*of.maker)
-        return Told(
-            self._dims(of), of.atoms, of.itemsize, terms, self._made(value, of), laid, wants
+        return FlowRequest(
+            self._dims(of), of.atoms, of.itemsize, terms, self._made(value, of), laid, reads
         )
 
     def _gathers(self, value: int) -> bool:
         """Whether the readers of a Value want all its terms."""
-        return not self.termwise or self.termwise.keys().isdisjoint(self._of[value].readers)
+        return not self.termwise or self.termwise.keys().isdisjoint(self._facts[value].readers)
 
-    def _spread_out(self, value: int, told: Told) -> Asked:
+    def _spread_out(self, value: int, request: FlowRequest) -> Reference:
         """A Layout on the devices of the terms of a partial Value, the first term's first."""
-        rows = self._rows.placed(told.made, told.atoms)
+        rows = self._regions.placed(request.made, request.atoms)
         owners = rows[np.argsort(rows[:, 1], kind="stable"), 0].tolist()
         spread = _spread(self.space.factors(value), tuple(dict.fromkeys(owners)))
         return self._laid(value, spread, REGION)
 
-    def _dims(self, of: _Of) -> int:
+    def _dims(self, of: _ValueFacts) -> int:
         found = self._at.get(of.number)
         if found is None:
-            found = self._at[of.number] = self._rows.add_dims(of.dims)
+            found = self._at[of.number] = self._regions.add_dims(of.dims)
         return found
 
-    def _laid(self, value: int, layout: Layout, second: int) -> Asked:
+    def _laid(self, value: int, layout: Layout, second: int) -> Reference:
         """The pieces of a Layout."""
-        key = (self._of[value].number, layout.parts, second)
+        key = (self._facts[value].number, layout.parts, second)
         found = self._at.get(key)
         if found is None:
             regions = grid(self.space.factors(value), layout.parts)
             rows = table(range(len(regions)), second, boxes(regions, len(layout.parts)))
-            found = self._at[key] = self._rows.add(rows, len(regions))
+            found = self._at[key] = self._regions.add(rows, len(regions))
         return found, self._devices(layout.devices)
 
-    def _made(self, value: int, of: _Of) -> Asked:
+    def _made(self, value: int, of: _ValueFacts) -> Reference:
         """The pieces that are there at first."""
         if of.maker is None:
             return self._begins(value)
@@ -366,17 +372,17 @@ class Lowering:
         if homes is None:
             return self._left(op, position)
         key = (self.cut_of(op), position, homes)
-        found = self._asked.get(key)
+        found = self._references.get(key)
         if found is None:
-            rows = self._rows.placed(self._left(op, position), of.atoms)
+            rows = self._regions.placed(self._left(op, position), of.atoms)
             rows[:, 1] = [homes.index(device) for device in self.choices[op].devices]
-            found = self._asked[key] = self._rows.add_placed(rows)
+            found = self._references[key] = self._regions.add_placed(rows)
         return found
 
-    def _left(self, op: int, position: int) -> Asked:
+    def _left(self, op: int, position: int) -> Reference:
         """What the parts of an Op leave of an output, one for each."""
         key = (self.cut_of(op), position)
-        found = self._asked.get(key)
+        found = self._references.get(key)
         if found is None:
             split = self.splits[op]
             of = (id(split), position)
@@ -385,54 +391,54 @@ class Lowering:
                 box = [part.outputs[position] for part in split.parts]
                 term = np.array([part.terms[position] for part in split.parts], np.int64)
                 rows = table(range(len(box)), term, boxes(box, len(box[0])))
-                at = self._at[of] = self._rows.add(rows, len(box))
-            found = self._asked[key] = at, self._devices(self.choices[op].devices)
+                at = self._at[of] = self._regions.add(rows, len(box))
+            found = self._references[key] = at, self._devices(self.choices[op].devices)
         return found
 
     def _devices(self, devices: Devices) -> int:
         key = ("devices", devices)
         found = self._at.get(key)
         if found is None:
-            found = self._at[key] = self._rows.add_devices(devices)
+            found = self._at[key] = self._regions.add_devices(devices)
         return found
 
-    def _begins(self, value: int) -> Asked:
+    def _begins(self, value: int) -> Reference:
         """Where the step finds a Value that nobody makes: distinct pieces."""
         layout = self.layouts.get(value)
         if layout is not None:
             return self._laid(value, layout, 0)
-        of = self._of[value]
+        of = self._facts[value]
         key = (*self._begin_key(value), of.number)
         if key[0] == "needed":
             key = (*key, *map(self.cut_of, of.readers))
-        found = self._asked.get(key)
+        found = self._references.get(key)
         if found is None:
             rows = self._begin_rows(value, of)
             rows[:, 1] = 0
-            found = self._asked[key] = self._rows.add_placed(first_rows(rows, self.devices))
+            found = self._references[key] = self._regions.add_placed(first_rows(rows, self.devices))
         return found
 
-    def _begin_rows(self, value: int, of: _Of) -> Ints:
+    def _begin_rows(self, value: int, of: _ValueFacts) -> Ints:
         """The same without a Layout, not distinct."""
         if value in self.after:
             made = self.graph.producer[self.after[value]]
             if made is not None and self._is_whole(*made):
-                return self._rows.placed(self._left(*made), of.atoms)
+                return self._regions.placed(self._left(*made), of.atoms)
             whole = full(self.space.factors(value))
             return table([0], 0, boxes([whole], len(whole)))
-        asked: list[int] = []
+        references: list[int] = []
         for op, places in zip(of.readers, of.places, strict=True):
-            asked += self._reads(op, places, False)
-        return self._rows.placed(asked, of.atoms)
+            references += self._reads(op, places, False)
+        return self._regions.placed(references, of.atoms)
 
-    def _reads(self, op: int, places: tuple[int, ...], termwise: bool) -> Asked:
+    def _reads(self, op: int, places: tuple[int, ...], termwise: bool) -> Reference:
         """What the parts of an Op want as these inputs: part by part, argument by argument."""
         cut = self.cut_of(op)
         key = (~cut if termwise else cut, places)
-        found = self._asked.get(key)
+        found = self._references.get(key)
         if found is None:
             devices = self._devices(self.choices[op].devices)
-            found = self._asked[key] = self._read_rows(op, places, termwise), devices
+            found = self._references[key] = self._read_rows(op, places, termwise), devices
         return found
 
     def _read_rows(self, op: int, places: tuple[int, ...], termwise: bool) -> int:
@@ -447,78 +453,49 @@ class Lowering:
                     if termwise or k not in part.zeros:
                         flat += (number, how, *chain.from_iterable(part.inputs[k]))
             rows = np.array(flat, np.int64).reshape(-1, 2 + 2 * atoms)
-            found = self._at[key] = self._rows.add(rows, len(split.parts))
+            found = self._at[key] = self._regions.add(rows, len(split.parts))
         return found
 
-    def _ends(self, value: int, of: _Of, begins: tuple[Any, ...]) -> Asked:
+    def _ends(self, value: int, of: _ValueFacts, begins: tuple[Any, ...]) -> Reference:
         """What the end of the step wants of a Value: state where it began, the loss somewhere."""
         key = (of.number, begins)
-        found = self._asked.get(key)
+        found = self._references.get(key)
         if found is None:
-            asked = [at for before in of.befores for at in self._begins(before)]
-            rows = self._rows.placed(asked, of.atoms)
+            references = [at for before in of.befores for at in self._begins(before)]
+            rows = self._regions.placed(references, of.atoms)
             rows[:, 1] = REGION
             if of.loss:
                 whole = full(self.space.factors(value))
-                loss = table([0], ANY, boxes([whole], len(whole)))
+                loss = table([0], ANYWHERE, boxes([whole], len(whole)))
                 rows = np.concatenate([rows, loss])
-            found = self._asked[key] = self._rows.add_placed(rows)
+            found = self._references[key] = self._regions.add_placed(rows)
         return found
 
-    # Blocks
+    # Tasks
 
-    def block_of(self, op: int, flows: Sequence[Flow]) -> Block:
-        """The tasks of an Op, under the current Choices and the Flows of its Values."""
-        does = self._does[op]
-        mine = [flows[v] for v in does.values]
-        key = (does.number, self.cut_of(op), *map(id, mine))
-        found = self._blocks.get(key)
-        if found is None:
-            found = self._blocks[key] = block(does.told, self._parts_of(op, does), mine)
-        return found
-
-    def _parts_of(self, op: int, does: _Does) -> Parts:
-        key = (does.number, self.cut_of(op), op in self.termwise)
-        found = self._parts.get(key)
-        if found is None:
-            found = self._parts[key] = self._make_parts(op, does)
-        return found
-
-    def _make_parts(self, op: int, does: _Does) -> Parts:
-        choice, split = self.choices[op], self.splits[op]
-        argument = np.empty((len(choice.devices), len(does.places)), np.int64)
-        argument[:] = does.places
-        if op not in self.termwise:
-            for number, part in enumerate(split.parts):
-                for k in part.zeros:
-                    argument[number :: choice.count, k] = -1
-        flops = np.array([part.flops for part in split.parts] * choice.replicas, np.float64)
-        results = len(self.graph.ops[op].outputs)
-        return parts(choice.devices, flops, argument, results, does.alias, does.itemsize)
-
-    def end_of(self, flows: Sequence[Flow]) -> Block:
-        """The tasks that bring state back to where it began, and the loss together."""
-        mine = [flows[v] for v in self.ending]
-        key = (-1, *map(id, mine))
-        found = self._blocks.get(key)
-        if found is None:
-            stages = [READ + len(self.graph.consumers[v]) for v in self.ending]
-            sizes = [self._sizes[v] for v in self.ending]
-            feeds = list(zip(mine, stages, strict=True))
-            found = self._blocks[key] = ending(feeds, sizes, self.devices)
+    def requests_of(self, ops: Sequence[int], flows: Sequence[int]) -> list[tuple[int, ...]]:
+        """What `lower_ops` is asked for the tasks of Ops, under the current Choices and the Flows
+        of all Values. Equal requests give equal tasks; the last Op is the end of the step."""
+        known, records, values = self._cut_records, self.records.of_op, self.values
+        termwise, end, found, flow = self.termwise, len(records) - 1, [], flows.__getitem__
+        for op in ops:
+            cut = self.cut_of(op) if op < end else UNCUT
+            if cut not in known:
+                known[cut] = self.records.add_cut(self.splits[op], self.choices[op].devices)
+            found.append((records[op], known[cut], op in termwise, *map(flow, values[op])))
         return found
 
     # What survives the step
 
-    def carried(self, flows: Sequence[Flow]) -> list[tuple[int, int, Ints]]:
+    def carried(self, flows: Sequence[int]) -> list[tuple[int, int, Ints]]:
         """(Value at the end, Value at the beginning, pieces of the first in the order of those of
         the second)."""
         found = []
         for after, befores in self.befores.items():
-            answers = flows[after].answers(READ + len(self.graph.consumers[after]))
+            answers = answers_at(self.store, flows[after], READ + len(self.graph.consumers[after]))
             at = 0
             for before in befores:
-                low, high = flows[before].made_at(0)
+                low, high = pieces_made(self.store, flows[before], MADE)
                 found.append((after, before, answers[at : at + high - low]))
                 at += high - low
         return found
@@ -531,21 +508,24 @@ class Lowering:
             if made is None and value not in self.after and self.graph.values[value].role != INPUT
         ]
 
-    def loss_pieces(self, flows: Sequence[Flow]) -> Ints:
+    def loss_pieces(self, flows: Sequence[int]) -> Ints:
         """Every whole copy of the loss that there is."""
         loss = self.graph.loss
         if loss is None:
             return np.zeros(0, np.int64)
-        it = flows[loss]
-        region = boxes([full(self.space.factors(loss))], it.box.shape[1])
-        whole = (it.box == region.reshape(1, -1, 2)).all((1, 2))
+        store, flow = self.store, flows[loss]
+        box, first = piece_boxes(store, flow), int(first_piece(store, flow))
+        region = boxes([full(self.space.factors(loss))], box.shape[1])
+        whole = (box == region.reshape(1, -1, 2)).all((1, 2))
+        pieces = first + np.arange(len(box))
+        later = pieces >= pieces_made(store, flow, MADE)[1]
         made = self.graph.producer[loss]
-        partial = made is not None and self._terms(*made) > 1
-        if it.laid_out:
-            whole &= (it.stage > 0) | np.isin(np.arange(len(it.device)), it.answers(1))
-        elif partial:
-            whole &= it.stage > 0
-        return np.flatnonzero(whole)
+        if store.laid_out[flow]:
+            whole &= later | np.isin(pieces, answers_at(store, flow, LAID_OUT))
+        elif made is not None and self._terms(*made) > 1:
+            whole &= later
+        found: Ints = pieces[whole]
+        return found
 
 
 def _spread(factors: tuple[int, ...], devices: Devices) -> Layout:

@@ -1,15 +1,17 @@
-"""Flows and Blocks -> one TaskGraph.
+"""A TaskGraph, from the tasks of Ops and the Flows of Values. The last step of lower/.
 
-Equal Blocks are laid down once as columns; every column of the TaskGraph is a gather from them, and
-a reference (j, p) of the Block of Op i becomes the slot of piece p of that Op's j-th Value. No loop
-runs over tasks.
+In: a Lowered: OpTasks (op_tasks.py), a FlowStore (value_flow.py), and which of them every Op and
+Value has. Out: a TaskGraph.
+
+Equal Ops have their tasks once. Every column of the TaskGraph is a gather from theirs, and the name
+of a piece becomes the slot of that piece of the Value that the Op reads or makes. No loop runs over
+tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from apportion.columns import (
 )
 from apportion.describe import Box
 from apportion.graph import ROLES, Graph
-from apportion.lower.op_tasks import Block
+from apportion.lower.exchange import COPIES, GROUPS, MEMBERS, OPS, PIECE, SHIFT, TASKS, OpTasks
 from apportion.lower.task_graph import (
     COMMUNICATION,
     Assemblies,
@@ -28,121 +30,119 @@ from apportion.lower.task_graph import (
     Ends,
     Taken,
     TaskGraph,
+    ends_of,
 )
-from apportion.lower.task_kinds import (
-    ASSEMBLE,
+from apportion.lower.task_kinds import ASSEMBLE, TASK_KINDS
+from apportion.lower.value_flow import (
+    PIECES,
+    SOURCES,
+    FlowStore,
+    end_piece,
+    first_piece,
+    piece_boxes,
+    source_boxes,
+    sources_of,
 )
-from apportion.lower.value_flow import Flow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lowered:
-    """What a TaskGraph is made of. The last Block is the end of the step."""
+    """What a TaskGraph is made of. The last Op is the end of the step."""
 
     graph: Graph
     devices: int
-    values: Sequence[tuple[int, ...]]  # of every Block, as its references count them
-    flows: Sequence[Flow]  # of every Value
-    blocks: Sequence[Block]
+    values: Sequence[tuple[int, ...]]  # of every Op, as names of pieces count them
+    store: FlowStore
+    flows: Sequence[int]  # of every Value
+    tasks: OpTasks  # of distinct Ops, with slots
+    which: Ints  # for every Op which of these it is
     carried: Sequence[tuple[int, int, Ints]]  # Value after, Value before, pieces of the former
     frozen: Sequence[int]  # Values that survive as they are
     loss: Ints  # pieces of the loss that survive
 
 
-class _Pool:
-    """Distinct objects (Flows or Blocks) in a row, and which of them every item is."""
+class _GatheredRows:
+    """The rows (tasks, pieces, ...) of all items, gathered from those of distinct ones."""
 
-    def __init__(self, items: Sequence[Any]) -> None:
-        order: dict[int, int] = {}
-        which = [order.setdefault(id(item), len(order)) for item in items]
-        self.which = np.array(which, np.int64)
-        firsts = np.unique(self.which, return_index=True)[1]
-        self.distinct = [items[k] for k in firsts.tolist()]
-
-    def rows(self, count: Callable[[Any], int]) -> _Rows:
-        """The rows of one kind (tasks, copies, ...) of all items."""
-        sizes = np.array([count(item) for item in self.distinct], np.int64)
-        return _Rows(self, sizes)
-
-    def column(self, get: Callable[[Any], Any]) -> Any:
-        """A column of all distinct objects, one after the other."""
-        return np.concatenate([get(item) for item in self.distinct])
+    def __init__(self, begin: Ints, end: Ints) -> None:
+        """For every item where its rows begin and end."""
+        count = end - begin
+        self.start = offsets(count)  # of every item, among all rows
+        self.owner = np.repeat(np.arange(len(count)), count)  # the item of every row
+        self.index = np.arange(int(self.start[-1])) + np.repeat(begin - self.start[:-1], count)
 
 
-class _Rows:
-    """Where the rows of each item are, among the distinct ones and among all."""
-
-    def __init__(self, pool: _Pool, sizes: Ints) -> None:
-        self.count = sizes[pool.which]
-        self.start = offsets(self.count)
-        inside = offsets(sizes)[:-1][pool.which]
-        self.owner = np.repeat(np.arange(len(self.count)), self.count)
-        self.index = np.arange(int(self.start[-1])) + np.repeat(
-            inside - self.start[:-1], self.count
-        )
-
-
-def stamp(it: Lowered) -> TaskGraph:
+def build_task_graph(it: Lowered) -> TaskGraph:
     """The TaskGraph."""
-    return _Stamp(it).tasks()
+    return _TaskColumns(it).task_graph()
 
 
-class _Stamp:
+class _TaskColumns:
+    """The columns of a TaskGraph. A piece of a Value is numbered through all Values."""
+
     def __init__(self, it: Lowered) -> None:
-        self.it = it
-        self.blocks, self.flows = _Pool(it.blocks), _Pool(it.flows)
+        self.it, self.store, self.tasks = it, it.store, it.tasks
+        self.ops, self.n = int(it.tasks.used[OPS]), int(it.tasks.used[TASKS])
         self.value_start = offsets(np.array([len(v) for v in it.values], np.int64))
         self.value = np.array([v for values in it.values for v in values], np.int64)
-        self.pieces = self.flows.rows(lambda f: len(f.device))
-        self.rows = self.blocks.rows(len)
-        self.created = self.blocks.rows(lambda b: len(b.created_j))
+        flows = np.array(it.flows, np.int64)
+        ends = self.store.stage_start[flows + 1] - 1
+        first = self.store.piece_start[self.store.stage_start[flows]]
+        self.pieces = _GatheredRows(first, self.store.piece_start[ends])
+        self.shift = self.pieces.start[:-1] - first  # from a piece of a Flow to one of its Value
+        self.rows = self._op_rows(np.arange(self.n + 1))
+        self.made = self._op_rows(self.tasks.make_start)
+        self.made_name = self.tasks.make[self.made.index]
         self.slot_of, self.piece_of = self._number_slots()
 
-    def _piece(self, rows: _Rows, j: Ints, p: Ints) -> Ints:
-        """The piece, counted through all Flows, that a reference (j, p) of each row means."""
-        value = self.value[self.value_start[rows.owner] + np.maximum(j, 0)]
-        return self.pieces.start[value] + p
+    def _op_rows(self, start: Ints) -> _GatheredRows:
+        """The rows of all Ops of something that begins so for every task."""
+        begin = start[self.tasks.task_start[: self.ops + 1]]
+        return _GatheredRows(begin[self.it.which], begin[self.it.which + 1])
 
-    def _slot(self, rows: _Rows, j: Ints, p: Ints) -> Ints:
-        """The slot that a reference means; -1 for none."""
-        piece = self._piece(rows, j, np.maximum(p, 0))
-        return np.where(j < 0, -1, self.slot_of[piece])
+    def _counted_rows(self, tasks: Ints) -> _GatheredRows:
+        """The same of something that there is for these tasks, which rise."""
+        counts = np.bincount(self.tasks.owner[tasks], minlength=self.ops)
+        begin = offsets(counts)
+        return _GatheredRows(begin[self.it.which], begin[self.it.which + 1])
+
+    def _piece(self, rows: _GatheredRows, name: Ints) -> Ints:
+        """The piece that a name means in every row; 0 for -1."""
+        value = self.value[self.value_start[rows.owner] + np.maximum(name >> SHIFT, 0)]
+        found: Ints = np.where(name < 0, 0, self.shift[value] + (name & PIECE))
+        return found
+
+    def _slot(self, rows: _GatheredRows, name: Ints) -> Ints:
+        """The slot that a name means in every row; -1 for none."""
+        return np.where(name < 0, -1, self.slot_of[self._piece(rows, name)])
 
     def _number_slots(self) -> tuple[Ints, Ints]:
-        """Slots in the order in which they come to be: those of the beginning, then by Block."""
-        made = np.array([made is None for made in self.it.graph.producer], bool)
-        begin = np.flatnonzero(made[self.pieces.owner] & (self._piece_column("stage") == 0))
-        j = self.blocks.column(lambda b: b.created_j)[self.created.index]
-        p = self.blocks.column(lambda b: b.created_p)[self.created.index]
-        order = np.concatenate([begin, self._piece(self.created, j, p)])
+        """Slots in the order in which they come to be: those of the beginning, then Op by Op."""
+        begin = [
+            np.arange(self.pieces.start[value], self.pieces.start[value] + self._begun(value))
+            for value, made in enumerate(self.it.graph.producer) if made is None
+        ]  # fmt: skip
+        found = np.concatenate([np.zeros(0, np.int64), *begin])
+        order = np.concatenate([found, self._piece(self.made, self.made_name)])
         slot_of = np.full(len(self.pieces.index), -1)
         slot_of[order] = np.arange(len(order))
-        self.begin = len(begin)
+        self.begin = len(found)
         return slot_of, order
 
-    def _piece_column(self, name: str) -> Ints:
-        column: Ints = self.flows.column(lambda f: getattr(f, name))[self.pieces.index]
-        return column
-
-    def _task_column(self, name: str) -> Any:
-        return self.blocks.column(lambda b: getattr(b, name))[self.rows.index]
-
-    def tasks(self) -> TaskGraph:
-        graph, ops = self.it.graph, len(self.it.graph.ops)
+    def task_graph(self) -> TaskGraph:
+        graph, tasks, index = self.it.graph, self.tasks, self.rows.index
         op = self.rows.owner
-        n = len(op)
-        in_start, in_rows, in_slot = self._references("in")
-        out_start, _, out_slot = self._references("out")
-        slots = self._slots(n, in_rows, in_slot)
-        dep_start, dep = self._dependencies(n, in_rows, in_slot, slots["first"])
-        boxes = _Boxes()
+        in_start, in_rows, in_slot = self._references(tasks.read_start, tasks.read)
+        out_start, _, out_slot = self._references(tasks.make_start, tasks.make)
+        slots = self._slots(len(op), in_rows, in_slot)
+        dep_start, dep = self._dependencies(len(op), in_rows, in_slot, slots["first"])
+        boxes = _BoxNumbers()
         group, groups = self._groups()
         return TaskGraph(
             self.it.devices,
-            kind=self._task_column("kind"), op=op, part=self._task_column("part"),
-            device=self._task_column("device"), peer=self._task_column("peer"),
-            position=2 * op + 1 + self._task_column("late"), nbytes=self._task_column("nbytes"),
-            flops=self._task_column("flops"), itemsize=self._task_column("itemsize"),
+            kind=tasks.kind[index], op=op, part=tasks.part[index], device=tasks.device[index],
+            peer=tasks.peer[index], position=2 * op + 1 + tasks.late[index],
+            nbytes=tasks.nbytes[index], flops=tasks.flops[index], itemsize=tasks.itemsize[index],
             dep_start=dep_start, dep=dep,
             slot_device=slots["device"], slot_value=slots["value"],
             slot_region=self._regions(boxes), slot_nbytes=slots["nbytes"],
@@ -150,35 +150,35 @@ class _Stamp:
             slot_first=slots["first"], slot_last=slots["last"],
             in_start=in_start, in_slot=in_slot, out_start=out_start, out_slot=out_slot,
             op_start=self.rows.start, copies=lambda: self._copies(boxes),
-            taken=self._task_column("taken"), ends=self._ends(), carry=self._carry(),
-            group=group, pattern=self._task_column("pattern"), groups=groups,
-            kinds=tuple(o.kind for o in graph.ops[:ops]),
+            taken=tasks.taken[index], ends=self._ends(), carry=self._carry(),
+            group=group, pattern=tasks.pattern[index], groups=groups,
+            kinds=tuple(o.kind for o in graph.ops),
             make_assemblies=lambda: self._assemblies(boxes),
         )  # fmt: skip
 
-    def _references(self, which: str) -> tuple[Ints, Ints, Ints]:
+    def _references(self, start: Ints, names: Ints) -> tuple[Ints, Ints, Ints]:
         """Offsets by task, the task of each reference, and its slot."""
-        rows = self.blocks.rows(lambda b: len(getattr(b, f"{which}_j")))
-        j = self.blocks.column(lambda b: getattr(b, f"{which}_j"))[rows.index]
-        p = self.blocks.column(lambda b: getattr(b, f"{which}_p"))[rows.index]
-        counts = self.blocks.column(lambda b: np.diff(getattr(b, f"{which}_start")))
-        counts = counts[self.rows.index]
+        rows = self._op_rows(start)
+        counts = np.diff(start[: self.n + 1])[self.rows.index]
         task = np.repeat(np.arange(len(counts)), counts)
-        return offsets(counts), task, self._slot(rows, j, p)
+        return offsets(counts), task, self._slot(rows, names[rows.index])
+
+    def _made_tasks(self) -> Ints:
+        """The task that makes every slot which is made."""
+        counts = np.diff(self.tasks.make_start[: self.n + 1])[self.rows.index]
+        return np.repeat(np.arange(len(counts)), counts)
 
     def _slots(self, n: int, in_rows: Ints, in_slot: Ints) -> dict[str, Ints]:
-        piece = self.piece_of
-        made = self.blocks.column(lambda b: b.created_task)[self.created.index]
+        piece, made = self.piece_of, self._made_tasks()
         begin = np.full(self.begin, -1)
-        first = np.concatenate([begin, made + self.rows.start[self.created.owner]])
-        fetched = self.blocks.column(lambda b: b.created_fetched)[self.created.index]
-        fetched = np.concatenate([np.zeros(self.begin, np.int64), fetched])
+        first = np.concatenate([begin, made])
+        fetched = self.tasks.kind[self.rows.index][made] == ASSEMBLE
+        fetched = np.concatenate([np.zeros(self.begin, bool), fetched])
         value = self.pieces.owner[piece]
         roles = np.array([ROLES.index(v.role) for v in self.it.graph.values], np.int64)
-        category = np.where(fetched == 1, COMMUNICATION, roles[value])
-        j = self.blocks.column(lambda b: b.base_j)[self.created.index]
-        p = self.blocks.column(lambda b: b.base_p)[self.created.index]
-        base = np.concatenate([begin, self._slot(self.created, j, p)])
+        category = np.where(fetched, COMMUNICATION, roles[value])
+        base = self._slot(self.made, self.tasks.base[self.made.index])
+        base = np.concatenate([begin, base])
         while True:  # to the slot that owns the storage
             above = np.where(base >= 0, base[np.maximum(base, 0)], -1)
             if (above < 0).all():
@@ -190,32 +190,34 @@ class _Stamp:
         last[self._kept()] = n
         shared = base >= 0
         np.maximum.at(last, base[shared], last[shared])
+        of_flow = self.pieces.index[piece]
         return {
-            "device": self._piece_column("device")[piece], "value": value,
-            "nbytes": self._piece_column("nbytes")[piece], "category": category, "base": base,
+            "device": self.store.device[of_flow], "value": value,
+            "nbytes": self.store.nbytes[of_flow], "category": category, "base": base,
             "first": first, "last": last,
         }  # fmt: skip
 
     def _kept(self) -> Ints:
         """Slots that survive the step."""
-        starts = self.pieces.start
-        found = [self.slot_of[starts[after] + pieces] for after, _, pieces in self.it.carried]
+        starts, shift = self.pieces.start, self.shift
+        found = [self.slot_of[shift[after] + pieces] for after, _, pieces in self.it.carried]
         for value in self.it.frozen:
             found.append(self.slot_of[starts[value] + np.arange(self._begun(value))])
         if self.it.graph.loss is not None:
-            found.append(self.slot_of[starts[self.it.graph.loss] + self.it.loss])
+            found.append(self.slot_of[shift[self.it.graph.loss] + self.it.loss])
         return np.concatenate([*found, np.zeros(0, np.int64)]).astype(np.int64)
 
     def _begun(self, value: int) -> int:
-        low, high = self.it.flows[value].made_at(0)
-        return high - low
+        """How many pieces of a Value there are when the step begins."""
+        at = int(self.store.stage_start[self.it.flows[value]])
+        return int(self.store.piece_start[at + 1] - self.store.piece_start[at])
 
     def _carry(self) -> Ints:
-        starts = self.pieces.start
+        starts, shift = self.pieces.start, self.shift
         found = [np.zeros((0, 2), np.int64)]
         for after, before, pieces in self.it.carried:
             there = self.slot_of[starts[before] + np.arange(self._begun(before))]
-            found.append(np.stack([self.slot_of[starts[after] + pieces], there], axis=1))
+            found.append(np.stack([self.slot_of[shift[after] + pieces], there], axis=1))
         return np.concatenate(found)
 
     def _dependencies(self, n: int, in_rows: Ints, in_slot: Ints, first: Ints) -> tuple[Ints, Ints]:
@@ -223,75 +225,118 @@ class _Stamp:
         maker = first[in_slot[real]]
         task = in_rows[real]
         inside = maker >= 0
-        rows = self.blocks.rows(lambda b: len(b.after))
-        counts = self.blocks.column(lambda b: np.diff(b.after_start))[self.rows.index]
-        waits = self.blocks.column(lambda b: b.after)[rows.index] + self.rows.start[rows.owner]
+        rows = self._op_rows(self.tasks.wait_start)
+        counts = np.diff(self.tasks.wait_start[: self.n + 1])[self.rows.index]
+        waits = self.tasks.wait[rows.index] + self.rows.start[rows.owner]
         task = np.concatenate([task[inside], np.repeat(np.arange(n), counts)])
         dep = np.concatenate([maker[inside], waits])
         key = distinct(task * max(n, 1) + dep)
         return offsets(np.bincount(key // max(n, 1), minlength=n)), key % max(n, 1)
 
-    def _regions(self, boxes: _Boxes) -> Ints:
-        numbers = self.flows.column(lambda f: boxes.number(f.box))[self.pieces.index]
-        found: Ints = numbers[self.piece_of]
+    def _each_flow(
+        self, room: int, rows: Callable[[int], slice], of: Callable[[int], Ints]
+    ) -> Ints:
+        """A column of the store: for every Flow that a Value has, what `of` says of its rows."""
+        found = np.full(int(self.store.used[room]), -1)
+        for flow in dict.fromkeys(self.it.flows):
+            found[rows(flow)] = of(flow)
         return found
 
-    def _ends(self) -> Ends:
-        rows = self.blocks.rows(lambda b: len(b.ends.task))
-        task, device, sent, received, taker = (
-            np.concatenate(columns)[rows.index]
-            for columns in zip(*(b.ends for b in self.blocks.distinct), strict=True)
-        )
-        begun = self.rows.start[rows.owner]
-        return Ends(task + begun, device, sent, received, taker + begun)
+    def _piece_rows(self, flow: int) -> slice:
+        return slice(int(first_piece(self.store, flow)), int(end_piece(self.store, flow)))
 
-    def _copies(self, boxes: _Boxes) -> Copies:
-        rows = self.blocks.rows(lambda b: len(b.copy_j))
-        column = self.blocks.column
-        j = column(lambda b: b.copy_j)[rows.index]
-        target = self._piece(rows, j, column(lambda b: b.copy_target)[rows.index])
-        source = self._piece(rows, j, column(lambda b: b.copy_source)[rows.index])
+    def _source_rows(self, flow: int) -> slice:
+        return sources_of(self.store, flow)
+
+    def _regions(self, boxes: _BoxNumbers) -> Ints:
+        numbers = self._each_flow(
+            PIECES, self._piece_rows, lambda f: boxes.number(piece_boxes(self.store, f))
+        )
+        found: Ints = numbers[self.pieces.index[self.piece_of]]
+        return found
+
+    def _own_task(self, rows: _GatheredRows, task: Ints) -> Ints:
+        """Tasks of distinct Ops in every row, as tasks of the Op of the row."""
+        shift = self.rows.start[:-1] - self.tasks.task_start[self.it.which]
+        return task[rows.index] + shift[rows.owner]
+
+    def _ends(self) -> Ends:
+        """The ends of messages, worked out for distinct Ops."""
+        tasks, store, copies = self.tasks, self.store, int(self.tasks.used[COPIES])
+        source, target = tasks.copy_source[:copies], tasks.copy_target[:copies] & PIECE
+        kind = tasks.kind[: self.n]
+        found = ends_of(
+            TASK_KINDS.is_pairwise[kind], TASK_KINDS.is_collective[kind],
+            (
+                *(c[: self.n] for c in (tasks.device, tasks.peer, tasks.nbytes)),
+                tasks.group[: self.n], tasks.group_start[: tasks.used[GROUPS] + 1],
+                tasks.member[: tasks.used[MEMBERS]],
+            ),
+            (
+                tasks.copy_message[:copies], tasks.copy_task[:copies],
+                store.device[store.source[source]], store.device[target],
+                store.source_nbytes[source],
+            ),
+        )  # fmt: skip
+        rows = self._counted_rows(found.task)
+        return Ends(
+            self._own_task(rows, found.task), found.device[rows.index], found.sent[rows.index],
+            found.received[rows.index], self._own_task(rows, found.taker),
+        )  # fmt: skip
+
+    def _copies(self, boxes: _BoxNumbers) -> Copies:
+        tasks, store = self.tasks, self.store
+        rows = self._counted_rows(tasks.copy_task[: tasks.used[COPIES]])
+        name, row = tasks.copy_target[rows.index], tasks.copy_source[rows.index]
+        target = self._piece(rows, name)
         value = self.pieces.owner[target]
-        source_start = offsets(np.array([len(f.source) for f in self.flows.distinct]))
-        row = source_start[self.flows.which[value]] + column(lambda b: b.copy_row)[rows.index]
-        here = self.flows.column(lambda f: boxes.number(_relative(f, f.source)))
-        there = self.flows.column(lambda f: boxes.number(_relative(f, _targets(f))))
-        message = column(lambda b: b.copy_message)[rows.index]
-        begun = self.rows.start[rows.owner]
+        source = self.shift[value] + store.source[row]
+        here = self._box_numbers(boxes, _source_pieces)
+        there = self._box_numbers(boxes, _target_pieces)
+        message = tasks.copy_message[rows.index]
         return Copies(
             self.slot_of[source], self.slot_of[target], here[row], there[row],
-            self.flows.column(lambda f: f.source_term)[row],
-            np.where(message < 0, -1, message + begun),
-            column(lambda b: b.copy_task)[rows.index] + begun,
-            self.flows.column(lambda f: f.source_nbytes)[row],
+            store.source_term[row],
+            np.where(message < 0, -1, self._own_task(rows, tasks.copy_message)),
+            self._own_task(rows, tasks.copy_task), store.source_nbytes[row],
             *_edges(rows.owner, value), boxes.all(),
         )  # fmt: skip
 
-    def _assemblies(self, boxes: _Boxes) -> Assemblies:
+    def _box_numbers(self, boxes: _BoxNumbers, pieces: Callable[[FlowStore, int], Ints]) -> Ints:
+        """For every source the number of its box, relative to the piece that `pieces` says."""
+        return self._each_flow(
+            SOURCES,
+            self._source_rows,
+            lambda f: boxes.number(_relative(self.store, f, pieces(self.store, f))),
+        )
+
+    def _assemblies(self, boxes: _BoxNumbers) -> Assemblies:
         numbers: dict[bytes, int] = {}
-        of_piece = self.flows.column(lambda f: _ways(f, numbers))
-        j = self.blocks.column(lambda b: b.created_j)[self.created.index]
-        p = self.blocks.column(lambda b: b.created_p)[self.created.index]
-        task = self.blocks.column(lambda b: b.created_task)[self.created.index]
-        task = task + self.rows.start[self.created.owner]
+        of_piece = self._each_flow(
+            PIECES, self._piece_rows, lambda f: _ways(self.store, f, numbers)
+        )
         which = np.full(len(self.rows.owner), -1)
-        which[task] = of_piece[self.pieces.index][self._piece(self.created, j, p)]
-        which[self._task_column("kind") != ASSEMBLE] = -1
+        which[self._made_tasks()] = of_piece[self.made_name & PIECE]
+        which[self.tasks.kind[self.rows.index] != ASSEMBLE] = -1
         return Assemblies(boxes.all(), which, tuple(map(_taken, numbers)))
 
     def _groups(self) -> tuple[Ints, tuple[tuple[int, ...], ...]]:
-        numbers: dict[tuple[int, ...], int] = {}
+        """The group of every task, or -1, and the distinct groups."""
+        tasks, numbers = self.tasks, dict[tuple[int, ...], int]()
+        count = int(tasks.used[GROUPS])
+        edges, members = (
+            tasks.group_start[: count + 1].tolist(),
+            tasks.member[: tasks.used[MEMBERS]].tolist(),
+        )
         found = [
-            np.array([*(numbers.setdefault(g, len(numbers)) for g in b.groups), -1], np.int64)
-            for b in self.blocks.distinct
+            numbers.setdefault(tuple(members[edges[k] : edges[k + 1]]), len(numbers))
+            for k in range(count)
         ]
-        column = self.blocks.column
-        own = iter(found)
-        group = column(lambda b: next(own)[b.group])[self.rows.index]
+        group = np.array([*found, -1], np.int64)[tasks.group[self.rows.index]]
         return group, tuple(numbers)
 
 
-class _Boxes:
+class _BoxNumbers:
     """Numbers of boxes; equal boxes have one."""
 
     def __init__(self) -> None:
@@ -325,30 +370,38 @@ class _Boxes:
         )
 
 
-def _ways(flow: Flow, numbers: dict[bytes, int]) -> Ints:
-    """For every piece the number of the way that it is put together, new ones added; -1 for a
-    piece that is made."""
-    target, pieces = _targets(flow), len(flow.device)
-    sizes = flow.box[:, :, 1] - flow.box[:, :, 0]
-    local = flow.device[flow.source] == flow.device[target]
+def _ways(store: FlowStore, flow: int, numbers: dict[bytes, int]) -> Ints:
+    """For every piece of a Flow the number of the way that it is put together, new ones added; -1
+    for a piece that is made."""
+    first, rows, box = (
+        int(first_piece(store, flow)),
+        sources_of(store, flow),
+        piece_boxes(store, flow),
+    )
+    source, target = _source_pieces(store, flow), _target_pieces(store, flow)
+    device, term, pieces = store.device[first : first + len(box)], store.source_term[rows], len(box)
+    source_box = source_boxes(store, flow)
+    sizes = box[:, :, 1] - box[:, :, 0]
+    local = device[source] == device[target]
     # an assembly reads its local sources in rising order, each once
-    read, which = np.unique((target * pieces + flow.source)[local], return_inverse=True)
-    source = np.full(len(target), -1)
-    source[local] = which - np.searchsorted(read, target[local] * pieces)
-    rows = np.concatenate(
+    read, which = np.unique((target * pieces + source)[local], return_inverse=True)
+    place = np.full(len(target), -1)
+    place[local] = which - np.searchsorted(read, target[local] * pieces)
+    ways = np.concatenate(
         [
-            np.stack([np.full(len(target), sizes.shape[1]), flow.source_term > 0, source], axis=1),
-            flow.source_box[:, :, 1] - flow.source_box[:, :, 0],
-            np.where(local[:, None], sizes[flow.source], 0),
+            np.stack([np.full(len(target), sizes.shape[1]), term > 0, place], axis=1),
+            source_box[:, :, 1] - source_box[:, :, 0],
+            np.where(local[:, None], sizes[source], 0),
         ],
         axis=1,
     )
-    rows = rows[np.lexsort((flow.source_term, target))]
+    ways = ways[np.lexsort((term, target))]
     found = np.full(pieces, -1)
-    start = flow.source_start.tolist()
-    for piece in np.flatnonzero(np.diff(flow.source_start)).tolist():
-        text = rows[start[piece] : start[piece + 1]].tobytes()
-        found[piece] = numbers.setdefault(text, len(numbers))
+    start = (store.source_start[first : first + pieces + 1] - rows.start).tolist()
+    for piece in range(pieces):
+        if start[piece] < start[piece + 1]:
+            text = ways[start[piece] : start[piece + 1]].tobytes()
+            found[piece] = numbers.setdefault(text, len(numbers))
     return found
 
 
@@ -371,12 +424,19 @@ def _edges(owner: Ints, value: Ints) -> tuple[Ints, Ints, Ints]:
     return owner[start], value[start], np.append(start, len(owner))
 
 
-def _targets(flow: Flow) -> Ints:
-    """The piece that each source is for."""
-    return np.repeat(np.arange(len(flow.device)), np.diff(flow.source_start))
+def _source_pieces(store: FlowStore, flow: int) -> Ints:
+    """The piece that each source of a Flow is of, counted from its first piece."""
+    found: Ints = store.source[sources_of(store, flow)] - first_piece(store, flow)
+    return found
 
 
-def _relative(flow: Flow, pieces: Ints) -> Ints:
-    """The boxes of all sources, counted from the low corners of the given pieces."""
-    relative: Ints = flow.source_box - flow.box[pieces][:, :, :1]
+def _target_pieces(store: FlowStore, flow: int) -> Ints:
+    """The piece that each source of a Flow is for, counted from its first piece."""
+    first, end = int(first_piece(store, flow)), int(end_piece(store, flow))
+    return np.repeat(np.arange(end - first), np.diff(store.source_start[first : end + 1]))
+
+
+def _relative(store: FlowStore, flow: int, pieces: Ints) -> Ints:
+    """The boxes of all sources of a Flow, counted from the low corners of the given pieces."""
+    relative: Ints = source_boxes(store, flow) - piece_boxes(store, flow)[pieces][:, :, :1]
     return relative

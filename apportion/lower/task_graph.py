@@ -426,19 +426,24 @@ def message_ends(tasks: TaskGraph) -> Ends:
         tasks.copy_message, tasks.copy_task, at[tasks.copy_source], at[tasks.copy_target],
         tasks.copy_nbytes,
     )  # fmt: skip
-    sizes = np.zeros(len(tasks), np.int64)
-    sizes[tasks.is_pairwise] = 2
     member_start = np.cumsum([0, *map(len, tasks.groups)])
     members = np.array([device for group in tasks.groups for device in group], np.int64)
-    if len(tasks.group):
-        joint = tasks.is_collective
-        sizes[joint] = np.diff(member_start)[tasks.group[joint]]
     columns = (tasks.device, tasks.peer, tasks.nbytes, tasks.group, member_start, members)
-    ends: Ends = _fill_ends(
-        _Messages(tasks.is_pairwise, tasks.is_collective, *map(plain, columns)),
-        _Copied(*map(plain, copied)),
-        offsets(sizes),
-    )
+    return ends_of(tasks.is_pairwise, tasks.is_collective, columns, copied)
+
+
+def ends_of(
+    pairwise: Bools, collective: Bools, columns: tuple[Ints, ...], copied: tuple[Ints, ...]
+) -> Ends:
+    """The ends of messages: of tasks that are pairwise and of those that are collective. `columns`
+    are device, peer, bytes and group of all tasks, and of all groups where their members begin,
+    and these; `copied` are message, task, sender, receiver and bytes of all copies."""
+    messages = _Messages(pairwise, collective, *map(plain, columns))
+    sizes = np.zeros(len(messages.device), np.int64)
+    sizes[pairwise] = 2
+    if len(messages.group):
+        sizes[collective] = np.diff(messages.member_start)[messages.group[collective]]
+    ends: Ends = _fill_ends(messages, _Copied(*map(plain, copied)), offsets(sizes))
     return ends
 
 

@@ -77,13 +77,22 @@ if TYPE_CHECKING:
         CostModel as CostModel,
     )
     from apportion.machine.cost_model import (
+        PriceTable as PriceTable,
+    )
+    from apportion.machine.cost_model import (
         ahead_nanoseconds as ahead_nanoseconds,
     )
     from apportion.machine.cost_model import (
         assemble_seconds as assemble_seconds,
     )
     from apportion.machine.cost_model import (
+        assembly_price as assembly_price,
+    )
+    from apportion.machine.cost_model import (
         classes as classes,
+    )
+    from apportion.machine.cost_model import (
+        compute_price as compute_price,
     )
     from apportion.machine.cost_model import (
         compute_seconds as compute_seconds,
@@ -98,16 +107,19 @@ if TYPE_CHECKING:
         exchange_line as exchange_line,
     )
     from apportion.machine.cost_model import (
-        fit_columns as fit_columns,
-    )
-    from apportion.machine.cost_model import (
         load_cost as load_cost,
     )
     from apportion.machine.cost_model import (
-        rates as rates,
+        price_table as price_table,
     )
     from apportion.machine.cost_model import (
         times_messages as times_messages,
+    )
+    from apportion.machine.cost_model import (
+        to_nanoseconds as to_nanoseconds,
+    )
+    from apportion.machine.cost_model import (
+        whole_nanoseconds as whole_nanoseconds,
     )
     from apportion.machine.cost_table import (
         AHEAD as AHEAD,

@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from apportion.columns import Bools, Floats, Ints
+from apportion.columns import Bools, Floats, Ints, compiled, compiled_part, plain
 from apportion.machine import cost_fit
 from apportion.machine.cluster import cluster as named
 from apportion.machine.cost_table import (
@@ -178,26 +178,128 @@ def compute_seconds(
     nbytes: Ints,
     itemsize: Ints,
 ) -> tuple[Floats, Ints]:
-    """Seconds of COMPUTE tasks, and where each comes from (FITTED or ESTIMATED). `kinds` are those
+    """Seconds of parts of Ops, and where each comes from (FITTED or ESTIMATED). `kinds` are those
     of all Ops; the columns have a row for each task."""
     names, which = _distinct_kinds(tuple(kinds))
-    kind, size = which[op], np.clip(itemsize, 0, LARGEST_ITEM)
-    seconds, source = np.zeros(len(op)), np.full(len(op), ESTIMATED)
-    for where, one in classes(cluster):
-        here = where[device]
-        rate = np.array(rates(one))[size[here]]
-        arithmetic, memory = flops[here] / rate, nbytes[here] / one.memory_bandwidth
-        launch = 0.0 if one.asynchronous else one.launch_seconds
-        guess = np.maximum(arithmetic, memory) / cost.efficiency + launch
-        if one.kind in cost.tables:
-            lines, origin = fit_columns(cost.tables[one.kind], names)
-            launches, per_flop, per_byte = lines[:, kind[here], size[here]]
-            fitted = launches + flops[here] * per_flop + nbytes[here] * per_byte
-            known = fitted > 0
-            guess[known] = fitted[known]
-            source[here] = np.where(known, origin[kind[here], size[here]], ESTIMATED)
-        seconds[here] = guess
+    seconds, source = np.empty(len(op)), np.empty(len(op), np.int64)
+    _price_computes(
+        price_table(cost, cluster, names), which[op], plain(device),
+        np.ascontiguousarray(flops, np.float64), plain(nbytes), plain(itemsize), seconds, source,
+    )  # fmt: skip
     return seconds, source
+
+
+def assemble_seconds(
+    cost: CostModel, cluster: Cluster, device: Ints, boxes: Ints, nbytes: Ints
+) -> tuple[Floats, Ints]:
+    """Seconds of assemblies of so many boxes and bytes, and where they come from."""
+    seconds, source = np.empty(len(device)), np.empty(len(device), np.int64)
+    _price_assemblies(
+        price_table(cost, cluster, ()), plain(device), plain(boxes), plain(nbytes), seconds, source
+    )
+    return seconds, source
+
+
+# Prices in compiled code
+
+
+class PriceTable(NamedTuple):  # numba takes no dataclass
+    """What computing and assembling take, on classes c of devices, by bytes per element."""
+
+    device_class: Ints  # by device
+    efficiency: float
+    rate: Floats  # c x bytes: operations per second
+    bandwidth: Floats  # c
+    launch: Floats  # c: seconds
+    free_views: Ints  # c: whether a view takes nothing
+    fit: Floats  # c x operator x bytes x 3: launch, per flop, per byte; zeros if nothing is known
+    fit_source: Ints  # c x operator x bytes: FITTED or ESTIMATED
+    assembly: Floats  # c x 3: each, per box, per byte
+    has_assembly: Ints  # c: whether that is known
+
+
+def price_table(cost: CostModel, cluster: Cluster, operators: Sequence[str]) -> PriceTable:
+    """The prices of these operators, by their numbers."""
+    found, names = classes(cluster), tuple(operators)
+    number, devices = np.zeros(len(cluster.devices), np.int64), [device for _, device in found]
+    for k, (where, _) in enumerate(found):
+        number[where] = k
+    tables = [cost.tables.get(one.kind) for one in devices]
+    shape = len(names), LARGEST_ITEM + 1
+    nothing = np.zeros((3, *shape)), np.full(shape, ESTIMATED)
+    fits = [nothing if table is None else fit_columns(table, names) for table in tables]
+    lines = [None if table is None else table.lines.get(ASSEMBLE_LINE) for table in tables]
+    return PriceTable(
+        number, cost.efficiency, np.array([rates(one) for one in devices]),
+        np.array([one.memory_bandwidth for one in devices]),
+        np.array([0.0 if one.asynchronous else one.launch_seconds for one in devices]),
+        np.array([one.asynchronous for one in devices], np.int64),
+        np.ascontiguousarray(np.moveaxis(np.array([fit for fit, _ in fits]), 1, 3)),
+        np.array([source for _, source in fits], np.int64),
+        np.array([(0.0, 0.0, 0.0) if line is None else line[:3] for line in lines], np.float64),
+        np.array([line is not None for line in lines], np.int64),
+    )  # fmt: skip
+
+
+@compiled_part
+def compute_price(table, operator, device, flops, nbytes, itemsize):  # type: ignore[no-untyped-def]
+    """Seconds of a part of an Op, and where they come from. `table` is a PriceTable, `flops` a
+    float64, all others are int64."""
+    own, size = table.device_class[device], min(max(itemsize, 0), LARGEST_ITEM)
+    fit, source = table.fit, table.fit_source[own, operator, size]
+    launch, per_flop = fit[own, operator, size, 0], fit[own, operator, size, 1]
+    seconds = launch + flops * per_flop + nbytes * fit[own, operator, size, 2]
+    if not seconds > 0:
+        arithmetic, memory = flops / table.rate[own, size], nbytes / table.bandwidth[own]
+        seconds = max(arithmetic, memory) / table.efficiency + table.launch[own]
+        source = ESTIMATED
+    return seconds, source
+
+
+@compiled_part
+def assembly_price(table, device, boxes, nbytes):  # type: ignore[no-untyped-def]
+    """Seconds of an assembly, and where they come from. `table` is a PriceTable, all others are
+    int64."""
+    own, source = table.device_class[device], ESTIMATED
+    if table.has_assembly[own]:
+        line, source = table.assembly, FITTED
+        seconds = line[own, 0] + boxes * line[own, 1] + nbytes * line[own, 2]
+    else:
+        seconds = nbytes / table.bandwidth[own] / table.efficiency + table.launch[own]
+    if nbytes == 0 and table.free_views[own]:
+        seconds = 0.0  # a view: the device does not notice
+    return seconds, source
+
+
+@compiled
+def _price_computes(  # type: ignore[no-untyped-def]
+    table, operator, device, flops, nbytes, itemsize, seconds, source
+):  # fmt: skip
+    for k in range(len(seconds)):
+        seconds[k], source[k] = compute_price(
+            table, operator[k], device[k], flops[k], nbytes[k], itemsize[k]
+        )
+
+
+@compiled
+def _price_assemblies(table, device, boxes, nbytes, seconds, source):  # type: ignore[no-untyped-def]
+    for k in range(len(seconds)):
+        seconds[k], source[k] = assembly_price(table, device[k], boxes[k], nbytes[k])
+
+
+@compiled
+def whole_nanoseconds(seconds):  # type: ignore[no-untyped-def]
+    """A float64 of seconds in whole nanoseconds; at least 1, so that simulated time moves on."""
+    return max(np.int64(np.rint(seconds * 1e9)), np.int64(1))
+
+
+@compiled
+def to_nanoseconds(seconds):  # type: ignore[no-untyped-def]
+    """The same of a column."""
+    found = np.empty(len(seconds), np.int64)
+    for k in range(len(seconds)):
+        found[k] = whole_nanoseconds(seconds[k])
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -231,25 +333,6 @@ def rates(device: Device) -> list[float]:
         for size in range(LARGEST_ITEM + 1)
     ]
     return [dict(device.flops)[size] for size in sizes]
-
-
-def assemble_seconds(
-    cost: CostModel, cluster: Cluster, device: Ints, boxes: Ints, nbytes: Ints
-) -> tuple[Floats, Ints]:
-    """Seconds of ASSEMBLE tasks, and where each comes from (FITTED or ESTIMATED)."""
-    seconds, source = np.zeros(len(device)), np.full(len(device), ESTIMATED)
-    for where, one in classes(cluster):
-        here = where[device]
-        line = cost.tables[one.kind].lines.get(ASSEMBLE_LINE) if one.kind in cost.tables else None
-        if line is None:
-            launch = 0.0 if one.asynchronous else one.launch_seconds
-            seconds[here] = nbytes[here] / one.memory_bandwidth / cost.efficiency + launch
-        else:
-            seconds[here] = line.each + boxes[here] * line.per_box + nbytes[here] * line.per_byte
-            source[here] = FITTED
-        if one.asynchronous:
-            seconds[here & (nbytes == 0)] = 0.0  # a view: the device does not notice
-    return seconds, source
 
 
 def exchange_line(cluster: Cluster, cost: CostModel) -> Line | None:

@@ -29,7 +29,6 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.graph import FORWARD, Graph, Value
 from apportion.lower import (
-    Flow,
     Lowering,
     TaskGraph,
 )
@@ -221,7 +220,7 @@ def simulated(
         limit = done[-1].step_ns if len(done) == best else None
         step = live.change(trial.choices, trial.layouts, limit)
         if limit is None or step <= limit:
-            moved = sum(flow.moved for flow in live.flows)
+            moved = live.bytes_moved
             _take(done, replace(trial, step_ns=step, bytes_moved=moved), best)
         live.undo()
     return done, len(trials)
@@ -321,26 +320,19 @@ def _moved(plan: Plan, op: int) -> tuple[tuple[ValueTraffic, ...], tuple[ValueTr
     for value, stage in lowering.feeds[op]:
         made = graph.producer[value]
         maker = graph.values[value].role if made is None else graph.ops[made[0]].name
-        moved = _came(lowering.flow_of(value), stage)
+        moved = lowering.bytes_read(value, stage)
         reads.append(_row(graph.values[value], maker, moved))
     for value in graph.ops[op].outputs:
         readers = ", ".join(graph.ops[k].name for k in graph.consumers[value]) or "the next step"
-        leaves.append(_row(graph.values[value], readers, lowering.flow_of(value).moved))
+        leaves.append(
+            _row(graph.values[value], readers, lowering.bytes_moved([lowering.flow_of(value)]))
+        )
     return tuple(reads), tuple(leaves)
 
 
 def _row(value: Value, other: str, moved: int) -> ValueTraffic:
     shape = "?" if value.shape is None else ",".join(map(str, value.shape))
     return ValueTraffic(value.name, f"{value.dtype or '?'}[{shape}]", value.nbytes, other, moved)
-
-
-def _came(flow: Flow, stage: int) -> int:
-    """Bytes that come from other devices at one stage."""
-    low, high = flow.made_at(stage)
-    rows = slice(int(flow.source_start[low]), int(flow.source_start[high]))
-    target = np.repeat(np.arange(low, high), np.diff(flow.source_start[low : high + 1]))
-    apart = flow.device[flow.source[rows]] != flow.device[target]
-    return int(flow.source_nbytes[rows][apart].sum())
 
 
 def _spent(plan: Plan, op: int) -> OpTiming:

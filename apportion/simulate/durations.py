@@ -33,6 +33,7 @@ from apportion.machine import (
     cost_fit,
     exchange_line,
     kind_of,
+    to_nanoseconds,
     wire_lines,
     wire_seconds,
 )
@@ -43,7 +44,8 @@ INPUT_CATEGORY = CATEGORIES.index("input")
 
 def nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Ints:
     """Duration of each task; at least 1, so that simulated time always moves on."""
-    return np.maximum(np.rint(_costs(tasks, cluster, cost)[0] * 1e9), 1).astype(np.int64)
+    found: Ints = to_nanoseconds(_costs(tasks, cluster, cost)[0])
+    return found
 
 
 def sources(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Ints:

@@ -1,4 +1,6 @@
-"""hops: which links a message occupies, and for how long.
+"""Routes: which links a message occupies, and for how long. A part of simulate/.
+
+In: the messages of a TaskGraph, and a Cluster. Out: the Hops of every message, for its Network.
 
 A message of `nbytes` over a line (the route between two devices, or an algorithm of a collective)
 occupies each of its links for `pace * nbytes`, where pace is nanoseconds per byte, and arrives
@@ -131,14 +133,38 @@ def _choose(tasks: TaskGraph, cluster: Cluster, line: Ints, base: int) -> list[P
     if not len(together):
         return found
     key = tasks.pattern[together] * len(tasks.groups) + tasks.group[together]
-    order = np.argsort(key, kind="stable")
-    keys, first = np.unique(key[order], return_index=True)
-    for each, rows in zip(keys.tolist(), np.split(together[order], first[1:]), strict=True):
+    keys, which = np.unique(key, return_inverse=True)
+    first = [0]
+    for each in keys.tolist():
         pattern, group = divmod(each, len(tasks.groups))
-        profiles = profile(pattern, tasks.groups[group], cluster)
-        alpha, beta = (np.array([p[k] for p in profiles])[:, None] for k in (1, 2))
-        line[rows] = base + len(found) + np.argmin(alpha + beta * tasks.nbytes[rows], axis=0)
-        found += profiles
+        found += profile(pattern, tasks.groups[group], cluster)
+        first.append(len(found))
+    alpha, beta = (np.array([it[k] for it in found], np.float64) for k in (1, 2))
+    chosen = _cheapest_lines(
+        alpha, beta, np.array(first, np.int64), plain(which), plain(tasks.nbytes[together])
+    )
+    line[together] = base + chosen
+    return found
+
+
+@compiled
+def cheapest_line(alpha: Floats, beta: Floats, first: int, end: int, nbytes: int) -> int:
+    """Of the lines first:end the one that takes least for so many bytes: alpha + beta * nbytes."""
+    best, least = first, np.inf
+    for line in range(first, end):
+        seconds = alpha[line] + beta[line] * nbytes
+        if seconds < least:
+            best, least = line, seconds
+    return best
+
+
+@compiled
+def _cheapest_lines(alpha: Floats, beta: Floats, first: Ints, which: Ints, nbytes: Ints) -> Ints:
+    """For every message the cheapest of the lines first[which]:first[which + 1]."""
+    found = np.empty(len(which), np.int64)
+    for k in range(len(which)):
+        low, high = first[which[k]], first[which[k] + 1]
+        found[k] = cheapest_line(alpha, beta, low, high, nbytes[k])
     return found
 
 

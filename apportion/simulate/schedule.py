@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled
+from apportion.columns import Ints, compiled, pop, push
 
 Times = tuple[Ints, Ints]
 """Start and end of every item."""
@@ -145,19 +145,20 @@ def _schedule(net: Network, ready: Ints, pending: Ints) -> Times:
         if pending[item] == 0:
             resolvable[count] = item
             count += 1
-    messages, size = np.empty(n, np.int64), 0  # heap by (ready, item)
+    messages, size = np.empty((n, 2), np.int64), 0  # heap of rows (ready, item)
     while count or size:
         if count:
             count -= 1
             item = resolvable[count]
             if net.hop_start[item] < net.hop_start[item + 1]:
-                _push(messages, size, ready, item)
+                push(messages, size, ready[item], item)
                 size += 1
                 continue
             start[item] = ready[item]
             end[item] = start[item] + net.duration[item]
         else:
-            item = _pop(messages, size, ready)
+            item = messages[0, 1]
+            pop(messages, size)
             size -= 1
             begin, done = np.int64(-1), np.int64(-1)
             for hop in range(net.hop_start[item], net.hop_start[item + 1]):
@@ -175,40 +176,6 @@ def _schedule(net: Network, ready: Ints, pending: Ints) -> Times:
                 resolvable[count] = later
                 count += 1
     return start, end
-
-
-@compiled
-def _push(heap: Ints, size: int, ready: Ints, item: int) -> None:
-    """Adds `item` to the heap heap[:size]."""
-    hole = size
-    while hole > 0:
-        above = (hole - 1) // 2
-        if _precedes(ready, heap[above], item):
-            break
-        heap[hole] = heap[above]
-        hole = above
-    heap[hole] = item
-
-
-@compiled
-def _pop(heap: Ints, size: int, ready: Ints) -> int:
-    """Takes the first item from the heap heap[:size]."""
-    first, last, hole = heap[0], heap[size - 1], 0
-    while 2 * hole + 1 < size - 1:
-        below = 2 * hole + 1
-        if below + 1 < size - 1 and _precedes(ready, heap[below + 1], heap[below]):
-            below += 1
-        if _precedes(ready, last, heap[below]):
-            break
-        heap[hole] = heap[below]
-        hole = below
-    heap[hole] = last
-    return int(first)
-
-
-@compiled
-def _precedes(ready: Ints, a: int, b: int) -> bool:
-    return bool(ready[a] < ready[b] or (ready[a] == ready[b] and a < b))
 
 
 def link_spans(net: Network, times: Times) -> LinkSpans:

@@ -15,16 +15,9 @@ from apportion.describe.descriptions import describe
 from apportion.describe.language import Sum
 from apportion.graph import INPUT, PARAMETER
 from apportion.lower.lower import Lowering, bytes_moved, lower
-from apportion.lower.task_columns import stamp
-from apportion.lower.task_graph import (
-    TaskGraph,
-    verify,
-)
-from apportion.lower.task_kinds import (
-    COLLECTIVE,
-    COMPUTE,
-    TRANSFER,
-)
+from apportion.lower.task_columns import build_task_graph
+from apportion.lower.task_graph import TaskGraph, verify
+from apportion.lower.task_kinds import COLLECTIVE, COMPUTE, TRANSFER
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
@@ -314,19 +307,19 @@ def test_what_is_remembered_is_what_would_be_made_anew(spec: str, forgets: float
             lowering.choices[op], lowering.splits[op] = choice, space.split(op, choice.parts)
         for value in range(len(space.graph.values)):
             layout = rng.choice(drawn).layouts.get(value)
-            lowering.lay(value, layout)
+            lowering.set_layout(value, layout)
             laid |= {value} if layout else set()
         every = range(len(space.graph.ops))
         lowering.terms.update(every, lowering.choices, lowering.splits)
         lowering.termwise = lowering.terms.settled()
         lowered = lowering.lowered()
         strategy = Strategy(tuple(lowering.choices), dict(lowering.layouts))
-        tasks, anew = stamp(lowered), lower(space, strategy, devices)
+        tasks, anew = build_task_graph(lowered), lower(space, strategy, devices)
         for name in COMPARED:
             assert np.array_equal(getattr(tasks, name), getattr(anew, name)), name
         assert tasks.groups == anew.groups
         if rng.random() < forgets:
-            lowering.forget(lowered.flows, lowered.blocks)
+            lowering.drop_unused(lowered.flows)
     assert laid
 
 

@@ -31,8 +31,7 @@ from apportion.machine.cost_model import default_cost
 from apportion.search import METHODS, Problem
 from apportion.search.baselines.random_strategy import _choice, draw
 from apportion.simulate.delta import delta as deltas
-from apportion.simulate.delta import new_blocks as drafting
-from apportion.simulate.delta import schedule_state as lives
+from apportion.simulate.delta import new_blocks, schedule_state
 from apportion.simulate.delta.delta import Delta
 from apportion.simulate.simulate import simulate
 from apportion.split.space import Space
@@ -124,7 +123,7 @@ def test_what_is_before_a_change_is_not_worked_out_again() -> None:
     for op in (0, phases.index(UPDATE) - 1):
         now = live.strategy.choices[op]
         live.change({op: Choice(now.parts, tuple((d + 1) % 4 for d in now.devices))})
-        written.append(int(live.live.counters[lives.WRITTEN]))
+        written.append(int(live.state.counters[schedule_state.WRITTEN]))
         live.undo()
     assert 0 < 4 * written[1] < written[0]
 
@@ -263,7 +262,7 @@ def test_what_is_computed_term_by_term_follows_changes() -> None:
 def test_room_runs_out_and_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deltas, "ROOM", 1)
     monkeypatch.setattr(deltas, "SPARE", 40)
-    monkeypatch.setattr(drafting, "SPARE", 40)
+    monkeypatch.setattr(new_blocks, "SPARE", 40)
     rng = Random(2)
     live = live_of("mlp:tiny", "3xh100", rng)
     arrays = set()
@@ -271,7 +270,7 @@ def test_room_runs_out_and_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
         before = live.step_ns
         edit(live, rng)
         assert agrees(live)
-        arrays.add(id(live.live.cells))
+        arrays.add(id(live.state.cells))
         if rng.random() < 0.5:
             live.undo()
             assert live.step_ns == before and agrees(live)
@@ -380,8 +379,8 @@ def alike(spec: str, strategy: Strategy, devices: int) -> TaskGraph:
     space = space_of(spec)
     ours = lower(space, strategy, devices)
     verify(ours)
-    flows = Lowering(space, strategy, devices).lowered().flows
-    reduced = {value for value, flow in enumerate(flows) if flow.laid_out}
+    lowered = Lowering(space, strategy, devices).lowered()
+    reduced = {value for value, flow in enumerate(lowered.flows) if lowered.store.laid_out[flow]}
     assert ours.bytes_moved <= lower_plainly(space, strategy, devices).bytes_moved
     expected = summary(lower_plainly(space, strategy, devices, reduced))
     for what, found in summary(ours).items():

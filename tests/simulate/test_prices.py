@@ -1,17 +1,14 @@
-"""Prices in compiled code are those of cost.py, bit for bit."""
+"""Prices of tasks in compiled code are those of a full simulation, bit for bit."""
 
 import numpy as np
 import pytest
 
-from apportion.lower import draft
-from apportion.lower.task_kinds import (
-    ASSEMBLE,
-    COMPUTE,
-)
+from apportion.lower.exchange import TASKS, new_op_tasks, pair_columns
+from apportion.lower.task_kinds import ASSEMBLE, COMPUTE
 from apportion.machine.cluster import cluster
-from apportion.machine.cost_model import default_cost
-from apportion.simulate import prices as price
-from apportion.simulate.delta.new_blocks import _bare
+from apportion.machine.cost_model import default_cost, price_table
+from apportion.simulate.delta.new_blocks import bare_tasks
+from apportion.simulate.delta.task_prices import empty_prices, price_tasks
 from apportion.simulate.durations import nanoseconds
 
 KINDS = ("aten.mm.default", "aten.relu.default", "aten.view.default", "no.such")
@@ -27,15 +24,17 @@ def test_prices_are_those_of_the_cost_model(name: str) -> None:
     nbytes = rng.integers(1 << 30, size=n) * (rng.random(n) < 0.8)
     flops, taken = rng.random(n) * 1e12 * (rng.random(n) < 0.8), rng.integers(9, size=n)
     itemsize, none = rng.choice([1, 2, 4, 8, 16, 32], n), np.full(n, -1)
-    tasks = _bare(
+    full = bare_tasks(
         devices, kind, device, none, nbytes, none, none, (), op=op, flops=flops,
         itemsize=itemsize, taken=taken, kinds=KINDS,
     )  # fmt: skip
-    sheet = draft._sheet(n, devices, draft.blank(devices))
-    sheet.used[draft.TASKS] = n
-    columns = {"kind": kind, "device": device, "call": op, "nbytes": nbytes, "flops": flops}
+    tasks = new_op_tasks(n, 0, devices, pair_columns(devices))
+    tasks.used[TASKS] = n
+    columns = {"kind": kind, "device": device, "operator": op, "nbytes": nbytes, "flops": flops}
     for column, given in {**columns, "itemsize": itemsize, "taken": taken}.items():
-        getattr(sheet, column)[:n] = given
+        getattr(tasks, column)[:n] = given
     issue = rng.integers(9, size=(devices, len(KINDS) + 1))
-    price.charge(price.prices(cost, them, KINDS, issue), sheet)
-    assert (sheet.duration[:n] == nanoseconds(tasks, them, cost)).all()
+    prices = empty_prices(tasks)
+    price_tasks(price_table(cost, them, KINDS), issue, tasks, prices)
+    assert (prices.duration == nanoseconds(full, them, cost)).all()
+    assert (prices.issue == issue[device, np.where(kind == COMPUTE, op, len(KINDS))]).all()

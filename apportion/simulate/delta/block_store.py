@@ -1,13 +1,17 @@
-"""Stock: Blocks with their times, in flat arrays by number; what a Live schedule is run from.
+"""BlockStore: the tasks of Ops with their times, in flat arrays by number. A part of
+simulate/delta/.
 
-The tasks of a Block that stand in a lane are its *records*, sorted by when (0 before the results
-are laid out, 1 after) and device, so that a lane finds its own in a row. Messages that stand in no
-lane are not records. What a record reads is not written down: it was made in the same lane before,
-or a message brings it, for which the record waits. A piece is named by j, which of the Op's Values
-it is of, and by its place among all that Value's pieces: stage * span + number within the stage. So
-a name stays the same, whatever other stages do.
+In: OpTasks of lower/ and their TaskPrices (new_blocks.py brings them). Out: Blocks, which the
+schedule of schedule_state.py and reschedule.py is run from.
 
-Blocks are only ever added at the end; what was added last can be taken back by its counters.
+A **Block** is the tasks of an Op. Those that stand in a lane are its *records*, sorted by when (0
+before the results are laid out, 1 after) and device, so that a lane finds its own in a row.
+Messages that stand in no lane are not records. What a record reads is not written down: it was made
+in the same lane before, or a message brings it, for which the record waits. A piece is named by j,
+which of the Op's Values it is of, and by its place among all that Value's pieces (stage_names.py).
+So a name stays the same, whatever other stages do.
+
+Blocks are only ever added at the end.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled
-from apportion.lower import COLLECTIVE, SHIFT, TRANSFER
-from apportion.simulate.routes import latency, occupancy
+from apportion.columns import Ints, compiled, compiled_part
+from apportion.lower import COLLECTIVE, OPS, PIECE, SHIFT, TASKS, TRANSFER
+from apportion.simulate.routes import Lines, latency, occupancy
 
 BLOCKS, RECORDS, WAITS, MAKES, MESSAGES, HOPS, NEEDS = range(7)
 
@@ -27,7 +31,7 @@ PLACE = (1 << SHIFT) - 1
 GROWTH = 4  # room that is not used takes no memory
 
 
-class Stock(NamedTuple):  # numba takes no dataclass
+class BlockStore(NamedTuple):  # numba takes no dataclass
     """Blocks b, records k, messages m. Rows of k and m end where the next begins."""
 
     devices: int
@@ -58,7 +62,7 @@ class Stock(NamedTuple):  # numba takes no dataclass
     need_device: Ints
 
 
-COLUMNS = {  # as many as there are of what
+ROOM_OF = {  # as many as there are of what
     "tasks": BLOCKS, "message_start": BLOCKS, "duration": RECORDS, "issue": RECORDS,
     "task": RECORDS, "message": RECORDS, "wait_start": RECORDS, "wait": WAITS,
     "make_start": RECORDS, "make": MAKES, "latency": MESSAGES, "lasts": MESSAGES,
@@ -67,150 +71,198 @@ COLUMNS = {  # as many as there are of what
 }  # fmt: skip
 
 
-def stock(devices: int, room: Ints) -> Stock:
-    """An empty one with so much room."""
-    columns = {name: np.zeros(int(room[of]) + 1, np.int64) for name, of in COLUMNS.items()}
+def empty_blocks(devices: int, room: Ints) -> BlockStore:
+    """A store without Blocks that has so much room."""
+    columns = {name: np.zeros(int(room[of]) + 1, np.int64) for name, of in ROOM_OF.items()}
     lane = np.zeros(int(room[BLOCKS]) * (2 * devices + 1), np.int64)
-    return Stock(devices, np.zeros(7, np.int64), lane=lane, **columns)
+    return BlockStore(devices, np.zeros(7, np.int64), lane=lane, **columns)
 
 
-def with_room(held: Stock, more: Ints) -> Stock:
+def enlarged(blocks: BlockStore, more: Ints) -> BlockStore:
     """A larger copy, so that there is so much room left."""
-    new = stock(held.devices, GROWTH * (held.used + more))
-    many = held.used.tolist()
-    for name, of in COLUMNS.items():
-        getattr(new, name)[: many[of] + 1] = getattr(held, name)[: many[of] + 1]
-    lanes = many[BLOCKS] * (2 * held.devices + 1)
-    new.lane[:lanes], new.used[:] = held.lane[:lanes], held.used
+    new = empty_blocks(blocks.devices, GROWTH * (blocks.used + more))
+    used = blocks.used.tolist()
+    for name, of in ROOM_OF.items():
+        getattr(new, name)[: used[of] + 1] = getattr(blocks, name)[: used[of] + 1]
+    lanes = used[BLOCKS] * (2 * blocks.devices + 1)
+    new.lane[:lanes], new.used[:] = blocks.lane[:lanes], blocks.used
     return new
 
 
-@compiled
-def add(stock, sheet, op, lines, quiet, on_device):  # type: ignore[no-untyped-def]
-    """Adds the Block of an Op of a sheet; its number. Messages take their lines, unless they are
-    quiet; they stand in lanes, if they are on the device. There must be room."""
-    used, devices = stock.used, stock.devices
-    block, begin = used[BLOCKS], used[BLOCKS] * (2 * devices + 1)
-    low, high = sheet.task_start[op], sheet.task_start[op + 1]
-    stock.tasks[block], stock.message_start[block] = high - low, used[MESSAGES]
-    count = np.zeros(2 * devices, np.int64)
-    for task in range(low, high):
-        for k in range(_stands(sheet, task, on_device)):
-            count[sheet.late[task] * devices + _stand(sheet, task, k)] += 1
-    stock.lane[begin] = used[RECORDS]
-    for k in range(2 * devices):
-        stock.lane[begin + k + 1] = stock.lane[begin + k] + count[k]
-        count[k] = stock.lane[begin + k]
-    number = np.full(high - low, -1)
-    task_of, first = np.empty(stock.lane[begin + 2 * devices], np.int64), used[RECORDS]
-    for task in range(low, high):
-        if sheet.kind[task] == TRANSFER or sheet.kind[task] == COLLECTIVE:
-            stands = _stands(sheet, task, on_device)
-            number[task - low] = used[MESSAGES] - stock.message_start[block]
-            _add_message(stock, sheet, task, task - low, stands, lines, quiet)
-        for k in range(_stands(sheet, task, on_device)):
-            lane = sheet.late[task] * devices + _stand(sheet, task, k)
-            task_of[count[lane]] = task
-            count[lane] += 1
-    for record in range(first, len(task_of)):
-        task = task_of[record]
-        stock.duration[record], stock.issue[record] = sheet.duration[task], sheet.issue[task]
-        stock.task[record], stock.message[record] = task - low, number[task - low]
-        if number[task - low] < 0:
-            for w in range(sheet.wait_start[task], sheet.wait_start[task + 1]):
-                stock.wait[used[WAITS]] = number[sheet.wait[w]]
-                used[WAITS] += 1
-            for m in range(sheet.make_start[task], sheet.make_start[task + 1]):
-                stock.make[used[MAKES]] = sheet.make[m]
-                used[MAKES] += 1
-        stock.wait_start[record + 1], stock.make_start[record + 1] = used[WAITS], used[MAKES]
-    used[RECORDS], used[BLOCKS] = len(task_of), block + 1
-    stock.message_start[block + 1] = used[MESSAGES]
-    return block
+class MessageFacts(NamedTuple):
+    """What Blocks need to know of messages, beside their tasks."""
+
+    lines: Lines  # what they travel on
+    on_device: bool  # whether they stand in lanes
+    on_links: bool  # whether they occupy links
 
 
 @compiled
-def add_all(stock, sheet, count, lines, quiet, on_device):  # type: ignore[no-untyped-def]
-    """Adds the Blocks of the first Ops of a sheet; whether there was room."""
-    more = room_for(sheet, count, lines, quiet, on_device)
+def add_blocks(blocks, tasks, prices, messages, place, device):  # type: ignore[no-untyped-def]
+    """Adds the Blocks of OpTasks with TaskPrices to a BlockStore; whether there was room.
+    `messages` are MessageFacts; for every piece there is its place (stage_names.py) and its
+    device."""
+    more = room_for(tasks, prices, messages)
     columns = (
-        stock.tasks, stock.duration, stock.wait, stock.make, stock.latency, stock.hop_link,
-        stock.need,
+        blocks.tasks, blocks.duration, blocks.wait, blocks.make, blocks.latency, blocks.hop_link,
+        blocks.need,
     )  # fmt: skip
     for k in range(len(columns)):
-        if stock.used[k] + more[k] >= len(columns[k]):
+        if blocks.used[k] + more[k] >= len(columns[k]):
             return False
-    for op in range(count):
-        add(stock, sheet, op, lines, quiet, on_device)
+    number = np.empty(tasks.used[TASKS], np.int64)
+    for op in range(tasks.used[OPS]):
+        low, high = tasks.task_start[op], tasks.task_start[op + 1]
+        block, begin = blocks.used[BLOCKS], blocks.used[BLOCKS] * (2 * blocks.devices + 1)
+        blocks.tasks[block], blocks.message_start[block] = high - low, blocks.used[MESSAGES]
+        task_of = _sort_into_lanes(blocks, tasks, low, high, begin, messages.on_device)
+        _add_messages(blocks, tasks, prices, messages, place, device, low, high, number)
+        _add_records(blocks, tasks, prices, place, task_of, low, number)
+        blocks.used[BLOCKS] = block + 1
+        blocks.message_start[block + 1] = blocks.used[MESSAGES]
     return True
 
 
 @compiled
-def room_for(sheet, count, lines, quiet, on_device):  # type: ignore[no-untyped-def]
-    """No fewer than what of anything the first Ops of a sheet take."""
-    more, n = np.zeros(7, np.int64), sheet.task_start[count]
-    more[BLOCKS], more[MESSAGES] = count, n
-    more[WAITS], more[MAKES] = sheet.wait_start[n], sheet.make_start[n]
-    more[NEEDS] = sheet.need_start[n]
-    for task in range(n):
-        more[RECORDS] += _stands(sheet, task, on_device)
-        if not quiet and (sheet.kind[task] == TRANSFER or sheet.kind[task] == COLLECTIVE):
-            more[HOPS] += lines.start[sheet.line[task] + 1] - lines.start[sheet.line[task]]
+def room_for(tasks, prices, messages):  # type: ignore[no-untyped-def]
+    """No fewer than what of anything the Blocks of OpTasks take."""
+    kind, group, start = tasks.kind, tasks.group, tasks.group_start
+    line, lines, count = prices.line, messages.lines.start, tasks.used[TASKS]
+    more = np.zeros(7, np.int64)
+    more[BLOCKS], more[MESSAGES] = tasks.used[OPS], count
+    more[WAITS], more[MAKES] = tasks.wait_start[count], tasks.make_start[count]
+    more[NEEDS] = tasks.need_start[count]
+    for task in range(count):
+        more[RECORDS] += _lane_count(kind, group, start, task, messages.on_device)
+        if messages.on_links and (kind[task] == TRANSFER or kind[task] == COLLECTIVE):
+            more[HOPS] += lines[line[task] + 1] - lines[line[task]]
     return more
 
 
-@compiled
-def _stands(sheet, task, on_device):  # type: ignore[no-untyped-def]
-    """In how many lanes a task stands."""
-    if sheet.kind[task] == TRANSFER:
+@compiled_part
+def _lane_count(kind, group, group_start, task, on_device):  # type: ignore[no-untyped-def]
+    """In how many lanes a task stands; all are int64 columns."""
+    if kind[task] == TRANSFER:
         return 2 if on_device else 0
-    if sheet.kind[task] == COLLECTIVE:
-        group = sheet.group[task]
-        return sheet.group_start[group + 1] - sheet.group_start[group] if on_device else 0
+    if kind[task] == COLLECTIVE:
+        return group_start[group[task] + 1] - group_start[group[task]] if on_device else 0
     return 1
 
 
 @compiled
-def _stand(sheet, task, k):  # type: ignore[no-untyped-def]
-    """The k-th device in whose lane a task stands."""
-    if sheet.kind[task] == COLLECTIVE:
-        return sheet.member[sheet.group_start[sheet.group[task]] + k]
-    return sheet.peer[task] if k else sheet.device[task]
+def _sort_into_lanes(blocks, tasks, low, high, begin, on_device):  # type: ignore[no-untyped-def]
+    """Writes from lane[begin] on where the records of every lane begin; the tasks of an Op, low to
+    high, that are these records, from the first record of all on."""
+    kind, group, group_start, member = tasks.kind, tasks.group, tasks.group_start, tasks.member
+    device, peer, late = tasks.device, tasks.peer, tasks.late
+    lane, devices = blocks.lane, blocks.devices
+    count, first = np.zeros(2 * devices, np.int64), blocks.used[RECORDS]
+    for task in range(low, high):
+        at = late[task] * devices
+        for k in range(_lane_count(kind, group, group_start, task, on_device)):
+            if kind[task] == COLLECTIVE:
+                count[at + member[group_start[group[task]] + k]] += 1
+            else:
+                count[at + (peer[task] if k else device[task])] += 1
+    lane[begin] = first
+    for k in range(2 * devices):
+        lane[begin + k + 1] = lane[begin + k] + count[k]
+        count[k] = lane[begin + k] - first
+    found = np.empty(lane[begin + 2 * devices] - first, np.int64)
+    for task in range(low, high):
+        at = late[task] * devices
+        for k in range(_lane_count(kind, group, group_start, task, on_device)):
+            if kind[task] == COLLECTIVE:
+                where = at + member[group_start[group[task]] + k]
+            else:
+                where = at + (peer[task] if k else device[task])
+            found[count[where]] = task
+            count[where] += 1
+    return found
+
+
+@compiled_part
+def _add_records(blocks, tasks, prices, place, task_of, low, number):  # type: ignore[no-untyped-def]
+    """Adds the tasks that stand in lanes; the Op's first task is `low`. `number` says of every task
+    which message of the Op it is, or -1."""
+    used, record = blocks.used, blocks.used[RECORDS]
+    duration, issue, wait_start, wait = (
+        blocks.duration, blocks.issue, blocks.wait_start, blocks.wait,
+    )  # fmt: skip
+    make_start, make, task_column, message = (
+        blocks.make_start, blocks.make, blocks.task, blocks.message,
+    )  # fmt: skip
+    takes, issues, waits, made = prices.duration, prices.issue, tasks.wait, tasks.make
+    first_wait, first_made = tasks.wait_start, tasks.make_start
+    for task in task_of:
+        duration[record], issue[record] = takes[task], issues[task]
+        task_column[record], message[record] = task - low, number[task]
+        if number[task] < 0:
+            for w in range(first_wait[task], first_wait[task + 1]):
+                wait[used[WAITS]] = number[low + waits[w]]
+                used[WAITS] += 1
+            for m in range(first_made[task], first_made[task + 1]):
+                make[used[MAKES]] = made[m] >> SHIFT << SHIFT | place[made[m] & PIECE]
+                used[MAKES] += 1
+        record += 1
+        wait_start[record], make_start[record] = used[WAITS], used[MAKES]
+    used[RECORDS] = record
+
+
+@compiled_part
+def _add_messages(  # type: ignore[no-untyped-def]
+    blocks, tasks, prices, messages, place, device, low, high, number
+):  # fmt: skip
+    """Adds the messages of an Op whose tasks are low to high; writes their numbers in the Op."""
+    used, kind, group, group_start = blocks.used, tasks.kind, tasks.group, tasks.group_start
+    need_start, need, needs, need_device = (
+        tasks.need_start, tasks.need, blocks.need, blocks.need_device,
+    )  # fmt: skip
+    first = used[MESSAGES]
+    for task in range(low, high):
+        number[task] = -1
+        if kind[task] != TRANSFER and kind[task] != COLLECTIVE:
+            continue
+        message = used[MESSAGES]
+        number[task] = message - first
+        blocks.lasts[message], blocks.order[message] = prices.duration[task], task - low
+        blocks.stands[message] = _lane_count(kind, group, group_start, task, messages.on_device)
+        blocks.latency[message] = 0
+        if messages.on_links:
+            _add_hops(
+                blocks.hop_link, blocks.hop_occupancy, blocks.latency, used, messages.lines,
+                prices.line[task], tasks.nbytes[task],
+            )  # fmt: skip
+        for n in range(need_start[task], need_start[task + 1]):
+            piece = need[n] & PIECE
+            needs[used[NEEDS]] = need[n] >> SHIFT << SHIFT | place[piece]
+            need_device[used[NEEDS]] = device[piece]
+            used[NEEDS] += 1
+        used[MESSAGES] = message + 1
+        blocks.hop_start[message + 1], blocks.need_start[message + 1] = used[HOPS], used[NEEDS]
+
+
+@compiled_part
+def _add_hops(link, occupied, late, used, lines, line, nbytes):  # type: ignore[no-untyped-def]
+    """What the next message of so many bytes occupies on its line, and its latency."""
+    late[used[MESSAGES]] = latency(nbytes, lines.lag[line], lines.drag[line])
+    for h in range(lines.start[line], lines.start[line + 1]):
+        link[used[HOPS]], occupied[used[HOPS]] = lines.link[h], occupancy(nbytes, lines.pace[h])
+        used[HOPS] += 1
 
 
 @compiled
-def _add_message(stock, sheet, task, order, stands, lines, quiet):  # type: ignore[no-untyped-def]
-    used = stock.used
-    message, nbytes = used[MESSAGES], sheet.nbytes[task]
-    stock.lasts[message], stock.order[message] = sheet.duration[task], order
-    stock.stands[message], stock.latency[message] = stands, 0
-    if not quiet:
-        route = sheet.line[task]
-        stock.latency[message] = latency(nbytes, lines.lag[route], lines.drag[route])
-        for h in range(lines.start[route], lines.start[route + 1]):
-            stock.hop_link[used[HOPS]] = lines.link[h]
-            stock.hop_occupancy[used[HOPS]] = occupancy(nbytes, lines.pace[h])
-            used[HOPS] += 1
-    for n in range(sheet.need_start[task], sheet.need_start[task + 1]):
-        stock.need[used[NEEDS]] = sheet.need[n]
-        stock.need_device[used[NEEDS]] = sheet.need_device[n]
-        used[NEEDS] += 1
-    used[MESSAGES] = message + 1
-    stock.hop_start[message + 1], stock.need_start[message + 1] = used[HOPS], used[NEEDS]
-
-
-@compiled
-def totals(stock: Stock, blocks: Ints) -> Ints:
-    """How much these Blocks have together, each as often as it is named."""
-    total, width = np.zeros(7, np.int64), 2 * stock.devices + 1
-    for block in blocks:
-        low, high = stock.lane[block * width], stock.lane[block * width + width - 1]
-        first, last = stock.message_start[block], stock.message_start[block + 1]
+def totals(blocks: BlockStore, numbers: Ints) -> Ints:
+    """How much the Blocks of these numbers have together, each as often as it is named."""
+    total, width = np.zeros(7, np.int64), 2 * blocks.devices + 1
+    for block in numbers:
+        low, high = blocks.lane[block * width], blocks.lane[block * width + width - 1]
+        first, last = blocks.message_start[block], blocks.message_start[block + 1]
         total[BLOCKS] += 1
         total[RECORDS] += high - low
-        total[WAITS] += stock.wait_start[high] - stock.wait_start[low]
-        total[MAKES] += stock.make_start[high] - stock.make_start[low]
+        total[WAITS] += blocks.wait_start[high] - blocks.wait_start[low]
+        total[MAKES] += blocks.make_start[high] - blocks.make_start[low]
         total[MESSAGES] += last - first
-        total[HOPS] += stock.hop_start[last] - stock.hop_start[first]
-        total[NEEDS] += stock.need_start[last] - stock.need_start[first]
+        total[HOPS] += blocks.hop_start[last] - blocks.hop_start[first]
+        total[NEEDS] += blocks.need_start[last] - blocks.need_start[first]
     return total

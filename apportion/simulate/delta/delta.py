@@ -1,4 +1,7 @@
-"""delta: what one changed Choice does to the simulated step, without simulating the rest again.
+"""Delta: what one changed Choice does to the simulated step, without simulating the rest again.
+The entrance of simulate/delta/.
+
+In: a Space, a Strategy, a Cluster and a CostModel, and then changes. Out: step times.
 
     live = Delta(space, strategy, cluster, cost)
     live.step_seconds
@@ -8,7 +11,7 @@
 
 Of a changed Op only its neighbourhood is lowered anew: the Flows of the Values that it reads and
 makes, and the Blocks of the Ops that make or read them. The schedule is worked out again from the
-first time on that can have changed (live.py, resume.py). The times are those of
+first time on that can have changed (schedule_state.py, reschedule.py). The times are those of
 `simulate(lower(...))` bit for bit.
 """
 
@@ -16,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
@@ -25,15 +27,14 @@ from apportion.columns import (
     Ints,
     offsets,
 )
-from apportion.lower import READ, Devices, Flow, Lowering, TaskGraph, stamp
-from apportion.lower import flow_store as flows
+from apportion.lower import READ, STAGES, Devices, Lowering, TaskGraph, build_task_graph
 from apportion.machine import Cluster, CostModel, ahead_nanoseconds
-from apportion.simulate.delta import block_store as stock
-from apportion.simulate.delta import reschedule as resume
-from apportion.simulate.delta import schedule_state as lives
-from apportion.simulate.delta.held_bytes import Held
-from apportion.simulate.delta.new_blocks import Drafting
-from apportion.simulate.delta.schedule_state import Live
+from apportion.simulate.delta import block_store as stores
+from apportion.simulate.delta import reschedule, schedule_state
+from apportion.simulate.delta.held_bytes import HeldBytes
+from apportion.simulate.delta.new_blocks import BlockMaker
+from apportion.simulate.delta.schedule_state import ScheduleState
+from apportion.simulate.delta.stage_names import differing_ops
 from apportion.simulate.schedule import Times
 from apportion.split import Choice, Layout, Space, Split, Strategy, verify, verify_choice
 
@@ -55,7 +56,7 @@ class _Before:
     counters: Ints | None  # none if all was built anew
     choices: list[tuple[int, Choice, Split]]
     layouts: dict[int, Layout | None]
-    flows: dict[int, tuple[Flow, int]]
+    flows: dict[int, int]
     ops: Ints
 
 
@@ -68,13 +69,13 @@ class Delta:
         self.space, self.cluster, self.cost = space, cluster, cost
         self.given = strategy
         self.lowering = Lowering(space, strategy, devices)
-        self.flows = [self.lowering.flow_of(v) for v in range(len(space.graph.values))]
-        self.drafting = Drafting(self.lowering, cluster, cost)
+        self.flows = self.lowering.flows_of(range(len(space.graph.values)))
+        self.maker = BlockMaker(self.lowering, cluster, cost)
         self.ahead = ahead_nanoseconds(cluster, cost)
         self.verified: dict[int, set[Layout]] = {}
         self.legal: dict[tuple[int, int], tuple[Choice, Split]] = {}
-        self.holding = Held(space.graph, self.flows, devices)
-        self.maker = [-1 if made is None else made[0] for made in space.graph.producer]
+        self.holding = HeldBytes(self.lowering, self.flows)
+        self.makers = [-1 if made is None else made[0] for made in space.graph.producer]
         self.before: _Before | None = None
         self.changes = 0
         self.bounded = False  # the last change was given up: its step takes longer than the limit
@@ -95,20 +96,25 @@ class Delta:
 
     @property
     def held(self) -> Ints:
-        """Bytes that every device holds across the step (held.py)."""
+        """Bytes that every device holds across the step (held_bytes.py)."""
         return self.holding.nbytes()
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that leave a device in one step."""
+        return self.lowering.bytes_moved(self.flows)
 
     def times(self) -> Times:
         """Start and end of every task, in the order of the TaskGraph."""
-        blocks = self.live.cells[self.live.at[lives.BLOCK] :][: self.live.rows // 2]
-        first = offsets(self.drafting.stock.tasks[blocks])
-        start, end = np.full((2, int(first[-1])), lives.ABSENT)
-        resume.tell(self.drafting.stock, self.live, first, start, end)
+        blocks = self.state.cells[self.state.at[schedule_state.BLOCK] :][: self.state.rows // 2]
+        first = offsets(self.maker.blocks.tasks[blocks])
+        start, end = np.full((2, int(first[-1])), schedule_state.ABSENT)
+        reschedule.write_times(self.maker.blocks, self.state, first, start, end)
         return start, end
 
     def tasks(self) -> TaskGraph:
         """The TaskGraph as it is now."""
-        return stamp(self.lowering.lowered())
+        return build_task_graph(self.lowering.lowered())
 
     # Changing it
 
@@ -130,13 +136,12 @@ class Delta:
         if layouts:
             self._verify_layouts(layouts)
         self.changes += 1
-        if lowering.remembered > MEMORY * len(self.flows) + SPARE:
-            lowering.forget(self.flows, ())
+        if lowering.remembered > MEMORY * len(self.flows) + SPARE or (
+            not self.changes % LOOKS and self._is_crowded()
+        ):
             self._build()
-        elif not self.changes % LOOKS and self._is_crowded():
-            self._build()
-        counters = self.live.counters
-        counters[lives.WRITTEN] = 0
+        counters = self.state.counters
+        counters[schedule_state.WRITTEN] = 0
         before = self.before = _Before(
             self.step_ns, lowering.termwise, counters.copy(), [], {}, {}, NONE
         )
@@ -145,17 +150,17 @@ class Delta:
             lowering.choices[op], lowering.splits[op] = choice, split
         for value, layout in layouts.items():
             before.layouts[value] = lowering.layouts.get(value)
-            lowering.lay(value, layout)
+            lowering.set_layout(value, layout)
         touched = set(choices)
-        if self._retell(choices, layouts):
+        if self._update_termwise(choices, layouts):
             touched |= _differing(before.termwise, lowering.termwise)
         values = self._new_flows(touched, layouts)
-        self._restamp(self._new_blocks(touched, values), limit)
+        self._replace_blocks(self._new_blocks(touched, values), limit)
         return self.step_ns
 
     def _used(self) -> tuple[Ints, Ints]:
         """How much there is of all that changes leave behind."""
-        return self.drafting.flows.used, self.drafting.stock.used
+        return self.lowering.store.used, self.maker.blocks.used
 
     def _is_crowded(self) -> bool:
         """Whether changes have left too much behind."""
@@ -202,18 +207,18 @@ class Delta:
         for op, choice, split in before.choices:
             lowering.choices[op], lowering.splits[op] = choice, split
         for value, layout in before.layouts.items():
-            lowering.lay(value, layout)
+            lowering.set_layout(value, layout)
         lowering.terms.undo()
         lowering.termwise = before.termwise
-        for value, (flow, number) in before.flows.items():
-            self.flows[value], self.numbers[value] = flow, number
+        for value, flow in before.flows.items():
+            self.flows[value] = flow
         self.holding.touch(before.flows)
         self.before, self.bounded = None, False
         if before.counters is None:
             self._build()
             return
-        lives.undo(self.drafting.stock, self.live, before.ops)
-        self.live.counters[:] = before.counters
+        schedule_state.undo_changes(self.maker.blocks, self.state, before.ops)
+        self.state.counters[:] = before.counters
         self.step_ns = before.step
 
     def keep(self) -> None:
@@ -222,11 +227,11 @@ class Delta:
         assert self.before is not None, "there is nothing to keep"
         self.before = None
 
-    def _retell(self, ops: Iterable[int], values: Iterable[int]) -> bool:
+    def _update_termwise(self, ops: Iterable[int], values: Iterable[int]) -> bool:
         """What is computed term by term, after Ops got other Choices and Values other Layouts;
         whether that may be something else now."""
         lowering = self.lowering
-        made = [self.maker[value] for value in values]
+        made = [self.makers[value] for value in values]
         looked = [*ops, *(op for op in made if op >= 0)] if made else ops
         different = lowering.terms.update(looked, lowering.choices, lowering.splits)
         if different:
@@ -243,66 +248,74 @@ class Delta:
         for value in laid:
             values.add(value)
             values.add(lowering.after.get(value, value))
-        near, was, numbers = sorted(values), self.flows, self.numbers
+        near, flows = sorted(values), self.flows
         found = dict(zip(near, lowering.flows_of(near), strict=True))
-        changed = [value for value in near if found[value] is not was[value]]
-        new = [found[value] for value in changed]
+        changed = [value for value in near if found[value] != flows[value]]
         assert self.before is not None
-        self.before.flows = {v: (was[v], numbers[v]) for v in changed}
-        given = self.drafting.number_all(new, changed)
-        for value, flow, number in zip(changed, new, given, strict=True):
-            was[value], numbers[value] = flow, number
+        self.before.flows = {value: flows[value] for value in changed}
+        for value in changed:
+            flows[value] = found[value]
         self.holding.touch(changed)
         return changed
 
     def _new_blocks(self, touched: set[int], values: list[int]) -> Ints:
         """Ops whose tasks are other ones now."""
         assert self.before is not None
-        was, now, held = self.before.flows, self.numbers, self.drafting.flows
-        changed = np.array([(v, was[v][1], now[v]) for v in values], np.int64).reshape(-1, 3)
-        found: Ints = flows.differing(
-            held.stage_start, held.mark, changed, *self.lowering.near, np.array([*touched])
-        )
+        was, now, maker = self.before.flows, self.flows, self.maker
+        changed = np.array([(v, was[v], now[v]) for v in values], np.int64).reshape(-1, 3)
+        found: Ints = differing_ops(
+            self.lowering.store, maker.names_with_room(), maker.span, changed,
+            *self.lowering.near, np.array([*touched]),
+        )  # fmt: skip
         return found
 
     # The arrays
 
-    def _restamp(self, ops: Ints, limit: int | None) -> None:
+    def _replace_blocks(self, ops: Ints, limit: int | None) -> None:
         """Gives Ops their new Blocks, and works out what changes."""
-        before, drafting = self.before, self.drafting
+        before, maker = self.before, self.maker
         assert before is not None
         before.ops = ops
         if not len(ops):
             return
-        fits = drafting.longest <= drafting.span
+        fits = maker.fits
         if fits:
-            blocks = drafting.blocks(ops.tolist(), self.numbers)
-            fits = self._settle(ops, blocks, lives.NEVER if limit is None else limit)
+            blocks = maker.blocks_of(ops.tolist(), self.flows)
+            fits = self._reschedule(ops, blocks, schedule_state.NEVER if limit is None else limit)
         if not fits:
             before.counters = None
             self._build()
 
-    def _settle(self, ops: Ints, blocks: Ints, limit: int) -> bool:
+    def _reschedule(self, ops: Ints, blocks: Ints, limit: int) -> bool:
         """The schedule with the Blocks that these Ops have now; whether there was room."""
-        held, live = self.drafting.stock, self.live
-        ends = int(resume.change(held, live, ops, blocks, limit))
-        if ends != lives.ABSENT:
+        held, state = self.maker.blocks, self.state
+        ends = int(reschedule.change(held, state, ops, blocks, limit))
+        if ends != schedule_state.ABSENT:
             self.step_ns, self.bounded = ends, ends > limit
-        return ends != lives.ABSENT
+        return ends != schedule_state.ABSENT
 
     def _build(self) -> None:
-        """The arrays, from the Flows there are."""
-        devices = len(self.cluster.devices)
-        longest = max(b - a for f in set(self.flows) for a, b in pairwise(f.made_start))
-        self.drafting.begin(max(2 * devices, longest))
-        self.numbers = self.drafting.number_all(self.flows, range(len(self.flows)))
-        blocks = self.drafting.blocks(range(len(self.lowering.graph.ops) + 1), self.numbers)
-        self.live = self._room(stock.totals(self.drafting.stock, blocks))
-        self.step_ns = int(resume.begin(self.drafting.stock, self.live, blocks))
-        self.live.counters[lives.WRITTEN] = 0
+        """The arrays, from the Flows there are; all that changes have left behind is dropped."""
+        self._drop_unused()
+        store, maker = self.lowering.store, self.maker
+        pieces = store.piece_start[: store.used[STAGES]]
+        maker.restart(max(2 * len(self.cluster.devices), int(np.diff(pieces).max())))
+        blocks = maker.blocks_of(range(len(self.lowering.graph.ops) + 1), self.flows)
+        self.state = self._room(stores.totals(maker.blocks, blocks))
+        self.step_ns = int(reschedule.begin(maker.blocks, self.state, blocks))
+        self.state.counters[schedule_state.WRITTEN] = 0
         self.crowded = [np.maximum(CROWDED * used, PLENTY) for used in self._used()]
 
-    def _room(self, used: Ints) -> Live:
+    def _drop_unused(self) -> None:
+        """Drops the Flows that no Value has, now or before the last change."""
+        before = {} if self.before is None else self.before.flows
+        numbers = self.lowering.drop_unused([*self.flows, *before.values()])
+        self.flows[:] = [numbers[flow] for flow in self.flows]
+        for value, flow in before.items():
+            before[value] = numbers[flow]
+        self.holding.renumber(numbers)
+
+    def _room(self, used: Ints) -> ScheduleState:
         """Empty arrays with room for changes; now the Blocks of all Ops have so much."""
         graph, devices = self.lowering.graph, len(self.cluster.devices)
         ops = len(graph.ops) + 1
@@ -317,30 +330,31 @@ class Delta:
                 maker[at + READ + k] = 2 * reader
         values = self.lowering.values
         rows, spare = 2 * ops, ROOM * used + SPARE
-        messages, needs = int(spare[stock.MESSAGES]), int(spare[stock.NEEDS]) + 3 * SPARE
-        hops = int(spare[stock.HOPS]) + 7 * SPARE
+        messages, needs = int(spare[stores.MESSAGES]), int(spare[stores.NEEDS]) + 3 * SPARE
+        hops = int(spare[stores.HOPS]) + 7 * SPARE
         lanes, links = devices * rows, max(len(self.cluster.links), 1)
-        span = self.drafting.span
+        span = self.maker.span
         slots = int(first[-1]) * span
         cells = (slots, 2 * lanes, messages, messages, hops, ops, ops)
-        journal = int(spare[stock.MAKES]) + 4 * lanes + hops + 8 * messages + 3 * ops
+        journal = int(spare[stores.MAKES]) + 4 * lanes + hops + 8 * messages + 3 * ops
         marks = np.zeros((devices, rows), np.uint8)
-        marks[:, :: lives.APART] = lives.STATION
-        live = Live(
+        marks[:, :: schedule_state.APART] = schedule_state.STATION
+        state = ScheduleState(
             devices, rows, span, _new(sum(cells)), offsets(np.array(cells)), _new(6),
             np.empty((journal, 2), np.int64), marks.ravel(),
             np.zeros(lanes, np.int32), np.zeros((lanes, 8), np.int64),
             offsets(np.array([len(v) for v in values])),
             np.array([first[v] * span for each in values for v in each], np.int64), maker,
-            self.ahead, np.zeros((messages, lives.FIELDS), np.int64), np.zeros(messages, np.uint8),
+            self.ahead, np.zeros((messages, schedule_state.FIELDS), np.int64),
+            np.zeros(messages, np.uint8),
             _new(needs), _new(needs), _new(needs), _new(needs),
             _new(devices), _new(devices), _new(devices), _new(devices), _new(devices),
             np.full(lanes, -1), _new(devices), np.zeros((messages, 2), np.int64),
             _new(messages), _new(links),
         )  # fmt: skip
-        blocks = live.at[lives.BLOCK]
-        live.cells[blocks : blocks + ops] = lives.ABSENT
-        return live
+        blocks = state.at[schedule_state.BLOCK]
+        state.cells[blocks : blocks + ops] = schedule_state.ABSENT
+        return state
 
 
 def _new(count: int) -> Ints:

@@ -1,4 +1,7 @@
-"""held: the bytes that every device holds across the step, as far as Flows say.
+"""HeldBytes: the bytes that every device holds across the step, as far as Flows say. A part of
+simulate/delta/.
+
+In: the Flows of all Values, which may change. Out: bytes by device, of
 
     state        the pieces of parameters, optimizer state and buffers with which the step begins
     activations  the pieces that the forward pass makes or fetches and that backward Ops read, or
@@ -11,7 +14,7 @@ is what a peak is made of, and a search can afford it for every proposal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
 import numpy as np
@@ -19,17 +22,18 @@ import numpy as np
 from apportion.columns import Ints, compiled
 from apportion.describe import lookup
 from apportion.graph import BUFFER, FORWARD, OPTIMIZER_STATE, PARAMETER, Graph
-from apportion.lower import HEAD, MADE, READ, Flow
+from apportion.lower import MADE, READ, FlowStore, Lowering, end_piece, first_piece
 
 STATE = (PARAMETER, OPTIMIZER_STATE, BUFFER)
 MEMORY = 1 << 16  # Flows whose bytes are remembered
 
 
-class Held:
+class HeldBytes:
     """Bytes held per device under Flows that may change. Whoever changes one says so (`touch`)."""
 
-    def __init__(self, graph: Graph, flows: Sequence[Flow], devices: int) -> None:
-        self.flows, self.devices = flows, devices
+    def __init__(self, lowering: Lowering, flows: Sequence[int]) -> None:
+        self.lowering, self.flows = lowering, flows
+        graph, devices = lowering.graph, lowering.devices
         self.stage = _late_stages(graph)
         self.shared = _storages(graph, self.stage)
         self.members: dict[int, list[int]] = {}
@@ -38,18 +42,26 @@ class Held:
         self.total = np.zeros(devices, np.int64)
         self.counted = {storage: np.zeros(devices, np.int64) for storage in self.members}
         self.touched = set(self.shared)  # Values
-        self.seen: dict[int, Flow] = {}
-        self._known: dict[tuple[int, int, bool], tuple[Flow, Ints]] = {}
+        self.seen: dict[int, int] = {}
+        self._known: dict[tuple[int, int, bool], Ints] = {}
 
     def touch(self, values: Iterable[int]) -> None:
         """The Flows of these Values are others now."""
         self.touched.update(values)
 
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Flows have other numbers now; those that are not named are gone."""
+        self.seen = {v: numbers[f] for v, f in self.seen.items() if f in numbers}
+        self._known = {
+            (numbers[f], late, state): found
+            for (f, late, state), found in self._known.items() if f in numbers
+        }  # fmt: skip
+
     def nbytes(self) -> Ints:
         """Bytes by device under the Flows as they are."""
         flows, seen, storages = self.flows, self.seen, set()
         for value in self.touched:
-            if value in self.shared and seen.get(value) is not flows[value]:
+            if value in self.shared and seen.get(value) != flows[value]:
                 seen[value] = flows[value]
                 storages.add(self.shared[value])
         self.touched.clear()
@@ -60,43 +72,43 @@ class Held:
         return self.total.copy()
 
     def _of(self, value: int) -> Ints:
-        flow, key = self.flows[value], self.stage[value]
-        found = self._known.get((id(flow), *key))
+        flow, (late, state) = self.flows[value], self.stage[value]
+        found = self._known.get((flow, late, state))
         if found is None:
             if len(self._known) > MEMORY:
                 self._known.clear()
-            made: Ints = held_pieces(flow.core, *key, self.devices)
-            found = self._known[id(flow), *key] = (flow, made)
-        return found[1]
+            found = held_pieces(self.lowering.store, flow, late, state, self.lowering.devices)
+            self._known[flow, late, state] = found
+        return found
 
 
 @compiled
-def held_pieces(core: Ints, late: int, state: bool, devices: int) -> Ints:
+def held_pieces(store: FlowStore, flow: int, late: int, state: bool, devices: int) -> Ints:
     """Bytes by device of the pieces of a Flow that are made before stage `late` and used from it
     on; of state also of all with which the step begins."""
-    pieces, sources, wants, stages = core[1], core[2], core[3], core[4]
-    made, answered = HEAD, HEAD + stages + 1
-    device = answered + stages + 1
-    nbytes, base, source_start = device + pieces, device + 2 * pieces, device + 3 * pieces
-    answer = source_start + pieces + 1
-    source, first = answer + wants, core[made + late]
-    used = np.zeros(pieces, np.bool_)
-    for k in range(answer + core[answered + late], source):
-        if 0 <= core[k] < first:
-            used[core[k]] = True
-    for k in range(source + core[source_start + first], source + sources):
-        if core[k] < first:
-            used[core[k]] = True
+    begin, end = first_piece(store, flow), end_piece(store, flow)
+    stage, last = store.stage_start[flow] + late, store.stage_start[flow + 1] - 1
+    first = store.piece_start[stage]
+    used, held = np.zeros(end - begin, np.bool_), np.zeros(end - begin, np.bool_)
+    for k in range(store.answer_start[stage], store.answer_start[last]):
+        if 0 <= store.answer[k] < first:
+            used[store.answer[k] - begin] = True
+    for q in range(store.source_start[first], store.source_start[end]):
+        if store.source[q] < first:
+            used[store.source[q] - begin] = True
     if state:
-        used[core[made + MADE] : core[made + MADE + 1]] = True
-    held, found = np.zeros(pieces, np.bool_), np.zeros(devices, np.int64)
-    for piece in np.flatnonzero(used):
+        at = store.stage_start[flow] + MADE
+        used[store.piece_start[at] - begin : store.piece_start[at + 1] - begin] = True
+    found = np.zeros(devices, np.int64)
+    for piece in range(begin, end):
+        if not used[piece - begin]:
+            continue
         root = piece
-        while core[base + root] >= 0:  # a view holds what it is a view of
-            root = core[base + root]
-        if not held[root]:
-            held[root] = True
-            found[core[device + root]] += core[nbytes + root]
+        while store.base[root] >= 0:  # a view holds what it is a view of
+            root = store.base[root]
+        if not held[root - begin]:
+            held[root - begin] = True
+            found[store.device[root]] += store.nbytes[root]
     return found
 
 

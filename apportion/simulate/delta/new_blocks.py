@@ -1,41 +1,60 @@
-"""Drafting: Blocks of Ops with their times, in stock, straight from the Flows of their Values.
+"""BlockMaker: the Blocks of Ops, from the Flows of their Values. A part of simulate/delta/.
 
-It is what lowering and the costs of simulate.py give, for delta simulation: tasks in compiled code
-(draft.py), and so are their costs (price.py).
+In: a Lowering, a Cluster and a CostModel, and then Ops whose Choices have changed. Out: Blocks in a
+BlockStore (block_store.py): what lowering and the costs of a full simulation give. The tasks are
+lowered, priced and stored by one compiled call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 
 from apportion.columns import Ints, compiled
-from apportion.describe import lookup
 from apportion.lower import (
     ASSEMBLE,
     COLLECTIVE,
     COMPUTE,
+    FLOWS,
+    GROUPS,
+    MEMBERS,
     NO_ENDS,
-    READ,
+    TASKS,
     TRANSFER,
     Copies,
-    Flow,
     Lowering,
+    OpTasks,
     TaskGraph,
-    draft,
+    lower_ops,
+    pair_columns,
 )
-from apportion.lower import flow_store as flows
 from apportion.machine import (
     Cluster,
     CostModel,
+    price_table,
     profile,
     times_messages,
 )
-from apportion.simulate import prices as price
-from apportion.simulate.delta import block_store as stock
+from apportion.simulate.delta.block_store import (
+    MessageFacts,
+    add_blocks,
+    empty_blocks,
+    enlarged,
+    room_for,
+)
+from apportion.simulate.delta.stage_names import LONGEST, NAMED, StageNames, name_stages, with_room
+from apportion.simulate.delta.task_prices import (
+    TaskPrices,
+    empty_prices,
+    pair_routes,
+    price_tasks,
+    route_messages,
+    unknown_groups,
+    with_group,
+)
 from apportion.simulate.durations import (
     issue_nanoseconds,
     nanoseconds,
@@ -43,221 +62,170 @@ from apportion.simulate.durations import (
 from apportion.simulate.routes import Lines, message_lines
 
 SPARE = 1024
-UNCUT = -1
-NOTHING, LINES, STOCK = range(3)  # what is missing
+NOTHING, LINES, ROOM = range(3)  # what is missing
 
 
-class Drafting:
-    """Flows and Blocks in stock, and what it takes to add more.
-
-    The book has a record of what every Op does, of every Split, and of every cut: a Split and the
-    devices of its parts. A Block follows from two places in it and the numbers of Flows.
-    """
+class BlockMaker:
+    """Blocks of Ops, each made once, and what it takes to make more."""
 
     def __init__(self, lowering: Lowering, cluster: Cluster, cost: CostModel) -> None:
         self.lowering, self.cluster, self.cost = lowering, cluster, cost
         self.devices = len(cluster.devices)
-        self.quiet = times_messages(cluster, cost)
-        self.sizes = [value.itemsize for value in lowering.graph.values]
-        self.pairs = draft.blank(self.devices)
-        self.kinds = tuple(dict.fromkeys(op.kind for op in lowering.graph.ops))
-        self.prices = price.prices(cost, cluster, self.kinds, self._issue())
-        self.routes = price.routes(self._pairs())
-        self.begin(0)
+        self.on_device = cluster.communication_on_device
+        self.on_links = not times_messages(cluster, cost)
+        self.pairs = pair_columns(self.devices)
+        self.operators = lowering.records.operators
+        self.prices = price_table(cost, cluster, (*self.operators, ""))
+        self.issue = self._issue()
+        self.routes = pair_routes(self._pair_lines())
+        self.restart(0)
 
-    def begin(self, span: int) -> None:
-        """Nothing in stock; no stage of a Value has more pieces than the span."""
-        self.span, self.longest = span, 0
-        self.flows = flows.flows(np.full(5, SPARE))
-        self.stock = stock.stock(self.devices, np.full(7, SPARE))
-        self.numbers: dict[Flow, int] = {}
-        self.known: dict[tuple[int, ...], int] = {}  # Blocks
-        self.book, self.written = _new(SPARE), 0
-        self.splits: dict[int, int] = {}
-        self.does = self._write_ops()
-        self.cuts = {UNCUT: self._write((0, 0))}
+    def restart(self, span: int) -> None:
+        """Drops all Blocks; from now on no stage of a Value has more pieces than the span."""
+        self.span = span
+        self.names: StageNames | None = None
+        self.blocks = empty_blocks(self.devices, np.full(7, SPARE))
+        self.known: dict[tuple[int, ...], int] = {}  # Blocks, by what they were asked for
 
-    # The book
+    def name_flows(self) -> StageNames:
+        """The names of all Flows that there are now."""
+        store, names = self.lowering.store, self.names_with_room()
+        if names.named[NAMED] < store.used[FLOWS]:
+            name_stages(store, names, self.span)
+        return names
 
-    def _write(self, record: Sequence[int]) -> int:
-        """Adds a record to the book; where it is."""
-        at, end = self.written, self.written + len(record)
-        if end > len(self.book):
-            self.book = np.concatenate([self.book, _new(end)])
-        self.book[at:end], self.written = record, end
-        return at
+    def names_with_room(self) -> StageNames:
+        """The names of Flows, with room for those that have none yet."""
+        self.names = with_room(self.lowering.store, self.names)
+        return self.names
 
-    def _write_ops(self) -> list[int]:
-        """The records of all Ops, one for those that do the same, and of the end of the step."""
-        graph, feeds = self.lowering.graph, self.lowering.feeds
-        of = {kind: number for number, kind in enumerate(self.kinds)}
-        known: dict[tuple[int, ...], int] = {}
-        found = []
-        for op, it in enumerate(graph.ops):
-            order = {v: j for j, v in enumerate(dict.fromkeys(it.inputs))}
-            description = lookup(it.kind)
-            alias = description is not None and description.alias
-            size = self.sizes[it.outputs[0]] if it.outputs else 4
-            stages, places = [stage for _, stage in feeds[op]], [order[v] for v in it.inputs]
-            record = draft.op_record(of[it.kind], alias, size, len(it.outputs), stages, places)
-            key = tuple(record)
-            if key not in known:
-                known[key] = self._write(record)
-            found.append(known[key])
-        stages = [READ + len(graph.consumers[v]) for v in self.lowering.ending]
-        return [*found, self._write(draft.op_record(len(of), False, 1, 0, stages, ()))]
+    @property
+    def fits(self) -> bool:
+        """Whether no stage has more pieces than the span."""
+        return self.names is None or int(self.names.named[LONGEST]) <= self.span
 
-    def _write_cut(self, op: int) -> int:
-        split, devices = self.lowering.splits[op], self.lowering.choices[op].devices
-        at = self.splits.get(id(split))
-        if at is None:
-            zeros = [k in part.zeros for part in split.parts for k in range(len(part.inputs))]
-            flops = [part.flops for part in split.parts]
-            at = self._write(draft.split_record(flops, zeros if any(zeros) else ()))
-            self.splits[id(split)] = at
-        return self._write((at, len(devices), *devices))
-
-    # Flows
-
-    def number_all(self, given: Sequence[Flow], values: Sequence[int]) -> list[int]:
-        """The numbers of the Flows of Values; those that are new are added."""
-        numbers = self.numbers
-        new = {flow: v for flow, v in zip(given, values, strict=True) if flow not in numbers}
-        if new:
-            cores = np.concatenate([flow.core for flow in new])
-            sizes = np.array([self.sizes[v] for v in new.values()], np.int64)
-            longest = flows.add(self.flows, cores, sizes, self.span)
-            if longest < 0:
-                self.flows = flows.with_room(self.flows, cores)
-                longest = flows.add(self.flows, cores, sizes, self.span)
-            self.longest = max(self.longest, longest)
-            for flow in new:
-                numbers[flow] = len(numbers)
-        return [numbers[flow] for flow in given]
-
-    # Blocks
-
-    def blocks(self, ops: Sequence[int], numbers: Sequence[int]) -> Ints:
-        """Blocks of Ops whose Values have Flows of these numbers; one for those that are alike."""
-        known, cuts, does, lowering = self.known, self.cuts, self.does, self.lowering
-        termwise, values, end = lowering.termwise, lowering.values, len(does) - 1
-        new: list[int] = []
-        found, number = [], numbers.__getitem__
-        for op in ops:
-            cut = lowering.cut_of(op) if op < end else UNCUT
-            at = cuts.get(cut)
-            if at is None:
-                at = cuts[cut] = self._write_cut(op)
-            key = (does[op], at, op in termwise, *map(number, values[op]))
-            block = known.get(key)
+    def blocks_of(self, ops: Sequence[int], flows: Sequence[int]) -> Ints:
+        """The Blocks of Ops under the Flows of all Values; one for those that are alike."""
+        known, new, found = self.known, [], []
+        for request in self.lowering.requests_of(ops, flows):
+            block = known.get(request)
             if block is None:
-                block = known[key] = len(known)
-                new += key
+                block = known[request] = len(known)
+                new.append(request)
             found.append(block)
         if new:
-            self._stock(np.array(new, np.int64))
+            self._make_blocks(np.fromiter(chain.from_iterable(new), np.int64))
         return np.array(found, np.int64)
 
-    def _stock(self, asked: Ints) -> None:
-        """Drafts Ops and puts them in stock."""
-        make = self._make_quiet if self.quiet else self._make
-        missing = make(asked)
+    def _make_blocks(self, requests: Ints) -> None:
+        """Makes Blocks; what turns out to be missing is made first."""
+        make = self._make if self.on_links else self._make_timed
+        missing = make(requests)
         while missing != NOTHING:
-            sheet = self._draft(asked)
-            price.route(self.routes, sheet)
+            tasks = self._lower(requests)
+            prices = empty_prices(tasks)
+            route_messages(self.routes, tasks, prices)
             if missing == LINES:
-                self._learn_lines(sheet)
+                self._learn_lines(tasks, prices)
             else:
-                more = stock.room_for(sheet, sheet.used[draft.OPS], *self._how)
-                self.stock = stock.with_room(self.stock, more)
-            missing = make(asked)
+                more = room_for(tasks, prices, self._message_facts())
+                self.blocks = enlarged(self.blocks, more)
+            missing = make(requests)
 
-    def _make(self, asked: Ints) -> int:
+    def _make(self, requests: Ints) -> int:
+        names = self.name_flows()
         missing: int = _make(
-            self.stock, self.flows, self.book, asked, self.prices, self.routes, self.pairs,
-            self.cluster.communication_on_device,
+            self.blocks, self.lowering.store, self.lowering.records.flat, requests, self.prices,
+            self.issue, self.routes, self.pairs, names.place, self.on_device,
         )  # fmt: skip
         return missing
 
-    def _make_quiet(self, asked: Ints) -> int:
-        """What a message takes depends on others of its exchange."""
-        it = self._draft(asked)
-        n, tasks = int(it.used[draft.TASKS]), self._tasks(it)
-        it.duration[:n] = nanoseconds(tasks, self.cluster, self.cost)
-        it.issue[:n] = issue_nanoseconds(tasks, self.cluster, self.cost)
-        return NOTHING if stock.add_all(self.stock, it, it.used[draft.OPS], *self._how) else STOCK
+    def _make_timed(self, requests: Ints) -> int:
+        """The same where what a message takes depends on the others of its exchange."""
+        tasks = self._lower(requests)
+        prices, bare = empty_prices(tasks), self._bare(tasks)
+        prices.duration[:] = nanoseconds(bare, self.cluster, self.cost)
+        prices.issue[:] = issue_nanoseconds(bare, self.cluster, self.cost)
+        fits = add_blocks(
+            self.blocks, tasks, prices, self._message_facts(), self.name_flows().place,
+            self.lowering.store.device,
+        )  # fmt: skip
+        return NOTHING if fits else ROOM
 
-    def _draft(self, asked: Ints) -> draft.Sheet:
-        it: draft.Sheet = draft.draft(self.flows, self.book, asked, self.devices, self.pairs)
-        return it
+    def _lower(self, requests: Ints) -> OpTasks:
+        lowering = self.lowering
+        found: OpTasks = lower_ops(
+            lowering.store, lowering.records.flat, requests, self.devices, self.pairs, 0
+        )
+        return found
 
-    @property
-    def _how(self) -> tuple[Lines, bool, bool]:
-        """How messages are put in stock."""
-        return self.routes.lines, self.quiet, self.cluster.communication_on_device
+    def _message_facts(self) -> MessageFacts:
+        return MessageFacts(self.routes.lines, self.on_device, self.on_links)
 
-    def _tasks(self, it: draft.Sheet) -> TaskGraph:
-        """The tasks of a sheet as far as costs need them."""
-        rows = slice(int(it.used[draft.TASKS]))
-        members = it.member[: it.used[draft.MEMBERS]].tolist()
-        edges = it.group_start[: it.used[draft.GROUPS] + 1].tolist()
+    def _bare(self, it: OpTasks) -> TaskGraph:
+        """The tasks as far as costs need them."""
+        rows = slice(int(it.used[TASKS]))
+        members = it.member[: it.used[MEMBERS]].tolist()
+        edges = it.group_start[: it.used[GROUPS] + 1].tolist()
         groups = tuple(tuple(members[a:b]) for a, b in pairwise(edges))
-        return _bare(
+        return bare_tasks(
             self.devices, it.kind[rows], it.device[rows], it.peer[rows], it.nbytes[rows],
-            it.group[rows], it.pattern[rows], groups, op=it.call[rows], part=it.part[rows],
+            it.group[rows], it.pattern[rows], groups, op=it.operator[rows], part=it.part[rows],
             position=2 * it.owner[rows] + it.late[rows], flops=it.flops[rows],
-            itemsize=it.itemsize[rows], taken=it.taken[rows], kinds=self.kinds,
+            itemsize=it.itemsize[rows], taken=it.taken[rows], kinds=self.operators,
         )  # fmt: skip
 
     def _issue(self) -> Ints:
         """Nanoseconds to issue every operator, and last an assembly, to every device."""
-        many = len(self.kinds) + 1
+        many = len(self.operators) + 1
         shape = self.devices, many
         op, device = np.tile(np.arange(many), self.devices), np.repeat(np.arange(shape[0]), many)
         kind, none = np.where(op < many - 1, COMPUTE, ASSEMBLE), np.full(len(op), -1)
-        tasks = _bare(
-            self.devices, kind, device, none, _new(len(op)), none, none, (), op=op,
-            kinds=self.kinds,
+        tasks = bare_tasks(
+            self.devices, kind, device, none, _zeros(len(op)), none, none, (), op=op,
+            kinds=self.operators,
         )  # fmt: skip
         return issue_nanoseconds(tasks, self.cluster, self.cost).reshape(shape)
 
     # What messages travel on
 
-    def _pairs(self) -> Lines:
+    def _pair_lines(self) -> Lines:
         """A line for every pair of devices."""
         pairs = np.arange(self.devices * self.devices)
         none = np.full(len(pairs), -1)
         sender, receiver = pairs // self.devices, pairs % self.devices
         kind = np.full(len(pairs), TRANSFER)
-        tasks = _bare(self.devices, kind, sender, receiver, _new(len(pairs)), none, none, ())
+        tasks = bare_tasks(self.devices, kind, sender, receiver, _zeros(len(pairs)), none, none, ())
         return message_lines(tasks, self.cluster)[0]
 
-    def _learn_lines(self, sheet: draft.Sheet) -> None:
-        """Adds the lines of groups that the sheet has and none are known of."""
-        for pattern, group in price.unknown(sheet):
-            alone = _bare(
+    def _learn_lines(self, tasks: OpTasks, prices: TaskPrices) -> None:
+        """Adds the lines of groups that tasks have and none are known of."""
+        for pattern, group in unknown_groups(tasks, prices):
+            alone = bare_tasks(
                 self.devices, np.full(1, COLLECTIVE), np.full(1, group[0]), np.full(1, -1),
-                _new(1), _new(1), np.full(1, pattern), (group,),
+                _zeros(1), _zeros(1), np.full(1, pattern), (group,),
             )  # fmt: skip
             lines = message_lines(alone, self.cluster)[0]
             costs = [(each.alpha, each.beta) for each in profile(pattern, group, self.cluster)]
-            self.routes = price.with_group(self.routes, pattern, group, lines, costs)
+            self.routes = with_group(self.routes, pattern, group, lines, costs)
 
 
 @compiled
 def _make(  # type: ignore[no-untyped-def]
-    held, flows, book, asked, prices, routes, pairs, on_device
+    blocks, store, records, requests, prices, issue, routes, pairs, place, on_device
 ):  # fmt: skip
-    """Drafts Ops and puts them in stock, unless something is missing."""
-    sheet = draft.draft(flows, book, asked, held.devices, pairs)
-    if not price.route(routes, sheet):
+    """Lowers Ops, prices their tasks and adds their Blocks, unless something is missing."""
+    tasks = lower_ops(store, records, requests, blocks.devices, pairs, np.int64(0))
+    priced = empty_prices(tasks)
+    if not route_messages(routes, tasks, priced):
         return LINES
-    price.charge(prices, sheet)
-    fits = stock.add_all(held, sheet, sheet.used[draft.OPS], routes.lines, False, on_device)
-    return NOTHING if fits else STOCK
+    price_tasks(prices, issue, tasks, priced)
+    messages = MessageFacts(routes.lines, on_device, True)
+    fits = add_blocks(blocks, tasks, priced, messages, place, store.device)
+    return NOTHING if fits else ROOM
 
 
-def _bare(
+def bare_tasks(
     devices: int,
     kind: Ints,
     device: Ints,
@@ -269,23 +237,23 @@ def _bare(
     **others: Any,
 ) -> TaskGraph:
     """Tasks as far as costs need them: no slots, no dependencies."""
-    none, n = _new(0), len(kind)
-    asked = {
-        "op": _new(n), "part": _new(n), "position": _new(n), "flops": np.zeros(n),
-        "itemsize": np.ones(n, np.int64), "op_start": np.array([0, n]), "taken": _new(n),
+    none, n = _zeros(0), len(kind)
+    columns = {
+        "op": _zeros(n), "part": _zeros(n), "position": _zeros(n), "flops": np.zeros(n),
+        "itemsize": np.ones(n, np.int64), "op_start": np.array([0, n]), "taken": _zeros(n),
     } | others  # fmt: skip
     return TaskGraph(
         devices, kind=kind, device=device, peer=peer, nbytes=nbytes, dep_start=none, dep=none,
         slot_device=none, slot_value=none, slot_region=none, slot_nbytes=none, slot_category=none,
         slot_base=none, slot_first=none, slot_last=none, in_start=none, in_slot=none,
-        out_start=none, out_slot=none, copies=_nothing, ends=NO_ENDS, group=group,
-        pattern=pattern, groups=groups, **asked,
+        out_start=none, out_slot=none, copies=_no_copies, ends=NO_ENDS, group=group,
+        pattern=pattern, groups=groups, **columns,
     )  # fmt: skip
 
 
-def _new(count: int) -> Ints:
+def _zeros(count: int) -> Ints:
     return np.zeros(count, np.int64)
 
 
-def _nothing() -> Copies:
+def _no_copies() -> Copies:
     raise AssertionError("costs need no copies")

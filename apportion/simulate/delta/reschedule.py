@@ -1,22 +1,28 @@
-"""resume: the schedule of a changed step, from the first time on that can have changed.
+"""The schedule of a changed step, from the first time on that can have changed. A part of
+simulate/delta/.
 
-It is the schedule of schedule.py. What stands in a lane reads only what earlier tasks of that lane
-have made, and what messages of its own Op bring. So every lane runs by itself until it comes to a
-message that has not arrived; a message waits until the lanes have passed what it needs. When no
-lane can run, the first of the messages that are ready, by (ready, order), is final: links turn to
-it, and the lanes that wait for it run on.
+In: a BlockStore, a ScheduleState, and the Ops that get other Blocks. Out: the times in the state,
+and when the step ends. It is the schedule of simulate/schedule.py.
+
+What stands in a lane reads only what earlier tasks of that lane have made, and what messages of its
+own Op bring. So every lane runs by itself until it comes to a message that has not arrived; a
+message waits until the lanes have passed what it needs. When no lane can run, the first of the
+messages that are ready, by (ready, order), is final: links turn to it, and the lanes that wait for
+it run on.
 
 Lanes begin where they were at `since`: before, all is as it was. They go from stop to stop
-(live.py).
+(schedule_state.py).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from apportion.columns import Ints, compiled
+from apportion.columns import Ints, compiled, compiled_part, pop, push
 from apportion.lower import SHIFT
-from apportion.simulate.delta.block_store import PLACE, Stock
+from apportion.simulate.delta.block_store import PLACE, BlockStore
 from apportion.simulate.delta.schedule_state import (
     ABSENT,
     APART,
@@ -45,267 +51,310 @@ from apportion.simulate.delta.schedule_state import (
     SOONEST,
     STAGE,
     STANDS,
-    STOCKED,
+    STORED,
     WAIT,
     WAITING,
     WAITS,
     WATCHING,
     WORK,
     WRITTEN,
-    Live,
+    ScheduleState,
     available,
-    chart,
+    find_leap,
     first_change,
-    fits,
-    put,
-    replace,
+    has_room,
+    replace_blocks,
+    write_cell,
 )
 from apportion.simulate.simulate import issued
 
 
 @compiled
-def change(stock: Stock, live: Live, ops: Ints, blocks: Ints, limit: int) -> int:
+def change(blocks: BlockStore, state: ScheduleState, ops: Ints, numbers: Ints, limit: int) -> int:
     """Gives Ops other Blocks; when the step ends. ABSENT, and nothing is changed, if there is no
     room for their messages. If the step ends after `limit`, it is given up once a lane shows it;
     then it ends no sooner than what is returned."""
-    if not fits(stock, live, blocks):
+    if not has_room(blocks, state, numbers):
         return ABSENT
-    replaced = np.zeros(live.rows // 2, np.uint8)
+    replaced = np.zeros(state.rows // 2, np.uint8)
     for op in ops:
         replaced[op] = 1
-    since = first_change(stock, live, replaced, ops)
-    replace(stock, live, ops, blocks)
-    since = min(since, first_change(stock, live, replaced, ops))
-    return run(stock, live, ops, since, limit)  # type: ignore[no-any-return]
+    since = first_change(blocks, state, replaced, ops)
+    replace_blocks(blocks, state, ops, numbers)
+    since = min(since, first_change(blocks, state, replaced, ops))
+    return _run_from(blocks, state, ops, since, limit)  # type: ignore[no-any-return]
 
 
 @compiled
-def begin(stock: Stock, live: Live, blocks: Ints) -> int:
+def begin(blocks: BlockStore, state: ScheduleState, numbers: Ints) -> int:
     """Gives all Ops their first Blocks; when the step ends."""
-    ops = np.arange(live.rows // 2)
-    replace(stock, live, ops, blocks)
-    return run(stock, live, ops, 0, NEVER)  # type: ignore[no-any-return]
+    ops = np.arange(state.rows // 2)
+    replace_blocks(blocks, state, ops, numbers)
+    return _run_from(blocks, state, ops, np.int64(0), np.int64(NEVER))  # type: ignore[no-any-return]
 
 
 @compiled
-def run(stock: Stock, live: Live, ops: Ints, since: int, limit: int) -> int:
+def _run_from(blocks: BlockStore, state: ScheduleState, ops: Ints, since: int, limit: int) -> int:
     """Works out all times from `since` on, and those of the given Ops; when the step ends, or if
     that is after `limit`, when some lane runs after it."""
-    release = _releases(stock, live)
-    _begin_lanes(live, ops, since, release)
-    live.counters[HEAPED], live.counters[LOOKS] = 0, _begin_messages(stock, live, since)
-    ends = _run(stock, live, release, limit)
+    release = _releases(blocks, state)
+    _begin_lanes(state, ops, since, release)
+    state.counters[HEAPED], state.counters[LOOKS] = 0, _begin_messages(blocks, state, since)
+    ends = _run_all(blocks, state, release, limit)
     if ends > limit:
-        _forget(stock, live)
+        _clear_watchers(blocks, state)
         return ends  # type: ignore[no-any-return]
-    for device in range(live.devices):
-        assert live.lane_row[device] == live.rows, "a lane never ran"
-        ends = max(ends, live.lane_free[device])
+    for device in range(state.devices):
+        assert state.lane_row[device] == state.rows, "a lane never ran"
+        ends = max(ends, state.lane_free[device])
     return ends  # type: ignore[no-any-return]
 
 
-@compiled
-def _run(stock: Stock, live: Live, release: Ints, limit: int) -> int:
-    """Runs lanes and messages until none is left, or a lane runs after `limit`; then when, else 0.
-    It is one function, and all arrays are named at first, because calls that pass these structures
-    take longer than what there is to do."""
-    cells, journal, counters, room = live.cells, live.journal, live.counters, len(live.journal)
-    rows, devices, width = live.rows, live.devices, 2 * live.devices + 1
-    slots, frees, ready_at, arrivals = (
-        live.at[AVAILABLE], live.at[FREE], live.at[READY], live.at[ARRIVES],
-    )  # fmt: skip
-    block_of, first_message = live.at[BLOCK], live.at[MESSAGE]
-    marks, leap = live.marks, live.leap
-    value_start, value_slot = live.value_start, live.value_slot
-    lane_row, lane_place, lane_free = live.lane_row, live.lane_place, live.lane_free
-    lane_host, runnable, watched, mail = live.lane_host, live.runnable, live.watched, live.mail
-    next_lane, heap, look, links = live.next_lane, live.heap, live.look, live.link
-    need_slot, need_lane = live.need_slot, live.need_lane
-    need_device, need_row = live.need_device, live.need_row
-    coming = live.coming
-    lane, duration, issue, is_message = stock.lane, stock.duration, stock.issue, stock.message
-    wait_start, wait, make_start, make = (
-        stock.wait_start, stock.wait, stock.make_start, stock.make,
-    )  # fmt: skip
-    hop_start, hop_link, occupancy = stock.hop_start, stock.hop_link, stock.hop_occupancy
-    latency, ahead = stock.latency, live.ahead
-    many, looks = devices, counters[LOOKS]
+class _Where(NamedTuple):
+    """Where the segments of `cells` begin."""
+
+    slots: int
+    frees: int
+    ready: int
+    arrivals: int
+    blocks: int
+    messages: int
+
+
+# What happens until none is left
+
+
+@compiled_part
+def _run_all(blocks: BlockStore, state: ScheduleState, release: Ints, limit: int) -> int:
+    """Runs lanes and messages until none is left, or a lane runs after `limit`; then when, else
+    0."""
+    at = state.at
+    where = _Where(at[AVAILABLE], at[FREE], at[READY], at[ARRIVES], at[BLOCK], at[MESSAGE])
+    runnable, looks = state.devices, state.counters[LOOKS]
     while True:
-        if looks > 0:  # a message looks for the first lane that has not passed what it needs
+        if looks > 0:
             looks -= 1
-            message = look[looks]
-            ready, need = mail[message, SOONEST], mail[message, STAGE]
-            while need < mail[message, LAST_NEED]:
-                place = need_lane[need]
-                if place >= 0:
-                    device, row = need_device[need], need_row[need]
-                    if row > lane_row[device] or (
-                        row == lane_row[device]
-                        and (
-                            lane_place[device] == 0
-                            or not _made(stock, live, device, row, need_slot[need])
-                        )
-                    ):
-                        break
-                    if marks[place] & SEVERAL:
-                        ready = max(ready, cells[slots + need_slot[need]])
-                    else:
-                        ready = max(ready, cells[frees + 2 * place])
-                need += 1
-            mail[message, SOONEST] = ready
-            if need < mail[message, LAST_NEED]:
-                mail[message, STAGE] = need
-                mail[message, WATCHING] = watched[need_lane[need]]
-                watched[need_lane[need]] = message
-            else:
-                put(cells, journal, counters, ready_at + message, ready)
-                _push(heap, counters, ready, mail[message, OP] << SHIFT | message)
-        elif many > 0:  # a lane runs until it has to wait
-            many -= 1
-            device = runnable[many]
-            here, written, waits = device * rows, counters[WRITTEN], -1
-            row, place = lane_row[device], lane_place[device]
-            free, host = lane_free[device], lane_host[device]
-            while row < rows and free <= limit:
-                mark = marks[here + row]
-                if mark & CLOSE:
-                    op = row // 2
-                    begin = cells[block_of + op] * width + (row & 1) * devices + device
-                    first, last = lane[begin], lane[begin + 1]
-                    alone = last - first == 1
-                    for k in range(first + place, last):
-                        ready = free
-                        if wait_start[k] < wait_start[k + 1]:
-                            own = cells[first_message + op]
-                            for w in range(wait_start[k + 1] - 1, wait_start[k] - 1, -1):
-                                if coming[own + wait[w]]:  # the last of them is the last to come
-                                    waits = own + wait[w]
-                                    break
-                                ready = max(ready, cells[arrivals + own + wait[w]])
-                        elif is_message[k] >= 0:
-                            message = cells[first_message + op] + is_message[k]
-                            if coming[message]:
-                                counters[WRITTEN] = written
-                                many = _meet(stock, live, message, free, many)
-                                written = counters[WRITTEN]
-                            if not coming[message]:
-                                free = cells[arrivals + message]
-                                continue
-                            waits = message
-                        if waits >= 0:
-                            place = k - first
-                            break
-                        if issue[k]:
-                            if ahead[device]:
-                                ready = max(ready, release[host])
-                                host += 1
-                            else:
-                                host += issue[k]
-                                ready = max(ready, host)
-                        free = ready + duration[k]
-                        if alone:
-                            continue
-                        for m in range(make_start[k], make_start[k + 1]):
-                            value = value_start[op] + (make[m] >> SHIFT)
-                            cell = slots + value_slot[value] + (make[m] & PLACE)
-                            if cells[cell] != free:
-                                if written < room:
-                                    journal[written, 0], journal[written, 1] = cell, cells[cell]
-                                written += 1
-                                cells[cell] = free
-                else:
-                    if mark & WAITS:
-                        first = cells[first_message + row // 2]
-                        low, high = leap[here + row, WAIT], leap[here + row, LAST_WAIT]
-                        for w in range(high - 1, low - 1, -1):
-                            if coming[first + wait[w]]:
-                                waits = first + wait[w]
-                                break
-                            free = max(free, cells[arrivals + first + wait[w]])
-                    if waits < 0:
-                        host += leap[here + row, OWN_ISSUE]
-                        free = max(free, host) + leap[here + row, OWN_WORK]
-                    if mark <= STANDS:
-                        row += 1
-                        continue
-                if waits >= 0:
-                    break
-                place = 0
-                cell = frees + 2 * (here + row)
-                if cells[cell] != free:
-                    if written < room:
-                        journal[written, 0], journal[written, 1] = cell, cells[cell]
-                    written += 1
-                    cells[cell] = free
-                cell += 1
-                if cells[cell] != host:
-                    if written < room:
-                        journal[written, 0], journal[written, 1] = cell, cells[cell]
-                    written += 1
-                    cells[cell] = host
-                message = watched[here + row]
-                if message >= 0:
-                    watched[here + row] = -1
-                    while message >= 0:
-                        look[looks] = message
-                        looks += 1
-                        message = mail[message, WATCHING]
-                cell = here + row
-                if leap[cell, NEXT] == 0:
-                    chart(marks, leap, cell, here + rows)
-                row = leap[cell, NEXT] - here
-                free = max(free + leap[cell, WORK], host + leap[cell, BEHIND])
-                host += leap[cell, ISSUE]
-            counters[WRITTEN] = written
-            lane_row[device], lane_place[device] = row, place
-            lane_free[device], lane_host[device] = free, host
-            if free > limit:
-                return int(free)
-            if waits >= 0:
-                next_lane[device] = mail[waits, WAITING]
-                mail[waits, WAITING] = device
-                if place > 0 and watched[here + row] >= 0:
-                    message = watched[here + row]
-                    watched[here + row] = -1
-                    while message >= 0:
-                        look[looks] = message
-                        looks += 1
-                        message = mail[message, WATCHING]
-        elif counters[HEAPED] > 0:  # links turn to the first message, and it arrives
-            ready, message = heap[0, 0], heap[0, 1] & PLACE
-            _pop(heap, counters)
-            k, done, written = mail[message, STOCKED], 0, counters[WRITTEN]
-            shift = mail[message, FIRST_HOP] - hop_start[k]
-            for hop in range(hop_start[k], hop_start[k + 1]):
-                link = hop_link[hop]
-                turn = max(ready, links[link]) + occupancy[hop]
-                links[link], cell = turn, hop + shift
-                if cells[cell] != turn:
-                    if written < room:
-                        journal[written, 0], journal[written, 1] = cell, cells[cell]
-                    written += 1
-                    cells[cell] = turn
-                done = max(done, turn)
-            counters[WRITTEN] = written
-            put(cells, journal, counters, arrivals + message, done + latency[k])
-            coming[message] = 0
-            device = mail[message, WAITING]
-            mail[message, WAITING] = -1
-            while device >= 0:
-                runnable[many] = device
-                many += 1
-                device = next_lane[device]
+            _look(blocks, state, where, state.look[looks])
+        elif runnable > 0:
+            runnable -= 1
+            device = state.runnable[runnable]
+            runnable, looks = _run_lane(
+                blocks, state, where, release, limit, device, runnable, looks
+            )
+            if state.lane_free[device] > limit:
+                return int(state.lane_free[device])
+        elif state.counters[HEAPED] > 0:
+            runnable = _deliver(blocks, state, where, runnable)
         else:
             return 0
 
 
+@compiled_part
+def _look(blocks, state, where, message):  # type: ignore[no-untyped-def]
+    """A message looks for the first lane that has not passed what it needs, and waits for it; if
+    there is none, it is ready."""
+    cells, mail, marks, lane_row = state.cells, state.mail, state.marks, state.lane_row
+    ready, need, last = mail[message, SOONEST], mail[message, STAGE], mail[message, LAST_NEED]
+    while need < last:
+        place = state.need_lane[need]
+        if place >= 0:
+            device, row = state.need_device[need], state.need_row[need]
+            if row > lane_row[device] or (
+                row == lane_row[device]
+                and (
+                    state.lane_place[device] == 0
+                    or not _made(blocks, state, device, row, state.need_slot[need])
+                )
+            ):
+                break
+            if marks[place] & SEVERAL:
+                ready = max(ready, cells[where.slots + state.need_slot[need]])
+            else:
+                ready = max(ready, cells[where.frees + 2 * place])
+        need += 1
+    mail[message, SOONEST] = ready
+    if need < last:
+        mail[message, STAGE] = need
+        mail[message, WATCHING] = state.watched[state.need_lane[need]]
+        state.watched[state.need_lane[need]] = message
+    else:
+        write_cell(cells, state.journal, state.counters, where.ready + message, ready)
+        push(state.heap, state.counters[HEAPED], ready, mail[message, OP] << SHIFT | message)
+        state.counters[HEAPED] += 1
+
+
+@compiled_part
+def _run_lane(blocks, state, where, release, limit, device, runnable, looks):  # type: ignore[no-untyped-def]
+    """A lane runs until it has to wait, or runs after `limit`. How many lanes can run then, and how
+    many messages are to look again."""
+    rows, here, waits, marks, leap = state.rows, device * state.rows, -1, state.marks, state.leap
+    row, place, written = state.lane_row[device], state.lane_place[device], state.counters[WRITTEN]
+    free, host = state.lane_free[device], state.lane_host[device]
+    while row < rows and free <= limit:
+        mark = marks[here + row]
+        if mark & CLOSE:
+            free, host, place, waits, runnable, written = _run_records(
+                blocks, state, where, release, device, row, place, free, host, runnable, written
+            )
+        else:
+            if mark & WAITS:
+                free, waits = _await(blocks, state, where, here + row, row // 2, free)
+            if waits < 0:
+                host += leap[here + row, OWN_ISSUE]
+                free = max(free, host) + leap[here + row, OWN_WORK]
+            if mark <= STANDS:
+                row += 1
+                continue
+        if waits >= 0:
+            break
+        place = 0
+        cell = where.frees + 2 * (here + row)
+        written = _write(state.cells, state.journal, written, cell, free)
+        written = _write(state.cells, state.journal, written, cell + 1, host)
+        looks = _wake(state, here + row, looks)
+        stop = here + row
+        if leap[stop, NEXT] == 0:
+            find_leap(marks, leap, stop, here + rows)
+        row = leap[stop, NEXT] - here
+        free = max(free + leap[stop, WORK], host + leap[stop, BEHIND])
+        host += leap[stop, ISSUE]
+    state.counters[WRITTEN] = written
+    state.lane_row[device], state.lane_place[device] = row, place
+    state.lane_free[device], state.lane_host[device] = free, host
+    if waits >= 0 and free <= limit:
+        state.next_lane[device] = state.mail[waits, WAITING]
+        state.mail[waits, WAITING] = device
+        if place > 0:
+            looks = _wake(state, here + row, looks)
+    return runnable, looks
+
+
+@compiled_part
+def _run_records(  # type: ignore[no-untyped-def]
+    blocks, state, where, release, device, row, place, free, host, runnable, written
+):  # fmt: skip
+    """A lane runs the records of one row one by one, from `place` on. When it and its host are free
+    then; at which record it waits, and for which message, or -1; how many lanes can run; how much
+    is written in the journal."""
+    cells, op, waits, journal = state.cells, row // 2, -1, state.journal
+    begin = cells[where.blocks + op] * (2 * state.devices + 1) + (row & 1) * state.devices + device
+    first, last, own = blocks.lane[begin], blocks.lane[begin + 1], cells[where.messages + op]
+    for k in range(first + place, last):
+        ready = free
+        if blocks.wait_start[k] < blocks.wait_start[k + 1]:
+            for w in range(blocks.wait_start[k + 1] - 1, blocks.wait_start[k] - 1, -1):
+                message = own + blocks.wait[w]
+                if state.coming[message]:  # the last of them is the last to come
+                    waits = message
+                    break
+                ready = max(ready, cells[where.arrivals + message])
+        elif blocks.message[k] >= 0:
+            message = own + blocks.message[k]
+            if state.coming[message]:
+                state.counters[WRITTEN] = written
+                runnable = _reach_message(blocks, state, message, free, runnable)
+                written = state.counters[WRITTEN]
+            if not state.coming[message]:
+                free = cells[where.arrivals + message]
+                continue
+            waits = message
+        if waits >= 0:
+            place = k - first
+            break
+        if blocks.issue[k]:
+            if state.ahead[device]:
+                ready = max(ready, release[host])
+                host += 1
+            else:
+                host += blocks.issue[k]
+                ready = max(ready, host)
+        free = ready + blocks.duration[k]
+        if last - first > 1:
+            for m in range(blocks.make_start[k], blocks.make_start[k + 1]):
+                slot = state.value_slot[state.value_start[op] + (blocks.make[m] >> SHIFT)]
+                cell = where.slots + slot + (blocks.make[m] & PLACE)
+                written = _write(cells, journal, written, cell, free)
+    return free, host, place, waits, runnable, written
+
+
+@compiled_part
+def _await(blocks, state, where, place, op, free):  # type: ignore[no-untyped-def]
+    """When a lane is free and all messages have arrived that its row waits for; or the last of them
+    that has not, else -1."""
+    first, waits = state.cells[where.messages + op], -1
+    for w in range(state.leap[place, LAST_WAIT] - 1, state.leap[place, WAIT] - 1, -1):
+        message = first + blocks.wait[w]
+        if state.coming[message]:
+            waits = message
+            break
+        free = max(free, state.cells[where.arrivals + message])
+    return free, waits
+
+
+@compiled_part
+def _wake(state, place, looks):  # type: ignore[no-untyped-def]
+    """The messages that wait for a row of a lane are to look again; how many are."""
+    message = state.watched[place]
+    if message >= 0:
+        state.watched[place] = -1
+        while message >= 0:
+            state.look[looks] = message
+            looks += 1
+            message = state.mail[message, WATCHING]
+    return looks
+
+
+@compiled_part
+def _deliver(blocks, state, where, runnable):  # type: ignore[no-untyped-def]
+    """Links turn to the first message that is ready, and it arrives; how many lanes can run."""
+    cells, links = state.cells, state.link
+    ready, message = state.heap[0, 0], state.heap[0, 1] & PLACE
+    pop(state.heap, state.counters[HEAPED])
+    state.counters[HEAPED] -= 1
+    k, done, written = state.mail[message, STORED], 0, state.counters[WRITTEN]
+    shift = state.mail[message, FIRST_HOP] - blocks.hop_start[k]
+    for hop in range(blocks.hop_start[k], blocks.hop_start[k + 1]):
+        link = blocks.hop_link[hop]
+        turn = max(ready, links[link]) + blocks.hop_occupancy[hop]
+        links[link] = turn
+        written = _write(cells, state.journal, written, hop + shift, turn)
+        done = max(done, turn)
+    state.counters[WRITTEN] = written
+    return _arrive(state, where.arrivals + message, done + blocks.latency[k], message, runnable)
+
+
+@compiled_part
+def _arrive(state, cell, arrives, message, runnable):  # type: ignore[no-untyped-def]
+    """A message arrives: the lanes that wait for it can run; how many can."""
+    write_cell(state.cells, state.journal, state.counters, cell, arrives)
+    state.coming[message] = 0
+    device = state.mail[message, WAITING]
+    state.mail[message, WAITING] = -1
+    while device >= 0:
+        state.runnable[runnable] = device
+        runnable += 1
+        device = state.next_lane[device]
+    return runnable
+
+
+@compiled_part
+def _write(cells, journal, written, cell, value):  # type: ignore[no-untyped-def]
+    """Writes a cell, and in the journal what it was; how much is written there."""
+    if cells[cell] != value:
+        if written < len(journal):
+            journal[written, 0], journal[written, 1] = cell, cells[cell]
+        written += 1
+        cells[cell] = value
+    return written
+
+
 @compiled
-def _forget(stock: Stock, live: Live) -> None:
+def _clear_watchers(blocks: BlockStore, state: ScheduleState) -> None:
     """No message waits for a lane any more."""
-    cells, block_of, first_message = live.cells, live.at[BLOCK], live.at[MESSAGE]
-    mail, need_lane, watched = live.mail, live.need_lane, live.watched
-    message_start = stock.message_start
-    for op in range(live.rows // 2):
+    cells, block_of, first_message = state.cells, state.at[BLOCK], state.at[MESSAGE]
+    mail, need_lane, watched = state.mail, state.need_lane, state.watched
+    message_start = blocks.message_start
+    for op in range(state.rows // 2):
         block, first = cells[block_of + op], cells[first_message + op]
         for message in range(first, first + message_start[block + 1] - message_start[block]):
             need = mail[message, STAGE]
@@ -317,14 +366,14 @@ def _forget(stock: Stock, live: Live) -> None:
 
 
 @compiled
-def _begin_lanes(live: Live, ops: Ints, since: int, release: Ints) -> None:
+def _begin_lanes(state: ScheduleState, ops: Ints, since: int, release: Ints) -> None:
     """Puts every lane behind its last stop before `since` and before all that the given Ops do in
     it; to its first row, where a host must not be too far ahead. What such a host has done is the
     number of its releases so far."""
-    cells, marks, rows = live.cells, live.marks, live.rows
-    for device in range(live.devices):
-        here, free = device * rows, live.at[FREE] + 2 * device * rows
-        low, high = 0, 0 if live.ahead[device] else (rows - 1) // APART + 1
+    cells, marks, rows = state.cells, state.marks, state.rows
+    for device in range(state.devices):
+        here, free = device * rows, state.at[FREE] + 2 * device * rows
+        low, high = 0, 0 if state.ahead[device] else (rows - 1) // APART + 1
         while low < high:
             middle = (low + high) // 2
             if cells[free + 2 * middle * APART] < since:
@@ -339,52 +388,57 @@ def _begin_lanes(live: Live, ops: Ints, since: int, release: Ints) -> None:
         before = high - 1
         while before >= 0 and (marks[here + before] <= STANDS or cells[free + 2 * before] >= since):
             before -= 1
-        live.lane_row[device], live.lane_place[device] = before + 1, 0
-        live.lane_free[device] = cells[free + 2 * before] if before >= 0 else 0
-        live.lane_host[device] = cells[free + 2 * before + 1] if before >= 0 else 0
-        if live.ahead[device]:
-            live.lane_host[device] = release[device]
-        live.runnable[device] = device
+        state.lane_row[device], state.lane_place[device] = before + 1, 0
+        state.lane_free[device] = cells[free + 2 * before] if before >= 0 else 0
+        state.lane_host[device] = cells[free + 2 * before + 1] if before >= 0 else 0
+        if state.ahead[device]:
+            state.lane_host[device] = release[device]
+        state.runnable[device] = device
 
 
 @compiled
-def _releases(stock: Stock, live: Live) -> Ints:
+def _releases(blocks: BlockStore, state: ScheduleState) -> Ints:
     """For every device where its releases begin, and then all of them: when hosts that must not be
     too far ahead issue the tasks of their lanes."""
-    devices, rows = live.devices, live.rows
-    if not live.ahead.any():
+    devices, rows = state.devices, state.rows
+    if not state.ahead.any():
         return np.zeros(devices, np.int64)
     total = 0
     for op in range(rows // 2):
-        begin = live.cells[live.at[BLOCK] + op] * (2 * devices + 1)
-        total += stock.lane[begin + 2 * devices] - stock.lane[begin]
+        begin = state.cells[state.at[BLOCK] + op] * (2 * devices + 1)
+        total += blocks.lane[begin + 2 * devices] - blocks.lane[begin]
     release, issue, duration = np.zeros((3, devices + total), np.int64)
     at = devices
     for device in range(devices):
         release[device] = at
         for row in range(rows):
-            if not (live.ahead[device] and live.marks[device * rows + row] & STANDS):
+            if not (state.ahead[device] and state.marks[device * rows + row] & STANDS):
                 continue
-            block = live.cells[live.at[BLOCK] + row // 2]
+            block = state.cells[state.at[BLOCK] + row // 2]
             begin = block * (2 * devices + 1) + (row & 1) * devices + device
-            for k in range(stock.lane[begin], stock.lane[begin + 1]):
-                if stock.issue[k]:
-                    issue[at], duration[at] = stock.issue[k], stock.duration[k]
+            for k in range(blocks.lane[begin], blocks.lane[begin + 1]):
+                if blocks.issue[k]:
+                    issue[at], duration[at] = blocks.issue[k], blocks.duration[k]
                     at += 1
         first = release[device]
         lane = np.full(at - first, device)
-        release[first:at] = issued(lane, issue[first:at], duration[first:at], live.ahead)
+        release[first:at] = issued(lane, issue[first:at], duration[first:at], state.ahead)
     return release
 
 
 @compiled
-def _begin_messages(stock: Stock, live: Live, since: int) -> int:
+def _begin_messages(blocks: BlockStore, state: ScheduleState, since: int) -> int:
     """Links are as the messages before `since` left them; how many others there are to look at."""
-    cells, at, message_start, hop_start = live.cells, live.at, stock.message_start, stock.hop_start
-    mail, coming, look, links, looks = live.mail, live.coming, live.look, live.link, 0
-    stands, hop_link = stock.stands, stock.hop_link
+    cells, at, message_start, hop_start = (
+        state.cells,
+        state.at,
+        blocks.message_start,
+        blocks.hop_start,
+    )
+    mail, coming, look, links, looks = state.mail, state.coming, state.look, state.link, 0
+    stands, hop_link = blocks.stands, blocks.hop_link
     links[:] = 0
-    for op in range(live.rows // 2):
+    for op in range(state.rows // 2):
         block = cells[at[BLOCK] + op]
         low, high = message_start[block], message_start[block + 1]
         if low == high:
@@ -412,148 +466,101 @@ def _begin_messages(stock: Stock, live: Live, since: int) -> int:
 # Messages
 
 
-@compiled
-def _made(stock: Stock, live: Live, device: int, row: int, slot: int) -> bool:
+@compiled_part
+def _made(blocks: BlockStore, state: ScheduleState, device: int, row: int, slot: int) -> bool:
     """Whether a lane that stands in the middle of a row has made a piece there already."""
     op = row // 2
-    block = live.cells[live.at[BLOCK] + op]
-    first = stock.lane[block * (2 * live.devices + 1) + (row & 1) * live.devices + device]
-    low, high = stock.make_start[first], stock.make_start[first + live.lane_place[device]]
+    block = state.cells[state.at[BLOCK] + op]
+    first = blocks.lane[block * (2 * state.devices + 1) + (row & 1) * state.devices + device]
+    low, high = blocks.make_start[first], blocks.make_start[first + state.lane_place[device]]
     for k in range(low, high):
-        name, values = stock.make[k], live.value_start[op]
-        if live.value_slot[values + (name >> SHIFT)] + (name & PLACE) == slot:
+        name, values = blocks.make[k], state.value_start[op]
+        if state.value_slot[values + (name >> SHIFT)] + (name & PLACE) == slot:
             return True
     return False
 
 
-@compiled
-def _meet(stock: Stock, live: Live, message: int, free: int, many: int) -> int:
+@compiled_part
+def _reach_message(
+    blocks: BlockStore, state: ScheduleState, message: int, free: int, runnable: int
+) -> int:
     """A lane has come to a message that stands in it; once all have, the message is ready. How many
     lanes can run then."""
-    cells, at, k = live.cells, live.at, live.mail[message, STOCKED]
-    ready = max(live.mail[message, SOONEST], free)
-    live.mail[message, ARRIVED] += 1
-    whole = live.mail[message, ARRIVED] == stock.stands[k]
+    cells, at, k = state.cells, state.at, state.mail[message, STORED]
+    ready = max(state.mail[message, SOONEST], free)
+    state.mail[message, ARRIVED] += 1
+    whole = state.mail[message, ARRIVED] == blocks.stands[k]
     if whole:
-        for need in range(live.mail[message, NEED], live.mail[message, LAST_NEED]):
-            there = available(cells, at, live.marks, live.need_slot[need], live.need_lane[need])
+        for need in range(state.mail[message, NEED], state.mail[message, LAST_NEED]):
+            there = available(cells, at, state.marks, state.need_slot[need], state.need_lane[need])
             ready = max(ready, there)
-    live.mail[message, SOONEST] = ready
+    state.mail[message, SOONEST] = ready
     if whole:
-        put(cells, live.journal, live.counters, at[READY] + message, ready)
-    if whole and stock.hop_start[k] < stock.hop_start[k + 1]:
-        _push(live.heap, live.counters, ready, live.mail[message, OP] << SHIFT | message)
+        write_cell(cells, state.journal, state.counters, at[READY] + message, ready)
+    if whole and blocks.hop_start[k] < blocks.hop_start[k + 1]:
+        push(state.heap, state.counters[HEAPED], ready, state.mail[message, OP] << SHIFT | message)
+        state.counters[HEAPED] += 1
     elif whole:
-        live.coming[message] = 0
-        many = _arrive(cells, live.journal, live.counters, at[ARRIVES] + message,
-                       ready + stock.lasts[k], live.mail, live.next_lane, live.runnable, message,
-                       many)  # fmt: skip
-    return many
-
-
-@compiled
-def _arrive(  # type: ignore[no-untyped-def]
-    cells, journal, counters, cell, arrives, mail, next_lane, runnable, message, many
-):  # fmt: skip
-    """A message arrives: the lanes that wait for it can run; how many can."""
-    put(cells, journal, counters, cell, arrives)
-    device = mail[message, WAITING]
-    mail[message, WAITING] = -1
-    while device >= 0:
-        runnable[many] = device
-        many += 1
-        device = next_lane[device]
-    return many
-
-
-# The heap of messages that are ready
-
-
-@compiled
-def _push(heap: Ints, counters: Ints, ready: int, order: int) -> None:
-    hole = counters[HEAPED]
-    counters[HEAPED] = hole + 1
-    while hole > 0:
-        above = (hole - 1) >> 1
-        if heap[above, 0] < ready or (heap[above, 0] == ready and heap[above, 1] < order):
-            break
-        heap[hole, 0], heap[hole, 1] = heap[above, 0], heap[above, 1]
-        hole = above
-    heap[hole, 0], heap[hole, 1] = ready, order
-
-
-@compiled
-def _pop(heap: Ints, counters: Ints) -> None:
-    size = counters[HEAPED] - 1
-    counters[HEAPED] = size
-    ready, order, hole, below = heap[size, 0], heap[size, 1], 0, 1
-    while below < size:
-        if below + 1 < size and (
-            heap[below + 1, 0] < heap[below, 0]
-            or (heap[below + 1, 0] == heap[below, 0] and heap[below + 1, 1] < heap[below, 1])
-        ):
-            below += 1
-        if ready < heap[below, 0] or (ready == heap[below, 0] and order < heap[below, 1]):
-            break
-        heap[hole, 0], heap[hole, 1] = heap[below, 0], heap[below, 1]
-        hole, below = below, 2 * below + 1
-    heap[hole, 0], heap[hole, 1] = ready, order
+        runnable = _arrive(state, at[ARRIVES] + message, ready + blocks.lasts[k], message, runnable)
+    return runnable
 
 
 # What it came to
 
 
 @compiled
-def tell(stock: Stock, live: Live, first: Ints, start: Ints, end: Ints) -> None:
+def write_times(
+    blocks: BlockStore, state: ScheduleState, first: Ints, start: Ints, end: Ints
+) -> None:
     """Writes start and end of all tasks; those of Op o are from first[o] on."""
-    release = _releases(stock, live)
-    for device in range(live.devices):
-        free, host = 0, release[device] if live.ahead[device] else 0
-        for row in range(live.rows):
-            if live.marks[device * live.rows + row] & STANDS:
-                free, host = _tell_row(
-                    stock, live, device, row, free, host, release, first, start, end
+    release = _releases(blocks, state)
+    for device in range(state.devices):
+        free, host = 0, release[device] if state.ahead[device] else 0
+        for row in range(state.rows):
+            if state.marks[device * state.rows + row] & STANDS:
+                free, host = _write_row_times(
+                    blocks, state, device, row, free, host, release, first, start, end
                 )
-    for op in range(live.rows // 2):
-        block, low = live.cells[live.at[BLOCK] + op], live.cells[live.at[MESSAGE] + op]
+    for op in range(state.rows // 2):
+        block, low = state.cells[state.at[BLOCK] + op], state.cells[state.at[MESSAGE] + op]
         for message in range(
-            low, low + stock.message_start[block + 1] - stock.message_start[block]
+            low, low + blocks.message_start[block + 1] - blocks.message_start[block]
         ):
-            k = live.mail[message, STOCKED]
+            k = state.mail[message, STORED]
             task, shift = (
-                first[op] + stock.order[k],
-                live.mail[message, FIRST_HOP] - stock.hop_start[k],
+                first[op] + blocks.order[k],
+                state.mail[message, FIRST_HOP] - blocks.hop_start[k],
             )
-            start[task] = live.cells[live.at[READY] + message]
-            end[task] = live.cells[live.at[ARRIVES] + message]
-            for hop in range(stock.hop_start[k], stock.hop_start[k + 1]):
-                turn = live.cells[hop + shift] - stock.hop_occupancy[hop]
+            start[task] = state.cells[state.at[READY] + message]
+            end[task] = state.cells[state.at[ARRIVES] + message]
+            for hop in range(blocks.hop_start[k], blocks.hop_start[k + 1]):
+                turn = state.cells[hop + shift] - blocks.hop_occupancy[hop]
                 start[task] = max(start[task], turn)
 
 
 @compiled
-def _tell_row(  # type: ignore[no-untyped-def]
-    stock, live, device, row, free, host, release, first, start, end
+def _write_row_times(  # type: ignore[no-untyped-def]
+    blocks, state, device, row, free, host, release, first, start, end
 ):  # fmt: skip
     op = row // 2
-    block, own = live.cells[live.at[BLOCK] + op], live.cells[live.at[MESSAGE] + op]
-    begin = block * (2 * live.devices + 1) + (row & 1) * live.devices + device
-    for k in range(stock.lane[begin], stock.lane[begin + 1]):
-        if stock.message[k] >= 0:
-            free = live.cells[live.at[ARRIVES] + own + stock.message[k]]
+    block, own = state.cells[state.at[BLOCK] + op], state.cells[state.at[MESSAGE] + op]
+    begin = block * (2 * state.devices + 1) + (row & 1) * state.devices + device
+    for k in range(blocks.lane[begin], blocks.lane[begin + 1]):
+        if blocks.message[k] >= 0:
+            free = state.cells[state.at[ARRIVES] + own + blocks.message[k]]
             continue
         ready = free
-        if stock.issue[k] and live.ahead[device]:
+        if blocks.issue[k] and state.ahead[device]:
             ready = max(ready, release[host])
             host += 1
-        elif stock.issue[k]:
-            host += stock.issue[k]
+        elif blocks.issue[k]:
+            host += blocks.issue[k]
             ready = max(ready, host)
-        for w in range(stock.wait_start[k], stock.wait_start[k + 1]):
-            ready = max(ready, live.cells[live.at[ARRIVES] + own + stock.wait[w]])
-        free = ready + stock.duration[k]
-        start[first[op] + stock.task[k]], end[first[op] + stock.task[k]] = ready, free
-    place = device * live.rows + row
-    known = live.marks[place] <= STANDS or free == live.cells[live.at[FREE] + 2 * place]
+        for w in range(blocks.wait_start[k], blocks.wait_start[k + 1]):
+            ready = max(ready, state.cells[state.at[ARRIVES] + own + blocks.wait[w]])
+        free = ready + blocks.duration[k]
+        start[first[op] + blocks.task[k]], end[first[op] + blocks.task[k]] = ready, free
+    place = device * state.rows + row
+    known = state.marks[place] <= STANDS or free == state.cells[state.at[FREE] + 2 * place]
     assert known, "a lane is not as it was"
     return free, host

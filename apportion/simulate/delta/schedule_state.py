@@ -1,13 +1,17 @@
-"""Live: a schedule that can be changed, in arrays; what delta.py works on.
+"""ScheduleState: the schedule of a step that can be changed, in arrays. A part of simulate/delta/.
+
+In: Blocks (block_store.py) that Ops are given. Out: arrays in which reschedule.py works out times.
 
 All numbers that change are in one array, `cells`; a journal keeps what was there before, so that a
 change can be undone. Rows are Ops in order, each twice: before its results are laid out, and after.
+
 Most rows of a lane wait for nothing, and no message needs what they make. So times are kept only at
 *stops*: all other rows, and some of these so that none is far away. What happens to a lane between
 two stops is a *leap*, worked out once and then taken as a whole: from (free, host) to
 (max(free + work, host + behind), host + issue), since a lane is never free before its host.
+
 Here is what the arrays are, what it takes to give an Op another Block, and from which time on that
-can matter. resume.py works the times out from there.
+can matter.
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ import numpy.typing as npt
 
 from apportion.columns import Ints, compiled
 from apportion.lower import SHIFT
-from apportion.simulate.delta.block_store import PLACE, Stock
+from apportion.simulate.delta.block_store import PLACE, BlockStore
 
-# Segments of `cells`; `Live.at` says where each begins.
+# Segments of `cells`; `ScheduleState.at` says where each begins.
 AVAILABLE = 0  # by slot: when a piece is there; kept only where a lane makes several in a row
 FREE = 1  # by stop, device and row: when its lane is free again, and how much its host has issued
 READY = 2  # by message
@@ -33,7 +37,7 @@ SEGMENTS = 7
 
 # Fields of a message
 OP = 0
-STOCKED = 1  # which it is in stock
+STORED = 1  # its number in the BlockStore
 FIRST_HOP = 2  # the cell of its first hop
 NEED = 3  # its first need
 LAST_NEED = 4  # and where they end
@@ -64,13 +68,13 @@ BEHIND = 2
 ISSUE = 3
 OWN_WORK = 4  # of the first record of the row itself
 OWN_ISSUE = 5
-WAIT = 6  # what it waits for, in stock
+WAIT = 6  # what it waits for, in the BlockStore
 LAST_WAIT = 7  # and where that ends
 
 MESSAGES, HOPS, NEEDS, WRITTEN, HEAPED, LOOKS = range(6)  # counters
 
 
-class Live(NamedTuple):  # numba takes no dataclass
+class ScheduleState(NamedTuple):  # numba takes no dataclass
     """Ops o (the end of the step is one), rows r = 2 o, devices d, messages m, slots p."""
 
     devices: int
@@ -109,7 +113,7 @@ class Live(NamedTuple):  # numba takes no dataclass
 
 
 @compiled
-def put(cells: Ints, journal: Ints, counters: Ints, cell: int, value: int) -> None:
+def write_cell(cells: Ints, journal: Ints, counters: Ints, cell: int, value: int) -> None:
     """Writes a cell, and in the journal what it was."""
     old = cells[cell]
     if old != value:
@@ -124,74 +128,79 @@ def put(cells: Ints, journal: Ints, counters: Ints, cell: int, value: int) -> No
 
 
 @compiled
-def fits(stock: Stock, live: Live, blocks: Ints) -> bool:
+def has_room(blocks: BlockStore, state: ScheduleState, numbers: Ints) -> bool:
     """Whether there is room for the messages of more Blocks."""
-    messages, hops, needs = live.counters[MESSAGES], live.counters[HOPS], live.counters[NEEDS]
-    for block in blocks:
-        low, high = stock.message_start[block], stock.message_start[block + 1]
+    messages, hops, needs = state.counters[MESSAGES], state.counters[HOPS], state.counters[NEEDS]
+    for block in numbers:
+        low, high = blocks.message_start[block], blocks.message_start[block + 1]
         messages += high - low
-        hops += stock.hop_start[high] - stock.hop_start[low]
-        needs += stock.need_start[high] - stock.need_start[low]
-    room = live.at[PASSED + 1] - live.at[PASSED]
-    return bool(messages <= len(live.mail) and hops <= room and needs <= len(live.need_slot))
+        hops += blocks.hop_start[high] - blocks.hop_start[low]
+        needs += blocks.need_start[high] - blocks.need_start[low]
+    room = state.at[PASSED + 1] - state.at[PASSED]
+    return bool(messages <= len(state.mail) and hops <= room and needs <= len(state.need_slot))
 
 
 @compiled
-def replace(stock: Stock, live: Live, ops: Ints, blocks: Ints) -> None:
+def replace_blocks(blocks: BlockStore, state: ScheduleState, ops: Ints, numbers: Ints) -> None:
     """The Ops have other Blocks now, whose tasks have no times yet."""
-    cells, journal, counters, at = live.cells, live.journal, live.counters, live.at
-    mail, marks, leap, maker = live.mail, live.marks, live.leap, live.maker
-    need_slot, need_lane = live.need_slot, live.need_lane
-    need_device, need_row = live.need_device, live.need_row
-    message_start, need_start, hop_start = stock.message_start, stock.need_start, stock.hop_start
-    names, name_device = stock.need, stock.need_device
-    _want(stock, live, ops, -1)
+    cells, journal, counters, at = state.cells, state.journal, state.counters, state.at
+    mail, marks, leap, maker = state.mail, state.marks, state.leap, state.maker
+    need_slot, need_lane = state.need_slot, state.need_lane
+    need_device, need_row = state.need_device, state.need_row
+    message_start, need_start, hop_start = blocks.message_start, blocks.need_start, blocks.hop_start
+    names, name_device = blocks.need, blocks.need_device
+    _count_needs(blocks, state, ops, np.int64(-1))
     for n in range(len(ops)):
-        op, block = ops[n], blocks[n]
-        put(cells, journal, counters, at[BLOCK] + op, block)
-        put(cells, journal, counters, at[MESSAGE] + op, counters[MESSAGES])
-        values = live.value_slot[live.value_start[op] : live.value_start[op + 1]]
+        op, block = ops[n], numbers[n]
+        write_cell(cells, journal, counters, at[BLOCK] + op, block)
+        write_cell(cells, journal, counters, at[MESSAGE] + op, counters[MESSAGES])
+        values = state.value_slot[state.value_start[op] : state.value_start[op + 1]]
         for k in range(message_start[block], message_start[block + 1]):
             message, need = counters[MESSAGES], counters[NEEDS]
-            mail[message, OP], mail[message, STOCKED], mail[message, NEED] = op, k, need
+            mail[message, OP], mail[message, STORED], mail[message, NEED] = op, k, need
             mail[message, FIRST_HOP] = at[PASSED] + counters[HOPS]
             cells[at[READY] + message] = cells[at[ARRIVES] + message] = ABSENT
             for m in range(need_start[k], need_start[k + 1]):
                 slot = values[names[m] >> SHIFT] + (names[m] & PLACE)
-                row, device = maker[slot // live.span], name_device[m]
+                row, device = maker[slot // state.span], name_device[m]
                 need_slot[need], need_device[need], need_row[need] = slot, device, row
-                need_lane[need] = device * live.rows + row if row >= 0 else -1
+                need_lane[need] = device * state.rows + row if row >= 0 else -1
                 if row >= 0 and marks[need_lane[need]] <= STANDS:
-                    _stop(cells, at, marks, leap, need_lane[need])
+                    _write_stop(cells, at, marks, leap, need_lane[need])
                 need += 1
             counters[MESSAGES], counters[NEEDS] = message + 1, need
             counters[HOPS] += hop_start[k + 1] - hop_start[k]
             mail[message, LAST_NEED] = need
-    _want(stock, live, ops, 1)
-    _place(stock, live, ops)
+    _count_needs(blocks, state, ops, np.int64(1))
+    _set_marks(blocks, state, ops)
 
 
 @compiled
-def undo(stock: Stock, live: Live, ops: Ints) -> None:
+def undo_changes(blocks: BlockStore, state: ScheduleState, ops: Ints) -> None:
     """Everything as it was when the journal was empty; these Ops had other Blocks."""
-    cells, journal = live.cells, live.journal
-    _want(stock, live, ops, -1)
-    for entry in range(live.counters[WRITTEN] - 1, -1, -1):
+    cells, journal = state.cells, state.journal
+    _count_needs(blocks, state, ops, np.int64(-1))
+    for entry in range(state.counters[WRITTEN] - 1, -1, -1):
         cells[journal[entry, 0]] = journal[entry, 1]
-    live.counters[WRITTEN] = 0
-    _want(stock, live, ops, 1)
-    _place(stock, live, ops)
+    state.counters[WRITTEN] = 0
+    _count_needs(blocks, state, ops, np.int64(1))
+    _set_marks(blocks, state, ops)
 
 
 # Stops and leaps
 
 
 @compiled
-def _want(stock: Stock, live: Live, ops: Ints, by: int) -> None:
+def _count_needs(blocks: BlockStore, state: ScheduleState, ops: Ints, by: int) -> None:
     """The messages of Ops need their pieces, or no longer do."""
-    cells, mail, block_of, first_message = live.cells, live.mail, live.at[BLOCK], live.at[MESSAGE]
-    need_lane, needed, marks, leap = live.need_lane, live.needed, live.marks, live.leap
-    message_start = stock.message_start
+    cells, mail, block_of, first_message = (
+        state.cells,
+        state.mail,
+        state.at[BLOCK],
+        state.at[MESSAGE],
+    )
+    need_lane, needed, marks, leap = state.need_lane, state.needed, state.marks, state.leap
+    message_start = blocks.message_start
     for op in ops:
         block, first = cells[block_of + op], cells[first_message + op]
         if block == ABSENT or message_start[block] == message_start[block + 1]:
@@ -202,12 +211,12 @@ def _want(stock: Stock, live: Live, ops: Ints, by: int) -> None:
             if place >= 0:
                 needed[place] += by
                 if needed[place] == max(by, 0):
-                    _touch(marks, leap, place)
+                    _drop_leaps(marks, leap, place)
                     marks[place] ^= NEEDED
 
 
 @compiled
-def _touch(marks: npt.NDArray[np.uint8], leap: Ints, place: int) -> None:
+def _drop_leaps(marks: npt.NDArray[np.uint8], leap: Ints, place: int) -> None:
     """The leaps from a row and over it are not known any more."""
     leap[place, NEXT] = 0
     before = place - 1
@@ -217,7 +226,9 @@ def _touch(marks: npt.NDArray[np.uint8], leap: Ints, place: int) -> None:
 
 
 @compiled
-def _stop(cells: Ints, at: Ints, marks: npt.NDArray[np.uint8], leap: Ints, place: int) -> None:
+def _write_stop(
+    cells: Ints, at: Ints, marks: npt.NDArray[np.uint8], leap: Ints, place: int
+) -> None:
     """Writes the times of a row that is to be a stop; every lane begins with one."""
     before = place
     while marks[before] <= STANDS:
@@ -230,7 +241,7 @@ def _stop(cells: Ints, at: Ints, marks: npt.NDArray[np.uint8], leap: Ints, place
 
 
 @compiled
-def chart(marks: npt.NDArray[np.uint8], leap: Ints, place: int, end: int) -> None:
+def find_leap(marks: npt.NDArray[np.uint8], leap: Ints, place: int, end: int) -> None:
     """Works out the leap from a stop of a lane whose rows end at `end`."""
     work, behind, issue, row = 0, -NEVER, 0, place + 1
     while row < end and marks[row] <= STANDS:
@@ -243,12 +254,12 @@ def chart(marks: npt.NDArray[np.uint8], leap: Ints, place: int, end: int) -> Non
 
 
 @compiled
-def _place(stock: Stock, live: Live, ops: Ints) -> None:
+def _set_marks(blocks: BlockStore, state: ScheduleState, ops: Ints) -> None:
     """In which lanes Ops stand, by their Blocks, and what they do there."""
-    devices, rows, marks, leap = live.devices, live.rows, live.marks, live.leap
-    lane, duration, issues, ahead = stock.lane, stock.duration, stock.issue, live.ahead
-    wait_start, message, block = stock.wait_start, stock.message, live.at[BLOCK]
-    cells = live.cells
+    devices, rows, marks, leap = state.devices, state.rows, state.marks, state.leap
+    lane, duration, issues, ahead = blocks.lane, blocks.duration, blocks.issue, state.ahead
+    wait_start, message, block = blocks.wait_start, blocks.message, state.at[BLOCK]
+    cells = state.cells
     for op in ops:
         begin = cells[block + op] * (2 * devices + 1)
         for late in range(2):
@@ -271,7 +282,7 @@ def _place(stock: Stock, live: Live, ops: Ints) -> None:
                 mark |= marks[place] & KEPT
                 old, own = leap[place, OWN_WORK], leap[place, OWN_ISSUE]
                 if mark != marks[place] or work != old or issue != own:
-                    _touch(marks, leap, place)
+                    _drop_leaps(marks, leap, place)
                 marks[place], leap[place, OWN_WORK], leap[place, OWN_ISSUE] = mark, work, issue
                 leap[place, WAIT], leap[place, LAST_WAIT] = wait, last_wait
 
@@ -293,15 +304,17 @@ def available(cells: Ints, at: Ints, marks: npt.NDArray[np.uint8], slot: int, pl
 
 
 @compiled
-def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops: Ints) -> int:
+def first_change(
+    blocks: BlockStore, state: ScheduleState, replaced: npt.NDArray[np.uint8], ops: Ints
+) -> int:
     """A time before which no task of the Ops' Blocks is ready, nor any that follows one of them in
     a lane. `replaced` says of each Op whether it is among these; asked before they are replaced,
     and again after."""
-    since, marks, rows, devices = NEVER, live.marks, live.rows, live.devices
-    cells, at, lane, width = live.cells, live.at, stock.lane, 2 * live.devices + 1
-    wait_start, wait, message_start = stock.wait_start, stock.wait, stock.message_start
-    mail, need_lane, need_slot = live.mail, live.need_lane, live.need_slot
-    need_row = live.need_row
+    since, marks, rows, devices = NEVER, state.marks, state.rows, state.devices
+    cells, at, lane, width = state.cells, state.at, blocks.lane, 2 * state.devices + 1
+    wait_start, wait, message_start = blocks.wait_start, blocks.wait, blocks.message_start
+    mail, need_lane, need_slot = state.mail, state.need_lane, state.need_slot
+    need_row = state.need_row
     for op in ops:
         block, first = cells[at[BLOCK] + op], cells[at[MESSAGE] + op]
         bounds = np.zeros(message_start[block + 1] - message_start[block], np.int64)
@@ -309,7 +322,7 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
             bounds[m] = _message_bound(
                 cells, at, marks, mail, need_lane, need_row, need_slot, replaced, first + m
             )
-            if not stock.stands[message_start[block] + m]:
+            if not blocks.stands[message_start[block] + m]:
                 since = min(since, bounds[m])
         for device in range(devices):
             here = device * rows
@@ -326,8 +339,8 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
                 ready = free
                 for w in range(wait_start[k], wait_start[k + 1]):
                     ready = max(ready, bounds[wait[w]])
-                if stock.message[k] >= 0:
-                    ready = max(ready, bounds[stock.message[k]])
+                if blocks.message[k] >= 0:
+                    ready = max(ready, bounds[blocks.message[k]])
                 since = min(since, ready)
                 while after < rows and (not marks[here + after] & STANDS or replaced[after // 2]):
                     after += 1
@@ -336,7 +349,7 @@ def first_change(stock: Stock, live: Live, replaced: npt.NDArray[np.uint8], ops:
                 ready, later = free, cells[at[BLOCK] + after // 2]
                 k = lane[later * width + (after & 1) * devices + device]
                 for w in range(wait_start[k], wait_start[k + 1]):
-                    if not stock.stands[message_start[later] + wait[w]]:
+                    if not blocks.stands[message_start[later] + wait[w]]:
                         bound = _message_bound(
                             cells, at, marks, mail, need_lane, need_row, need_slot, replaced,
                             cells[at[MESSAGE] + after // 2] + wait[w],
