@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
+def open_atomic(path: Path) -> Iterator[BinaryIO]:
     """A file to write; it takes the place of `path` when the block ends well. Raises ValueError,
     naming it, if it cannot be written."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -27,7 +27,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         unfinished.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Write a text into a file, whole or not at all."""
-    with whole(path) as file:
+    with open_atomic(path) as file:
         file.write(text.encode())

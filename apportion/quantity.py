@@ -40,7 +40,7 @@ _SUCH_AS = (
 )
 
 
-def quantity(text: str, units: Units) -> float:
+def parse_quantity(text: str, units: Units) -> float:
     """The number that `text` says in the base unit; ValueError if it does not parse."""
     match = _NUMBER.fullmatch(text)
     if match is None or not match[1].isascii() or match[2] not in units:
@@ -49,7 +49,7 @@ def quantity(text: str, units: Units) -> float:
     return float(Fraction(match[1].replace("_", "")) * units[match[2]])
 
 
-def shown(number: float, unit: str) -> str:
+def format_quantity(number: float, unit: str) -> str:
     """Three digits and a unit with its prefix: 25 GB/s, 5 us."""
     if unit == "s":
         steps = [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")]
@@ -69,7 +69,7 @@ _SIZES = {"B": 1} | {
 }
 
 
-def size_limit(text: str) -> float:
+def parse_size_limit(text: str) -> float:
     """Bytes in `16GB` or `512MiB`, small letters too; infinitely many for `none`."""
     if text.strip().lower() == "none":
         return math.inf

@@ -27,7 +27,7 @@ from apportion.capture.program import Program
 from apportion.capture.reference import capture_as
 from apportion.execute.executable import Executable
 from apportion.machine.cluster import cluster
-from apportion.machine.cost_table import CostFile, save
+from apportion.machine.cost_table import CostFile, save_cost_file
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
 from apportion.run.calibrate_cuda import (
@@ -252,7 +252,7 @@ def main() -> None:
         cases = (*CALIBRATED, *PARTS, *SHAPES)
         table = calibrate((prepared(case) for case in cases), note=print)
         machine = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-        save(CostFile(machine, torch.__version__, (table,)), given.calibrate)
+        save_cost_file(CostFile(machine, torch.__version__, (table,)), given.calibrate)
         return
     rows = []
     for case in (*CALIBRATED, *PARTS, *UNSEEN):

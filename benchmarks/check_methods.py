@@ -37,7 +37,7 @@ from apportion.capture.capture import (
     capture,
 )
 from apportion.capture.optimizer import (
-    setting,
+    setting_value,
 )
 from apportion.capture.program import (
     Program,
@@ -53,7 +53,7 @@ from apportion.execute.kernels.base import (
     Context,
 )
 from apportion.execute.rank import Rank, run_together
-from apportion.files import write_whole
+from apportion.files import write_atomic
 from apportion.machine.cluster import (
     cluster,
 )
@@ -66,7 +66,7 @@ from apportion.run.check_run import PER_STEP, distance, gather_copies
 from apportion.run.pool import ProcessPool
 from apportion.run.step_source import StepSource
 from apportion.run.training import TrainingRequest, TrainingResult, losses_of, vary
-from apportion.search import METHODS, Unsuitable
+from apportion.search import METHODS, UnsuitableMethod
 
 STEPS, SEED = 2, 0
 GRACE = 5.0  # seconds before the time is up in which plans under way are dropped
@@ -143,7 +143,7 @@ def check(
     try:
         where = machine(case.devices, how.free_links)
         made = make_plan(subject.program, where, case.method, how.budget)
-    except Unsuitable as why:
+    except UnsuitableMethod as why:
         return replace(row, verdict=UNSUITABLE, sentence=str(why))
     except Exception as error:
         return replace(row, sentence=f"planning: {_told(error)}")
@@ -200,7 +200,7 @@ def together(subject: Subject, made: Plan) -> list[TrainingResult]:
         leaves = batch_leaves(program, vary(program.batch, SEED, step))
         for rank in ranks:
             rank.feed(leaves.__getitem__)
-        settings = lambda e: setting(program.optimizer, e)  # noqa: E731
+        settings = lambda e: setting_value(program.optimizer, e)  # noqa: E731
         loss = run_together(ranks, Context(SEED, step, settings, program.graph.bodies))
         losses.append(None if loss is None else float(loss))
     moved = STEPS * made.tasks.bytes_moved  # counted only where processes talk
@@ -360,7 +360,7 @@ def main() -> int:
     for row in check_all(cases, how, asked.jobs, seconds):
         rows[row.case] = row
         if asked.out is not None:
-            write_whole(asked.out, json.dumps([asdict(row) for row in rows.values()], indent=1))
+            write_atomic(asked.out, json.dumps([asdict(row) for row in rows.values()], indent=1))
         told = f"{row.verdict} {row.difference:.1e} {row.sentence}".rstrip()
         print(f"{row.model} on {row.devices} by {row.method}: {told}", file=sys.stderr)
     print(table([rows[case] for case in wanted if case in rows]))

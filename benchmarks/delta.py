@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.columns import Ints
-from apportion.describe.errors import Refused
+from apportion.describe.errors import IllegalCut
 from apportion.graph import FORWARD
 from apportion.lower.lower import lower
 from apportion.lower.task_kinds import (
@@ -53,7 +53,7 @@ from apportion.search.baselines.random_strategy import draw
 from apportion.simulate.delta.delta import Delta
 from apportion.simulate.simulate import simulate
 from apportion.split.space import Space
-from apportion.split.strategy import Choice, whole
+from apportion.split.strategy import Choice, unsplit_choice
 
 # FlexFlow's models, with a batch that 64 devices can share
 MODELS = {
@@ -219,13 +219,13 @@ def _axis_choice(space: Space, op: int, devices: int, rng: Random) -> Choice | N
     axes = [k for k, able in enumerate(space.cuttable(op)) if able]
     first = rng.randrange(devices)
     if not axes or rng.random() < 0.1:
-        return whole(space, op, [first])
+        return unsplit_choice(space, op, [first])
     axis = rng.choice(axes)
     count = rng.randint(2, min(devices, space.axes(op)[axis].extent))
     parts = tuple(count if k == axis else 1 for k in range(len(space.axes(op))))
     try:
         space.split(op, parts)
-    except Refused:
+    except IllegalCut:
         return None
     return Choice(parts, tuple((first + k) % devices for k in range(count)))
 
@@ -237,10 +237,10 @@ def _cut_alike(space: Space, op: int, wanted: set[int], where: tuple[int, ...]) 
         if axis.group in wanted and space.cuttable(op)[k] and axis.extent >= len(where):
             try:
                 space.split(op, parts)
-            except Refused:
+            except IllegalCut:
                 continue
             return Choice(parts, where)
-    return whole(space, op, where)
+    return unsplit_choice(space, op, where)
 
 
 def walk(

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import llama7b
 
 from apportion.capture.capture import capture
-from apportion.describe.descriptions import lookup
-from apportion.describe.errors import Refused
+from apportion.describe.descriptions import find_description
+from apportion.describe.errors import IllegalCut
 from apportion.split.derive import CallSplits
 from apportion.split.space import Space
 
@@ -50,8 +50,8 @@ def _alone(space: Space) -> float:
             if axis.extent > 1:
                 try:
                     parts = tuple(2 if k == position else 1 for k in range(len(axes)))
-                    CallSplits(space.calls[op], lookup(space.calls[op].kind)).split(parts)
-                except Refused:
+                    CallSplits(space.calls[op], find_description(space.calls[op].kind)).split(parts)
+                except IllegalCut:
                     continue
     return time.perf_counter() - began
 

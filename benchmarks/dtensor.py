@@ -42,7 +42,7 @@ from torch.distributed.tensor import _ops as rules_of_dtensor
 
 import apportion
 from apportion.describe import ops
-from apportion.describe.descriptions import lookup, reason
+from apportion.describe.descriptions import find_description, reason_unsplit
 from apportion.verify.crash_proof import attempt
 from apportion.verify.sample import Sample
 from apportion.verify.survey import core_operators
@@ -156,7 +156,9 @@ def count(
         operator.dtensor |= not answer["failure"]
         operator.dtensor_splits |= bool(answer.get("any_size"))
         operator.described |= described(verdict)
-        operator.reasoned |= bool(verdict.undescribed) and all(map(reason, verdict.undescribed))
+        operator.reasoned |= bool(verdict.undescribed) and all(
+            map(reason_unsplit, verdict.undescribed)
+        )
         operator.splits |= bool(ours(verdict, answer.get("unread", ())))
         totals.add(name, answer, verdict)
     return operators, totals
@@ -183,7 +185,9 @@ def covered(
     unseen = Operator()
     seen = [operators.get(name, unseen) for name in names]
     known = [registered(overload(name)) for name in names]
-    lone = [lookup(name) or lookup(name.removesuffix(".default")) for name in names]
+    lone = [
+        find_description(name) or find_description(name.removesuffix(".default")) for name in names
+    ]
     rows = {
         "overloads": {"dtensor": len(names), "apportion": len(names)},
         "not_in_the_sample": dict.fromkeys(

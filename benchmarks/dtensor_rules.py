@@ -22,7 +22,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, Tu
 from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from apportion.capture.record import HARMLESS
+from apportion.capture.record import NOT_REALLY_RANDOM
 from apportion.graph import refs
 from apportion.verify.blind_search import ignored_inputs, outputs_of
 from apportion.verify.draws import draw
@@ -304,7 +304,7 @@ def _holds(sample: Sample, flat: Sequence[int], reads: Any, leaves: Any) -> str:
         DTensor._op_dispatcher._custom_op_handlers,
     )
     plain = all(type(p) in (Replicate, Shard, Partial) for p in (*reads, *leaves))
-    random = torch.Tag.nondeterministic_seeded in op.tags and op not in HARMLESS
+    random = torch.Tag.nondeterministic_seeded in op.tags and op not in NOT_REALLY_RANDOM
     random = random or "empty" in str(op)  # unspecified values
     if random or not plain or len(set(flat)) < len(flat) or any(op in table for table in adapted):
         return NOT_RUN

@@ -42,7 +42,7 @@ from flexflow_figures import page, tables
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.files import write_whole
+from apportion.files import write_atomic
 from apportion.graph import PARAMETER
 from apportion.lower.lower import lower
 from apportion.lower.task_kinds import (
@@ -50,7 +50,7 @@ from apportion.lower.task_kinds import (
 )
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.search import METHODS, Problem, Unsuitable
+from apportion.search import METHODS, Problem, UnsuitableMethod
 from apportion.search.walks.metropolis import Chain
 from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.simulate.durations import nanoseconds
@@ -146,7 +146,7 @@ def measured(problem: Problem, method: str, how: How, starts: list[tuple[Strateg
     began = _cpu_seconds()
     try:
         found = METHODS[method](problem, budget=how.search_seconds, seed=how.seed, **more)
-    except Unsuitable as why:
+    except UnsuitableMethod as why:
         return {"why": str(why)}
     searched = _cpu_seconds() - began
     space = found.space or space_of(problem.space.source, found.strategy, problem.space)
@@ -360,7 +360,7 @@ def main() -> int:
     _refuse(parser, asked)
     rows = {key(row): row for path in asked.done for row in read(path)}
     if asked.out is not None:
-        write_whole(asked.out, "".join(map(_line, rows.values())))
+        write_atomic(asked.out, "".join(map(_line, rows.values())))
     how = How(asked.search_seconds, asked.proposals, asked.fulls, asked.seed)
     cells = cells_of(asked, rows)
     failed = []
@@ -376,7 +376,7 @@ def main() -> int:
                 file.write(_line(row))
     found = tables(list(rows.values()))
     if asked.page is not None:
-        write_whole(asked.page, page(asked.page.read_text(), found))
+        write_atomic(asked.page, page(asked.page.read_text(), found))
     else:
         print("\n\n".join(f"{name}\n\n{text}" for name, text in found.items()))
     worse = never_worse(list(rows.values()))

@@ -26,7 +26,7 @@ from apportion.capture.capture import (
     capture,
 )
 from apportion.capture.optimizer import (
-    setting,
+    setting_value,
 )
 from apportion.capture.program import (
     Program,
@@ -103,7 +103,7 @@ def together(
         for rank in ranks:
             rank.feed(leaves.__getitem__)
         context = Context(
-            model.seed, step, lambda e: setting(program.optimizer, e), program.graph.bodies
+            model.seed, step, lambda e: setting_value(program.optimizer, e), program.graph.bodies
         )
         loss = run_together(ranks, context)
         losses.append(None if loss is None else float(loss))

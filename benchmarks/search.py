@@ -82,7 +82,7 @@ def one(path: str, where: str, method: str, simulated: bool) -> dict[str, Any]:
     from apportion.graph import from_json
     from apportion.machine.cluster import cluster
     from apportion.machine.cost_model import default_cost
-    from apportion.search import METHODS, Problem, Unsuitable
+    from apportion.search import METHODS, Problem, UnsuitableMethod
     from apportion.split.space import Space
 
     graph = from_json(json.loads(Path(path).read_text(encoding="utf-8")))
@@ -94,7 +94,7 @@ def one(path: str, where: str, method: str, simulated: bool) -> dict[str, Any]:
     space = Space(graph)
     try:
         result = METHODS[method](Problem(space, on, cost), budget=60.0, seed=0)
-    except Unsuitable as why:
+    except UnsuitableMethod as why:
         return {**found, "why": str(why)}
     found["seconds"] = time.process_time() - began
     gc.enable()

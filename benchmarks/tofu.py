@@ -38,7 +38,7 @@ from swap import swap
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.files import write_whole
+from apportion.files import write_atomic
 from apportion.graph import Graph
 from apportion.lower.task_kinds import (
     COMPUTE,
@@ -51,7 +51,7 @@ from apportion.machine.topology import (
 )
 from apportion.plan.auto import choose
 from apportion.plan.candidates import Candidate, DefaultCosts, PlanRequest, state_bytes
-from apportion.search import METHODS, Unsuitable
+from apportion.search import METHODS, UnsuitableMethod
 from apportion.simulate.durations import nanoseconds
 from apportion.simulate.routes import no_hops
 from apportion.simulate.schedule import schedule_compiled
@@ -326,7 +326,7 @@ def algorithms(models: Sequence[Model], note: Callable[[str], None]) -> Iterator
         for method in _known(("fsdp", *shares, "tofu-paper")):
             try:
                 ours = shared(model, batch, method)
-            except Unsuitable as why:
+            except UnsuitableMethod as why:
                 note(f"{model} {method}: {why}")
                 continue
             share = shares.get(method)
@@ -358,7 +358,7 @@ def bytes_moved(models: Sequence[Model], note: Callable[[str], None]) -> Iterato
             try:
                 made = planned(model, batch, cluster(MACHINE), method)
                 cells.append(f"{made.timeline.bytes_moved / 1e9:.4g}")
-            except Unsuitable as why:
+            except UnsuitableMethod as why:
                 cells.append("-")
                 note(f"{model} {method}: {why}")
         rows.append([str(model), str(batch), *cells])
@@ -397,7 +397,7 @@ def main() -> None:
                 parser.error(f"{item!r} is none of {', '.join(known)}")
     models: Sequence[Model] = [named[name] for name in asked] or (QUICK if given.quick else ALL)
     text = "\n".join(_page(sections, models, _noter()))
-    print(text) if given.out is None else write_whole(given.out, text)
+    print(text) if given.out is None else write_atomic(given.out, text)
 
 
 def _page(

@@ -14,7 +14,7 @@ from apportion.capture.capture import (
     capture,
 )
 from apportion.capture.optimizer import (
-    setting,
+    setting_value,
 )
 from apportion.capture.program import (
     Program,
@@ -205,7 +205,7 @@ def start(
 
 
 def context_of(program: Program, seed: int, step: int) -> Context:
-    return Context(seed, step, lambda e: setting(program.optimizer, e), program.graph.bodies)
+    return Context(seed, step, lambda e: setting_value(program.optimizer, e), program.graph.bodies)
 
 
 def step(

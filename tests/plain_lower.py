@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from plain_builder import Builder, Piece
 
-from apportion.describe.descriptions import lookup
+from apportion.describe.descriptions import find_description
 from apportion.describe.interval import Box, full, intersect, lengths, subtract, volume
 from apportion.graph import INPUT, ROLES, Graph
 from apportion.lower.task_graph import (
@@ -26,7 +26,7 @@ from apportion.lower.task_kinds import (
 from apportion.lower.termwise import termwise
 from apportion.split.part import Part, Split
 from apportion.split.space import Space
-from apportion.split.strategy import Layout, Strategy, verify
+from apportion.split.strategy import Layout, Strategy, verify_strategy
 
 Source = tuple[Piece, Box, int]
 """A piece, the box taken from it, and the term that it is of."""
@@ -36,7 +36,7 @@ def lower(
     space: Space, strategy: Strategy, devices: int, reduced: set[int] | None = None
 ) -> TaskGraph:
     """The tasks of one step; raises ValueError if the strategy is not legal."""
-    verify(space, strategy, devices)
+    verify_strategy(space, strategy, devices)
     return _Lowering(space, strategy, devices, reduced).run()
 
 
@@ -180,7 +180,7 @@ class _Lowering:
 
     def _compute(self, index: int) -> None:
         op, choice, split = self.graph.ops[index], self.strategy.choices[index], self.splits[index]
-        description = lookup(op.kind)
+        description = find_description(op.kind)
         alias = description is not None and description.alias
         homes = self.termwise.get(index)
         counts = split.terms if homes is None else (len(homes),) * len(split.terms)

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
         functional_twin as functional_twin,
     )
     from apportion.capture.lift_call import (
-        Lifted as Lifted,
+        LiftedCall as LiftedCall,
     )
     from apportion.capture.lift_call import (
         flatten_arguments as flatten_arguments,
     )
     from apportion.capture.lift_call import (
-        lift as lift,
+        lift_call as lift_call,
     )
     from apportion.capture.optimizer import (
-        setting as setting,
+        setting_value as setting_value,
     )
     from apportion.capture.program import (
         Program as Program,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         state_tensor as state_tensor,
     )
     from apportion.capture.record import (
-        HARMLESS as HARMLESS,
+        NOT_REALLY_RANDOM as NOT_REALLY_RANDOM,
     )
     from apportion.capture.reference import (
         capture_as as capture_as,

@@ -30,7 +30,7 @@ from apportion.capture.trace import (
 
 
 @dataclass(frozen=True)
-class Lifted:
+class LiftedCall:
     """The Graph of one call.
 
     inputs     the Values of the call's tensors
@@ -62,7 +62,9 @@ def flatten_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any,
     return with_refs(tuple(args)), {k: with_refs(v) for k, v in kwargs.items()}, tensors
 
 
-def lift(target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Lifted:
+def lift_call(
+    target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> LiftedCall:
     """The Graph of one call; raises CaptureError if it has none."""
     given, named, tensors = flatten_arguments(args, kwargs)
     if isinstance(target, OpOverload) and _is_plain(target):
@@ -106,7 +108,7 @@ def _trace_of_function(
     return record(run, fakes, mode)
 
 
-def _build_graph(trace: Trace, normalised: NormalisedTrace) -> Lifted:
+def _build_graph(trace: Trace, normalised: NormalisedTrace) -> LiftedCall:
     values: list[g.Value] = []
     index: dict[int, int] = {}
 
@@ -137,7 +139,7 @@ def _build_graph(trace: Trace, normalised: NormalisedTrace) -> Lifted:
     graph = g.Graph(tuple(values), tuple(ops))
     g.verify(graph)
     outputs = tuple(None if s is None else index[s] for s in normalised.outputs)
-    return Lifted(graph, inputs, outputs, constants)
+    return LiftedCall(graph, inputs, outputs, constants)
 
 
 def _output_values(

@@ -99,7 +99,7 @@ def state_value(
 # settings
 
 
-def setting(optimizer: torch.optim.Optimizer, expression: Any) -> float:
+def setting_value(optimizer: torch.optim.Optimizer, expression: Any) -> float:
     """The number that a Setting's expression has now, from the optimizer's groups."""
     if not isinstance(expression, tuple):
         return float(expression)
@@ -108,7 +108,7 @@ def setting(optimizer: torch.optim.Optimizer, expression: Any) -> float:
         group, key, *position = rest
         value = optimizer.param_groups[group][key]
         return float(value[position[0]] if position else value)
-    return float(_OPERATORS[head](*(setting(optimizer, part) for part in rest)))
+    return float(_OPERATORS[head](*(setting_value(optimizer, part) for part in rest)))
 
 
 def fixed_settings(optimizer: torch.optim.Optimizer) -> tuple[FixedSetting, ...]:

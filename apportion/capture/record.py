@@ -56,7 +56,7 @@ leave_unloaded()
 aten = torch.ops.aten
 
 # Tagged as random because of their dropout, which torch never gives them on a CPU.
-HARMLESS = frozenset([aten._scaled_dot_product_flash_attention_for_cpu.default])
+NOT_REALLY_RANDOM = frozenset([aten._scaled_dot_product_flash_attention_for_cpu.default])
 
 
 def fake_mode() -> FakeTensorMode:
@@ -219,7 +219,7 @@ class Recorder(TorchDispatchMode):
                 "step must not depend on data, so keep it a tensor (torch.where instead of if) or "
                 "move it out of the step"
             )
-        if torch.Tag.nondeterministic_seeded in func.tags and func not in HARMLESS:
+        if torch.Tag.nondeterministic_seeded in func.tags and func not in NOT_REALLY_RANDOM:
             raise CaptureError(
                 f"the random operator {func}{_at_user_line()} is not supported; use dropout, "
                 "rand, randn, randint, randperm, bernoulli, multinomial or another one that draws "

@@ -14,7 +14,14 @@ from rich.table import Table
 
 from apportion import zoo
 from apportion.capture import capture
-from apportion.machine import ASSUMED, Cluster, CostFile, CostTable, kind_of, save
+from apportion.machine import (
+    ASSUMED,
+    Cluster,
+    CostFile,
+    CostTable,
+    kind_of_signature,
+    save_cost_file,
+)
 from apportion.machine import cluster as cluster_of
 from apportion.plan import make_plan
 from apportion.run import (
@@ -27,7 +34,7 @@ from apportion.run import (
     machine_name,
     source_of_model,
 )
-from apportion.search import METHODS, Problem, Unsuitable
+from apportion.search import METHODS, Problem, UnsuitableMethod
 from apportion.split import Space, Strategy
 
 USUAL = ("mlp:width=512,batch=64", "gpt2:layers=2,width=256,heads=4,vocab=1000,seq=64,batch=8")
@@ -62,7 +69,7 @@ def measured(
 
 def _saved(table: CostTable, out: Path | None) -> CostTable:
     if out is not None:
-        save(CostFile(machine_name(), torch.__version__, (table,)), out)
+        save_cost_file(CostFile(machine_name(), torch.__version__, (table,)), out)
     return table
 
 
@@ -103,7 +110,7 @@ def strategies(space: Space, place: Cluster, seed: int) -> list[tuple[str, Strat
         problem = Problem(space, place, ASSUMED)
         try:
             found.append((name, METHODS[name](problem, budget=10.0, seed=number).strategy))
-        except Unsuitable:
+        except UnsuitableMethod:
             continue
     return found
 
@@ -127,7 +134,7 @@ def shown(table: CostTable) -> list[Table | str]:
     kinds = Table("kind of operator", "calls measured", "total", "fit", "error", box=None)
     by_kind: dict[str, list[float]] = {}
     for signature, work in table.works.items():
-        by_kind.setdefault(kind_of(signature), []).append(work.seconds)
+        by_kind.setdefault(kind_of_signature(signature), []).append(work.seconds)
     for kind, seconds in sorted(by_kind.items(), key=lambda item: -sum(item[1])):
         fit = max((f for n, f in table.fits.items() if n.startswith(f"{kind}/")),
                   key=lambda f: f.points, default=None)  # fmt: skip

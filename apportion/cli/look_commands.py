@@ -79,11 +79,13 @@ def clusters_command(
 
     Example: apportion clusters 8xh100
     """
-    from apportion.machine import cluster, known
+    from apportion.machine import cluster, known_clusters
     from apportion.show import cluster_tables
 
     if name is None:
-        answer(as_json, {"clusters": dict(known())}, cluster_tables.listed(known()))
+        answer(
+            as_json, {"clusters": dict(known_clusters())}, cluster_tables.listed(known_clusters())
+        )
         return
     place = cluster(name)
     answer(as_json, cluster_tables.facts(place), cluster_tables.described(place))
@@ -136,16 +138,18 @@ def ops_command(
         facts = [{"operator": k, "where": d.where} for k, d in chosen.items()]
         answer(as_json, {"operators": facts, "unsplit": REASONS}, [tables.operators(chosen)])
         return
-    from apportion.files import write_whole
+    from apportion.files import write_atomic
     from apportion.verify import survey as coverage
 
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"There is no folder {str(out.parent)!r} to write {out.name} into.")
-    request = coverage.Request(names, share, blind=blind, every=every, models=tuple(model or ()))
+    request = coverage.SurveyRequest(
+        names, share, blind=blind, every=every, models=tuple(model or ())
+    )
     with stdout_kept(as_json):
         summary = coverage.verified(request, workers, note)
     if out is not None:
-        write_whole(out, coverage.page(summary))
+        write_atomic(out, coverage.page(summary))
     answer(as_json, summary.json(), [tables.coverage(summary), *summary.lines()])
     if summary.total.wrong or summary.total.raised:
         raise typer.Exit(1)

@@ -26,7 +26,7 @@ from apportion.cli.options import (
     Trace,
 )
 from apportion.cli.requests import capture_without_data, check_folders
-from apportion.quantity import size_limit
+from apportion.quantity import parse_size_limit
 from apportion.search import METHODS
 from apportion.show import (
     answer,
@@ -85,7 +85,7 @@ def plan_command(
     from apportion.run import source_of_model
     from apportion.show import progress
 
-    limit = None if memory_limit is None else size_limit(memory_limit)
+    limit = None if memory_limit is None else parse_size_limit(memory_limit)
     check_folders(out, trace)
     with stdout_kept(as_json), warnings_noted():
         place = cluster_of(cluster)
@@ -131,7 +131,7 @@ def compare_command(
     from apportion.run import source_of_model
     from apportion.show import progress
 
-    limit = None if memory_limit is None else size_limit(memory_limit)
+    limit = None if memory_limit is None else parse_size_limit(memory_limit)
     names = list(METHODS) if methods is None else [name.strip() for name in methods.split(",")]
     with stdout_kept(as_json), warnings_noted():
         place = cluster_of(cluster)

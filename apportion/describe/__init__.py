@@ -26,34 +26,37 @@ if TYPE_CHECKING:
         Description as Description,
     )
     from apportion.describe.descriptions import (
-        Local as Local,
+        PartLocation as PartLocation,
     )
     from apportion.describe.descriptions import (
         describe as describe,
     )
     from apportion.describe.descriptions import (
-        lookup as lookup,
+        find_description as find_description,
     )
     from apportion.describe.descriptions import (
-        reason as reason,
+        reason_unsplit as reason_unsplit,
     )
     from apportion.describe.errors import (
         BadDescription as BadDescription,
     )
     from apportion.describe.errors import (
-        Refused as Refused,
+        IllegalCut as IllegalCut,
     )
     from apportion.describe.errors import (
         Undescribed as Undescribed,
     )
     from apportion.describe.errors import (
-        bad as bad,
+        bad_description as bad_description,
     )
     from apportion.describe.formula import (
         Formula as Formula,
     )
     from apportion.describe.formula import (
         accesses_of as accesses_of,
+    )
+    from apportion.describe.formula import (
+        arguments_read as arguments_read,
     )
     from apportion.describe.formula import (
         check_formula as check_formula,
@@ -66,9 +69,6 @@ if TYPE_CHECKING:
     )
     from apportion.describe.formula import (
         evaluate_outputs as evaluate_outputs,
-    )
-    from apportion.describe.formula import (
-        taken as taken,
     )
     from apportion.describe.interval import (
         Affine as Affine,
@@ -167,7 +167,7 @@ if TYPE_CHECKING:
         opaque as opaque,
     )
     from apportion.describe.watched_extents import (
-        pattern as pattern,
+        shape_pattern as shape_pattern,
     )
 
 lazy_face(__name__)

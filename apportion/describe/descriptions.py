@@ -1,7 +1,8 @@
 """Description: what is written down of one operator, and the table of all of them.
 
-The decorator `describe` of describe/ registers a function in the language of language.py; `lookup`
-finds it by the kind of an Op. ops/ has the descriptions of torch's operators, users add their own.
+The decorator `describe` of describe/ registers a function in the language of language.py;
+`find_description` finds it by the kind of an Op. ops/ has the descriptions of torch's operators,
+users add their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class PartLocation:
     """Where a part of an Op is: what a local rule may ask for."""
 
     inputs: tuple[tuple[int, ...], ...]
@@ -35,7 +36,7 @@ class Local:
         return self.ranges[name][0] if name in self.ranges else 0
 
 
-LocalRule = Callable[[tuple[Any, ...], Local], tuple[Any, ...]]
+LocalRule = Callable[[tuple[Any, ...], PartLocation], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +122,11 @@ def unsplit(*operators: Any, why: str) -> None:
         REASONS[_kind(operator)] = why
 
 
-def reason(kind: str) -> str | None:
+def reason_unsplit(kind: str) -> str | None:
     """Why an operator runs unsplit, if that is its nature."""
     return REASONS.get(kind) or REASONS.get(kind.rpartition(".")[0])
 
 
-def lookup(kind: str) -> Description | None:
+def find_description(kind: str) -> Description | None:
     """The description of an operator: of the overload, else of all overloads, else None."""
     return DESCRIPTIONS.get(kind) or DESCRIPTIONS.get(kind.rpartition(".")[0])

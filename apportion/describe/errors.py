@@ -9,7 +9,7 @@ from __future__ import annotations
 from apportion.describe.descriptions import Description
 
 
-class Refused(Exception):
+class IllegalCut(Exception):
     """A cut is not legal; the message says why."""
 
 
@@ -21,6 +21,6 @@ class BadDescription(ValueError):
     """A description that cannot be right; the message names the operator and the line."""
 
 
-def bad(description: Description, what: str) -> BadDescription:
+def bad_description(description: Description, what: str) -> BadDescription:
     """The error that says what is wrong with a description."""
     return BadDescription(f"{description.kind} is {description.where}, but {what}")

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from apportion.describe.descriptions import Description
-from apportion.describe.errors import bad
+from apportion.describe.errors import bad_description
 from apportion.describe.interval import Affine, bounds
 from apportion.describe.language import (
     Access,
@@ -30,7 +30,7 @@ from apportion.describe.language import (
     Reduce,
     evaluate,
 )
-from apportion.describe.watched_extents import ExtentWatch, WatchedExtent, pattern
+from apportion.describe.watched_extents import ExtentWatch, WatchedExtent, shape_pattern
 from apportion.graph import Arg, Body, substitute
 
 Shape = tuple[int, ...]
@@ -118,7 +118,7 @@ def _shared_by_all_sizes(
     if description in _SIZED:
         return None
     takes, offers = _parameters(description.formula)
-    forms = tuple(map(pattern, inputs)), tuple(map(pattern, outputs))
+    forms = tuple(map(shape_pattern, inputs)), tuple(map(shape_pattern, outputs))
     key = (description, tuple(args[:takes]), *forms, body if "body" in offers else None)
     found = _SHARED.get(key)
     if found is None:
@@ -159,16 +159,16 @@ def check_formula(
             continue
         if len(output.dims) != len(shape):
             what = f"output {number} has {len(shape)} dims, not {len(output.dims)}"
-            raise bad(description, what)
+            raise bad_description(description, what)
         for dim, (names, extent) in enumerate(zip(output.dims, shape, strict=True)):
             length = math.prod(formula.extents[name] for name in names)
             if length != extent:
                 what = f"output {number} is {extent} long along dim {dim}, not {length}"
-                raise bad(description, what)
+                raise bad_description(description, what)
         known = {name for dim in output.dims for name in dim}
         for name in _unbound_axes(output.body, known):
             what = f"axis {name} of output {number} is neither one of its axes nor reduced"
-            raise bad(description, what)
+            raise bad_description(description, what)
     for access in formula.accesses:
         for dim, (index, extent) in enumerate(
             zip(access.index, inputs[access.tensor], strict=True)
@@ -179,7 +179,7 @@ def check_formula(
                 low, high = bounds(item, ranges)
                 if low < 0 or high > extent:
                     where = f"along dim {dim} of input {access.tensor}, which is {extent} long"
-                    raise bad(description, f"it reads [{low}, {high}) {where}")
+                    raise bad_description(description, f"it reads [{low}, {high}) {where}")
 
 
 def _not_empty(item: Affine, formula: Formula) -> bool:
@@ -206,7 +206,7 @@ def _unbound_axes(expr: Expr, known: set[str]) -> Iterator[str]:
                     yield from _unbound_axes(item.source, known)
 
 
-def taken(description: Description, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+def arguments_read(description: Description, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
     """The arguments that a description looks at."""
     return args[: _parameters(description.formula)[0]]
 
@@ -288,7 +288,7 @@ def _extents(
     for names, extent in products:
         missing = [n for n in names if n not in known]
         if len(missing) > 1:
-            raise bad(description, f"the extents of axes {missing} are not known")
+            raise bad_description(description, f"the extents of axes {missing} are not known")
         rest = math.prod(known[n] for n in names if n in known)
         for name in missing:
             known[name] = extent // rest if rest else 0
@@ -302,7 +302,7 @@ def _require_extents(
     for output in outputs:
         for name in _reduced_axes(output.body) if output else ():
             if name not in known:
-                raise bad(description, f"no dimension says how long axis {name} is")
+                raise bad_description(description, f"no dimension says how long axis {name} is")
 
 
 def _reduced_axes(expr: Expr) -> Iterator[str]:

@@ -63,7 +63,7 @@ for _name in _NAMES.split():
     setattr(WatchedExtent, f"__{_name}__", _forward(f"__{_name}__"))
 
 
-def pattern(shape: tuple[int, ...]) -> tuple[int, ...]:
+def shape_pattern(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape as far as it may be asked freely: 0, 1, or 2 for anything longer."""
     return tuple(min(n, 2) for n in shape)
 

@@ -32,10 +32,10 @@ from apportion.graph import Body, Op
 from apportion.lower import (
     ASSEMBLE,
     COMPUTE,
+    AssembledBox,
     Storage,
-    Taken,
 )
-from apportion.machine import CostTable, kind_of
+from apportion.machine import CostTable, kind_of_signature
 from apportion.split import Part
 
 Stride = tuple[int, ...]
@@ -111,7 +111,7 @@ def device_memory_facts(table: CostTable | None) -> DeviceMemoryFacts:
     for text, work in table.works.items():
         if work.nbytes:
             share = (work.nbytes, work.workspace / work.nbytes)
-            shares.setdefault(kind_of(text), []).append(share)
+            shares.setdefault(kind_of_signature(text), []).append(share)
     known = {text: work.workspace for text, work in table.works.items()}
     return DeviceMemoryFacts(known, shares, table.resident)
 
@@ -148,7 +148,7 @@ def signature(kind: str, body: Body | None, part: Part, inputs: Sequence[Any]) -
 def assembly(
     shape: tuple[int, ...],
     kind: torch.dtype,
-    boxes: Sequence[Taken],
+    boxes: Sequence[AssembledBox],
     strides: Sequence[Stride],
 ) -> str:
     """The same for a region that is put together: from so many boxes, received (`message`), or of

@@ -21,7 +21,7 @@ from apportion.execute.kernels.base import (
 )
 from apportion.graph import Op
 from apportion.lower import COMPUTE, TaskGraph
-from apportion.machine import cores
+from apportion.machine import usable_cores
 from apportion.split import Part, Space, Strategy
 
 
@@ -266,7 +266,7 @@ def _listed(column: Ints) -> list[int]:
 
 def threads(processes: int) -> int:
     """Threads of each of so many processes on this machine."""
-    return max(1, cores() // processes)
+    return max(1, usable_cores() // processes)
 
 
 def local_shape(space: Space, value: int, region: Box) -> tuple[int, ...]:

@@ -65,6 +65,9 @@ if TYPE_CHECKING:
         WORKSPACE as WORKSPACE,
     )
     from apportion.lower.task_graph import (
+        AssembledBox as AssembledBox,
+    )
+    from apportion.lower.task_graph import (
         Copies as Copies,
     )
     from apportion.lower.task_graph import (
@@ -72,9 +75,6 @@ if TYPE_CHECKING:
     )
     from apportion.lower.task_graph import (
         Storage as Storage,
-    )
-    from apportion.lower.task_graph import (
-        Taken as Taken,
     )
     from apportion.lower.task_graph import (
         TaskGraph as TaskGraph,

@@ -61,21 +61,21 @@ from apportion.lower.value_flow import (
     pieces_made,
     with_only,
 )
-from apportion.split import Choice, Layout, Space, Split, Strategy, grid, verify
+from apportion.split import Choice, Layout, Space, Split, Strategy, grid_boxes, verify_strategy
 
 UNCUT = -1  # the cut of the end of the step
 
 
 def lower(space: Space, strategy: Strategy, devices: int) -> TaskGraph:
     """The tasks of one step; raises ValueError if the strategy is not legal."""
-    verify(space, strategy, devices)
+    verify_strategy(space, strategy, devices)
     lowering = Lowering(space, strategy, devices)
     return build_task_graph(lowering.lowered())
 
 
 def bytes_moved(space: Space, strategy: Strategy, devices: int) -> int:
     """What `lower(...).bytes_moved` is, without the tasks; raises ValueError as it does."""
-    verify(space, strategy, devices)
+    verify_strategy(space, strategy, devices)
     lowering = Lowering(space, strategy, devices)
     return lowering.bytes_moved(lowering.flows_of(range(len(lowering.graph.values))))
 
@@ -358,7 +358,7 @@ class Lowering:
         key = (self._facts[value].number, layout.parts, second)
         found = self._at.get(key)
         if found is None:
-            regions = grid(self.space.factors(value), layout.parts)
+            regions = grid_boxes(self.space.factors(value), layout.parts)
             rows = table(range(len(regions)), second, boxes(regions, len(layout.parts)))
             found = self._at[key] = self._regions.add(rows, len(regions))
         return found, self._devices(layout.devices)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from apportion.describe import lookup
+from apportion.describe import find_description
 from apportion.graph import Graph
 from apportion.split import Split
 
@@ -58,7 +58,7 @@ class OpRecords:
         found = []
         for op, fed in zip(graph.ops, feeds, strict=True):
             order = {value: j for j, (value, _) in enumerate(fed)}
-            description = lookup(op.kind)
+            description = find_description(op.kind)
             alias = description is not None and description.alias
             itemsize = graph.values[op.outputs[0]].itemsize if op.outputs else 4
             record = (

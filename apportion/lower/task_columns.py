@@ -25,10 +25,10 @@ from apportion.graph import ROLES, Graph
 from apportion.lower.exchange import COPIES, GROUPS, MEMBERS, OPS, PIECE, SHIFT, TASKS, OpTasks
 from apportion.lower.task_graph import (
     COMMUNICATION,
+    AssembledBox,
     Assemblies,
     Copies,
     Ends,
-    Taken,
     TaskGraph,
     ends_of,
 )
@@ -405,11 +405,11 @@ def _ways(store: FlowStore, flow: int, numbers: dict[bytes, int]) -> Ints:
     return found
 
 
-def _taken(text: bytes) -> tuple[Taken, ...]:
+def _taken(text: bytes) -> tuple[AssembledBox, ...]:
     atoms = int(np.frombuffer(text, np.int64, 1)[0])
     rows = np.frombuffer(text, np.int64).reshape(-1, 3 + 2 * atoms).tolist()
     return tuple(
-        Taken(
+        AssembledBox(
             tuple(row[3 : 3 + atoms]), bool(row[1]), row[2],
             tuple(row[3 + atoms :]) if row[2] >= 0 else (),
         )

@@ -87,7 +87,7 @@ class Copies:
     boxes: tuple[Box, ...]  # those of copies and of slots
 
 
-class Taken(NamedTuple):
+class AssembledBox(NamedTuple):
     """One box of an assembly. Sizes are per atom."""
 
     sizes: tuple[int, ...]
@@ -102,7 +102,7 @@ class Assemblies:
 
     regions: tuple[Box, ...]  # what slot_region indexes
     which: Ints  # n: index into distinct of an ASSEMBLE, else -1
-    distinct: tuple[tuple[Taken, ...], ...]
+    distinct: tuple[tuple[AssembledBox, ...], ...]
 
 
 class Ends(NamedTuple):  # numba takes no dataclass

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
-from apportion.describe import full, lookup
+from apportion.describe import find_description, full
 from apportion.graph import Graph, Op, Ref
 from apportion.split import Choice, Layout, Space, Split, Strategy
 
@@ -178,7 +178,7 @@ class Terms:
 
 def is_linear(op: Op) -> bool:
     """Whether an Op applied to terms leaves the terms of its result."""
-    description = lookup(op.kind)
+    description = find_description(op.kind)
     if description is None:
         return False
     if op.kind in ("aten.add.Tensor", "aten.sub.Tensor"):

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
         cluster as cluster,
     )
     from apportion.machine.cluster import (
-        cores as cores,
+        known_clusters as known_clusters,
     )
     from apportion.machine.cluster import (
-        known as known,
+        usable_cores as usable_cores,
     )
     from apportion.machine.cluster_file import (
         MAX_DEVICES as MAX_DEVICES,
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
         REDUCE_SCATTER as REDUCE_SCATTER,
     )
     from apportion.machine.collective import (
-        Profile as Profile,
+        AlgorithmLine as AlgorithmLine,
+    )
+    from apportion.machine.collective import (
+        algorithm_lines as algorithm_lines,
     )
     from apportion.machine.collective import (
         all_reduce as all_reduce,
     )
     from apportion.machine.collective import (
-        all_reduce_profile as all_reduce_profile,
+        all_reduce_lines as all_reduce_lines,
     )
     from apportion.machine.collective import (
         collective as collective,
-    )
-    from apportion.machine.collective import (
-        profile as profile,
     )
     from apportion.machine.cost_fit import (
         fits as fits,
@@ -89,9 +89,6 @@ if TYPE_CHECKING:
         assembly_price as assembly_price,
     )
     from apportion.machine.cost_model import (
-        classes as classes,
-    )
-    from apportion.machine.cost_model import (
         compute_price as compute_price,
     )
     from apportion.machine.cost_model import (
@@ -99,6 +96,9 @@ if TYPE_CHECKING:
     )
     from apportion.machine.cost_model import (
         default_cost as default_cost,
+    )
+    from apportion.machine.cost_model import (
+        device_classes as device_classes,
     )
     from apportion.machine.cost_model import (
         dump_cost as dump_cost,
@@ -140,25 +140,25 @@ if TYPE_CHECKING:
         CostFile as CostFile,
     )
     from apportion.machine.cost_table import (
+        CostLine as CostLine,
+    )
+    from apportion.machine.cost_table import (
         CostTable as CostTable,
     )
     from apportion.machine.cost_table import (
-        Line as Line,
+        KernelMeasurement as KernelMeasurement,
     )
     from apportion.machine.cost_table import (
-        Work as Work,
+        kind_and_inputs as kind_and_inputs,
     )
     from apportion.machine.cost_table import (
-        alike as alike,
+        kind_of_signature as kind_of_signature,
     )
     from apportion.machine.cost_table import (
-        kind_of as kind_of,
+        load_cost_file as load_cost_file,
     )
     from apportion.machine.cost_table import (
-        load as load,
-    )
-    from apportion.machine.cost_table import (
-        save as save,
+        save_cost_file as save_cost_file,
     )
     from apportion.machine.topology import (
         Cluster as Cluster,
@@ -173,13 +173,13 @@ if TYPE_CHECKING:
         Link as Link,
     )
     from apportion.machine.topology import (
-        first as first,
+        cluster_from_json as cluster_from_json,
     )
     from apportion.machine.topology import (
-        from_json as from_json,
+        cluster_to_json as cluster_to_json,
     )
     from apportion.machine.topology import (
-        to_json as to_json,
+        first_devices as first_devices,
     )
     from apportion.machine.wire_time import (
         wire_lines as wire_lines,

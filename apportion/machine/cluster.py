@@ -26,7 +26,7 @@ from apportion.machine.cluster_file import (
     read,
 )
 from apportion.machine.cluster_tree import grow
-from apportion.machine.topology import Cluster, first
+from apportion.machine.topology import Cluster, first_devices
 
 # A core of an unknown CPU and gloo on it, until `calibrate` has measured them. Transport:
 # one-way messages between 2 ranks, and between more ranks than cores, on a 2-core EPYC.
@@ -50,14 +50,14 @@ def cluster(spec: str) -> Cluster:
     name, colon, count = spec.partition(":")
     if name in preset_names():
         whole = _build(preset_tables(name), f"preset {name}")
-        return first(whole, _parse_count(count, "devices", spec), spec) if colon else whole
+        return first_devices(whole, _parse_count(count, "devices", spec), spec) if colon else whole
     raise ValueError(
         f"unknown cluster {spec!r}; known: {', '.join(preset_names())}, local:N, counts such as "
         "8xh100 or 2x8xa100, and paths that end in .toml"
     )
 
 
-def known() -> list[tuple[str, str]]:
+def known_clusters() -> list[tuple[str, str]]:
     """(name, one line about it) of everything `cluster` understands but files."""
     presets = [(name, str(preset_tables(name)["description"])) for name in preset_names()]
     return [
@@ -89,7 +89,7 @@ def _counted_preset(spec: str, kind: str, nodes: int, count: int) -> Cluster:
 
 
 def _local_cluster(count: int) -> Cluster:
-    shared = cores()
+    shared = usable_cores()
     share = shared / count
     crowded = count > shared
     latency = GLOO_CROWDED_LATENCY if crowded else GLOO_LATENCY
@@ -122,7 +122,7 @@ def _local_cluster(count: int) -> Cluster:
     return _build(tables, f"cluster 'local:{count}'")
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """Cores of this machine that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -60,7 +60,7 @@ from apportion.quantity import (
     OPERATIONS_PER_SECOND,
     SECONDS,
     Units,
-    quantity,
+    parse_quantity,
 )
 
 MAX_DEVICES = 1024  # routes are kept for every pair
@@ -78,7 +78,7 @@ def _number_in(units: Units, whole: bool = False) -> BeforeValidator:
     def number(given: object) -> object:
         if not isinstance(given, str):
             return given
-        said = quantity(given, units)
+        said = parse_quantity(given, units)
         return round(said) if whole else said
 
     return BeforeValidator(number)

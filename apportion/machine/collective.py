@@ -3,7 +3,7 @@
 A part of machine/ that simulate/ asks for the time of COLLECTIVE tasks, and searches for bounds.
 
 A collective is an exchange among k members in which each sends m bytes to every other one. Its size
-is all of that together, `nbytes` = k (k - 1) m. What the blocks are (`pattern`) decides which
+is all of that together, `nbytes` = k (k - 1) m. What the blocks are (`shape_pattern`) decides which
 algorithms there are: blocks that all receivers want (all-gather) may be passed on, terms of a sum
 (reduce-scatter) may be added on the way, blocks that differ for every pair (all-to-all) may not.
 
@@ -16,8 +16,8 @@ algorithms there are: blocks that all receivers want (all-gather) may be passed 
 
 An algorithm is a sequence of phases. A phase takes the time of its busiest link, bytes over the
 link / bandwidth, and its latencies. Reduce-scatter is all-gather backwards. So the cost of any
-algorithm is a straight line: `alpha + beta * nbytes`, on every link and in all; `profile` gives
-these lines, the cheapest at a size is the cost at that size.
+algorithm is a straight line: `alpha + beta * nbytes`, on every link and in all; `algorithm_lines`
+gives these lines, the cheapest at a size is the cost at that size.
 
 Where communication burns the device (`Cluster.communication_on_device`) members send pair by pair,
 so there is only `direct`, and a member's messages follow one another.
@@ -56,7 +56,7 @@ class CollectiveCost:
     links: tuple[tuple[int, float], ...]
 
 
-class Profile(NamedTuple):
+class AlgorithmLine(NamedTuple):
     """An algorithm takes `alpha + beta * nbytes` seconds; `links` are (link, seconds per byte)."""
 
     algorithm: str
@@ -72,18 +72,18 @@ class Profile(NamedTuple):
 
 def collective(pattern: int, group: Group, nbytes: float, cluster: Cluster) -> CollectiveCost:
     """The cheapest algorithm; of equals the first in the order above."""
-    return _cheapest(profile(pattern, group, cluster), nbytes)
+    return _cheapest(algorithm_lines(pattern, group, cluster), nbytes)
 
 
 def algorithms(
     pattern: int, group: Group, nbytes: float, cluster: Cluster
 ) -> tuple[CollectiveCost, ...]:
     """All algorithms, cheapest first."""
-    costs = (line.cost(nbytes) for line in profile(pattern, group, cluster))
+    costs = (line.cost(nbytes) for line in algorithm_lines(pattern, group, cluster))
     return tuple(sorted(costs, key=lambda cost: cost.seconds))
 
 
-def profile(pattern: int, group: Group, cluster: Cluster) -> tuple[Profile, ...]:
+def algorithm_lines(pattern: int, group: Group, cluster: Cluster) -> tuple[AlgorithmLine, ...]:
     """A line for every algorithm; their minimum at `nbytes` is what the collective costs."""
     if not 0 <= pattern < len(PATTERNS):
         raise ValueError(f"collective pattern {pattern} is not one of 0 to {len(PATTERNS) - 1}")
@@ -92,12 +92,12 @@ def profile(pattern: int, group: Group, cluster: Cluster) -> tuple[Profile, ...]
 
 def all_reduce(group: Group, size: float, cluster: Cluster) -> CollectiveCost:
     """Of arrays of `size` bytes, one on each member: the cheapest algorithm."""
-    return _cheapest(all_reduce_profile(group, cluster), size)
+    return _cheapest(all_reduce_lines(group, cluster), size)
 
 
-def all_reduce_profile(group: Group, cluster: Cluster) -> tuple[Profile, ...]:
+def all_reduce_lines(group: Group, cluster: Cluster) -> tuple[AlgorithmLine, ...]:
     """Lines per byte of the array: reduce-scatter then all-gather, or up and down two trees."""
-    scatters, gathers = (profile(p, group, cluster) for p in (REDUCE_SCATTER, ALL_GATHER))
+    scatters, gathers = (algorithm_lines(p, group, cluster) for p in (REDUCE_SCATTER, ALL_GATHER))
     pairs = [
         _sum(scatter, gather, len(group) - 1)
         for scatter in scatters
@@ -113,12 +113,12 @@ def broadcast(
     group: Group, size: float, cluster: Cluster, root: int | None = None
 ) -> CollectiveCost:
     """Of `size` bytes from `root`, the first member unless given, to all others."""
-    return _cheapest(broadcast_profile(group, cluster, root), size)
+    return _cheapest(broadcast_lines(group, cluster, root), size)
 
 
-def broadcast_profile(
+def broadcast_lines(
     group: Group, cluster: Cluster, root: int | None = None
-) -> tuple[Profile, ...]:
+) -> tuple[AlgorithmLine, ...]:
     """Lines per byte."""
     net = _network(group, _ClusterByIdentity(cluster))
     if root is not None and root not in group:
@@ -137,18 +137,18 @@ def broadcast_profile(
     return tuple(lines)
 
 
-def _cheapest(lines: tuple[Profile, ...], nbytes: float) -> CollectiveCost:
+def _cheapest(lines: tuple[AlgorithmLine, ...], nbytes: float) -> CollectiveCost:
     return min(lines, key=lambda line: line.alpha + line.beta * nbytes).cost(nbytes)
 
 
-def _sum(first: Profile, second: Profile, factor: float) -> Profile:
+def _sum(first: AlgorithmLine, second: AlgorithmLine, factor: float) -> AlgorithmLine:
     """One after the other; bytes of the sum are `factor` bytes of each."""
     links = dict(first.links)
     for link, beta in second.links:
         links[link] = links.get(link, 0.0) + beta
     scaled = tuple((link, beta * factor) for link, beta in sorted(links.items()))
     alpha, beta = first.alpha + second.alpha, (first.beta + second.beta) * factor
-    return Profile(first.algorithm, alpha, beta, scaled)
+    return AlgorithmLine(first.algorithm, alpha, beta, scaled)
 
 
 # The links between the members of a group
@@ -261,7 +261,7 @@ class _AlgorithmPhase(NamedTuple):
     latency: float
 
 
-def _line(algorithm: str, phases: Iterable[_AlgorithmPhase], net: _GroupNetwork) -> Profile:
+def _line(algorithm: str, phases: Iterable[_AlgorithmPhase], net: _GroupNetwork) -> AlgorithmLine:
     alpha, beta, total = 0.0, 0.0, np.zeros(len(net.links))
     for phase in phases:
         seconds = net.slowness * phase.traffic.ravel()[net.pair]
@@ -277,11 +277,11 @@ def _line(algorithm: str, phases: Iterable[_AlgorithmPhase], net: _GroupNetwork)
         total += occupied
     used = np.flatnonzero(total)
     links = zip(net.links[used].tolist(), total[used].tolist(), strict=True)
-    return Profile(algorithm, alpha, beta, tuple(links))
+    return AlgorithmLine(algorithm, alpha, beta, tuple(links))
 
 
 @lru_cache(maxsize=4096)
-def _profile(pattern: int, group: Group, same: _ClusterByIdentity) -> tuple[Profile, ...]:
+def _profile(pattern: int, group: Group, same: _ClusterByIdentity) -> tuple[AlgorithmLine, ...]:
     net = _network(group, same)
     k = len(group)
     block = 1 / (k * (k - 1))
@@ -409,7 +409,7 @@ def _tree_phase(edges: list[_TreeEdge], share: float, net: _GroupNetwork) -> _Al
     return _AlgorithmPhase(_traffic_over(pairs, share, net), max(arrival.values()))
 
 
-def _all_reduce_tree(net: _GroupNetwork) -> Profile:
+def _all_reduce_tree(net: _GroupNetwork) -> AlgorithmLine:
     """Two trees, each for half of the array, so that the leaves of one are inside the other."""
     traffic, latency = np.zeros_like(net.latency), 0.0
     for order in (net.order, net.order[::-1]):

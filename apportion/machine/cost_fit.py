@@ -20,7 +20,7 @@ from itertools import combinations
 import numpy as np
 
 from apportion.columns import Floats
-from apportion.machine.cost_table import Fit, Line, Work, kind_of
+from apportion.machine.cost_table import CostLine, Fit, KernelMeasurement, kind_of_signature
 
 DENSE = (
     "mm", "bmm", "addmm", "baddbmm", "mm_total", "convolution", "convolution_backward",
@@ -43,12 +43,12 @@ def key(name: str, itemsize: int) -> str:
     return f"{name}/{itemsize}"
 
 
-def fits(works: Mapping[str, Work], folds: int = LEFT_OUT) -> dict[str, Fit]:
+def fits(works: Mapping[str, KernelMeasurement], folds: int = LEFT_OUT) -> dict[str, Fit]:
     """A Fit for each kind and size of element with enough works, and for each family; how well each
     does is seen by at most so many fits without some of its works (0: on all of them)."""
-    groups: dict[str, list[Work]] = {}
+    groups: dict[str, list[KernelMeasurement]] = {}
     for signature, work in works.items():
-        kind = kind_of(signature)
+        kind = kind_of_signature(signature)
         if family(kind) == OTHER and work.nbytes:
             work = work._replace(flops=0.0)
         groups.setdefault(key(kind, work.itemsize), []).append(work)
@@ -58,7 +58,7 @@ def fits(works: Mapping[str, Work], folds: int = LEFT_OUT) -> dict[str, Fit]:
     return {name: fit(found, folds) for name, found in enough.items()}
 
 
-def fit(works: Sequence[Work], folds: int = LEFT_OUT) -> Fit:
+def fit(works: Sequence[KernelMeasurement], folds: int = LEFT_OUT) -> Fit:
     """The line through works, and how far it is from works left out in turn (the median), or from
     all of them if there are no folds."""
     rows = np.array([(1.0, w.flops, w.nbytes) for w in works])
@@ -74,16 +74,16 @@ def fit(works: Sequence[Work], folds: int = LEFT_OUT) -> Fit:
     return Fit(launch, per_flop, per_byte, float(np.median(errors)), len(works))
 
 
-def line(samples: Iterable[tuple[int, int, float]]) -> Line:
+def line(samples: Iterable[tuple[int, int, float]]) -> CostLine:
     """The Line through (boxes, bytes, seconds)."""
     given = np.array(list(samples), np.float64).reshape(-1, 3)
     if not len(given):
-        return Line(0.0, 0.0, 0.0, 0.0, 0)
+        return CostLine(0.0, 0.0, 0.0, 0.0, 0)
     rows = np.column_stack([np.ones(len(given)), given[:, 0], given[:, 1]])
     found = nonnegative_least_squares(rows, given[:, 2])
     error = float(np.median(np.abs(rows @ found / given[:, 2] - 1)))
     each, per_box, per_byte = found.tolist()
-    return Line(each, per_box, per_byte, error, len(given))
+    return CostLine(each, per_box, per_byte, error, len(given))
 
 
 def nonnegative_least_squares(rows: Floats, seconds: Floats) -> Floats:

@@ -36,10 +36,10 @@ from apportion.machine.cost_table import (
     ASSEMBLE_LINE,
     EXCHANGE_LINE,
     Condition,
+    CostLine,
     CostTable,
     Fit,
-    Line,
-    load,
+    load_cost_file,
     table_from_json,
     table_to_json,
 )
@@ -78,7 +78,7 @@ def default_cost(cluster: Cluster) -> CostModel:
         return ASSUMED
     known = {t.condition.kind: t for t in shipped()}
     tables, guessed = {}, set()
-    for _, device in classes(cluster):
+    for _, device in device_classes(cluster):
         if device.kind in known:
             tables[device.kind] = known[device.kind]
         elif device.asynchronous and REFERENCE in known and device.kind not in tables:
@@ -104,7 +104,7 @@ def _scaled_table(device: Device) -> CostTable:
     the pace of the device, and never faster than its published rates."""
     table = next(t for t in shipped() if t.condition.kind == REFERENCE)
     (model,) = named(f"1x{REFERENCE}").devices
-    old, new = rates(model), rates(device)
+    old, new = rates_by_itemsize(model), rates_by_itemsize(device)
     fits = {}
     for name, fit in cost_fit.fits(table.works, folds=0).items():
         size = min(int(name.rpartition("/")[2]), LARGEST_ITEM)
@@ -120,7 +120,7 @@ def _scaled_table(device: Device) -> CostTable:
 @lru_cache(maxsize=1)
 def shipped() -> tuple[CostTable, ...]:
     """The tables that come with the package."""
-    return tuple(t for path in sorted(SHIPPED.glob("*.json")) for t in load(path).tables)
+    return tuple(t for path in sorted(SHIPPED.glob("*.json")) for t in load_cost_file(path).tables)
 
 
 def dump_cost(cost: CostModel) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def ahead_nanoseconds(cluster: Cluster, cost: CostModel) -> Ints:
     return np.rint(np.array(ahead) * 1e9).astype(np.int64)
 
 
-def classes(cluster: Cluster) -> list[tuple[Bools, Device]]:
+def device_classes(cluster: Cluster) -> list[tuple[Bools, Device]]:
     """Devices of one kind and rate are one class: (which devices, one of them)."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, d in enumerate(cluster.devices):
@@ -220,7 +220,7 @@ class PriceTable(NamedTuple):  # numba takes no dataclass
 
 def price_table(cost: CostModel, cluster: Cluster, operators: Sequence[str]) -> PriceTable:
     """The prices of these operators, by their numbers."""
-    found, names = classes(cluster), tuple(operators)
+    found, names = device_classes(cluster), tuple(operators)
     number, devices = np.zeros(len(cluster.devices), np.int64), [device for _, device in found]
     for k, (where, _) in enumerate(found):
         number[where] = k
@@ -230,7 +230,7 @@ def price_table(cost: CostModel, cluster: Cluster, operators: Sequence[str]) -> 
     fits = [nothing if table is None else fit_columns(table, names) for table in tables]
     lines = [None if table is None else table.lines.get(ASSEMBLE_LINE) for table in tables]
     return PriceTable(
-        number, cost.efficiency, np.array([rates(one) for one in devices]),
+        number, cost.efficiency, np.array([rates_by_itemsize(one) for one in devices]),
         np.array([one.memory_bandwidth for one in devices]),
         np.array([0.0 if one.asynchronous else one.launch_seconds for one in devices]),
         np.array([one.asynchronous for one in devices], np.int64),
@@ -326,7 +326,7 @@ def fit_columns(table: CostTable, kinds: tuple[str, ...]) -> tuple[Floats, Ints]
     return lines, origin
 
 
-def rates(device: Device) -> list[float]:
+def rates_by_itemsize(device: Device) -> list[float]:
     """Operations per second by bytes per element: the largest listed size that fits."""
     sizes = [
         max((known for known, _ in device.flops if known <= size), default=device.flops[0][0])
@@ -335,7 +335,7 @@ def rates(device: Device) -> list[float]:
     return [dict(device.flops)[size] for size in sizes]
 
 
-def exchange_line(cluster: Cluster, cost: CostModel) -> Line | None:
+def exchange_line(cluster: Cluster, cost: CostModel) -> CostLine | None:
     """The measured line of exchanges between processes, if there is one."""
     found = [cost.tables[d.kind].lines.get(EXCHANGE_LINE) for d in cluster.devices[:1]
              if d.kind in cost.tables]  # fmt: skip

@@ -35,14 +35,14 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from apportion.files import write_whole
+from apportion.files import write_atomic
 
 FORMAT, VERSION = "apportion costs", 1
 ASSEMBLE_LINE, PACK_LINE, EXCHANGE_LINE = "assemble", "pack", "exchange"
 AHEAD = "ahead"  # among issue costs
 
 
-class Work(NamedTuple):
+class KernelMeasurement(NamedTuple):
     """One kernel call: measured seconds, and what it computes, reads and writes."""
 
     seconds: float
@@ -62,7 +62,7 @@ class Fit(NamedTuple):
     points: int
 
 
-class Line(NamedTuple):
+class CostLine(NamedTuple):
     """Costs of copies or messages; `error` is relative, over the measured ones."""
 
     each: float
@@ -90,9 +90,9 @@ class CostTable:
     condition: Condition
     measured: str = ""
     noise: float = 0.0
-    works: Mapping[str, Work] = field(default_factory=dict)
+    works: Mapping[str, KernelMeasurement] = field(default_factory=dict)
     fits: Mapping[str, Fit] = field(default_factory=dict)
-    lines: Mapping[str, Line] = field(default_factory=dict)
+    lines: Mapping[str, CostLine] = field(default_factory=dict)
     issue: Mapping[str, float] = field(default_factory=dict)
     resident: int = 0
 
@@ -123,14 +123,14 @@ class CostFile:
         return replace(self, tables=(*others, table))
 
 
-def alike(signature: str) -> str:
+def kind_and_inputs(signature: str) -> str:
     """The kind of a signature and its number of inputs, `aten.cat.default/3`: a host takes about as
     long for all of these."""
     kind, _, rest = signature.partition("(")
     return f"{kind}/{len(rest.partition(')')[0].split())}"
 
 
-def kind_of(signature: str) -> str:
+def kind_of_signature(signature: str) -> str:
     """The kind of Op of a signature."""
     return signature.partition("(")[0]
 
@@ -181,7 +181,7 @@ def table_from_json(data: Any) -> CostTable:
 
 
 def from_json(data: Any) -> CostFile:
-    """The file written by `to_json`; ValueError on anything else."""
+    """The file written by `cluster_to_json`; ValueError on anything else."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError("it does not say that it is one; make one with `apportion calibrate`")
     if data.get("version") != VERSION:
@@ -192,7 +192,7 @@ def from_json(data: Any) -> CostFile:
     return CostFile(str(data.get("machine", "")), str(data.get("torch", "")), tables)
 
 
-def load(path: str | Path) -> CostFile:
+def load_cost_file(path: str | Path) -> CostFile:
     """Reads a file of tables; ValueError, naming the file and what is wrong, if it is not one."""
     try:
         return from_json(json.loads(Path(path).read_bytes()))
@@ -202,6 +202,6 @@ def load(path: str | Path) -> CostFile:
         raise ValueError(f"{path} is not a cost table that can be read: {error}") from None
 
 
-def save(file: CostFile, path: str | Path) -> None:
+def save_cost_file(file: CostFile, path: str | Path) -> None:
     """Writes a file of tables whole or not at all."""
-    write_whole(Path(path), json.dumps(to_json(file), separators=(",", ":")))
+    write_atomic(Path(path), json.dumps(to_json(file), separators=(",", ":")))

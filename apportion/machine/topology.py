@@ -80,7 +80,7 @@ class Cluster:
         return f"{self.name}: {len(self.devices)} devices, {len(self.links)} links"
 
 
-def first(whole: Cluster, count: int, name: str) -> Cluster:
+def first_devices(whole: Cluster, count: int, name: str) -> Cluster:
     """The first `count` devices of a Cluster and the links that they use, under another name."""
     if count > len(whole.devices):
         raise ValueError(f"cluster {name!r}: {whole.name!r} has {len(whole.devices)} devices")
@@ -125,13 +125,13 @@ def verify(cluster: Cluster) -> None:
             raise ValueError(f"host {host.name!r} has no memory, or a device that is not there")
 
 
-def to_json(cluster: Cluster) -> dict[str, Any]:
+def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
     """The Cluster as plain JSON data."""
     return {"version": SCHEMA_VERSION, **asdict(cluster)}
 
 
-def from_json(data: dict[str, Any]) -> Cluster:
-    """The Cluster written by `to_json`; ValueError on anything else."""
+def cluster_from_json(data: dict[str, Any]) -> Cluster:
+    """The Cluster written by `cluster_to_json`; ValueError on anything else."""
     if not isinstance(data, dict) or data.get("version") != SCHEMA_VERSION:
         raise ValueError(f"the cluster is not of version {SCHEMA_VERSION}")
     fields = {key: item for key, item in data.items() if key != "version"}

@@ -25,7 +25,7 @@ from itertools import combinations
 
 import numpy as np
 
-from apportion.describe import Refused
+from apportion.describe import IllegalCut
 from apportion.graph import PARAMETER, UPDATE
 from apportion.search import sample_classes
 from apportion.split import (
@@ -38,8 +38,8 @@ from apportion.split import (
     divisors,
     one_cut,
     part_grids,
+    unsplit_choice,
     verify_choice,
-    whole,
 )
 
 SAMPLE, ATTRIBUTE, REDUCTION = "sample", "attribute", "reduction"
@@ -65,7 +65,7 @@ class OpAxis:
     refused: str = ""
 
 
-class Around:
+class OpAlternatives:
     """A Space with what is known of the axes of its Ops."""
 
     def __init__(self, space: Space, devices: int) -> None:
@@ -137,7 +137,7 @@ class Around:
             return "there is only one of it"
         try:
             self.plain.split(op, one_cut(len(axes), position))
-        except Refused as refusal:
+        except IllegalCut as refusal:
             return " ".join(str(refusal).split())
         return ""
 
@@ -175,10 +175,10 @@ class Around:
     def _wholes(self, op: int, lists: Sequence[tuple[int, ...]]) -> Iterator[Choice]:
         """On one device; several times."""
         for some in lists:
-            yield whole(self.space, op, some)
+            yield unsplit_choice(self.space, op, some)
         used = dict.fromkeys(device for some in lists for device in some)
         for device in list(used)[:MOST_ALONE]:
-            yield whole(self.space, op, (device,))
+            yield unsplit_choice(self.space, op, (device,))
 
     def _single(
         self, op: int, axes: Sequence[OpAxis], lists: Sequence[tuple[int, ...]]

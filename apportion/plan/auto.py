@@ -32,7 +32,7 @@ from apportion.plan.candidates import (
     score_and_log,
     state_bytes,
 )
-from apportion.search import METHODS, Unsuitable, tried_by_auto
+from apportion.search import METHODS, UnsuitableMethod, tried_by_auto
 from apportion.simulate import simulate
 
 STARTS = 4  # how many of the best so far a method that takes starts is given
@@ -98,7 +98,7 @@ def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
                     best = sorted(best, key=lambda one: one[0])[:STARTS]
                     yield found
                 tried.append(method)
-            except Unsuitable:
+            except UnsuitableMethod:
                 continue
 
     chosen = _best_of(request, several(), log, keep)

@@ -21,7 +21,7 @@ from typing import Protocol
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import Storage, TaskGraph, lower, with_storage
 from apportion.machine import Cluster, CostModel, default_cost
-from apportion.search import METHODS, Problem, Progress, SearchResult, Unsuitable
+from apportion.search import METHODS, Problem, Progress, SearchResult, UnsuitableMethod
 from apportion.simulate import Timeline, simulate
 from apportion.split import Space, Strategy, space_of
 
@@ -172,7 +172,7 @@ def candidates(
         left, before = ends - now(request), log.seconds
         try:
             found = _searched(request, method, max(left, 0.0), aim, log, starts)
-        except Unsuitable:
+        except UnsuitableMethod:
             if turn:
                 return
             raise

@@ -24,8 +24,8 @@ from apportion.plan.candidates import (
     fits,
     state_bytes,
 )
-from apportion.quantity import shown
-from apportion.search import METHODS, Unsuitable
+from apportion.quantity import format_quantity
+from apportion.search import METHODS, UnsuitableMethod
 from apportion.simulate import peak
 
 QUICK_METHODS = ("fsdp", "tofu")  # quick, and sparing with memory
@@ -40,13 +40,16 @@ def shortfall(request: PlanRequest, nearest: Candidate, several: bool) -> str:
     device = max(range(len(over)), key=over.__getitem__)
     most = peak(device, nearest.timeline.curves[device], nearest.tasks, nearest.space.graph, CAUSES)
     held = sorted(most.categories.items(), key=lambda item: -item[1])[:KINDS]
-    kinds = ", ".join(f"{name} {shown(nbytes, 'B')}" for name, nbytes in held if nbytes)
-    largest = ", ".join(f"{cause.name} {shown(cause.nbytes, 'B')}" for cause in most.causes)
+    kinds = ", ".join(f"{name} {format_quantity(nbytes, 'B')}" for name, nbytes in held if nbytes)
+    largest = ", ".join(
+        f"{cause.name} {format_quantity(cause.nbytes, 'B')}" for cause in most.causes
+    )
     count = sum(n > 0 for n in over)
     also = f" ({count} of {len(over)} devices are over theirs)" if count > 1 else ""
     when = f"in {most.op}" if most.op else "as the step begins"
     needs, above, limit = (
-        shown(nbytes, "B") for nbytes in (most.nbytes, over[device], most.nbytes - over[device])
+        format_quantity(nbytes, "B")
+        for nbytes in (most.nbytes, over[device], most.nbytes - over[device])
     )
     which = f"the plan by {nearest.method} does not fit: it"
     if several:
@@ -67,9 +70,10 @@ def enough(request: PlanRequest, budget: float, tried: bool) -> str:
     here, limit = len(devices), limits[0]
     needed = state_bytes(request.space.graph)
     least = max(math.ceil(needed / limit), 1)
-    each = f"such devices of {shown(limit, 'B')}"
+    each = f"such devices of {format_quantity(limit, 'B')}"
     if least > MAX_DEVICES:
-        return f"not even {MAX_DEVICES:,} {each} would do: the state alone is {shown(needed, 'B')}"
+        state = format_quantity(needed, "B")
+        return f"not even {MAX_DEVICES:,} {each} would do: the state alone is {state}"
     found = _smallest(_FitTest(request, limit), budget, here, max(here if tried else 0, least - 1))
     if found.high is None:
         if found.low >= MAX_DEVICES:
@@ -139,7 +143,7 @@ class _FitTest:
                 for candidate in candidates(request, method, budget, SearchLog()):
                     if fits(request, candidate):
                         return method
-            except Unsuitable:
+            except UnsuitableMethod:
                 continue
         return ""
 

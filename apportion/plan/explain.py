@@ -32,7 +32,7 @@ from apportion.lower import (
     Lowering,
     TaskGraph,
 )
-from apportion.plan.alternatives import Around, OpAxis
+from apportion.plan.alternatives import OpAlternatives, OpAxis
 from apportion.plan.explanation import (
     ALONE,
     GROUP,
@@ -105,7 +105,7 @@ def explain(
         raise ValueError(f"at least 1 alternative is to be shown, not {alternatives}")
     index, others = find(plan, op)
     graph, line = plan.space.graph, plan.timeline
-    around = Around(plan.space, len(plan.cluster.devices))
+    around = OpAlternatives(plan.space, len(plan.cluster.devices))
     live = Delta(plan.space, plan.strategy, plan.cluster, plan.cost)
     several = trials_of(around, plan, index)
     trials, tried = simulated(live, several, alternatives, budget, progress)
@@ -165,7 +165,7 @@ def _nearest(graph: Graph, name: str) -> str:
 # Alternatives
 
 
-def trials_of(around: Around, plan: Plan, op: int) -> list[StrategyChange]:
+def trials_of(around: OpAlternatives, plan: Plan, op: int) -> list[StrategyChange]:
     """What is to be simulated: the Op alone, and the Op with its Group."""
     now, group = plan.strategy.choices, around.group(op)
     alone = around.choices(op, now)
@@ -267,7 +267,7 @@ def _busiest(tasks: TaskGraph, length: Ints, members: Iterable[int]) -> int:
 
 
 def _alternatives(
-    plan: Plan, around: Around, live: Delta, trials: Sequence[StrategyChange]
+    plan: Plan, around: OpAlternatives, live: Delta, trials: Sequence[StrategyChange]
 ) -> list[Alternative]:
     """What trials do, in their order."""
     now: dict[tuple[int, ...], _Figures] = {}
@@ -284,7 +284,7 @@ def _alternatives(
 
 
 def _alternative(
-    plan: Plan, around: Around, trial: StrategyChange, now: _Figures, then: _Figures
+    plan: Plan, around: OpAlternatives, trial: StrategyChange, now: _Figures, then: _Figures
 ) -> Alternative:
     peaks = np.array(plan.timeline.peak_bytes, np.int64) + then.peaks - now.peaks
     excess = peaks - np.array(plan.memory_limit or peaks, np.int64)

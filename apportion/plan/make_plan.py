@@ -26,7 +26,7 @@ from apportion.plan.candidates import (
 )
 from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
-from apportion.search import METHODS, Unsuitable
+from apportion.search import METHODS, UnsuitableMethod
 from apportion.split import Space
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ def compare_methods(
     request = _request(program, cluster, memory_limit, seed, costs, progress)
     warn_unsplit(request.space)
     plans: list[Plan] = []
-    refused: dict[str, Unsuitable] = {}
+    refused: dict[str, UnsuitableMethod] = {}
     best: Candidate | None = None
     at, interrupted = 0, False
     try:
         for method in methods:
             try:
                 chosen = choose(request, method, budget)
-            except Unsuitable as why:
+            except UnsuitableMethod as why:
                 refused[method] = why
                 continue
             if best is None or ranking_key(request, chosen.best) < ranking_key(request, best):

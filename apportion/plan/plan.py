@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apportion import graph as graphs
-from apportion.files import write_whole
+from apportion.files import write_atomic
 from apportion.lower import Storage, TaskGraph, lower, with_storage
 from apportion.machine import Cluster, CostModel
 from apportion.plan.candidates import Curve
@@ -173,7 +173,7 @@ class Plan:
         one."""
         from apportion.show import page
 
-        write_whole(Path(path), page(self, measured))
+        write_atomic(Path(path), page(self, measured))
 
     def explain(
         self,
@@ -193,7 +193,7 @@ class Plan:
         """Writes the Plan; an existing file is replaced whole or not at all."""
         from apportion.plan.plan_file import plan_to_json
 
-        write_whole(Path(path), json.dumps(plan_to_json(self), separators=(",", ":")))
+        write_atomic(Path(path), json.dumps(plan_to_json(self), separators=(",", ":")))
 
     @staticmethod
     def load(path: str | Path) -> Plan:

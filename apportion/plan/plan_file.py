@@ -11,11 +11,11 @@ from dataclasses import asdict, astuple, fields, replace
 from typing import Any
 
 from apportion import graph as graphs
-from apportion.describe import lookup, reason
+from apportion.describe import find_description, reason_unsplit
 from apportion.lower import Storage, TaskGraph, lower, with_storage
+from apportion.machine import cluster_from_json as load_cluster
+from apportion.machine import cluster_to_json as dump_cluster
 from apportion.machine import dump_cost, load_cost
-from apportion.machine import from_json as load_cluster
-from apportion.machine import to_json as dump_cluster
 from apportion.plan.plan import Plan, PlanTrial, Prediction, SimulatedStep
 from apportion.simulate import restricted
 from apportion.split import strategy as strategies
@@ -100,7 +100,7 @@ def _checked(plan: Plan) -> Plan:
     if any(some is not None and len(some) != count for some in figures):
         raise ValueError(f"its figures are not for the {count} devices of its cluster")
     try:
-        strategies.verify(plan.space, plan.strategy, count)
+        strategies.verify_strategy(plan.space, plan.strategy, count)
     except ValueError as error:
         raise ValueError(f"{error}{_how_to_describe(plan.graph)}") from None
     tasks = lower(plan.space, plan.strategy, count)
@@ -123,7 +123,9 @@ def _check_storage(storage: Storage, tasks: TaskGraph) -> None:
 def _how_to_describe(graph: graphs.Graph) -> str:
     """What to do about operators of the user's own, if they are not described here."""
     own = {op.kind for op in graph.ops if not op.kind.startswith(("aten.", "apportion."))}
-    missing = sorted(kind for kind in own if lookup(kind) is None and reason(kind) is None)
+    missing = sorted(
+        kind for kind in own if find_description(kind) is None and reason_unsplit(kind) is None
+    )
     if not missing:
         return ""
     return f"; {missing[0]} is not described here, so import the file that describes it first"

@@ -33,10 +33,10 @@ from apportion.machine import (
     ASSEMBLE_LINE,
     Condition,
     CostTable,
-    Work,
-    alike,
+    KernelMeasurement,
     fits,
-    kind_of,
+    kind_and_inputs,
+    kind_of_signature,
     line,
 )
 from apportion.plan import Plan
@@ -268,7 +268,7 @@ class CudaSamples:
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.host: dict[str, list[float]] = defaultdict(list)
-        self.works: dict[str, Work] = {}
+        self.works: dict[str, KernelMeasurement] = {}
         self.assembled: list[tuple[int, int, float]] = []
         self.resident: list[int] = []
         self.ahead: list[float] = []
@@ -292,7 +292,7 @@ class CudaSamples:
                 self.host[text].append(figures.host[task])
                 known = figures.workspace.get(work, 0)
                 before = self.works[text].workspace if text in self.works else 0
-                self.works[text] = Work(
+                self.works[text] = KernelMeasurement(
                     0.0, float(tasks.flops[task]), int(tasks.nbytes[task]),
                     int(tasks.itemsize[task]), max(known, before),
                 )  # fmt: skip
@@ -315,7 +315,7 @@ class CudaSamples:
         far from those alike."""
         kinds: dict[str, list[float]] = defaultdict(list)
         for text, seconds in self.host.items():
-            for name in {kind_of(text), alike(text), ""}:
+            for name in {kind_of_signature(text), kind_and_inputs(text), ""}:
                 kinds[name] += seconds
         usual = {kind: _rounded(float(np.mean(seconds))) for kind, seconds in kinds.items()}
         usual[""] = _rounded(float(np.median(kinds[""])))
@@ -323,7 +323,8 @@ class CudaSamples:
         far = {
             text: seconds
             for text, seconds in own.items()
-            if abs(seconds - usual[alike(text)]) > FAR * usual[alike(text)] + FAR_SECONDS
+            if abs(seconds - usual[kind_and_inputs(text)])
+            > FAR * usual[kind_and_inputs(text)] + FAR_SECONDS
         }
         # A queue holds so many kernels: the fewest seconds are those of tasks that are all kernels.
         ahead = {AHEAD: _rounded(min(self.ahead))} if self.ahead else {}

@@ -21,8 +21,8 @@ from apportion.machine import (
     CostFile,
     CostModel,
     CostTable,
-    load,
-    save,
+    load_cost_file,
+    save_cost_file,
 )
 
 QUANTILE = 0.25
@@ -53,7 +53,7 @@ def cached_costs() -> CostFile:
     """This machine's measurements; none if there are none yet or they cannot be read."""
     empty = CostFile(machine_name(), torch.__version__)
     try:
-        return load(cache_file()) if cache_file().exists() else empty
+        return load_cost_file(cache_file()) if cache_file().exists() else empty
     except ValueError:
         return empty
 
@@ -65,7 +65,7 @@ def keep_costs(table: CostTable) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot make the folder {path.parent}: {error.strerror}") from None
-    save(cached_costs().with_table(table), path)
+    save_cost_file(cached_costs().with_table(table), path)
 
 
 def condition_of(cluster: Cluster) -> Condition:

@@ -25,9 +25,9 @@ from apportion.machine import (
     ASSEMBLE_LINE,
     EXCHANGE_LINE,
     PACK_LINE,
+    CostLine,
     CostTable,
-    Line,
-    Work,
+    KernelMeasurement,
     cost_fit,
 )
 from apportion.machine import cluster as cluster_of
@@ -59,10 +59,10 @@ def with_rehearsal(
     works = dict(table.works)
     for name, nbytes, device in feeds(tasks):
         low_ends = float(np.quantile(answers[device].ends, QUANTILE))
-        works[name] = Work(low_ends, 0.0, nbytes, 1)
+        works[name] = KernelMeasurement(low_ends, 0.0, nbytes, 1)
     for work, seconds in found.items():
         task = first[work]
-        works[tasks.works[work]] = Work(
+        works[tasks.works[work]] = KernelMeasurement(
             float(np.mean(seconds)), float(tasks.flops[task]), int(tasks.nbytes[task]),
             int(tasks.itemsize[task]),
         )  # fmt: skip
@@ -161,22 +161,22 @@ def with_exchanges(
     return replace(table, works=works, lines=dict(table.lines) | {EXCHANGE_LINE: line})
 
 
-def _exchange_works(samples: Iterable[tuple[int, int, float]]) -> dict[str, Work]:
+def _exchange_works(samples: Iterable[tuple[int, int, float]]) -> dict[str, KernelMeasurement]:
     """(messages, bytes, seconds) of exchanges as works: messages are in the place of flops."""
     return {
-        f"{EXCHANGE}({messages} {nbytes})": Work(seconds, messages, nbytes, 0)
+        f"{EXCHANGE}({messages} {nbytes})": KernelMeasurement(seconds, messages, nbytes, 0)
         for messages, nbytes, seconds in samples
     }
 
 
-def exchange_samples(works: Mapping[str, Work]) -> list[tuple[int, int, float]]:
+def exchange_samples(works: Mapping[str, KernelMeasurement]) -> list[tuple[int, int, float]]:
     """(messages, bytes, seconds) of the exchanges among works."""
     rows = [w for name, w in works.items() if name.startswith(f"{EXCHANGE}(")]
     return [(int(w.flops), w.nbytes, w.seconds) for w in rows]
 
 
 def _exchanges_in_steps(
-    tasks: TaskGraph, answers: Sequence[RehearsalTimes], pack: Line | None
+    tasks: TaskGraph, answers: Sequence[RehearsalTimes], pack: CostLine | None
 ) -> list[tuple[int, int, float]]:
     """(messages, bytes, seconds) of the exchanges in rehearsals, without packing: from when the
     last process has come, for the one that has the most to do."""
@@ -200,7 +200,7 @@ def _exchanges_in_steps(
     return found
 
 
-def _scaled(line: Line, exchanges: Sequence[tuple[int, int, float]]) -> Line:
+def _scaled(line: CostLine, exchanges: Sequence[tuple[int, int, float]]) -> CostLine:
     """The Line by which these exchanges together take what they took. Most take as long as
     exchanges by themselves do, some several times longer because a thread has lost its core: what
     counts in a step is the sum."""
@@ -213,13 +213,13 @@ def _scaled(line: Line, exchanges: Sequence[tuple[int, int, float]]) -> Line:
 
 
 def _busiest(
-    tasks: TaskGraph, position: int, boxes: Ints, pack: Line | None
+    tasks: TaskGraph, position: int, boxes: Ints, pack: CostLine | None
 ) -> tuple[int, int, float]:
     """Messages and bytes of the process with most bytes at a position, and its seconds of
     packing."""
     low, high = np.searchsorted(tasks.position, [position, position + 1])
     most = (0, 0, 0.0)
-    each = pack or Line(0.0, 0.0, 0.0, 0.0, 0)
+    each = pack or CostLine(0.0, 0.0, 0.0, 0.0, 0)
     for device in range(tasks.devices):
         count, size, packing = 0, 0, 0.0
         for task in range(int(low), int(high)):

@@ -36,8 +36,8 @@ from apportion import zoo
 from apportion.capture import Program, capture, capture_as
 from apportion.execute import PeerLost, peer_errors
 from apportion.run.step_source import (
+    RunnableStep,
     StepSource,
-    StepTensors,
     bound_program,
     tensors_of_graph,
     tensors_of_program,
@@ -78,7 +78,7 @@ class PoolProcess:
             self.programs[key] = (made, Space(made.graph))
         return self.programs[key]
 
-    def step(self, source: StepSource) -> StepTensors:
+    def step(self, source: StepSource) -> RunnableStep:
         """The step of a source, whether it has a specification or a Graph only."""
         if source.spec:
             return tensors_of_program(self.program(source)[0])

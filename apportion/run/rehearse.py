@@ -27,9 +27,9 @@ from apportion.columns import (
 )
 from apportion.execute import Context, Exchange, Executable, Rank, Worker, peer_errors, worker
 from apportion.lower import lower
-from apportion.machine import cores
+from apportion.machine import usable_cores
 from apportion.run.process import PoolProcess
-from apportion.run.step_source import StepSource, StepTensors
+from apportion.run.step_source import RunnableStep, StepSource
 from apportion.split import Strategy, space_of
 
 WHOLE = -1  # in the place of a position: the whole round
@@ -77,7 +77,7 @@ class RehearsalRequest:
 
 
 def rehearse(
-    executable: Executable, device: int, step: StepTensors, rounds: int, budget: float
+    executable: Executable, device: int, step: RunnableStep, rounds: int, budget: float
 ) -> RehearsalTimes:
     """Rounds of one device's tasks, together with the other ranks if there are any."""
     mine = worker(executable, device)
@@ -164,7 +164,7 @@ def _clock(processes: int) -> tuple[Callable[[], int], float]:
     """
     if torch.get_num_threads() > 1:
         return time.perf_counter_ns, 1.0
-    return time.thread_time_ns, max(1.0, processes / cores())
+    return time.thread_time_ns, max(1.0, processes / usable_cores())
 
 
 def longest_of_all(spent: float) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apportion.capture import Program, batch_leaves, check_settings, setting, state_tensor
+from apportion.capture import Program, batch_leaves, check_settings, setting_value, state_tensor
 from apportion.execute import Context, Executable, Worker, worker
 from apportion.plan import Plan
 
@@ -62,7 +62,7 @@ class Runner:
         context = Context(
             self.seed,
             self.steps_done,
-            lambda expression: setting(self.program.optimizer, expression),
+            lambda expression: setting_value(self.program.optimizer, expression),
             self.program.graph.bodies,
             rank.place,
         )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from apportion.capture import Program, batch_leaves, setting, state_tensor
+from apportion.capture import Program, batch_leaves, setting_value, state_tensor
 from apportion.execute import dtype
 from apportion.graph import INPUT, PARAMETER, Graph
 from apportion.zoo import Loaded
@@ -81,7 +81,7 @@ def bound_program(graph: Graph, facts: CaptureFacts, model: Loaded) -> Program:
 
 
 @dataclass(frozen=True)
-class StepTensors:
+class RunnableStep:
     """What tasks need of a step in order to run: its Graph, the tensor of each Value that it begins
     with, and the settings of the optimizer."""
 
@@ -90,19 +90,19 @@ class StepTensors:
     setting: Callable[[Any], float]
 
 
-def tensors_of_program(program: Program) -> StepTensors:
+def tensors_of_program(program: Program) -> RunnableStep:
     """The tensors of a live model."""
     leaves = batch_leaves(program, program.batch)
 
     def tensor(value: int) -> torch.Tensor:
         return leaves[value] if value in leaves else state_tensor(program, value)
 
-    return StepTensors(
-        program.graph, tensor, lambda expression: setting(program.optimizer, expression)
+    return RunnableStep(
+        program.graph, tensor, lambda expression: setting_value(program.optimizer, expression)
     )
 
 
-def tensors_of_graph(graph: Graph, given: Mapping[int, Array]) -> StepTensors:
+def tensors_of_graph(graph: Graph, given: Mapping[int, Array]) -> RunnableStep:
     """The given tensors, and made up ones for the rest: state is small and positive, parameters are
     around zero, whole numbers are zero."""
     generator = torch.Generator().manual_seed(0)
@@ -117,4 +117,4 @@ def tensors_of_graph(graph: Graph, given: Mapping[int, Array]) -> StepTensors:
             made.uniform_(low, 0.05, generator=generator)
         return made
 
-    return StepTensors(graph, tensor, lambda expression: 0.1)
+    return RunnableStep(graph, tensor, lambda expression: 0.1)

@@ -20,7 +20,7 @@ import numpy as np
 from apportion.execute import Context, Executable, worker
 from apportion.lower import lower
 from apportion.plan import Plan, PlanTrial, with_trials
-from apportion.quantity import shown
+from apportion.quantity import format_quantity
 from apportion.run.calibrate import MEMORY_SHARE, STATE, free_memory
 from apportion.run.cost_cache import QUANTILE
 from apportion.run.pool import TIMEOUT, SharedPool
@@ -139,7 +139,8 @@ def unfit(plan: Plan, free: float) -> str:
     state = sum(value.nbytes for value in plan.graph.values if value.role in STATE)
     wanted = sum(plan.predicted.peak_bytes) + len(plan.predicted.peak_bytes) * state
     if wanted > MEMORY_SHARE * free:
-        return f"running it would need {shown(wanted, 'B')} of memory, {shown(free, 'B')} are free"
+        needed, there = format_quantity(wanted, "B"), format_quantity(free, "B")
+        return f"running it would need {needed} of memory, {there} are free"
     if plan.predicted.step_seconds > MOST:
         return f"one step would take about {plan.predicted.step_seconds:.0f} s"
     return ""
@@ -156,6 +157,7 @@ def keep_fastest(plans: Sequence[Plan], results: Sequence[float | TrialFailure])
     trials = [PlanTrial(p.method, p.predicted.step_seconds, r, p is best) for p, r in done]
     notes.append(
         f"of {_several(len(done))} that ran, that by {best.method} was the fastest: "
-        f"{shown(least, 's')} a step, {shown(best.predicted.step_seconds, 's')} predicted"
+        f"{format_quantity(least, 's')} a step, "
+        f"{format_quantity(best.predicted.step_seconds, 's')} predicted"
     )
     return with_trials(best, trials, notes)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         SearchResult as SearchResult,
     )
     from apportion.search.problem import (
-        Unsuitable as Unsuitable,
+        UnsuitableMethod as UnsuitableMethod,
     )
     from apportion.search.registry import (
         METHODS as METHODS,

@@ -59,7 +59,7 @@ class Problem:
             self.report(progress)
 
 
-class Unsuitable(ValueError):
+class UnsuitableMethod(ValueError):
     """The method cannot be used on this cluster or this step; the message says which would do."""
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from apportion.columns import Ints
 from apportion.describe import lengths
-from apportion.files import whole
+from apportion.files import open_atomic
 from apportion.graph import Graph
 from apportion.lower import TaskGraph
 from apportion.machine import (
@@ -66,7 +66,7 @@ def export(
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    with whole(path) as file:
+    with open_atomic(path) as file:
         file.writelines(pieces)
 
 

@@ -14,8 +14,17 @@ from typing import Any
 
 from rich.table import Table
 
-from apportion.machine import PATTERNS, Cluster, Device, Host, Link, all_reduce, collective, to_json
-from apportion.quantity import shown
+from apportion.machine import (
+    PATTERNS,
+    Cluster,
+    Device,
+    Host,
+    Link,
+    all_reduce,
+    cluster_to_json,
+    collective,
+)
+from apportion.quantity import format_quantity
 
 SIZE = 100_000_000
 """Bytes of the whole array on every member, in the table of collectives."""
@@ -44,7 +53,7 @@ def described(cluster: Cluster) -> list[Table | str]:
 
 def facts(cluster: Cluster) -> dict[str, Any]:
     """The same as plain JSON data; without the route of every pair."""
-    whole = to_json(cluster)
+    whole = cluster_to_json(cluster)
     kept = {key: item for key, item in whole.items() if key not in ("routes", "host_routes")}
     between = [
         {"from": cluster.devices[a].name, "to": cluster.devices[b].name, "bandwidth": bandwidth,
@@ -63,10 +72,10 @@ def devices(cluster: Cluster) -> Table:
         table.add_row(
             str(count),
             device.kind,
-            shown(device.memory_bytes, "B"),
-            shown(device.memory_bandwidth, "B/s"),
-            f"{shown(device.launch_seconds, 's')}, {ahead}",
-            "\n".join(f"{name} {shown(rate, _operations(name))}" for name, rate in rates),
+            format_quantity(device.memory_bytes, "B"),
+            format_quantity(device.memory_bandwidth, "B/s"),
+            f"{format_quantity(device.launch_seconds, 's')}, {ahead}",
+            "\n".join(f"{name} {format_quantity(rate, _operations(name))}" for name, rate in rates),
         )
     return table
 
@@ -79,7 +88,7 @@ def hosts(cluster: Cluster) -> Table:
         for host in cluster.hosts
     )
     for (memory, on_each, way), count in rows.items():
-        table.add_row(str(count), shown(memory, "B"), str(on_each), way)
+        table.add_row(str(count), format_quantity(memory, "B"), str(on_each), way)
     return table
 
 
@@ -89,7 +98,9 @@ def pairs(cluster: Cluster) -> Table:
     for a, b, bandwidth, latency in some_pairs(cluster):
         over = ", ".join(cluster.links[k].name for k in cluster.routes[a][b])
         names = (cluster.devices[a].name, cluster.devices[b].name)
-        table.add_row(*names, shown(bandwidth, "B/s"), shown(latency, "s"), over)
+        table.add_row(
+            *names, format_quantity(bandwidth, "B/s"), format_quantity(latency, "s"), over
+        )
     return table
 
 
@@ -112,13 +123,13 @@ def some_pairs(cluster: Cluster) -> list[tuple[int, int, float, float]]:
 
 def collectives(cluster: Cluster) -> Table:
     """What collectives among all devices cost, and the algorithm that is cheapest."""
-    table = _table(f"of {shown(SIZE, 'B')} among all", "time", "algorithm")
+    table = _table(f"of {format_quantity(SIZE, 'B')} among all", "time", "algorithm")
     group = tuple(range(len(cluster.devices)))
     for pattern, name in enumerate(PATTERNS):
         cost = collective(pattern, group, (len(group) - 1) * SIZE, cluster)
-        table.add_row(name, shown(cost.seconds, "s"), cost.algorithm)
+        table.add_row(name, format_quantity(cost.seconds, "s"), cost.algorithm)
     cost = all_reduce(group, SIZE, cluster)
-    table.add_row("all-reduce", shown(cost.seconds, "s"), cost.algorithm)
+    table.add_row("all-reduce", format_quantity(cost.seconds, "s"), cost.algorithm)
     return table
 
 
@@ -171,7 +182,8 @@ def _shape(branch: _Branch) -> tuple[Any, ...]:
 
 def _link_text(link: Link) -> str:
     what = link.name.partition(".")[2].removesuffix("out").removesuffix("in").removesuffix(".")
-    return f"{what or 'link'} {shown(link.bandwidth, 'B/s')}, {shown(link.latency, 's')}"
+    bandwidth, latency = format_quantity(link.bandwidth, "B/s"), format_quantity(link.latency, "s")
+    return f"{what or 'link'} {bandwidth}, {latency}"
 
 
 def _operations(kind: str) -> str:
@@ -181,7 +193,8 @@ def _operations(kind: str) -> str:
 def _way(cluster: Cluster, route: tuple[int, ...]) -> str:
     links = [cluster.links[k] for k in route]
     bandwidth = min(link.bandwidth for link in links)
-    return f"{shown(bandwidth, 'B/s')}, {shown(sum(link.latency for link in links), 's')}"
+    latency = sum(link.latency for link in links)
+    return f"{format_quantity(bandwidth, 'B/s')}, {format_quantity(latency, 's')}"
 
 
 def _table(*headings: str) -> Table:

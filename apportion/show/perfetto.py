@@ -23,7 +23,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.files import whole
+from apportion.files import open_atomic
 from apportion.graph import Graph
 from apportion.lower import CATEGORIES, TaskGraph
 from apportion.machine import PATTERNS
@@ -69,7 +69,7 @@ def trace(
             f"the timeline has {len(timeline.start_ns)} tasks, its plan {len(tasks)}; it is of "
             "another plan"
         )
-    with whole(Path(path)) as raw, TextIOWrapper(raw, encoding="utf-8") as file:
+    with open_atomic(Path(path)) as raw, TextIOWrapper(raw, encoding="utf-8") as file:
         _write(file, timeline, _events(timeline, tasks, graph, links))
 
 

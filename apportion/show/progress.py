@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from apportion.quantity import shown
+from apportion.quantity import format_quantity
 
 if TYPE_CHECKING:
     from apportion.plan import PlanningProgress
@@ -47,7 +47,7 @@ class ProgressLine:
         if self.best is not None:
             over, seconds, method = self.best
             fits = ", over the memory limit" if over else ""
-            parts.append(f"best step {shown(seconds, 's')} ({method}{fits})")
+            parts.append(f"best step {format_quantity(seconds, 's')} ({method}{fits})")
         if self.latest is not None:
             parts.append(self.latest.method + _of_itself(self.latest.progress))
         return " | ".join(parts)
@@ -61,7 +61,9 @@ def _of_itself(told: Progress | None) -> str:
     if told is None:
         return ""
     figures = {"best": told.best, "bound": told.bound}
-    parts = [f"{name} {shown(n, told.unit)}" for name, n in figures.items() if n is not None]
+    parts = [
+        f"{name} {format_quantity(n, told.unit)}" for name, n in figures.items() if n is not None
+    ]
     if told.gap is not None:
         parts.append(f"gap {told.gap:.1%}")
     if told.per_second is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from apportion.run import Run
     from apportion.simulate import Peak
     from apportion.split import Space
-    from apportion.verify import Summary
+    from apportion.verify import SurveySummary
     from apportion.zoo import Known
 
 
@@ -47,7 +47,7 @@ def settings(model: Known) -> Table:
     return table
 
 
-def coverage(summary: Summary) -> Table:
+def coverage(summary: SurveySummary) -> Table:
     """Counts of a verification."""
     table = _table("calls and splits", "", "")
     told = {
@@ -218,12 +218,12 @@ class KindSummary:
 
 def inventory(space: Space) -> dict[str, KindSummary]:
     """What the Ops of a Graph do, by kind, those with the most operations first."""
-    from apportion.describe import lookup
+    from apportion.describe import find_description
 
     found: dict[str, KindSummary] = {}
     for index, op in enumerate(space.graph.ops):
         kind = found.setdefault(op.kind, KindSummary())
-        axes, description = space.axes(index), lookup(op.kind)
+        axes, description = space.axes(index), find_description(op.kind)
         kind.count += 1
         kind.undescribed += space.formulas[index] is None
         kind.flops += space.split(index, [1] * len(axes)).parts[0].flops

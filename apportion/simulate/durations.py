@@ -23,16 +23,16 @@ from apportion.machine import (
     MEASURED,
     PACK_LINE,
     Cluster,
+    CostLine,
     CostModel,
     CostTable,
-    Line,
-    alike,
     assemble_seconds,
-    classes,
     compute_seconds,
     cost_fit,
+    device_classes,
     exchange_line,
-    kind_of,
+    kind_and_inputs,
+    kind_of_signature,
     to_nanoseconds,
     wire_lines,
     wire_seconds,
@@ -65,7 +65,7 @@ def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> In
     messages."""
     issue = np.zeros(len(tasks))
     names = _op_kinds(tasks)
-    for where, device in classes(cluster):
+    for where, device in device_classes(cluster):
         if not device.asynchronous:
             continue
         known = cost.tables[device.kind].issue if device.kind in cost.tables else {}
@@ -77,7 +77,7 @@ def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> In
         issue[mine] = per_kind[tasks.kind[mine]]
         issue[computes] = per_op[np.minimum(tasks.op[computes], len(names))]
         if len(tasks.work):
-            calls = [known.get(w, known.get(alike(w), np.nan)) for w in tasks.works]
+            calls = [known.get(w, known.get(kind_and_inputs(w), np.nan)) for w in tasks.works]
             own = np.array([*calls, np.nan])[tasks.work]
             issue[computes] = np.where(np.isnan(own), issue, own)[computes]
     return np.rint(issue * 1e9).astype(np.int64)
@@ -85,10 +85,10 @@ def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> In
 
 def restricted(cost: CostModel, tasks: TaskGraph) -> CostModel:
     """The CostModel with no more than what these tasks need: what a saved Plan keeps."""
-    kinds = set(tasks.kinds) | {kind_of(work) for work in tasks.works}
+    kinds = set(tasks.kinds) | {kind_of_signature(work) for work in tasks.works}
     names = kinds | {cost_fit.family(kind) for kind in kinds} | {"apportion.feed"}
     calls = (*tasks.works, *(name for name, _, _ in feeds(tasks)))
-    always = {"", ASSEMBLE_LINE, AHEAD, *tasks.works, *map(alike, tasks.works)}
+    always = {"", ASSEMBLE_LINE, AHEAD, *tasks.works, *map(kind_and_inputs, tasks.works)}
 
     def needed(table: CostTable) -> CostTable:
         return replace(
@@ -144,7 +144,7 @@ def _put_measured(
 ) -> None:
     if not len(tasks.work):
         return
-    for where, device in classes(cluster):
+    for where, device in device_classes(cluster):
         if device.kind not in cost.tables:
             continue
         known = cost.tables[device.kind].works
@@ -178,7 +178,7 @@ def _put_feeds(tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Flo
         table = cost.tables.get(cluster.devices[device].kind)
         if table is None or device not in begins:
             continue
-        fit = table.fits.get(cost_fit.key(kind_of(name), 1))
+        fit = table.fits.get(cost_fit.key(kind_of_signature(name), 1))
         if name in table.works:
             seconds[begins[device]] += table.works[name].seconds
         elif fit is not None:
@@ -227,14 +227,14 @@ def _collective_price(
     return line.each + packing + np.maximum(both, wire), np.full(len(rows), FITTED)
 
 
-def _line_on_device(cluster: Cluster, cost: CostModel) -> Line | None:
+def _line_on_device(cluster: Cluster, cost: CostModel) -> CostLine | None:
     """The measured line of exchanges, where they burn the device."""
     return exchange_line(cluster, cost) if cluster.communication_on_device else None
 
 
-def _packing_line(cluster: Cluster, cost: CostModel) -> Line:
+def _packing_line(cluster: Cluster, cost: CostModel) -> CostLine:
     lines = cost.tables[cluster.devices[0].kind].lines
-    return lines.get(PACK_LINE) or lines.get(ASSEMBLE_LINE) or Line(0.0, 0.0, 0.0, 0.0, 0)
+    return lines.get(PACK_LINE) or lines.get(ASSEMBLE_LINE) or CostLine(0.0, 0.0, 0.0, 0.0, 0)
 
 
 @compiled

@@ -119,7 +119,7 @@ def curves(
     )))  # fmt: skip
     exchange = _exchanges(tasks.is_message, plain(tasks.position))
     ends = tasks.ends
-    work = _Work(plain(tasks.device), plain(tasks.workspace), *exchange)
+    work = _WorkMemory(plain(tasks.device), plain(tasks.workspace), *exchange)
     edges, order = _ordered(slots, ends, work, tasks.devices)
     time, nbytes = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
     category, thing = np.empty(len(order), np.int8), np.empty(len(order), np.int32)
@@ -164,7 +164,7 @@ class _Rows(NamedTuple):
     peaks: Ints
 
 
-class _Work(NamedTuple):
+class _WorkMemory(NamedTuple):
     device: Ints  # n
     workspace: Ints  # n, or empty
     first: Ints  # n: the first task of its exchange, itself if it is no message
@@ -198,7 +198,7 @@ _BEFORE, _DURING, _AFTER, _FREES = range(4)
 
 
 @compiled
-def _moments(slots: _Slots, ends: Ends, work: _Work, moment: Small, devices: int) -> Ints:
+def _moments(slots: _Slots, ends: Ends, work: _WorkMemory, moment: Small, devices: int) -> Ints:
     """Writes the moment of each change, -1 for none; returns how many each device has."""
     count, n, s, r = (
         np.zeros(devices, np.int64),
@@ -235,7 +235,7 @@ def _moments(slots: _Slots, ends: Ends, work: _Work, moment: Small, devices: int
     return count
 
 
-def _ordered(slots: _Slots, ends: Ends, work: _Work, devices: int) -> tuple[Ints, Small]:
+def _ordered(slots: _Slots, ends: Ends, work: _WorkMemory, devices: int) -> tuple[Ints, Small]:
     """Where each device's changes begin among the rows, and the numbers of all by moment."""
     most = 2 * len(slots.device) + 4 * len(ends.task) + 2 * len(work.workspace)
     moment = np.empty(most, np.int32)
@@ -265,7 +265,7 @@ def _by_moment(moment: Small, moments: int, total: int) -> Small:
 
 @compiled
 def _walk(
-    slots: _Slots, ends: Ends, work: _Work, times: _Times, order: Small, at: Ints, rows: _Rows
+    slots: _Slots, ends: Ends, work: _WorkMemory, times: _Times, order: Small, at: Ints, rows: _Rows
 ) -> None:
     """Writes the rows of all curves; `at` is where each device's next row goes."""
     s, r, n = len(slots.device), len(ends.task), len(work.device)

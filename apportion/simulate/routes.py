@@ -27,7 +27,7 @@ from apportion.columns import (
     plain,
 )
 from apportion.lower import TaskGraph
-from apportion.machine import Cluster, Profile, profile
+from apportion.machine import AlgorithmLine, Cluster, algorithm_lines
 
 
 class Lines(NamedTuple):  # numba takes no dataclass
@@ -126,9 +126,9 @@ def _route_lines(pairs: Sequence[tuple[int, int]], cluster: Cluster) -> Lines:
     return Lines(lag * 1e9, np.zeros(len(pairs)), start, link, pace[link])
 
 
-def _choose(tasks: TaskGraph, cluster: Cluster, line: Ints, base: int) -> list[Profile]:
+def _choose(tasks: TaskGraph, cluster: Cluster, line: Ints, base: int) -> list[AlgorithmLine]:
     """Algorithms of the collectives; writes to `line` which of them, from `base` on, each takes."""
-    found: list[Profile] = []
+    found: list[AlgorithmLine] = []
     together = np.flatnonzero(tasks.is_collective)
     if not len(together):
         return found
@@ -137,7 +137,7 @@ def _choose(tasks: TaskGraph, cluster: Cluster, line: Ints, base: int) -> list[P
     first = [0]
     for each in keys.tolist():
         pattern, group = divmod(each, len(tasks.groups))
-        found += profile(pattern, tasks.groups[group], cluster)
+        found += algorithm_lines(pattern, tasks.groups[group], cluster)
         first.append(len(found))
     alpha, beta = (np.array([it[k] for it in found], np.float64) for k in (1, 2))
     chosen = _cheapest_lines(
@@ -168,7 +168,7 @@ def _cheapest_lines(alpha: Floats, beta: Floats, first: Ints, which: Ints, nbyte
     return found
 
 
-def _profile_lines(profiles: Sequence[Profile]) -> Lines:
+def _profile_lines(profiles: Sequence[AlgorithmLine]) -> Lines:
     start = offsets(np.array([len(p.links) for p in profiles], np.int64))
     link = np.array([link for p in profiles for link, _ in p.links], np.int64)
     pace = np.array([beta for p in profiles for _, beta in p.links], np.float64)

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         composites as composites,
     )
     from apportion.split.open_composites import (
-        opened as opened,
+        open_composites as open_composites,
     )
     from apportion.split.part import (
         Part as Part,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         Split as Split,
     )
     from apportion.split.repeats import (
-        Short as Short,
+        ShortenedGraph as ShortenedGraph,
     )
     from apportion.split.repeats import (
         shorten as shorten,
@@ -86,19 +86,19 @@ if TYPE_CHECKING:
         Strategy as Strategy,
     )
     from apportion.split.strategy import (
-        grid as grid,
+        grid_boxes as grid_boxes,
     )
     from apportion.split.strategy import (
         space_of as space_of,
     )
     from apportion.split.strategy import (
-        verify as verify,
+        unsplit_choice as unsplit_choice,
     )
     from apportion.split.strategy import (
         verify_choice as verify_choice,
     )
     from apportion.split.strategy import (
-        whole as whole,
+        verify_strategy as verify_strategy,
     )
 
 lazy_face(__name__)

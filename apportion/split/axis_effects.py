@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from apportion.describe import Affine, Box, Factors, Quotient, Refused, full, part_range, volume
+from apportion.describe import Affine, Box, Factors, IllegalCut, Quotient, full, part_range, volume
 from apportion.graph import Arg, Op
 from apportion.split.grid_choices import one_cut
 from apportion.split.part import Split
@@ -131,7 +131,7 @@ class AxisEffects:
             return None
         try:
             halves = self.space.split(op, one_cut(len(axes), position))
-        except Refused:
+        except IllegalCut:
             return None
         first, second = halves.parts
         whole = self._whole(op).parts[0]

@@ -37,22 +37,22 @@ from apportion.describe import (
     Box,
     Description,
     Factors,
-    Local,
+    IllegalCut,
+    PartLocation,
     Quotient,
     Range,
-    Refused,
     Undescribed,
-    bad,
+    arguments_read,
+    bad_description,
     bounds,
     evaluate_outputs,
+    find_description,
     flatten,
     full,
     lengths,
-    lookup,
     part_range,
-    pattern,
     runs,
-    taken,
+    shape_pattern,
     unflatten,
     volume,
 )
@@ -81,7 +81,7 @@ def derive(call: CallSignature, parts: tuple[int, ...]) -> Split:
 
 def call_splits(call: CallSignature) -> CallSplits:
     """The Splits of a call, shared by all calls that are equal."""
-    return _call_splits(call, tuple(map(type, call.args)), lookup(call.kind))
+    return _call_splits(call, tuple(map(type, call.args)), find_description(call.kind))
 
 
 @lru_cache(maxsize=2048)
@@ -114,7 +114,7 @@ class CallSplits:
         if found is None:
             try:
                 found = self._derive(parts)
-            except Refused as refusal:
+            except IllegalCut as refusal:
                 found = str(refusal)
             self._known[parts] = found
             CallSplits.remembered += 1 if isinstance(found, str) else len(found.parts)
@@ -122,26 +122,28 @@ class CallSplits:
                 CallSplits.remembered = 0
                 _call_splits.cache_clear()
         if isinstance(found, str):
-            raise Refused(found)
+            raise IllegalCut(found)
         return found
 
     def _derive(self, parts: tuple[int, ...]) -> Split:
         call, description = self.call, self.description
         extents = [f for _, factors in call.axes for f in factors]
         if len(parts) != len(extents):
-            raise Refused(f"{call.kind} has {len(extents)} axes, the cut names {len(parts)}")
+            raise IllegalCut(f"{call.kind} has {len(extents)} axes, the cut names {len(parts)}")
         if description is None or not call.axes:
             if math.prod(parts) != 1:
-                raise Refused(f"{call.kind} has no axes to cut")
+                raise IllegalCut(f"{call.kind} has no axes to cut")
             return _unsplit(call)
         for extent, number in zip(extents, parts, strict=True):
             if not 1 <= number <= max(extent, 1):
-                raise Refused(f"{call.kind}: an axis of {extent} cannot be cut into {number} parts")
+                raise IllegalCut(
+                    f"{call.kind}: an axis of {extent} cannot be cut into {number} parts"
+                )
         if self._regions is None:
             self._regions = CallRegions(call, description)
         try:
             return _SplitDerivation(self._regions, parts).split()
-        except Refused:
+        except IllegalCut:
             if math.prod(parts) != 1:
                 raise
             return _unsplit(call)  # a description that does not fit forbids cuts, not the call
@@ -172,7 +174,7 @@ class _LocalCall:
     flops: float | None = None
 
 
-class _ObservedLocation(Local):
+class _ObservedLocation(PartLocation):
     """Where a part is, for a local rule. It notices whether the rule reads the part's position
     (`position_read`), or only lengths, which other parts of that size have too."""
 
@@ -310,7 +312,7 @@ class _SplitDerivation:
         for tensor, readers in enumerate(self.reads):
             region, more = readers[0](box)
             if len(readers) > 1 and len({read(box) for read in readers}) > 1:
-                raise Refused(f"{self.kind}: accesses to input {tensor} need different regions")
+                raise IllegalCut(f"{self.kind}: accesses to input {tensor} need different regions")
             found.append(region)
             if more:
                 pads += more
@@ -345,7 +347,7 @@ class _SplitDerivation:
         return lambda box: ((), ())
 
     def _refuse(self, box: Box) -> _Region:
-        raise Refused(f"{self.kind}: a view factors this dimension in another way")
+        raise IllegalCut(f"{self.kind}: a view factors this dimension in another way")
 
     def _window_reader(self, window: AxisWindow) -> Callable[[Box], _Region]:
         names = [name for name, _ in window.form.terms]
@@ -371,27 +373,27 @@ class _SplitDerivation:
         low, high = bounds(plain, {name: self._axis_range(name, box) for name, _ in form.terms})
         if window.fill is None:
             if low < 0 or high > extent:
-                raise Refused(
+                raise IllegalCut(
                     f"{self.kind}: a part reads [{low}, {high}) of a dimension of {extent}"
                 )
             return self._box((low, high), window.factors), ()
         low, high = form.whole(low, high) if isinstance(form, Quotient) else (low, high)
         first, end = max(low, 0), min(high, extent)
         if first >= end:
-            raise Refused(f"{self.kind}: a part reads nothing but padding")
+            raise IllegalCut(f"{self.kind}: a part reads nothing but padding")
         pad = Pad(window.tensor, window.dim, first - low, high - end, window.fill)
         return self._box((first, end), window.factors), (pad,)
 
     def _box(self, span: Range, factors: Factors) -> Box:
         box = unflatten(span, factors)
         if box is None:
-            raise Refused(f"{self.kind}: a part reads a range that is not a box of atoms")
+            raise IllegalCut(f"{self.kind}: a part reads a range that is not a box of atoms")
         return box
 
     def _axis_range(self, name: str, box: Box) -> Range:
         span = flatten(box[slice(*self.regions.places[name])], self.regions.factors[name])
         if span is None:
-            raise Refused(f"{self.kind}: axis {name} is cut into ranges that are not contiguous")
+            raise IllegalCut(f"{self.kind}: axis {name} is cut into ranges that are not contiguous")
         return span
 
     # The local call
@@ -429,10 +431,12 @@ class _SplitDerivation:
         location = _ObservedLocation(self.regions, local, box, outputs)
         try:
             args = rule(self.regions.call.args, location)
-        except Refused:
+        except IllegalCut:
             raise
         except Exception as error:
-            raise bad(self.regions.description, f"its local rule fails: {error}") from error
+            raise bad_description(
+                self.regions.description, f"its local rule fails: {error}"
+            ) from error
         if not location.position_read:
             local.args = args
         return args
@@ -445,7 +449,7 @@ class _SplitDerivation:
             for box, dims in ((inputs[0], call.inputs[0]), (outputs[0], call.outputs[0]))
         )
         if before != after and max(self.parts) > 1:
-            raise Refused(f"{self.kind}: the atoms before and after are not the same")
+            raise IllegalCut(f"{self.kind}: the atoms before and after are not the same")
 
     def _scales(
         self,
@@ -462,8 +466,14 @@ class _SplitDerivation:
         key = (args, local.inputs, local.outputs)
         found = self.checked.get(key)
         if found is None:
-            same = self.regions.plain and taken(self.regions.description, args) == self.regions.args
-            if same and [*map(pattern, (*local.inputs, *local.outputs))] == self.regions.pattern:
+            same = (
+                self.regions.plain
+                and arguments_read(self.regions.description, args) == self.regions.args
+            )
+            if (
+                same
+                and [*map(shape_pattern, (*local.inputs, *local.outputs))] == self.regions.pattern
+            ):
                 found = self.ones  # the whole's formula
             else:
                 found = self._check_restriction(local, args, box, inputs, pads)
@@ -503,12 +513,12 @@ class _SplitDerivation:
                 regions.description, args, local.inputs, local.outputs, call.body
             )
         except Undescribed as why:
-            raise Refused(f"{self.kind}: {why}") from None
+            raise IllegalCut(f"{self.kind}: {why}") from None
         found = []
         for whole, piece in zip(regions.formula.outputs, pieces, strict=True):
             if whole is None or piece is None:
                 if whole is not piece:
-                    raise Refused(f"{self.kind}: a part has other outputs than the whole")
+                    raise IllegalCut(f"{self.kind}: a part has other outputs than the whole")
                 found.append(FormulaMatch(1.0, ()))
             else:
                 found.append(

@@ -49,7 +49,7 @@ def composites(graph: Graph) -> tuple[int, ...]:
     return tuple(index for index, op in enumerate(graph.ops) if op.kind in _OPENINGS)
 
 
-def opened(graph: Graph, which: Sequence[int] | None = None) -> Graph:
+def open_composites(graph: Graph, which: Sequence[int] | None = None) -> Graph:
     """The Graph with composite operators opened, all of them or those named; the Graph itself if
     there are none. Raises ValueError for an operator that is no composite."""
     return open_graph(graph, composites(graph) if which is None else which)[0]

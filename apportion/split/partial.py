@@ -17,12 +17,12 @@ from apportion.describe import (
     Const,
     Expr,
     Gather,
+    IllegalCut,
     Opaque,
     Output,
     Position,
     Quotient,
     Reduce,
-    Refused,
     accesses_of,
 )
 
@@ -86,11 +86,11 @@ def partial_output(output: Output, cut: dict[str, int], kind: str) -> PartialOut
     reducers = set()
     for term in reduced:
         if not isinstance(term, Reduce) or not set(partial) <= set(term.axes):
-            raise Refused(f"{kind}: axis {partial[0]} is reduced inside, not at the root")
+            raise IllegalCut(f"{kind}: axis {partial[0]} is reduced inside, not at the root")
         reducers.add(term.reducer)
     others = [t for t in terms if t not in reduced]
     if len(reducers) > 1 or (len(terms) > 1 and reducers != {"sum"}):
-        raise Refused(f"{kind}: reductions at the root do not combine")
+        raise IllegalCut(f"{kind}: reductions at the root do not combine")
     return PartialOutput(
         tuple(partial), reducers.pop(), _inputs_counted_once(output.body, reduced, others, kind)
     )
@@ -105,7 +105,7 @@ def _inputs_counted_once(
         factors = list(_factors(term))
         own = [a.tensor for a in factors if isinstance(a, Access) and a.tensor not in elsewhere]
         if not own:
-            raise Refused(f"{kind}: a term beside the reduction cannot be counted once")
+            raise IllegalCut(f"{kind}: a term beside the reduction cannot be counted once")
         found.append(own[0])
     return tuple(found)
 
@@ -143,7 +143,7 @@ def _check_opaque(expr: Expr, active: set[str], kind: str) -> None:
     if isinstance(expr, Opaque):
         for name in expr.axes:
             if name in active:
-                raise Refused(f"{kind}: axis {name} indexes an opaque result")
+                raise IllegalCut(f"{kind}: axis {name} indexes an opaque result")
     if isinstance(expr, Opaque | Apply):
         for arg in expr.args:
             _check_opaque(arg, active, kind)

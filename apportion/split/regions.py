@@ -19,19 +19,19 @@ from apportion.describe import (
     Box,
     Description,
     Factors,
+    IllegalCut,
     Index,
     Opaque,
     Output,
     Quotient,
     Range,
     Reduce,
-    Refused,
     accesses_of,
+    arguments_read,
     depends_on_position,
     evaluate_formula,
     full,
-    pattern,
-    taken,
+    shape_pattern,
     unflatten,
 )
 from apportion.graph import Arg, Body
@@ -118,7 +118,7 @@ class CallRegions:
     def __init__(self, call: CallSignature, description: Description) -> None:
         self.call = call
         self.description = description
-        self.args = taken(description, call.args)
+        self.args = arguments_read(description, call.args)
         self.factors = dict(call.axes)
         self.extents = [f for _, factors in call.axes for f in factors]
         self.inputs, self.outputs = (
@@ -140,7 +140,7 @@ class CallRegions:
         self.in_order = description.reshape and self._same_order()
         self.anywhere = not depends_on_position(self.formula)
         self.plain = self.anywhere and not self.formula.sized and self._plain()
-        self.pattern = [pattern(shape) for shape in (*self.inputs, *self.outputs)]
+        self.pattern = [shape_pattern(shape) for shape in (*self.inputs, *self.outputs)]
         self.counted = [
             None if output is None else _counted_axes(output) for output in self.formula.outputs
         ]
@@ -158,11 +158,11 @@ class CallRegions:
                 ]
                 if self.description.local is None:
                     self._check_mentioned(active)
-            except Refused as refusal:
+            except IllegalCut as refusal:
                 found = str(refusal)
             self._partials[active] = found
         if isinstance(found, str):
-            raise Refused(found)
+            raise IllegalCut(found)
         return found
 
     def _check_mentioned(self, active: tuple[str, ...]) -> None:
@@ -170,7 +170,7 @@ class CallRegions:
         for output in filter(None, self.formula.outputs):
             for name in (n for dim in output.dims for n in dim):
                 if name in active and not mentions(output.body, name):
-                    raise Refused(f"{self.call.kind}: nothing is read along axis {name}")
+                    raise IllegalCut(f"{self.call.kind}: nothing is read along axis {name}")
 
     def _constant(self, box: Box) -> tuple[int, ...]:
         """Where ranges that all parts have stand in their boxes."""

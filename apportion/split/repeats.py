@@ -24,7 +24,7 @@ KEPT = 2  # layers at each end
 
 
 @dataclass(frozen=True)
-class Short:
+class ShortenedGraph:
     """A Graph with few of its equal layers.
 
     ops, values     for each Op and Value of the whole Graph the one here that stands for it
@@ -35,7 +35,7 @@ class Short:
     values: tuple[int, ...]
 
 
-def shorten(graph: Graph, kinds: Sequence[int]) -> Short | None:
+def shorten(graph: Graph, kinds: Sequence[int]) -> ShortenedGraph | None:
     """The Graph without its middle layers; None if it has no long row of equal ones. `kinds`
     numbers the Ops, equal for equal calls."""
     layers = _layers(graph)
@@ -157,7 +157,7 @@ class _GraphShortener:
         self.graph, self.rows, self.slots, self.places = graph, rows, slots, places
         self.before, self.after = KEPT - 1, len(rows) - KEPT
 
-    def short(self) -> Short:
+    def short(self) -> ShortenedGraph:
         graph, slots = self.graph, self.slots
         before, after = self.places[self.before], self.places[self.after]
         gone = [self.before < layer < self.after for layer in slots.layer]
@@ -195,7 +195,7 @@ class _GraphShortener:
             state=tuple((number[a], number[b]) for a, b in graph.state if not gone[a]),
             loss=None if graph.loss is None else number[graph.loss],
         )
-        return Short(
+        return ShortenedGraph(
             short,
             tuple([op_number[n] for n in stand_in]),
             tuple([number[v] for v in values]),

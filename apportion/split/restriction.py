@@ -21,13 +21,13 @@ from apportion.describe import (
     Expr,
     Factors,
     Gather,
+    IllegalCut,
     Index,
     Opaque,
     Output,
     Position,
     Quotient,
     Reduce,
-    Refused,
     flatten,
 )
 from apportion.split.partial import terms_of
@@ -53,7 +53,7 @@ class PartFrame:
         """Where the part begins along an axis."""
         span = flatten(self.boxes[name], self.factors[name])
         if span is None:
-            raise Refused(f"{self.kind}: axis {name} is cut into ranges that are not contiguous")
+            raise IllegalCut(f"{self.kind}: axis {name} is cut into ranges that are not contiguous")
         return span[0]
 
     def input_origin(self, tensor: int, dim: int) -> int:
@@ -62,7 +62,7 @@ class PartFrame:
         factors = self.dims[tensor][dim]
         span = flatten(self.regions[tensor][place : place + len(factors)], factors)
         if span is None:
-            raise Refused(f"{self.kind}: a region of input {tensor} is not contiguous")
+            raise IllegalCut(f"{self.kind}: a region of input {tensor} is not contiguous")
         return span[0] - self.before.get((tensor, dim), 0)
 
 
@@ -101,8 +101,8 @@ class FormulaMatch:
         return self.ratio
 
 
-def _not_the_part(kind: str) -> Refused:
-    return Refused(f"{kind}: the kernel on a part's inputs does not compute the part")
+def _not_the_part(kind: str) -> IllegalCut:
+    return IllegalCut(f"{kind}: the kernel on a part's inputs does not compute the part")
 
 
 def match_formulas(
@@ -117,7 +117,7 @@ def match_formulas(
     the axes along which the part is one element long."""
     ours, theirs = list(terms_of(whole.body)), list(terms_of(part.body))
     if len(ours) != len(theirs) or whole.dims != part.dims:
-        raise Refused(f"{kind}: a part computes something else than the whole")
+        raise IllegalCut(f"{kind}: a part computes something else than the whole")
     ratios = set()
     matcher = _FormulaMatcher(factors, dims, single)
     for (factor, term), (local_factor, local_term) in zip(ours, theirs, strict=True):
@@ -128,7 +128,7 @@ def match_formulas(
         else:
             ratios.add(factor / local_factor)
     if len(ratios) > 1:
-        raise Refused(f"{kind}: the terms of a part need different corrections")
+        raise IllegalCut(f"{kind}: the terms of a part need different corrections")
     return FormulaMatch(ratios.pop(), tuple(dict.fromkeys(matcher.shifts)))
 
 

@@ -17,14 +17,14 @@ from apportion.describe import (
     BadDescription,
     Factors,
     Formula,
-    Refused,
+    IllegalCut,
     Undescribed,
-    bad,
+    arguments_read,
+    bad_description,
     check_formula,
     evaluate_formula,
-    lookup,
-    reason,
-    taken,
+    find_description,
+    reason_unsplit,
 )
 from apportion.describe import ops as ops  # registers the descriptions of operators
 from apportion.graph import Graph, Op
@@ -243,7 +243,7 @@ class Space:
         """Whether `split` does not refuse."""
         try:
             self.split(op, parts)
-        except Refused:
+        except IllegalCut:
             return False
         return True
 
@@ -281,9 +281,9 @@ def _shapes(graph: Graph, op: Op) -> tuple[list[Any], list[Any]]:
 
 
 def _formula(graph: Graph, op: Op) -> tuple[Formula | None, str]:
-    description = lookup(op.kind)
+    description = find_description(op.kind)
     if description is None:
-        return None, reason(op.kind) or "no description"
+        return None, reason_unsplit(op.kind) or "no description"
     inputs, outputs = _shapes(graph, op)
     if any(shape is None for shape in (*inputs, *outputs)):
         return None, "a shape is unknown"
@@ -297,7 +297,7 @@ def _formula(graph: Graph, op: Op) -> tuple[Formula | None, str]:
     except BadDescription:
         raise
     except Exception as error:
-        raise bad(description, f"that fails: {error}") from error
+        raise bad_description(description, f"that fails: {error}") from error
 
 
 def _calls(
@@ -323,16 +323,16 @@ def _calls(
 
 def _described_op(graph: Graph, op: Op) -> tuple[Any, ...]:
     """What the description of an Op sees of it, before atoms are known."""
-    description = lookup(op.kind)
-    args = op.args if description is None else taken(description, op.args)
+    description = find_description(op.kind)
+    args = op.args if description is None else arguments_read(description, op.args)
     inputs, outputs = _shapes(graph, op)
     return op.kind, args, (*map(type, args),), op.body, tuple(inputs), tuple(outputs)
 
 
 def _described_call(call: CallSignature) -> tuple[Any, ...]:
     """What the description of a call sees of it."""
-    description = lookup(call.kind)
-    args = call.args if description is None else taken(description, call.args)
+    description = find_description(call.kind)
+    args = call.args if description is None else arguments_read(description, call.args)
     return call.kind, args, call.inputs, call.outputs, call.axes, call.body
 
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from apportion.describe import Box, Factors, Refused, part_range
+from apportion.describe import Box, Factors, IllegalCut, part_range
 from apportion.graph import Graph
 from apportion.split.atoms import Digits
 from apportion.split.space import Space
@@ -55,7 +55,7 @@ class Layout:
 
     def pieces(self, factors: Factors) -> list[tuple[Box, int]]:
         """The regions of a Value with the given atoms, and their devices."""
-        regions = grid(factors, self.parts)
+        regions = grid_boxes(factors, self.parts)
         return [(regions[n % len(regions)], device) for n, device in enumerate(self.devices)]
 
 
@@ -78,7 +78,7 @@ def space_of(graph: Graph, strategy: Strategy, near: Space | None = None) -> Spa
     return Space(graph, strategy.digits, strategy.opening)
 
 
-def grid(factors: Sequence[int], parts: Sequence[int]) -> list[Box]:
+def grid_boxes(factors: Sequence[int], parts: Sequence[int]) -> list[Box]:
     """All boxes of a grid over atoms, the last fastest."""
     boxes: list[Box] = [()]
     for factor, count in zip(factors, parts, strict=True):
@@ -87,12 +87,12 @@ def grid(factors: Sequence[int], parts: Sequence[int]) -> list[Box]:
     return boxes
 
 
-def whole(space: Space, op: int, devices: Sequence[int]) -> Choice:
+def unsplit_choice(space: Space, op: int, devices: Sequence[int]) -> Choice:
     """The Op unsplit, once on every device named."""
     return Choice((1,) * len(space.axes(op)), tuple(devices))
 
 
-def verify(space: Space, strategy: Strategy, devices: int) -> None:
+def verify_strategy(space: Space, strategy: Strategy, devices: int) -> None:
     """Raises ValueError, naming the Op or Value, unless every Choice and Layout is legal on that
     many devices."""
     graph = space.graph
@@ -142,7 +142,7 @@ def _op_in_words(space: Space, op: int) -> str:
 def _verify_split(space: Space, op: int, choice: Choice) -> None:
     try:
         space.split(op, choice.parts)
-    except Refused as refusal:
+    except IllegalCut as refusal:
         raise ValueError(f"{_op_in_words(space, op)} cannot be cut so: {refusal}") from None
 
 
@@ -173,7 +173,7 @@ def to_json(strategy: Strategy) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> Strategy:
-    """The Strategy written by `to_json`; raises ValueError on anything else."""
+    """The Strategy written by `cluster_to_json`; raises ValueError on anything else."""
     try:
         return Strategy(
             tuple(Choice(tuple(map(int, p)), tuple(map(int, d))) for p, d in data["choices"]),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         check_splits as check_splits,
     )
     from apportion.verify.survey import (
-        Summary as Summary,
+        SurveySummary as SurveySummary,
     )
 
 lazy_face(__name__)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from apportion.capture import CaptureError, torch_private
-from apportion.describe import lookup
+from apportion.describe import find_description
 from apportion.verify.blind_search import BlindSplit
 from apportion.verify.sample import sample_of
 from apportion.verify.torch_samples import resolve_overload
@@ -125,5 +125,5 @@ def report_of(verdict: Verdict) -> SplitReport:
 
 def _with_description_line(cut: AxisCut) -> AxisCut:
     """With the line of the description that a wrong cut was derived from."""
-    description = lookup(cut.why.partition(":")[0])
+    description = find_description(cut.why.partition(":")[0])
     return cut if description is None else replace(cut, why=f"{cut.why}; {description.where}")

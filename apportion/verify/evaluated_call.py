@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from apportion.capture import HARMLESS, Lifted, lift
-from apportion.describe import Affine, Refused
+from apportion.capture import NOT_REALLY_RANDOM, LiftedCall, lift_call
+from apportion.describe import Affine, IllegalCut
 from apportion.execute import Context
 from apportion.graph import substitute
-from apportion.split import Space, Split, opened
+from apportion.split import Space, Split, open_composites
 from apportion.verify.blind_search import SAME, outputs_of
 from apportion.verify.draws import draw
 from apportion.verify.run_split import PartError, distance, recombine, run_op
@@ -39,7 +39,7 @@ def judge(
     op = space.graph.ops[index]
     try:
         split = space.split(index, parts)
-    except Refused as why:
+    except IllegalCut as why:
         return REFUSED, None, str(why)
     try:
         made = recombine(space, index, split, [values[v] for v in op.inputs], context)
@@ -61,13 +61,13 @@ class EvaluatedCall:
     ) -> None:
         self.sample = sample
         self.tensors = sample.tensors if as_given else draw(sample, seed)
-        self.lifted: Lifted = lift(
+        self.lifted: LiftedCall = lift_call(
             sample.target,
             substitute(sample.args, self.tensors),
             {k: substitute(v, self.tensors) for k, v in sample.kwargs.items()},
         )
         if opening:
-            self.lifted = replace(self.lifted, graph=opened(self.lifted.graph))
+            self.lifted = replace(self.lifted, graph=open_composites(self.lifted.graph))
         self.space = Space(self.lifted.graph)
         self.context = Context(0, 0, lambda e: 0.0, self.lifted.graph.bodies)
         self.values = self._compute_values()
@@ -234,4 +234,4 @@ def _tolerance(whole: torch.Tensor) -> float:
 def is_random(sample: Sample) -> bool:
     """Whether the call draws random numbers, so that it cannot be compared with itself."""
     tagged = torch.Tag.nondeterministic_seeded in getattr(sample.target, "tags", ())
-    return tagged and sample.target not in HARMLESS
+    return tagged and sample.target not in NOT_REALLY_RANDOM

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from apportion.describe import Refused
+from apportion.describe import IllegalCut
 from apportion.execute import Context, combine, dtype, kernel, local_shape, padded, slices
 from apportion.graph import Op, substitute
 from apportion.split import Part, Space, Split
@@ -51,7 +51,7 @@ def check_op(
     for parts in cuts(space, index):
         try:
             split = space.split(index, parts)
-        except Refused:
+        except IllegalCut:
             continue
         found.append(_check_split(space, index, split, parts, tensors, whole, context))
     return found

@@ -22,7 +22,7 @@ import torch
 
 from apportion import zoo
 from apportion.capture import capture, capture_as, torch_private
-from apportion.describe import ops, reason
+from apportion.describe import ops, reason_unsplit
 from apportion.verify import own_samples
 from apportion.verify.sample import Sample
 from apportion.verify.torch_samples import entries, entry_name, samples_of_entry
@@ -36,7 +36,7 @@ TUNE, REPORT, ALL = "tune", "report", "all"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SurveyRequest:
     """What to verify: `ops` are prefixes of operator names (none: all)."""
 
     ops: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Request:
         return self.share == ALL or share_of(sample.key) == (self.share == REPORT)
 
 
-def verify_entry(name: str, request: Request) -> list[Verdict]:
+def verify_entry(name: str, request: SurveyRequest) -> list[Verdict]:
     """The verdicts on the calls of one entry, or on our own samples."""
     assert ops.__all__
     torch.set_num_threads(1)
@@ -78,8 +78,8 @@ def _verify_model(spec: str) -> list[Verdict]:
     return verify_step(capture_as(program, torch.float64), spec)
 
 
-def verified(request: Request, workers: int, note: Callable[[str], None]) -> Summary:
-    """The Summary of a request over the whole database and our own samples."""
+def verified(request: SurveyRequest, workers: int, note: Callable[[str], None]) -> SurveySummary:
+    """The summary of a request over the whole database and our own samples."""
     if request.share not in (TUNE, REPORT, ALL):
         raise ValueError(f"there is no share {request.share!r}; shares: {TUNE}, {REPORT}, {ALL}")
     steps = request.models
@@ -88,7 +88,7 @@ def verified(request: Request, workers: int, note: Callable[[str], None]) -> Sum
     names = [f"{STEP}{spec}" for spec in steps]
     if not request.models:
         names += [OWN, *(entry_name(entry) for entry in entries())]
-    summary, began = Summary(request), time.perf_counter()
+    summary, began = SurveySummary(request), time.perf_counter()
 
     def progress(done: int, name: str) -> None:
         if done % 50 == 0 or done == len(names):
@@ -104,7 +104,7 @@ def verified(request: Request, workers: int, note: Callable[[str], None]) -> Sum
 
 def survey(
     names: Sequence[str],
-    request: Request,
+    request: SurveyRequest,
     workers: int = 0,
     progress: Callable[[int, str], None] = lambda done, name: None,
 ) -> Iterator[tuple[str, list[Verdict]]]:
@@ -169,7 +169,7 @@ class VerdictCounts:
             return SPLIT
         if self.finds or sum(self.failures.values()) == self.calls:
             return NOTHING
-        if self.undescribed and not all(reason(kind) for kind in self.undescribed):
+        if self.undescribed and not all(reason_unsplit(kind) for kind in self.undescribed):
             return NOTHING
         return REASON if self.undescribed or self.refused else SMALL
 
@@ -188,10 +188,10 @@ contradict; calls without an axis longer than 1; or neither of these."""
 
 
 @dataclass
-class Summary:
+class SurveySummary:
     """All verdicts of a survey, counted by operator and by entry."""
 
-    request: Request = field(default_factory=Request)
+    request: SurveyRequest = field(default_factory=SurveyRequest)
     total: VerdictCounts = field(default_factory=VerdictCounts)
     operators: dict[str, VerdictCounts] = field(default_factory=dict)
     entries: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -271,7 +271,7 @@ def _in_words(statuses: Counter[str]) -> str:
     return ", ".join(f"{statuses[s]} {text}" for s, text in named.items() if statuses[s])
 
 
-def page(summary: Summary) -> str:
+def page(summary: SurveySummary) -> str:
     """The Summary as a page of Markdown."""
     total, request = summary.total, summary.request
     columns = (*summary.shares.values(), total)

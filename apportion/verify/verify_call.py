@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from apportion.capture import CaptureError, torch_private
-from apportion.split import opened
+from apportion.split import open_composites
 from apportion.verify.blind_search import SAME, BlindSplit, candidates, ignored_inputs, try_cut
 from apportion.verify.crash_proof import attempt
 from apportion.verify.draws import draw
@@ -72,7 +72,7 @@ def _check_call(sample: Sample) -> dict[str, Any]:
         text = str(why) or type(why).__name__
         return {"failure": text.splitlines()[0][:200], "kinds": []}
     refused = {c.axis for c in cuts if c.status == REFUSED}
-    if opened(case.lifted.graph) is not case.lifted.graph:
+    if open_composites(case.lifted.graph) is not case.lifted.graph:
         inner = EvaluatedCall(sample, opening=True)
         cuts += [replace(c, axis=f"{c.axis}{OPENED}") for c in _wrongly_lifted(inner)]
         known = {(c.parts, c.inputs, c.outputs) for c in cuts if c.status == RIGHT}

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from apportion.capture import Program, batch_leaves, setting, state_tensor
+from apportion.capture import Program, batch_leaves, setting_value, state_tensor
 from apportion.execute import Context
-from apportion.split import Space, opened
+from apportion.split import Space, open_composites
 from apportion.verify.evaluated_call import judge
 from apportion.verify.run_split import cuts, run_op
 from apportion.verify.verdict import AxisCut, Verdict
@@ -24,8 +24,8 @@ def verify_step(program: Program, name: str) -> list[Verdict]:
     """A Verdict for every distinct operator of a step and of the step opened."""
     torch.set_num_threads(1)
     found = list(_verdicts(program, name))
-    if opened(program.graph) is not program.graph:
-        inner = replace(program, graph=opened(program.graph))
+    if open_composites(program.graph) is not program.graph:
+        inner = replace(program, graph=open_composites(program.graph))
         found += _verdicts(inner, f"{name} opened")
     return list({verdict.key: verdict for verdict in found}.values())
 
@@ -33,7 +33,7 @@ def verify_step(program: Program, name: str) -> list[Verdict]:
 def _verdicts(program: Program, name: str) -> Iterator[Verdict]:
     graph = program.graph
     space = Space(graph)
-    context = Context(0, 0, lambda e: setting(program.optimizer, e), graph.bodies)
+    context = Context(0, 0, lambda e: setting_value(program.optimizer, e), graph.bodies)
     values = _initial_values(program)
     last = {v: index for index, op in enumerate(graph.ops) for v in op.inputs}
     seen: set[Any] = set()

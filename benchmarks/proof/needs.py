@@ -28,7 +28,7 @@ from apportion.columns import (
     Ints,
     offsets,
 )
-from apportion.describe.descriptions import lookup
+from apportion.describe.descriptions import find_description
 from apportion.describe.interval import Box
 from apportion.graph import Op
 from apportion.lower.task_graph import (
@@ -41,7 +41,7 @@ from apportion.lower.task_kinds import (
     COMPUTE,
 )
 from apportion.lower.termwise import is_linear
-from apportion.machine.collective import PATTERNS, profile
+from apportion.machine.collective import PATTERNS, algorithm_lines
 from apportion.machine.cost_model import (
     assemble_seconds,
     compute_seconds,
@@ -52,7 +52,7 @@ from apportion.search.problem import Problem
 from apportion.search.walks.units import Unit
 from apportion.simulate.durations import issue_nanoseconds
 from apportion.split.part import Split
-from apportion.split.strategy import Choice, grid
+from apportion.split.strategy import Choice, grid_boxes
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -204,7 +204,7 @@ class _NeedsBuilder:
         flops: list[float] = []
         for op, splits in enumerate(self.splits):
             it = self.graph.ops[op]
-            description = lookup(it.kind)
+            description = find_description(it.kind)
             alias = description is not None and description.alias
             size = self.graph.values[it.outputs[0]].itemsize if it.outputs else 4
             for g, split in enumerate(splits):
@@ -454,7 +454,7 @@ def _slices(factors: Sequence[int], owners: int) -> list[Box]:
     for position, factor in enumerate(factors):
         if factor >= owners:
             parts = [owners if k == position else 1 for k in range(len(factors))]
-            return grid(factors, parts)
+            return grid_boxes(factors, parts)
     return [tuple((0, factor) for factor in factors)]
 
 
@@ -487,7 +487,7 @@ def _intakes(cluster: Cluster, problem: Problem) -> tuple[Floats, Floats]:
             group = tuple(d for d in range(count) if bits >> d & 1)
             if len(group) > 2 and device in group:
                 for pattern in range(len(PATTERNS)):
-                    for line in profile(pattern, group, cluster):
+                    for line in algorithm_lines(pattern, group, cluster):
                         busy = 1e9 * dict(line.links).get(link, 0.0)
                         shared[device] = min(shared[device], busy)
     return own, shared
@@ -512,7 +512,7 @@ def _lines(cluster: Cluster, problem: Problem) -> tuple[Floats, Floats]:
             continue
         pairs = len(group) * (len(group) - 1)
         for pattern in range(len(PATTERNS)):
-            for line in profile(pattern, group, cluster):
+            for line in algorithm_lines(pattern, group, cluster):
                 links = dict(line.links)
                 for a in group:
                     for b in group:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apportion.capture.capture import capture
-from apportion.capture.optimizer import setting
+from apportion.capture.optimizer import setting_value
 from apportion.capture.program import Program, batch_leaves, state_tensor
 from apportion.capture.reference import eager_steps
 from apportion.capture.trace import CaptureError
@@ -29,7 +29,7 @@ SHAPES = [(6, 3), (5, 3, 4), (4, 3, 5, 2), (2, 3, 2, 3, 2)]
 def context(program: Program | None = None) -> Context:
     if program is None:
         return Context(0, 0, float)
-    return Context(0, 0, lambda e: setting(program.optimizer, e), program.graph.bodies)
+    return Context(0, 0, lambda e: setting_value(program.optimizer, e), program.graph.bodies)
 
 
 def run(kind: str, *args: Any) -> tuple[Tensor, ...]:

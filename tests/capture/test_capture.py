@@ -28,7 +28,7 @@ from torch import nn
 
 from apportion import graph as g
 from apportion.capture.capture import capture
-from apportion.capture.optimizer import setting
+from apportion.capture.optimizer import setting_value
 from apportion.capture.program import Program, batch_leaves, check_settings, state_tensor
 from apportion.capture.reference import capture_as, eager_steps
 from apportion.capture.trace import CaptureError
@@ -194,10 +194,10 @@ def test_settings_are_expressions_read_when_asked() -> None:
     decay = ("-", 1, ("*", ("get", 0, "lr"), ("get", 0, "weight_decay")))
     used = [a for body in program.graph.bodies for op in body.ops for a in op.args]
     assert g.Setting(decay) in used
-    assert setting(optimizer, decay) == pytest.approx(1 - 1e-2 * 0.1)
+    assert setting_value(optimizer, decay) == pytest.approx(1 - 1e-2 * 0.1)
     optimizer.param_groups[0]["lr"] = 0.5
-    assert setting(optimizer, decay) == pytest.approx(1 - 0.5 * 0.1)
-    assert setting(optimizer, ("**", ("get", 0, "betas", 1), ("neg", 2))) == pytest.approx(
+    assert setting_value(optimizer, decay) == pytest.approx(1 - 0.5 * 0.1)
+    assert setting_value(optimizer, ("**", ("get", 0, "betas", 1), ("neg", 2))) == pytest.approx(
         0.999**-2
     )
 

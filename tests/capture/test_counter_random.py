@@ -11,7 +11,7 @@ import torch
 from graphs import CONTEXT
 
 from apportion.capture.counter_random import uniform, uniform_tensor
-from apportion.capture.lift_call import lift
+from apportion.capture.lift_call import lift_call
 from apportion.capture.random_rules import CounterRandom
 from apportion.split.space import Space
 from apportion.verify.run_split import run_op, run_split
@@ -175,7 +175,7 @@ def test_a_captured_draw_is_the_eager_one_and_its_rows_can_be_cut(name: str) -> 
     x = torch.rand(8, 6, dtype=torch.float64) + 0.1
     with ours():
         expected = step(x)
-    found = lift(step, (x,), {})
+    found = lift_call(step, (x,), {})
     space = Space(found.graph)
     values = dict(found.constants) | dict(zip(found.inputs, (x,), strict=True))
     cut = 0

@@ -17,7 +17,7 @@ from method_rows import row
 
 from apportion import zoo
 from apportion.cli import main as cli
-from apportion.quantity import size_limit
+from apportion.quantity import parse_size_limit
 from apportion.search import METHODS, help_text
 from apportion.version import VERSION
 
@@ -186,7 +186,7 @@ def test_failed_work_and_interruption(
     ],
 )
 def test_sizes(text: str, size: float) -> None:
-    assert size_limit(text) == size
+    assert parse_size_limit(text) == size
 
 
 def test_show_and_lists(capfd: pytest.CaptureFixture[str]) -> None:
@@ -304,10 +304,10 @@ def test_compare_marks_the_best_row(capfd: pytest.CaptureFixture[str]) -> None:
 def test_compare_leaves_out_what_is_not_for_the_cluster(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from apportion.search import Unsuitable
+    from apportion.search import UnsuitableMethod
 
     def never(problem: Any, **how: Any) -> NoReturn:
-        raise Unsuitable("it needs a machine of its own")
+        raise UnsuitableMethod("it needs a machine of its own")
 
     monkeypatch.setitem(METHODS, "never", row("never", never))
     compare = ["compare", "mlp:tiny", "--cluster", "local:3", "--methods"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from apportion.describe import descriptions, language
-from apportion.describe.descriptions import Description, describe, lookup
+from apportion.describe.descriptions import Description, describe, find_description
 from apportion.describe.formula import evaluate_formula
 from apportion.describe.interval import Affine
 from apportion.describe.language import (
@@ -164,9 +164,9 @@ def test_an_overload_is_found_by_its_own_name_first(table: dict[str, Description
     describe("test.op")(lambda a: lambda i: a[i])
     describe("test.op.special")(lambda a: lambda i: f("special", a[i]))
     for kind, name in {"test.op.default": "test.op", "test.op.special": "test.op.special"}.items():
-        found = lookup(kind)
+        found = find_description(kind)
         assert found is not None and found.kind == name
-    assert lookup("test.other.default") is None
+    assert find_description("test.other.default") is None
 
 
 def test_torch_s_own_objects_can_be_described(table: dict[str, Description]) -> None:

@@ -11,7 +11,7 @@ from compare_runs import compare
 from graphs import CONTEXT, One, captured, one
 from torch import nn
 
-from apportion.capture.lift_call import lift
+from apportion.capture.lift_call import lift_call
 from apportion.split.space import Space
 from apportion.split.strategy import Choice, Strategy
 from apportion.verify.run_split import check_op, run_op, run_split
@@ -29,7 +29,7 @@ def Z(low: int, high: int, *shape: int) -> torch.Tensor:
 
 def lifted(target: Any, *args: Any, **keywords: Any) -> One:
     """The one Op that a call becomes, its result the call's."""
-    found = lift(target, args, keywords)
+    found = lift_call(target, args, keywords)
     (op,) = found.graph.ops
     tensors: list[torch.Tensor] = []
     for arg in (*args, *keywords.values()):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from graphs import CONTEXT, One, one
 
-from apportion.capture.lift_call import lift
+from apportion.capture.lift_call import lift_call
 from apportion.describe import ops
-from apportion.describe.descriptions import lookup
+from apportion.describe.descriptions import find_description
 from apportion.split.space import Space
 from apportion.verify.run_split import run_op, run_split
 
@@ -47,7 +47,7 @@ def test_every_operator_that_torch_calls_pointwise_is_described() -> None:
             continue
         if any(str(result.type) != "Tensor" for result in overload._schema.returns):
             continue
-        if lookup(str(overload)) is None:
+        if find_description(str(overload)) is None:
             missing.append(str(overload))
     # The last is random, the others are calls of operators that are described.
     composite = ["__xor__.Scalar", "__xor__.Tensor", "clip.Tensor", "clip.default"]
@@ -136,7 +136,7 @@ def test_tensors_without_values_are_zeros(call: tuple[Any, ...]) -> None:
 
 
 def lifted_values(function: Any, *tensors: torch.Tensor) -> tuple[Space, list[torch.Tensor]]:
-    found = lift(function, tensors, {})
+    found = lift_call(function, tensors, {})
     values = dict(zip(found.inputs, tensors, strict=True))
     for op in found.graph.ops:
         results = run_op(op, op.args, [values[v] for v in op.inputs], CONTEXT)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from graphs import CONTEXT, One, one
 
-from apportion.capture.lift_call import Lifted, lift
+from apportion.capture.lift_call import LiftedCall, lift_call
 from apportion.capture.trace import CaptureError
-from apportion.describe.errors import Refused
+from apportion.describe.errors import IllegalCut
 from apportion.split.space import Space
 from apportion.verify.run_split import check_op, run_op, run_split
 
@@ -189,8 +189,8 @@ def test_weight_norm_is_cut_along_its_dimension(dim: int, shape: tuple[int, ...]
 # Decomposed
 
 
-def lifted(target: Any, *args: Any) -> Lifted:
-    return lift(target, args, {})
+def lifted(target: Any, *args: Any) -> LiftedCall:
+    return lift_call(target, args, {})
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.complex128])
@@ -223,7 +223,7 @@ def test_other_norms_stay_one_operator() -> None:
     wider = {"dtype": torch.float64}
     calls: list[Any] = [((real(4, 5), 3), {}), ((real(), 2), {}), ((torch.randn(4, 5), 2), wider)]
     for args, keywords in calls:
-        it = lift(aten.linalg_vector_norm.default, args, keywords)
+        it = lift_call(aten.linalg_vector_norm.default, args, keywords)
         assert [op.kind for op in it.graph.ops] == ["aten.linalg_vector_norm.default"]
 
 
@@ -271,7 +271,7 @@ def test_ctc_with_targets_in_a_row_runs_unsplit() -> None:
 
 def test_an_opaque_dimension_says_why_it_is_not_cut() -> None:
     it = one("aten.sort.default", real(4, 5), 1)
-    with pytest.raises(Refused, match="axis i1 indexes an opaque result"):
+    with pytest.raises(IllegalCut, match="axis i1 indexes an opaque result"):
         it.space.split(0, it.parts(i1=2))
 
 
@@ -280,4 +280,4 @@ def test_factors_of_a_strided_matrix_are_refused_when_captured() -> None:
         return torch.linalg.det(x.mT)
 
     with pytest.raises(CaptureError, match="not contiguous"):
-        lift(determinant, (real(3, 4, 4),), {})
+        lift_call(determinant, (real(3, 4, 4),), {})

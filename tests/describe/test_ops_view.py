@@ -9,8 +9,8 @@ import pytest
 import torch
 from graphs import Maker, one
 
-from apportion.describe.descriptions import lookup, reason
-from apportion.describe.errors import Refused
+from apportion.describe.descriptions import find_description, reason_unsplit
+from apportion.describe.errors import IllegalCut
 from apportion.execute.kernels.base import (
     kernel,
 )
@@ -208,7 +208,7 @@ def test_groups_that_are_not_contiguous_are_refused() -> None:
     names = [axis.name for axis in space.axes(1)]
     assert {"g.0", "g.1"} < set(names)
     space.split(1, [2 if name == "g.0" else 1 for name in names])
-    with pytest.raises(Refused, match="not contiguous"):
+    with pytest.raises(IllegalCut, match="not contiguous"):
         space.split(1, [2 if name == "g.1" else 1 for name in names])
 
 
@@ -217,5 +217,5 @@ def test_groups_that_are_not_contiguous_are_refused() -> None:
     ["aten.as_strided.default", "aten.as_strided_scatter.default", "aten.repeat_interleave.Tensor"],
 )
 def test_some_run_unsplit_for_a_reason(kind: str) -> None:
-    assert lookup(kind) is None
-    assert reason(kind)
+    assert find_description(kind) is None
+    assert reason_unsplit(kind)

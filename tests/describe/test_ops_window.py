@@ -11,8 +11,8 @@ import torch
 from graphs import CONTEXT, One, one
 from rings import sampled
 
-from apportion.capture.lift_call import lift
-from apportion.describe.errors import Refused
+from apportion.capture.lift_call import lift_call
+from apportion.describe.errors import IllegalCut
 from apportion.split.part import Pad
 from apportion.split.space import Space
 from apportion.verify.run_split import check_op, run_op
@@ -44,7 +44,7 @@ def names(prefix: str, count: int) -> set[str]:
 
 def lifted(target: Any, *args: Any) -> One:
     """The operator as capture writes it: one Op."""
-    made = lift(target, args, {})
+    made = lift_call(target, args, {})
     assert len(made.graph.ops) == 1
     inputs = [a for a in args if isinstance(a, torch.Tensor)]
     used = [made.inputs.index(v) for v in made.graph.ops[0].inputs]
@@ -276,7 +276,7 @@ def test_parts_that_do_not_end_with_blocks_are_refused() -> None:
     it = one("aten.upsample_nearest1d.default", rand(2, 3, 5), [15], None)
     parts = it.space.split(0, it.parts(y0=5)).parts
     assert [p.inputs[0][2] for p in parts] == [(k, k + 1) for k in range(5)]
-    with pytest.raises(Refused):
+    with pytest.raises(IllegalCut):
         it.space.split(0, it.parts(y0=2))
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from apportion.describe.descriptions import Description, lookup
+from apportion.describe.descriptions import Description, find_description
 from apportion.describe.formula import evaluate_formula
 from apportion.describe.language import Output, Sum, axes, f
-from apportion.describe.watched_extents import ExtentWatch, WatchedExtent, pattern, single
+from apportion.describe.watched_extents import ExtentWatch, WatchedExtent, shape_pattern, single
 from apportion.graph import Ref
 
 LOOKS: list[Any] = [
@@ -54,7 +54,7 @@ def test_asking_for_a_single_element_is_free() -> None:
     watch = ExtentWatch()
     assert single(WatchedExtent(1, watch)) and not single(WatchedExtent(4, watch))
     assert not watch.seen
-    assert pattern((0, 1, 2, 9)) == (0, 1, 2, 2)
+    assert shape_pattern((0, 1, 2, 9)) == (0, 1, 2, 2)
 
 
 def count(formula: Any, *shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> int:
@@ -103,7 +103,7 @@ def test_common_descriptions_are_of_any_size() -> None:
         ("aten.bmm", (Ref(0), Ref(1)), [(2, 3, 4), (2, 4, 5)], [(9, 30, 40), (9, 40, 50)]),
         ("aten.add", (Ref(0), Ref(1), 1), [(3, 4), (4,)], [(30, 40), (40,)]),
     ):
-        description = lookup(kind)
+        description = find_description(kind)
         assert description is not None
         out = [(*small[0][:-1], small[1][-1])], [(*large[0][:-1], large[1][-1])]
         first = evaluate_formula(description, args, small, out[0])

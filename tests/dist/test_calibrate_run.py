@@ -15,7 +15,7 @@ from apportion import zoo
 from apportion.cli import main as cli
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import ASSUMED
-from apportion.machine.cost_table import CostTable, load
+from apportion.machine.cost_table import CostTable, load_cost_file
 from apportion.plan.plan import PlanWarning
 from apportion.run.calibrate import exchange_on, lower_strategy, rehearse_on
 from apportion.run.cost_cache import cached_costs, condition_of
@@ -69,7 +69,7 @@ def test_the_command_measures_a_step_divided_in_several_ways(
     found, told = call(capfd, "calibrate", "mlp:tiny", "--procs", "2", "--out", str(out))
     assert found["processes"] == 2
     assert all(f"mlp:tiny, {name}" in told for name in ("single", "data", "fsdp", "tofu", "random"))
-    (table,) = load(out).tables
+    (table,) = load_cost_file(out).tables
     assert len(table.works) == found["works"]
     assert len(table.works) > 50
     assert {"assemble", "pack", "exchange"} <= table.lines.keys()

@@ -47,7 +47,7 @@ from apportion.search.problem import Problem
 from apportion.simulate.simulate import simulate
 from apportion.split.part import Part
 from apportion.split.space import Space
-from apportion.split.strategy import Choice, Strategy, whole
+from apportion.split.strategy import Choice, Strategy, unsplit_choice
 
 MODELS = ["mlp:tiny", "gpt2:tiny", "rnn:tiny", "wresnet:tiny"]
 
@@ -141,7 +141,9 @@ class Checked(_DryRun):
 def test_every_call_allocates_what_is_measured(spec: str, double: bool) -> None:
     """Not only those at the peak."""
     _, space = program_of(spec, double)
-    strategy = Strategy(tuple(whole(space, op, (0,)) for op in range(len(space.graph.ops))))
+    strategy = Strategy(
+        tuple(unsplit_choice(space, op, (0,)) for op in range(len(space.graph.ops)))
+    )
     checked = Checked(Executable(space, strategy, lower(space, strategy, 1)), 1)
     checked.run()
     assert checked.calls > 10

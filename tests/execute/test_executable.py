@@ -31,7 +31,7 @@ from apportion.lower.lower import lower
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
-from apportion.split.strategy import Choice, Layout, Strategy, whole
+from apportion.split.strategy import Choice, Layout, Strategy, unsplit_choice
 
 # Any legal strategy
 
@@ -65,7 +65,9 @@ def test_data_parallelism_trains_the_same_model_for_several_steps(spec: str) -> 
 def test_a_strategy_can_leave_devices_without_work() -> None:
     program, space = captured("mlp:tiny")
     ops = range(len(space.graph.ops))
-    assert compare(program, space, Strategy(tuple(whole(space, o, (1,)) for o in ops)), 3).equal
+    assert compare(
+        program, space, Strategy(tuple(unsplit_choice(space, o, (1,)) for o in ops)), 3
+    ).equal
 
 
 class Odd(nn.Module):
@@ -240,7 +242,7 @@ def test_a_kernel_that_makes_another_shape_than_described_is_reported() -> None:
     x = make.value(4, 6)
     make.op("aten.as_strided.default", x, (4, 6), (6, 1), None, out=(6, 4))  # it makes (4, 6)
     space = make.space()
-    strategy = Strategy((whole(space, 0, (0,)),))
+    strategy = Strategy((unsplit_choice(space, 0, (0,)),))
     with pytest.raises(RuntimeError, match=r"the kernel made \[4, 6\] where .* says \[6, 4\]"):
         run_once(make, strategy, 1, v0=torch.randn(4, 6))
 

@@ -9,12 +9,12 @@ import torch
 from compare_runs import compare
 from graphs import captured, problem
 
-from apportion.describe.errors import Refused
+from apportion.describe.errors import IllegalCut
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
 from apportion.search.baselines.single import single
 from apportion.split.space import Space
-from apportion.split.strategy import Choice, Strategy, whole
+from apportion.split.strategy import Choice, Strategy, unsplit_choice
 
 MODELS = ["wresnet:tiny", "rnn:tiny"]
 
@@ -60,10 +60,10 @@ def strips(space: Space, op: int, devices: int) -> Choice:
         parts = tuple(min(devices, a.extent) if k == position else 1 for k, a in enumerate(axes))
         try:
             space.split(op, parts)
-        except Refused:
+        except IllegalCut:
             continue
         return Choice(parts, tuple(range(max(parts))))
-    return whole(space, op, range(devices))
+    return unsplit_choice(space, op, range(devices))
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])

@@ -14,7 +14,7 @@ from apportion.machine.cluster import cluster
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
 from apportion.split.space import Space
-from apportion.split.strategy import Strategy, space_of, whole
+from apportion.split.strategy import Strategy, space_of, unsplit_choice
 
 DEVICES = 6
 MLP = "mlp:layers=2,batch=64,width=1024"
@@ -86,6 +86,6 @@ def test_a_step_that_is_worth_it_uses_all_six(method: str) -> None:
 def test_what_is_replicated_is_found() -> None:
     """The measure itself: everything everywhere is all of the work, six times."""
     space = captured(HEADS)[1]
-    everywhere = [whole(space, op, range(DEVICES)) for op in range(len(space.graph.ops))]
+    everywhere = [unsplit_choice(space, op, range(DEVICES)) for op in range(len(space.graph.ops))]
     assert sum(replicated(space, Strategy(tuple(everywhere))).values()) == pytest.approx(1)
     assert extra_work(space, Strategy(tuple(everywhere))) == pytest.approx(DEVICES - 1)

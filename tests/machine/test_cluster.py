@@ -14,15 +14,15 @@ import pytest
 from make_tasks import ports
 
 from apportion.machine import cluster_file
-from apportion.machine.cluster import cluster, known
-from apportion.machine.topology import Cluster, from_json, to_json, verify
+from apportion.machine.cluster import cluster, known_clusters
+from apportion.machine.topology import Cluster, cluster_from_json, cluster_to_json, verify
 from apportion.quantity import (
     BYTES,
     BYTES_PER_SECOND,
     OPERATIONS_PER_SECOND,
     SECONDS,
-    quantity,
-    shown,
+    format_quantity,
+    parse_quantity,
 )
 
 KINDS = ["a100", "h100", "h200", "k80", "p100", "titanx", "v100"]
@@ -45,9 +45,9 @@ def example() -> str:
 
 @pytest.mark.slow
 def test_every_known_preset_loads_with_provenance() -> None:
-    names = [name for name, _ in known()]
+    names = [name for name, _ in known_clusters()]
     assert {"p2.8xlarge", "local:N", *KINDS, *MACHINES} <= set(names)
-    for name, description in known():
+    for name, description in known_clusters():
         assert description
         if "N" in name:
             continue
@@ -195,7 +195,7 @@ def test_the_documented_file_loads_and_survives_json(tmp_path: Path) -> None:
     ]
     assert c.devices[0].asynchronous
     assert (c.devices[0].memory_bytes, c.devices[0].launch_seconds) == (12_000_000_000, 10e-6)
-    assert from_json(json.loads(json.dumps(to_json(c)))) == c
+    assert cluster_from_json(json.loads(json.dumps(cluster_to_json(c)))) == c
 
 
 def test_the_page_tells_of_files_and_presets_as_they_are(tmp_path: Path) -> None:
@@ -327,13 +327,13 @@ def test_a_device_like_another_needs_a_source_for_what_differs(tmp_path: Path) -
     ],
 )
 def test_quantities(text: str, units: dict[str, Any], number: float) -> None:
-    assert quantity(text, units) == number
+    assert parse_quantity(text, units) == number
 
 
 @pytest.mark.parametrize("text", ["", "GB", "12", "12 gb", "12 Gbit", "1,5 GB", "-1 GB", "٣ GB"])
 def test_what_is_not_a_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a number with a unit, such as 12 GB"):
-        quantity(text, BYTES)
+        parse_quantity(text, BYTES)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_what_is_not_a_quantity_is_refused(text: str) -> None:
     [(25e9, "B/s", "25 GB/s"), (0.0, "s", "0 s"), (62e-6, "s", "62 us"), (999.9, "B", "1000 B")],
 )
 def test_quantities_shown(number: float, unit: str, text: str) -> None:
-    assert shown(number, unit) == text
+    assert format_quantity(number, unit) == text
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["p2.8xlarge", "2x2xh100", "local:2"])
 def test_json_round_trip(spec: str) -> None:
     c = cluster(spec)
-    again = from_json(json.loads(json.dumps(to_json(c))))
+    again = cluster_from_json(json.loads(json.dumps(cluster_to_json(c))))
     assert again == c
     assert hash(again) == hash(c)
 
@@ -375,14 +375,14 @@ def test_json_round_trip(spec: str) -> None:
 )
 def test_wrong_json_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        from_json({**to_json(ports(3)), **change})
+        cluster_from_json({**cluster_to_json(ports(3)), **change})
 
 
 def test_a_missing_field_of_json_is_named() -> None:
-    data = to_json(ports(2))
+    data = cluster_to_json(ports(2))
     del data["devices"][1]["kind"]
     with pytest.raises(ValueError, match=r"field devices\[1\]\.kind is missing"):
-        from_json(data)
+        cluster_from_json(data)
 
 
 def test_verify_names_the_part_that_is_wrong() -> None:

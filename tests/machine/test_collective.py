@@ -17,14 +17,14 @@ from apportion.machine.collective import (
     ALL_TO_ALL,
     PATTERNS,
     REDUCE_SCATTER,
-    Profile,
+    AlgorithmLine,
+    algorithm_lines,
     algorithms,
     all_reduce,
-    all_reduce_profile,
+    all_reduce_lines,
     broadcast,
-    broadcast_profile,
+    broadcast_lines,
     collective,
-    profile,
 )
 from apportion.machine.topology import Cluster
 
@@ -40,13 +40,13 @@ def everybody(place: Cluster) -> tuple[int, ...]:
     return tuple(range(len(place.devices)))
 
 
-def by_name(lines: tuple[Profile, ...]) -> dict[str, Profile]:
+def by_name(lines: tuple[AlgorithmLine, ...]) -> dict[str, AlgorithmLine]:
     found = {line.algorithm: line for line in lines}
     assert len(found) == len(lines)
     return found
 
 
-def received(line: Profile, place: Cluster, device: int) -> float:
+def received(line: AlgorithmLine, place: Cluster, device: int) -> float:
     """Bytes that enter a device, per byte of the collective."""
     name = place.devices[device].name
     return sum(
@@ -64,7 +64,7 @@ def received(line: Profile, place: Cluster, device: int) -> float:
 def test_ring_and_direct_on_equal_ports(k: int, pattern: int) -> None:
     """Of an array of n bytes: (k - 1) / k n / b, and k - 1 or one latencies."""
     place, array = ports(k, latency=ALPHA / 2), 7e6
-    found = by_name(profile(pattern, everybody(place), place))
+    found = by_name(algorithm_lines(pattern, everybody(place), place))
     bandwidth_term = (k - 1) / k * array / BANDWIDTH
     ring = found["ring"].cost((k - 1) * array).seconds
     assert ring == pytest.approx(bandwidth_term + (k - 1) * ALPHA, rel=1e-12)
@@ -75,7 +75,7 @@ def test_ring_and_direct_on_equal_ports(k: int, pattern: int) -> None:
 @pytest.mark.parametrize("k", [4, 8, 16])
 def test_doubling_has_a_latency_for_each_bit(k: int) -> None:
     place = ports(k, latency=ALPHA / 2)
-    line = by_name(profile(ALL_GATHER, everybody(place), place))["doubling"]
+    line = by_name(algorithm_lines(ALL_GATHER, everybody(place), place))["doubling"]
     assert line.alpha == pytest.approx((k.bit_length() - 1) * ALPHA)
     assert line.beta * (k - 1) == pytest.approx((k - 1) / k / BANDWIDTH)
 
@@ -83,7 +83,7 @@ def test_doubling_has_a_latency_for_each_bit(k: int) -> None:
 @pytest.mark.parametrize("k", [2, 3, 5, 8])
 def test_all_to_all_is_direct(k: int) -> None:
     place = ports(k, latency=ALPHA / 2)
-    (line,) = profile(ALL_TO_ALL, everybody(place), place)
+    (line,) = algorithm_lines(ALL_TO_ALL, everybody(place), place)
     assert line.algorithm == "direct"
     assert line.alpha == pytest.approx(ALPHA)
     assert line.cost(k * (k - 1) * 1e6).seconds == pytest.approx(ALPHA + (k - 1) * 1e6 / BANDWIDTH)
@@ -93,7 +93,7 @@ def test_all_to_all_is_direct(k: int) -> None:
 def test_all_reduce_reaches_the_bus_bandwidth_of_its_ports(k: int) -> None:
     """As NCCL's tests define it: 2 (k - 1) / k array / time, whatever the number of ranks."""
     place, array = ports(k, latency=ALPHA / 2), 1e9
-    for line in all_reduce_profile(everybody(place), place):
+    for line in all_reduce_lines(everybody(place), place):
         bus = 2 * (k - 1) / k * array / line.cost(array).seconds
         assert bus <= BANDWIDTH * (1 + 1e-12), line.algorithm
         if line.algorithm == "ring":
@@ -102,7 +102,7 @@ def test_all_reduce_reaches_the_bus_bandwidth_of_its_ports(k: int) -> None:
 
 def test_a_bus_serves_all_messages_one_after_another() -> None:
     place = ports(4, bus=True)
-    (line,) = profile(ALL_TO_ALL, everybody(place), place)
+    (line,) = algorithm_lines(ALL_TO_ALL, everybody(place), place)
     assert line.beta == pytest.approx(1 / BANDWIDTH)  # every byte crosses it
     assert dict(line.links)[8] == pytest.approx(1 / BANDWIDTH)
 
@@ -120,7 +120,7 @@ def test_direct_wins_for_tiny_messages_and_loses_for_large_ones_between_nodes() 
 @pytest.mark.parametrize("spec", ["2x4xk80", "2x4xp100", "2x8xa100"])
 def test_hierarchical_beats_ring_and_direct_across_slow_cards(spec: str) -> None:
     place = cluster(spec)
-    found = by_name(profile(ALL_GATHER, everybody(place), place))
+    found = by_name(algorithm_lines(ALL_GATHER, everybody(place), place))
     for nbytes in (1e8, 1e10):
         costs = {name: line.cost(nbytes).seconds for name, line in found.items()}
         assert costs["hierarchical over 2"] < min(costs["direct"], costs["ring"])
@@ -128,7 +128,7 @@ def test_hierarchical_beats_ring_and_direct_across_slow_cards(spec: str) -> None
 
 def test_a_block_crosses_to_a_node_once_or_many_times() -> None:
     place = cluster("2x4xk80")
-    found = by_name(profile(ALL_GATHER, everybody(place), place))
+    found = by_name(algorithm_lines(ALL_GATHER, everybody(place), place))
     into = next(k for k, link in enumerate(place.links) if link.name == "node1.in")
     blocks = {
         name: dict(line.links)[into] * place.links[into].bandwidth * 8 * 7
@@ -142,7 +142,7 @@ def test_a_block_crosses_to_a_node_once_or_many_times() -> None:
 
 def test_several_rings_use_all_network_cards() -> None:
     place = cluster("2x8xa100")
-    found = by_name(profile(ALL_GATHER, everybody(place), place))
+    found = by_name(algorithm_lines(ALL_GATHER, everybody(place), place))
     cards = {k for k, link in enumerate(place.links) if ".nic." in link.name}
     assert len(cards & dict(found["ring"].links).keys()) == 4  # one out and one in for each node
     assert cards <= dict(found["rings"].links).keys()
@@ -152,7 +152,7 @@ def test_several_rings_use_all_network_cards() -> None:
 def test_rings_go_from_neighbour_to_neighbour() -> None:
     place = cluster("2x4xp100")
     group = (0, 4, 1, 5, 2, 6, 3, 7)
-    line = by_name(profile(ALL_GATHER, group, place))["ring"]
+    line = by_name(algorithm_lines(ALL_GATHER, group, place))["ring"]
     node_out = next(k for k, link in enumerate(place.links) if link.name == "node0.out")
     crossing = dict(line.links)[node_out] * place.links[node_out].bandwidth
     assert crossing == pytest.approx(7 / (8 * 7))  # one of eight steps leaves the node
@@ -200,7 +200,7 @@ def test_never_faster_than_its_links_allow(spec: str, pattern: int) -> None:
                 parts.append({m for m, k in zip(group, labels.tolist(), strict=True) if k == label})
         bound = max(cut_bound(pattern, group, part, place) for part in parts)
         farthest = min(net.latency[a].max() for a in range(len(group)))
-        for line in profile(pattern, group, place):
+        for line in algorithm_lines(pattern, group, place):
             assert line.beta >= bound * (1 - 1e-9), (line.algorithm, group)
             assert line.beta >= max(beta for _, beta in line.links) * (1 - 1e-9)
             assert line.alpha >= farthest * (1 - 1e-9)
@@ -210,7 +210,7 @@ def test_never_faster_than_its_links_allow(spec: str, pattern: int) -> None:
 def test_every_member_receives_every_block_once(spec: str) -> None:
     place = cluster(spec)
     for group in groups(place, seed=3):
-        for line in profile(ALL_GATHER, group, place):
+        for line in algorithm_lines(ALL_GATHER, group, place):
             for member in group:
                 share = received(line, place, member)
                 assert share == pytest.approx(1 / len(group)), (line.algorithm, group, member)
@@ -225,7 +225,7 @@ def test_direct_occupies_links_as_the_messages_of_all_pairs_would(spec: str) -> 
             for link in place.routes[a][b]:
                 busy[link] = busy.get(link, 0.0) + 1 / place.links[link].bandwidth
         pairs = len(group) * (len(group) - 1)
-        line = profile(ALL_TO_ALL, group, place)[0]
+        line = algorithm_lines(ALL_TO_ALL, group, place)[0]
         assert dict(line.links) == pytest.approx({k: s / pairs for k, s in busy.items()})
 
 
@@ -239,8 +239,8 @@ def test_reduce_scatter_is_all_gather_backwards(spec: str) -> None:
     place = replace(place, links=links)  # the two directions differ
     turned = replace(place, routes=tuple(zip(*place.routes, strict=True)))
     for group in groups(place, seed=7):
-        scatter = by_name(profile(REDUCE_SCATTER, group, place))
-        gather = by_name(profile(ALL_GATHER, group, turned))
+        scatter = by_name(algorithm_lines(REDUCE_SCATTER, group, place))
+        gather = by_name(algorithm_lines(ALL_GATHER, group, turned))
         assert scatter.keys() == gather.keys()
         for name, line in scatter.items():
             assert line.alpha == pytest.approx(gather[name].alpha)
@@ -255,7 +255,7 @@ def test_the_order_of_members_and_the_node_do_not_matter(spec: str) -> None:
     first, last = whole[: len(whole) // 2], whole[len(whole) // 2 :]
     for group, other in ((whole, tuple(rng.sample(whole, len(whole)))), (first, last)):
         for pattern in range(len(PATTERNS)):
-            one, two = (by_name(profile(pattern, g, place)) for g in (group, other))
+            one, two = (by_name(algorithm_lines(pattern, g, place)) for g in (group, other))
             assert one.keys() == two.keys()
             for name, line in one.items():
                 assert line.alpha == pytest.approx(two[name].alpha), name
@@ -265,7 +265,7 @@ def test_the_order_of_members_and_the_node_do_not_matter(spec: str) -> None:
 def test_uneven_nodes_are_served_too() -> None:
     place = cluster("3x4xp100")
     group = (0, 1, 2, 3, 4, 8, 9)  # four, one and two members
-    found = by_name(profile(ALL_GATHER, group, place))
+    found = by_name(algorithm_lines(ALL_GATHER, group, place))
     line = found["hierarchical over 3"]
     into = {link.name: k for k, link in enumerate(place.links)}
     for node, outside in (("node0", 3), ("node1", 6), ("node2", 5)):
@@ -280,13 +280,13 @@ def test_uneven_nodes_are_served_too() -> None:
 def test_processes_send_pair_by_pair() -> None:
     """An exchange of two takes twice a message, as gloo's does on two cores."""
     place = ports(2, on_device=True, latency=31e-6)
-    (line,) = profile(ALL_GATHER, (0, 1), place)
+    (line,) = algorithm_lines(ALL_GATHER, (0, 1), place)
     assert line.algorithm == "direct"
     assert line.alpha == pytest.approx(2 * 62e-6)
     assert line.cost(2e6).seconds == pytest.approx(2 * (62e-6 + 1e6 / BANDWIDTH))
-    (line,) = profile(REDUCE_SCATTER, (0, 1, 2, 3), ports(4, on_device=True, latency=31e-6))
+    (line,) = algorithm_lines(REDUCE_SCATTER, (0, 1, 2, 3), ports(4, on_device=True, latency=31e-6))
     assert line.alpha == pytest.approx(6 * 62e-6)  # three to send and three to receive
-    assert [a.algorithm for a in all_reduce_profile((0, 1), place)] == ["direct"]
+    assert [a.algorithm for a in all_reduce_lines((0, 1), place)] == ["direct"]
 
 
 # All-reduce and broadcast
@@ -294,7 +294,7 @@ def test_processes_send_pair_by_pair() -> None:
 
 def test_the_tree_wins_an_all_reduce_of_few_bytes_over_the_ring() -> None:
     place = ports(16, latency=ALPHA / 2)
-    found = by_name(all_reduce_profile(everybody(place), place))
+    found = by_name(all_reduce_lines(everybody(place), place))
     assert found["tree"].alpha < found["ring"].alpha / 2
     assert found["ring"].beta < found["tree"].beta
     sent = sum(beta * BANDWIDTH for _, beta in found["tree"].links)
@@ -304,20 +304,20 @@ def test_the_tree_wins_an_all_reduce_of_few_bytes_over_the_ring() -> None:
 def test_all_reduce_is_reduce_scatter_and_all_gather() -> None:
     place = cluster("2x4xa100")
     group, array = everybody(place), 1e8
-    halves = [by_name(profile(p, group, place)) for p in (REDUCE_SCATTER, ALL_GATHER)]
-    for line in all_reduce_profile(group, place):
+    halves = [by_name(algorithm_lines(p, group, place)) for p in (REDUCE_SCATTER, ALL_GATHER)]
+    for line in all_reduce_lines(group, place):
         if line.algorithm != "tree":
             parts = [half[line.algorithm].cost(7 * array).seconds for half in halves]
             assert line.cost(array).seconds == pytest.approx(sum(parts))
     assert all_reduce(group, array, place).seconds == min(
-        line.cost(array).seconds for line in all_reduce_profile(group, place)
+        line.cost(array).seconds for line in all_reduce_lines(group, place)
     )
 
 
 @pytest.mark.parametrize("root", [0, 3, 5])
 def test_a_broadcast_reaches_everybody_once(root: int) -> None:
     place = ports(8, latency=ALPHA / 2)
-    found = by_name(broadcast_profile(everybody(place), place, root))
+    found = by_name(broadcast_lines(everybody(place), place, root))
     assert found.keys() == {"direct", "ring", "tree"}
     for line in found.values():
         got = [received(line, place, member) for member in range(8)]
@@ -342,7 +342,7 @@ def test_a_broadcast_reaches_everybody_once(root: int) -> None:
 )
 def test_wrong_groups_are_refused(pattern: int, group: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        profile(pattern, group, ports(3))
+        algorithm_lines(pattern, group, ports(3))
 
 
 def test_a_root_must_be_a_member() -> None:
@@ -353,7 +353,7 @@ def test_a_root_must_be_a_member() -> None:
 def test_a_changed_cluster_is_not_mistaken_for_the_old_one() -> None:
     slow = ports(3)
     fast = replace(slow, links=tuple(replace(k, bandwidth=2 * BANDWIDTH) for k in slow.links))
-    betas = [profile(ALL_GATHER, (0, 1, 2), place)[0].beta for place in (slow, fast)]
+    betas = [algorithm_lines(ALL_GATHER, (0, 1, 2), place)[0].beta for place in (slow, fast)]
     assert betas[0] == pytest.approx(2 * betas[1])
 
 
@@ -363,6 +363,6 @@ def test_64_members_take_milliseconds() -> None:
     for first in range(3):
         group = tuple((first + k) % 64 for k in range(64))  # the cache does not know it
         begin = time.process_time()
-        profile(ALL_GATHER, group, place)
+        algorithm_lines(ALL_GATHER, group, place)
         taken.append(time.process_time() - begin)
     assert min(taken) < 0.03

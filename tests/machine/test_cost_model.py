@@ -28,7 +28,7 @@ from apportion.machine.cost_model import (
     load_cost,
     times_messages,
 )
-from apportion.machine.cost_table import Condition, CostTable, Fit, Line, Work
+from apportion.machine.cost_table import Condition, CostLine, CostTable, Fit, KernelMeasurement
 from apportion.simulate.durations import (
     issue_nanoseconds,
     nanoseconds,
@@ -172,7 +172,7 @@ def three_computes() -> TaskGraph:
 
 def test_measured_before_fitted_before_estimated() -> None:
     cost = model(
-        works={MM: Work(123e-9, 100, 30, 4)},
+        works={MM: KernelMeasurement(123e-9, 100, 30, 4)},
         fits={"aten.mm.default/4": Fit(10e-9, 2e-9, 1e-9, 0.0, 4)},
     )
     tasks = three_computes()
@@ -197,7 +197,7 @@ def test_a_fit_is_for_one_size_of_element() -> None:
 
 def test_what_only_the_shape_is_known_of_costs_the_fit() -> None:
     cost = model(
-        works={MM: Work(123e-9, 100, 30, 4)},
+        works={MM: KernelMeasurement(123e-9, 100, 30, 4)},
         fits={"aten.mm.default/4": Fit(10e-9, 2e-9, 1e-9, 0.0, 4)},
     )
     blank = replace(three_computes(), work=np.zeros(0, np.int64), works=())
@@ -210,7 +210,7 @@ def test_an_assembly_costs_boxes_and_bytes() -> None:
     assembly = make.assemble(1, 80, after=[message])
     a, b = make.slot(0, 40, -1, message), make.slot(1, 40, assembly, assembly)
     make.copy(a, b, message, assembly)
-    cost = model(lines={"assemble": Line(5e-9, 2e-9, 1e-9, 0.0, 9)})
+    cost = model(lines={"assemble": CostLine(5e-9, 2e-9, 1e-9, 0.0, 9)})
     assert nanoseconds(make.done(), ports(2), cost)[assembly] == 5 + 2 + 80
     assert sources(make.done(), ports(2), cost)[assembly] == FITTED
 
@@ -222,7 +222,7 @@ def test_the_first_task_of_a_device_takes_the_batch() -> None:
     make.compute(1, flops=100)
     make.slot(0, 40, -1, 0, category=INPUT)
     tasks = replace(make.done(), work=np.array([-1, -1, -1]))
-    cost = model(works={FEED: Work(9e-9, 0, 40, 1)})
+    cost = model(works={FEED: KernelMeasurement(9e-9, 0, 40, 1)})
     assert nanoseconds(tasks, ports(2), cost).tolist() == [109, 100, 100]
     fit = model(fits={"apportion.feed/1": Fit(1e-9, 0.0, 2e-9, 0.0, 4)})
     assert nanoseconds(tasks, ports(2), fit).tolist() == [181, 100, 100]
@@ -230,8 +230,8 @@ def test_the_first_task_of_a_device_takes_the_batch() -> None:
 
 # Messages that burn their devices
 
-EXCHANGE = {"exchange": Line(100e-9, 10e-9, 1e-9, 0.0, 9)}
-PACKED = EXCHANGE | {"pack": Line(3e-9, 7e-9, 2e-9, 0.0, 9)}
+EXCHANGE = {"exchange": CostLine(100e-9, 10e-9, 1e-9, 0.0, 9)}
+PACKED = EXCHANGE | {"pack": CostLine(3e-9, 7e-9, 2e-9, 0.0, 9)}
 
 
 def exchange(devices: int, *messages: tuple[int, int, int]) -> TaskGraph:
@@ -301,7 +301,7 @@ def test_without_a_line_messages_are_the_links() -> None:
 def test_what_is_saved_of_a_cost_model_says_the_same() -> None:
     unused = "aten.add.Tensor() #9"
     cost = model(
-        works={MM: Work(123e-9, 100, 30, 4), unused: Work(1.0, 0, 0, 4)},
+        works={MM: KernelMeasurement(123e-9, 100, 30, 4), unused: KernelMeasurement(1.0, 0, 0, 4)},
         fits={
             "aten.mm.default/4": Fit(10e-9, 2e-9, 1e-9, 0.0, 4),
             "aten.add.Tensor/4": Fit(1.0, 0.0, 0.0, 0.0, 4),

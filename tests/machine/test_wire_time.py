@@ -11,7 +11,7 @@ from make_tasks import Maker
 
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import CostModel
-from apportion.machine.cost_table import EXCHANGE_LINE, PACK_LINE, Condition, CostTable, Line
+from apportion.machine.cost_table import EXCHANGE_LINE, PACK_LINE, Condition, CostLine, CostTable
 from apportion.machine.topology import Cluster
 from apportion.machine.wire_time import wire_lines, wire_seconds
 from apportion.simulate.simulate import simulate
@@ -88,7 +88,10 @@ def seconds(place: Cluster, *messages: tuple[int, int, int], per_byte: float) ->
     make = Maker(len(place.devices))
     for message in messages:
         make.transfer(*message)
-    lines = {EXCHANGE_LINE: Line(0.125, 0.0, per_byte, 0.0, 1), PACK_LINE: Line(1, 0, 0, 0, 1)}
+    lines = {
+        EXCHANGE_LINE: CostLine(0.125, 0.0, per_byte, 0.0, 1),
+        PACK_LINE: CostLine(1, 0, 0, 0, 1),
+    }
     cost = CostModel("test", "test", 1.0, {"cpu": CostTable(Condition("cpu"), lines=lines)})
     tasks = replace(make.done(), position=np.zeros(len(messages), np.int64))
     return simulate(tasks, place, cost).step_seconds

@@ -25,7 +25,7 @@ from apportion.plan import plan as plans
 from apportion.plan.candidates import PlanningProgress
 from apportion.plan.make_plan import compare_methods, make_plan
 from apportion.plan.plan import Plan, PlanWarning
-from apportion.search import METHODS, Problem, SearchResult, Unsuitable, tried_by_auto
+from apportion.search import METHODS, Problem, SearchResult, UnsuitableMethod, tried_by_auto
 from apportion.search.baselines.data import data
 from apportion.search.baselines.fsdp import fsdp
 from apportion.search.baselines.random_strategy import random as random_search
@@ -125,7 +125,7 @@ def test_an_interrupted_auto_ends_a_comparison(searches: Searches) -> None:
 
 def test_methods_that_are_not_for_the_step_are_passed_over(searches: Searches) -> None:
     def never(problem: Problem, **how: Any) -> NoReturn:
-        raise Unsuitable("not for this")
+        raise UnsuitableMethod("not for this")
 
     searches["tofu"] = never
     auto = make_plan(captured("mlp:tiny")[0], ap.cluster("local:2"))

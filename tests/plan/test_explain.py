@@ -25,7 +25,7 @@ from apportion.lower.task_kinds import (
     TRANSFER,
 )
 from apportion.plan import explain as explaining
-from apportion.plan.alternatives import Around
+from apportion.plan.alternatives import OpAlternatives
 from apportion.plan.explain import StrategyChange
 from apportion.plan.explanation import ALONE, GROUP, Explanation
 from apportion.plan.make_plan import make_plan
@@ -35,7 +35,7 @@ from apportion.simulate.schedule import Network, Times, schedule_compiled
 from apportion.simulate.simulate import network, simulate
 from apportion.simulate.slack import slack
 from apportion.simulate.timeline import Timeline
-from apportion.split.strategy import Choice, Layout, Strategy, verify, whole
+from apportion.split.strategy import Choice, Layout, Strategy, unsplit_choice, verify_strategy
 
 
 @cache
@@ -67,7 +67,7 @@ def line_of(plan: Plan, strategy: Strategy) -> Timeline:
 
 def heavy(plan: Plan) -> int:
     """A forward Op with a Group."""
-    around = Around(plan.space, len(plan.cluster.devices))
+    around = OpAlternatives(plan.space, len(plan.cluster.devices))
     ops = plan.space.graph.ops
     return max(
         (k for k, op in enumerate(ops) if op.phase == "forward"),
@@ -81,7 +81,7 @@ def heavy(plan: Plan) -> int:
 @pytest.mark.parametrize("method", ["data", "tofu", "random", "op-placement"])
 def test_every_step_time_is_that_of_a_full_simulation(method: str) -> None:
     plan = made(method)
-    around = Around(plan.space, len(plan.cluster.devices))
+    around = OpAlternatives(plan.space, len(plan.cluster.devices))
     live = Delta(plan.space, plan.strategy, plan.cluster, plan.cost)
     trials = explaining.trials_of(around, plan, heavy(plan))[::3]
     done, tried = explaining.simulated(live, trials)
@@ -97,7 +97,7 @@ def test_every_step_time_is_that_of_a_full_simulation(method: str) -> None:
 @pytest.mark.parametrize("method", ["data", "tofu"])
 def test_only_the_best_are_worked_out_where_only_these_are_wanted(method: str) -> None:
     plan = made(method)
-    around = Around(plan.space, len(plan.cluster.devices))
+    around = OpAlternatives(plan.space, len(plan.cluster.devices))
     live = Delta(plan.space, plan.strategy, plan.cluster, plan.cost)
     trials = explaining.trials_of(around, plan, heavy(plan))
     everything, _ = explaining.simulated(live, trials)
@@ -117,7 +117,7 @@ def test_what_is_shown_is_what_the_alternative_does(method: str) -> None:
     plan = made(method)
     op = heavy(plan)
     found = plan.explain(op, alternatives=6)
-    around = Around(plan.space, len(plan.cluster.devices))
+    around = OpAlternatives(plan.space, len(plan.cluster.devices))
     live = Delta(plan.space, plan.strategy, plan.cluster, plan.cost)
     trials, _ = explaining.simulated(live, explaining.trials_of(around, plan, op), 6)
     assert len(found.alternatives) == 6 and found.tried == found.known > 20
@@ -154,19 +154,19 @@ def test_what_is_read_and_left_moves_as_the_messages_do() -> None:
 )
 def test_alternatives_are_legal_and_each_there_once(method: str, spec: str) -> None:
     plan = made(method, spec)
-    around = Around(plan.space, 4)
+    around = OpAlternatives(plan.space, 4)
     now = plan.strategy.choices
     for op in range(0, len(now), 7):
         several = around.choices(op, now)
         assert len(several) == len(set(several)) and now[op] not in several
         trials = explaining.trials_of(around, plan, op)
         for trial in trials[:: len(trials) // 5 + 1]:
-            verify(plan.space, changed(plan.strategy, trial), 4)
+            verify_strategy(plan.space, changed(plan.strategy, trial), 4)
 
 
 def test_alternatives_cut_every_axis_that_can_be_cut() -> None:
     plan = made("tofu", "gpt2:tiny")
-    around = Around(plan.space, 4)
+    around = OpAlternatives(plan.space, 4)
     for op in range(0, len(plan.space.graph.ops), 11):
         axes = around.axes(op)
         wanted = {axis.name for axis in axes if not axis.refused and axis.extent >= 4}
@@ -181,7 +181,7 @@ def test_alternatives_cut_every_axis_that_can_be_cut() -> None:
 def test_a_group_is_the_forward_op_its_backward_ops_and_its_updates() -> None:
     plan = made()
     ops = plan.space.graph.ops
-    around = Around(plan.space, 4)
+    around = OpAlternatives(plan.space, 4)
     op = heavy(plan)
     group = around.group(op)
     phases = [ops[k].phase for k in group]
@@ -197,7 +197,7 @@ def test_a_group_is_the_forward_op_its_backward_ops_and_its_updates() -> None:
 def test_a_group_follows_its_forward_op() -> None:
     """Under data parallelism all of it is where data parallelism puts it."""
     plan = made("data")
-    around = Around(plan.space, 4)
+    around = OpAlternatives(plan.space, 4)
     op = heavy(plan)
     followed = around.following(op, plan.strategy.choices[op], around.group(op))
     assert followed == {k: plan.strategy.choices[k] for k in around.group(op)}
@@ -205,7 +205,7 @@ def test_a_group_follows_its_forward_op() -> None:
 
 def test_axes_have_their_kinds() -> None:
     plan = made("tofu")
-    around = Around(plan.space, 4)
+    around = OpAlternatives(plan.space, 4)
     op = next(k for k, meant in enumerate(plan.space.graph.ops) if "addmm" in meant.kind)
     kinds = {axis.name: (axis.kind, axis.partial) for axis in around.axes(op)}
     assert kinds == {"i": ("sample", False), "j": ("parameter", False), "k": ("reduction", True)}
@@ -254,8 +254,8 @@ def test_slack_is_what_an_item_can_be_late(machine: str) -> None:
 
 def spoiled(plan: Plan, op: int) -> Plan:
     """The Plan with one Group whole on one device."""
-    around = Around(plan.space, len(plan.cluster.devices))
-    choice = whole(plan.space, op, (1,))
+    around = OpAlternatives(plan.space, len(plan.cluster.devices))
+    choice = unsplit_choice(plan.space, op, (1,))
     return with_choices(plan, around.following(op, choice, around.group(op)))
 
 
@@ -295,7 +295,7 @@ def improved(plan: Plan, op: int) -> Plan:
     steps = [plan.predicted.step_seconds]
     while True:
         live = Delta(plan.space, plan.strategy, plan.cluster, plan.cost)
-        trials = explaining.trials_of(Around(plan.space, 4), plan, op)
+        trials = explaining.trials_of(OpAlternatives(plan.space, 4), plan, op)
         (best,), _ = explaining.simulated(live, trials, 1)
         if best.step_ns >= live.step_ns:
             assert steps == sorted(set(steps), reverse=True)

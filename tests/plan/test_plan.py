@@ -21,7 +21,7 @@ from apportion.plan import plan as plan_module
 from apportion.plan import plan_file
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan, PlanTrial, PlanWarning
-from apportion.search import METHODS, Problem, Unsuitable
+from apportion.search import METHODS, Problem, UnsuitableMethod
 from apportion.split.strategy import Choice, Strategy
 
 
@@ -254,7 +254,7 @@ def test_unknown_methods_are_refused_with_the_known_ones() -> None:
 
 def test_a_method_that_is_not_for_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(problem: Problem, **how: Any) -> NoReturn:
-        raise Unsuitable(f"it is not for {problem.devices} devices")
+        raise UnsuitableMethod(f"it is not for {problem.devices} devices")
 
     monkeypatch.setitem(METHODS, "never", row("never", never))
     graph, cluster = captured("mlp:tiny")[0], ap.cluster("local:3")

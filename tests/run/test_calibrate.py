@@ -31,13 +31,13 @@ from apportion.machine.cost_model import (
 from apportion.machine.cost_table import (
     Condition,
     CostFile,
+    CostLine,
     CostTable,
     Fit,
-    Line,
-    Work,
+    KernelMeasurement,
     from_json,
-    load,
-    save,
+    load_cost_file,
+    save_cost_file,
     to_json,
 )
 from apportion.run.calibrate import NOISY, Calibrator, count_missing, lower_strategy
@@ -104,17 +104,17 @@ def full_table() -> CostTable:
         Condition("cpu", 1, 2),
         measured="2026-01-31",
         noise=0.03,
-        works={"aten.mm.default() #1": Work(1e-3, 2.0, 3, 4)},
+        works={"aten.mm.default() #1": KernelMeasurement(1e-3, 2.0, 3, 4)},
         fits={"aten.mm.default/4": Fit(1e-6, 1e-9, 0.0, 0.1, 4)},
-        lines={"exchange": Line(1e-4, 1e-5, 1e-9, 0.1, 14)},
+        lines={"exchange": CostLine(1e-4, 1e-5, 1e-9, 0.1, 14)},
         issue={"": 1e-5},
     )
 
 
 def test_a_file_says_what_was_written(tmp_path: Path) -> None:
     file = CostFile("a machine", "2.0", (full_table(), CostTable(Condition("h200"))))
-    save(file, tmp_path / "t.json")
-    again = load(tmp_path / "t.json")
+    save_cost_file(file, tmp_path / "t.json")
+    again = load_cost_file(tmp_path / "t.json")
     assert to_json(again) == to_json(file)
     assert again.table(Condition("cpu", 1, 2)).works == full_table().works
     assert not again.table(Condition("cpu", 1, 4)).works
@@ -139,7 +139,7 @@ def test_a_file_that_is_wrong_is_refused(change: object, complaint: str, tmp_pat
     change(data)  # type: ignore[operator]
     (tmp_path / "t.json").write_text(json.dumps(data))
     with pytest.raises(ValueError, match=complaint) as error:
-        load(tmp_path / "t.json")
+        load_cost_file(tmp_path / "t.json")
     assert "t.json" in str(error.value)
 
 
@@ -147,9 +147,9 @@ def test_a_file_that_is_wrong_is_refused(change: object, complaint: str, tmp_pat
 def test_a_file_that_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(ValueError, match=r"t\.json"):
-        load(tmp_path / "t.json")
+        load_cost_file(tmp_path / "t.json")
     with pytest.raises(ValueError, match="cannot be read"):
-        load(tmp_path / "none.json")
+        load_cost_file(tmp_path / "none.json")
 
 
 def test_the_cache_keeps_tables_by_condition(calibrating: Path) -> None:
@@ -178,7 +178,7 @@ def test_the_cache_is_under_the_users_cache_folder(monkeypatch: pytest.MonkeyPat
 def test_a_fit_finds_what_was_planted() -> None:
     rng = Random(0)
     sizes = [(10 ** rng.uniform(3, 9), 10 ** rng.uniform(3, 8)) for _ in range(40)]
-    works = [Work(2e-6 + a * 5e-11 + b * 3e-10, a, int(b), 4) for a, b in sizes]
+    works = [KernelMeasurement(2e-6 + a * 5e-11 + b * 3e-10, a, int(b), 4) for a, b in sizes]
     found = fit(works)
     assert found[:3] == pytest.approx((2e-6, 5e-11, 3e-10), rel=1e-3)
     assert found.error < 1e-3
@@ -187,22 +187,26 @@ def test_a_fit_finds_what_was_planted() -> None:
 
 def test_a_fit_says_how_wrong_it_is() -> None:
     rng = Random(0)
-    works = [Work(1e-3 * rng.uniform(0.5, 1.5), 1e6, 1000, 4) for _ in range(40)]
+    works = [KernelMeasurement(1e-3 * rng.uniform(0.5, 1.5), 1e6, 1000, 4) for _ in range(40)]
     assert 0.1 < fit(works).error < 0.5
 
 
 def test_no_coefficient_is_negative() -> None:
     rng = Random(1)
-    works = [Work(10 ** rng.uniform(-6, -2), 10 ** rng.uniform(0, 9), 1000, 4) for _ in range(30)]
+    works = [
+        KernelMeasurement(10 ** rng.uniform(-6, -2), 10 ** rng.uniform(0, 9), 1000, 4)
+        for _ in range(30)
+    ]
     assert min(fit(works)) >= 0
 
 
 def test_fits_are_by_kind_size_and_family() -> None:
     works = {
-        f"aten.mm.default() #{k}": Work(1e-3 * (k + 1), 1e6 * (k + 1), 10, 4) for k in range(5)
+        f"aten.mm.default() #{k}": KernelMeasurement(1e-3 * (k + 1), 1e6 * (k + 1), 10, 4)
+        for k in range(5)
     }
-    works |= {f"aten.add.Tensor() #{k}": Work(1e-3, 10.0, 10, 4) for k in range(2)}
-    works |= {f"aten.mm.default() h{k}": Work(1e-4, 1e6, 10, 2) for k in range(2)}
+    works |= {f"aten.add.Tensor() #{k}": KernelMeasurement(1e-3, 10.0, 10, 4) for k in range(2)}
+    works |= {f"aten.mm.default() h{k}": KernelMeasurement(1e-4, 1e6, 10, 2) for k in range(2)}
     assert set(fits(works)) == {"aten.mm.default/4", "family:dense/4"}
     assert family("aten.convolution_backward.default") == "family:dense"
     assert family("apportion.update") == "family:other"

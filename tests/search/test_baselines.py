@@ -26,7 +26,7 @@ from apportion.search.baselines.op_placement import layers, op_placement
 from apportion.search.baselines.owt import owt
 from apportion.search.problem import Problem
 from apportion.split.space import Space
-from apportion.split.strategy import space_of, verify
+from apportion.split.strategy import space_of, verify_strategy
 
 METHODS = (owt, megatron, op_placement)
 COUNTS = (1, 2, 3, 4, 6, 7, 8, 16)
@@ -58,7 +58,7 @@ def test_legal_for_every_model_on_any_number_of_devices(name: str) -> None:
         for method in METHODS:
             strategy = method(it).strategy
             divided = space_of(it.space.source, strategy) if strategy.opening else it.space
-            verify(divided, strategy, devices)
+            verify_strategy(divided, strategy, devices)
             if devices == 1:
                 assert all(choice.devices == (0,) for choice in strategy.choices)
 

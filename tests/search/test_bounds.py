@@ -14,7 +14,7 @@ from test_tofu import chain
 
 from apportion.graph import PARAMETER, UPDATE, Graph
 from apportion.lower.lower import lower
-from apportion.search import METHODS, Unsuitable
+from apportion.search import METHODS, UnsuitableMethod
 from apportion.search.levels.exact import exact, solve_jointly
 from apportion.search.levels.joint_levels import disputed_class, domains_of, free_sets, levels_of
 from apportion.search.levels.level_grids import strategy_of_levels as strategy_of
@@ -61,7 +61,7 @@ def test_no_plan_is_below_the_bound(spec: str, devices: int) -> None:
     for name, method in {"exact": exact, **METHODS}.items():
         try:
             found = method(given, budget=BUDGET)
-        except Unsuitable:
+        except UnsuitableMethod:
             continue
         if name != "random" and is_cut(given, found.strategy):
             judged.append(name)

@@ -30,7 +30,7 @@ from apportion.search.levels.tofu import bytes_moved, partition, tofu
 from apportion.search.problem import Progress
 from apportion.search.tables.eliminate import minimise_shared
 from apportion.split.space import Space
-from apportion.split.strategy import space_of, verify
+from apportion.split.strategy import space_of, verify_strategy
 
 FOREVER = math.inf
 MODULE = import_module("apportion.search.levels.exact")  # the package has a function of that name
@@ -168,7 +168,7 @@ def test_exact_is_never_worse_than_tofu_and_never_below_its_bound(spec: str, dev
     asked = problem(devices, spec)
     found = exact(asked, budget=20)
     assert found.lower_bound is not None
-    verify(space_of(asked.space.source, found.strategy), found.strategy, devices)
+    verify_strategy(space_of(asked.space.source, found.strategy), found.strategy, devices)
     assert bytes_moved(asked, found.strategy) >= found.lower_bound
     assert "bytes moved as modelled, over grids of" in found.bound_of
     assert partition(asked).bytes_moved >= found.lower_bound

@@ -32,7 +32,7 @@ from apportion.search.baselines.megatron import megatron
 from apportion.search.baselines.owt import owt
 from apportion.search.problem import Problem
 from apportion.split.space import Space
-from apportion.split.strategy import space_of, verify
+from apportion.split.strategy import space_of, verify_strategy
 
 RECURRENT = ("rnn", "rnnlm", "rnntc", "nmt", "gnmt", "deepspeech")
 ATTENTION = ("gpt2", "bert", "llama", "transformer-xl", "transformer-moe")
@@ -75,7 +75,7 @@ def test_it_is_what_was_published(spec: str, method: Any, machine: str) -> None:
 def test_legal_on_any_number_of_devices(name: str, machine: str) -> None:
     it = given(f"{name}:tiny", machine)
     strategy = expert(it).strategy
-    verify(it.space, strategy, it.devices)
+    verify_strategy(it.space, strategy, it.devices)
     if it.devices <= 6:
         assert {d for c in strategy.choices for d in c.devices} == set(range(it.devices))
 

@@ -13,7 +13,7 @@ from graphs import captured
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.search import METHODS, Unsuitable
+from apportion.search import METHODS, UnsuitableMethod
 from apportion.search.baselines.random_strategy import draw
 from apportion.search.problem import Problem, Progress, SearchResult
 from apportion.search.walks.flexflow import flexflow
@@ -22,7 +22,7 @@ from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.simulate.delta.delta import Delta
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import Timeline
-from apportion.split.strategy import Strategy, space_of, verify
+from apportion.split.strategy import Strategy, space_of, verify_strategy
 
 MODELS = ["lenet", "rnnlm:tiny", "gpt2:tiny"]
 
@@ -50,7 +50,7 @@ def test_never_worse_than_any_start(spec: str) -> None:
     for method in ("data", "expert", "tofu", "optcnn"):
         try:
             start = METHODS[method](it, budget=30.0, seed=0).strategy
-        except Unsuitable:
+        except UnsuitableMethod:
             continue
         assert best <= simulated(it, start).step_seconds
     given = METHODS["data"](it, budget=0.0, seed=0).strategy
@@ -100,7 +100,7 @@ def test_the_walk_is_judged_by_what_a_full_simulation_says(spec: str) -> None:
     for _ in range(60):
         chain.step()
         assert walk.strategy == walk.delta.strategy
-    verify(it.space, walk.strategy, it.devices)
+    verify_strategy(it.space, walk.strategy, it.devices)
     assert walk.cost == simulated(it, walk.strategy).step_seconds
     assert chain.best == simulated(it, walk.best).step_seconds
     assert walk.back() == chain.best

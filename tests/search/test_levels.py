@@ -13,7 +13,7 @@ from graphs import captured, problem
 from apportion.columns import distinct_rows
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
-from apportion.machine.topology import first
+from apportion.machine.topology import first_devices
 from apportion.search import METHODS
 from apportion.search.levels.level_costs import (
     orders,
@@ -39,7 +39,7 @@ from apportion.search.levels.tofu import bytes_moved
 from apportion.search.levels.tofu_seconds import site_seconds
 from apportion.search.tables.eliminate import descend
 from apportion.simulate.simulate import simulate
-from apportion.split.strategy import space_of, verify
+from apportion.split.strategy import space_of, verify_strategy
 
 EVEN = "mlp:tiny,width=12,batch=12"  # what 2, 3, 4, 6 and 12 divide
 
@@ -50,7 +50,7 @@ def test_bytes_of_any_factors_are_those_moved(factors: tuple[int, ...], shared: 
     space = captured(EVEN)[1]
     levels = recurse(find_sites(space, shared=shared), factors)
     strategy, devices = strategy_of(levels), math.prod(factors)
-    verify(space.with_digits(strategy.digits), strategy, devices)
+    verify_strategy(space.with_digits(strategy.digits), strategy, devices)
     moved = lower(space.with_digits(strategy.digits), strategy, devices).bytes_moved
     if shared:
         assert moved == pytest.approx(levels.bytes_moved)
@@ -131,7 +131,7 @@ def test_extents_that_nothing_divides_are_cut(spec: str, devices: int) -> None:
     given = problem(devices, spec)
     for name in ("tofu", "equalchop", "icml18", "allrow-greedy", "spartan"):
         strategy = METHODS[name](given).strategy
-        verify(space_of(given.space.source, strategy), strategy, devices)
+        verify_strategy(space_of(given.space.source, strategy), strategy, devices)
         cut = [choice.count for choice in strategy.choices]
         assert max(cut) > 1, name
 
@@ -184,7 +184,7 @@ def test_seconds_of_all_ops_are_those_of_one_device() -> None:
     given = problem(4, "gpt2:tiny")
     seconds = site_seconds(given, find_sites(given.space))
     tasks = lower(given.space, METHODS["single"](given).strategy, 1)
-    line = simulate(tasks, first(given.cluster, 1, "one"), given.cost)
+    line = simulate(tasks, first_devices(given.cluster, 1, "one"), given.cost)
     assert 0 < seconds.sum() <= line.step_seconds * (1 + 1e-6)
 
 

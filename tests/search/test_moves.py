@@ -14,7 +14,7 @@ from apportion.search.layers.layers import UNMAPPED
 from apportion.search.walks.moves import KINDS, MoveSampler
 from apportion.search.walks.units import LayerChoices, cell_units, layer_units, size_of
 from apportion.split.space import Space
-from apportion.split.strategy import Choice, Strategy, verify, whole
+from apportion.split.strategy import Choice, Strategy, unsplit_choice, verify_strategy
 
 LARGEST = pytest.param("inception-v3:tiny", marks=pytest.mark.slow)
 MODELS = ["lenet", "rnnlm:tiny", "gpt2:tiny", LARGEST, "nmt:tiny"]
@@ -82,7 +82,7 @@ def test_units_have_all_options_and_each_is_legal(any_devices: bool) -> None:
             for unit in units:
                 assert len(set(unit.options)) == len(unit.options)
                 choices |= zip(unit.ops, rng.choice(unit.options), strict=True)
-            verify(it, Strategy(tuple(choices[op] for op in ops)), 4)
+            verify_strategy(it, Strategy(tuple(choices[op] for op in ops)), 4)
 
 
 @pytest.mark.parametrize("spec", MODELS)
@@ -90,7 +90,7 @@ def test_units_have_all_options_and_each_is_legal(any_devices: bool) -> None:
 def test_every_move_is_legal(spec: str, on: str) -> None:
     it, them, rng = space(spec), cluster(on), Random(1)
     devices = len(them.devices)
-    choices = [whole(it, op, (0,)) for op in range(len(it.graph.ops))]
+    choices = [unsplit_choice(it, op, (0,)) for op in range(len(it.graph.ops))]
     moves = MoveSampler(LayerChoices(it), them, choices)
     changed: Counter[str] = Counter()
     for kind in KINDS:
@@ -100,13 +100,13 @@ def test_every_move_is_legal(spec: str, on: str) -> None:
             for op, choice in drawn.items():
                 assert choice != choices[op]
                 choices[op] = choice
-        verify(it, Strategy(tuple(choices)), devices)
+        verify_strategy(it, Strategy(tuple(choices)), devices)
     assert all(changed[kind] for kind in KINDS), changed
 
 
 def test_moves_reach_sums_subsets_and_replicas() -> None:
     it, them, rng = space("mlp:tiny"), cluster("4xh100"), Random(2)
-    choices = [whole(it, op, (0,)) for op in range(len(it.graph.ops))]
+    choices = [unsplit_choice(it, op, (0,)) for op in range(len(it.graph.ops))]
     moves = MoveSampler(LayerChoices(it), them, choices)
     seen: set[str] = set()
     for _ in range(500):
@@ -121,7 +121,7 @@ def test_moves_reach_sums_subsets_and_replicas() -> None:
 
 def test_a_sweep_tries_everything_alike_on_all_devices_once() -> None:
     it, them, rng = space("rnnlm:tiny"), cluster("4xh100"), Random(0)
-    choices = [whole(it, op, (0,)) for op in range(len(it.graph.ops))]
+    choices = [unsplit_choice(it, op, (0,)) for op in range(len(it.graph.ops))]
     members = LayerChoices(it)
     moves = MoveSampler(members, them, choices)
     seen: list[dict[int, Choice]] = []

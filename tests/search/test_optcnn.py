@@ -17,7 +17,7 @@ from graphs import Maker, captured
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.describe.descriptions import lookup
+from apportion.describe.descriptions import find_description
 from apportion.describe.interval import Box
 from apportion.graph import FORWARD, PARAMETER, UPDATE
 from apportion.lower.lower import lower
@@ -41,7 +41,7 @@ from apportion.simulate.durations import nanoseconds
 from apportion.simulate.simulate import simulate
 from apportion.split.part import Part
 from apportion.split.space import Space
-from apportion.split.strategy import Choice, Strategy, verify, whole
+from apportion.split.strategy import Choice, Strategy, unsplit_choice, verify_strategy
 
 NEVER = math.inf
 
@@ -121,7 +121,7 @@ class Definition:
     def slowest(self, op: int) -> float:
         """By the head of cost.py, where nothing was measured."""
         ends, (device, *_) = self.graph.ops[op], self.cluster.devices
-        description = lookup(ends.kind)
+        description = find_description(ends.kind)
         if description is not None and description.alias:
             return 0.0
         sizes = [self.size(v) for v in (*ends.inputs, *ends.outputs)]
@@ -336,7 +336,7 @@ def test_plans_train_the_same_model(spec: str, devices: int) -> None:
     it = SummedSeconds(given)
     other = it.strategy(some_rows(it, Random(devices)))
     for strategy in (best, other) if "lenet" in spec else (best,):
-        verify(space, strategy, devices)
+        verify_strategy(space, strategy, devices)
         found = compare(program, space, strategy, devices, steps=1)
         assert found.equal, found
 
@@ -432,7 +432,7 @@ def test_the_paper_counts_every_transfer() -> None:
     assert SummedSeconds(given, paper=True).energy.value([0, 0, 0]) <= SummedSeconds(
         given
     ).energy.value([0, 0, 0])
-    verify(given.space, optcnn_paper(given).strategy, 4)
+    verify_strategy(given.space, optcnn_paper(given).strategy, 4)
 
 
 # Layers
@@ -571,7 +571,9 @@ def test_equal_problems_have_equal_results() -> None:
 def test_one_device_is_the_single_device() -> None:
     given = problem("mlp:tiny", machine("1xp100"))
     ops = range(len(given.space.graph.ops))
-    assert optcnn(given).strategy.choices == tuple(whole(given.space, op, (0,)) for op in ops)
+    assert optcnn(given).strategy.choices == tuple(
+        unsplit_choice(given.space, op, (0,)) for op in ops
+    )
 
 
 def test_replicas_have_the_devices_of_their_part() -> None:

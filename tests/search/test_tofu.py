@@ -22,7 +22,7 @@ import apportion as ap
 from apportion.capture.capture import capture
 from apportion.describe import descriptions
 from apportion.describe.descriptions import describe
-from apportion.describe.errors import Refused
+from apportion.describe.errors import IllegalCut
 from apportion.describe.language import Sum
 from apportion.graph import PARAMETER, UPDATE, Graph
 from apportion.lower.lower import lower
@@ -38,7 +38,7 @@ from apportion.search.levels.sites import OP, elements_covered, find_sites
 from apportion.search.levels.tofu import bytes_moved, partition, tofu
 from apportion.split.axis_effects import FIRST_ONLY, WHOLE, AxisEffects
 from apportion.split.space import Space
-from apportion.split.strategy import Choice, Layout, Strategy, space_of, verify
+from apportion.split.strategy import Choice, Layout, Strategy, space_of, verify_strategy
 
 BOTH = (0, 1)
 UNCUT = -1
@@ -415,7 +415,7 @@ def alike(space: Space, op: int, devices: int, rng: Random, rank: dict[int, floa
 def allowed(space: Space, op: int, parts: list[int]) -> bool:
     try:
         space.split(op, parts)
-    except Refused:
+    except IllegalCut:
         return False
     return True
 
@@ -452,7 +452,7 @@ def full_device(space: Space, devices: int, seed: int) -> Strategy:
 def test_nobody_moves_fewer_bytes(spec: str, devices: int, count: int) -> None:
     given = problem(devices, spec)
     strategy = tofu(given).strategy
-    verify(space_of(given.space.source, strategy), strategy, devices)
+    verify_strategy(space_of(given.space.source, strategy), strategy, devices)
     least = bytes_moved(given, strategy)
     assert least <= bytes_moved(given, data(given).strategy)
     assert least <= bytes_moved(given, fsdp(given).strategy)
@@ -471,7 +471,7 @@ def test_nobody_moves_fewer_bytes(spec: str, devices: int, count: int) -> None:
 def test_any_number_of_devices_will_do(spec: str, devices: int) -> None:
     given = problem(devices, spec)
     strategy = tofu(given).strategy
-    verify(space_of(given.space.source, strategy), strategy, devices)
+    verify_strategy(space_of(given.space.source, strategy), strategy, devices)
     least = bytes_moved(given, strategy)
     assert least <= bytes_moved(given, data(given).strategy)
     assert least <= bytes_moved(given, fsdp(given).strategy)
@@ -490,7 +490,7 @@ def test_a_level_too_wide_to_eliminate_is_passed_messages() -> None:
     if levels.exact:
         assert levels.bytes_moved == least
     wide = recurse(sites, (2, 2), cap=20)
-    verify(given.space.with_digits(strategy_of(wide).digits), strategy_of(wide), 4)
+    verify_strategy(given.space.with_digits(strategy_of(wide).digits), strategy_of(wide), 4)
 
 
 @pytest.mark.slow
@@ -498,7 +498,7 @@ def test_levels_that_narrow_can_be_eliminated_after_one_that_cannot() -> None:
     """Domains shrink: an order that was given up for the first level is none for the second."""
     given = problem(4, "transformer-xl:tiny")
     strategy = tofu(given).strategy
-    verify(space_of(given.space.source, strategy), strategy, 4)
+    verify_strategy(space_of(given.space.source, strategy), strategy, 4)
     assert bytes_moved(given, strategy) <= bytes_moved(given, data(given).strategy)
 
 

@@ -35,7 +35,7 @@ from apportion.simulate.delta import new_blocks, schedule_state
 from apportion.simulate.delta.delta import Delta
 from apportion.simulate.simulate import simulate
 from apportion.split.space import Space
-from apportion.split.strategy import Choice, Layout, Strategy, whole
+from apportion.split.strategy import Choice, Layout, Strategy, unsplit_choice
 
 
 @cache
@@ -247,7 +247,9 @@ def test_what_is_computed_term_by_term_follows_changes() -> None:
     around = [summed, *(op for op, _ in filter(None, made))]
     seen = set()
     for _ in range(12):
-        live.change({op: whole(space, op, rng.sample(range(4), 2)) for op in rng.sample(around, 1)})
+        live.change(
+            {op: unsplit_choice(space, op, rng.sample(range(4), 2)) for op in rng.sample(around, 1)}
+        )
         found = termwise(space, live.strategy, live.lowering.splits)
         assert live.lowering.termwise == found and agrees(live)
         seen.add(len(found))

@@ -15,7 +15,7 @@ from torch import nn
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.describe.descriptions import DESCRIPTIONS, Description
-from apportion.describe.errors import Refused
+from apportion.describe.errors import IllegalCut
 from apportion.describe.language import f
 from apportion.graph import Graph
 from apportion.search.baselines.data import sample_classes
@@ -76,7 +76,7 @@ def test_views_with_no_common_refinement_refuse_cuts_but_work_uncut() -> None:
     assert all(space.cuttable(0))
     assert not any(space.cuttable(1))
     assert all(space.cuttable(2))
-    with pytest.raises(Refused, match="another way"):
+    with pytest.raises(IllegalCut, match="another way"):
         space.split(1, (2, 1))
     (part,) = space.split(1, (1, 1)).parts
     assert part.inputs == (((0, 3), (0, 4)),)
@@ -103,7 +103,7 @@ def test_an_axis_cut_into_ranges_that_are_not_contiguous_is_refused_where_order_
     make.op("aten.view.default", y, (3, 4), out=(3, 4))
     space = make.space()
     assert space.cuttable(0) == (True, False)
-    with pytest.raises(Refused, match="not contiguous"):
+    with pytest.raises(IllegalCut, match="not contiguous"):
         space.split(0, (1, 2))
 
 

@@ -13,7 +13,7 @@ from graphs import CONTEXT, One, one
 from rings import sampled
 
 from apportion.capture.capture import capture
-from apportion.describe.errors import Refused
+from apportion.describe.errors import IllegalCut
 from apportion.split.part import Pad
 from apportion.split.space import Space
 from apportion.verify import run_split as check
@@ -180,7 +180,7 @@ def test_one_tap_of_a_stride_may_ask_for_less_than_no_padding() -> None:
     parts = it.space.split(0, it.parts(y0=3)).parts
     assert [p.inputs[0][2] for p in parts] == [(0, 2), (2, 3), (3, 5)]
     assert [p.args[4] for p in parts] == [(0,), (-1,), (0,)]
-    with pytest.raises(Refused, match="nothing but padding"):
+    with pytest.raises(IllegalCut, match="nothing but padding"):
         it.space.split(0, it.parts(y0=9))
     assert_right(it)
 
@@ -196,7 +196,7 @@ def test_taps_can_be_cut_too() -> None:
 
 def test_a_part_in_nothing_but_padding_is_refused() -> None:
     it = Case((3,), (1,), (1,), (2,), (1,)).forward
-    with pytest.raises(Refused, match="nothing but padding"):
+    with pytest.raises(IllegalCut, match="nothing but padding"):
         it.space.split(0, it.parts(i0=7))
     assert_right(it)
 

@@ -36,10 +36,10 @@ from apportion.search.levels.levels import recurse
 from apportion.search.levels.sites import find_sites
 from apportion.search.levels.tofu import bytes_moved, tofu
 from apportion.search.problem import Problem
-from apportion.split.open_composites import STATISTICS, composites, open_graph, opened
+from apportion.split.open_composites import STATISTICS, composites, open_composites, open_graph
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, from_json, space_of, to_json
-from apportion.split.strategy import verify as verify_strategy
+from apportion.split.strategy import verify_strategy as verify_strategy
 from apportion.verify.run_split import run_op
 
 SPEC = "gpt2:tiny"
@@ -89,7 +89,7 @@ def found() -> Strategy:
 
 def test_an_opened_step_computes_the_same_values() -> None:
     program, _ = captured(SPEC)
-    inner = opened(program.graph)
+    inner = open_composites(program.graph)
     verify(inner)
     assert len(inner.ops) > len(program.graph.ops) and not composites(inner)
     expected, ours = values_of(program, program.graph), values_of(program, inner)
@@ -120,18 +120,18 @@ def test_pieces_are_named_after_the_operator_and_keep_its_place() -> None:
 def test_only_what_is_named_is_opened() -> None:
     graph = captured(SPEC)[0].graph
     first, *rest = composites(graph)
-    inner = opened(graph, (first,))
+    inner = open_composites(graph, (first,))
     assert graph.ops[first].kind == "aten.native_layer_norm.default"
     assert [op for op in inner.ops if op not in graph.ops and op.forward is None]
     shift = len(inner.ops) - len(graph.ops)
     assert composites(inner) == tuple(index + shift for index in rest)
-    assert opened(graph, ()) is graph
+    assert open_composites(graph, ()) is graph
 
 
 def test_a_graph_without_composites_stays_itself() -> None:
     graph = captured("mlp:tiny")[0].graph
     bare = replace(graph, ops=tuple(op for op in graph.ops if "softmax" not in op.kind))
-    assert not composites(bare) and opened(bare) is bare
+    assert not composites(bare) and open_composites(bare) is bare
 
 
 def test_opened_axes_can_be_cut() -> None:

@@ -29,7 +29,7 @@ from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.search import Problem
 from apportion.split import repeats as segments
-from apportion.split.repeats import KEPT, LAYERS, Short, shorten
+from apportion.split.repeats import KEPT, LAYERS, ShortenedGraph, shorten
 from apportion.split.space import Space
 
 tofu = importlib.import_module(
@@ -93,7 +93,7 @@ class Chain:
         return graph
 
 
-def shortened(graph: Graph) -> Short | None:
+def shortened(graph: Graph) -> ShortenedGraph | None:
     return shorten(graph, Space(graph).kinds)
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from graphs import CONTEXT, Maker, One, one
 
 from apportion.describe import descriptions
-from apportion.describe.descriptions import Local, describe
-from apportion.describe.errors import BadDescription, Refused
+from apportion.describe.descriptions import PartLocation, describe
+from apportion.describe.errors import BadDescription, IllegalCut
 from apportion.describe.language import Max, Output, Sum, axis, f, opaque
 from apportion.graph import Arg
 from apportion.split.part import Split
@@ -55,7 +55,7 @@ def split(it: One, **parts: int) -> Split:
 
 
 def refusal(it: One, **parts: int) -> str:
-    with pytest.raises(Refused) as error:
+    with pytest.raises(IllegalCut) as error:
         split(it, **parts)
     return str(error.value)
 
@@ -94,7 +94,7 @@ def test_matmul_halved(cut: str, a: Any, b: Any, c: Any, reducer: str | None) ->
     assert [p.flops for p in found.parts] == [2 * 4 * 6 * 8 / 2] * 2
 
 
-def shift_local(args: tuple[Arg, ...], local: Local) -> tuple[Arg, ...]:
+def shift_local(args: tuple[Arg, ...], local: PartLocation) -> tuple[Arg, ...]:
     return (args[0], 0)  # the part's region begins where the part reads
 
 
@@ -299,7 +299,7 @@ def test_an_output_axis_that_no_access_mentions_is_refused_without_a_local_rule(
 
 
 def test_an_output_axis_that_no_access_mentions_is_cut_by_a_local_rule() -> None:
-    def times(args: tuple[Arg, ...], local: Local) -> tuple[Arg, ...]:
+    def times(args: tuple[Arg, ...], local: PartLocation) -> tuple[Arg, ...]:
         return (args[0], local.outputs[0][1])
 
     describe("apportion_test.repeat", local=times)(lambda x, times: lambda i, j: x[i])
@@ -316,7 +316,7 @@ def test_an_axis_has_no_more_parts_than_elements_and_no_less_than_one(parts: int
 
 def test_a_cut_names_every_axis() -> None:
     it = described(lambda x: lambda i, j: x[i, j], (4, 6), (4, 6))
-    with pytest.raises(Refused, match="has 2 axes, the cut names 1"):
+    with pytest.raises(IllegalCut, match="has 2 axes, the cut names 1"):
         it.space.split(0, (2,))
 
 
@@ -333,7 +333,7 @@ def test_an_operator_without_description_runs_unsplit_and_says_so() -> None:
     (part,) = space.split(1, ()).parts
     assert part.inputs == (((0, 4), (0, 6)),)
     assert part.outputs == (((0, 4),),)
-    with pytest.raises(Refused, match="has 0 axes"):
+    with pytest.raises(IllegalCut, match="has 0 axes"):
         space.split(1, (2,))
 
 

@@ -19,10 +19,10 @@ from apportion.split.strategy import (
     Layout,
     Strategy,
     from_json,
-    grid,
+    grid_boxes,
     to_json,
-    verify,
-    whole,
+    unsplit_choice,
+    verify_strategy,
 )
 
 
@@ -37,11 +37,11 @@ GOOD = Choice((2, 1), (0, 1))
 
 
 def test_a_grid_runs_through_the_last_atom_fastest() -> None:
-    assert grid((4, 6), (2, 3)) == [
+    assert grid_boxes((4, 6), (2, 3)) == [
         ((0, 2), (0, 2)), ((0, 2), (2, 4)), ((0, 2), (4, 6)),
         ((2, 4), (0, 2)), ((2, 4), (2, 4)), ((2, 4), (4, 6)),
     ]  # fmt: skip
-    assert grid((), ()) == [()]
+    assert grid_boxes((), ()) == [()]
 
 
 def test_devices_are_listed_replica_by_replica() -> None:
@@ -80,7 +80,7 @@ def test_devices_are_listed_replica_by_replica() -> None:
 )
 def test_what_is_not_legal_is_refused_by_name(choices: Any, layouts: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        verify(relu_space(), Strategy(choices, layouts), 3)
+        verify_strategy(relu_space(), Strategy(choices, layouts), 3)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_is_not_legal_is_refused_by_name(choices: Any, layouts: Any, messag
     ],
 )
 def test_what_is_legal_passes(choice: Choice, layouts: Any) -> None:
-    verify(relu_space(), Strategy((choice,), layouts), 3)
+    verify_strategy(relu_space(), Strategy((choice,), layouts), 3)
 
 
 def test_a_strategy_is_the_same_after_json() -> None:
@@ -130,7 +130,7 @@ def test_single_puts_everything_on_the_first_device() -> None:
 def test_data_cuts_the_batch_and_nothing_else(devices: int, parts: int) -> None:
     it = problem(devices)
     found = data(it).strategy
-    verify(it.space, found, devices)
+    verify_strategy(it.space, found, devices)
     for op, choice in enumerate(found.choices):
         cut = [a.extent for a, n in zip(it.space.axes(op), choice.parts, strict=True) if n > 1]
         assert cut in ([], [7])  # the batch of mlp:tiny
@@ -146,7 +146,7 @@ def test_data_cuts_the_batch_and_nothing_else(devices: int, parts: int) -> None:
 def test_random_strategies_are_legal_and_repeatable() -> None:
     space = captured("gpt2:tiny")[1]
     for seed in range(5):
-        verify(space, draw(space, 3, Random(seed)), 3)
+        verify_strategy(space, draw(space, 3, Random(seed)), 3)
     assert draw(space, 3, Random(1)) == draw(space, 3, Random(1))
     assert draw(space, 3, Random(1)) != draw(space, 3, Random(2))
 
@@ -177,4 +177,4 @@ def test_random_strategies_have_everything_that_a_strategy_can_say() -> None:
 
 def test_whole_names_every_axis_once() -> None:
     space = relu_space()
-    assert whole(space, 0, (1, 2)) == Choice((1, 1), (1, 2))
+    assert unsplit_choice(space, 0, (1, 2)) == Choice((1, 1), (1, 2))

@@ -12,12 +12,12 @@ import pytest
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.capture.lift_call import lift
+from apportion.capture.lift_call import lift_call
 from apportion.capture.trace import CaptureError
 from apportion.describe import descriptions
-from apportion.describe.descriptions import lookup
+from apportion.describe.descriptions import find_description
 from apportion.graph import Graph
-from apportion.split.open_composites import opened
+from apportion.split.open_composites import open_composites
 from apportion.verify import own_samples as inputs
 from apportion.verify.sample import Sample
 from apportion.verify.survey import core_operators
@@ -64,7 +64,7 @@ def test_every_description_is_touched() -> None:
         args = [_filled(sample, arg) for arg in sample.args]
         named = {k: _filled(sample, arg) for k, arg in sample.kwargs.items()}
         try:
-            graph = lift(sample.target, args, named).graph
+            graph = lift_call(sample.target, args, named).graph
         except (CaptureError, RuntimeError):
             continue
         _count(graph, touched)
@@ -100,9 +100,9 @@ def _filled(sample: Sample, arg: object) -> object:
 
 
 def _count(graph: Graph, touched: Counter[str]) -> None:
-    for some in {graph, opened(graph)}:
+    for some in {graph, open_composites(graph)}:
         for op in some.ops:
-            description = lookup(op.kind)
+            description = find_description(op.kind)
             if description is not None:
                 touched[description.kind] += 1
 

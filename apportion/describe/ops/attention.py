@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe
+from apportion.describe.descriptions import PartLocation, describe
 from apportion.describe.language import Operand, Output, axis, f, opaque, reduce
 
 Shapes = Sequence[tuple[int, ...]]
@@ -60,7 +60,7 @@ class _AttentionAxes:
 def _with_place(fixed: int, causal: int) -> Any:
     """The local rule of a kernel with `fixed` arguments before its place."""
 
-    def local(args: tuple[Any, ...], here: Local) -> tuple[Any, ...]:
+    def local(args: tuple[Any, ...], here: PartLocation) -> tuple[Any, ...]:
         i0, j0 = args[fixed:] or (0, 0)
         place = i0 + here.first("i"), j0 + here.first("j")
         return (*args[:fixed], *place) if args[causal] and any(place) else args[:fixed]

@@ -15,13 +15,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.descriptions import PartLocation, describe, unsplit
 from apportion.describe.errors import Undescribed
 from apportion.describe.language import ALL, Operand, Output, axes, axis, opaque, reduce
 from apportion.describe.ops.window import Ints, each, names, padding_of, read_by, reads, unpadded
 
 
-def _forward_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _forward_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     x, weight, bias, stride, padding, *rest = args
     sizes = local.inputs[x.index], local.inputs[weight.index]
     groups = sizes[0][1] // max(sizes[1][1], 1)
@@ -46,7 +46,7 @@ def convolution(
     return Output.of((n, (g, o), *i), total, g=groups)
 
 
-def _weight_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _weight_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     grad, x, _, stride, padding, dilation, _ = args
     size = local.outputs[0]
     groups = local.inputs[x.index][1] // max(size[1], 1)
@@ -73,7 +73,9 @@ def _backward_flops(inputs: Sequence[Ints], outputs: Sequence[Ints]) -> float:
     return 2.0 * math.prod(inputs[0]) * math.prod(inputs[1][1:])
 
 
-def _settings_local(x: Any, weight: Any, settings: Sequence[Any], local: Local) -> tuple[Any, ...]:
+def _settings_local(
+    x: Any, weight: Any, settings: Sequence[Any], local: PartLocation
+) -> tuple[Any, ...]:
     """Size, stride, padding, dilation and groups of a part."""
     _, stride, padding, dilation, _ = settings
     size = local.outputs[0]
@@ -101,7 +103,7 @@ def _spread(
     return Output.of((n, (g, b), *y), total, **extents)
 
 
-def _input_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _input_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     grad, weight, *settings = args
     return (grad, weight, *_settings_local(grad, weight, settings, local))
 
@@ -111,7 +113,7 @@ def conv_backward_input(grad: Operand, weight: Operand, *settings: Any) -> Any:
     return _spread(grad, weight, None, settings, "o", "c")
 
 
-def _transpose_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _transpose_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     x, weight, bias, *settings = args
     return (x, weight, bias, *_settings_local(x, weight, settings, local))
 
@@ -124,7 +126,7 @@ def conv_transpose(x: Operand, weight: Operand, bias: Operand | None, *settings:
 # Other forms
 
 
-def _tbc_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _tbc_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     x, weight, bias, pad = args
     return (x, weight, bias, 0 if (x.index, 0) in local.padded else pad)
 
@@ -138,7 +140,7 @@ def conv_tbc(x: Operand, weight: Operand, bias: Operand, pad: int) -> Any:
     return Output.of((t, n, o), total + bias[(o,)])
 
 
-def _im2col_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _im2col_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     x, kernel, dilation, padding, stride = args
     spans = [local.ranges.get(f"k{d}", (0, n)) for d, n in enumerate(each(kernel, 2))]
     own = unpadded(padding, x, local, 2)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe
+from apportion.describe.descriptions import PartLocation, describe
 from apportion.describe.errors import Undescribed
 from apportion.describe.language import Output, axes, axis, f, opaque, reduce
 
@@ -28,12 +28,12 @@ def moves_inputs(inputs: Shapes, outputs: Shapes) -> float:
     return float(sum(math.prod(shape) for shape in inputs))
 
 
-def from_row(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def from_row(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     """The last two arguments are where axis `v` begins and how long it is in all."""
     return (*args[:-2], args[-2] + local.first("v"), args[-1])
 
 
-def _rows_from(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _rows_from(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     grad, indices, _, *rest = from_row(args, local)
     return (grad, indices, local.outputs[0][0], *rest)
 

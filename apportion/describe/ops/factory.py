@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.descriptions import PartLocation, describe, unsplit
 from apportion.describe.language import Operand, f
 
 
-def _first_size(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _first_size(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (local.outputs[0], *args[1:])
 
 
-def _second_size(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _second_size(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (args[0], local.outputs[0], *args[2:])
 
 
@@ -48,7 +48,7 @@ def scalar_tensor(value: Any) -> Any:
     return lambda: f("constant")
 
 
-def _appended_place(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _appended_place(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     given = [arg for arg in args if not _is_place(arg)]
     return (*given, local.positions[0])
 
@@ -70,7 +70,7 @@ def sequence(*args: Any) -> Any:
     return lambda *i: f("constant", *ends)
 
 
-def _shifted_eye(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _shifted_eye(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     given = [arg for arg in args if not _is_place(arg)]
     diagonal = _diagonal(args) + local.first("i") - local.first("j")
     return (*given, (*local.outputs[0], diagonal))
@@ -85,7 +85,7 @@ def eye(*args: Any) -> Any:
     return lambda i, j: f("eye", j - i - _diagonal(args))
 
 
-def _shifted_diagonal(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _shifted_diagonal(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     rank = len(local.outputs[0])
     shift = local.first(f"i{rank - 2}") - local.first(f"i{rank - 1}")
     return (args[0], args[1] + shift)
@@ -97,7 +97,7 @@ def triangle(x: Any, diagonal: int) -> Any:
     return lambda *i: f("triangle", i[-1] - i[-2] - diagonal, x[i])
 
 
-def _random_place(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _random_place(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (local.outputs[0], *args[1:3], local.positions[0])
 
 

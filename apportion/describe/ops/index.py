@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.descriptions import PartLocation, describe, unsplit
 from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
 from apportion.describe.language import Expr, Operand, Output, axes, axis, f, opaque, reduce
 from apportion.describe.ops.embedding import from_row, moves_output, whole_of
 
 
-def from_places(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def from_places(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     """The last two arguments are where each axis `v0`, `v1`, ... begins and how long it is."""
     origins = tuple(o + local.first(f"v{k}") for k, o in enumerate(args[-2]))
     return (*args[:-2], origins, args[-1])

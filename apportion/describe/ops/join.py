@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe
+from apportion.describe.descriptions import PartLocation, describe
 from apportion.describe.errors import Undescribed
 from apportion.describe.language import Output, axes, axis, f, opaque
 
@@ -54,7 +54,7 @@ def block_diag(tensors: Any) -> Any:
     return lambda i, j: tensors[0][i, j]
 
 
-def _pad_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _pad_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     x, widths, *rest = args
     dims = len(local.inputs[x.index])
     cut = [2 * (dims - 1 - dim) for tensor, dim in local.padded if tensor == x.index]

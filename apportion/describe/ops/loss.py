@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe
+from apportion.describe.descriptions import PartLocation, describe
 from apportion.describe.errors import Undescribed
 from apportion.describe.language import Operand, Output, axes, axis, f, opaque, reduce
 
@@ -151,7 +151,7 @@ def _from_class(number: int) -> Any:
     """Tells a part of the classes which is its first and how many there are in all, in arguments
     that torch's operator does not have."""
 
-    def local(args: tuple[Any, ...], part: Local) -> tuple[Any, ...]:
+    def local(args: tuple[Any, ...], part: PartLocation) -> tuple[Any, ...]:
         low, high = part.ranges.get("c", (0, 0))
         if high - low == part.extents["c"]:
             return args

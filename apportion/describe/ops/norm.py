@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe
+from apportion.describe.descriptions import PartLocation, describe
 from apportion.describe.errors import Undescribed
 from apportion.describe.language import ALL, Output, axes, axis, f, opaque, reduce
 
@@ -177,17 +177,17 @@ def given_batch_norm_backward(
 # Groups of channels
 
 
-def _group_sizes(x: Any, groups: int, local: Local) -> tuple[int, ...]:
+def _group_sizes(x: Any, groups: int, local: PartLocation) -> tuple[int, ...]:
     """Samples, channels, elements of a channel and groups of a part."""
     samples, channels, *rest = local.inputs[x.index]
     return samples, channels, math.prod(rest), groups
 
 
-def _group_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _group_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (*args[:3], *_group_sizes(args[0], local.outputs[1][1], local), *args[7:])
 
 
-def _group_backward_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _group_backward_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     groups = local.inputs[args[2].index][1]
     return (*args[:5], *_group_sizes(args[1], groups, local), *args[9:])
 

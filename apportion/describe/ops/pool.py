@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.descriptions import PartLocation, describe, unsplit
 from apportion.describe.language import Operand, Output, axes, f, opaque, reduce
 from apportion.describe.ops.window import (
     block,
@@ -43,7 +43,7 @@ def _taps(kernel: Sequence[int]) -> Any:
 # Maximum
 
 
-def _max_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _max_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     x, kernel, stride, padding, dilation, ceil, origin, plane = args
     rank = len(kernel)
     own = unpadded(padding, x, local, rank)
@@ -69,7 +69,7 @@ def max_pool(
     return Output.of(i, most, **extents), Output.of(i, f("place", most, *place, plane), **extents)
 
 
-def _max_backward_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _max_backward_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     grad, found, _, kernel, stride, padding, dilation, origin, plane = args
     rank, size = len(kernel), local.outputs[0]
     along = names("y", len(size) - rank, rank)
@@ -92,7 +92,7 @@ def max_pool_backward(
     return Output.of(y, reduce("sum", k, element), **extents)
 
 
-def _plane_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _plane_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     grad, found, _, origin, plane = args
     rank, size = len(plane), local.outputs[0]
     along = names("y", len(size) - rank, rank)
@@ -168,7 +168,7 @@ def fractional_max_pool3d(x: Any, kernel: Any, size: Any, samples: Any) -> Any:
 
 
 def _average_local(rank: int) -> Any:
-    def local_args(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+    def local_args(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
         x, kernel, stride, padding, *rest = args
         return (x, kernel, stride, unpadded(padding, x, local, rank), *rest)
 
@@ -201,7 +201,7 @@ def avg_pool3d(
     return _average(3, x, kernel, stride, padding, ceil, with_padding, divisor)
 
 
-def _uneven_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _uneven_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     x, kernel, stride, padding, _, origin, plane, margin = args
     rank = len(kernel)
     own = unpadded(padding, x, local, rank)
@@ -228,7 +228,7 @@ def avg_pool(
     return Output.of(i, total / f("inside", *first, kernel, plane, margin), **extents)
 
 
-def _average_backward_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _average_backward_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     grad, _, kernel, stride, padding, origin, plane, margin, divisor = args
     rank, size = len(kernel), local.outputs[0]
     along = names("y", len(size) - rank, rank)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe
+from apportion.describe.descriptions import PartLocation, describe
 from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
 from apportion.describe.language import Access, Operand, Output, axes, axis, f, opaque, reduce
@@ -268,7 +268,7 @@ def histogramdd_edges(x: Any, *rest: Any, out: Any) -> Any:
     return tuple(Output.of((f"e{n}",), opaque(source)[axis(f"e{n}")]) for n in range(len(out)))
 
 
-def _bincount_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _bincount_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (*args[:2], local.outputs[0][0])
 
 

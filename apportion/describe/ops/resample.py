@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from apportion.describe.descriptions import Local, describe
+from apportion.describe.descriptions import PartLocation, describe
 from apportion.describe.language import Operand, Output, axes, axis, opaque, reduce
 from apportion.describe.ops.window import block, resized
 
@@ -66,10 +66,10 @@ def _describe_upsample(name: str, rank: int, blocks: Blocks) -> None:
         each = zip(after, grad.shape[-rank:], args[-rank:], strict=True)
         return resized(grad, after, [blocks(*one) for one in each])
 
-    def forward_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+    def forward_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
         return (args[0], local.outputs[0][-rank:], *args[2:])
 
-    def backward_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+    def backward_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
         return (args[0], local.inputs[0][-rank:], local.outputs[0], *args[3:])
 
     describe(name, local=forward_local)(forward)
@@ -128,7 +128,7 @@ def grid_sampler_fallback_backward(grad: Any, x: Any, grid: Any) -> Any:
     return _sampler_backward(grad, x, grid, (True, True))
 
 
-def _grid_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _grid_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     theta, size, *rest = args
     return (theta, (local.outputs[0][0], *size[1:]), *rest)
 

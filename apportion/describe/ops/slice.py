@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe
+from apportion.describe.descriptions import PartLocation, describe
 from apportion.describe.errors import Undescribed
 from apportion.describe.language import ALL, Output, axes, axis, f, opaque
 
 
-def _select_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _select_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (args[0], args[1], 0)
 
 
@@ -20,7 +20,7 @@ def select(x: Any, dim: Any, index: Any) -> Any:
     return lambda *i: x[(*i[:d], place, *i[d:])]
 
 
-def _slice_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _slice_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (args[0], args[1], 0, local.inputs[0][args[1]], *args[4:])
 
 
@@ -37,7 +37,7 @@ def _require_elements(shape: tuple[int, ...]) -> None:
         raise Undescribed("a result without elements")
 
 
-def _split_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _split_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (args[0], local.outputs[0][args[2]], *args[2:])
 
 
@@ -68,7 +68,7 @@ def unbind(x: Any, dim: Any) -> Any:
     return tuple(piece(p) for p in range(x.shape[d]))
 
 
-def _split_sizes_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _split_sizes_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (args[0], tuple(shape[args[2]] for shape in local.outputs), *args[2:])
 
 
@@ -91,7 +91,7 @@ def _piece(x: Any, d: int, p: int) -> Any:
 # Diagonals and windows
 
 
-def _diagonal_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _diagonal_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (args[0], 0, *args[2:])  # a part's region begins on the diagonal
 
 
@@ -108,7 +108,7 @@ def diagonal(x: Any, offset: Any, dim1: Any, dim2: Any, *, out: Any) -> Any:
     return output
 
 
-def _unfold_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _unfold_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (*args[:2], local.outputs[0][-1], *args[3:])
 
 
@@ -126,7 +126,7 @@ def unfold(x: Any, dim: Any, size: Any, step: Any, *, out: Any) -> Any:
     return output
 
 
-def _sizes_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _sizes_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (args[0], local.outputs[0], *args[2:])
 
 
@@ -157,7 +157,7 @@ def select_backward(grad: Any, sizes: Any, dim: Any, index: Any) -> Any:
     return select_place(grad, sizes, dim % (grad.ndim + 1), index)
 
 
-def _place_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _place_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     source, _, dim, first, *rest = args
     return (source, local.outputs[0], dim, first - local.first(f"i{dim}"), *rest)
 
@@ -172,7 +172,7 @@ def select_place(source: Any, sizes: Any, dim: Any, index: Any) -> Any:
     return lambda *i: f("place", i[dim] - index, source[(*i[:dim], *i[dim + 1 :])])
 
 
-def _scatter_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _scatter_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     x, source, dim, first, *rest = args
     return (x, source, dim, first - local.first(f"i{dim}"), *rest)
 
@@ -191,13 +191,13 @@ def _whole_along(source: Any, i: Any, dim: int) -> Any:
     return source[tuple(slice(None) if k == dim else a for k, a in enumerate(i))]
 
 
-def _diagonal_places(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _diagonal_places(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     *given, dim1, dim2, row, column = args
     places = row - local.first(f"i{dim1}"), column - local.first(f"i{dim2}")
     return (*given, dim1, dim2, *places)
 
 
-def _diagonal_sizes(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _diagonal_sizes(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return _sizes_local(_diagonal_places(args, local), local)
 
 

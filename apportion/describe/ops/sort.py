@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe, unsplit
+from apportion.describe.descriptions import PartLocation, describe, unsplit
 from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
 from apportion.describe.language import Access, Operand, Output, axis, f, opaque
@@ -135,7 +135,7 @@ def fourier(x: Any, dims: Any) -> Any:
 # Labels and frames
 
 
-def _samples(args: tuple[Any, ...], local: Local, first: int) -> tuple[Any, ...]:
+def _samples(args: tuple[Any, ...], local: PartLocation, first: int) -> tuple[Any, ...]:
     """The lengths of a part's samples are those of the whole's, from where it begins."""
     low, high = local.ranges["n"]
     lengths = (tuple(given[low:high]) for given in args[first : first + 2])

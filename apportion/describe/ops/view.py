@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from apportion.describe.descriptions import Local, describe, unsplit
-from apportion.describe.errors import Refused, Undescribed
+from apportion.describe.descriptions import PartLocation, describe, unsplit
+from apportion.describe.errors import IllegalCut, Undescribed
 from apportion.describe.interval import Affine
 from apportion.describe.language import ALL, Output, axes, axis, f, opaque
 
 
-def _size(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _size(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     return (args[0], local.outputs[0], *args[2:])
 
 
@@ -213,7 +213,7 @@ def roll(x: Any, shifts: Any, dims: Any) -> Any:
     return output
 
 
-def _repeat_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _repeat_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     (shape,), (source, *_) = local.outputs, local.inputs
     extents = (*[1] * (len(shape) - len(source)), *source)
     return (args[0], tuple(n // m for n, m in zip(shape, extents, strict=True)))
@@ -253,9 +253,9 @@ def _require_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         raise Undescribed("the pixels of a block belong together")
 
 
-def _shuffle_local(args: tuple[Any, ...], local: Local) -> tuple[Any, ...]:
+def _shuffle_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
     if "g" not in local.ranges:
-        raise Refused("aten.channel_shuffle: a part's groups are not contiguous")
+        raise IllegalCut("aten.channel_shuffle: a part's groups are not contiguous")
     low, high = local.ranges["g"]
     return (args[0], high - low)
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from apportion.describe.descriptions import Local
+from apportion.describe.descriptions import PartLocation
 from apportion.describe.interval import Affine
 from apportion.describe.language import (
     ALL,
@@ -61,7 +61,7 @@ def read_by(
     ]
 
 
-def unpadded(padding: Sequence[int], tensor: Any, local: Local, rank: int) -> Ints:
+def unpadded(padding: Sequence[int], tensor: Any, local: PartLocation, rank: int) -> Ints:
     """The padding that a part asks for: none where it gets its own."""
     skip = len(local.inputs[tensor.index]) - rank
     return tuple(
@@ -71,7 +71,7 @@ def unpadded(padding: Sequence[int], tensor: Any, local: Local, rank: int) -> In
 
 
 def padding_of(
-    tensor: Any, local: Local, names: Sequence[str], rank: int, *settings: Sequence[int]
+    tensor: Any, local: PartLocation, names: Sequence[str], rank: int, *settings: Sequence[int]
 ) -> Ints:
     """p of a part that reads backwards: the local y and k and the windows that it gets obey the
     same equation with it. `names` are those of the axes y."""

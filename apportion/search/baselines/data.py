@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from apportion.describe import Refused
+from apportion.describe import IllegalCut
 from apportion.graph import INPUT
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Choice, Space, Strategy, one_cut, whole
+from apportion.split import Choice, Space, Strategy, one_cut, unsplit_choice
 
 
 def data(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
@@ -49,7 +49,7 @@ def _choice(space: Space, op: int, samples: frozenset[int], devices: int) -> Cho
             parts = one_cut(len(space.axes(op)), position, count)
             try:
                 space.split(op, parts)
-            except Refused:
+            except IllegalCut:
                 continue
             return Choice(parts, tuple(range(count)))
-    return whole(space, op, range(devices))
+    return unsplit_choice(space, op, range(devices))

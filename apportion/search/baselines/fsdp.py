@@ -9,7 +9,7 @@ at its first use and kept until its last.
 
 from __future__ import annotations
 
-from apportion.describe import Refused
+from apportion.describe import IllegalCut
 from apportion.graph import UPDATE
 from apportion.lower import termwise
 from apportion.search.baselines.data import data
@@ -46,7 +46,7 @@ def _sharded(space: Space, op: int, devices: int) -> Choice | None:
             parts = one_cut(len(axes), position, devices)
             try:
                 space.split(op, parts)
-            except Refused:
+            except IllegalCut:
                 continue
             return Choice(parts, tuple(range(devices)))
     return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from apportion.graph import FORWARD, Graph, Op
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Strategy, whole
+from apportion.split import Strategy, unsplit_choice
 
 
 def op_placement(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
@@ -21,7 +21,9 @@ def op_placement(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> Sea
     space, devices = problem.space, problem.devices
     layer = layers(space.graph, devices)
     number = {name: k for k, name in enumerate(dict.fromkeys(layer))}
-    choices = tuple(whole(space, op, (number[name] % devices,)) for op, name in enumerate(layer))
+    choices = tuple(
+        unsplit_choice(space, op, (number[name] % devices,)) for op, name in enumerate(layer)
+    )
     return SearchResult(Strategy(choices, digits=space.digits, opening=space.opening))
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from random import Random
 
-from apportion.describe import Refused
+from apportion.describe import IllegalCut
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Choice, Layout, Space, Strategy, composites, whole
+from apportion.split import Choice, Layout, Space, Strategy, composites, unsplit_choice
 
 UNCUT, LAID_OUT = 0.25, 0.15  # shares of Ops left whole, and of Values with a Layout of their own
 OPENED = 0.5  # share of composite Ops that are opened
@@ -43,7 +43,7 @@ def _choice(space: Space, op: int, devices: int, rng: Random) -> Choice:
     axes = space.axes(op)
     able = [k for k, legal in enumerate(space.cuttable(op)) if legal]
     if not able or rng.random() < UNCUT:
-        return whole(space, op, _some_devices(devices, rng))
+        return unsplit_choice(space, op, _some_devices(devices, rng))
     parts = [1] * len(axes)
     for position in rng.sample(able, min(len(able), rng.choice((1, 1, 2, 3)))):
         room = 2 * devices // _parts_of(parts)
@@ -51,8 +51,8 @@ def _choice(space: Space, op: int, devices: int, rng: Random) -> Choice:
             parts[position] = rng.randint(2, max(2, min(axes[position].extent, room, 4)))
     try:
         space.split(op, parts)
-    except Refused:
-        return whole(space, op, _some_devices(devices, rng))
+    except IllegalCut:
+        return unsplit_choice(space, op, _some_devices(devices, rng))
     return Choice(tuple(parts), _devices(_parts_of(parts), devices, rng))
 
 

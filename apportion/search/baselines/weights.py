@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apportion.describe import Refused
+from apportion.describe import IllegalCut
 from apportion.graph import FORWARD, PARAMETER, Op, refs
 from apportion.split import (
     PARTIAL,
@@ -27,7 +27,7 @@ from apportion.split import (
     Choice,
     Layout,
     Space,
-    whole,
+    unsplit_choice,
 )
 
 MATMULS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm"))
@@ -167,9 +167,9 @@ def grouped_choice(
         if cut != (None, None):
             try:
                 return _grouped_choice(space, op, groups, *cut)
-            except Refused:
+            except IllegalCut:
                 continue
-    return whole(space, op, sorted(device for group in groups for device in group))
+    return unsplit_choice(space, op, sorted(device for group in groups for device in group))
 
 
 def _grouped_choice(

@@ -32,8 +32,8 @@ from apportion.columns import (
     offsets,
 )
 from apportion.describe import Factors
-from apportion.machine import Cluster, all_reduce_profile
-from apportion.split import grid
+from apportion.machine import Cluster, all_reduce_lines
+from apportion.split import grid_boxes
 
 LINKS, DEVICE, SUMMED = 0, 1, 2
 
@@ -163,7 +163,7 @@ class ExchangeSeconds:
 
     def _lines(self, groups: tuple[tuple[int, ...], ...]) -> list[tuple[float, float]]:
         """For every algorithm (latency, seconds per byte) of all groups together."""
-        profiles = [all_reduce_profile(group, self.cluster) for group in groups]
+        profiles = [all_reduce_lines(group, self.cluster) for group in groups]
         names = set.intersection(*({p.algorithm for p in each} for each in profiles))
         found = []
         for name in sorted(names):
@@ -219,7 +219,7 @@ def _reduced_onto_holders(held: HeldRegions, factors: Factors) -> HeldRegions:
         long = [k for k, factor in enumerate(factors) if factor >= len(owners)]
         parts = [len(owners) if long and k == long[0] else 1 for k in range(len(factors))]
         owners = owners if long else owners[:1]
-        box[row, owners] = np.array(grid(factors, parts), np.int64).reshape(
+        box[row, owners] = np.array(grid_boxes(factors, parts), np.int64).reshape(
             len(owners), len(factors), 2
         )
         term[row, owners] = 0

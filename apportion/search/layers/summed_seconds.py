@@ -21,7 +21,7 @@ from apportion.columns import (
     Floats,
     Ints,
 )
-from apportion.describe import lookup, part_range
+from apportion.describe import find_description, part_range
 from apportion.graph import BACKWARD, FORWARD, UPDATE
 from apportion.machine import compute_seconds
 from apportion.search.layers.exchange_seconds import ExchangeSeconds, HeldRegions, ReadRegions
@@ -376,7 +376,7 @@ class SummedSeconds:
         layer, positions = self.at[op]
         grids, ends = self.grids[layer], self.graph.ops[op]
         nothing = np.zeros(grids.used.shape)
-        description = lookup(ends.kind)
+        description = find_description(ends.kind)
         if description is not None and description.alias:
             return nothing, nothing
         flops = np.full(grids.used.shape, self.effects.flops(op))

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from apportion.columns import Ints, distinct_rows
-from apportion.describe import Refused
+from apportion.describe import IllegalCut
 from apportion.search.levels.level_places import even_and_uneven_levels, level_sets_of_classes
 from apportion.search.levels.levels import Levels
 from apportion.search.problem import SearchResult
-from apportion.split import Choice, Layout, Space, Strategy, whole
+from apportion.split import Choice, Layout, Space, Strategy, unsplit_choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +161,11 @@ class _StrategyBuilder:
             parts, devices = self._grid(site, groups, row[:kept])
             try:
                 space.split(op, parts)
-            except Refused:  # each level's cut is legal, but not their product
+            except IllegalCut:  # each level's cut is legal, but not their product
                 self.refused = True
                 continue
             return Choice(parts, devices)
-        return whole(space, op, range(self.count))
+        return unsplit_choice(space, op, range(self.count))
 
     def _layout(self, value: int, site: int) -> Layout:
         groups = self.sites.space.atoms.value_classes[value]

@@ -32,12 +32,12 @@ from apportion.describe import (
     Opaque,
     Position,
     Reduce,
-    lookup,
+    find_description,
     volume,
 )
 from apportion.graph import UPDATE
 from apportion.search.baselines.data import sample_classes
-from apportion.split import PARTIAL, SEVERAL, WHOLE, AxisEffects, Short, Space
+from apportion.split import PARTIAL, SEVERAL, WHOLE, AxisEffects, ShortenedGraph, Space
 
 OP, STORE, COPY = 0, 1, 2
 MINOR = 0.002  # an Op that does less of the step's work than this may run whole everywhere
@@ -116,7 +116,7 @@ def largest_loop(space: Space) -> int:
     return max(counts.values(), default=0)
 
 
-def matching_sites(sites: Sites, few: Sites, short: Short) -> Ints | None:
+def matching_sites(sites: Sites, few: Sites, short: ShortenedGraph) -> Ints | None:
     """For each site the one of the short step, opened alike, that stands for it; None if one has
     none that has the same choices."""
     space, here = sites.space, few.space
@@ -231,7 +231,7 @@ class _SiteFinder:
             known = [(WHOLE if atom == SEVERAL else atom, halo) for atom, halo in cuts]
             return self.distinct.setdefault((*known, (WHOLE, 0.0)), len(self.distinct))
 
-        description = lookup(it.kind)
+        description = find_description(it.kind)
         inputs, outputs = range(len(it.inputs)), range(len(it.outputs))
         return _CallFacts(
             able,

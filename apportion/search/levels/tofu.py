@@ -53,7 +53,7 @@ from apportion.search.tables.elimination_steps import EliminationOrder
 from apportion.split import (
     STATISTICS,
     Choice,
-    Short,
+    ShortenedGraph,
     Space,
     Strategy,
     composites,
@@ -112,7 +112,7 @@ def partition(problem: Problem) -> Levels:
 class _ShortStep:
     """The step with few of its layers: its Space, and which Ops stand for those of the step."""
 
-    likes: Short
+    likes: ShortenedGraph
     space: Space
 
 

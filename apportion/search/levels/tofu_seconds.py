@@ -17,7 +17,7 @@ import numpy as np
 
 from apportion.columns import Floats
 from apportion.lower import lower
-from apportion.machine import first
+from apportion.machine import first_devices
 from apportion.search.baselines.single import single
 from apportion.search.levels.level_costs import orders, seconds_per_byte, seconds_per_transfer
 from apportion.search.levels.level_grids import result_of_levels
@@ -71,7 +71,7 @@ def _partition(
 def site_seconds(problem: Problem, sites: Sites) -> Floats:
     """Per site the seconds that its Ops take whole, on the first device."""
     tasks = lower(sites.space, single(replace(problem, space=sites.space)).strategy, 1)
-    one = first(problem.cluster, 1, problem.cluster.name)
+    one = first_devices(problem.cluster, 1, problem.cluster.name)
     taken = nanoseconds(tasks, one, problem.cost) / 1e9
     found = np.zeros(len(sites))
     per_op = np.bincount(tasks.op[tasks.op >= 0], taken[tasks.op >= 0], len(sites.op_site))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from apportion.columns import Floats
-from apportion.describe import lookup
+from apportion.describe import find_description
 from apportion.machine import compute_seconds
 from apportion.search.problem import Problem
 from apportion.split import Choice, Space
@@ -55,7 +55,7 @@ class DeviceLoads:
     def _timed(self, op: int, choice: Choice, size: int) -> Floats:
         graph = self.space.graph.ops[op]
         split = self.space.split(op, choice.parts)
-        description = lookup(graph.kind)
+        description = find_description(graph.kind)
         alias = description is not None and description.alias
         flops = np.array([part.flops for part in split.parts], np.float64)
         nbytes = np.zeros(len(split.parts), np.int64)

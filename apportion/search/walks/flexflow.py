@@ -26,14 +26,14 @@ from typing import Any
 from apportion.lower import lower
 from apportion.search.baselines.data import data
 from apportion.search.levels.tofu import tofu
-from apportion.search.problem import Problem, Progress, SearchResult, Unsuitable
+from apportion.search.problem import Problem, Progress, SearchResult, UnsuitableMethod
 from apportion.search.walks.metropolis import Chain
 from apportion.search.walks.moves import KINDS, MoveSampler
 from apportion.search.walks.process_crew import Job, SendReport, run_jobs
 from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.search.walks.units import LayerChoices
 from apportion.simulate import simulate
-from apportion.split import Choice, Layout, Space, Strategy, space_of, whole
+from apportion.split import Choice, Layout, Space, Strategy, space_of, unsplit_choice
 
 FAR = 3.0  # starts that take so many times as long as the best are not walked from
 FAVOUR = 6  # how much more time walks have that are ahead: by this power of the ratio
@@ -126,7 +126,7 @@ def _starting_points(
             continue
         try:
             found = _found_by(name, problem, budget if unhurried else left, seed)
-        except Unsuitable:
+        except UnsuitableMethod:
             continue
         yield from judged(name, found.strategy, found.space)
     if unhurried or time.perf_counter() < until:
@@ -149,7 +149,7 @@ def _random_strategy(problem: Problem, rng: Random) -> Strategy:
     """Every cell cut and placed at random."""
     space = problem.space
     members = LayerChoices(space)
-    choices: list[Choice] = [whole(space, op, (0,)) for op in range(len(space.graph.ops))]
+    choices: list[Choice] = [unsplit_choice(space, op, (0,)) for op in range(len(space.graph.ops))]
     moves = MoveSampler(members, problem.cluster, choices)
     for cell in members.cells:
         for op, choice in moves.draw_cell(cell, rng).items():
@@ -204,7 +204,7 @@ class _WalkSearch:
             # what is compiled and made here is shared by all processes
             self.ready[0] = SimulatedWalk(self.problem, near[0].space, near[0].strategy, self.kinds)
             delta = self.ready[0].delta
-            delta.change({0: whole(near[0].space, 0, (self.problem.devices - 1,))})
+            delta.change({0: unsplit_choice(near[0].space, 0, (self.problem.devices - 1,))})
             delta.undo()
         self.walking = time.perf_counter()
         jobs: list[Job] = [self._job(k, each) for k in range(many)]

@@ -23,7 +23,7 @@ from apportion.search.walks.device_loads import DeviceLoads
 from apportion.search.walks.moves import KINDS, MoveSampler
 from apportion.search.walks.units import LayerChoices, OpChoices
 from apportion.simulate import Delta, simulate
-from apportion.split import Choice, Layout, Space, Strategy, whole
+from apportion.split import Choice, Layout, Space, Strategy, unsplit_choice
 
 DEAR = 4.0  # how much longer a step counts that is over the limit by all of it
 OVER = 0.05  # and by anything at all
@@ -47,7 +47,7 @@ class SimulatedWalk:
         self.layouts: dict[int, Layout] = dict(strategy.layouts)
         loads = DeviceLoads(problem, space)
         ops = range(len(space.graph.ops))
-        alone = [float(loads.of(op, whole(space, op, (0,))).max()) for op in ops]
+        alone = [float(loads.of(op, unsplit_choice(space, op, (0,))).max()) for op in ops]
         self.moves = MoveSampler(LayerChoices(space), problem.cluster, self.choices, alone)
         self.kinds, self.weights = list(kinds), list(kinds.values())
         self.drawn = {kind: [0, 0, 0] for kind in kinds}  # proposed, accepted, improved the best

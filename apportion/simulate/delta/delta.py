@@ -36,7 +36,7 @@ from apportion.simulate.delta.new_blocks import BlockMaker
 from apportion.simulate.delta.schedule_state import ScheduleState
 from apportion.simulate.delta.stage_names import differing_ops
 from apportion.simulate.schedule import Times
-from apportion.split import Choice, Layout, Space, Split, Strategy, verify, verify_choice
+from apportion.split import Choice, Layout, Space, Split, Strategy, verify_choice, verify_strategy
 
 ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
 SPARE = 1 << 16  # and so much more
@@ -65,7 +65,7 @@ class Delta:
 
     def __init__(self, space: Space, strategy: Strategy, cluster: Cluster, cost: CostModel) -> None:
         devices = len(cluster.devices)
-        verify(space, strategy, devices)
+        verify_strategy(space, strategy, devices)
         self.space, self.cluster, self.cost = space, cluster, cost
         self.given = strategy
         self.lowering = Lowering(space, strategy, devices)
@@ -195,7 +195,7 @@ class Delta:
         if new:
             choices = tuple(self.lowering.choices)
             given = Strategy(choices, new, self.given.digits, self.given.opening)
-            verify(self.space, given, self.lowering.devices)
+            verify_strategy(self.space, given, self.lowering.devices)
         for value, layout in new.items():
             self.verified.setdefault(value, set()).add(layout)
 

@@ -20,7 +20,7 @@ from functools import reduce
 import numpy as np
 
 from apportion.columns import Ints, compiled
-from apportion.describe import lookup
+from apportion.describe import find_description
 from apportion.graph import BUFFER, FORWARD, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import MADE, READ, FlowStore, Lowering, end_piece, first_piece
 
@@ -134,7 +134,7 @@ def _storages(graph: Graph, held: Iterable[int]) -> dict[int, int]:
         root, made = value, graph.producer[value]
         while made is not None:
             op = graph.ops[made[0]]
-            description = lookup(op.kind)
+            description = find_description(op.kind)
             if description is None or not description.alias or not op.inputs:
                 break
             root = op.inputs[0]

@@ -34,8 +34,8 @@ from apportion.lower import (
 from apportion.machine import (
     Cluster,
     CostModel,
+    algorithm_lines,
     price_table,
-    profile,
     times_messages,
 )
 from apportion.simulate.delta.block_store import (
@@ -206,7 +206,9 @@ class BlockMaker:
                 _zeros(1), _zeros(1), np.full(1, pattern), (group,),
             )  # fmt: skip
             lines = message_lines(alone, self.cluster)[0]
-            costs = [(each.alpha, each.beta) for each in profile(pattern, group, self.cluster)]
+            costs = [
+                (each.alpha, each.beta) for each in algorithm_lines(pattern, group, self.cluster)
+            ]
             self.routes = with_group(self.routes, pattern, group, lines, costs)
 
 
