@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from apportion.columns import PATIENCE
 from apportion.quantity import format_quantity
 
 if TYPE_CHECKING:
@@ -77,11 +78,16 @@ def _of_itself(told: Progress | None) -> str:
 
 @contextmanager
 def progress(wanted: bool) -> Iterator[Callable[[PlanningProgress], None] | None]:
-    """What planning tells is shown on stderr, if that is a terminal and it is `wanted`."""
+    """What planning tells is shown on stderr, if that is a terminal and it is `wanted`; so is that
+    something is compiled meanwhile."""
     if not wanted or not sys.stderr.isatty():
         yield None
         return
     board = ProgressLine()
     console = Console(stderr=True)
-    with Live(board, console=console, refresh_per_second=REFRESHES, transient=True):
-        yield board.tell
+    PATIENCE.announce = lambda text: console.print(text, style="dim")
+    try:
+        with Live(board, console=console, refresh_per_second=REFRESHES, transient=True):
+            yield board.tell
+    finally:
+        PATIENCE.announce = None

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-import apportion.run.process  # before torch: it silences the profiler  # isort: skip
-
 import numpy as np
 import pytest
 import torch
@@ -41,6 +39,7 @@ from apportion.lower.task_kinds import (
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.run.runner import Runner
+from apportion.run.training import _HostPeak
 from apportion.search.baselines.random_strategy import draw
 from apportion.search.baselines.single import single
 from apportion.search.problem import Problem
@@ -70,12 +69,12 @@ def program_of(spec: str, double: bool) -> tuple[Program, Space]:
 
 def run(program: Program, executable: Executable) -> int:
     """Peak bytes of a step of the only device, state included, by the allocator."""
-    with apportion.run.process._Allocations(True) as allocations:
+    with _HostPeak(True) as allocations:
         runner = Runner(program, worker(executable, 0))
         allocations.mark()
         runner.local_step(program.batch)
-    assert allocations.peak is not None
-    return allocations.peak
+    assert allocations.peak_bytes is not None
+    return allocations.peak_bytes
 
 
 def predicted(tasks: TaskGraph) -> int:

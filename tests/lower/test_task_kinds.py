@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from make_tasks import EXACT, SURVIVES, Maker, graph_of, ports, random_tasks
 
 from apportion.columns import Floats, Ints
-from apportion.execute import executable as execute
+from apportion.execute import rank as execute
 from apportion.execute.executable import (
     Executable,
 )

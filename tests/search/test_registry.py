@@ -21,7 +21,7 @@ FILE = '''
 """last-device: everything unsplit on the last device."""
 
 from apportion.search.problem import Problem, SearchResult
-from apportion.split import Strategy, whole
+from apportion.split import Strategy, unsplit_choice
 
 asked = []
 
@@ -30,7 +30,7 @@ def last_device(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> Sear
     """The step as it was written, on the last device."""
     asked.append((budget, seed))
     space, last = problem.space, problem.devices - 1
-    choices = tuple(whole(space, op, (last,)) for op in range(len(space.graph.ops)))
+    choices = tuple(unsplit_choice(space, op, (last,)) for op in range(len(space.graph.ops)))
     return SearchResult(Strategy(choices, digits=space.digits, opening=space.opening))
 '''
 HELP = "everything on the last device"

@@ -8,6 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from apportion.columns import PATIENCE
 from apportion.plan.candidates import PlanningProgress
 from apportion.search.problem import Progress
 from apportion.show.progress import ProgressLine, progress
@@ -46,8 +47,11 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
     with progress(wanted=True) as told:
         assert told is not None
         told(PlanningProgress("tofu"))
+        assert PATIENCE.announce is not None
+        PATIENCE.announce("compiling something")
         Console(stderr=True).print("")
-    assert "tofu" in screen.getvalue()
+    assert "tofu" in screen.getvalue() and "compiling something" in screen.getvalue()
+    assert PATIENCE.announce is None
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with progress(wanted=True) as told:
         assert told is None
