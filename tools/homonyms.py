@@ -21,9 +21,7 @@ FUNCTION_LINES = 80
 SHARED: dict[str, str] = {
     "module __init__": "Python's own name",
     "module base": "the registry that the families of one folder share, in decompose and kernels",
-    "module random": "families of operators are files of the same name in several folders",
     "module attention": "a family of operators: its description, its kernels, its samples",
-    "module batch_norm": "a family of operators",
     "module conv": "a family of operators",
     "module factory": "a family of operators",
     "module index": "a family of operators",
@@ -33,7 +31,6 @@ SHARED: dict[str, str] = {
     "module norm": "a family of operators",
     "module opened": "a family of operators",
     "module optimizer": "a family of operators, and what capture makes of torch's optimizers",
-    "module pointwise": "a family of operators",
     "module pool": "a family of operators, and a pool of processes",
     "module reduction": "a family of operators",
     "module update": "a family of operators",
@@ -42,7 +39,37 @@ SHARED: dict[str, str] = {
 }
 
 # Module-level objects that change while the program runs, with the reason.
-STATE: dict[str, str] = {}
+STATE: dict[str, str] = {
+    "apportion.capture.decompose.base.DECOMPOSITIONS": "a registry: filled while its files load",
+    "apportion.capture.functional_twins.functional_twin": "a cache of a function of the operator",
+    "apportion.capture.random_rules.RANDOM_RULES": "a registry: filled while its file loads",
+    "apportion.capture.torch_private.is_composite": "a cache of a function of the operator",
+    "apportion.capture.user_line._shown_file": "a cache of a function of the file's name",
+    "apportion.columns.PATIENCE": "one for all compiled functions, which are made on import",
+    "apportion.columns._numba": "Numba, which is told of our functions once",
+    "apportion.describe.descriptions.DESCRIPTIONS": "the registry that describe() fills",
+    "apportion.describe.descriptions.REASONS": "the registry that unsplit() fills",
+    "apportion.describe.formula._SHARED": "a cache of formulas of all sizes, bounded",
+    "apportion.describe.formula._SIZED": "a cache: descriptions that look at sizes",
+    "apportion.describe.formula._parameters": "a cache of a function of the description",
+    "apportion.describe.interval.refine": "a cache of arithmetic, bounded",
+    "apportion.describe.ops.resample._nearest": "a cache of arithmetic",
+    "apportion.execute.allocations._workspaces": "a cache of measured allocations",
+    "apportion.execute.kernels.base.dtype": "a cache of a function of the name",
+    "apportion.execute.kernels.base.OWN": "a registry: filled while its files load",
+    "apportion.execute.kernels.base._kernel": "a cache of a function of the operator",
+    "apportion.execute.kernels.base._caller": "a cache of a function of the operator",
+    "apportion.execute.kernels.update._prepared": "a cache of compiled update bodies",
+    "apportion.machine.collective._network": "a cache by Cluster and group, bounded",
+    "apportion.machine.collective._profile": "a cache by Cluster and group, bounded",
+    "apportion.machine.cost_model._scaled_table": "a cache by device, bounded",
+    "apportion.machine.cost_model.shipped": "the files that come with the package, read once",
+    "apportion.machine.cost_model._distinct_kinds": "a cache by kinds, bounded",
+    "apportion.machine.cost_model.fit_columns": "a cache by table and kinds, bounded",
+    "apportion.search.walks.moves._grids_by_axes": "a cache of arithmetic",
+    "apportion.split.derive._call_splits": "a cache of splits by signature, bounded",
+    "apportion.split.open_composites._OPENINGS": "a registry: filled while its file loads",
+}
 
 
 def files(folder: Path = PACKAGE) -> Iterator[Path]:
