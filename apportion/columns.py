@@ -32,14 +32,16 @@ class Patience:
     """How long functions run interpreted before they are compiled.
 
     load_seconds     after these a function's compiled form is loaded, if an earlier process has
-                     left one on the disk
+                     left one on the disk; at first that takes as long as loading Numba does
+    load_next_seconds  the same once Numba is there
     compile_seconds  after these it is compiled: about what compiling a loop and its parts takes
     elements         a call on columns with more numbers in all is not interpreted at all
     announce         is told once when something is compiled, since the user waits for it
     depth            of interpreted calls at the moment; the outermost switches warnings off
     """
 
-    load_seconds: float = 0.3
+    load_seconds: float = 0.5
+    load_next_seconds: float = 0.02
     compile_seconds: float = 1.5
     elements: int = 1_000_000
     announce: Callable[[str], None] | None = None
@@ -48,6 +50,11 @@ class Patience:
 
 # The only one: decorated functions are made on import, before anybody could hand them another.
 PATIENCE = Patience()
+
+
+def compile_at_once() -> None:
+    """Interpret nothing from now on: for measurements of how fast compiled loops are."""
+    PATIENCE.load_seconds = PATIENCE.compile_seconds = 0.0
 
 
 class CompiledFunction:
@@ -198,6 +205,7 @@ def _numba() -> Any:
         def on_end(self, event: Any) -> None: ...
 
     event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
+    PATIENCE.load_seconds = min(PATIENCE.load_seconds, PATIENCE.load_next_seconds)
     return numba
 
 

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.columns import Ints
+from apportion.columns import Ints, compile_at_once
 from apportion.describe.errors import IllegalCut
 from apportion.graph import FORWARD
 from apportion.lower.lower import lower
@@ -404,6 +404,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
+    compile_at_once()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--devices", default=",".join(map(str, DEVICES)))

@@ -42,6 +42,7 @@ from flexflow_figures import page, tables
 
 from apportion import zoo
 from apportion.capture.capture import capture
+from apportion.columns import compile_at_once
 from apportion.files import write_atomic
 from apportion.graph import PARAMETER
 from apportion.lower.lower import lower
@@ -342,6 +343,7 @@ def cells_of(asked: argparse.Namespace, done: Mapping[Key, Row]) -> list[Cell]:
 
 
 def main() -> int:
+    compile_at_once()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--machines", default=",".join(MACHINES))

@@ -14,6 +14,7 @@ import time
 
 from apportion import zoo
 from apportion.capture.capture import capture
+from apportion.columns import compile_at_once
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
@@ -30,6 +31,7 @@ def peak_gigabytes() -> float:
 
 
 def main() -> None:
+    compile_at_once()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--layers", type=int, default=1165)

@@ -22,6 +22,7 @@ from random import Random
 
 from apportion import zoo
 from apportion.capture.capture import capture
+from apportion.columns import compile_at_once
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.search.baselines.data import data
@@ -82,6 +83,7 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
+    compile_at_once()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--models", default=";".join(MODELS), help="spec@cluster, ; between them")
     parser.add_argument("--seconds", type=float, default=30.0, help="processor time of a walk")

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 
 from apportion import zoo
 from apportion.capture.capture import capture
+from apportion.columns import compile_at_once
 from apportion.graph import Graph
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
@@ -67,6 +68,7 @@ class Row:
 
 
 def main() -> None:
+    compile_at_once()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=",".join(PUBLISHED))
     parser.add_argument("--json", action="store_true")

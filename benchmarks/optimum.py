@@ -28,6 +28,7 @@ from proof.picking import OptionWalk
 
 from apportion import zoo
 from apportion.capture.capture import capture
+from apportion.columns import compile_at_once
 from apportion.describe import ops
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
@@ -155,6 +156,7 @@ def options(proof: OptimalityProof, units: list[Unit]) -> str:
 
 
 def main() -> None:
+    compile_at_once()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", default="", help="numbers from 0 on, such as 0,2; default: all")
     parser.add_argument("--budget", type=float, default=600.0, help="CPU seconds of each proof")

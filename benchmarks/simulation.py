@@ -29,6 +29,7 @@ from made_up import made_up
 
 from apportion import zoo
 from apportion.capture.capture import capture
+from apportion.columns import compile_at_once
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import (
     TaskGraph,
@@ -237,6 +238,7 @@ def measured(largest: int, models: bool) -> dict[str, Any]:
 
 
 def main() -> None:
+    compile_at_once()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="tasks of the largest step")
     parser.add_argument("--without-models", action="store_true")

@@ -17,7 +17,7 @@ import pytest
 from graphs import captured
 
 import apportion as ap
-from apportion.columns import PATIENCE, CompiledFunction, Ints, compiled, inlined
+from apportion.columns import PATIENCE, CompiledFunction, Ints, compile_at_once, compiled, inlined
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +31,6 @@ def _patience() -> Iterator[None]:
 
 def interpreted_always() -> None:
     PATIENCE.load_seconds, PATIENCE.elements = math.inf, 1 << 62
-
-
-def compiled_always() -> None:
-    PATIENCE.load_seconds = PATIENCE.compile_seconds = 0.0
 
 
 def add_at(numbers: Ints, at: int, more: int) -> int:
@@ -78,14 +74,14 @@ def test_a_large_call_is_not_interpreted() -> None:
 
 
 def test_literals_do_not_compile_a_function_again() -> None:
-    compiled_always()
+    compile_at_once()
     inner, outer = make()
     outer(np.zeros(4, np.int64))
     assert len(inner.dispatcher.overloads) == 1
 
 
 def test_who_waits_is_told_once() -> None:
-    compiled_always()
+    compile_at_once()
     told: list[str] = []
     PATIENCE.announce = told.append
     for _ in range(2):
@@ -124,7 +120,7 @@ def test_an_inlined_part_is_the_same_in_both_forms() -> None:
         return part(numbers, 1, 7)  # type: ignore[no-any-return]
 
     function, found = compiled(outer), []
-    for set_patience in (interpreted_always, compiled_always):
+    for set_patience in (interpreted_always, compile_at_once):
         set_patience()
         numbers = np.zeros(3, np.int64)
         found.append((function(numbers), numbers.tolist()))
@@ -151,5 +147,5 @@ def test_plans_are_the_same_in_both_forms(spec: str, method: str, tmp_path: Path
             it.native = None  # other tests may have had them compiled
     interpreted_always()
     plain = saved()
-    compiled_always()
+    compile_at_once()
     assert saved() == plain
