@@ -31,21 +31,26 @@ Bools = npt.NDArray[np.bool_]
 class Patience:
     """How long functions run interpreted before they are compiled.
 
-    load_seconds     after these a function's compiled form is loaded, if an earlier process has
-                     left one on the disk; at first that takes as long as loading Numba does
+    load_seconds       after these a function's compiled form is loaded, if an earlier process has
+                       left one on the disk; at first that takes as long as loading Numba does
     load_next_seconds  the same once Numba is there
-    compile_seconds  after these it is compiled: about what compiling a loop and its parts takes
-    elements         a call on columns with more numbers in all is not interpreted at all
-    announce         is told once when something is compiled, since the user waits for it
-    depth            of interpreted calls at the moment; the outermost switches warnings off
+    compile_seconds    after these it is compiled: about what compiling a loop and its parts takes
+    whole_seconds      a call is interpreted as a whole for so long; then its parts count their
+                       seconds as well
+    elements           a call on columns with more numbers in all is not interpreted at all
+    announce           is told once when something is compiled, since the user waits for it
+    depth, deadline    of the interpreted call that is under way: how deep it is, and when its
+                       parts begin to count
     """
 
     load_seconds: float = 0.5
     load_next_seconds: float = 0.02
     compile_seconds: float = 1.5
+    whole_seconds: float = 0.25
     elements: int = 1_000_000
     announce: Callable[[str], None] | None = None
     depth: int = 0
+    deadline: float = 0.0
 
 
 # The only one: decorated functions are made on import, before anybody could hand them another.
@@ -54,7 +59,7 @@ PATIENCE = Patience()
 
 def compile_at_once() -> None:
     """Interpret nothing from now on: for measurements of how fast compiled loops are."""
-    PATIENCE.load_seconds = PATIENCE.compile_seconds = 0.0
+    PATIENCE.load_seconds = PATIENCE.compile_seconds = PATIENCE.whole_seconds = 0.0
 
 
 class CompiledFunction:
@@ -77,12 +82,15 @@ class CompiledFunction:
     def __call__(self, *arguments: Any) -> Any:
         if self.native is not None:
             return self.native(*arguments)
+        if PATIENCE.depth and time.perf_counter() < PATIENCE.deadline:
+            return self.plain(*arguments)  # a part of a call that is not long yet
         outermost = PATIENCE.depth == 0
         if self._is_due() or (outermost and _elements(arguments) > PATIENCE.elements):
             self.native = self.dispatcher
             return self.native(*arguments)
         if not outermost:
             return self._interpret(arguments)
+        PATIENCE.deadline = time.perf_counter() + PATIENCE.whole_seconds
         with np.errstate(all="ignore"):  # hashes overflow, as they do in compiled code
             return self._interpret(arguments)
 

@@ -63,6 +63,9 @@ def test_a_part_of_a_long_call_is_compiled_while_the_call_goes_on() -> None:
     inner, outer = make()
     inner.seconds = PATIENCE.compile_seconds
     assert outer(np.zeros(4, np.int64)) == 3
+    assert outer.native is None and inner.native is None  # the call is not long yet
+    PATIENCE.whole_seconds = 0.0
+    assert outer(np.zeros(4, np.int64)) == 3
     assert outer.native is None and inner.native is not None
 
 
