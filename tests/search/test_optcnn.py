@@ -119,7 +119,7 @@ class Definition:
         return sum(slowest.values()) * 1e-9
 
     def slowest(self, op: int) -> float:
-        """By the head of cost.py, where nothing was measured."""
+        """By the head of cost_model.py, where nothing was measured."""
         ends, (device, *_) = self.graph.ops[op], self.cluster.devices
         description = find_description(ends.kind)
         if description is not None and description.alias:
