@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         IllegalCut as IllegalCut,
     )
     from apportion.describe.errors import (
-        Undescribed as Undescribed,
+        UndescribedOperator as UndescribedOperator,
     )
     from apportion.describe.errors import (
         bad_description as bad_description,

@@ -198,7 +198,7 @@ def _insert(numbers, begin, end, number):  # type: ignore[no-untyped-def]
 # Messages
 
 
-class _Sent(NamedTuple):
+class _SentBoxes(NamedTuple):
     """Boxes that leave their device in one exchange, in columns."""
 
     source: Ints  # which source in the FlowStore; -1 if its message reads the same piece already
@@ -215,7 +215,7 @@ def _add_messages(  # type: ignore[no-untyped-def]
     message to `pairs`; how many these are."""
     carrier, devices, first = tasks.carrier, len(tasks.parent), tasks.used[TASKS]
     c = np.empty((4, remote), np.int64)
-    sent = _Sent(c[0], c[1], c[2], c[3])
+    sent = _SentBoxes(c[0], c[1], c[2], c[3])
     _find_sent(tasks, store, flows, stages, first_value, sent)
     count = _find_pairs(carrier, sent.sender, devices, pairs)
     if count >= FEWEST_PAIRS:

@@ -46,7 +46,7 @@ from apportion.lower.flow_requests import (
 from apportion.lower.op_records import OpRecords
 from apportion.lower.op_tasks import lower_ops
 from apportion.lower.serve_flows import add_flows, first_rows
-from apportion.lower.task_columns import Lowered, build_task_graph
+from apportion.lower.task_columns import LoweredStep, build_task_graph
 from apportion.lower.task_graph import TaskGraph
 from apportion.lower.termwise import Devices, Terms
 from apportion.lower.value_flow import (
@@ -144,7 +144,7 @@ class Lowering:
         else:
             self.layouts[value] = layout
 
-    def lowered(self) -> Lowered:
+    def lowered(self) -> LoweredStep:
         """Everything, for `build_task_graph`. Equal Ops are lowered once."""
         flows = self.flows_of(range(len(self.graph.values)))
         numbers: dict[tuple[int, ...], int] = {}
@@ -156,7 +156,7 @@ class Lowering:
         tasks = lower_ops(
             self.store, self.records.flat, requests, self.devices, pair_columns(self.devices), 1
         )
-        return Lowered(
+        return LoweredStep(
             self.graph, self.devices, self.values, self.store, flows, tasks, np.array(which),
             self.carried(flows), self.frozen(), self.loss_pieces(flows),
         )  # fmt: skip

@@ -68,7 +68,7 @@ def add_flows(
 COUNT, SERVED, NEAR = range(3)  # counters of a draft: pieces, sources, pieces that are near
 
 
-class _Draft(NamedTuple):  # numba takes no dataclass
+class _FlowDraft(NamedTuple):  # numba takes no dataclass
     """One Flow while it is worked out: pieces p, sources q, boxes of b bounds."""
 
     used: Ints  # COUNT, SERVED, NEAR
@@ -122,7 +122,7 @@ def _serve(store, regions, requests, at, devices, more):  # type: ignore[no-unty
 def _new_draft(devices, given, counts, room):  # type: ignore[no-untyped-def]
     """A draft with the room for so many sources, for all `given` rows (device, term, box)."""
     most, wide, stages = len(given), given.shape[1] - 2, len(counts)
-    return _Draft(
+    return _FlowDraft(
         np.zeros(3, np.int64), np.empty((most + 1, wide), np.int64), np.empty(most, np.int64),
         np.full(most, -1), np.full(most, -1), np.full(devices, -1), np.full(devices, -1),
         np.zeros(most, np.int64), np.empty(most, np.int64),

@@ -46,7 +46,7 @@ from apportion.lower.value_flow import (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lowered:
+class LoweredStep:
     """What a TaskGraph is made of. The last Op is the end of the step."""
 
     graph: Graph
@@ -72,7 +72,7 @@ class _GatheredRows:
         self.index = np.arange(int(self.start[-1])) + np.repeat(begin - self.start[:-1], count)
 
 
-def build_task_graph(it: Lowered) -> TaskGraph:
+def build_task_graph(it: LoweredStep) -> TaskGraph:
     """The TaskGraph."""
     return _TaskColumns(it).task_graph()
 
@@ -80,7 +80,7 @@ def build_task_graph(it: Lowered) -> TaskGraph:
 class _TaskColumns:
     """The columns of a TaskGraph. A piece of a Value is numbered through all Values."""
 
-    def __init__(self, it: Lowered) -> None:
+    def __init__(self, it: LoweredStep) -> None:
         self.it, self.store, self.tasks = it, it.store, it.tasks
         self.ops, self.n = int(it.tasks.used[OPS]), int(it.tasks.used[TASKS])
         self.value_start = offsets(np.array([len(v) for v in it.values], np.int64))

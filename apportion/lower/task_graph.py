@@ -389,7 +389,7 @@ def verify(tasks: TaskGraph) -> None:
 # The ends of messages, from copies
 
 
-class _Messages(NamedTuple):
+class _MessageColumns(NamedTuple):
     pairwise: Bools  # n
     collective: Bools  # n
     device: Ints  # n
@@ -400,7 +400,7 @@ class _Messages(NamedTuple):
     members: Ints
 
 
-class _Copied(NamedTuple):
+class _CopiedBoxes(NamedTuple):
     message: Ints
     task: Ints
     source: Ints  # device
@@ -438,17 +438,17 @@ def ends_of(
     """The ends of messages: of tasks that are pairwise and of those that are collective. `columns`
     are device, peer, bytes and group of all tasks, and of all groups where their members begin,
     and these; `copied` are message, task, sender, receiver and bytes of all copies."""
-    messages = _Messages(pairwise, collective, *map(plain, columns))
+    messages = _MessageColumns(pairwise, collective, *map(plain, columns))
     sizes = np.zeros(len(messages.device), np.int64)
     sizes[pairwise] = 2
     if len(messages.group):
         sizes[collective] = np.diff(messages.member_start)[messages.group[collective]]
-    ends: Ends = _fill_ends(messages, _Copied(*map(plain, copied)), offsets(sizes))
+    ends: Ends = _fill_ends(messages, _CopiedBoxes(*map(plain, copied)), offsets(sizes))
     return ends
 
 
 @compiled
-def _fill_ends(messages: _Messages, copies: _Copied, start: Ints) -> Ends:
+def _fill_ends(messages: _MessageColumns, copies: _CopiedBoxes, start: Ints) -> Ends:
     pairwise, collective, device, peer, nbytes, group, member_start, members = messages
     count = start[-1]
     task, at = np.empty(count, np.int64), np.empty(count, np.int64)

@@ -24,7 +24,7 @@ from apportion.run.pool import SharedPool
 from apportion.run.runner import check_plan
 from apportion.run.step_source import source_of_model
 from apportion.run.training import TrainingRequest, TrainingResult, losses_of, step_seconds
-from apportion.simulate import Row, Timeline, comparison, measured_timeline
+from apportion.simulate import ComparisonRow, Timeline, comparison, measured_timeline
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Run:
     measured_peak_bytes: tuple[int, ...]
     measured_bytes_moved: int
     timeline: Timeline
-    comparison: tuple[Row, ...]
+    comparison: tuple[ComparisonRow, ...]
     max_abs_loss_diff: float | None = None
     max_rel_param_diff: float | None = None
     equal: bool | None = None

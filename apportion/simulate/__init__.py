@@ -14,7 +14,7 @@ from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
     from apportion.simulate.breakdown import (
-        Row as Row,
+        ComparisonRow as ComparisonRow,
     )
     from apportion.simulate.breakdown import (
         comparison as comparison,

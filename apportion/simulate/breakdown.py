@@ -38,7 +38,7 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One figure, predicted and measured."""
 
     name: str
@@ -115,14 +115,16 @@ def comparison(
     step_seconds: float,
     peak_bytes: Sequence[int],
     bytes_moved: int,
-) -> tuple[Row, ...]:
+) -> tuple[ComparisonRow, ...]:
     """Figures of one step: the last three are measured by other means than the Timeline's spans.
     Seconds of what devices do are means over the devices."""
-    rows = [Row("step", "s", predicted.step_seconds, step_seconds)]
+    rows = [ComparisonRow("step", "s", predicted.step_seconds, step_seconds)]
     both = [breakdowns(tasks, line) for line in (predicted, measured)]
     for name in ("computes", "assembles", "exchanges", "waits"):
         means = [sum(getattr(b, name) for b in bs) / max(len(bs), 1) for bs in both]
-        rows.append(Row(name, "s", *means))
-    rows.append(Row("peak memory", "B", max(predicted.peak_bytes, default=0), max(peak_bytes)))
-    rows.append(Row("bytes moved", "B", predicted.bytes_moved, bytes_moved))
+        rows.append(ComparisonRow(name, "s", *means))
+    rows.append(
+        ComparisonRow("peak memory", "B", max(predicted.peak_bytes, default=0), max(peak_bytes))
+    )
+    rows.append(ComparisonRow("bytes moved", "B", predicted.bytes_moved, bytes_moved))
     return tuple(rows)

@@ -123,9 +123,15 @@ def curves(
     edges, order = _ordered(slots, ends, work, tasks.devices)
     time, nbytes = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
     category, thing = np.empty(len(order), np.int8), np.empty(len(order), np.int32)
-    peaks, times = np.full(tasks.devices, -1), _Times(plain(start_ns), plain(end_ns), granule)
+    peaks, times = np.full(tasks.devices, -1), _TaskTimes(plain(start_ns), plain(end_ns), granule)
     _walk(
-        slots, ends, work, times, order, edges.copy(), _Rows(time, nbytes, category, thing, peaks)
+        slots,
+        ends,
+        work,
+        times,
+        order,
+        edges.copy(),
+        _CurveColumns(time, nbytes, category, thing, peaks),
     )
     found = []
     for low, high, peak in zip(edges.tolist(), edges[1:].tolist(), peaks.tolist(), strict=False):
@@ -148,13 +154,13 @@ class _Slots(NamedTuple):  # numba takes no dataclass
     last: Ints
 
 
-class _Times(NamedTuple):
+class _TaskTimes(NamedTuple):
     start: Ints  # n
     end: Ints  # n
     granule: Ints  # per device
 
 
-class _Rows(NamedTuple):
+class _CurveColumns(NamedTuple):
     """The columns of all curves, one after the other, and the row of each device's peak."""
 
     time: Ints
@@ -265,7 +271,13 @@ def _by_moment(moment: Small, moments: int, total: int) -> Small:
 
 @compiled
 def _walk(
-    slots: _Slots, ends: Ends, work: _WorkMemory, times: _Times, order: Small, at: Ints, rows: _Rows
+    slots: _Slots,
+    ends: Ends,
+    work: _WorkMemory,
+    times: _TaskTimes,
+    order: Small,
+    at: Ints,
+    rows: _CurveColumns,
 ) -> None:
     """Writes the rows of all curves; `at` is where each device's next row goes."""
     s, r, n = len(slots.device), len(ends.task), len(work.device)

@@ -18,7 +18,7 @@ from apportion.describe import (
     Factors,
     Formula,
     IllegalCut,
-    Undescribed,
+    UndescribedOperator,
     arguments_read,
     bad_description,
     check_formula,
@@ -292,7 +292,7 @@ def _formula(graph: Graph, op: Op) -> tuple[Formula | None, str]:
         formula = evaluate_formula(description, op.args, inputs, outputs, body)
         check_formula(description, formula, inputs, outputs)
         return formula, ""
-    except Undescribed as why:
+    except UndescribedOperator as why:
         return None, str(why)
     except BadDescription:
         raise

@@ -16,7 +16,7 @@ from apportion.lower.task_kinds import (
     COMPUTE,
     TRANSFER,
 )
-from apportion.simulate.breakdown import Row, breakdowns, comparison, measured_timeline
+from apportion.simulate.breakdown import ComparisonRow, breakdowns, comparison, measured_timeline
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import MEASURED, Timeline, verify
 
@@ -80,16 +80,16 @@ def test_predicted_stands_beside_measured() -> None:
     line = simulate(tasks, ports(2), EXACT)
     slow = measured_timeline(tasks, [[(0, 0, 20), (1, 20, 30)], [(1, 0, 30), (2, 30, 36)]])
     rows = {r.name: r for r in comparison(tasks, line, slow, 4e-8, (100, 50), 7)}
-    assert rows["step"] == Row("step", "s", 18e-9, 4e-8)
+    assert rows["step"] == ComparisonRow("step", "s", 18e-9, 4e-8)
     assert rows["step"].error == pytest.approx(-0.55)
     assert rows["computes"].predicted == 5e-9 and rows["computes"].measured == 10e-9
     assert rows["assembles"].error == pytest.approx(-0.5)
-    assert rows["bytes moved"] == Row("bytes moved", "B", 5, 7)
+    assert rows["bytes moved"] == ComparisonRow("bytes moved", "B", 5, 7)
     assert rows["peak memory"].measured == 100
     parts = [rows[name] for name in ("computes", "assembles", "exchanges", "waits")]
     assert sum(r.predicted for r in parts) == pytest.approx(line.step_seconds)
     assert sum(r.measured for r in parts) == pytest.approx(slow.step_seconds)
-    assert Row("nothing", "B", 3, 0).error is None
+    assert ComparisonRow("nothing", "B", 3, 0).error is None
 
 
 def test_an_empty_step_has_no_time() -> None:

@@ -48,7 +48,7 @@ NONE = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
-class _Before:
+class _UndoRecord:
     """What a change replaced, outside of the arrays."""
 
     step: int
@@ -76,7 +76,7 @@ class Delta:
         self.legal: dict[tuple[int, int], tuple[Choice, Split]] = {}
         self.holding = HeldBytes(self.lowering, self.flows)
         self.makers = [-1 if made is None else made[0] for made in space.graph.producer]
-        self.before: _Before | None = None
+        self.before: _UndoRecord | None = None
         self.changes = 0
         self.bounded = False  # the last change was given up: its step takes longer than the limit
         self._build()
@@ -142,7 +142,7 @@ class Delta:
             self._build()
         counters = self.state.counters
         counters[schedule_state.WRITTEN] = 0
-        before = self.before = _Before(
+        before = self.before = _UndoRecord(
             self.step_ns, lowering.termwise, counters.copy(), [], {}, {}, NONE
         )
         for op, (choice, split) in zip(choices, legal, strict=True):

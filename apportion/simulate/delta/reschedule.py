@@ -110,7 +110,7 @@ def _run_from(blocks: BlockStore, state: ScheduleState, ops: Ints, since: int, l
     return ends  # type: ignore[no-any-return]
 
 
-class _Where(NamedTuple):
+class _CellOffsets(NamedTuple):
     """Where the segments of `cells` begin."""
 
     slots: int
@@ -129,7 +129,7 @@ def _run_all(blocks: BlockStore, state: ScheduleState, release: Ints, limit: int
     """Runs lanes and messages until none is left, or a lane runs after `limit`; then when, else
     0."""
     at = state.at
-    where = _Where(at[AVAILABLE], at[FREE], at[READY], at[ARRIVES], at[BLOCK], at[MESSAGE])
+    where = _CellOffsets(at[AVAILABLE], at[FREE], at[READY], at[ARRIVES], at[BLOCK], at[MESSAGE])
     runnable, looks = state.devices, state.counters[LOOKS]
     while True:
         if looks > 0:
