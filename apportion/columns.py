@@ -121,7 +121,11 @@ class CompiledFunction:
     @functools.cached_property
     def dispatcher(self) -> Any:
         """The function as Numba has it, which compiles it or loads it when it is called."""
-        made = _numba().njit(cache=True, **self.options)(self.function)
+        jit = _numba().njit
+        try:
+            made = jit(cache=True, **self.options)(self.function)
+        except RuntimeError:  # no folder can be written to: it is compiled in every process
+            return jit(**self.options)(self.function)
         _drop_unreadable(made)
         return made
 

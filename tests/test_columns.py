@@ -116,6 +116,15 @@ def test_a_kept_form_that_cannot_be_read_is_dropped(tmp_path: Path) -> None:
     del sys.modules["kept_module"]
 
 
+def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from numba.core import caching
+
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    assert compiled(add_at).dispatcher(np.zeros(2, np.int64), 0, 1) == 1
+
+
 def test_an_inlined_part_is_the_same_in_both_forms() -> None:
     part = inlined(add_at)
 
