@@ -17,13 +17,23 @@ import pytest
 from graphs import captured
 
 import apportion as ap
-from apportion.columns import PATIENCE, CompiledFunction, Ints, compile_at_once, compiled, inlined
+from apportion.columns import (
+    PATIENCE,
+    CompiledFunction,
+    Ints,
+    Patience,
+    compile_at_once,
+    compiled,
+    inlined,
+)
 
 
 @pytest.fixture(autouse=True)
 def _patience() -> Iterator[None]:
-    """What a test sets is undone."""
+    """A test begins with the usual patience, and what it sets is undone."""
     kept = dataclasses.asdict(PATIENCE)
+    for name, value in dataclasses.asdict(Patience()).items():
+        setattr(PATIENCE, name, value)
     yield
     for name, value in kept.items():
         setattr(PATIENCE, name, value)
@@ -103,7 +113,7 @@ def test_a_kept_form_that_cannot_be_read_is_dropped(tmp_path: Path) -> None:
     """As after an update of the package: the index on the disk names a class that is gone."""
     source = "from typing import NamedTuple\nclass {0}(NamedTuple):\n    a: int\n"
     source += "def f(it): return it.a\n"
-    for name in ("Old", "New"):
+    for name in ("OldName", "New"):
         path = tmp_path / "kept_module.py"
         path.write_text(source.format(name))
         spec = importlib.util.spec_from_file_location("kept_module", path)

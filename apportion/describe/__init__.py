@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         IllegalCut as IllegalCut,
     )
     from apportion.describe.errors import (
-        UndescribedOperator as UndescribedOperator,
+        Undescribed as Undescribed,
     )
     from apportion.describe.errors import (
         bad_description as bad_description,

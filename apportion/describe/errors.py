@@ -13,7 +13,7 @@ class IllegalCut(Exception):
     """A cut is not legal; the message says why."""
 
 
-class UndescribedOperator(Exception):
+class Undescribed(Exception):
     """The description does not cover this call; the Op runs unsplit. The message says why."""
 
 

@@ -41,7 +41,7 @@ from apportion.describe import (
     PartLocation,
     Quotient,
     Range,
-    UndescribedOperator,
+    Undescribed,
     arguments_read,
     bad_description,
     bounds,
@@ -512,7 +512,7 @@ class _SplitDerivation:
             pieces = evaluate_outputs(
                 regions.description, args, local.inputs, local.outputs, call.body
             )
-        except UndescribedOperator as why:
+        except Undescribed as why:
             raise IllegalCut(f"{self.kind}: {why}") from None
         found = []
         for whole, piece in zip(regions.formula.outputs, pieces, strict=True):

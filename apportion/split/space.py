@@ -18,7 +18,7 @@ from apportion.describe import (
     Factors,
     Formula,
     IllegalCut,
-    UndescribedOperator,
+    Undescribed,
     arguments_read,
     bad_description,
     check_formula,
@@ -292,7 +292,7 @@ def _formula(graph: Graph, op: Op) -> tuple[Formula | None, str]:
         formula = evaluate_formula(description, op.args, inputs, outputs, body)
         check_formula(description, formula, inputs, outputs)
         return formula, ""
-    except UndescribedOperator as why:
+    except Undescribed as why:
         return None, str(why)
     except BadDescription:
         raise

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from apportion.describe.descriptions import PartLocation, describe, unsplit
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.language import ALL, Operand, Output, axes, axis, opaque, reduce
 from apportion.describe.ops.window import Ints, each, names, padding_of, read_by, reads, unpadded
 
@@ -35,7 +35,7 @@ def convolution(
     transposed: bool, output_padding: Any, groups: int,
 ) -> Any:  # fmt: skip
     if transposed:
-        raise UndescribedOperator("a transposed convolution is split as apportion.conv_transpose")
+        raise Undescribed("a transposed convolution is split as apportion.conv_transpose")
     rank = x.ndim - 2
     n, g, o, c = (axis(name) for name in "ngoc")
     i, k = axes("i", rank), axes("k", rank)

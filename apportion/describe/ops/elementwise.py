@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from apportion.describe.descriptions import describe
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.language import ALL, Expr, Operand, Output, axes, axis, f, reduce
 
 UNARY = """
@@ -91,7 +91,7 @@ def isin(element: Any, candidates: Any, unique: Any = False, invert: bool = Fals
     if not isinstance(candidates, Operand):
         return lambda *i: f("isin", element[i])
     if math.prod(candidates.shape) == 0:
-        raise UndescribedOperator("there is nothing to compare with")
+        raise Undescribed("there is nothing to compare with")
     k = axes("k", candidates.ndim)
 
     def output(*i: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from apportion.describe.descriptions import PartLocation, describe
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.language import Output, axes, axis, f, opaque, reduce
 
 Shapes = Sequence[tuple[int, ...]]
@@ -55,7 +55,7 @@ def embedding_dense_backward(
     grad: Any, indices: Any, rows: Any, padding: Any, by_frequency: Any
 ) -> Any:
     if by_frequency:
-        raise UndescribedOperator(
+        raise Undescribed(
             "gradients scaled by how often a row occurs depend on all indices at once"
         )
     n = axes("n", indices.ndim)
@@ -153,7 +153,7 @@ def embedding_bag_backward(
     factors: Any,
 ) -> Any:
     if sparse:
-        raise UndescribedOperator("a sparse gradient has no dimensions to cut")
+        raise Undescribed("a sparse gradient has no dimensions to cut")
     bags = (grad, indices, bag_of, sizes, largest)
     return embedding_bag_dense_backward(*bags, rows, by_frequency, mode, factors)
 

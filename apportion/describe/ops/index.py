@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apportion.describe.descriptions import PartLocation, describe, unsplit
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
 from apportion.describe.language import Expr, Operand, Output, axes, axis, f, opaque, reduce
 from apportion.describe.ops.embedding import from_row, moves_output, whole_of
@@ -48,7 +48,7 @@ def gather_part(x: Any, dim: Any, index: Any, offset: Any, size: Any) -> Any:
     if not x.ndim:
         return Output.of(i, f("gather", index[i], x[()]))
     if index.ndim not in (0, x.ndim):
-        raise UndescribedOperator("an index that picks nothing has any shape")
+        raise Undescribed("an index that picks nothing has any shape")
     # An index may be shorter than what it picks from, along the other dimensions.
     here = x[at_dim(i, dim % x.ndim, v)]
     return Output.of(i, reduce("sum", [v], f("at", v + offset, size, index[i], here)))
@@ -146,7 +146,7 @@ def masked_dims(x: Any, indices: Any, masks: Any) -> tuple[list[int], int]:
     for item, is_mask in zip(indices, masks, strict=True):
         width = item.ndim if is_mask else 1
         if is_mask and not width:
-            raise UndescribedOperator("a mask without dimensions adds one")
+            raise Undescribed("a mask without dimensions adds one")
         if item is not None:
             used += range(dim, dim + width)
             rank = max(rank, 1 if is_mask else item.ndim)
@@ -202,7 +202,7 @@ def masked_select(x: Any, mask: Any, *, out: Any) -> Any:
             break
         lead.append(axis(f"i{k}"))
     if not any(n > 1 for n in x.shape[: len(lead)]):
-        raise UndescribedOperator("the shape of the result depends on data")
+        raise Undescribed("the shape of the result depends on data")
     here = x[(*lead, *[slice(None)] * (x.ndim - len(lead)))]
     return Output.of([(*lead, axis("s"))], opaque(here, whole_of(mask))[axis("s")])
 
@@ -210,9 +210,7 @@ def masked_select(x: Any, mask: Any, *, out: Any) -> Any:
 @describe("aten.masked_scatter")
 def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
     if 0 not in source.shape:
-        raise UndescribedOperator(
-            "where an element goes depends on how many true elements come before it"
-        )
+        raise Undescribed("where an element goes depends on how many true elements come before it")
     # With nothing to take from, no element of the mask may be true.
     return lambda *i: f("masked", x.at(i), mask.at(i), whole_of(source))
 

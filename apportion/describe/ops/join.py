@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from apportion.describe.descriptions import PartLocation, describe
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.language import Output, axes, axis, f, opaque
 
 
@@ -50,7 +50,7 @@ def chunk_cat(tensors: Any, dim: Any, chunks: Any) -> Any:
 @describe("aten.block_diag")
 def block_diag(tensors: Any) -> Any:
     if len(tensors) != 1 or tensors[0].ndim != 2:
-        raise UndescribedOperator("each row and column of the result is of one input only")
+        raise Undescribed("each row and column of the result is of one input only")
     return lambda i, j: tensors[0][i, j]
 
 

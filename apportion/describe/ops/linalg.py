@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from apportion.describe.descriptions import describe
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
 from apportion.describe.language import Access, Operand, Output, axes, axis, f, opaque, reduce
 from apportion.describe.ops.reduction import WHOLE, norm_reducer
@@ -39,7 +39,7 @@ def _axes_of(shape: Sequence[int], common: Sequence[int], number: int) -> list[A
     """The axes of the batch of output `number`: its own where it has extent 1 alone."""
     skip = len(common) - len(shape)
     if skip < 0:
-        raise UndescribedOperator("an output of another rank than the batch of its inputs")
+        raise Undescribed("an output of another rank than the batch of its inputs")
     return [
         axis(f"one{number}_{d}" if n == 1 and common[skip + d] > 1 else f"b{skip + d}")
         for d, n in enumerate(shape)
@@ -196,9 +196,7 @@ def lstsq(a: Any, b: Any, rcond: Any, driver: Any, *, out: Any) -> Any:
         found = _for_side([(a, 2)], b, axes("b", len(common)), True, width)
         residuals = Output.of((*_axes_of(out[1][:-1], common, 1), side), found)
     elif rows > columns and driver not in (None, "gelsy"):
-        raise UndescribedOperator(
-            "whether there are residuals depends on the ranks of all matrices"
-        )
+        raise Undescribed("whether there are residuals depends on the ranks of all matrices")
     ranks = _results([(a, 2)], out[2:], (0, 1), 2, [(b, width)])
     return _solution([(a, 2)], b, out[0], True, width), residuals, *ranks
 
@@ -246,7 +244,7 @@ def euclidean_dist(a: Any, b: Any) -> Any:
 @describe("aten._cdist_backward")
 def cdist_backward(grad: Any, a: Any, b: Any, p: Any, dist: Any) -> Any:
     if not grad.shape[:-2] == a.shape[:-2] == b.shape[:-2] == dist.shape[:-2]:
-        raise UndescribedOperator("batches that are broadcast")
+        raise Undescribed("batches that are broadcast")
     batch = axes("b", a.ndim - 2)
     i, j, k = axis("i"), axis("j"), axis("k")
     parts = grad[(*batch, i, j)], a[(*batch, i, k)], b[(*batch, j, k)], dist[(*batch, i, j)]

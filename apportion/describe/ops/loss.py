@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from apportion.describe.descriptions import PartLocation, describe
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.language import Operand, Output, axes, axis, f, opaque, reduce
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -19,7 +19,7 @@ def _reduced(reduction: int, *operands: Any) -> Any:
     used = [x for x in operands if x is not None]
     shape = _broadcast(*(x.shape for x in used))
     if reduction == MEAN and 0 in shape:
-        raise UndescribedOperator("the mean of nothing")
+        raise Undescribed("the mean of nothing")
     i = axes("i", len(shape))
     element = f("loss", *(x.at(i) for x in used))
     if reduction == NONE:
@@ -66,7 +66,7 @@ def _pointwise_backward(operands: Sequence[Any], reduction: int, out: Any) -> An
 )
 def pointwise_loss_backward(grad: Any, x: Any, target: Any, reduction: Any, *, out: Any) -> Any:
     if x.shape != out[0]:
-        raise UndescribedOperator("an input that is broadcast to the shape of its target")
+        raise Undescribed("an input that is broadcast to the shape of its target")
     return _pointwise_backward((grad, x, target), reduction, out)
 
 
@@ -95,7 +95,7 @@ def _rows_of(rows: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     found = []
     for item in given:
         if item is not None and item.ndim < len(rows):
-            raise UndescribedOperator("one target for all rows")
+            raise Undescribed("one target for all rows")
         if item is not None:
             found.append(item[(*rows, *[slice(None)] * (item.ndim - len(rows)))])
     return found
@@ -127,7 +127,7 @@ def multi_margin_loss_backward(
 
 def _one_target_per_row(x: Any, target: Any) -> None:
     if x.ndim > 2 or (x.ndim == 2 and target.shape != x.shape[:1]):
-        raise UndescribedOperator("targets that are not one for each row")
+        raise Undescribed("targets that are not one for each row")
 
 
 @describe("aten.multilabel_margin_loss_forward")
@@ -164,7 +164,7 @@ def _from_class(number: int) -> Any:
 def _labels(x: Any, target: Any) -> tuple[Any, ...]:
     """The axes of labels: rows, and places of an image; none for a single row."""
     if x.ndim not in (1, 2, 4) or target.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
-        raise UndescribedOperator("targets that are not one for each row")
+        raise Undescribed("targets that are not one for each row")
     return (axis("n"), *axes("p", target.ndim - 1)) if target.ndim else ()
 
 
@@ -178,7 +178,7 @@ def nll_loss_forward(
     x: Any, target: Any, weight: Any, reduction: Any, ignore: Any, first: int = 0
 ) -> Any:
     if reduction == MEAN:
-        raise UndescribedOperator("a weighted mean over labels does not split; sums of it do")
+        raise Undescribed("a weighted mean over labels does not split; sums of it do")
     n, c = _labels(x, target), axis("c")
     scale = () if weight is None else (weight[c],)
     # The class number is a value: it is compared with the label.

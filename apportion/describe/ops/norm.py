@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from apportion.describe.descriptions import PartLocation, describe
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.language import ALL, Output, axes, axis, f, opaque, reduce
 
 
@@ -34,7 +34,7 @@ def layer_norm_backward(
 ) -> Any:
     lead = x.ndim - len(shape)
     if x.shape[lead:] != shape:
-        raise UndescribedOperator("the kernel is told the whole normalised shape")
+        raise Undescribed("the kernel is told the whole normalised shape")
     i = axes("i", x.ndim)
     rows, columns = i[:lead], i[lead:]
     whole = (slice(None),) * len(shape)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from apportion.describe.descriptions import PartLocation, describe
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
 from apportion.describe.language import Access, Operand, Output, axes, axis, f, opaque, reduce
 
@@ -292,7 +292,7 @@ def segment_reduce(
     data: Any, how: Any, lengths: Any, indices: Any, offsets: Any, dim: Any = 0
 ) -> Any:
     if indices is not None:
-        raise UndescribedOperator("segments given by indices")
+        raise Undescribed("segments given by indices")
     tensors = [t for t in (data, lengths, offsets) if t is not None]
     return lambda *i: opaque(*(_segment_place(t, dim, i) for t in tensors))[i[dim]]
 

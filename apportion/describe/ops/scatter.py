@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from apportion.describe.descriptions import describe
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.language import Expr, Operand, Output, axes, axis, f, opaque, reduce
 from apportion.describe.ops.embedding import from_row, moves_inputs, whole_of
 from apportion.describe.ops.index import at_dim, from_places, indexed_dims, masked_dims
@@ -28,7 +28,7 @@ def scatter(
         read = [whole_of(t) for t in (index, source) if isinstance(t, Operand)]
         return lambda *i: f("scatter", x[i], opaque(*read))
     if not x.ndim or index.ndim != x.ndim or (from_tensor and source.ndim != x.ndim):
-        raise UndescribedOperator("a scatter of scalars has nothing to cut")
+        raise Undescribed("a scatter of scalars has nothing to cut")
     d, v, p = dim % x.ndim, axis("v"), axis("p")
     i = axes("i", x.ndim)
     # Beyond an index that is shorter than the destination nothing is written.
@@ -61,7 +61,7 @@ def _accumulated(
 def _along(x: Any, dim: int, index: Any, source: Any) -> Any:
     """The axes of the destination, and a function from the place in the index to what is read."""
     if not x.ndim:
-        raise UndescribedOperator("a scalar has nothing to cut")
+        raise Undescribed("a scalar has nothing to cut")
     d = dim % x.ndim
     i = axes("i", x.ndim)
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from apportion.describe.descriptions import PartLocation, describe
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.language import ALL, Output, axes, axis, f, opaque
 
 
@@ -34,7 +34,7 @@ def slice_(x: Any, dim: Any, start: Any, end: Any, step: Any, *, out: Any) -> An
 
 def _require_elements(shape: tuple[int, ...]) -> None:
     if math.prod(shape) == 0:
-        raise UndescribedOperator("a result without elements")
+        raise Undescribed("a result without elements")
 
 
 def _split_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
@@ -133,7 +133,7 @@ def _sizes_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
 @describe("aten.unfold_backward", local=_sizes_local)
 def unfold_backward(grad: Any, sizes: Any, dim: Any, size: Any, step: Any) -> Any:
     if not sizes:
-        raise UndescribedOperator("a window of a number")
+        raise Undescribed("a window of a number")
     d = dim % len(sizes)
 
     def output(*i: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from apportion.describe.descriptions import PartLocation, describe, unsplit
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.interval import Affine
 from apportion.describe.language import Access, Operand, Output, axis, f, opaque
 from apportion.describe.ops.reduction import WHOLE, normal_dims, opaque_over
@@ -51,7 +51,7 @@ def masked_softmax(x: Any, mask: Any, dim: Any, kind: Any) -> Any:
     if mask.shape == x.shape and kind in (None, 2):
         return _scan(d, x, mask)
     if x.ndim != 4 or d != 3 or kind not in (0, 1):
-        raise UndescribedOperator("a mask that is broadcast")
+        raise Undescribed("a mask that is broadcast")
     # One mask for all matrices of scores, or one per sample; the kernel wants these square.
     b, h, i, j = (axis(name) for name in "bhij")
     shared = mask[:, :] if kind == 0 else mask[b, :]
@@ -61,7 +61,7 @@ def masked_softmax(x: Any, mask: Any, dim: Any, kind: Any) -> Any:
 @describe("aten._masked_softmax_backward")
 def masked_softmax_backward(grad: Any, out: Any, mask: Any, dim: Any) -> Any:
     if mask.shape != grad.shape:
-        raise UndescribedOperator("a mask that is broadcast")
+        raise Undescribed("a mask that is broadcast")
     return _scan(-1 if dim is None else dim, grad, out, mask)
 
 
@@ -156,9 +156,7 @@ def ctc_loss_backward(
     grad: Any, scores: Any, targets: Any, frames: Any, letters: Any, loss: Any, alpha: Any
 ) -> Any:
     if targets.ndim != 2:
-        raise UndescribedOperator(
-            "targets in a row: where those of a sample begin depends on the others"
-        )
+        raise Undescribed("targets in a row: where those of a sample begin depends on the others")
     n, t, c = axis("n"), axis("t"), axis("c")
     slices = (grad[n], scores[:, n, :], targets[n, :], loss[n], alpha[n, :, :])
     return Output.of((t, n, c), opaque(*slices)[t, c])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from apportion.describe.descriptions import describe, unsplit
-from apportion.describe.errors import UndescribedOperator
+from apportion.describe.errors import Undescribed
 from apportion.describe.language import Operand, axes, f, reduce
 from apportion.describe.ops.elementwise import ELEMENTWISE
 from apportion.graph import Body, refs
@@ -17,7 +17,7 @@ def _sources(body: Body) -> list[set[int]]:
     found: list[set[int]] = [{k} for k in range(body.inputs)]
     for op in body.ops:
         if op.kind.rpartition(".")[0] not in ELEMENTWISE:
-            raise UndescribedOperator(f"the update contains {op.kind}, which is not pointwise")
+            raise Undescribed(f"the update contains {op.kind}, which is not pointwise")
         found.append(set().union(*(found[r] for r in refs(op.args))))
     return found
 
@@ -29,7 +29,7 @@ def update(*operands: Operand, body: Body, out: tuple[tuple[int, ...], ...]) -> 
     for shape, result in zip(out, body.outputs, strict=True):
         used = [operands[k] for k in sorted(sources[result])]
         if any(x.shape not in ((), shape) for x in used):
-            raise UndescribedOperator("the update mixes tensors of several shapes")
+            raise Undescribed("the update mixes tensors of several shapes")
         outputs.append(_pointwise(used))
     return tuple(outputs)
 
@@ -44,10 +44,10 @@ def fused(*args: Any, out: tuple[tuple[int, ...], ...]) -> Any:
     scalars."""
     lists = [arg for arg in args if isinstance(arg, tuple)]
     if any(len(items) > 1 for items in lists):
-        raise UndescribedOperator("several parameters in one call")
+        raise Undescribed("several parameters in one call")
     used = [x for items in (*lists, args) for x in items if isinstance(x, Operand)]
     if any(x.ndim and x.shape != out[0] for x in used):
-        raise UndescribedOperator("state of another shape than the parameter's")
+        raise Undescribed("state of another shape than the parameter's")
     scalars = [x for x in used if not x.ndim]
     return tuple(_pointwise(used if shape == out[0] else scalars) for shape in out)
 
@@ -56,7 +56,7 @@ def fused(*args: Any, out: tuple[tuple[int, ...], ...]) -> Any:
 def unscale(tensors: Any, found: Operand, scale: Operand) -> Any:
     """One gradient, scaled, and whether it has an element that is not finite, or one before had."""
     if len(tensors) > 1:
-        raise UndescribedOperator("several gradients in one call")
+        raise Undescribed("several gradients in one call")
     (x,) = tensors
     k = axes("i", x.ndim)
     one = (0,) * scale.ndim

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from apportion.describe.descriptions import PartLocation, describe, unsplit
-from apportion.describe.errors import IllegalCut, UndescribedOperator
+from apportion.describe.errors import IllegalCut, Undescribed
 from apportion.describe.interval import Affine
 from apportion.describe.language import ALL, Output, axes, axis, f, opaque
 
@@ -50,7 +50,7 @@ def view(x: Any, size: Any, *rest: Any, out: Any) -> Any:
     """Dimensions that are merged or divided are products of common axes."""
     (shape,) = out
     if math.prod(shape) == 0:
-        raise UndescribedOperator("a view of an empty tensor")
+        raise Undescribed("a view of an empty tensor")
     before: list[tuple[Affine, ...]] = [()] * x.ndim
     after: list[tuple[Affine, ...]] = [()] * len(shape)
     extents: dict[str, int] = {}
@@ -112,7 +112,7 @@ def _divide_outside(
     """Axes for a group without common refinement: [4, 9] and [6, 6] still have two halves."""
     outer = math.gcd(a[left[0]], b[right[0]])
     if outer == 1:
-        raise UndescribedOperator("a view whose dimensions have no common factors")
+        raise Undescribed("a view whose dimensions have no common factors")
     shared, inner = axis(f"g{group}_0"), axis(f"g{group}_1")
     before[left[0]] = (shared, ALL(a[left[0]] // outer))
     before[left[0] + 1 : left[-1] + 1] = [slice(None)] * (left[-1] - left[0])
@@ -163,7 +163,7 @@ def squeeze(x: Any, dims: Any, *, out: Any) -> Any:
     listed = dims if isinstance(dims, tuple) else (dims,)
     gone = {d % x.ndim for d in listed if x.shape[d] == 1} if x.ndim else set()
     if x.ndim - len(gone) != len(out[0]):
-        raise UndescribedOperator("a part of extent 1 would be squeezed where the whole is not")
+        raise Undescribed("a part of extent 1 would be squeezed where the whole is not")
 
     def output(*i: Any) -> Any:
         names = iter(i)
@@ -201,9 +201,9 @@ def rot90(x: Any, k: Any, dims: Any) -> Any:
 def roll(x: Any, shifts: Any, dims: Any) -> Any:
     """A part along a rolled dimension would read its end and its beginning: no box."""
     if math.prod(x.shape) == 0:
-        raise UndescribedOperator("a result without elements")
+        raise Undescribed("a result without elements")
     if not dims and shifts[0] % math.prod(x.shape):
-        raise UndescribedOperator("a roll over all elements in a row")
+        raise Undescribed("a roll over all elements in a row")
     moved = [d % x.ndim for d, n in zip(dims, shifts, strict=False) if n % x.shape[d]]
 
     def output(*i: Any) -> Any:
@@ -222,7 +222,7 @@ def _repeat_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]
 @describe("aten.repeat", local=_repeat_local)
 def repeat(x: Any, repeats: Any, *, out: Any) -> Any:
     if math.prod(out[0]) == 0:
-        raise UndescribedOperator("a result without elements")
+        raise Undescribed("a result without elements")
     new = len(repeats) - x.ndim
     i = axes("i", len(repeats))
     dims = [(axis(f"p{d}"), i[d]) if d >= new else axis(f"p{d}") for d in range(len(repeats))]
@@ -250,7 +250,7 @@ def pixel_unshuffle(x: Any, factor: Any, *, out: Any) -> Any:
 
 def _require_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if shape != expected:
-        raise UndescribedOperator("the pixels of a block belong together")
+        raise Undescribed("the pixels of a block belong together")
 
 
 def _shuffle_local(args: tuple[Any, ...], local: PartLocation) -> tuple[Any, ...]:
@@ -283,7 +283,7 @@ def view_dtype(x: Any, dtype: Any, *, out: Any) -> Any:
     if out[0] == x.shape:
         return lambda *i: f("bits", x[i])
     if math.prod(out[0]) == 0:
-        raise UndescribedOperator("a result without elements")
+        raise Undescribed("a result without elements")
     *rest, last = axes("i", x.ndim)
     if out[0][-1] > x.shape[-1]:
         k, several = axis("k"), out[0][-1] // x.shape[-1]
@@ -307,12 +307,12 @@ unsplit("aten.repeat_interleave.Tensor", why="the result's shape depends on data
 @describe("aten.resize", local=_size)
 def resize(x: Any, size: Any, *, out: Any) -> Any:
     if x.shape != out[0]:
-        raise UndescribedOperator(_MEMORY)
+        raise Undescribed(_MEMORY)
     return lambda *i: x[i]
 
 
 @describe("aten.resize_as")
 def resize_as(x: Any, like: Any) -> Any:
     if x.shape != like.shape:
-        raise UndescribedOperator(_MEMORY)
+        raise Undescribed(_MEMORY)
     return lambda *i: f("like", x[i], like[i])
