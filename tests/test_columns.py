@@ -155,6 +155,7 @@ def test_hashes_that_overflow_are_not_warned_of() -> None:
     assert square(np.array([1 << 40])) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["data", "tofu", "optcnn"])
 @pytest.mark.parametrize("spec", ["gpt2:tiny,layers=1", "lenet:tiny"])
 def test_plans_are_the_same_in_both_forms(spec: str, method: str, tmp_path: Path) -> None:

@@ -20,10 +20,12 @@ def homonyms() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_everything_is_listed_with_its_reason(homonyms: ModuleType) -> None:
     assert homonyms.unlisted() == []
 
 
+@pytest.mark.slow
 def test_what_is_listed_is_still_there(homonyms: ModuleType) -> None:
     assert homonyms.STATE.keys() == homonyms.state().keys()
     assert homonyms.SHARED.keys() <= homonyms.homonyms().keys()

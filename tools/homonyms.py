@@ -9,6 +9,7 @@ another name. Models of the zoo are programs of their own: their layers are not 
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -77,13 +78,18 @@ def files(folder: Path = PACKAGE) -> Iterator[Path]:
     return (p for p in sorted(folder.rglob("*.py")) if "zoo" not in p.relative_to(folder).parts)
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def homonyms() -> dict[str, list[str]]:
     """Classes and modules that share a name, with the places where they are."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in files():
         place = str(path.relative_to(PACKAGE.parent))
         found[f"module {path.stem}"].append(place)
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 found[f"class {node.name.lstrip('_')}"].append(f"{place}:{node.lineno}")
     return {name: places for name, places in found.items() if len(places) > 1}
@@ -93,7 +99,7 @@ def long_functions() -> dict[str, int]:
     """Functions of more lines than a screen has."""
     found = {}
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > FUNCTION_LINES:
@@ -107,7 +113,7 @@ def state() -> dict[str, str]:
     found = {}
     for path in files():
         place = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         changed = set(_changed_names(tree))
         for node in tree.body:
             for name, value in _bindings(node):
@@ -135,11 +141,12 @@ def _changed_names(tree: ast.Module) -> Iterator[str]:
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
-        own = {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)} | {
-            n.id for n in ast.walk(function) if isinstance(n, ast.Name)
-            and isinstance(n.ctx, ast.Store)
+        nodes = list(ast.walk(function))
+        own = {node.arg for node in nodes if isinstance(node, ast.arg)} | {
+            node.id for node in nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }  # fmt: skip
-        for node in ast.walk(function):
+        for node in nodes:
             if isinstance(node, ast.Global):
                 yield from node.names
             target: ast.expr | None = None

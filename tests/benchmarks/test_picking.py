@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from graphs import captured
 from proof.exhaustive import prove_optimum
 from proof.picking import OptionWalk
@@ -18,6 +19,7 @@ from apportion.search.walks.units import Unit, layer_units
 from apportion.simulate.simulate import simulate
 
 
+@pytest.mark.slow
 def test_the_walk_finds_the_proven_optimum_and_nothing_below() -> None:
     space, them = captured("mlp:tiny")[1], cluster("flexflow-p100:2")
     problem = Problem(space, them, default_cost(them))

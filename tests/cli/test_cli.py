@@ -423,6 +423,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "compare"])
 def test_an_operator_that_runs_unsplit_is_noted_once(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, command: str

@@ -135,6 +135,7 @@ class Checked(_DryRun):
         return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("spec", MODELS)
 def test_every_call_allocates_what_is_measured(spec: str, double: bool) -> None:

@@ -15,6 +15,7 @@ from apportion.split.strategy import space_of
 DEVICES = 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["lenet:batch=8", "rnnlm:tiny"])
 def test_a_walk_s_plan_trains_the_same_model(spec: str) -> None:
     program, space = captured(spec)

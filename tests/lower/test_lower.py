@@ -163,6 +163,7 @@ def strategies(spec: str, devices: int, count: int) -> list[tuple[Space, Strateg
     return [(space, draw(space, devices, Random(seed))) for seed in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "count"), [("mlp:tiny", 20), ("gpt2:tiny", 3)])
 def test_state_ends_where_it_began(spec: str, count: int) -> None:
     for space, strategy in strategies(spec, 3, count):

@@ -65,6 +65,7 @@ def rows(spec: str, place: str, **how: Any) -> list[Plan]:
         return compare_methods(captured(spec)[0], ap.cluster(place), names, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_flexflow")
 @pytest.mark.parametrize(
     ("spec", "place"),

@@ -78,6 +78,7 @@ def heavy(plan: Plan) -> int:
 # Figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["data", "tofu", "random", "op-placement"])
 def test_every_step_time_is_that_of_a_full_simulation(method: str) -> None:
     plan = made(method)
@@ -149,6 +150,7 @@ def test_what_is_read_and_left_moves_as_the_messages_do() -> None:
 # Alternatives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "spec"), [("tofu", "gpt2:tiny"), ("random", "gpt2:tiny"), ("data", "lenet:tiny")]
 )

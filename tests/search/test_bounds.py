@@ -70,6 +70,7 @@ def test_no_plan_is_below_the_bound(spec: str, devices: int) -> None:
     assert not {"single", "op-placement"} & set(judged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny,width=8,batch=8", "lenet:tiny,batch=8"])
 def test_a_bound_is_of_plans_that_cut(spec: str) -> None:
     """What leaves work whole is below it: the condition is not an empty one."""

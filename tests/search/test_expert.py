@@ -46,6 +46,7 @@ def told(name: str) -> str:
     return "no expert's kind of network" if name == "mlp" else "a convolutional network"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled([known.name for known in zoo.known()], 4))
 def test_every_model_is_of_its_kind(name: str) -> None:
     assert expert(given(f"{name}:tiny", "local:4")).notes[0].startswith(told(name))
@@ -80,6 +81,7 @@ def test_legal_on_any_number_of_devices(name: str, machine: str) -> None:
         assert {d for c in strategy.choices for d in c.devices} == set(range(it.devices))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "machine"),
     [

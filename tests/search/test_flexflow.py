@@ -76,6 +76,7 @@ def test_more_proposals_are_never_worse() -> None:
     assert steps[-1] < steps[0]
 
 
+@pytest.mark.slow
 def test_the_curve_and_the_progress_are_what_was_found() -> None:
     it, told = problem("lenet"), list[Progress]()
     result = flexflow(
@@ -92,6 +93,7 @@ def test_the_curve_and_the_progress_are_what_was_found() -> None:
     assert all(other != result.strategy for other, _ in result.others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [*MODELS, "mlp:tiny"])
 def test_the_walk_is_judged_by_what_a_full_simulation_says(spec: str) -> None:
     it, rng = problem(spec), Random(0)

@@ -161,6 +161,7 @@ def test_solving_finds_the_minimum_and_proves_it(seed: int, cap: int) -> None:
     assert found.finished
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [1, 10**6])
 def test_solving_closes_the_gap_of_a_frustrated_energy(cap: int) -> None:
     energy = frustrated(7, 3)

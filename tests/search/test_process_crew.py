@@ -37,6 +37,7 @@ def test_all_jobs_are_done(workers: int) -> None:
     assert len({said["process"] for said in heard}) == workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_time_is_up(workers: int) -> None:
     heard: list[Report] = []

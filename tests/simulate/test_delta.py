@@ -67,6 +67,7 @@ def edit(live: Delta, rng: Random, many: int = 1) -> None:
 MACHINES = ["4xh100", "2x2xk80", "p2.8xlarge:4", "local:3", "3xh200", "mixed-a100-v100"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", sampled(MACHINES, 3))
 def test_random_edits_of_a_random_strategy(machine: str) -> None:
     rng = Random(MACHINES.index(machine))
@@ -310,6 +311,7 @@ def test_undo_restores_every_time() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.slow
 def test_a_limit_decides_as_the_step_time_does() -> None:
     rng, other = Random(9), Random(9)
     live, plain = (live_of("rnn:tiny", "2x2xk80", r) for r in (rng, other))

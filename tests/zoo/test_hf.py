@@ -65,6 +65,7 @@ def test_tied_weights_are_one_parameter() -> None:
     assert "transformer.wte.weight" in names and "lm_head.weight" not in names
 
 
+@pytest.mark.slow
 def test_a_cache_of_keys_leaves_no_operators() -> None:
     lines = [op.line for op in captured("llama").graph.ops]
     assert any("modeling_llama" in line for line in lines)
