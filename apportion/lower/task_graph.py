@@ -30,11 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Bools, Floats, Ints, compiled, offsets, plain
-from apportion.lower.task_kinds import ASSEMBLE as ASSEMBLE
-from apportion.lower.task_kinds import COLLECTIVE as COLLECTIVE
-from apportion.lower.task_kinds import COMPUTE as COMPUTE
 from apportion.lower.task_kinds import TASK_KINDS, TaskKind, TaskKinds
-from apportion.lower.task_kinds import TRANSFER as TRANSFER
 
 # What the bytes of a slot are. The first seven are the roles of Values, ordered as in graph.ROLES.
 CATEGORIES = (
