@@ -20,12 +20,12 @@ ROOT = ["version", "faces", "graph", "files", "quantity", "without_dynamo", "col
 
 # A room may import the rooms before it, and only what their `__init__` offers.
 ROOMS = [
-    "zoo", "capture", "describe", "split", "machine", "lower", "simulate", "search", "execute",
-    "verify", "plan", "run", "show", "cli",
+    "zoo", "capture", "describe", "split", "machine", "lower", "simulate", "place", "learn",
+    "search", "execute", "verify", "plan", "run", "show", "cli",
 ]  # fmt: skip
 
 # Rooms that plan: they work where torch is not installed.
-WITHOUT_TORCH = ["describe", "split", "machine", "lower", "simulate", "search"]
+WITHOUT_TORCH = ["describe", "split", "machine", "lower", "simulate", "place", "search"]
 
 # Imports against the order. Each is inside a function, and runs when that is called.
 FORWARD = {

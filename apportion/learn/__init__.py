@@ -1,0 +1,17 @@
+"""learn: placement by learned policies, and their training.
+
+In: PlacementProblems. Out: a placement for each, and policies that are saved and used again. Needs
+torch; a trained `policy` is used without it (place/policy.py).
+Read policy_file.py, then placeto.py, gdp.py, colocrl.py, hdp.py and train_policy.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from apportion.faces import lazy_face
+
+if TYPE_CHECKING:
+    pass
+
+lazy_face(__name__)

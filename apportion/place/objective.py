@@ -1,0 +1,113 @@
+"""Objective: what a placement is judged by; and what a placer returns.
+
+Three objectives, never mixed (docs/placement.md):
+
+    step        the time of one step (step_time.py)
+    throughput  the largest load of a device: the time per sample of a pipeline (max_load.py)
+    latency     the time of one sample through the whole graph (latency.py)
+
+A placer minimises `score`: the objective's value, and more than any placement that fits for one that
+is over a memory limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from apportion.columns import Floats, Ints
+from apportion.place.placement_problem import PlacementProblem
+from apportion.place.step_time import penalised_ticks, simulate_step, worst_ticks
+
+STEP, THROUGHPUT, LATENCY = "step", "throughput", "latency"
+OBJECTIVES = (STEP, THROUGHPUT, LATENCY)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A placement, judged. `value` is in the problem's unit of time, whether it fits or not."""
+
+    value: float
+    loads: Floats  # k: busy time of each device, in the same unit
+    memory: Ints  # k: bytes
+    feasible: bool
+
+
+class Objective(Protocol):
+    """One way to judge placements of a problem. `evaluations` counts the calls of both functions,
+    and what compiled searches have evaluated by themselves."""
+
+    name: str
+    problem: PlacementProblem
+    evaluations: int
+
+    def score(self, placement: Ints) -> float:
+        """What is minimised, in the problem's unit of time."""
+
+    def evaluate(self, placement: Ints) -> Evaluation:
+        """Everything about one placement."""
+
+
+class StepObjective:
+    """The time of one step."""
+
+    name = STEP
+
+    def __init__(self, problem: PlacementProblem) -> None:
+        self.problem = problem
+        self.evaluations = 0
+        self.worst = worst_ticks(problem)
+        n = len(problem.columns.unit)
+        self._start, self._end = np.empty(n, np.int64), np.empty(n, np.int64)
+
+    def score(self, placement: Ints) -> float:
+        """Time of the step, penalised where it does not fit."""
+        self.evaluations += 1
+        it = self.problem
+        found: float = penalised_ticks(
+            it.columns, it.links, it.limit, self.worst, placement, self._start, self._end
+        )
+        return found / it.tick
+
+    def evaluate(self, placement: Ints) -> Evaluation:
+        """Time, loads and peaks."""
+        self.evaluations += 1
+        it = self.problem
+        done = simulate_step(it, placement)
+        device = np.asarray(placement)[it.columns.unit]
+        busy = it.columns.duration[np.arange(len(device)), device] / it.tick
+        loads = np.bincount(device, busy, len(it.devices))
+        fits = bool((done.peak_bytes <= it.limit).all())
+        return Evaluation(done.ticks / it.tick, loads, done.peak_bytes, fits)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacerProgress:
+    """How far a placer is: the best score so far, a proven bound, and how many evaluations."""
+
+    best: float | None = None
+    bound: float | None = None
+    evaluations: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementResult:
+    """What a placer found.
+
+    lower_bound  proven, on the objective's value over all placements that the placer may choose
+                 from; None without a proof
+    curve        (seconds, evaluations, best score) whenever the best improved
+    """
+
+    placement: Ints  # u
+    lower_bound: float | None = None
+    notes: tuple[str, ...] = ()
+    curve: tuple[tuple[float, int, float], ...] = ()
+    figures: Mapping[str, float] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+Report = Callable[[PlacerProgress], None]

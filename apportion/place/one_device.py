@@ -1,0 +1,32 @@
+"""single: everything on the one device where that is best.
+
+In: an Objective. Out: the placement that every speed-up is measured against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from apportion.columns import Ints
+from apportion.place.objective import Objective, PlacementResult, Report
+
+
+def one_device(
+    objective: Objective,
+    *,
+    budget: float = 0.0,
+    seed: int = 0,
+    starts: Sequence[Ints] = (),
+    contiguous: bool = False,
+    report: Report | None = None,
+) -> PlacementResult:
+    """All units on one device; a unit that cannot run there goes to the first that can run it."""
+    problem = objective.problem
+    allowed = problem.columns.allowed
+    places = [
+        np.where(allowed[:, k], k, allowed.argmax(axis=1)).astype(np.int64)
+        for k in range(len(problem.devices))
+    ]
+    return PlacementResult(min(places, key=objective.score))
