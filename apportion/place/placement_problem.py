@@ -41,6 +41,9 @@ class PlacementColumns(NamedTuple):  # numba takes no dataclass
     reader_start: Ints  # m + 1: offsets into reader
     reader: Ints  # nodes that read the output, each once, rising, all after its source
     allowed: Bools  # u x k: whether the device can run all nodes of the unit
+    issue: Ints = np.zeros((0, 0), np.int64)
+    """n x k: ticks of a host to issue the node, of devices that run in order behind one: a node
+    starts no sooner than it and all before it on its device have been issued. Empty: no hosts."""
 
 
 class PlacementLinks(NamedTuple):
@@ -65,6 +68,9 @@ class PlacementLinks(NamedTuple):
     lag: Floats  # k x k
     drag: Floats  # k x k
     grace: int  # ticks before its end at which a reader counts as done, for memory
+    receive: Floats = np.zeros((0, 3))
+    """k x 3, of devices that run in order: what the first reader of a message takes longer, each
+    and per unit of send, and the ticks of its issue. Empty: receiving is free."""
 
 
 @dataclass(frozen=True, slots=True)
