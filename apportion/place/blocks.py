@@ -82,7 +82,9 @@ def balanced(
         else:
             low = middle
     place = np.empty(problem.units, np.int64)
-    place[order] = devices[np.maximum(found, 0)[np.cumsum(np.append(0, np.diff(block) != 0))[: len(order)]]]
+    place[order] = devices[
+        np.maximum(found, 0)[np.cumsum(np.append(0, np.diff(block) != 0))[: len(order)]]
+    ]
     can = c.allowed[np.arange(problem.units), place]
     return np.where(can, place, c.allowed.argmax(axis=1)).astype(np.int64)
 

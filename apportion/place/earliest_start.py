@@ -90,7 +90,17 @@ def _schedule(
                 _move(c, links, costs, state, heaps, order, device)
                 for heap in range(LIKELY, URGENT + 1):
                     key, first = _first(
-                        c, links, costs, state, heaps, order, rank, room, len(favourite), device, heap
+                        c,
+                        links,
+                        costs,
+                        state,
+                        heaps,
+                        order,
+                        rank,
+                        room,
+                        len(favourite),
+                        device,
+                        heap,
                     )
                     if key < best_key or (key == best_key and first < best_rank):
                         best, best_key, best_rank, at = device, key, first, heap

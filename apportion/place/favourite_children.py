@@ -67,9 +67,7 @@ def node_edges(problem: PlacementProblem) -> tuple[Ints, Floats]:
     return found, np.bincount(which.ravel(), cost, len(found))
 
 
-def relaxed(
-    took: Floats, edges: Ints, cost: Floats, seconds: float
-) -> tuple[Floats, float] | None:
+def relaxed(took: Floats, edges: Ints, cost: Floats, seconds: float) -> tuple[Floats, float] | None:
     """x of each edge and the optimum, or None if the time did not suffice."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
@@ -102,7 +100,9 @@ def relaxed(
         np.append(np.zeros(m + n), 1.0),
         A_ub=vstack(rows, format="csr"),
         b_ub=np.concatenate(bounds),
-        bounds=np.concatenate([np.tile([[0.0, 1.0]], (m, 1)), np.tile([[0.0, np.inf]], (n + 1, 1))]),
+        bounds=np.concatenate(
+            [np.tile([[0.0, 1.0]], (m, 1)), np.tile([[0.0, np.inf]], (n + 1, 1))]
+        ),
         method="highs",
         options={"time_limit": max(seconds, 0.1)},
     )

@@ -104,9 +104,7 @@ def list_schedule(
     return PlacementResult(best, notes=notes, curve=tuple(curve), figures=figures)
 
 
-def list_variant(
-    objective: Objective, variant: ListVariant, chains: Ints
-) -> tuple[Ints, float]:
+def list_variant(objective: Objective, variant: ListVariant, chains: Ints) -> tuple[Ints, float]:
     """What one variant finds, and its score."""
     problem = objective.problem
     costs = list_costs(problem, chains if variant.joined else None, variant.contend)

@@ -167,9 +167,7 @@ def take(costs: ListCosts, state: ListState, group: int, device: int) -> None:
 @compiled_part
 def fits(costs: ListCosts, state: ListState, room: Floats, group: int, device: int) -> bool:
     """Whether a device can run a group, and has room for it."""
-    return costs.allowed[group, device] and (
-        state.used[device] + costs.need[group] <= room[device]
-    )
+    return costs.allowed[group, device] and (state.used[device] + costs.need[group] <= room[device])
 
 
 @compiled_part
