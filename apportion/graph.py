@@ -183,7 +183,15 @@ class Graph:
         facts = [
             [[v.role, v.shape, v.dtype, v.nbytes] for v in self.values],
             [
-                [o.kind, o.inputs, o.outputs, _dump_arg(o.args), o.phase, o.body, *_dump_imported(o)]
+                [
+                    o.kind,
+                    o.inputs,
+                    o.outputs,
+                    _dump_arg(o.args),
+                    o.phase,
+                    o.body,
+                    *_dump_imported(o),
+                ]
                 for o in self.ops
             ],
             [

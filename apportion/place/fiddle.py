@@ -64,8 +64,13 @@ def read_fiddle(text: str, name: str) -> ImportedGraph:
 
 
 def read_split(text: str) -> Mapping[str, str]:
-    """The device of each node of a split: fpgas are acc0, acc1, ..., cpus cpu0, cpu1, ..."""
+    """The device of each node of a split: fpgas are acc0, acc1, ..., cpus cpu0, cpu1, ... Or of a
+    placement that this package wrote, which names them."""
     data = load_object(text)
+    if isinstance(named := data.get("assignment"), dict):
+        if not all(isinstance(device, str) for device in named.values()):
+            raise ValueError("the assignment has a device that is not a name")
+        return named
     devices: dict[str, str] = {}
     for group, kind in (("fpgas", ACCELERATOR), ("cpus", CPU)):
         for number, part in enumerate(_rows(data, group)):

@@ -113,7 +113,9 @@ def _runnable_order(nodes: Sequence[ImportedNode]) -> list[int]:
             if waits[reader] == 0:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
-        raise ValueError(f"the graph has a cycle through node {nodes[_on_cycle(later, waits)].name}")
+        raise ValueError(
+            f"the graph has a cycle through node {nodes[_on_cycle(later, waits)].name}"
+        )
     return order
 
 
