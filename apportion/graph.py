@@ -183,15 +183,7 @@ class Graph:
         facts = [
             [[v.role, v.shape, v.dtype, v.nbytes] for v in self.values],
             [
-                [
-                    o.kind,
-                    o.inputs,
-                    o.outputs,
-                    _dump_arg(o.args),
-                    o.phase,
-                    o.body,
-                    *_dump_imported(o),
-                ]
+                [o.kind, o.inputs, o.outputs, _dump_arg(o.args), o.phase, o.body, *_own_costs(o)]
                 for o in self.ops
             ],
             [
@@ -356,7 +348,7 @@ def _load_arg(data: Any) -> Any:
     return data
 
 
-def _dump_imported(op: Op) -> list[Any]:
+def _own_costs(op: Op) -> list[Any]:
     """Nothing for a captured Op: what is written of it is as it was before there were others."""
     costs = op.imported
     if costs is None:
@@ -378,7 +370,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
         "ops": [
             [
                 o.name, o.kind, o.inputs, o.outputs, _dump_arg(o.args), o.phase, o.line, o.module,
-                o.forward, o.parameter, o.body, *_dump_imported(o),
+                o.forward, o.parameter, o.body, *_own_costs(o),
             ]
             for o in graph.ops
         ],

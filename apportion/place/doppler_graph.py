@@ -98,9 +98,7 @@ def _numbers(line: str, line_number: int) -> list[int]:
     words = [word.strip() for word in line.split(",") if word.strip()]
     for word in words:
         if not re.fullmatch(r"\d{1,9}", word, re.ASCII):
-            raise ValueError(
-                f"line {line_number} has {word[:40]!r} where a number of a node stands"
-            )
+            raise ValueError(f"line {line_number} has {word[:40]!r} instead of a node's number")
     return [int(word) for word in words]
 
 
