@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
+    from apportion.place.coarsen import (
+        coarsen as coarsen,
+    )
     from apportion.place.objective import (
         Objective as Objective,
     )
@@ -30,6 +33,12 @@ if TYPE_CHECKING:
     )
     from apportion.place.placement_problem import (
         PlacementProblem as PlacementProblem,
+    )
+    from apportion.place.policy_file import (
+        read_policy as read_policy,
+    )
+    from apportion.place.policy_file import (
+        write_policy as write_policy,
     )
     from apportion.place.step_time import (
         simulate_step as simulate_step,
