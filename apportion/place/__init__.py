@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from apportion.place.captured import (
         captured_problem as captured_problem,
     )
+    from apportion.place.coarsen import (
+        coarsen as coarsen,
+    )
     from apportion.place.doppler_graph import (
         DOPPLER as DOPPLER,
     )
@@ -29,19 +32,34 @@ if TYPE_CHECKING:
         with_expert as with_expert,
     )
     from apportion.place.objective import (
-        STEP as STEP,
+        Objective as Objective,
     )
     from apportion.place.objective import (
-        THROUGHPUT as THROUGHPUT,
+        PlacementResult as PlacementResult,
     )
     from apportion.place.objective import (
         PlacerProgress as PlacerProgress,
     )
+    from apportion.place.objective import (
+        Report as Report,
+    )
+    from apportion.place.objective import (
+        STEP as STEP,
+    )
+    from apportion.place.objective import (
+        StepObjective as StepObjective,
+    )
+    from apportion.place.objective import (
+        THROUGHPUT as THROUGHPUT,
+    )
     from apportion.place.placement_problem import (
         PlacementProblem as PlacementProblem,
     )
-    from apportion.place.placers import (
-        PLACERS as PLACERS,
+    from apportion.place.policy_file import (
+        read_policy as read_policy,
+    )
+    from apportion.place.policy_file import (
+        write_policy as write_policy,
     )
     from apportion.place.read_graph import (
         read_graph as read_graph,
@@ -57,6 +75,9 @@ if TYPE_CHECKING:
     )
     from apportion.place.run_placer import (
         with_memory_limit as with_memory_limit,
+    )
+    from apportion.place.step_time import (
+        simulate_step as simulate_step,
     )
 
 lazy_face(__name__)
