@@ -211,7 +211,7 @@ def _columns(
 
 
 def cluster_links(cluster: Cluster, cost: CostModel) -> PlacementLinks:
-    """The rules of simulate/ on a Cluster. What a device receives it assembles: reads and writes."""
+    """The rules of simulate/ on a Cluster. A device assembles what it receives."""
     devices = np.arange(len(cluster.devices))
     least, most = (
         assemble_seconds(cost, cluster, devices, np.ones_like(devices), np.full_like(devices, n))[0]

@@ -1,7 +1,7 @@
-"""PlacementProblem: nodes to place, the devices they may go to, and how outputs travel between them.
+"""PlacementProblem: nodes to place, the devices they may go to, how outputs travel.
 
-The noun of place/. Importers and captured steps make one; objectives judge placements of it, placers
-search for them. A placement is a column with a device for every unit.
+The noun of place/. Importers and captured steps make one; objectives judge placements of it,
+placers search for them. A placement is a column with a device for every unit.
 
     node    what runs on one device without interruption: an operator, a layer, a stage's half
     unit    nodes that move together: a colocation class of a file, or a forward operator with its

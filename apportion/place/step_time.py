@@ -6,7 +6,8 @@ of the step, and the peak memory of each device.
 A node is ready when all that it reads has arrived at its device. A device runs one node at a time:
 in the order of the nodes, or whatever is ready first. An output travels to other devices as a
 message over the links of its route; each link serves messages one at a time, first come first
-served by (ready, item), as in simulate/schedule.py. A step ends when all devices and links are free.
+served by (ready, item), as in simulate/schedule.py. A step ends when all devices and
+links are free.
 
 Items are numbered by node: the node itself, then its messages. What becomes ready through an item
 comes after it in (ready, item), so that one heap is all the state there is.
