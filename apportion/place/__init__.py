@@ -13,6 +13,26 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    pass
+    from apportion.place.objective import (
+        Objective as Objective,
+    )
+    from apportion.place.objective import (
+        PlacementResult as PlacementResult,
+    )
+    from apportion.place.objective import (
+        PlacerProgress as PlacerProgress,
+    )
+    from apportion.place.objective import (
+        Report as Report,
+    )
+    from apportion.place.objective import (
+        StepObjective as StepObjective,
+    )
+    from apportion.place.placement_problem import (
+        PlacementProblem as PlacementProblem,
+    )
+    from apportion.place.step_time import (
+        simulate_step as simulate_step,
+    )
 
 lazy_face(__name__)
