@@ -62,12 +62,13 @@ def decode(
     head: PolicyHead,
     *,
     noise: Floats | None = None,
+    follow: Ints | None = None,
     most_devices: int | None = None,
     record: bool = False,
 ) -> Decoded:
     """A placement. `noise` (u x k, in the order of placing) is added to the scores: of Gumbel's
-    distribution times a temperature it makes a sample. At most `most_devices` are used, as long as
-    memory allows it."""
+    distribution times a temperature it makes a sample. With `follow` units go where that says, for
+    what is seen on the way. At most `most_devices` are used, as long as memory allows it."""
     u, k = graph.allowed.shape
     most = min(most_devices or k, k)
     state = DecodeState(
@@ -80,10 +81,26 @@ def decode(
     features = np.zeros((kept, k, DEVICE_FEATURES), np.float32)
     opened = np.zeros((kept, k), np.bool_)
     noise = np.zeros((0, k)) if noise is None else noise
+    follow = np.zeros(0, np.int64) if follow is None else follow
     for first in range(0, u, CHUNK):
         last = min(first + CHUNK, u)
-        decode_units(graph, base, head, state, noise, first, last, features, opened)
+        decode_units(graph, base, head, state, noise, follow, first, last, features, opened)
     return Decoded(state.place, features, opened)
+
+
+def by_first_use(graph: PolicyGraph, place: Ints) -> Ints:
+    """The same placement with interchangeable devices named as decoding would: the first of them
+    to be used has the smallest number."""
+    found = np.full(len(graph.limit), -1, np.int64)
+    taken = np.zeros(len(graph.limit), np.bool_)
+    for unit in graph.order:
+        device = place[unit]
+        if found[device] < 0:
+            able = np.flatnonzero((graph.alike == graph.alike[device]) & ~taken)
+            found[device] = able[0]
+            taken[able[0]] = True
+    renamed: Ints = found[place]
+    return renamed
 
 
 @compiled
@@ -93,6 +110,7 @@ def decode_units(
     head: PolicyHead,
     state: DecodeState,
     noise: Floats,
+    follow: Ints,
     first: int,
     last: int,
     features: npt.NDArray[np.float32],
@@ -116,6 +134,9 @@ def decode_units(
                     scores[d] += noise[at, d]
                 if best < 0 or scores[d] > scores[best]:
                     best = d
+        if len(follow):
+            best = follow[unit]
+            is_open[best] = True
         if len(features):
             for d in range(k):
                 opened[at, d] = is_open[d]
