@@ -13,20 +13,29 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    from apportion.place.objective import (
-        Objective as Objective,
+    from apportion.place.captured import (
+        captured_problem as captured_problem,
+    )
+    from apportion.place.doppler_graph import (
+        DOPPLER as DOPPLER,
+    )
+    from apportion.place.export_graph import (
+        fiddle_data as fiddle_data,
+    )
+    from apportion.place.imported import (
+        imported_problem as imported_problem,
+    )
+    from apportion.place.imported import (
+        with_expert as with_expert,
     )
     from apportion.place.objective import (
-        PlacementResult as PlacementResult,
+        STEP as STEP,
+    )
+    from apportion.place.objective import (
+        THROUGHPUT as THROUGHPUT,
     )
     from apportion.place.objective import (
         PlacerProgress as PlacerProgress,
-    )
-    from apportion.place.objective import (
-        Report as Report,
-    )
-    from apportion.place.objective import (
-        StepObjective as StepObjective,
     )
     from apportion.place.placement_problem import (
         NEVER as NEVER,
@@ -94,8 +103,20 @@ if TYPE_CHECKING:
     from apportion.place.problem_file import (
         load_problem as load_problem,
     )
-    from apportion.place.step_time import (
-        simulate_step as simulate_step,
+    from apportion.place.read_graph import (
+        read_graph as read_graph,
+    )
+    from apportion.place.read_graph import (
+        read_split_file as read_split_file,
+    )
+    from apportion.place.run_placer import (
+        PlacedProblem as PlacedProblem,
+    )
+    from apportion.place.run_placer import (
+        place as place,
+    )
+    from apportion.place.run_placer import (
+        with_memory_limit as with_memory_limit,
     )
 
 lazy_face(__name__)
