@@ -53,13 +53,70 @@ if TYPE_CHECKING:
         THROUGHPUT as THROUGHPUT,
     )
     from apportion.place.placement_problem import (
+        NEVER as NEVER,
+    )
+    from apportion.place.placement_problem import (
+        PlacementColumns as PlacementColumns,
+    )
+    from apportion.place.placement_problem import (
+        PlacementLinks as PlacementLinks,
+    )
+    from apportion.place.placement_problem import (
         PlacementProblem as PlacementProblem,
+    )
+    from apportion.place.placers import (
+        PLACERS as PLACERS,
+    )
+    from apportion.place.policy_decode import (
+        Decoded as Decoded,
+    )
+    from apportion.place.policy_decode import (
+        by_first_use as by_first_use,
+    )
+    from apportion.place.policy_decode import (
+        decode as decode,
+    )
+    from apportion.place.policy_features import (
+        PolicyGraph as PolicyGraph,
+    )
+    from apportion.place.policy_features import (
+        policy_graph as policy_graph,
+    )
+    from apportion.place.policy_features import (
+        unit_features as unit_features,
     )
     from apportion.place.policy_file import (
         read_policy as read_policy,
     )
     from apportion.place.policy_file import (
         write_policy as write_policy,
+    )
+    from apportion.place.policy_network import (
+        PolicyNetwork as PolicyNetwork,
+    )
+    from apportion.place.policy_network import (
+        encode as encode,
+    )
+    from apportion.place.policy_network import (
+        first_scores as first_scores,
+    )
+    from apportion.place.policy_network import (
+        load_network as load_network,
+    )
+    from apportion.place.policy_network import (
+        new_network as new_network,
+    )
+    from apportion.place.policy_network import (
+        pair_weights as pair_weights,
+    )
+    from apportion.place.policy_network import (
+        save_network as save_network,
+    )
+    from apportion.place.policy_network import (
+        tensor_shapes as tensor_shapes,
+    )
+    from apportion.place.problem_file import (
+        load_problem as load_problem,
     )
     from apportion.place.read_graph import (
         read_graph as read_graph,
