@@ -150,6 +150,9 @@ def _merge_columns(
     np.add.at(duration, cluster, c.duration.astype(float))
     resident = np.zeros(nodes, np.int64)
     np.add.at(resident, cluster, c.resident)
+    issue = np.zeros((nodes if len(c.issue) else 0, c.issue.shape[1]), np.int64)
+    if len(c.issue):
+        np.add.at(issue, cluster, c.issue)
     rows = np.stack([outputs, cluster[readers]], axis=1)
     rows = np.unique(rows[cluster[c.source[outputs]] != rows[:, 1]], axis=0)
     into, made, read = _output_classes(c, new_unit, cluster, rows)
@@ -176,6 +179,7 @@ def _merge_columns(
         reader_start=offsets(np.array([len(r) for r in ordered], np.int64)),
         reader=np.array([r for some in ordered for r in some], np.int64),
         allowed=allowed,
+        issue=issue,
     )
 
 
