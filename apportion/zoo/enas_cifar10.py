@@ -1,7 +1,7 @@
 """Image classifiers drawn from the two search spaces of ENAS on CIFAR-10, one for each `graph`.
 
-Re-created after the paper: no network that ENAS found, and none of Placeto's graphs, which are drawn
-from the same spaces. Of an odd `graph` the whole network is drawn (ENAS's macro space):
+Re-created after the paper: no network that ENAS found, and none of Placeto's graphs, which are
+drawn from the same spaces. Of an odd `graph` the whole network is drawn (ENAS's macro space):
 
     `layers` layers, each one of six operators; earlier layers, each with probability 0.4, are put
     beside its result, and a 1x1 convolution brings them together. After a third and two thirds
