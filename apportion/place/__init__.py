@@ -13,6 +13,38 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    pass
+    from apportion.place.objective import (
+        Evaluation as Evaluation,
+    )
+    from apportion.place.objective import (
+        Objective as Objective,
+    )
+    from apportion.place.objective import (
+        PlacementResult as PlacementResult,
+    )
+    from apportion.place.objective import (
+        PlacerProgress as PlacerProgress,
+    )
+    from apportion.place.objective import (
+        Report as Report,
+    )
+    from apportion.place.objective import (
+        StepObjective as StepObjective,
+    )
+    from apportion.place.placement_problem import (
+        NEVER as NEVER,
+    )
+    from apportion.place.placement_problem import (
+        PlacementColumns as PlacementColumns,
+    )
+    from apportion.place.placement_problem import (
+        PlacementDevice as PlacementDevice,
+    )
+    from apportion.place.placement_problem import (
+        PlacementLinks as PlacementLinks,
+    )
+    from apportion.place.placement_problem import (
+        PlacementProblem as PlacementProblem,
+    )
 
 lazy_face(__name__)
