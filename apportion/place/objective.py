@@ -6,8 +6,8 @@ Three objectives, never mixed (docs/placement.md):
     throughput  the largest load of a device: the time per sample of a pipeline (max_load.py)
     latency     the time of one sample through the whole graph (latency.py)
 
-A placer minimises `score`: the objective's value, and more than any placement that fits for one that
-is over a memory limit.
+A placer minimises `score`: the objective's value; for a placement that is over a memory limit more
+than for any that fits.
 """
 
 from __future__ import annotations

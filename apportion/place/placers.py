@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from apportion.place.objective import OBJECTIVES, STEP, Objective, PlacementResult, Report
+from apportion.place.objective import OBJECTIVES, Objective, PlacementResult, Report
 
 if TYPE_CHECKING:
     from apportion.columns import Ints

@@ -6,7 +6,8 @@ of the step, and the peak memory of each device.
 A node is ready when all that it reads has arrived at its device. A device runs one node at a time:
 in the order of the nodes, or whatever is ready first. An output travels to other devices as a
 message over the links of its route; each link serves messages one at a time, first come first
-served by (ready, item), as in simulate/schedule.py. A step ends when all devices and links are free.
+served by (ready, item), as in simulate/schedule.py. A step ends when all devices and
+links are free.
 
 Items are numbered by node: the node itself, then its messages. What becomes ready through an item
 comes after it in (ready, item), so that one heap is all the state there is.
@@ -61,7 +62,9 @@ def step_ticks(
     for reader in c.reader:
         pending[reader] += 1
     after, last = np.full(n, -1), np.full(devices, -1)  # the next node of the same device
+    extra = np.zeros(n, np.int64)  # ticks to receive what a node is the first to read
     if links.in_order:
+        _receive(c, links, place, extra, ready)
         for node in range(n):
             device = place[c.unit[node]]
             if last[device] >= 0:
@@ -100,7 +103,7 @@ def step_ticks(
         if message == 0:
             if not links.in_order:
                 begin = max(begin, free[device])
-            took = c.duration[node, device]
+            took = c.duration[node, device] + extra[node]
             done = begin + took
             hold = links.device_hold if took > 0 else 0
             free[device] = done + hold
@@ -157,6 +160,32 @@ def step_ticks(
                         stack[count] = later
                         count += 1
     return finish
+
+
+@compiled
+def _receive(
+    c: PlacementColumns, links: PlacementLinks, place: Ints, extra: Ints, ready: Ints
+) -> None:
+    """What nodes take longer to receive messages, and when hosts have issued them."""
+    devices = c.duration.shape[1]
+    sent, host = np.full(devices, -1), np.zeros(devices, np.int64)
+    issues = np.zeros(len(c.unit), np.int64)
+    if len(links.receive):
+        for output in range(len(c.source)):
+            device = place[c.unit[c.source[output]]]
+            for at in range(c.reader_start[output], c.reader_start[output + 1]):
+                there = place[c.unit[c.reader[at]]]
+                if there != device and sent[there] != output:
+                    sent[there] = output
+                    takes = links.receive[there, 0] + links.receive[there, 1] * c.send[output]
+                    extra[c.reader[at]] += np.int64(np.rint(takes))
+                    issues[c.reader[at]] += np.int64(links.receive[there, 2])
+    if len(c.issue):
+        for node in range(len(c.unit)):
+            device = place[c.unit[node]]
+            if c.issue[node, device] > 0:
+                host[device] += c.issue[node, device] + issues[node]
+                ready[node] = host[device]
 
 
 @compiled
