@@ -33,8 +33,10 @@ from apportion.place.list_state import (
     empty_state,
     fits,
     least_excess,
+    pending_inputs,
     ready_on,
     run_on,
+    settle,
     take,
 )
 from apportion.place.placement_problem import PlacementColumns, PlacementLinks, PlacementProblem
@@ -69,21 +71,24 @@ def earliest_start(
         np.zeros((n, k), np.int64), np.zeros(k, np.int64), np.full(k, -1),
     )  # fmt: skip
     child = np.full(0, -1) if favourite is None else favourite
-    _schedule(problem.columns, problem.links, costs, state, heaps, order, rank, child, room)
+    _schedule(
+        problem.columns, problem.links, costs, state, heaps, pending_inputs(problem, costs), order,
+        rank, child, room,
+    )  # fmt: skip
+    settle(costs, state)
     return state
 
 
 @compiled
 def _schedule(
     c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
-    heaps: DeviceHeaps, order: Ints, rank: Ints, favourite: Ints, room: Floats,
+    heaps: DeviceHeaps, pending: Ints, order: Ints, rank: Ints, favourite: Ints, room: Floats,
 ) -> None:  # fmt: skip
     n, devices = len(order), len(room)
-    pending = costs.input_start[1:] - costs.input_start[:-1]
     for node in range(n):
-        if pending[node] == 0:
+        if pending[node] == 0 and not costs.given[node]:
             _enter(c, links, costs, state, heaps, rank, len(favourite), node)
-    for _ in range(n):
+    for _ in range(n - costs.given.sum()):
         best, best_key, best_rank, at = -1, FAR, LAST, -1
         while best < 0:
             for device in range(devices):

@@ -91,17 +91,17 @@ def test_never_below_the_optimum_and_near_it(seed: int) -> None:
     it = layered(14, 2, seed, width=3, tight=1.4)
     objective = StepObjective(it)
     best = optimum(objective)
-    found = list_schedule(objective)
+    found = list_schedule(objective, budget=1e9)
     assert best <= objective.score(found.placement) <= 1.25 * best
 
 
 def test_the_best_variant_is_returned() -> None:
     objective = StepObjective(layered(60, 3, 2, width=6))
-    result = list_schedule(objective)
+    result = list_schedule(objective, budget=1e9)
     assert set(result.figures) == set(VARIANTS)
     assert objective.score(result.placement) == min(result.figures.values())
     assert result.curve[-1][2] == min(result.figures.values())
-    again = list_schedule(StepObjective(layered(60, 3, 2, width=6)))
+    again = list_schedule(StepObjective(layered(60, 3, 2, width=6)), budget=1e9)
     np.testing.assert_array_equal(result.placement, again.placement)
 
 
@@ -124,7 +124,7 @@ def test_chains_are_joined_within_a_share_of_the_memory() -> None:
         [1] * 8, [(i, i + 1) for i in range(7)], [1] * 8, resident=[1] * 8, limits=[8, 8]
     )
     assert joined_chains(full).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
-    fork = problem([1] * 4, [(0, 1), (0, 2), (1, 3), (2, 3)], [1] * 4)
+    fork = problem([9] * 4, [(0, 1), (0, 2), (1, 3), (2, 3)], [1] * 4)
     assert joined_chains(fork).tolist() == [0, 1, 2, 3]
 
 
