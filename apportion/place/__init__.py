@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         PlacementProblem as PlacementProblem,
     )
     from apportion.place.placers import (
-        PLACERS as PLACERS,
+        placers_help as placers_help,
     )
     from apportion.place.read_graph import (
         read_graph as read_graph,

@@ -61,3 +61,8 @@ class Placer:
 PLACERS: dict[str, Placer] = {
     "single": Placer("place.one_device:one_device", "everything on the best one device", auto=10),
 }
+
+
+def placers_help() -> str:
+    """One paragraph for each placer."""
+    return "\n\n".join(f"{name}: {row.help}." for name, row in PLACERS.items())
