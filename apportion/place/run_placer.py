@@ -77,7 +77,7 @@ def place(
     check_placement(problem, result.placement)
     judged = objective.evaluate(result.placement)
     alone = PLACERS[SINGLE](objective, seed=seed)
-    restricted = getattr(PLACERS[method], "only_contiguous", False) and not contiguous
+    restricted = PLACERS[method].only_contiguous and not contiguous
     own = -inf if restricted or result.lower_bound is None else result.lower_bound
     bound = max(own, min(simple_bound(problem, objective_name), judged.value))
     single = objective.evaluate(alone.placement)
