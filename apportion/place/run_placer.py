@@ -42,6 +42,7 @@ class PlacedProblem:
 
     single       what the best one device would give, for comparison
     lower_bound  the method's own, or what no placement can beat
+    contiguous   whether only contiguous placements were asked for
     """
 
     problem: PlacementProblem
@@ -53,6 +54,7 @@ class PlacedProblem:
     lower_bound: float
     seconds: float
     evaluations: int
+    contiguous: bool = False
 
 
 def place(
@@ -68,7 +70,7 @@ def place(
     """The placement that a method finds within `budget` seconds."""
     _check_request(problem, objective_name, method, contiguous)
     check_problem(problem)
-    objective = objective_of(problem, objective_name)
+    objective = objective_of(problem, objective_name, contiguous)
     began = time.perf_counter()
     result = PLACERS[method](
         objective, budget=budget, seed=seed, starts=starts, contiguous=contiguous, report=report
@@ -82,16 +84,18 @@ def place(
     bound = max(own, min(simple_bound(problem, objective_name), judged.value))
     single = objective.evaluate(alone.placement)
     return PlacedProblem(
-        problem, method, objective_name, result, judged, single, bound, seconds, evaluations
-    )
+        problem, method, objective_name, result, judged, single, bound, seconds, evaluations,
+        contiguous,
+    )  # fmt: skip
 
 
-def objective_of(problem: PlacementProblem, name: str) -> Objective:
-    """The objective of that name for a problem."""
+def objective_of(problem: PlacementProblem, name: str, contiguous: bool = False) -> Objective:
+    """The objective of that name for a problem; a throughput may ask for contiguous placements."""
     if name not in OBJECTIVES:
         raise ValueError(f"unknown objective {name!r}; known: {', '.join(OBJECTIVES)}")
     module, _, kind = _HOMES[name].partition(":")
-    made: Objective = getattr(import_module(f"apportion.place.{module}"), kind)(problem)
+    kinds = getattr(import_module(f"apportion.place.{module}"), kind)
+    made: Objective = kinds(problem, contiguous=True) if contiguous else kinds(problem)
     return made
 
 
