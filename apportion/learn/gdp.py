@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from apportion.columns import Floats, Ints
-from apportion.learn.gdp_graph import gdp_graph
+from apportion.learn.gdp_graph import GdpGraph, gdp_graph
 from apportion.learn.gdp_network import GdpNetwork, GdpShape
 from apportion.place import (
     Objective,
@@ -190,7 +190,9 @@ class _Training:
             advantages = torch.from_numpy(advantage(np.array(rewards[1:]))).float()
             chances = logits.log_softmax(dim=1).gather(1, placements.T).T
             rounds.append((graph, placements, chances, advantages))
-        on_device = [(graph, *(part.to(self.device) for part in parts)) for graph, *parts in rounds]
+        on_device = [
+            (graph, *(part.to(self.device) for part in parts)) for graph, *parts in rounds
+        ]
         weight = self.settings.entropy * self.settings.entropy_decay**self.updates
         for _ in range(self.settings.epochs):
             self.adam.zero_grad()

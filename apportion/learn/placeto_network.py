@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from apportion.learn.group_graph import GroupGraph
 from apportion.learn.placeto_episode import OWN_FEATURES
 
+
 ROUNDS = 8
 
 

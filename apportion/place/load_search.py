@@ -27,6 +27,7 @@ from apportion.place.max_load import (
     fill_state,
     largest_load,
     load_state,
+    memory_over,
     move_unit,
     work_bound,
 )

@@ -328,10 +328,7 @@ class ThroughputObjective:
         """The largest load, penalised where the placement does not fit."""
         self.evaluations += 1
         state = load_state(self.columns, placement)
-        ticks, over = (
-            int(largest_load(self.columns, state)),
-            float(memory_over(self.columns, state)),
-        )
+        ticks, over = int(largest_load(self.columns, state)), float(memory_over(self.columns, state))
         if self.contiguous and not is_contiguous(self.problem, placement, self.edges):
             over += 1.0
         if over > 0:

@@ -143,12 +143,7 @@ def simulate_step(
 
 @compiled
 def step_ticks(
-    c: PlacementColumns,
-    links: PlacementLinks,
-    t: StepTables,
-    s: StepScratch,
-    place: Ints,
-    most: int,
+    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, place: Ints, most: int
 ) -> int:
     """Ticks of the step; if they are more than `most`, any number above it. Fills start and end of
     the nodes unless it ends early."""
@@ -157,12 +152,7 @@ def step_ticks(
 
 @compiled_part
 def step_ticks_part(
-    c: PlacementColumns,
-    links: PlacementLinks,
-    t: StepTables,
-    s: StepScratch,
-    place: Ints,
-    most: int,
+    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, place: Ints, most: int
 ) -> int:
     """`step_ticks` as a part of searches."""
     finish = _begin(c, links, t, s, place)
