@@ -65,6 +65,9 @@ if TYPE_CHECKING:
         PlacementProblem as PlacementProblem,
     )
     from apportion.place.placers import (
+        PLACERS as PLACERS,
+    )
+    from apportion.place.placers import (
         placers_help as placers_help,
     )
     from apportion.place.policy_decode import (
