@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apportion.place.objective import OBJECTIVES, Objective, PlacementResult, Report
@@ -29,6 +30,7 @@ class Placer:
     auto        its place among those that auto tries, by rising numbers; None: not tried
     share       how much of auto's budget it may use
     contiguous  whether it can keep to contiguous placements (of throughput)
+    learns      it can begin with what it has learned before (an argument `policy`, a file)
     """
 
     place: str | Callable[..., PlacementResult]
@@ -37,6 +39,7 @@ class Placer:
     auto: int | None = None
     share: float = 1.0
     contiguous: bool = False
+    learns: bool = False
 
     def __call__(
         self,
@@ -47,14 +50,19 @@ class Placer:
         starts: Sequence[Ints] = (),
         contiguous: bool = False,
         report: Report | None = None,
+        policy: Path | None = None,
     ) -> PlacementResult:
+        if policy is not None and not self.learns:
+            able = ", ".join(name for name, row in PLACERS.items() if row.learns)
+            raise ValueError(f"only methods that learn take a policy: {able}")
         place = self.place
         if isinstance(place, str):
             module, _, name = place.partition(":")
             place = getattr(import_module(f"apportion.{module}"), name)
+        how = {} if policy is None else {"policy": policy}
         return place(
             objective, budget=budget, seed=seed, starts=starts, contiguous=contiguous,
-            report=report,
+            report=report, **how,
         )  # fmt: skip
 
 
