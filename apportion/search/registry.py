@@ -136,6 +136,9 @@ METHODS: dict[str, Method] = {
     "random": Method(
         "baselines.random_strategy:random", "a legal plan drawn at random, for tests"
     ),
+    "placement": _placer("the best by several placers, refined by the simulator", "auto",
+                         refines=True),
+    "blocks": _placer("contiguous blocks of operators, balanced", "blocks"),
     "m-topo": _placer("operators in order, each device filled to its share (Baechi)", "m-topo"),
     "m-etf": _placer("the operator that can start first, where it can (Baechi)", "m-etf"),
     "m-sct": _placer("as m-etf, with favourite children by a linear program (Baechi)", "m-sct"),
