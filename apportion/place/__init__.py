@@ -142,5 +142,8 @@ if TYPE_CHECKING:
     from apportion.place.step_time import (
         simulate_step as simulate_step,
     )
+    from apportion.place.step_time import (
+        worst_ticks as worst_ticks,
+    )
 
 lazy_face(__name__)

@@ -29,6 +29,7 @@ from apportion.place import (
     StepObjective,
     captured_problem,
     check_placement,
+    worst_ticks,
 )
 from apportion.search.baselines.layer_placement import with_expert
 from apportion.search.problem import Problem, Progress, SearchResult, UnsuitableMethod
@@ -155,10 +156,10 @@ def _asked(
     policy: Path | None,
 ) -> _Found:
     objective = StepObjective(step)
+    worst = worst_ticks(step) / step.tick  # whatever takes longer is over a limit
 
     def report(progress: PlacerProgress) -> None:
-        best = progress.best
-        known = best if best is not None and best < objective.worst / step.tick else None
+        known = progress.best if progress.best is not None and progress.best < worst else None
         problem.report_progress(
             Progress("placing", known, progress.bound, proposals=progress.evaluations)
         )
@@ -175,7 +176,7 @@ def _asked(
     line = simulate(tasks, problem.cluster, problem.cost)
     limit = problem.memory_limit or line.peak_bytes
     over = max(p - n for p, n in zip(line.peak_bytes, limit, strict=True))
-    return _Found(result, strategy, line, over, objective.worst / step.tick)
+    return _Found(result, strategy, line, over, worst)
 
 
 def _tighter(problem: Problem, step: PlacementProblem, line: Timeline) -> PlacementProblem:
