@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from apportion.place.captured import (
         captured_problem as captured_problem,
     )
+    from apportion.place.captured import (
+        op_of_node as op_of_node,
+    )
     from apportion.place.coarsen import (
         coarsen as coarsen,
     )
@@ -63,6 +66,9 @@ if TYPE_CHECKING:
     )
     from apportion.place.placement_problem import (
         PlacementProblem as PlacementProblem,
+    )
+    from apportion.place.placement_problem import (
+        check_placement as check_placement,
     )
     from apportion.place.placers import (
         PLACERS as PLACERS,
@@ -138,6 +144,9 @@ if TYPE_CHECKING:
     )
     from apportion.place.step_time import (
         simulate_step as simulate_step,
+    )
+    from apportion.place.step_time import (
+        worst_ticks as worst_ticks,
     )
 
 lazy_face(__name__)

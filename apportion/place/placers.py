@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apportion.place.objective import OBJECTIVES, Objective, PlacementResult, Report
@@ -30,6 +31,7 @@ class Placer:
     share       how much of auto's budget it may use
     contiguous  whether it can keep to contiguous placements (of throughput)
     only_contiguous  whether it considers no others, so that its bound holds among them alone
+    learns           it can begin with what it has learned before (an argument `policy`, a file)
     """
 
     place: str | Callable[..., PlacementResult]
@@ -39,6 +41,7 @@ class Placer:
     share: float = 1.0
     contiguous: bool = False
     only_contiguous: bool = False
+    learns: bool = False
 
     def __call__(
         self,
@@ -49,14 +52,19 @@ class Placer:
         starts: Sequence[Ints] = (),
         contiguous: bool = False,
         report: Report | None = None,
+        policy: Path | None = None,
     ) -> PlacementResult:
+        if policy is not None and not self.learns:
+            able = ", ".join(name for name, row in PLACERS.items() if row.learns)
+            raise ValueError(f"only methods that learn take a policy: {able}")
         place = self.place
         if isinstance(place, str):
             module, _, name = place.partition(":")
             place = getattr(import_module(f"apportion.{module}"), name)
+        how = {} if policy is None else {"policy": policy}
         return place(
             objective, budget=budget, seed=seed, starts=starts, contiguous=contiguous,
-            report=report,
+            report=report, **how,
         )  # fmt: skip
 
 
