@@ -41,6 +41,9 @@ if TYPE_CHECKING:
         THROUGHPUT as THROUGHPUT,
     )
     from apportion.place.objective import (
+        Evaluation as Evaluation,
+    )
+    from apportion.place.objective import (
         Objective as Objective,
     )
     from apportion.place.objective import (

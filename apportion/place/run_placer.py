@@ -8,7 +8,7 @@ sense.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import inf
@@ -66,8 +66,10 @@ def place(
     contiguous: bool = False,
     report: Report | None = None,
     starts: Sequence[Ints] = (),
+    judge: Callable[[PlacementProblem, Ints], Evaluation] | None = None,
 ) -> PlacedProblem:
-    """The placement that a method finds within `budget` seconds."""
+    """The placement that a method finds within `budget` seconds. `judge` says what a step takes in
+    the end, where there is a better simulator than the objective; methods' bounds are not of it."""
     _check_request(problem, objective_name, method, contiguous)
     check_problem(problem)
     objective = objective_of(problem, objective_name, contiguous)
@@ -77,12 +79,15 @@ def place(
     )
     seconds, evaluations = time.perf_counter() - began, objective.evaluations
     check_placement(problem, result.placement)
-    judged = objective.evaluate(result.placement)
-    alone = PLACERS[SINGLE](objective, seed=seed)
-    restricted = PLACERS[method].only_contiguous and not contiguous
+    alone = PLACERS[SINGLE](objective, seed=seed).placement
+    judges = judge is not None and objective_name == STEP
+    judged, single = (
+        judge(problem, found) if judge and judges else objective.evaluate(found)
+        for found in (result.placement, alone)
+    )
+    restricted = judges or (PLACERS[method].only_contiguous and not contiguous)
     own = -inf if restricted or result.lower_bound is None else result.lower_bound
     bound = max(own, min(simple_bound(problem, objective_name), judged.value))
-    single = objective.evaluate(alone.placement)
     return PlacedProblem(
         problem, method, objective_name, result, judged, single, bound, seconds, evaluations,
         contiguous,
