@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apportion.place.objective import OBJECTIVES, Objective, PlacementResult, Report
+from apportion.place.objective import OBJECTIVES, STEP, Objective, PlacementResult, Report
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
@@ -101,4 +101,8 @@ PLACERS: dict[str, Placer] = {
     ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
+    "placeto": Placer(
+        "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
+        objectives=(STEP,),
+    ),
 }  # fmt: skip
