@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from apportion.place.objective import (
         PlacerProgress as PlacerProgress,
     )
+    from apportion.place.objective import (
+        StepObjective as StepObjective,
+    )
     from apportion.place.placement_problem import (
         NEVER as NEVER,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from apportion.place.objective import OBJECTIVES, Objective, PlacementResult, Report
+from apportion.place.objective import OBJECTIVES, STEP, Objective, PlacementResult, Report
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
@@ -85,6 +85,10 @@ PLACERS: dict[str, Placer] = {
     "m-sct": Placer(
         "place.m_sct:m_sct", "small communication times, by a linear program (Baechi)", auto=70,
         share=0.2,
+    ),
+    "policy": Placer(
+        "place.policy:policy", "a learned policy, then local search from it", (STEP,), auto=75,
+        share=0.5,
     ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
