@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from apportion.columns import Bools, Floats, Ints
-from apportion.place import PlacementProblem
+from apportion.place import PlacementProblem, coarsen
 
 
 @dataclass(frozen=True, eq=False)

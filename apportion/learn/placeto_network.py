@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from apportion.learn.group_graph import GroupGraph
+from apportion.learn.placeto_episode import OWN_FEATURES
 
-OWN_FEATURES = 5  # cost, bytes, visits, whether it is the current one, start
+
 ROUNDS = 8
 
 

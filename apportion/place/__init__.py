@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from apportion.place.captured import (
         captured_problem as captured_problem,
     )
+    from apportion.place.coarsen import (
+        coarsen as coarsen,
+    )
     from apportion.place.doppler_graph import (
         DOPPLER as DOPPLER,
     )
@@ -35,7 +38,16 @@ if TYPE_CHECKING:
         THROUGHPUT as THROUGHPUT,
     )
     from apportion.place.objective import (
+        Objective as Objective,
+    )
+    from apportion.place.objective import (
+        PlacementResult as PlacementResult,
+    )
+    from apportion.place.objective import (
         PlacerProgress as PlacerProgress,
+    )
+    from apportion.place.objective import (
+        Report as Report,
     )
     from apportion.place.objective import (
         StepObjective as StepObjective,
@@ -120,6 +132,9 @@ if TYPE_CHECKING:
     )
     from apportion.place.run_placer import (
         with_memory_limit as with_memory_limit,
+    )
+    from apportion.place.step_time import (
+        simulate_step as simulate_step,
     )
 
 lazy_face(__name__)
