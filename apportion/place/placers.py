@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from apportion.place.objective import OBJECTIVES, Objective, PlacementResult, Report
+from apportion.place.objective import OBJECTIVES, STEP, Objective, PlacementResult, Report
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
@@ -60,4 +60,9 @@ class Placer:
 
 PLACERS: dict[str, Placer] = {
     "single": Placer("place.one_device:one_device", "everything on the best one device", auto=10),
+    "local-search": Placer(
+        "place.local_search:local_search",
+        "moves of single units and of blocks, most of them on the critical chain",
+        objectives=(STEP,),
+    ),
 }
