@@ -6,7 +6,8 @@ Units may be grouped at will; nodes may not, for two nodes of a group with a thi
 group between them would wait for each other. So nodes get a level: the most changes of group, or
 from the forward to the backward pass, on any path that leads to them. Nodes of one group, pass and
 level that are connected become one node. Every edge between two of the new nodes leads to a higher
-level, so there are no cycles. What nobody else reads, such as updates, becomes one node.
+level, so there are no cycles. What nobody else reads, such as updates, becomes one node; and what
+takes next to nothing and only one other node of its group and pass reads joins that node.
 
 What is conserved: time, resident bytes, and every output that leaves its node, with its own size,
 so that a placement of groups moves the same bytes. Outputs that only the same group reads never
@@ -25,6 +26,9 @@ import numpy as np
 
 from apportion.columns import Bools, Ints, compiled, offsets
 from apportion.place.placement_problem import NEVER, PlacementColumns, PlacementProblem
+
+
+SHORT = 0.01  # of a unit's average time
 
 
 def merge_nodes(problem: PlacementProblem, group: Ints) -> PlacementProblem:
@@ -83,7 +87,32 @@ def _clusters(c: PlacementColumns, unit: Ints, heads: Ints, readers: Ints) -> In
         2 * unit[last] + c.backward[last], return_index=True, return_inverse=True
     )
     cluster[last] = cluster[last][first][which]
+    _join_short(c, unit, heads, readers, cluster)
     return cluster
+
+
+def _join_short(
+    c: PlacementColumns, unit: Ints, heads: Ints, readers: Ints, cluster: Ints
+) -> None:
+    """Clusters of next to no time join the only other one that reads them. No cycle comes of it:
+    another path between the two would need another reader."""
+    n = len(cluster)
+    time = np.bincount(cluster, c.duration.min(axis=1).astype(float), n)
+    short = time < SHORT * time.sum() / (int(unit.max(initial=0)) + 1)
+    pairs = np.stack([cluster[heads], cluster[readers]], axis=1)
+    pairs = np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
+    made, start, count = np.unique(pairs[:, 0], return_index=True, return_counts=True)
+    into, only = np.arange(n), pairs[start, 1]
+    can = (
+        (count == 1)
+        & short[made]
+        & (unit[made] == unit[only])
+        & (c.backward[made] == c.backward[only])
+    )
+    into[made[can]] = only[can]
+    while (into[into] != into).any():
+        into = into[into]
+    cluster[:] = into[cluster]
 
 
 @compiled
@@ -150,6 +179,9 @@ def _merge_columns(
     np.add.at(duration, cluster, c.duration.astype(float))
     resident = np.zeros(nodes, np.int64)
     np.add.at(resident, cluster, c.resident)
+    issue = np.zeros((nodes if len(c.issue) else 0, c.issue.shape[1]), np.int64)
+    if len(c.issue):
+        np.add.at(issue, cluster, c.issue)
     rows = np.stack([outputs, cluster[readers]], axis=1)
     rows = np.unique(rows[cluster[c.source[outputs]] != rows[:, 1]], axis=0)
     into, made, read = _output_classes(c, new_unit, cluster, rows)
@@ -176,6 +208,7 @@ def _merge_columns(
         reader_start=offsets(np.array([len(r) for r in ordered], np.int64)),
         reader=np.array([r for some in ordered for r in some], np.int64),
         allowed=allowed,
+        issue=issue,
     )
 
 

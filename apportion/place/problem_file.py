@@ -145,6 +145,10 @@ def _check_shapes(problem: PlacementProblem) -> None:
         "hop_link": (len(links.hop_link),), "hop_pace": (len(links.hop_link),),
         "lag": (k, k), "drag": (k, k),
     }  # fmt: skip
+    if len(c.issue):
+        expected["issue"] = (n, k)
+    if len(links.receive):
+        expected["receive"] = (k, 3)
     both = {**c._asdict(), **links._asdict()}
     for name, shape in expected.items():
         if both[name].shape != shape:
@@ -169,8 +173,11 @@ def _check_numbers(problem: PlacementProblem) -> None:
         raise ValueError("columns output_start and source disagree")
     if len(np.unique(c.unit)) != problem.units:
         raise ValueError("a unit has no nodes")
-    counts = {"duration": c.duration, "nbytes": c.nbytes, "resident": c.resident}
-    times = {"send": c.send, "hop_pace": links.hop_pace, "lag": links.lag, "drag": links.drag}
+    counts = {"duration": c.duration, "nbytes": c.nbytes, "resident": c.resident, "issue": c.issue}
+    times = {
+        "send": c.send, "hop_pace": links.hop_pace, "lag": links.lag, "drag": links.drag,
+        "receive": links.receive,
+    }  # fmt: skip
     if problem.transfer is not None:
         times["transfer"] = problem.transfer
     for name, numbers in {**counts, **times}.items():

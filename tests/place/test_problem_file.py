@@ -58,6 +58,8 @@ def changed(path: Path, **arrays: np.ndarray) -> None:
         ("columns__duration", np.ones((12, 3), np.int64), "shape"),
         ("columns__allowed", np.zeros((12, 2), bool), "no device can run"),
         ("links__hop_link", np.array([0, 9]), "hop_link"),
+        ("columns__issue", np.ones((3, 2), np.int64), "issue has shape"),
+        ("links__receive", np.full((2, 3), -1.0), "receive"),
         ("links__lag", np.full((2, 2), np.nan), "lag"),
         ("expert", np.full(12, 7), "placement"),
         ("header", np.frombuffer(b"{}", np.uint8), "header"),
