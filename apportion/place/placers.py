@@ -92,4 +92,8 @@ PLACERS: dict[str, Placer] = {
     ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
+    "local-search": Placer(
+        "place.local_search:local_search", "moves of units and blocks, most on the critical chain",
+        objectives=(STEP,), auto=200, share=1.0,
+    ),
 }  # fmt: skip
