@@ -35,6 +35,7 @@ from apportion.place.policy_network import (
 SAMPLES = 24
 TEMPERATURES = (0.3, 0.6, 1.0)
 TIGHTER = (0.9, 0.8, 0.65)  # shares of the memory limit to plan with if the whole is exceeded
+COMPARED_SECONDS = 2.0  # at least, for all of them
 PROPOSE_SHARE = 0.35  # of the budget, for samples
 SEARCH_STARTS = 3
 LOCAL_SEARCH = "local-search"
@@ -61,7 +62,7 @@ def policy(
             check_placement(objective.problem, start)
             attempts.add(start)
         for name in COMPARED:
-            found = PLACERS[name](objective, budget=0.2 * budget, seed=seed)
+            found = PLACERS[name](objective, budget=max(0.2 * budget, COMPARED_SECONDS), seed=seed)
             figures[name] = attempts.add(found.placement)
             interrupted |= found.interrupted
         own = []
