@@ -99,10 +99,18 @@ PLACERS: dict[str, Placer] = {
         "place.m_sct:m_sct", "small communication times, by a linear program (Baechi)", auto=70,
         share=0.2,
     ),
+    "policy": Placer(
+        "place.policy:policy", "a learned policy, then local search from it", (STEP,), auto=75,
+        share=0.5,
+    ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
     "placeto": Placer(
         "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
         objectives=(STEP,),
+    ),
+    "local-search": Placer(
+        "place.local_search:local_search", "moves of units and blocks, most on the critical chain",
+        objectives=(STEP,), auto=200, share=1.0,
     ),
 }  # fmt: skip
