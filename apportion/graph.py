@@ -82,6 +82,22 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class ImportedCosts:
+    """What a file says of a node that was not captured, in the file's own unit of time.
+
+    times         (kind of device, time), for the kinds of device that can run it
+    transfer      the time that its output takes from one device to another
+    memory_bytes  what it occupies on its device
+    colocation    nodes with the same name here share a device; None: free
+    """
+
+    times: tuple[tuple[str, float], ...]
+    transfer: float = 0.0
+    memory_bytes: int = 0
+    colocation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operator call. `inputs` and `outputs` are indices into `Graph.values`.
 
@@ -92,6 +108,7 @@ class Op:
     forward   for a backward Op the index of the forward Op that it differentiates; else None
     parameter for an update Op the index of the Value it updates; else None
     body      for a composite Op (`apportion.update`) the index of its Body; else None
+    imported  for an Op from a file that has costs of its own; else None
     """
 
     name: str
@@ -105,6 +122,7 @@ class Op:
     forward: int | None = None
     parameter: int | None = None
     body: int | None = None
+    imported: ImportedCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +182,10 @@ class Graph:
         version of torch."""
         facts = [
             [[v.role, v.shape, v.dtype, v.nbytes] for v in self.values],
-            [[o.kind, o.inputs, o.outputs, _dump_arg(o.args), o.phase, o.body] for o in self.ops],
+            [
+                [o.kind, o.inputs, o.outputs, _dump_arg(o.args), o.phase, o.body, *_own_costs(o)]
+                for o in self.ops
+            ],
             [
                 [b.inputs, [[o.kind, _dump_arg(o.args)] for o in b.ops], b.outputs]
                 for b in self.bodies
@@ -327,6 +348,21 @@ def _load_arg(data: Any) -> Any:
     return data
 
 
+def _own_costs(op: Op) -> list[Any]:
+    """Nothing for a captured Op: what is written of it is as it was before there were others."""
+    costs = op.imported
+    if costs is None:
+        return []
+    return [[costs.times, costs.transfer, costs.memory_bytes, costs.colocation]]
+
+
+def _load_imported(rows: list[Any]) -> ImportedCosts | None:
+    if not rows:
+        return None
+    ((times, transfer, memory_bytes, colocation),) = rows
+    return ImportedCosts(tuple((k, t) for k, t in times), transfer, memory_bytes, colocation)
+
+
 def to_json(graph: Graph) -> dict[str, Any]:
     """The Graph as plain JSON data."""
     return {
@@ -334,7 +370,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
         "ops": [
             [
                 o.name, o.kind, o.inputs, o.outputs, _dump_arg(o.args), o.phase, o.line, o.module,
-                o.forward, o.parameter, o.body,
+                o.forward, o.parameter, o.body, *_own_costs(o),
             ]
             for o in graph.ops
         ],
@@ -356,8 +392,8 @@ def from_json(data: dict[str, Any]) -> Graph:
                 for name, role, shape, dtype, nbytes in data["values"]
             ),
             ops=tuple(
-                Op(n, k, tuple(i), tuple(o), _load_arg(a), ph, li, m, f, pa, b)
-                for n, k, i, o, a, ph, li, m, f, pa, b in data["ops"]
+                Op(n, k, tuple(i), tuple(o), _load_arg(a), ph, li, m, f, pa, b, _load_imported(own))
+                for n, k, i, o, a, ph, li, m, f, pa, b, *own in data["ops"]
             ),
             state=tuple((a, b) for a, b in data["state"]),
             loss=data["loss"],

@@ -20,6 +20,7 @@ from apportion.cli.look_commands import (
     ops_command,
     show_command,
 )
+from apportion.cli.place_commands import place_command
 from apportion.cli.plan_commands import calibrate_command, compare_command, plan_command
 from apportion.cli.run_command import run_command
 from apportion.cli.saved_plan_commands import explain_command, report_command, simulate_command
@@ -93,6 +94,7 @@ app.command("clusters")(clusters_command)
 app.command("ops")(ops_command)
 app.command("plan", epilog=METHODS_HELP)(plan_command)
 app.command("compare", epilog=METHODS_HELP)(compare_command)
+app.command("place")(place_command)
 app.command("calibrate")(calibrate_command)
 app.command("simulate")(simulate_command)
 app.command("report")(report_command)

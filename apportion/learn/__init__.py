@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    pass
+    from apportion.learn.train_policy import (
+        PolicyTraining as PolicyTraining,
+    )
+    from apportion.learn.train_policy import (
+        TrainingProgress as TrainingProgress,
+    )
+    from apportion.learn.train_policy import (
+        train_policy as train_policy,
+    )
 
 lazy_face(__name__)

@@ -13,6 +13,128 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    pass
+    from apportion.place.captured import (
+        captured_problem as captured_problem,
+    )
+    from apportion.place.coarsen import (
+        coarsen as coarsen,
+    )
+    from apportion.place.doppler_graph import (
+        DOPPLER as DOPPLER,
+    )
+    from apportion.place.export_graph import (
+        fiddle_data as fiddle_data,
+    )
+    from apportion.place.imported import (
+        imported_problem as imported_problem,
+    )
+    from apportion.place.imported import (
+        with_expert as with_expert,
+    )
+    from apportion.place.objective import (
+        Objective as Objective,
+    )
+    from apportion.place.objective import (
+        PlacementResult as PlacementResult,
+    )
+    from apportion.place.objective import (
+        PlacerProgress as PlacerProgress,
+    )
+    from apportion.place.objective import (
+        Report as Report,
+    )
+    from apportion.place.objective import (
+        STEP as STEP,
+    )
+    from apportion.place.objective import (
+        StepObjective as StepObjective,
+    )
+    from apportion.place.objective import (
+        THROUGHPUT as THROUGHPUT,
+    )
+    from apportion.place.placement_problem import (
+        NEVER as NEVER,
+    )
+    from apportion.place.placement_problem import (
+        PlacementColumns as PlacementColumns,
+    )
+    from apportion.place.placement_problem import (
+        PlacementLinks as PlacementLinks,
+    )
+    from apportion.place.placement_problem import (
+        PlacementProblem as PlacementProblem,
+    )
+    from apportion.place.placers import (
+        PLACERS as PLACERS,
+    )
+    from apportion.place.policy_decode import (
+        Decoded as Decoded,
+    )
+    from apportion.place.policy_decode import (
+        by_first_use as by_first_use,
+    )
+    from apportion.place.policy_decode import (
+        decode as decode,
+    )
+    from apportion.place.policy_features import (
+        PolicyGraph as PolicyGraph,
+    )
+    from apportion.place.policy_features import (
+        policy_graph as policy_graph,
+    )
+    from apportion.place.policy_features import (
+        unit_features as unit_features,
+    )
+    from apportion.place.policy_file import (
+        read_policy as read_policy,
+    )
+    from apportion.place.policy_file import (
+        write_policy as write_policy,
+    )
+    from apportion.place.policy_network import (
+        PolicyNetwork as PolicyNetwork,
+    )
+    from apportion.place.policy_network import (
+        encode as encode,
+    )
+    from apportion.place.policy_network import (
+        first_scores as first_scores,
+    )
+    from apportion.place.policy_network import (
+        load_network as load_network,
+    )
+    from apportion.place.policy_network import (
+        new_network as new_network,
+    )
+    from apportion.place.policy_network import (
+        pair_weights as pair_weights,
+    )
+    from apportion.place.policy_network import (
+        save_network as save_network,
+    )
+    from apportion.place.policy_network import (
+        tensor_shapes as tensor_shapes,
+    )
+    from apportion.place.problem_file import (
+        load_problem as load_problem,
+    )
+    from apportion.place.read_graph import (
+        read_graph as read_graph,
+    )
+    from apportion.place.read_graph import (
+        read_split_file as read_split_file,
+    )
+    from apportion.place.run_placer import (
+        PlacedProblem as PlacedProblem,
+    )
+    from apportion.place.run_placer import (
+        place as place,
+    )
+    from apportion.place.run_placer import (
+        with_memory_limit as with_memory_limit,
+    )
+    from apportion.place.step_time import (
+        simulate_step as simulate_step,
+    )
 
 lazy_face(__name__)

@@ -6,8 +6,8 @@ Three objectives, never mixed (docs/placement.md):
     throughput  the largest load of a device: the time per sample of a pipeline (max_load.py)
     latency     the time of one sample through the whole graph (latency.py)
 
-A placer minimises `score`: the objective's value, and more than any placement that fits for one that
-is over a memory limit.
+A placer minimises `score`: the objective's value; for a placement that is over a memory limit more
+than for any that fits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ import numpy as np
 
 from apportion.columns import Floats, Ints
 from apportion.place.placement_problem import PlacementProblem
-from apportion.place.step_time import penalised_ticks, simulate_step, worst_ticks
+from apportion.place.step_time import (
+    NO_LIMIT,
+    simulate_step,
+    step_score,
+    step_scratch,
+    step_tables,
+)
 
 STEP, THROUGHPUT, LATENCY = "step", "throughput", "latency"
 OBJECTIVES = (STEP, THROUGHPUT, LATENCY)
@@ -59,16 +65,16 @@ class StepObjective:
     def __init__(self, problem: PlacementProblem) -> None:
         self.problem = problem
         self.evaluations = 0
-        self.worst = worst_ticks(problem)
-        n = len(problem.columns.unit)
-        self._start, self._end = np.empty(n, np.int64), np.empty(n, np.int64)
+        self.tables = step_tables(problem)
+        self.scratch = step_scratch(problem)
 
     def score(self, placement: Ints) -> float:
         """Time of the step, penalised where it does not fit."""
         self.evaluations += 1
         it = self.problem
-        found: float = penalised_ticks(
-            it.columns, it.links, it.limit, self.worst, placement, self._start, self._end
+        place = np.ascontiguousarray(placement, np.int64)
+        found: float = step_score(
+            it.columns, it.links, self.tables, self.scratch, place, float(NO_LIMIT)
         )
         return found / it.tick
 
@@ -76,7 +82,7 @@ class StepObjective:
         """Time, loads and peaks."""
         self.evaluations += 1
         it = self.problem
-        done = simulate_step(it, placement)
+        done = simulate_step(it, placement, self.tables)
         device = np.asarray(placement)[it.columns.unit]
         busy = it.columns.duration[np.arange(len(device)), device] / it.tick
         loads = np.bincount(device, busy, len(it.devices))

@@ -1,7 +1,7 @@
-"""PlacementProblem: nodes to place, the devices they may go to, and how outputs travel between them.
+"""PlacementProblem: nodes to place, the devices they may go to, how outputs travel.
 
-The noun of place/. Importers and captured steps make one; objectives judge placements of it, placers
-search for them. A placement is a column with a device for every unit.
+The noun of place/. Importers and captured steps make one; objectives judge placements of it,
+placers search for them. A placement is a column with a device for every unit.
 
     node    what runs on one device without interruption: an operator, a layer, a stage's half
     unit    nodes that move together: a colocation class of a file, or a forward operator with its
@@ -41,6 +41,9 @@ class PlacementColumns(NamedTuple):  # numba takes no dataclass
     reader_start: Ints  # m + 1: offsets into reader
     reader: Ints  # nodes that read the output, each once, rising, all after its source
     allowed: Bools  # u x k: whether the device can run all nodes of the unit
+    issue: Ints = np.zeros((0, 0), np.int64)
+    """n x k: ticks of a host to issue the node, of devices that run in order behind one: a node
+    starts no sooner than it and all before it on its device have been issued. Empty: no hosts."""
 
 
 class PlacementLinks(NamedTuple):
@@ -65,6 +68,9 @@ class PlacementLinks(NamedTuple):
     lag: Floats  # k x k
     drag: Floats  # k x k
     grace: int  # ticks before its end at which a reader counts as done, for memory
+    receive: Floats = np.zeros((0, 3))
+    """k x 3, of devices that run in order: what the first reader of a message takes longer, each
+    and per unit of send, and the ticks of its issue. Empty: receiving is free."""
 
 
 @dataclass(frozen=True, slots=True)

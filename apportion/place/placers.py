@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from apportion.place.objective import OBJECTIVES, STEP, Objective, PlacementResult, Report
+from apportion.place.objective import OBJECTIVES, Objective, PlacementResult, Report
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
@@ -29,6 +29,7 @@ class Placer:
     auto        its place among those that auto tries, by rising numbers; None: not tried
     share       how much of auto's budget it may use
     contiguous  whether it can keep to contiguous placements (of throughput)
+    only_contiguous  whether it considers no others, so that its bound holds among them alone
     """
 
     place: str | Callable[..., PlacementResult]
@@ -37,6 +38,7 @@ class Placer:
     auto: int | None = None
     share: float = 1.0
     contiguous: bool = False
+    only_contiguous: bool = False
 
     def __call__(
         self,
@@ -59,5 +61,31 @@ class Placer:
 
 
 PLACERS: dict[str, Placer] = {
-    "single": Placer("place.one_device:one_device", "everything on the best one device", auto=10),
-}
+    "auto": Placer("place.auto_place:auto", "the best of those that suit", contiguous=True),
+    "single": Placer(
+        "place.one_device:one_device", "everything on the best one device", auto=10, share=0.02,
+        contiguous=True,
+    ),
+    "expert": Placer(
+        "place.expert_placement:expert_placement", "what a person would choose", auto=20,
+        share=0.02,
+    ),
+    "blocks": Placer(
+        "place.blocks:contiguous_blocks", "contiguous blocks, balanced by compute", auto=30,
+        share=0.1, contiguous=True,
+    ),
+    "m-topo": Placer(
+        "place.m_topo:m_topo", "fills one device after the other (Baechi)", auto=40, share=0.02
+    ),
+    "list-schedule": Placer(
+        "place.list_schedule:list_schedule", "the best of a dozen list schedulers", auto=50,
+        share=0.3,
+    ),
+    "m-etf": Placer("place.m_etf:m_etf", "earliest task first (Baechi)", auto=60, share=0.1),
+    "m-sct": Placer(
+        "place.m_sct:m_sct", "small communication times, by a linear program (Baechi)", auto=70,
+        share=0.2,
+    ),
+    "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
+    "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
+}  # fmt: skip

@@ -6,10 +6,17 @@ of the step, and the peak memory of each device.
 A node is ready when all that it reads has arrived at its device. A device runs one node at a time:
 in the order of the nodes, or whatever is ready first. An output travels to other devices as a
 message over the links of its route; each link serves messages one at a time, first come first
-served by (ready, item), as in simulate/schedule.py. A step ends when all devices and links are free.
+served by (ready, item), as in simulate/schedule.py. A step ends when all devices and links are
+free.
 
 Items are numbered by node: the node itself, then its messages. What becomes ready through an item
-comes after it in (ready, item), so that one heap is all the state there is.
+comes after it in (ready, item), so that one heap is all the state there is. A row of the heap is
+one number: the time, then the item. For both to fit in 62 bits, items that are ready after
+`latest` are served in the order of their numbers; that is hours.
+
+Searches ask whether a placement is better than another. An evaluation ends early, with a number
+above `most`, once a bound on the time of the whole step is: a node's end and what must follow it at
+least, or its start and all that its device still has to run.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Floats, Ints, compiled, pop, push
+from apportion.columns import Floats, Ints, compiled, compiled_part, pop, push
 from apportion.place.placement_problem import (
     NEVER,
     PlacementColumns,
@@ -26,6 +33,9 @@ from apportion.place.placement_problem import (
     PlacementProblem,
     check_placement,
 )
+
+KEY_BITS = 62  # of a row of the heap
+NO_LIMIT = 1 << 61  # ticks that no step takes
 
 
 class SimulatedStep(NamedTuple):
@@ -37,190 +47,430 @@ class SimulatedStep(NamedTuple):
     peak_bytes: Ints  # k
 
 
-def simulate_step(problem: PlacementProblem, placement: Ints) -> SimulatedStep:
+class StepTables(NamedTuple):
+    """What is the same under all placements of a problem."""
+
+    shift: int  # an item is node << shift, plus 1 and more for messages
+    bits: int  # of an item
+    latest: int  # ticks
+    limited: int  # 1: some device has a memory limit
+    worst: float  # more ticks than any placement takes
+    limit: Floats  # k: bytes
+    inputs: Ints  # n: how many outputs a node reads
+    first: Ints  # the items of nodes that read nothing
+    tail: Ints  # n: what the step lasts after the end of a node, at least
+
+
+class StepScratch(NamedTuple):
+    """Columns that an evaluation overwrites; those of nodes can be read after it."""
+
+    where: Ints  # n: the device of a node
+    start: Ints  # n
+    end: Ints  # n
+    sequence: Ints  # n: nodes, those of each device as it ran them
+    ready: Ints  # n
+    pending: Ints  # n: what a node still waits for
+    extra: Ints  # n: ticks to receive what a node is the first to read
+    issues: Ints  # n: ticks of a host to issue that
+    after: Ints  # n: the next node of the same device, if devices run nodes in order
+    stack: Ints  # n: nodes that are ready, if devices run nodes in order
+    heap: Ints  # messages and nodes that are ready
+    sizes: Ints  # of the heap and the stack, and the length of the sequence
+    free: Ints  # k: when a device is free
+    left: Ints  # k: ticks of the nodes that a device has not run
+    sent: Ints  # k: the output that was last sent to a device
+    host: Ints  # k: when the host of a device has issued what it runs
+    link_free: Ints
+    stretch: Ints  # k + 1
+    alive: Ints  # m x 2: outputs by the time they go
+    peaks: Ints  # k
+
+
+def step_tables(problem: PlacementProblem) -> StepTables:
+    """What evaluations of a problem's placements have in common."""
+    c = problem.columns
+    n, devices = c.duration.shape
+    most = int(np.diff(c.output_start).max(initial=1))
+    shift = (most * devices).bit_length()
+    bits = shift + max(n - 1, 1).bit_length()
+    inputs = np.bincount(c.reader, minlength=n).astype(np.int64)
+    return StepTables(
+        shift=shift,
+        bits=bits,
+        latest=1 << max(KEY_BITS - bits, 0),
+        limited=int(np.isfinite(problem.limit).any()),
+        worst=worst_ticks(problem),
+        limit=problem.limit,
+        inputs=inputs,
+        first=np.flatnonzero(inputs == 0).astype(np.int64) << shift,
+        tail=_least_tails(c, c.duration.min(axis=1)),
+    )
+
+
+def step_scratch(problem: PlacementProblem) -> StepScratch:
+    """Room for evaluations of a problem's placements."""
+    c, links = problem.columns, problem.links
+    n, devices = c.duration.shape
+    each = np.minimum(np.diff(c.reader_start), 1 if links.once else devices - 1)
+    nodes = [np.zeros(n, np.int64) for _ in range(10)]
+    return StepScratch(
+        *nodes,
+        heap=np.zeros(n + int(each.sum()) + 1, np.int64),
+        sizes=np.zeros(3, np.int64),
+        free=np.zeros(devices, np.int64),
+        left=np.zeros(devices, np.int64),
+        sent=np.zeros(devices, np.int64),
+        host=np.zeros(devices, np.int64),
+        link_free=np.zeros(max(links.links, 1), np.int64),
+        stretch=np.zeros(devices + 1, np.int64),
+        alive=np.zeros((len(c.source) + 1, 2), np.int64),
+        peaks=np.zeros(devices, np.int64),
+    )
+
+
+def simulate_step(
+    problem: PlacementProblem, placement: Ints, tables: StepTables | None = None
+) -> SimulatedStep:
     """What happens if unit i is on device placement[i]."""
     check_placement(problem, placement)
     place = np.ascontiguousarray(placement, np.int64)
+    scratch = step_scratch(problem)
     c, links = problem.columns, problem.links
-    start, end = np.empty(len(c.unit), np.int64), np.empty(len(c.unit), np.int64)
-    ticks = step_ticks(c, links, place, start, end)
-    return SimulatedStep(int(ticks), start, end, peak_bytes(c, links, place, start, end))
+    ticks = step_ticks(c, links, tables or step_tables(problem), scratch, place, NO_LIMIT)
+    find_peaks(c, links, scratch)
+    return SimulatedStep(int(ticks), scratch.start, scratch.end, scratch.peaks)
 
 
 @compiled
 def step_ticks(
-    c: PlacementColumns, links: PlacementLinks, place: Ints, start: Ints, end: Ints
+    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, place: Ints, most: int
 ) -> int:
-    """Ticks of the step; fills start and end of every node."""
-    n, devices = len(c.unit), c.duration.shape[1]
-    most = 1
-    for node in range(n):
-        most = max(most, c.output_start[node + 1] - c.output_start[node])
-    stride = 1 + most * devices
-    ready, pending = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    for reader in c.reader:
-        pending[reader] += 1
-    after, last = np.full(n, -1), np.full(devices, -1)  # the next node of the same device
-    if links.in_order:
-        for node in range(n):
-            device = place[c.unit[node]]
-            if last[device] >= 0:
-                after[last[device]] = node
-                pending[node] += 1
-            last[device] = node
-    free = np.zeros(devices, np.int64)
-    link_free = np.zeros(max(links.links, 1), np.int64)
-    heap, size = np.empty((64 + n, 2), np.int64), 0
-    stack, count = np.empty(n, np.int64), 0
-    sent = np.full(devices, -1)  # the output that was last sent to each device
-    finish = np.int64(0)
-    for node in range(n):
-        if pending[node] == 0:
-            stack[count] = node
-            count += 1
-    while count or size:
-        node, message = np.int64(-1), np.int64(0)
-        if count:
-            count -= 1
-            node = stack[count]
-            if not links.in_order:
-                if size == len(heap):
-                    heap = _longer(heap)
-                push(heap, size, ready[node], node * stride)
-                size += 1
-                continue
-            begin = ready[node]
+    """Ticks of the step; if they are more than `most`, any number above it. Fills start and end of
+    the nodes unless it ends early."""
+    return step_ticks_part(c, links, t, s, place, most)  # type: ignore[no-any-return]
+
+
+@compiled_part
+def step_ticks_part(
+    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, place: Ints, most: int
+) -> int:
+    """`step_ticks` as a part of searches."""
+    finish = _begin(c, links, t, s, place)
+    last = (1 << t.shift) - 1
+    while finish <= most and s.sizes[0] + s.sizes[1] > 0:
+        if s.sizes[1] > 0:
+            s.sizes[1] -= 1
+            node, message = s.stack[s.sizes[1]], 0
         else:
-            when, item = heap[0, 0], heap[0, 1]
-            pop(heap, size)
-            size -= 1
-            node, message = item // stride, item % stride
-            begin = when
-        device = place[c.unit[node]]
+            item = s.heap[0] & ((1 << t.bits) - 1)
+            s.sizes[0] -= 1
+            _remove_first(s.heap, s.sizes[0])
+            node, message = item >> t.shift, item & last
         if message == 0:
-            if not links.in_order:
-                begin = max(begin, free[device])
-            took = c.duration[node, device]
-            done = begin + took
-            hold = links.device_hold if took > 0 else 0
-            free[device] = done + hold
-            start[node], end[node] = begin, done
-            finish = max(finish, done + hold)
-            if after[node] >= 0:
-                later = after[node]
-                ready[later] = max(ready[later], done + hold)
-                pending[later] -= 1
-                if pending[later] == 0:
-                    stack[count] = later
-                    count += 1
-            for output in range(c.output_start[node], c.output_start[node + 1]):
-                port = output - c.output_start[node]
-                once = False
-                for at in range(c.reader_start[output], c.reader_start[output + 1]):
-                    later = c.reader[at]
-                    there = place[c.unit[later]]
-                    if there == device:
-                        ready[later] = max(ready[later], done)
-                        pending[later] -= 1
-                        if pending[later] == 0:
-                            stack[count] = later
-                            count += 1
-                    elif sent[there] != output and not (links.once and once):
-                        sent[there] = output
-                        once = True
-                        if size == len(heap):
-                            heap = _longer(heap)
-                        push(heap, size, done, node * stride + 1 + port * devices + there)
-                        size += 1
+            finish = max(finish, _run_node(c, links, t, s, node))
         else:
-            output = c.output_start[node] + (message - 1) // devices
-            there = (message - 1) % devices
-            route = device * devices + there
-            arrives = begin
-            for hop in range(links.hop_start[route], links.hop_start[route + 1]):
-                link = links.hop_link[hop]
-                turn = max(begin, link_free[link])
-                passed = turn + np.int64(np.rint(c.send[output] * links.hop_pace[hop]))
-                link_free[link] = passed + links.link_hold
-                arrives = max(arrives, passed)
-                finish = max(finish, passed + links.link_hold)
-            beyond = links.lag[device, there] + links.drag[device, there] * c.send[output]
-            arrives += np.int64(np.rint(beyond))
-            finish = max(finish, arrives)
-            for at in range(c.reader_start[output], c.reader_start[output + 1]):
-                later = c.reader[at]
-                place_of_later = place[c.unit[later]]
-                if place_of_later == there or (links.once and place_of_later != device):
-                    ready[later] = max(ready[later], arrives)
-                    pending[later] -= 1
-                    if pending[later] == 0:
-                        stack[count] = later
-                        count += 1
+            finish = max(finish, _send(c, links, t, s, node, message - 1))
     return finish
 
 
-@compiled
-def _longer(heap: Ints) -> Ints:
-    more = np.empty((2 * len(heap), 2), np.int64)
-    more[: len(heap)] = heap
-    return more
+@compiled_part
+def _begin(
+    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, place: Ints
+) -> int:
+    """Everything before the first event; a bound on the ticks."""
+    n, devices = c.duration.shape
+    for device in range(devices):
+        s.free[device], s.left[device], s.sent[device] = 0, 0, -1
+    for link in range(len(s.link_free)):
+        s.link_free[link] = 0
+    for node in range(n):
+        s.where[node] = place[c.unit[node]]
+        s.ready[node] = 0
+        s.extra[node] = 0
+        s.pending[node] = t.inputs[node]
+    s.sizes[0], s.sizes[1], s.sizes[2] = 0, 0, 0
+    if links.in_order:
+        _receive(c, links, s)
+        _follow(s)
+    for k in range(len(t.first)):
+        node = t.first[k] >> t.shift
+        if not links.in_order:
+            s.heap[k] = t.first[k]  # rising: that is a heap
+            s.sizes[0] += 1
+        elif s.pending[node] == 0:
+            s.stack[s.sizes[1]] = node
+            s.sizes[1] += 1
+    for node in range(n):
+        device = s.where[node]
+        took = c.duration[node, device] + s.extra[node]
+        s.left[device] += took + (links.device_hold if took > 0 else 0)
+    bound = np.int64(0)
+    for device in range(devices):
+        bound = max(bound, s.left[device])
+    return bound
 
 
-@compiled
-def peak_bytes(
-    c: PlacementColumns, links: PlacementLinks, place: Ints, start: Ints, end: Ints
-) -> Ints:
-    """The most that each device holds: what stays there, and the outputs that live."""
-    devices, m = c.duration.shape[1], len(c.source)
-    peaks = np.zeros(devices, np.int64)
-    for node in range(len(c.unit)):
-        peaks[place[c.unit[node]]] += c.resident[node]
-    if not links.live:
-        return peaks
-    time = np.empty(2 * m, np.int64)
-    for output in range(m):
-        made = c.source[output]
-        gone = start[made]
+@compiled_part
+def _receive(c: PlacementColumns, links: PlacementLinks, s: StepScratch) -> None:
+    """What nodes take longer to receive messages, and when hosts have issued them."""
+    if len(links.receive):
+        s.issues[:] = 0
+        for output in range(len(c.source)):
+            device = s.where[c.source[output]]
+            for at in range(c.reader_start[output], c.reader_start[output + 1]):
+                there = s.where[c.reader[at]]
+                if there != device and s.sent[there] != output:
+                    s.sent[there] = output
+                    takes = links.receive[there, 0] + links.receive[there, 1] * c.send[output]
+                    s.extra[c.reader[at]] += np.int64(np.rint(takes))
+                    s.issues[c.reader[at]] += np.int64(links.receive[there, 2])
+        s.sent[:] = -1
+    if len(c.issue):
+        s.host[:] = 0
+        for node in range(len(c.unit)):
+            device = s.where[node]
+            if c.issue[node, device] > 0:
+                s.host[device] += c.issue[node, device]
+                if len(links.receive):
+                    s.host[device] += s.issues[node]
+                s.ready[node] = s.host[device]
+
+
+@compiled_part
+def _follow(s: StepScratch) -> None:
+    """Every node waits for the one before it on its device."""
+    for node in range(len(s.where)):  # `sent` has the last node of each device
+        device = s.where[node]
+        s.after[node] = -1
+        if s.sent[device] >= 0:
+            s.after[s.sent[device]] = node
+            s.pending[node] += 1
+        s.sent[device] = node
+    s.sent[:] = -1
+
+
+@compiled_part
+def _run_node(
+    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, node: int
+) -> int:
+    """A node runs; a bound on the ticks, which is exact for the last to run."""
+    devices = c.duration.shape[1]
+    device = s.where[node]
+    begin = max(s.ready[node], s.free[device])
+    took = c.duration[node, device] + s.extra[node]
+    done = begin + took
+    free = done + (links.device_hold if took > 0 else 0)
+    bound = max(begin + s.left[device], done + t.tail[node])
+    s.left[device] -= free - begin
+    s.free[device] = free
+    s.start[node], s.end[node] = begin, done
+    s.sequence[s.sizes[2]] = node
+    s.sizes[2] += 1
+    if links.in_order and s.after[node] >= 0:
+        _arrive(links, t, s, s.after[node], free)
+    base = (node << t.shift) + 1
+    for output in range(c.output_start[node], c.output_start[node + 1]):
+        away = False
         for at in range(c.reader_start[output], c.reader_start[output + 1]):
-            gone = max(gone, end[c.reader[at]] - links.grace)
-        time[2 * output], time[2 * output + 1] = start[made], gone
-    held, most = peaks.copy(), peaks
-    # What comes at the time that something goes adds to it: arrivals first.
-    for event in np.argsort(time * 2 + np.arange(2 * m) % 2):
-        output = event // 2
-        device = place[c.unit[c.source[output]]]
-        if event % 2 == 0:
-            held[device] += c.nbytes[output]
-            most[device] = max(most[device], held[device])
-        else:
-            held[device] -= c.nbytes[output]
+            later = c.reader[at]
+            there = s.where[later]
+            if there == device:
+                _arrive(links, t, s, later, done)
+            elif s.sent[there] != output and not (links.once and away):
+                s.sent[there] = output
+                away = True
+                _insert(s.heap, s.sizes[0], (min(done, t.latest) << t.bits) + base + there)
+                s.sizes[0] += 1
+        base += devices
+    return bound
+
+
+@compiled_part
+def _send(
+    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, node: int, way: int
+) -> int:
+    """A message takes its turn on all links of its route; when it has arrived and they are free."""
+    devices = c.duration.shape[1]
+    device, there = s.where[node], way % devices
+    output = c.output_start[node] + way // devices
+    begin = s.end[node]
+    arrives, finish = begin, begin
+    route = device * devices + there
+    for hop in range(links.hop_start[route], links.hop_start[route + 1]):
+        link = links.hop_link[hop]
+        passed = max(begin, s.link_free[link]) + np.int64(
+            np.rint(c.send[output] * links.hop_pace[hop])
+        )
+        s.link_free[link] = passed + links.link_hold
+        arrives = max(arrives, passed)
+        finish = max(finish, passed + links.link_hold)
+    arrives += np.int64(
+        np.rint(links.lag[device, there] + links.drag[device, there] * c.send[output])
+    )
+    for at in range(c.reader_start[output], c.reader_start[output + 1]):
+        later = c.reader[at]
+        at_later = s.where[later]
+        if at_later == there or (links.once and at_later != device):
+            _arrive(links, t, s, later, arrives)
+    return max(finish, arrives)
+
+
+@compiled_part
+def _arrive(links: PlacementLinks, t: StepTables, s: StepScratch, node: int, when: int) -> None:
+    """Something that a node waits for is there."""
+    s.ready[node] = max(s.ready[node], when)
+    s.pending[node] -= 1
+    if s.pending[node] > 0:
+        return
+    if links.in_order:
+        s.stack[s.sizes[1]] = node
+        s.sizes[1] += 1
+    else:
+        key = (min(s.ready[node], t.latest) << t.bits) + (node << t.shift)
+        _insert(s.heap, s.sizes[0], key)
+        s.sizes[0] += 1
+
+
+@compiled_part
+def _insert(heap: Ints, size: int, key: int) -> None:
+    """Adds a number to the heap heap[:size], which has the smallest first."""
+    hole = size
+    while hole > 0:
+        above = (hole - 1) >> 1
+        if heap[above] < key:
+            break
+        heap[hole] = heap[above]
+        hole = above
+    heap[hole] = key
+
+
+@compiled_part
+def _remove_first(heap: Ints, size: int) -> None:
+    """Removes the first of the heap heap[: size + 1]: its place sinks to the end of the heap, where
+    the last number takes it and rises. Numbers at the end are large and hardly rise."""
+    key, hole, below = heap[size], 0, 1
+    while below + 1 < size:
+        below += heap[below + 1] < heap[below]
+        heap[hole] = heap[below]
+        hole, below = below, 2 * below + 1
+    if below < size:
+        heap[hole] = heap[below]
+        hole = below
+    while hole > 0:
+        above = (hole - 1) >> 1
+        if heap[above] < key:
+            break
+        heap[hole] = heap[above]
+        hole = above
+    heap[hole] = key
+
+
+@compiled
+def find_peaks(c: PlacementColumns, links: PlacementLinks, s: StepScratch) -> None:
+    """Fills the peaks after an evaluation that did not end early."""
+    find_peaks_part(c, links, s)
+
+
+@compiled_part
+def find_peaks_part(c: PlacementColumns, links: PlacementLinks, s: StepScratch) -> None:
+    """The most that each device holds: what stays there, and the outputs that live."""
+    n, devices = c.duration.shape
+    for device in range(devices):
+        s.peaks[device] = 0
+    for node in range(n):
+        s.peaks[s.where[node]] += c.resident[node]
+    if not links.live:
+        return
+    s.stretch[:] = 0
+    for node in range(n):
+        s.stretch[s.where[node] + 1] += 1
+    for device in range(devices):
+        s.stretch[device + 1] += s.stretch[device]
+    for k in range(n):  # nodes by device, each as it ran them
+        node = s.sequence[k]
+        s.stack[s.stretch[s.where[node]]] = node
+        s.stretch[s.where[node]] += 1
+    first = 0
+    for device in range(devices):
+        s.peaks[device] = _peak(c, links, s, first, s.stretch[device], s.peaks[device])
+        first = s.stretch[device]
+
+
+@compiled_part
+def _peak(
+    c: PlacementColumns, links: PlacementLinks, s: StepScratch, first: int, last: int, held: int
+) -> int:
+    """The most bytes over the nodes stack[first:last] of a device that holds some all the time. What
+    comes at the time that something goes adds to it."""
+    most, size = held, 0
+    for k in range(first, last):
+        node = s.stack[k]
+        now = s.start[node]
+        while size > 0 and s.alive[0, 0] < now:
+            held -= c.nbytes[s.alive[0, 1]]
+            pop(s.alive, size)
+            size -= 1
+        for output in range(c.output_start[node], c.output_start[node + 1]):
+            gone = now
+            for at in range(c.reader_start[output], c.reader_start[output + 1]):
+                gone = max(gone, s.end[c.reader[at]] - links.grace)
+            held += c.nbytes[output]
+            push(s.alive, size, gone, output)
+            size += 1
+        most = max(most, held)
     return most
 
 
 @compiled
-def penalised_ticks(
+def step_score(
     c: PlacementColumns,
     links: PlacementLinks,
-    limit: Floats,
-    worst: float,
+    t: StepTables,
+    s: StepScratch,
     place: Ints,
-    start: Ints,
-    end: Ints,
+    most: float,
 ) -> float:
     """What searches minimise: the ticks of a step; of a placement that is over the memory limit
-    more than of any that is not, by the share that it is over. `worst` is at least the time of
-    every placement that fits (`worst_ticks`)."""
-    ticks = step_ticks(c, links, place, start, end)
+    more than of any that is not, by the share that it is over. If it is more than `most`, any
+    number above it."""
+    return step_score_part(c, links, t, s, place, most)  # type: ignore[no-any-return]
+
+
+@compiled_part
+def step_score_part(
+    c: PlacementColumns,
+    links: PlacementLinks,
+    t: StepTables,
+    s: StepScratch,
+    place: Ints,
+    most: float,
+) -> float:
+    """`step_score` as a part of searches."""
+    bound = np.int64(min(most, float(NO_LIMIT)))
+    ticks = step_ticks_part(c, links, t, s, place, bound)
+    if ticks > bound or not t.limited:
+        return float(ticks)
+    find_peaks_part(c, links, s)
     over = 0.0
-    for device in range(len(limit)):
-        if limit[device] < np.inf:
-            peaks = peak_bytes(c, links, place, start, end)
-            for d in range(len(limit)):
-                over = max(over, (peaks[d] - limit[d]) / max(limit[d], 1.0))
-            break
+    for device in range(len(t.limit)):
+        if s.peaks[device] > t.limit[device]:
+            over = max(over, (s.peaks[device] - t.limit[device]) / max(t.limit[device], 1.0))
     if over > 0:
-        return worst * (1.0 + over) + ticks
+        return float(t.worst * (1.0 + over) + ticks)
     return float(ticks)
+
+
+@compiled
+def _least_tails(c: PlacementColumns, least: Ints) -> Ints:
+    """What a step lasts after the end of each node if messages take no time and every node that
+    follows runs at once on its fastest device."""
+    tail = np.zeros(len(least), np.int64)
+    for output in range(len(c.source) - 1, -1, -1):
+        made = c.source[output]
+        for at in range(c.reader_start[output], c.reader_start[output + 1]):
+            reader = c.reader[at]
+            tail[made] = max(tail[made], least[reader] + tail[reader])
+    return tail
 
 
 def worst_ticks(problem: PlacementProblem) -> float:
@@ -228,8 +478,10 @@ def worst_ticks(problem: PlacementProblem) -> float:
     device, and all outputs sent to every device, one after the other."""
     c, links, k = problem.columns, problem.links, len(problem.devices)
     hops = np.diff(links.hop_start).max(initial=0)
-    pace = links.hop_pace.max(initial=0) * hops + links.drag.max(initial=0)
-    each = links.lag.max(initial=0) + links.link_hold * max(hops, 1) + 1
+    receive = links.receive.max(axis=0, initial=0)
+    pace = links.hop_pace.max(initial=0) * hops + links.drag.max(initial=0) + receive[1]
+    each = links.lag.max(initial=0) + links.link_hold * max(hops, 1) + receive[0] + receive[2] + 2
     slowest = np.where(c.duration < NEVER, c.duration, 0).max(axis=1).astype(float)
     compute = slowest.sum() + len(c.unit) * float(links.device_hold)
-    return float(compute + k * (c.send.sum() * pace + len(c.send) * each) + 1)
+    issued = c.issue.max(axis=1).sum() if len(c.issue) else 0
+    return float(compute + issued + k * (c.send.sum() * pace + len(c.send) * each) + 1)

@@ -3,7 +3,7 @@
 In: Plans, Timelines, Clusters. Out: tables on a terminal, JSON facts, an HTML report, traces for
 Perfetto and Chakra. Next room: cli, which prints them.
 Read tables.py and json_facts.py first, then report.py with templates/, perfetto.py, chakra.py,
-cluster_tables.py, progress.py and streams.py.
+cluster_tables.py, placement_tables.py, progress.py, placement_progress.py and streams.py.
 """
 
 from __future__ import annotations
@@ -42,6 +42,15 @@ if TYPE_CHECKING:
     )
     from apportion.show.perfetto import (
         trace as trace,
+    )
+    from apportion.show.placement_progress import (
+        placement_progress as placement_progress,
+    )
+    from apportion.show.placement_tables import (
+        placed_tables as placed_tables,
+    )
+    from apportion.show.placement_tables import (
+        placement_facts as placement_facts,
     )
     from apportion.show.progress import (
         progress as progress,

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
         feeds as feeds,
     )
     from apportion.simulate.durations import (
+        issue_nanoseconds as issue_nanoseconds,
+    )
+    from apportion.simulate.durations import (
         nanoseconds as nanoseconds,
     )
     from apportion.simulate.durations import (

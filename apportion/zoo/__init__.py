@@ -33,6 +33,8 @@ from apportion.zoo import (
     amoebanet,
     bert,
     deepspeech,
+    enas_cifar10,
+    enas_ptb,
     gnmt,
     gpt2,
     inception,
@@ -105,6 +107,8 @@ _MODELS: dict[str, Any] = {
     "wavenet": wavenet,
     "deepspeech": deepspeech,
     "wgan-gp": wgan,
+    "enas-cifar10": enas_cifar10,
+    "enas-ptb": enas_ptb,
 }
 
 

@@ -1,0 +1,336 @@
+"""gdp: placement by a policy that decides for all units at once, trained by PPO (arXiv 1910.01578).
+
+In: one problem (GDP-one) or several (GDP-batch: one policy, rewards averaged over graphs). Out: a
+GdpPolicy, which places other problems as it is (zero-shot) or after a few more updates
+(fine-tuning, `start`); and the best placement that training saw of each.
+
+    reward     -sqrt(seconds of a step); -10 for a placement that is over a memory limit
+    advantage  the reward, less the mean of the update's placements of the graph, over their
+               standard deviation
+    loss       PPO's with the ratio of each unit clipped on its own: a ratio of whole placements is
+               a product of as many factors as there are units, and leaves every clip at once
+
+What GDP does not print is in GdpSettings. A policy is tied to its number of devices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from apportion.columns import Floats, Ints
+from apportion.learn.gdp_graph import GdpGraph, gdp_graph
+from apportion.learn.gdp_network import GdpNetwork, GdpShape
+from apportion.place import (
+    Objective,
+    PlacementProblem,
+    PlacementResult,
+    PlacerProgress,
+    Report,
+    StepObjective,
+)
+
+INVALID = -10.0  # the reward of a placement that does not fit: that of a step of 100 s
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+@dataclass(frozen=True, slots=True)
+class GdpSettings:
+    """How a policy is trained. An update evaluates `rollouts` placements of each graph, and the
+    most likely one, which only counts for the result."""
+
+    rollouts: int = 16
+    epochs: int = 4
+    clip: float = 0.2
+    learning_rate: float = 2e-3
+    entropy: float = 0.02
+    entropy_decay: float = 0.98  # per update
+    norm: float = 1.0  # the most that a gradient may be long
+
+
+@dataclass(eq=False)
+class GdpSearch:
+    """What training saw of one problem: the nearest to fitting, and of those the fastest."""
+
+    objective: Objective
+    best: Ints | None = None
+    over: float = np.inf  # the share by which `best` is over a limit
+    value: float = np.inf  # in the problem's unit of time
+    curve: list[tuple[float, int, float]] = field(default_factory=list)
+    used: int = 0  # evaluations
+
+
+@dataclass(frozen=True, eq=False)
+class GdpPolicy:
+    """A policy, and what resuming its training needs. `searches` are those of the last training."""
+
+    network: GdpNetwork
+    moments: dict[str, torch.Tensor]  # Adam's
+    random_state: torch.Tensor
+    updates: int
+    trained_on: tuple[str, ...]
+    searches: tuple[GdpSearch, ...] = ()
+    interrupted: bool = False
+
+
+def train_gdp(
+    problems: Sequence[PlacementProblem],
+    *,
+    updates: int | None = None,
+    evaluations: int | None = None,
+    budget: float | None = None,
+    seed: int = 0,
+    report: Report | None = None,
+    resume: GdpPolicy | None = None,
+    start: GdpPolicy | None = None,
+    superposition: bool = True,
+    device: str = "cpu",
+    settings: GdpSettings | None = None,
+    shape: GdpShape | None = None,
+    objective: Callable[[PlacementProblem], Objective] = StepObjective,
+) -> GdpPolicy:
+    """A policy for all these problems, after so many updates, simulated placements (of all problems
+    together, exactly) or seconds, whichever comes first. `resume` continues as if training had
+    never stopped; `start` begins anew from a policy's weights (fine-tuning)."""
+    if updates is None and evaluations is None and budget is None:
+        raise ValueError("training needs a limit: updates, evaluations or a budget in seconds")
+    if not problems:
+        raise ValueError("training needs at least one problem")
+    most = max(len(problem.devices) for problem in problems)
+    old = resume or start
+    network = GdpNetwork(shape or GdpShape(most, superposition=superposition), seed)
+    if old is not None:
+        network = GdpNetwork(old.network.shape, seed)
+        network.load_state_dict(old.network.state_dict())
+    if network.shape.devices < most:
+        raise ValueError(f"the policy places on {network.shape.devices} devices, not on {most}")
+    training = _Training(
+        network.to(device),
+        tuple(GdpSearch(objective(problem)) for problem in problems),
+        settings or GdpSettings(),
+        seed,
+        resume,
+    )
+    limits = _Limits(updates, evaluations, budget, time.perf_counter(), report)
+    interrupted = False
+    try:
+        while training.update(limits):
+            pass
+    except KeyboardInterrupt:
+        interrupted = True
+    return training.policy(interrupted)
+
+
+@dataclass
+class _Limits:
+    """When training ends, and who hears of it."""
+
+    updates: int | None
+    evaluations: int | None
+    budget: float | None
+    began: float
+    report: Report | None
+
+    def over(self, updates: int, used: int) -> bool:
+        """Whether nothing more may be done."""
+        return (
+            (self.updates is not None and updates >= self.updates)
+            or (self.evaluations is not None and used >= self.evaluations)
+            or (self.budget is not None and time.perf_counter() - self.began >= self.budget)
+        )
+
+
+class _Training:
+    """Network, optimizer and random numbers while training is under way."""
+
+    def __init__(
+        self,
+        network: GdpNetwork,
+        searches: tuple[GdpSearch, ...],
+        settings: GdpSettings,
+        seed: int,
+        resume: GdpPolicy | None,
+    ) -> None:
+        self.network, self.searches, self.settings = network, searches, settings
+        self.device = str(next(network.parameters()).device)
+        self.graphs = [gdp_graph(it.objective.problem).to(self.device) for it in searches]
+        self.random = torch.Generator().manual_seed(seed)
+        self.updates = 0
+        self.done = 0  # updates of this training, without those that it resumes
+        self.adam = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
+        if resume is not None:
+            self.updates = resume.updates
+            self.random.set_state(resume.random_state)
+            for name, parameter in network.named_parameters():
+                if f"{name}.mean" in resume.moments:
+                    self.adam.state[parameter] = {
+                        "step": torch.tensor(float(resume.moments[f"{name}.steps"])),
+                        "exp_avg": resume.moments[f"{name}.mean"].to(self.device, copy=True),
+                        "exp_avg_sq": resume.moments[f"{name}.square"].to(self.device, copy=True),
+                    }
+
+    def update(self, limits: _Limits) -> bool:
+        """Sample placements of every graph and take PPO's steps; False where a limit was met."""
+        rounds = []
+        for graph, search in zip(self.graphs, self.searches, strict=True):
+            with torch.no_grad():
+                logits = self.network(graph).cpu()
+            likely = logits.argmax(dim=1).numpy()
+            placements = sample(logits, self.settings.rollouts, self.random)
+            rewards = []
+            for placement in [likely, *placements.numpy()]:
+                if limits.over(self.done, sum(it.used for it in self.searches)):
+                    return False
+                rewards.append(self.judge(search, placement, limits))
+            advantages = torch.from_numpy(advantage(np.array(rewards[1:]))).float()
+            chances = logits.log_softmax(dim=1).gather(1, placements.T).T
+            rounds.append((graph, placements, chances, advantages))
+        on_device = [
+            (graph, *(part.to(self.device) for part in parts)) for graph, *parts in rounds
+        ]
+        weight = self.settings.entropy * self.settings.entropy_decay**self.updates
+        for _ in range(self.settings.epochs):
+            self.adam.zero_grad()
+            for graph, placements, chances, advantages in on_device:
+                loss = ppo_loss(
+                    self.network(graph), placements, chances, advantages, self.settings.clip, weight
+                )
+                (loss / len(rounds)).backward()
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.norm)
+            self.adam.step()
+        self.updates += 1
+        self.done += 1
+        if limits.report is not None:
+            best = float(np.mean([it.value for it in self.searches]))
+            used = sum(it.used for it in self.searches)
+            limits.report(PlacerProgress(best, None, used))
+        return True
+
+    def judge(self, search: GdpSearch, placement: Ints, limits: _Limits) -> float:
+        """The reward of a placement; the search keeps the best."""
+        over, value = judged(search.objective, placement)
+        search.used += 1
+        if (over, value) < (search.over, search.value):
+            search.best, search.over, search.value = placement.copy(), over, value
+            if over == 0:
+                seconds = time.perf_counter() - limits.began
+                search.curve.append((seconds, search.used, value))
+        unit = SECONDS.get(search.objective.problem.time_unit, 1.0)
+        return reward(value * unit, over == 0)
+
+    def policy(self, interrupted: bool) -> GdpPolicy:
+        """What has been learned so far."""
+        moments = {}
+        for name, parameter in self.network.named_parameters():
+            if state := self.adam.state.get(parameter):
+                moments[f"{name}.mean"] = state["exp_avg"].cpu()
+                moments[f"{name}.square"] = state["exp_avg_sq"].cpu()
+                moments[f"{name}.steps"] = state["step"].cpu()
+        names = tuple(it.objective.problem.name for it in self.searches)
+        return GdpPolicy(
+            self.network.cpu(), moments, self.random.get_state(), self.updates, names,
+            self.searches, interrupted,
+        )  # fmt: skip
+
+
+def reward(seconds: float, fits: bool) -> float:
+    """-sqrt(seconds of a step), or that of a placement that cannot run."""
+    return -float(np.sqrt(seconds)) if fits else INVALID
+
+
+def judged(objective: Objective, placement: Ints) -> tuple[float, float]:
+    """The share by which a placement is over a limit, and its value. One evaluation."""
+    limit = objective.problem.limit
+    if np.isinf(limit).all():
+        return 0.0, objective.score(placement)
+    found = objective.evaluate(placement)
+    if found.feasible:
+        return 0.0, found.value
+    return max(float(((found.memory - limit) / np.maximum(limit, 1.0)).max()), 1e-12), found.value
+
+
+def advantage(rewards: Floats) -> Floats:
+    """How much better than the others of its update each placement is, in standard deviations."""
+    spread = rewards.std()
+    return (rewards - rewards.mean()) / spread if spread > 1e-12 else np.zeros(len(rewards))
+
+
+def sample(logits: torch.Tensor, count: int, random: torch.Generator) -> torch.Tensor:
+    """count x u devices, each unit's by itself."""
+    below = logits.softmax(dim=1).cumsum(dim=1)[:, :-1].contiguous()
+    drawn = torch.rand(count, len(logits), generator=random)
+    if below.shape[1] == 0:
+        return torch.zeros(drawn.shape, dtype=torch.int64)
+    chosen = [(row[:, None] >= below).sum(dim=1) for row in drawn]
+    last = (logits > -1e8).long().cumsum(dim=1).argmax(dim=1)  # rounding may pass the last one
+    return torch.minimum(torch.stack(chosen), last)
+
+
+def ppo_loss(
+    logits: torch.Tensor,
+    placements: torch.Tensor,
+    chances: torch.Tensor,
+    advantages: torch.Tensor,
+    clip: float,
+    entropy: float,
+) -> torch.Tensor:
+    """PPO's loss of r placements (r x u) of one graph, `chances` their log-probabilities when they
+    were drawn, averaged over placements and units; less the mean entropy of a unit."""
+    scores = logits.log_softmax(dim=1)
+    ratio = (scores.gather(1, placements.T).T - chances).exp()
+    gain = advantages[:, None]
+    surrogate = torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain)
+    spread = -(scores.exp() * scores).sum(dim=1).mean()
+    return -surrogate.mean() - entropy * spread
+
+
+def apply_gdp(policy: GdpPolicy, problem: PlacementProblem, device: str = "cpu") -> Ints:
+    """The policy's most likely placement of a problem, by one pass through the network."""
+    if len(problem.devices) > policy.network.shape.devices:
+        raise ValueError(
+            f"the policy places on {policy.network.shape.devices} devices, and the problem has "
+            f"{len(problem.devices)}"
+        )
+    network = policy.network.to(device)
+    with torch.no_grad():
+        placement: Ints = network(gdp_graph(problem).to(device)).argmax(dim=1).cpu().numpy()
+    network.cpu()
+    return placement
+
+
+def place_with_gdp(
+    objective: Objective,
+    *,
+    budget: float = 60.0,
+    seed: int = 0,
+    starts: Sequence[Ints] = (),
+    contiguous: bool = False,
+    report: Report | None = None,
+    evaluations: int | None = None,
+    policy: Path | None = None,
+) -> PlacementResult:
+    """The best placement that training on this one problem sees within the budget, from scratch or
+    from a saved policy. `starts` are not used: a policy's samples are all that it is judged by."""
+    start = None
+    if policy is not None:
+        from apportion.learn.gdp_file import load_gdp
+
+        start = load_gdp(policy)
+    made = train_gdp(
+        [objective.problem], evaluations=evaluations, budget=budget, seed=seed, report=report,
+        start=start, device="cuda" if torch.cuda.is_available() else "cpu",
+        objective=lambda _: objective,
+    )  # fmt: skip
+    (search,) = made.searches
+    placement = search.best
+    if placement is None:
+        placement = apply_gdp(made, objective.problem)
+    figures = {"updates": float(made.updates), "evaluations": float(search.used)}
+    return PlacementResult(
+        placement, curve=tuple(search.curve), figures=figures, interrupted=made.interrupted
+    )

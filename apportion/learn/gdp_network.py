@@ -1,0 +1,156 @@
+"""GDP's network: an embedding of the graph by GraphSAGE, and a placer by Transformer-XL.
+
+In: a GdpGraph. Out: for every unit the logits of its devices, all at once (arXiv 1910.01578).
+
+    embedding   h_N(v) = max over neighbours u of sigmoid(W h_u + b)      element by element
+                h_v    = relu(dense(concat(h_v, h_N(v))))
+    placer      x[l+1] = layer[l](c(x[0]) * x[l]),  x[0] = h              superposition
+                c      = a dense layer, the same at every depth
+    head        a linear layer, one output for each device
+
+torch_geometric's SAGEConv with max pooling projects neighbours through ReLU; GDP's formula has a
+sigmoid, so the layer is written here.
+
+The placer reads units in segments. A unit attends to its own segment and to the `memory` units
+before it, whose inputs *to the same layer* are taken as they were, without gradient. There are no
+positions: the embedding says where in the graph a unit is. Since a layer needs nothing of the
+segment before but its own input there, all segments of a layer are computed at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from apportion.learn.gdp_graph import FEATURES, GdpGraph
+
+IMPOSSIBLE = -1e9  # the logit of a device that cannot run the unit
+
+
+@dataclass(frozen=True, slots=True)
+class GdpShape:
+    """Sizes of the network. GDP does not print them; these are near those that its successor GO
+    is remembered to have (papers' figures: 2 + 2 layers of width 64, 3 heads, segments of 128)."""
+
+    devices: int
+    width: int = 64
+    graph_layers: int = 2
+    placer_layers: int = 2
+    heads: int = 4
+    segment: int = 128
+    memory: int = 128
+    superposition: bool = True
+
+
+class SageLayer(nn.Module):
+    """One round of GraphSAGE with max pooling."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, width)
+        self.combine = nn.Linear(2 * width, width)
+
+    def forward(self, h: torch.Tensor, graph: GdpGraph) -> torch.Tensor:
+        projected = torch.sigmoid(self.project(h))[graph.neighbour]
+        pooled = torch.segment_reduce(
+            projected, "max", offsets=graph.neighbour_start, axis=0, initial=0.0
+        )  # 0 where there is no neighbour, which is below any sigmoid
+        return functional.relu(self.combine(torch.cat([h, pooled], dim=1)))
+
+
+class PlacerLayer(nn.Module):
+    """A layer of attention over a segment and the memory before it."""
+
+    def __init__(self, shape: GdpShape) -> None:
+        super().__init__()
+        self.shape = shape
+        width = shape.width
+        self.before_attention = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.join = nn.Linear(width, width)
+        self.before_dense = nn.LayerNorm(width)
+        self.dense = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """u x width, in the order of the units, to the same."""
+        x = x + self.join(self.attend(x))
+        return x + self.dense(self.before_dense(x))
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        """What each unit gathers from its segment and from the memory before that. The weights
+        that make keys and values get a gradient from both, remembered inputs get none."""
+        units, width = x.shape
+        length, memory = min(self.shape.segment, units), min(self.shape.memory, units)
+        segments = -(-units // length)
+        fill = (0, 0, 0, segments * length - units)
+        normal = self.before_attention(x)
+        q = functional.pad(self.query(normal), fill).view(segments, length, width)
+        kv = functional.pad(self.key_value(normal), fill).view(segments, length, 2 * width)
+        at = torch.arange(segments * length, device=x.device).view(segments, length)
+        seen = at < units
+        if memory:
+            remembered = self.key_value(self.before_attention(x.detach()))
+            padded = functional.pad(remembered, (0, 0, memory, 0))
+            windows = padded.unfold(0, memory, length)[:segments].transpose(1, 2)
+            kv = torch.cat([windows, kv], dim=1)
+            earlier = at[:, :1] - memory + torch.arange(memory, device=x.device)
+            seen = torch.cat([earlier >= 0, seen], dim=1)
+        k, v = kv.chunk(2, dim=-1)
+        heads = self.shape.heads
+        gathered = functional.scaled_dot_product_attention(
+            _by_head(q, heads), _by_head(k, heads), _by_head(v, heads),
+            attn_mask=seen[:, None, None, :],
+        )  # fmt: skip
+        return gathered.transpose(1, 2).reshape(segments * length, width)[:units]
+
+
+def _by_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    segments, length, width = x.shape
+    return x.reshape(segments, length, heads, width // heads).transpose(1, 2)
+
+
+class GdpNetwork(nn.Module):
+    """Embedding, placer and head. Tied to a number of devices; of problems with fewer, the outputs
+    beyond them are impossible."""
+
+    def __init__(self, shape: GdpShape, seed: int = 0) -> None:
+        super().__init__()
+        if shape.width % shape.heads:
+            raise ValueError(f"a width of {shape.width} does not divide into {shape.heads} heads")
+        self.shape = shape
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.enter = nn.Linear(FEATURES, shape.width)
+            self.rounds = nn.ModuleList(SageLayer(shape.width) for _ in range(shape.graph_layers))
+            self.condition = nn.Linear(shape.width, shape.width) if shape.superposition else None
+            self.layers = nn.ModuleList(PlacerLayer(shape) for _ in range(shape.placer_layers))
+            self.leave = nn.LayerNorm(shape.width)
+            self.head = nn.Linear(shape.width, shape.devices)
+        if self.condition is not None:
+            nn.init.ones_(self.condition.bias)  # the product begins near x[l] itself
+
+    def embed(self, graph: GdpGraph) -> torch.Tensor:
+        """u x width: what the graph is around each unit."""
+        h = functional.relu(self.enter(graph.features))
+        for layer in self.rounds:
+            h = layer(h, graph)
+        return h
+
+    def forward(self, graph: GdpGraph) -> torch.Tensor:
+        """u x devices: logits, those of impossible devices very low."""
+        h = self.embed(graph)[graph.order]
+        x = h
+        c = None if self.condition is None else self.condition(h)
+        for layer in self.layers:
+            x = layer(x if c is None else c * x)
+        logits = self.head(self.leave(x))[torch.argsort(graph.order)]
+        allowed = functional.pad(
+            graph.allowed, (0, self.shape.devices - graph.allowed.shape[1]), value=False
+        )
+        return logits.masked_fill(~allowed, IMPOSSIBLE)

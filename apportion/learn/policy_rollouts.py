@@ -1,0 +1,155 @@
+"""policy rollouts: what one problem teaches a policy.
+
+In: a problem, the tensors of a policy, a PolicyTask. Out: the gradient of its loss, and how good
+the placements were. Placements are sampled in compiled code, which records what the policy saw; the
+gradient is one pass of the twin in torch.
+
+    REINFORCE  the step time of each sample, as -log, less the mean over the samples of the problem,
+               by their deviation, weighs the log probability of its choices; an entropy bonus
+    imitation  the log probability of the choices of a placement that is known to be good
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from apportion.columns import Floats, Ints
+from apportion.learn.policy_twin import base_twin, encode_twin, scores_twin, twin_graph
+from apportion.learn.varied_problem import varied_problem
+from apportion.place import (
+    Decoded,
+    PlacementProblem,
+    PolicyGraph,
+    PolicyNetwork,
+    StepObjective,
+    by_first_use,
+    decode,
+    encode,
+    first_scores,
+    policy_graph,
+    unit_features,
+)
+
+ROWS = 48_000  # devices that samples of one task look at, about: what limits their number
+LEAST_SAMPLES, MOST_SAMPLES = 6, 24
+AT_ONCE = 40_000  # rows of one pass of the twin: what limits memory
+
+Gradient = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyTask:
+    """One lesson: a problem by number, varied by `seed` (or as it is: None); with `label` to be
+    imitated, else to be sampled."""
+
+    problem: int
+    variant: int | None
+    seed: int
+    entropy: float = 0.003
+    label: Ints | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TaskResult:
+    """What a lesson taught: the gradient, and the mean over samples of log(time / time on one
+    device), its best, and the entropy of choices; of imitation the loss as `mean`."""
+
+    gradient: dict[str, Gradient]
+    mean: float
+    best: float
+    entropy: float
+
+
+def task_problem(problem: PlacementProblem, task: PolicyTask) -> PlacementProblem:
+    """The variant that a task is about."""
+    return problem if task.variant is None else varied_problem(problem, task.variant)
+
+
+def learn_task(
+    problem: PlacementProblem, tensors: Mapping[str, Floats], task: PolicyTask
+) -> TaskResult:
+    """The gradient that one task gives."""
+    it = task_problem(problem, task)
+    graph = policy_graph(it)
+    features = unit_features(it, graph)
+    network = PolicyNetwork(tensors, {})
+    base = first_scores(network, encode(network, graph, features))
+    if task.label is not None:
+        place = by_first_use(graph, task.label)
+        seen = [decode(graph, base, network.head, follow=place, record=True)]
+        result = _gradient(tensors, graph, features, seen, np.ones(1), 0.0)
+        return TaskResult(result[0], result[1], result[1], result[2])
+    seen = _samples(graph, base, network, task)
+    objective = StepObjective(it)
+    alone = min(objective.score(np.where(graph.allowed[:, d], d, graph.allowed.argmax(axis=1)))
+                for d in range(len(it.devices)))  # fmt: skip
+    logs = np.log(np.array([objective.score(each.place) for each in seen]) / alone)
+    spread = logs.std()
+    if spread < 1e-9:
+        nothing = {name: np.zeros(t.shape, np.float32) for name, t in tensors.items()}
+        return TaskResult(nothing, float(logs.mean()), float(logs.min()), 0.0)
+    advantage = np.clip((logs.mean() - logs) / spread, -3, 3)
+    gradient, _, entropy = _gradient(tensors, graph, features, seen, advantage, task.entropy)
+    return TaskResult(gradient, float(logs.mean()), float(logs.min()), entropy)
+
+
+def _samples(
+    graph: PolicyGraph, base: Floats, network: PolicyNetwork, task: PolicyTask
+) -> list[Decoded]:
+    """Placements by the policy's own probabilities."""
+    random = np.random.default_rng(task.seed)
+    u, k = graph.allowed.shape
+    count = int(np.clip(ROWS // max(u * k, 1), LEAST_SAMPLES, MOST_SAMPLES))
+    return [
+        decode(graph, base, network.head, noise=random.gumbel(size=(u, k)), record=True)
+        for _ in range(count)
+    ]
+
+
+def _gradient(
+    tensors: Mapping[str, Floats],
+    graph: PolicyGraph,
+    features: Floats,
+    seen: list[Decoded],
+    advantage: Floats,
+    entropy: float,
+) -> tuple[dict[str, Gradient], float, float]:
+    """Gradients of the mean over samples and choices of -advantage * log p - entropy * H; that
+    mean without the bonus, and H."""
+    it = {
+        name: torch.from_numpy(tensor.astype(np.float32)).requires_grad_()
+        for name, tensor in tensors.items()
+    }
+    base = base_twin(it, encode_twin(it, twin_graph(graph, features)))
+    cut = base.detach().requires_grad_()
+    order = torch.from_numpy(graph.order)
+    u, k = graph.allowed.shape
+    group = max(1, AT_ONCE // max(u * k, 1))
+    loss_sum = entropy_sum = 0.0
+    for first in range(0, len(seen), group):
+        some = seen[first : first + group]
+        shown = torch.from_numpy(np.stack([each.features for each in some]))
+        is_open = torch.from_numpy(np.stack([each.open for each in some]))
+        chosen = torch.from_numpy(np.stack([each.place[graph.order] for each in some]))
+        weight = torch.from_numpy(advantage[first : first + group].astype(np.float32))[:, None]
+        scores = scores_twin(it, cut[order], shown, is_open)
+        log_p = torch.log_softmax(scores, dim=-1)
+        own = log_p.gather(-1, chosen[..., None])[..., 0]
+        mixed = -(log_p.exp() * log_p.masked_fill(~is_open, 0.0)).sum(dim=-1)
+        scale = 1.0 / (len(seen) * u)
+        loss = -(weight * own).sum() * scale
+        (loss - entropy * mixed.sum() * scale).backward()
+        loss_sum += float(loss.detach())
+        entropy_sum += float(mixed.detach().sum()) * scale
+    assert cut.grad is not None
+    base.backward(cut.grad)
+    gradient = {
+        name: np.zeros(t.shape, np.float32) if t.grad is None else t.grad.numpy()
+        for name, t in it.items()
+    }
+    return gradient, loss_sum, entropy_sum

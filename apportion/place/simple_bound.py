@@ -1,0 +1,32 @@
+"""simple_bound: what no placement can beat, whatever the method.
+
+In: a PlacementProblem and the name of an objective. Out: a lower bound in the problem's unit of
+time: the longest path, every node on its fastest device and nothing sent (step and latency); all
+work, every unit on its fastest device, divided evenly over the devices, and the longest unit (step
+and throughput).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apportion.place.objective import LATENCY, THROUGHPUT
+from apportion.place.placement_problem import NEVER, PlacementProblem
+
+
+def simple_bound(problem: PlacementProblem, objective: str) -> float:
+    """A lower bound on the objective of every placement."""
+    c = problem.columns
+    bounds = [0.0]
+    if objective != LATENCY:
+        whole = np.where(c.allowed, problem.unit_seconds, np.inf).min(axis=1)
+        bounds += [float(whole.sum()) / len(problem.devices), float(whole.max(initial=0.0))]
+    if objective != THROUGHPUT:
+        can = c.allowed[c.unit] & (c.duration < NEVER)
+        fastest = np.where(can, c.duration, NEVER).min(axis=1)
+        begin = np.zeros(len(c.unit), np.int64)
+        for output, source in enumerate(c.source):  # rising: all that the source waits for is known
+            readers = c.reader[c.reader_start[output] : c.reader_start[output + 1]]
+            begin[readers] = np.maximum(begin[readers], begin[source] + fastest[source])
+        bounds.append(float((begin + fastest).max(initial=0)) / problem.tick)
+    return max(bounds)
