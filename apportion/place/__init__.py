@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         PlacementProblem as PlacementProblem,
     )
     from apportion.place.placers import (
-        PLACERS as PLACERS,
+        placers_help as placers_help,
     )
     from apportion.place.policy_decode import (
         Decoded as Decoded,

@@ -68,7 +68,7 @@ def place(
     """The placement that a method finds within `budget` seconds."""
     _check_request(problem, objective_name, method, contiguous)
     check_problem(problem)
-    objective = objective_of(problem, objective_name)
+    objective = objective_of(problem, objective_name, contiguous)
     began = time.perf_counter()
     result = PLACERS[method](
         objective, budget=budget, seed=seed, starts=starts, contiguous=contiguous, report=report
@@ -77,7 +77,8 @@ def place(
     check_placement(problem, result.placement)
     judged = objective.evaluate(result.placement)
     alone = PLACERS[SINGLE](objective, seed=seed)
-    own = -inf if result.lower_bound is None else result.lower_bound
+    restricted = getattr(PLACERS[method], "only_contiguous", False) and not contiguous
+    own = -inf if restricted or result.lower_bound is None else result.lower_bound
     bound = max(own, min(simple_bound(problem, objective_name), judged.value))
     single = objective.evaluate(alone.placement)
     return PlacedProblem(
@@ -85,12 +86,14 @@ def place(
     )
 
 
-def objective_of(problem: PlacementProblem, name: str) -> Objective:
-    """The objective of that name for a problem."""
+def objective_of(problem: PlacementProblem, name: str, contiguous: bool = False) -> Objective:
+    """The objective of that name for a problem; with `contiguous`, which only throughput has, a
+    placement that is not contiguous counts as one that does not fit."""
     if name not in OBJECTIVES:
         raise ValueError(f"unknown objective {name!r}; known: {', '.join(OBJECTIVES)}")
     module, _, kind = _HOMES[name].partition(":")
-    made: Objective = getattr(import_module(f"apportion.place.{module}"), kind)(problem)
+    make = getattr(import_module(f"apportion.place.{module}"), kind)
+    made: Objective = make(problem, contiguous=True) if contiguous else make(problem)
     return made
 
 

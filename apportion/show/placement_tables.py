@@ -99,7 +99,9 @@ def _worth(placed: PlacedProblem) -> list[str]:
         lines.append(f"one device: {alone:.6g}, {alone / value:.2f} times as long{fits}")
     bound = placed.lower_bound
     if bound > 0:
-        lines.append(f"bound: {bound:.6g}, the placement is {value / bound - 1:.1%} above it")
+        above = value / bound - 1
+        times = f"{above:.1%} above it" if above < 1 else f"{value / bound:.3g} times that"
+        lines.append(f"bound: {bound:.6g}, the placement is {times}")
     speed = f"{placed.seconds:.1f} s, {placed.evaluations:,} evaluations"
     return [*lines, f"search: {speed}"]
 

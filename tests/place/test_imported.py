@@ -65,7 +65,7 @@ def test_a_class_that_fits_nowhere_is_named() -> None:
         imported_problem(read_fiddle(json.dumps(data), "small"))
     data = copy.deepcopy(FIDDLE_GRAPH)
     data["maxCPUs"], data["nodes"][1]["supportedOnFpga"], data["maxSizePerFPGA"] = 0, 1, 50.0
-    with pytest.raises(ValueError, match="class of node '7' needs 61 bytes, and the largest .* 50"):
+    with pytest.raises(ValueError, match=r"of node '7' needs 61 bytes, and the largest .* 50"):
         imported_problem(read_fiddle(json.dumps(data), "small"))
 
 
@@ -144,7 +144,7 @@ def test_the_format_is_seen_from_the_content(text: str, format: str, tmp_path: P
     path.write_text(text)
     assert read_graph(path).format == read_graph(path, format).format == format
     for other in {"fiddle", "pipedream", "doppler"} - {format}:
-        with pytest.raises(ValueError, match="graph.dat: "):
+        with pytest.raises(ValueError, match=r"graph\.dat: "):
             read_graph(path, other)
 
 
