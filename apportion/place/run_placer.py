@@ -95,12 +95,13 @@ def place(
 
 
 def objective_of(problem: PlacementProblem, name: str, contiguous: bool = False) -> Objective:
-    """The objective of that name for a problem; a throughput may ask for contiguous placements."""
+    """The objective of that name for a problem; with `contiguous`, which only throughput has, a
+    placement that is not contiguous counts as one that does not fit."""
     if name not in OBJECTIVES:
         raise ValueError(f"unknown objective {name!r}; known: {', '.join(OBJECTIVES)}")
     module, _, kind = _HOMES[name].partition(":")
-    kinds = getattr(import_module(f"apportion.place.{module}"), kind)
-    made: Objective = kinds(problem, contiguous=True) if contiguous else kinds(problem)
+    make = getattr(import_module(f"apportion.place.{module}"), kind)
+    made: Objective = make(problem, contiguous=True) if contiguous else make(problem)
     return made
 
 
