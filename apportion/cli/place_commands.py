@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apportion.cli.options import AsJson, Budget, MemoryLimit, Seed
+from apportion.cli.options import AsJson, Budget, MemoryLimit, Policy, Seed
 from apportion.cli.place_model import Judge, model_problem
 from apportion.cli.requests import check_folders
 from apportion.files import write_atomic
@@ -103,6 +103,7 @@ def place_command(
     seed: Seed = 0,
     memory_limit: MemoryLimit = None,
     expert: ByHand = None,
+    policy: Policy = None,
     out: Saved = None,
     export: Exported = None,
     as_json: AsJson = False,
@@ -143,7 +144,7 @@ def place_command(
         starts = () if problem.expert is None else (problem.expert,)
         how = (objective or usual, method, budget, seed, contiguous)
         with placement_progress(not as_json, problem.time_unit) as told:
-            found = place(problem, *how, told, starts, judge)
+            found = place(problem, *how, told, starts, judge, policy)
         facts = placement_facts(source, found)
         if out is not None:
             write_atomic(out, json.dumps(facts) + "\n")

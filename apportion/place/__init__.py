@@ -35,12 +35,6 @@ if TYPE_CHECKING:
         with_expert as with_expert,
     )
     from apportion.place.objective import (
-        STEP as STEP,
-    )
-    from apportion.place.objective import (
-        THROUGHPUT as THROUGHPUT,
-    )
-    from apportion.place.objective import (
         Evaluation as Evaluation,
     )
     from apportion.place.objective import (
@@ -57,6 +51,12 @@ if TYPE_CHECKING:
     )
     from apportion.place.objective import (
         StepObjective as StepObjective,
+    )
+    from apportion.place.objective_names import (
+        STEP as STEP,
+    )
+    from apportion.place.objective_names import (
+        THROUGHPUT as THROUGHPUT,
     )
     from apportion.place.placement_problem import (
         NEVER as NEVER,

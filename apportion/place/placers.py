@@ -14,18 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apportion.place.objective import (
-    LATENCY,
-    OBJECTIVES,
-    STEP,
-    THROUGHPUT,
-    Objective,
-    PlacementResult,
-    Report,
-)
+from apportion.place.objective_names import LATENCY, OBJECTIVES, STEP, THROUGHPUT
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
+    from apportion.place.objective import Objective, PlacementResult, Report
 
 
 @dataclass(frozen=True, slots=True)

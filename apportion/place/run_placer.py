@@ -12,18 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import inf
+from pathlib import Path
 
 from apportion.columns import Ints
-from apportion.place.objective import (
-    LATENCY,
-    OBJECTIVES,
-    STEP,
-    THROUGHPUT,
-    Evaluation,
-    Objective,
-    PlacementResult,
-    Report,
-)
+from apportion.place.objective import Evaluation, Objective, PlacementResult, Report
+from apportion.place.objective_names import LATENCY, OBJECTIVES, STEP, THROUGHPUT
 from apportion.place.placement_problem import PlacementProblem, check_placement, check_problem
 from apportion.place.placers import PLACERS
 from apportion.place.simple_bound import simple_bound
@@ -67,16 +60,19 @@ def place(
     report: Report | None = None,
     starts: Sequence[Ints] = (),
     judge: Callable[[PlacementProblem, Ints], Evaluation] | None = None,
+    policy: Path | None = None,
 ) -> PlacedProblem:
     """The placement that a method finds within `budget` seconds. `judge` says what a step takes in
-    the end, where there is a better simulator than the objective; methods' bounds are not of it."""
+    the end, where there is a better simulator than the objective; methods' bounds are not of it.
+    `policy` is a file with what a method has learned before."""
     _check_request(problem, objective_name, method, contiguous)
     check_problem(problem)
     objective = objective_of(problem, objective_name, contiguous)
     began = time.perf_counter()
     result = PLACERS[method](
-        objective, budget=budget, seed=seed, starts=starts, contiguous=contiguous, report=report
-    )
+        objective, budget=budget, seed=seed, starts=starts, contiguous=contiguous, report=report,
+        policy=policy,
+    )  # fmt: skip
     seconds, evaluations = time.perf_counter() - began, objective.evaluations
     check_placement(problem, result.placement)
     alone = PLACERS[SINGLE](objective, seed=seed).placement
