@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apportion.cli.options import AsJson, Budget, MemoryLimit, Policy, Seed
+from apportion.cli.options import AsJson, Budget, MemoryLimit, PolicyFile, Seed
 from apportion.cli.place_model import Judge, model_problem
 from apportion.cli.requests import check_folders
 from apportion.files import write_atomic
@@ -103,7 +103,7 @@ def place_command(
     seed: Seed = 0,
     memory_limit: MemoryLimit = None,
     expert: ByHand = None,
-    policy: Policy = None,
+    policy: PolicyFile = None,
     out: Saved = None,
     export: Exported = None,
     as_json: AsJson = False,

@@ -1,5 +1,5 @@
-"""objective_names: what the objectives are called. Nothing heavy is imported here, since the help of
-the command line names them."""
+"""objective_names: what the objectives are called. Nothing heavy is imported here, since the
+command line's help names them."""
 
 STEP, THROUGHPUT, LATENCY = "step", "throughput", "latency"
 OBJECTIVES = (STEP, THROUGHPUT, LATENCY)

@@ -173,7 +173,7 @@ BAD: list[tuple[str, str | dict[str, Any], tuple[str, ...], str]] = [
         ("--contiguous", "--objective", "step", "--method", "single"),
         "contiguous placements are for the objective throughput",
     ),
-    ("policy", bad_graph(), ("--method", "single", "--policy", "p"), "only methods that learn"),
+    ("policy", bad_graph(), ("--method", "single", "--policy", "p"), "methods that learn"),
     ("no expert", bad_graph(), ("--method", "expert"), "no expert's placement of this input"),
 ]
 
