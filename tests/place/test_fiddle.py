@@ -17,6 +17,7 @@ from apportion.place.export_graph import fiddle_data
 from apportion.place.fiddle import read_fiddle, read_split
 from apportion.place.imported import imported_problem, with_expert
 from apportion.place.read_graph import read_graph, read_split_file
+from apportion.place.run_placer import place
 
 GRAPHS = sorted(DATA.glob("*-inputs/*/*.json"))
 
@@ -33,6 +34,8 @@ KNOWN = {
     "latency-inputs/LayerGraphs/bert24_inference": (32, 55, 5, 8, 92.406),
     "latency-inputs/OperatorGraphs/bert_l-3_inference": (235, 250, 4, 8, 49.3526),
 }
+
+TPS = ("throughput", None)
 
 
 def name(path: Path) -> str:
@@ -186,6 +189,26 @@ def test_splits_by_hand_become_the_expert_placement() -> None:
     expert = with_expert(problem, split).expert  # backward nodes go with their forward ones
     assert expert is not None
     assert np.bincount(expert, minlength=7).tolist() == [5, 32, 42, 42, 42, 14, 0]
+
+
+@pytest.mark.parametrize(
+    ("graph", "split", "objective", "accelerators", "value"),
+    [
+        ("throughput-inputs/LayerGraphs/bert24_inference", "bert24_inference", *TPS, 20.084),
+        ("throughput-inputs/LayerGraphs/bert24_training", "bert24_training", *TPS, 49.4049),
+        ("throughput-inputs/LayerGraphs/bert24_training", "bert24_inference", *TPS, 49.4049),
+        ("throughput-inputs/LayerGraphs/resnet50_inference", "resnet50_inference", *TPS, 43.9183),
+        ("throughput-inputs/LayerGraphs/resnet50_training", "resnet50_inference", *TPS, 112.108),
+        ("latency-inputs/LayerGraphs/bert24_inference", "bert24_inference", "latency", 6, 111.937),
+    ],
+)
+def test_splits_by_hand_are_worth_what_the_authors_programs_say(
+    graph: str, split: str, objective: str, accelerators: int | None, value: float
+) -> None:
+    problem = imported_problem(read_graph(DATA / f"{graph}.json"), accelerators)
+    devices = read_split_file(DATA / "human-experts" / f"{split}_expert.json")
+    found = place(with_expert(problem, devices), objective, "expert").evaluation
+    assert found.feasible and found.value == pytest.approx(value, abs=1e-3)
 
 
 def test_a_placement_of_our_own_is_a_split_too() -> None:
