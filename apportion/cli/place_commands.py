@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apportion.cli.options import AsJson, Budget, MemoryLimit, PolicyFile, Seed
-from apportion.cli.place_model import Judge, model_problem
+from apportion.cli.place_model import model_problem
 from apportion.cli.requests import check_folders
 from apportion.files import write_atomic
 from apportion.quantity import parse_size_limit
 from apportion.show import answer, note, stdout_kept, warnings_noted
 
 if TYPE_CHECKING:
-    from apportion.place import PlacementProblem
+    from apportion.place import Judge, PlacementProblem
 
 GRAPH_SUFFIXES = (".json", ".txt")
 

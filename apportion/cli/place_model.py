@@ -7,7 +7,6 @@ rules; what is printed is the simulator's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from apportion.cli.requests import capture_without_data
@@ -15,10 +14,8 @@ from apportion.cli.requests import capture_without_data
 if TYPE_CHECKING:
     from apportion.columns import Ints
     from apportion.machine import Cluster
-    from apportion.place import Evaluation, PlacementProblem
+    from apportion.place import Evaluation, Judge, PlacementProblem
     from apportion.search import Problem
-
-Judge = Callable[["PlacementProblem", "Ints"], "Evaluation"]
 
 
 def model_problem(model: str, cluster: Cluster, seed: int) -> tuple[PlacementProblem, Judge]:

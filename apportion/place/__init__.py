@@ -137,6 +137,9 @@ if TYPE_CHECKING:
         read_split_file as read_split_file,
     )
     from apportion.place.run_placer import (
+        Judge as Judge,
+    )
+    from apportion.place.run_placer import (
         PlacedProblem as PlacedProblem,
     )
     from apportion.place.run_placer import (

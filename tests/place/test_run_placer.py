@@ -68,6 +68,30 @@ def test_a_judge_has_the_last_word_on_a_step(
     assert place(small, "throughput", "fixed", judge=judge).evaluation.value < 100
 
 
+def test_a_method_is_asked_again_where_the_judge_finds_too_much(
+    small: PlacementProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def answer(objective: Objective, **how: Any) -> PlacementResult:
+        objective.evaluations += 1
+        limit = objective.problem.devices[0].memory_bytes
+        asked.append(limit)
+        return PlacementResult(np.array([0 if limit == 100 else 2, 2], np.int64))
+
+    def judge(problem: PlacementProblem, placement: Ints) -> Evaluation:
+        held = np.array([130 if placement[0] == 0 else 0, 0, 9])
+        return Evaluation(8.0, np.zeros(3), held, bool((held <= problem.limit).all()))
+
+    monkeypatch.setitem(PLACERS, "fixed", Placer(answer, "by the limit"))
+    found = place(small, "step", "fixed", judge=judge)
+    assert asked == [100, 70] and found.evaluation.feasible and found.evaluations == 2
+    assert found.result.placement.tolist() == [2, 2] and found.problem is small
+    del asked[:]
+    assert not place(small, "step", "fixed", budget=0.0, judge=judge).evaluation.feasible
+    assert asked == [100]
+
+
 def test_contiguous_placements_are_contiguous() -> None:
     path = DATA / "throughput-inputs/LayerGraphs/bert24_inference.json"
     problem = imported_problem(read_graph(path))
