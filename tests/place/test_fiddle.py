@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,8 @@ BAD = [
     (change("edges", 0, "cost", -0.5), "the cost of the edge from 7 to 3 is -0.5"),
     (change("edges", 0, "cost", 9.0), "the edges from node 7 cost 9 and 0.25"),
     (change("edges", 0, "destId", 7), "the graph has a cycle through node 7"),
-    (change("maxFPGAs", 10**9), "maxFPGAs is 1000000000; at most 1024 devices"),
+    (change("nodes", 1, "cpuLatency", 10**400), "node 3 is a number of hundreds of digits; that"),
+    (change("maxFPGAs", 10**9), r"maxFPGAs is 1e\+09; at most 1024 devices"),
     (change("maxFPGAs", -1), "maxFPGAs is -1, not a number of devices"),
     (change("maxCPUs", 1.5), "maxCPUs is 1.5, not a number of devices"),
     (change("maxSizePerFPGA", float("nan")), "maxSizePerFPGA is nan"),
@@ -252,6 +254,13 @@ def test_what_is_exported_is_read_back_the_same(path: Path) -> None:
         problem.columns._fields, again.columns, problem.columns, strict=True
     ):
         np.testing.assert_array_equal(ours, theirs, err_msg=field)
+
+
+def test_no_limit_is_exported_as_more_than_any_device_has() -> None:
+    free = imported_problem(read_fiddle(json.dumps(FIDDLE_GRAPH), "small"), memory_limit=math.inf)
+    again = read_fiddle(json.dumps(fiddle_data(free)), "small")
+    assert again.memory_bytes is None
+    assert read_fiddle(json.dumps(FIDDLE_GRAPH), "small").memory_bytes == 100
 
 
 def test_the_small_graph_is_exported_with_what_it_lacks() -> None:
