@@ -63,6 +63,12 @@ class GroupGraph:
         """The placement of units that a placement of groups says."""
         return place[self.group]
 
+    def gathered(self, units: Ints) -> Ints:
+        """The devices of groups under a placement of units: that of the first unit of each."""
+        found = np.zeros(self.groups, np.int64)
+        found[self.group[::-1]] = np.asarray(units)[::-1]
+        return found
+
     def first_starts(self, start: Ints) -> Ints:
         """When each group starts, if nodes start at `start`."""
         found = np.full(self.groups, np.iinfo(np.int64).max)
