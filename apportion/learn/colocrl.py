@@ -1,5 +1,5 @@
-"""colocrl: placement by a network that reads all groups and names their devices (ColocRL, Mirhoseini
-et al., ICML 2017), the one that Placeto is compared with.
+"""colocrl: placement by a network that reads all groups and names their devices (Mirhoseini et al.,
+ICML 2017), the one that Placeto is compared with.
 
 In: an Objective to learn on within a budget; or problems to learn from, or a problem and a policy.
 Out: the best placement simulated; or a ColocrlPolicy.
@@ -129,7 +129,7 @@ class ColocrlTraining:
             averages[index] = settings.average * old + (1 - settings.average) * now
         advantage = np.where(counted, roots - averages.get(index, 0.0), 0.0) / count
         self._network.zero_grad()
-        (torch.from_numpy(advantage).float() * log).sum().backward()  # type: ignore[no-untyped-call]
+        (torch.from_numpy(advantage).float() * log).sum().backward()
         parts = [w.grad for w in self._network.parameters() if w.grad is not None]
         gradient = torch.cat([part.flatten() for part in parts]).numpy()
         rate = settings.rate[0] + (settings.rate[1] - settings.rate[0]) * progress

@@ -1,4 +1,4 @@
-"""GroupGraph: what Placeto and ColocRL see of a problem: groups of units, and which read from which.
+"""GroupGraph: what Placeto and ColocRL see of a problem: groups of units, and who reads from whom.
 
 In: a PlacementProblem, and how many groups a network is made for. Out: the groups' order, costs,
 bytes and edges, and who comes before whom. A placement of groups is a placement of the problem's

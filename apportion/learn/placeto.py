@@ -73,7 +73,9 @@ def place_with_placeto(
         if starts:
             training.begin[0] = graph.gathered(starts[0])
         try:
-            while limits.left(training.policy.episodes, training.policy.evaluations) and training.update(limits):
+            while limits.left(
+                training.policy.episodes, training.policy.evaluations
+            ) and training.update(limits):
                 if report is not None:
                     best = training.best[0]
                     report(PlacerProgress(best and best[0], None, training.simulated))

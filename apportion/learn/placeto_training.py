@@ -1,5 +1,5 @@
-"""placeto_training: how Placeto learns (Addanki et al., NeurIPS 2019): REINFORCE with a baseline for
-every time step.
+"""placeto_training: how Placeto learns (Addanki et al., NeurIPS 2019): REINFORCE, with a baseline
+for every time step.
 
 In: problems with one number of devices. Out: a PlacetoPolicy.
 
@@ -87,7 +87,9 @@ def train_placeto(
     with worker_pool(workers) as pool:
         training = PlacetoTraining([group_graph(p, GROUPS) for p in problems], policy, pool)
         try:
-            while limits.left(training.policy.episodes, training.policy.evaluations) and training.update(limits):
+            while limits.left(
+                training.policy.episodes, training.policy.evaluations
+            ) and training.update(limits):
                 if report is not None:
                     report(training.progress(limits.seconds))
         except KeyboardInterrupt:
