@@ -149,9 +149,6 @@ if TYPE_CHECKING:
         with_memory_limit as with_memory_limit,
     )
     from apportion.place.step_time import (
-        simulate_step as simulate_step,
-    )
-    from apportion.place.step_time import (
         worst_ticks as worst_ticks,
     )
 

@@ -106,6 +106,10 @@ PLACERS: dict[str, Placer] = {
     ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
+    "colocrl": Placer(
+        "learn.colocrl:place_with_colocrl", "learns to name all devices in turn (ColocRL)",
+        objectives=(STEP,),
+    ),
     "placeto": Placer(
         "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
         objectives=(STEP,),
