@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     from apportion.place.placers import (
         PLACERS as PLACERS,
     )
+    from apportion.place.policy import (
+        proposals as proposals,
+    )
     from apportion.place.policy_decode import (
         Decoded as Decoded,
     )
@@ -111,6 +114,9 @@ if TYPE_CHECKING:
     )
     from apportion.place.policy_network import (
         save_network as save_network,
+    )
+    from apportion.place.policy_network import (
+        shipped_network as shipped_network,
     )
     from apportion.place.policy_network import (
         tensor_shapes as tensor_shapes,
