@@ -70,6 +70,9 @@ if TYPE_CHECKING:
     from apportion.place.policy import (
         proposals as proposals,
     )
+    from apportion.place.policy_comparison import (
+        evaluate_policy as evaluate_policy,
+    )
     from apportion.place.policy_decode import (
         Decoded as Decoded,
     )
@@ -123,6 +126,9 @@ if TYPE_CHECKING:
     )
     from apportion.place.problem_file import (
         load_problem as load_problem,
+    )
+    from apportion.place.problem_file import (
+        save_problem as save_problem,
     )
     from apportion.place.read_graph import (
         read_graph as read_graph,
