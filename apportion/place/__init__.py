@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from apportion.place.imported import (
         with_expert as with_expert,
     )
+    from apportion.place.local_search import (
+        local_search as local_search,
+    )
     from apportion.place.objective import (
         STEP as STEP,
     )

@@ -27,7 +27,7 @@ def policy_comparison(facts: dict[str, Any]) -> list[Table | str]:
         title=f"{facts['model']} on {facts['cluster']}: {facts['units']} units, "
         f"{facts['devices']} devices"
     )
-    for column in ("placement", f"step [{unit}]", "of one device"):
+    for column in ("placement", f"step, {unit}", "of one device"):
         table.add_column(column, justify="left" if column == "placement" else "right")
     for name, value in times.items():
         table.add_row(name, f"{value:.6g}", f"{value / times['single']:.3f}")
