@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from apportion.place.captured import (
         captured_problem as captured_problem,
     )
+    from apportion.place.captured import (
+        op_of_node as op_of_node,
+    )
     from apportion.place.coarsen import (
         coarsen as coarsen,
     )
@@ -67,8 +70,14 @@ if TYPE_CHECKING:
     from apportion.place.placement_problem import (
         PlacementProblem as PlacementProblem,
     )
+    from apportion.place.placement_problem import (
+        check_placement as check_placement,
+    )
     from apportion.place.placers import (
         PLACERS as PLACERS,
+    )
+    from apportion.place.placers import (
+        placers_help as placers_help,
     )
     from apportion.place.policy import (
         proposals as proposals,
@@ -150,6 +159,9 @@ if TYPE_CHECKING:
     )
     from apportion.place.step_time import (
         simulate_step as simulate_step,
+    )
+    from apportion.place.step_time import (
+        worst_ticks as worst_ticks,
     )
 
 lazy_face(__name__)
