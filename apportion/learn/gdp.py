@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from apportion.columns import Floats, Ints
-from apportion.learn.gdp_graph import GdpGraph, gdp_graph
+from apportion.learn.gdp_graph import gdp_graph
 from apportion.learn.gdp_network import GdpNetwork, GdpShape
 from apportion.place import (
     Objective,

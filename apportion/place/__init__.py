@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from apportion.place.imported import (
         with_expert as with_expert,
     )
+    from apportion.place.local_search import (
+        local_search as local_search,
+    )
     from apportion.place.objective import (
         Evaluation as Evaluation,
     )
@@ -78,6 +81,12 @@ if TYPE_CHECKING:
     )
     from apportion.place.placers import (
         placers_help as placers_help,
+    )
+    from apportion.place.policy import (
+        proposals as proposals,
+    )
+    from apportion.place.policy_comparison import (
+        evaluate_policy as evaluate_policy,
     )
     from apportion.place.policy_decode import (
         Decoded as Decoded,
@@ -125,10 +134,16 @@ if TYPE_CHECKING:
         save_network as save_network,
     )
     from apportion.place.policy_network import (
+        shipped_network as shipped_network,
+    )
+    from apportion.place.policy_network import (
         tensor_shapes as tensor_shapes,
     )
     from apportion.place.problem_file import (
         load_problem as load_problem,
+    )
+    from apportion.place.problem_file import (
+        save_problem as save_problem,
     )
     from apportion.place.read_graph import (
         read_graph as read_graph,

@@ -210,7 +210,8 @@ def keep_best(w: SearchState, place: Ints, score: float) -> None:
     """Notes a placement that has been evaluated if it is the best."""
     if score < w.scores[BEST]:
         w.scores[BEST] = score
-        w.best[:] = place
+        for unit in range(len(place)):
+            w.best[unit] = place[unit]
         w.counts[FRUITLESS] = 0
         w.better_at[w.counts[BETTER]] = w.counts[EVALUATIONS]
         w.better[w.counts[BETTER]] = score
