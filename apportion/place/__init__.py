@@ -35,6 +35,12 @@ if TYPE_CHECKING:
         with_expert as with_expert,
     )
     from apportion.place.objective import (
+        STEP as STEP,
+    )
+    from apportion.place.objective import (
+        THROUGHPUT as THROUGHPUT,
+    )
+    from apportion.place.objective import (
         Objective as Objective,
     )
     from apportion.place.objective import (
@@ -47,13 +53,7 @@ if TYPE_CHECKING:
         Report as Report,
     )
     from apportion.place.objective import (
-        STEP as STEP,
-    )
-    from apportion.place.objective import (
         StepObjective as StepObjective,
-    )
-    from apportion.place.objective import (
-        THROUGHPUT as THROUGHPUT,
     )
     from apportion.place.placement_problem import (
         NEVER as NEVER,
