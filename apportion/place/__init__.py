@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     from apportion.place.placers import (
         PLACERS as PLACERS,
     )
+    from apportion.place.placers import (
+        placers_help as placers_help,
+    )
     from apportion.place.policy_decode import (
         Decoded as Decoded,
     )

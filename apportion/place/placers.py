@@ -14,7 +14,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apportion.place.objective import OBJECTIVES, Objective, PlacementResult, Report
+from apportion.place.objective import (
+    LATENCY,
+    OBJECTIVES,
+    STEP,
+    THROUGHPUT,
+    Objective,
+    PlacementResult,
+    Report,
+)
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
@@ -68,6 +76,11 @@ class Placer:
         )  # fmt: skip
 
 
+def placers_help() -> str:
+    """One paragraph for each placer."""
+    return "\n\n".join(f"{name}: {row.help}." for name, row in PLACERS.items())
+
+
 PLACERS: dict[str, Placer] = {
     "auto": Placer("place.auto_place:auto", "the best of those that suit", contiguous=True),
     "single": Placer(
@@ -94,6 +107,50 @@ PLACERS: dict[str, Placer] = {
         "place.m_sct:m_sct", "small communication times, by a linear program (Baechi)", auto=70,
         share=0.2,
     ),
+    "policy": Placer(
+        "place.policy:policy", "a learned policy, then local search from it", (STEP,), auto=75,
+        share=0.5,
+    ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
+    "placeto": Placer(
+        "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
+        objectives=(STEP,),
+    ),
+    "local-search": Placer(
+        "place.local_search:local_search", "moves of units and blocks, most on the critical chain",
+        objectives=(STEP,), auto=200, share=1.0,
+    ),
+    "dp": Placer(
+        "place.ideals:dp_ideals", "the best contiguous placement, over ideals (Tarnawski et al.)",
+        (THROUGHPUT,), auto=110, share=0.3, contiguous=True,
+    ),
+    "dpl": Placer(
+        "place.linear_ideals:dp_linear", "the same along one order of the graph: fast",
+        (THROUGHPUT,), auto=100, share=0.1, contiguous=True,
+    ),
+    "pipedream": Placer(
+        "place.pipedream_planner:pipedream", "PipeDream's planner: a chain of merged layers",
+        (THROUGHPUT,), contiguous=True,
+    ),
+    "load-search": Placer(
+        "place.load_search:load_search", "annealing on the largest load, over all devices",
+        (THROUGHPUT,), auto=120, share=0.4,
+    ),
+    "latency-greedy": Placer(
+        "place.latency_greedy:latency_greedy", "fills accelerators in the order of the graph",
+        (LATENCY,), auto=100, share=0.1,
+    ),
+    "latency-search": Placer(
+        "place.latency_search:latency_search", "annealing on the time of one sample", (LATENCY,),
+        auto=120, share=0.4,
+    ),
+    "milp": Placer(
+        "place.milp:milp_placement", "a mixed-integer program with a proven bound, by HiGHS",
+        (THROUGHPUT, LATENCY), auto=130, contiguous=True,
+    ),
+    "exhaustive": Placer(
+        "place.exhaustive_placement:exhaustive", "every placement: for tiny graphs",
+        contiguous=True,
+    ),
 }  # fmt: skip
