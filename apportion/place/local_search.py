@@ -22,7 +22,7 @@ from apportion.place.step_search import (
     walk,
 )
 
-MIX = (0.8, 0.5, 0.2, 0.2, 30.0, 100.0, 0.0)
+MIX = (0.8, 0.5, 0.4, 0.15, 0.15, 0.15, 0.15, 0.1, 0.1)
 HOT = 0.0005  # the temperature, as a share of the time of the first placement
 
 

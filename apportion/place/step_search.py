@@ -55,6 +55,7 @@ class SearchState(NamedTuple):
     changed: Ints  # u: units of a move that may be undone
     former: Ints  # u: where they were
     mark: Ints  # u: the last move that reached a unit
+    stack: Ints  # u: the units of a block
     better_at: Ints  # evaluations at which the best improved since the state was last read
     better: Floats  # and to what
 
@@ -96,6 +97,7 @@ def search_state(problem: PlacementProblem, seed: int) -> SearchState:
         changed=np.zeros(u, np.int64),
         former=np.zeros(u, np.int64),
         mark=np.zeros(u, np.int64),
+        stack=np.zeros(u, np.int64),
         better_at=np.zeros(MOST_AT_ONCE, np.int64),
         better=np.zeros(MOST_AT_ONCE),
     )
@@ -177,9 +179,47 @@ def move_stretch(
 
 
 @compiled_part
+def grow_block(
+    c: PlacementColumns, g: Neighbourhood, w: SearchState, unit: int, device: int, size: int
+) -> None:
+    """A connected block, wherever its units are, goes to a device."""
+    w.counts[STAMP] += 1
+    stamp = w.counts[STAMP]
+    w.mark[unit] = stamp
+    _put(w, unit, device)
+    count = 1
+    w.stack[0] = unit
+    for _ in range(3 * size):
+        if count >= size:
+            break
+        at = w.stack[draw_below(w.random, count)]
+        beside = g.near_start[at + 1] - g.near_start[at]
+        if beside == 0:
+            break
+        other = g.near[g.near_start[at] + draw_below(w.random, beside)]
+        if w.mark[other] != stamp:
+            w.mark[other] = stamp
+            if c.allowed[other, device]:
+                w.stack[count] = other
+                count += 1
+                if w.place[other] != device:
+                    _put(w, other, device)
+
+
+@compiled_part
+def take_stretch(
+    c: PlacementColumns, g: Neighbourhood, w: SearchState, unit: int, device: int, size: int
+) -> None:
+    """The next units in the order of the graph go to a device."""
+    first = g.rank[unit]
+    for k in range(first, min(first + size, len(g.order))):
+        if _may_go(c, w, g.order[k], device):
+            _put(w, g.order[k], device)
+
+
+@compiled_part
 def propose(c: PlacementColumns, g: Neighbourhood, w: SearchState, mix: Floats) -> bool:
-    """A random move; whether there is one. `mix` has the shares of critical units, of devices of
-    neighbours, of blocks and of stretches, and the largest block and stretch."""
+    """A random move; whether there is one."""
     unit = draw_unit(c, w, mix[0])
     device = draw_device(g, w, unit, mix[1])
     w.counts[CHANGED] = 0
@@ -187,18 +227,20 @@ def propose(c: PlacementColumns, g: Neighbourhood, w: SearchState, mix: Floats) 
         return False
     kind = draw_share(w.random)
     if kind < mix[2]:
-        size = 2 + np.int64((mix[4] - 1) * draw_share(w.random) ** 2)
+        _put(w, unit, device)
+        return True
+    if kind < mix[2] + mix[3]:
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(mix[7] * len(w.place))))
         move_block(c, g, w, unit, device, size)
-    elif kind < mix[2] + mix[3]:
-        size = 2 + np.int64((mix[5] - 1) * draw_share(w.random) ** 2)
+    elif kind < mix[2] + mix[3] + mix[4]:
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(mix[7] * len(w.place))))
+        grow_block(c, g, w, unit, device, size)
+    elif kind < mix[2] + mix[3] + mix[4] + mix[5]:
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(mix[8] * len(w.place))))
         move_stretch(c, g, w, unit, device, size)
     else:
-        own = w.place[unit]
-        _put(w, unit, device)
-        if kind > 1 - mix[6]:
-            other = draw_unit(c, w, 0.0)
-            if w.place[other] == device and other != unit and c.allowed[other, own]:
-                _put(w, other, own)
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(mix[8] * len(w.place))))
+        take_stretch(c, g, w, unit, device, size)
     return True
 
 
@@ -210,7 +252,8 @@ def keep_best(w: SearchState, place: Ints, score: float) -> None:
     """Notes a placement that has been evaluated if it is the best."""
     if score < w.scores[BEST]:
         w.scores[BEST] = score
-        w.best[:] = place
+        for unit in range(len(place)):
+            w.best[unit] = place[unit]
         w.counts[FRUITLESS] = 0
         w.better_at[w.counts[BETTER]] = w.counts[EVALUATIONS]
         w.better[w.counts[BETTER]] = score
