@@ -23,10 +23,10 @@ from apportion.place.placement_problem import (
     PlacementLinks,
     PlacementProblem,
 )
-from apportion.place.step_time import StepScratch, StepTables, step_score_part
+from apportion.place.step_time import NO_LIMIT, StepScratch, StepTables, step_score_part
 
 EVALUATIONS, CHAIN, CHANGED, STAMP, ACCEPTED, FRUITLESS, BETTER = range(7)  # counts
-NOW, BEST = range(2)  # scores
+NOW, LOW, BEST = range(3)  # scores; LOW is the best since the last kick
 MOST_AT_ONCE = 20_000  # evaluations before the state is read
 
 
@@ -48,7 +48,7 @@ class SearchState(NamedTuple):
 
     place: Ints  # u
     best: Ints  # u
-    scores: Floats  # NOW, BEST
+    scores: Floats
     random: Ints  # draws.py
     counts: Ints
     chain: Ints  # n: nodes of the critical chain
@@ -90,7 +90,7 @@ def search_state(problem: PlacementProblem, seed: int) -> SearchState:
     return SearchState(
         place=np.zeros(u, np.int64),
         best=np.zeros(u, np.int64),
-        scores=np.full(2, np.inf),
+        scores=np.full(3, np.inf),
         random=random_state(seed),
         counts=np.zeros(7, np.int64),
         chain=np.zeros(n, np.int64),
@@ -230,16 +230,16 @@ def propose(c: PlacementColumns, g: Neighbourhood, w: SearchState, mix: Floats) 
         _put(w, unit, device)
         return True
     if kind < mix[2] + mix[3]:
-        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(mix[7] * len(w.place))))
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[7] * len(w.place), 2.0))))
         move_block(c, g, w, unit, device, size)
     elif kind < mix[2] + mix[3] + mix[4]:
-        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(mix[7] * len(w.place))))
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[7] * len(w.place), 2.0))))
         grow_block(c, g, w, unit, device, size)
     elif kind < mix[2] + mix[3] + mix[4] + mix[5]:
-        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(mix[8] * len(w.place))))
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[8] * len(w.place), 2.0))))
         move_stretch(c, g, w, unit, device, size)
     else:
-        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(mix[8] * len(w.place))))
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[8] * len(w.place), 2.0))))
         take_stretch(c, g, w, unit, device, size)
     return True
 
@@ -254,7 +254,6 @@ def keep_best(w: SearchState, place: Ints, score: float) -> None:
         w.scores[BEST] = score
         for unit in range(len(place)):
             w.best[unit] = place[unit]
-        w.counts[FRUITLESS] = 0
         w.better_at[w.counts[BETTER]] = w.counts[EVALUATIONS]
         w.better[w.counts[BETTER]] = score
         w.counts[BETTER] += 1
@@ -305,6 +304,30 @@ def enter(
         w.place[:] = start
         trace(c, links, g, s, w)
     keep_best(w, start, score)
+    w.scores[LOW] = w.scores[NOW]
+
+
+@compiled_part
+def kick(
+    c: PlacementColumns,
+    links: PlacementLinks,
+    t: StepTables,
+    s: StepScratch,
+    g: Neighbourhood,
+    w: SearchState,
+    mix: Floats,
+) -> None:
+    """Goes to a placement a few random moves from the best."""
+    for unit in range(len(w.place)):
+        w.place[unit] = w.best[unit]
+    for _ in range(np.int64(mix[9])):
+        propose(c, g, w, mix)
+    w.scores[NOW] = step_score_part(c, links, t, s, w.place, float(NO_LIMIT))
+    w.scores[LOW] = w.scores[NOW]
+    w.counts[EVALUATIONS] += 1
+    w.counts[FRUITLESS] = 0
+    trace(c, links, g, s, w)
+    keep_best(w, w.place, w.scores[NOW])
 
 
 @compiled
@@ -318,6 +341,7 @@ def walk(
     mix: Floats,
     hot: float,
     last: float,
+    patience: int,
     until: int,
     proposals: int,
 ) -> None:
@@ -327,6 +351,9 @@ def walk(
     for _ in range(proposals):
         if w.counts[EVALUATIONS] >= until:
             return
+        if w.counts[FRUITLESS] > patience:
+            kick(c, links, t, s, g, w, mix)
+            continue
         if not propose(c, g, w, mix):
             continue
         limit = w.scores[NOW]
@@ -343,3 +370,6 @@ def walk(
         w.scores[NOW] = score
         trace(c, links, g, s, w)
         keep_best(w, w.place, score)
+        if score < w.scores[LOW]:
+            w.scores[LOW] = score
+            w.counts[FRUITLESS] = 0
