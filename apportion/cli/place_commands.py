@@ -179,7 +179,9 @@ def _model_problem(
     from apportion.split import Space
 
     if cluster is None and devices is None:
-        raise ValueError("A model needs --cluster C, or --devices K for local:K.")
+        raise ValueError(
+            f"There is no file {model!r}; a model needs --cluster C, or --devices K for local:K."
+        )
     machine = cluster_of(cluster or f"local:{devices}")
     program = capture_without_data(model, seed)
     return captured_problem(Space(program.graph), machine, default_cost(machine), name=model)

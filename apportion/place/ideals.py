@@ -30,6 +30,7 @@ from apportion.place.max_load import (
     largest_load,
     load_state,
     work_bound,
+    worst_load,
 )
 from apportion.place.objective import Objective, PlacementResult, Report
 from apportion.place.one_device import one_device
@@ -285,7 +286,9 @@ def best_chain(
 ) -> tuple[Ints | None, bool]:
     """The device of every block in the best chain of ideals with loads below `limit`, None if there
     is none; and whether the program came to its end in time."""
-    c = c._replace(work=np.where(c.allowed[:, :, None], c.work, NOTHING >> 20))
+    none = int(worst_load(c)) + 1
+    limit = min(limit, none)
+    c = c._replace(work=np.where(c.allowed[:, :, None], c.work, none))
     classes, groups = device_classes(c)
     tables = split_tables(ideals, classes)
     last, low = len(ideals.above_start) - 2, 0

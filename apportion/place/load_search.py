@@ -106,7 +106,7 @@ def anneal_loads(
             if state.place[friend] != here:  # to a neighbour
                 there = state.place[friend]
             if kind >= 4:
-                size = _gathered(state.place, near_start, near, group, more)
+                size = gather(state.place, near_start, near, group, more)
         fits = there != here
         for at in range(size):
             fits = fits and c.allowed[group[at], there]
@@ -134,7 +134,7 @@ def anneal_loads(
 
 
 @compiled_part
-def _gathered(place: Ints, near_start: Ints, near: Ints, group: Ints, luck: int) -> int:
+def gather(place: Ints, near_start: Ints, near: Ints, group: Ints, luck: int) -> int:
     """A walk over neighbours on the same device, whose units go with the first of `group`; how many
     there are then."""
     size, unit = 1, group[0]

@@ -42,6 +42,7 @@ class PlacedProblem:
 
     single       what the best one device would give, for comparison
     lower_bound  the method's own, or what no placement can beat
+    contiguous   whether only contiguous placements were asked for
     """
 
     problem: PlacementProblem
@@ -53,6 +54,7 @@ class PlacedProblem:
     lower_bound: float
     seconds: float
     evaluations: int
+    contiguous: bool = False
 
 
 def place(
@@ -68,7 +70,7 @@ def place(
     """The placement that a method finds within `budget` seconds."""
     _check_request(problem, objective_name, method, contiguous)
     check_problem(problem)
-    objective = objective_of(problem, objective_name)
+    objective = objective_of(problem, objective_name, contiguous)
     began = time.perf_counter()
     result = PLACERS[method](
         objective, budget=budget, seed=seed, starts=starts, contiguous=contiguous, report=report
@@ -77,20 +79,24 @@ def place(
     check_placement(problem, result.placement)
     judged = objective.evaluate(result.placement)
     alone = PLACERS[SINGLE](objective, seed=seed)
-    own = -inf if result.lower_bound is None else result.lower_bound
+    restricted = PLACERS[method].only_contiguous and not contiguous
+    own = -inf if restricted or result.lower_bound is None else result.lower_bound
     bound = max(own, min(simple_bound(problem, objective_name), judged.value))
     single = objective.evaluate(alone.placement)
     return PlacedProblem(
-        problem, method, objective_name, result, judged, single, bound, seconds, evaluations
-    )
+        problem, method, objective_name, result, judged, single, bound, seconds, evaluations,
+        contiguous,
+    )  # fmt: skip
 
 
-def objective_of(problem: PlacementProblem, name: str) -> Objective:
-    """The objective of that name for a problem."""
+def objective_of(problem: PlacementProblem, name: str, contiguous: bool = False) -> Objective:
+    """The objective of that name for a problem; with `contiguous`, which only throughput has, a
+    placement that is not contiguous counts as one that does not fit."""
     if name not in OBJECTIVES:
         raise ValueError(f"unknown objective {name!r}; known: {', '.join(OBJECTIVES)}")
     module, _, kind = _HOMES[name].partition(":")
-    made: Objective = getattr(import_module(f"apportion.place.{module}"), kind)(problem)
+    make = getattr(import_module(f"apportion.place.{module}"), kind)
+    made: Objective = make(problem, contiguous=True) if contiguous else make(problem)
     return made
 
 
