@@ -102,7 +102,7 @@ PLACERS: dict[str, Placer] = {
     ),
     "policy": Placer(
         "place.policy:policy", "a learned policy, then local search from it", (STEP,), auto=75,
-        share=0.5,
+        share=0.5, learns=True,
     ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
@@ -112,7 +112,7 @@ PLACERS: dict[str, Placer] = {
     ),
     "placeto": Placer(
         "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
-        objectives=(STEP,),
+        objectives=(STEP,), learns=True,
     ),
     "local-search": Placer(
         "place.local_search:local_search", "moves of units and blocks, most on the critical chain",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         sample_classes as sample_classes,
     )
     from apportion.search.baselines.layer_placement import (
-        with_expert as with_expert,
+        with_layers_as_expert as with_layers_as_expert,
     )
     from apportion.search.levels.certificate import (
         certify as certify,
