@@ -44,11 +44,11 @@ class GdpSettings:
     """How a policy is trained. An update evaluates `rollouts` placements of each graph, and the
     most likely one, which only counts for the result."""
 
-    rollouts: int = 16
-    epochs: int = 4
+    rollouts: int = 32
+    epochs: int = 10
     clip: float = 0.2
-    learning_rate: float = 2e-3
-    entropy: float = 0.02
+    learning_rate: float = 1e-3
+    entropy: float = 0.1
     entropy_decay: float = 0.98  # per update
     norm: float = 1.0  # the most that a gradient may be long
 
