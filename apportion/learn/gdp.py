@@ -160,11 +160,13 @@ class _Training:
         self.device = str(next(network.parameters()).device)
         self.graphs = [gdp_graph(it.objective.problem).to(self.device) for it in searches]
         self.random = torch.Generator().manual_seed(seed)
+        self.random_state = self.random.get_state()  # after the last update that was finished
         self.updates = 0
         self.done = 0  # updates of this training, without those that it resumes
         self.adam = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
         if resume is not None:
             self.updates = resume.updates
+            self.random_state = resume.random_state
             self.random.set_state(resume.random_state)
             for name, parameter in network.named_parameters():
                 if f"{name}.mean" in resume.moments:
@@ -176,6 +178,8 @@ class _Training:
 
     def update(self, limits: _Limits) -> bool:
         """Sample placements of every graph and take PPO's steps; False where a limit was met."""
+        if limits.over(self.done, sum(it.used for it in self.searches)):
+            return False
         rounds = []
         for graph, search in zip(self.graphs, self.searches, strict=True):
             with torch.no_grad():
@@ -190,9 +194,7 @@ class _Training:
             advantages = torch.from_numpy(advantage(np.array(rewards[1:]))).float()
             chances = logits.log_softmax(dim=1).gather(1, placements.T).T
             rounds.append((graph, placements, chances, advantages))
-        on_device = [
-            (graph, *(part.to(self.device) for part in parts)) for graph, *parts in rounds
-        ]
+        on_device = [(graph, *(part.to(self.device) for part in parts)) for graph, *parts in rounds]
         weight = self.settings.entropy * self.settings.entropy_decay**self.updates
         for _ in range(self.settings.epochs):
             self.adam.zero_grad()
@@ -205,6 +207,7 @@ class _Training:
             self.adam.step()
         self.updates += 1
         self.done += 1
+        self.random_state = self.random.get_state()
         if limits.report is not None:
             best = float(np.mean([it.value for it in self.searches]))
             used = sum(it.used for it in self.searches)
@@ -230,11 +233,11 @@ class _Training:
             if state := self.adam.state.get(parameter):
                 moments[f"{name}.mean"] = state["exp_avg"].cpu()
                 moments[f"{name}.square"] = state["exp_avg_sq"].cpu()
-                moments[f"{name}.steps"] = state["step"].cpu()
+                moments[f"{name}.steps"] = state["step"].cpu().reshape(1)
         names = tuple(it.objective.problem.name for it in self.searches)
         return GdpPolicy(
-            self.network.cpu(), moments, self.random.get_state(), self.updates, names,
-            self.searches, interrupted,
+            self.network.cpu(), moments, self.random_state, self.updates, names, self.searches,
+            interrupted,
         )  # fmt: skip
 
 

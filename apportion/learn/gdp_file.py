@@ -51,7 +51,9 @@ def load_gdp(path: Path) -> GdpPolicy:
         tensors = {name: torch.from_numpy(tensor) for name, tensor in file.tensors.items()}
         random_state = tensors.pop(RANDOM)
         moments = {
-            name.removeprefix(ADAM): tensors.pop(name) for name in list(tensors) if name.startswith(ADAM)
+            name.removeprefix(ADAM): tensors.pop(name)
+            for name in list(tensors)
+            if name.startswith(ADAM)
         }
         network = GdpNetwork(shape)
         network.load_state_dict(tensors)

@@ -122,4 +122,3 @@ def longest_paths(c: PlacementColumns, took: Floats) -> tuple[Floats, Floats]:
             begin[reader, 0] = max(begin[reader, 0], ticks)
             begin[reader, 1] = max(begin[reader, 1], count)
     return begin, longest
-
