@@ -11,13 +11,13 @@ import pytest
 import torch
 from made_placements import made_problem
 
+from apportion.learn.best_placement import judged
 from apportion.learn.gdp import (
     INVALID,
     GdpPolicy,
     GdpSettings,
     advantage,
     apply_gdp,
-    judged,
     place_with_gdp,
     ppo_loss,
     reward,
