@@ -150,4 +150,8 @@ PLACERS: dict[str, Placer] = {
         "place.exhaustive_placement:exhaustive", "every placement: for tiny graphs",
         contiguous=True,
     ),
+    "gdp": Placer(
+        "learn.gdp:place_with_gdp", "GDP: attention over all units at once, trained by PPO",
+        learns=True,
+    ),
 }  # fmt: skip
