@@ -22,7 +22,8 @@ from apportion.place.max_load import ThroughputObjective
 from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
 from apportion.place.one_device import one_device
 
-STEPS = 1 << 13  # moves between two looks at the clock
+STEPS = 1 << 13  # moves between two looks at the clock; of the first rounds fewer
+FIRST = 1 << 7
 STRETCHES = 8  # of so many moves in a round
 TEMPERATURES = (0.02, 0.005, 0.05)  # of rounds in turn, as shares of the latency
 COLD = 1e-5
@@ -97,7 +98,7 @@ def latency_search(
         while time.perf_counter() - began < budget and curve[-1][2] > bound * (1 + 1e-12):
             start = given[rounds] if rounds < len(given) else best
             hot = TEMPERATURES[rounds % len(TEMPERATURES)]
-            found = _round(objective, start, hot, rng, began + budget)
+            found = _round(objective, start, hot, min(STEPS, FIRST << rounds), rng, began + budget)
             rounds += 1
             if (score := objective.score(found)) < curve[-1][2]:
                 best = found
@@ -113,7 +114,12 @@ def latency_search(
 
 
 def _round(
-    objective: LatencyObjective, start: Ints, hot: float, rng: np.random.Generator, until: float
+    objective: LatencyObjective,
+    start: Ints,
+    hot: float,
+    steps: int,
+    rng: np.random.Generator,
+    until: float,
 ) -> Ints:
     """One descent from hot to cold; the best placement on the way."""
     problem = objective.problem
@@ -122,16 +128,16 @@ def _round(
     free = np.flatnonzero(allowed.sum(axis=1) > 1).astype(np.int64)
     place = np.array(start, np.int64)
     best, score = place.copy(), objective.score(place) * problem.tick
-    heat, cooling = hot * score, (COLD / hot) ** (1.0 / (STRETCHES * STEPS))
+    heat, cooling = hot * score, (COLD / hot) ** (1.0 / (STRETCHES * steps))
     chances = -np.log((np.arange(CHANCES) + 0.5) / CHANCES)
     for _ in range(STRETCHES if len(free) else 0):
-        draws = rng.integers(0, 1 << 31, (STEPS, 4))
+        draws = rng.integers(0, 1 << 31, (steps, 4))
         score = anneal_latency(
             objective.columns, place, best, score, allowed, objective.resident, problem.limit,
             objective.pieces, objective.worst, near_start, near, free, draws, chances, heat, cooling,
         )  # fmt: skip
-        heat *= cooling**STEPS
-        objective.evaluations += STEPS
+        heat *= cooling**steps
+        objective.evaluations += steps
         if time.perf_counter() > until:
             break
     return best

@@ -34,7 +34,8 @@ from apportion.place.max_load import (
 from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
 from apportion.place.one_device import one_device
 
-STEPS = 1 << 16  # moves between two looks at the clock
+STEPS = 1 << 16  # moves between two looks at the clock; of the first rounds fewer
+FIRST = 1 << 9
 TURNS = (4, 16, 48)  # stretches of so many moves a round has, in turn
 HOT, WARM, COLD = 0.05, 0.01, 0.0002  # temperatures as shares of the energy
 CHANCES = 4096
@@ -245,20 +246,21 @@ class LoadSearch:
             start = _random_place(c.allowed, rng)
         else:
             start = self._of_blocks(self.placement)
+        steps = min(STEPS, FIRST << self.round)
         self.round += 1
         state = load_state(c, start)
         best, ticks = state.place.copy(), 1 << 60
         heat = HOT if fresh else WARM
-        cooling = (COLD / heat) ** (1.0 / (stretches * STEPS))
+        cooling = (COLD / heat) ** (1.0 / (stretches * steps))
         if len(self.free):
             for _ in range(stretches):
-                draws = rng.integers(0, 1 << 31, (STEPS, 4))
+                draws = rng.integers(0, 1 << 31, (steps, 4))
                 ticks = anneal_loads(
                     c, state, best, ticks, self.near_start, self.near, self.free, draws,
                     self.chances, heat, cooling,
                 )  # fmt: skip
-                heat *= cooling**STEPS
-                self.objective.evaluations += STEPS
+                heat *= cooling**steps
+                self.objective.evaluations += steps
                 if time.perf_counter() > until:
                     break
         state.place[:] = best
