@@ -346,7 +346,7 @@ def _members(path: Ints, step: Ints, ideal: int) -> set[int]:
 
 
 def linear_start(it: Contraction, until: float) -> Ints | None:
-    """The best placement of blocks along one of two orders: depth first, and as they are numbered."""
+    """The best placement of blocks along an order: depth first, or as they are numbered."""
     best, limit = None, NOTHING
     count = len(it.columns.resident)
     for order in (first_in_order(count, it.edges, deep=True), np.arange(count)):

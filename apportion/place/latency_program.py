@@ -20,16 +20,14 @@ import numpy as np
 
 from apportion.columns import Floats, Ints
 from apportion.place.ideals import first_devices
+from apportion.place.integer_program import IntegerProgram, PlacementProgram, crossing
 from apportion.place.latency import LatencyObjective
-from apportion.place.linear_program import LinearProgram, PlacementProgram, crossing
 from apportion.place.max_load import load_columns
 
 
-def latency_program(
-    objective: LatencyObjective, scale: float, feasible: bool
-) -> PlacementProgram:
+def latency_program(objective: LatencyObjective, scale: float, feasible: bool) -> PlacementProgram:
     """The program. No latency above `scale` is of interest if a placement with that is known."""
-    c, problem, program = objective.columns, objective.problem, LinearProgram()
+    c, problem, program = objective.columns, objective.problem, IntegerProgram()
     longest = 1.0 if feasible else objective.worst / scale
     hosts = np.flatnonzero(c.host).tolist()
     devices = [*np.flatnonzero(c.host == 0).tolist(), *hosts[:1]]
@@ -63,7 +61,7 @@ def latency_program(
 
 def _accelerator(
     objective: LatencyObjective,
-    program: LinearProgram,
+    program: IntegerProgram,
     x: list[dict[int, int]],
     late: list[int],
     device: int,

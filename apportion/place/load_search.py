@@ -2,12 +2,11 @@
 
 In: a ThroughputObjective. Out: a placement, contiguous or not, that keeps to the memory limits.
 
-The largest load alone is a poor guide: most moves do not change it. What is annealed is the 8-norm of
-the loads, which is close to the largest and falls whenever one of the large ones does. Moves: a unit
-to another device, to the device of a neighbour, together with some neighbours, or in exchange for a
-unit there. Each round starts anew, from the best, from a given placement or from a random one, hot or
-lukewarm, and ends cold; then single moves and exchanges lower the largest load itself until none
-does.
+The largest load alone is a poor guide: most moves do not change it. What is annealed is the 8-norm
+of the loads, which is close to the largest and falls whenever one of the large ones does. Moves: a
+unit to another device, to the device of a neighbour, together with some neighbours, or in exchange
+for a unit there. Rounds start hot at a random placement or lukewarm at the best or a given one, in
+turn, and end cold; then single moves and exchanges lower the largest load itself until none does.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from apportion.place.max_load import (
     fill_state,
     largest_load,
     load_state,
-    memory_over,
     move_unit,
     work_bound,
 )

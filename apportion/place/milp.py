@@ -30,10 +30,10 @@ import numpy as np
 from apportion.columns import Floats, Ints
 from apportion.place.contraction import Contraction, contraction
 from apportion.place.ideals import device_classes, dp_ideals, first_devices
+from apportion.place.integer_program import IntegerProgram, PlacementProgram, crossing
 from apportion.place.latency import LatencyObjective
 from apportion.place.latency_program import latency_program
 from apportion.place.latency_search import latency_search
-from apportion.place.linear_program import LinearProgram, PlacementProgram, crossing
 from apportion.place.load_search import load_search
 from apportion.place.max_load import NO_LIMIT, LoadColumns, ThroughputObjective, worst_load
 from apportion.place.objective import Objective, PlacementResult, Report
@@ -117,7 +117,7 @@ LoadTerms = list[list[list[tuple[int, float]]]]  # by part and device
 
 def _free_program(it: Contraction, scale: float) -> PlacementProgram:
     """The program over all placements."""
-    c, program = it.columns, LinearProgram()
+    c, program = it.columns, IntegerProgram()
     count, k = c.allowed.shape
     allowed = c.allowed & first_devices(c)
     x = [[program.add(float(allowed[u, d]), True) for d in range(k)] for u in range(count)]
@@ -136,7 +136,7 @@ def _free_program(it: Contraction, scale: float) -> PlacementProgram:
 
 def _contiguous_program(it: Contraction, scale: float) -> PlacementProgram:
     """The program over placements whose devices are in an order."""
-    c, program = it.columns, LinearProgram()
+    c, program = it.columns, IntegerProgram()
     count, k = c.allowed.shape
     classes, groups = device_classes(c)
     many, positions = len(groups), range(k)
@@ -185,7 +185,7 @@ def _shares(c: LoadColumns) -> list[tuple[int, float]]:
 
 
 def _loads(
-    program: LinearProgram, c: LoadColumns, x: Variables, devices: Sequence[int], scale: float
+    program: IntegerProgram, c: LoadColumns, x: Variables, devices: Sequence[int], scale: float
 ) -> LoadTerms:
     """The load of each column of x, which is that device, or a position with a device like it."""
     loads: LoadTerms = [[[] for _ in devices] for _ in range(2)]
@@ -204,7 +204,7 @@ def _loads(
     return loads
 
 
-def _largest(program: LinearProgram, loads: LoadTerms, apart: bool) -> int:
+def _largest(program: IntegerProgram, loads: LoadTerms, apart: bool) -> int:
     """The variable that is minimised: at least every load, or the sum of the largest of both
     parts."""
     target = program.add()

@@ -18,7 +18,7 @@ Terms = Sequence[tuple[int, float]]  # variables with factors
 
 
 @dataclass
-class LinearProgram:
+class IntegerProgram:
     """Rows and columns of a program as they are added. All variables are at least 0."""
 
     upper: list[float] = field(default_factory=list)
@@ -64,12 +64,12 @@ class LinearProgram:
 class PlacementProgram:
     """A program, the variable that is minimised, and how to read a placement from values."""
 
-    program: LinearProgram
+    program: IntegerProgram
     target: int
     where: Callable[[Floats], Ints]
 
 
-def crossing(program: LinearProgram, source: int, readers: Sequence[int]) -> tuple[int, int]:
+def crossing(program: IntegerProgram, source: int, readers: Sequence[int]) -> tuple[int, int]:
     """Variables of whether a transfer comes in and whether it goes out."""
     comes, goes = program.add(1.0), program.add(1.0)
     for reader in readers:
