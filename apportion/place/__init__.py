@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from apportion.place.captured import (
         captured_problem as captured_problem,
     )
+    from apportion.place.captured import (
+        op_of_node as op_of_node,
+    )
     from apportion.place.coarsen import (
         coarsen as coarsen,
     )
@@ -32,6 +35,12 @@ if TYPE_CHECKING:
         with_expert as with_expert,
     )
     from apportion.place.objective import (
+        STEP as STEP,
+    )
+    from apportion.place.objective import (
+        THROUGHPUT as THROUGHPUT,
+    )
+    from apportion.place.objective import (
         Objective as Objective,
     )
     from apportion.place.objective import (
@@ -44,13 +53,7 @@ if TYPE_CHECKING:
         Report as Report,
     )
     from apportion.place.objective import (
-        STEP as STEP,
-    )
-    from apportion.place.objective import (
         StepObjective as StepObjective,
-    )
-    from apportion.place.objective import (
-        THROUGHPUT as THROUGHPUT,
     )
     from apportion.place.placement_problem import (
         NEVER as NEVER,
@@ -63,6 +66,12 @@ if TYPE_CHECKING:
     )
     from apportion.place.placement_problem import (
         PlacementProblem as PlacementProblem,
+    )
+    from apportion.place.placement_problem import (
+        check_placement as check_placement,
+    )
+    from apportion.place.placers import (
+        PLACERS as PLACERS,
     )
     from apportion.place.placers import (
         placers_help as placers_help,
@@ -135,6 +144,9 @@ if TYPE_CHECKING:
     )
     from apportion.place.step_time import (
         simulate_step as simulate_step,
+    )
+    from apportion.place.step_time import (
+        worst_ticks as worst_ticks,
     )
 
 lazy_face(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from apportion.columns import Bools, Floats, Ints, compiled
+from apportion.columns import Floats, Ints, compiled
 from apportion.place.chains import forward_edges
 from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
 from apportion.place.placement_problem import PlacementProblem

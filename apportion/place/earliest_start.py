@@ -109,7 +109,7 @@ def _schedule(
                     best, best_key, best_rank, at = device, key, first, -1
         node = order[best_rank]
         earliest = np.int64(0)
-        if at == LIKELY or at == WAITING:
+        if at in (LIKELY, WAITING):
             earliest = heaps.wake[best]
         run_on(c, links, costs, state, node, best, earliest)
         if len(favourite):

@@ -70,42 +70,37 @@ def node_edges(problem: PlacementProblem) -> tuple[Ints, Floats]:
 def relaxed(took: Floats, edges: Ints, cost: Floats, seconds: float) -> tuple[Floats, float] | None:
     """x of each edge and the optimum, or None if the time did not suffice."""
     from scipy.optimize import linprog
-    from scipy.sparse import csr_array
+    from scipy.sparse import csr_array, vstack
 
     n, m = len(took), len(edges)
     unit = max(float(took.max(initial=0)), float(cost.max(initial=0)), 1.0)  # numbers near 1
-    row = np.arange(m)
-    # Columns: x of each edge, s of each node, w.
-    first = csr_array(
-        (
+    edge, node, wide = np.arange(m), np.arange(n), m + n + 1  # columns: x of edges, s of nodes, w
+
+    def entries(values: Floats, row: Ints, column: Ints, count: int) -> csr_array:
+        return csr_array((values, (row, column)), shape=(count, wide))
+
+    rows = [
+        entries(
             np.concatenate([cost / unit, np.ones(m), -np.ones(m)]),
-            (np.tile(row, 3), np.concatenate([row, m + edges[:, 0], m + edges[:, 1]])),
-        ),
-        shape=(m, m + n + 1),
-    )
-    rows, bounds = [first], [-took[edges[:, 0]] / unit]
+            np.tile(edge, 3),
+            np.concatenate([edge, m + edges[:, 0], m + edges[:, 1]]),
+            m,
+        )
+    ]
+    most = [-took[edges[:, 0]] / unit]
     for side in (0, 1):
         degree = np.bincount(edges[:, side], minlength=n)
-        rows.append(
-            csr_array((-np.ones(m), (edges[:, side], row)), shape=(n, m + n + 1))[degree > 0]
-        )
-        bounds.append(1.0 - degree[degree > 0])
-    node = np.arange(n)
-    last = (np.concatenate([np.ones(n), -np.ones(n)]), (np.tile(node, 2), np.concatenate([m + node, np.full(n, m + n)])))  # fmt: skip
-    rows.append(csr_array(last, shape=(n, m + n + 1)))
-    bounds.append(-took / unit)
-    from scipy.sparse import vstack
-
+        rows.append(entries(-np.ones(m), edges[:, side], edge, n)[degree > 0])
+        most.append(1.0 - degree[degree > 0])
+    ends = np.concatenate([m + node, np.full(n, m + n)])
+    rows.append(entries(np.repeat([1.0, -1.0], n), np.tile(node, 2), ends, n))
+    most.append(-took / unit)
+    bounds = np.zeros((wide, 2))
+    bounds[:m, 1], bounds[m:, 1] = 1.0, np.inf
     found = linprog(
-        np.append(np.zeros(m + n), 1.0),
-        A_ub=vstack(rows, format="csr"),
-        b_ub=np.concatenate(bounds),
-        bounds=np.concatenate(
-            [np.tile([[0.0, 1.0]], (m, 1)), np.tile([[0.0, np.inf]], (n + 1, 1))]
-        ),
-        method="highs",
-        options={"time_limit": max(seconds, 0.1)},
-    )
+        np.append(np.zeros(m + n), 1.0), vstack(rows, format="csr"), np.concatenate(most),
+        bounds=bounds, method="highs", options={"time_limit": max(seconds, 0.1)},
+    )  # fmt: skip
     if found.status != 0:
         return None
     return found.x[:m], float(found.fun) * unit

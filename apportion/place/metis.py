@@ -1,4 +1,5 @@
-"""metis: METIS's balanced cut with the least weight, by pymetis (`pip install apportion[partition]`).
+"""metis: METIS's balanced cut of the least weight, by pymetis (`pip install
+apportion[partition]`).
 
 In: an Objective. Out: one part for each accelerator, with METIS's default settings. As in the
 published comparisons it knows neither directions nor memory, so that parts may not fit.

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apportion.place.objective import (
     LATENCY,
     OBJECTIVES,
+    STEP,
     THROUGHPUT,
     Objective,
     PlacementResult,
@@ -37,6 +39,7 @@ class Placer:
     share       how much of auto's budget it may use
     contiguous  whether it can keep to contiguous placements (of throughput)
     only_contiguous  whether it considers no others, so that its bound holds among them alone
+    learns           it can begin with what it has learned before (an argument `policy`, a file)
     """
 
     place: str | Callable[..., PlacementResult]
@@ -46,6 +49,7 @@ class Placer:
     share: float = 1.0
     contiguous: bool = False
     only_contiguous: bool = False
+    learns: bool = False
 
     def __call__(
         self,
@@ -56,15 +60,25 @@ class Placer:
         starts: Sequence[Ints] = (),
         contiguous: bool = False,
         report: Report | None = None,
+        policy: Path | None = None,
     ) -> PlacementResult:
+        if policy is not None and not self.learns:
+            able = ", ".join(name for name, row in PLACERS.items() if row.learns)
+            raise ValueError(f"only methods that learn take a policy: {able}")
         place = self.place
         if isinstance(place, str):
             module, _, name = place.partition(":")
             place = getattr(import_module(f"apportion.{module}"), name)
+        how = {} if policy is None else {"policy": policy}
         return place(
             objective, budget=budget, seed=seed, starts=starts, contiguous=contiguous,
-            report=report,
+            report=report, **how,
         )  # fmt: skip
+
+
+def placers_help() -> str:
+    """One paragraph for each placer."""
+    return "\n\n".join(f"{name}: {row.help}." for name, row in PLACERS.items())
 
 
 PLACERS: dict[str, Placer] = {
@@ -93,8 +107,20 @@ PLACERS: dict[str, Placer] = {
         "place.m_sct:m_sct", "small communication times, by a linear program (Baechi)", auto=70,
         share=0.2,
     ),
+    "policy": Placer(
+        "place.policy:policy", "a learned policy, then local search from it", (STEP,), auto=75,
+        share=0.5,
+    ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
+    "placeto": Placer(
+        "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
+        objectives=(STEP,),
+    ),
+    "local-search": Placer(
+        "place.local_search:local_search", "moves of units and blocks, most on the critical chain",
+        objectives=(STEP,), auto=200, share=1.0,
+    ),
     "dp": Placer(
         "place.ideals:dp_ideals", "the best contiguous placement, over ideals (Tarnawski et al.)",
         (THROUGHPUT,), auto=110, share=0.3, contiguous=True,
@@ -128,8 +154,3 @@ PLACERS: dict[str, Placer] = {
         contiguous=True,
     ),
 }  # fmt: skip
-
-
-def placers_help() -> str:
-    """One paragraph for each placer."""
-    return "\n\n".join(f"{name}: {row.help}." for name, row in PLACERS.items())

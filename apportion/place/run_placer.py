@@ -42,6 +42,7 @@ class PlacedProblem:
 
     single       what the best one device would give, for comparison
     lower_bound  the method's own, or what no placement can beat
+    contiguous   whether only contiguous placements were asked for
     """
 
     problem: PlacementProblem
@@ -53,6 +54,7 @@ class PlacedProblem:
     lower_bound: float
     seconds: float
     evaluations: int
+    contiguous: bool = False
 
 
 def place(
@@ -77,13 +79,14 @@ def place(
     check_placement(problem, result.placement)
     judged = objective.evaluate(result.placement)
     alone = PLACERS[SINGLE](objective, seed=seed)
-    restricted = getattr(PLACERS[method], "only_contiguous", False) and not contiguous
+    restricted = PLACERS[method].only_contiguous and not contiguous
     own = -inf if restricted or result.lower_bound is None else result.lower_bound
     bound = max(own, min(simple_bound(problem, objective_name), judged.value))
     single = objective.evaluate(alone.placement)
     return PlacedProblem(
-        problem, method, objective_name, result, judged, single, bound, seconds, evaluations
-    )
+        problem, method, objective_name, result, judged, single, bound, seconds, evaluations,
+        contiguous,
+    )  # fmt: skip
 
 
 def objective_of(problem: PlacementProblem, name: str, contiguous: bool = False) -> Objective:

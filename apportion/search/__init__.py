@@ -3,7 +3,8 @@
 In: a Problem (a Graph, its Space, a Cluster and a CostModel) with a budget and a seed. Out: a
 SearchResult. No torch. One algorithm a file; registry.py has one row for each.
 Read problem.py and registry.py first, then baselines/ (fixed rules), levels/ (Tofu), layers/
-(OptCNN), walks/ (FlexFlow), learned/ (Placeto) and tables/ (exact elimination, which others use).
+(OptCNN), walks/ (FlexFlow), placement.py (the placers of place/ as methods) and tables/ (exact
+elimination, which others use).
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from apportion.faces import lazy_face
 if TYPE_CHECKING:
     from apportion.search.baselines.data import (
         sample_classes as sample_classes,
+    )
+    from apportion.search.baselines.layer_placement import (
+        with_expert as with_expert,
     )
     from apportion.search.levels.certificate import (
         certify as certify,
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     )
     from apportion.search.registry import (
         METHODS as METHODS,
+    )
+    from apportion.search.registry import (
+        compared_by_default as compared_by_default,
     )
     from apportion.search.registry import (
         help_text as help_text,

@@ -116,4 +116,6 @@ def _over(placed: PlacedProblem) -> list[str]:
             over = int(held) - device.memory_bytes
             share = f" ({over / device.memory_bytes:.1%})" if device.memory_bytes else ""
             lines.append(f"  {device.name} is {format_quantity(over, 'B')}{share} over its limit")
+    if len(lines) == 1:
+        return ["no contiguous placement was found; this one is not"]
     return lines

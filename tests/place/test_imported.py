@@ -176,5 +176,13 @@ def test_no_placement_beats_the_simple_bound(tmp_path: Path) -> None:
         )
         assert 0 < bound <= best
         work = problem.unit_seconds.min(axis=1)
-        assert simple_bound(problem, "throughput") == max(work.sum() / 2, work.max())
+        whole = max(work.sum() / 2, work.max())
+        assert simple_bound(problem, "throughput") == pytest.approx(whole, rel=1e-12)
         assert simple_bound(problem, "latency") <= bound
+
+
+def test_a_slow_device_counts_for_less_in_the_bound() -> None:
+    path = DATA / "throughput-inputs/LayerGraphs/bert24_training.json"
+    problem = imported_problem(read_graph(path))  # six accelerators, and a CPU that takes 10 times
+    assert simple_bound(problem, "throughput") == pytest.approx(217.813 / 6.1, abs=1e-3)
+    assert simple_bound(problem, "throughput") < 39.7895  # the proven optimum

@@ -1,18 +1,30 @@
-"""Small placement problems for the tests of list schedulers."""
+"""How long list schedulers take on large graphs: m-ETF on 100,000 operators.
+
+    python benchmarks/placement_scale.py [--nodes 100000] [--devices 8] [--placers m-etf,m-topo]
+
+The graph is made up: layers of operators, each reading one to three earlier ones, with a backward
+pass that mirrors the forward pass and moves with it. Each device may hold 1.3 times the mean of
+the memory. Compiling is not measured: a small graph is placed first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import resource
+import sys
+import time
 
 import numpy as np
 
-from apportion.columns import offsets
+from apportion.columns import compile_at_once, offsets
+from apportion.place.objective import StepObjective
 from apportion.place.placement_problem import (
     PlacementColumns,
     PlacementDevice,
     PlacementLinks,
     PlacementProblem,
 )
+from apportion.place.placers import PLACERS
 
 
 def links(
@@ -31,47 +43,6 @@ def links(
     return PlacementLinks(
         0, once, live, hold, hold, devices, np.array(start), np.array(link, np.int64),
         np.full(len(link), pace), off, np.zeros((devices, devices)), 0,
-    )  # fmt: skip
-
-
-def problem(
-    times: Sequence[float] | np.ndarray,
-    edges: Sequence[tuple[int, int]],
-    sends: Sequence[float],
-    *,
-    devices: int = 2,
-    units: Sequence[int] | None = None,
-    backward: Sequence[int] | None = None,
-    resident: Sequence[int] | None = None,
-    limits: Sequence[int | None] | None = None,
-    tick: float = 1.0,
-    **rules: float,
-) -> PlacementProblem:
-    """Nodes of so many ticks (per device, if they have rows) with one output each, of such sends;
-    edges are pairs of nodes. Bytes are as many as sends."""
-    duration = np.array(times, np.int64)
-    if duration.ndim == 1:
-        duration = np.repeat(duration[:, None], devices, axis=1)
-    n = len(duration)
-    readers = [sorted(b for a, b in edges if a == node) for node in range(n)]
-    has = [node for node in range(n) if readers[node] or sends[node]]
-    unit = np.arange(n) if units is None else np.array(units)
-    kept = [limits[d] if limits else None for d in range(devices)]
-    columns = PlacementColumns(
-        unit.astype(np.int64), duration,
-        np.zeros(n, np.int64) if backward is None else np.array(backward),
-        np.zeros(n, np.int64) if resident is None else np.array(resident),
-        np.array(has, np.int64), np.array([int(sends[i]) for i in has], np.int64),
-        np.array([float(sends[i]) for i in has]),
-        offsets(np.bincount(np.array(has, np.int64), minlength=n)),
-        offsets(np.array([len(readers[i]) for i in has], np.int64)),
-        np.array([b for i in has for b in readers[i]], np.int64),
-        np.ones((int(unit.max()) + 1, devices), np.bool_),
-    )  # fmt: skip
-    return PlacementProblem(
-        "case", tuple(f"n{i}" for i in range(n)), ("",) * n, columns,
-        links(devices, **rules),  # type: ignore[arg-type]
-        tuple(PlacementDevice(f"d{i}", "gpu", kept[i]) for i in range(devices)), tick, "s",
     )  # fmt: skip
 
 
@@ -119,3 +90,43 @@ def layered(
         links(devices, **rules),  # type: ignore[arg-type]
         tuple(PlacementDevice(f"d{i}", "gpu", limit) for i in range(devices)), 1.0, "s",
     )  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints a row for each placer; 1 if one is over a memory limit."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=100_000)
+    parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--placers", default="single,m-topo,blocks,m-etf,m-sct,list-schedule")
+    parser.add_argument("--budget", type=float, default=30.0)
+    parser.add_argument(
+        "--unequal", action="store_true", help="every second device is half as fast"
+    )
+    chosen = parser.parse_args(arguments)
+    compile_at_once()
+    rules = {"unequal": chosen.unequal, "live": 1}
+    small, large = (layered(n, chosen.devices, **rules) for n in (200, chosen.nodes))
+    print(f"{chosen.nodes} nodes, {large.units} units, {chosen.devices} devices")
+    print(f"{'placer':15s} {'seconds':>8s} {'processor':>9s} {'step':>12s}  fits  evaluations")
+    over = 0
+    for name in chosen.placers.split(","):
+        PLACERS[name](StepObjective(small))
+        objective = StepObjective(large)
+        began, cpu = time.perf_counter(), time.process_time()
+        result = PLACERS[name](objective, budget=chosen.budget)
+        took, cpu = time.perf_counter() - began, time.process_time() - cpu
+        count = objective.evaluations
+        judged = objective.evaluate(result.placement)
+        over += not judged.feasible and name != "single"
+        print(
+            f"{name:15s} {took:8.2f} {cpu:9.2f} {judged.value:12.0f}  "
+            f"{'yes' if judged.feasible else 'no':4s}  {count:4d}  {'; '.join(result.notes)}"
+        )
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    return int(over > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
