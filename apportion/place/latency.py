@@ -1,8 +1,8 @@
 """latency: the time of one sample through the whole graph, if an accelerator runs whole pieces.
 
 In: a PlacementProblem and a device for every unit. Out: when the last node ends, by the model of
-Tarnawski et al. 2020. An accelerator receives all that a piece reads, runs it, and sends all that is
-read elsewhere, without a break:
+Tarnawski et al. 2020. An accelerator receives all that a piece reads, runs it, and sends all that
+is read elsewhere, without a break:
 
     end of a piece     = end of the last node elsewhere that it reads from
                        + what it receives + its nodes + what it sends, each transfer once
