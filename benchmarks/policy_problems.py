@@ -56,11 +56,11 @@ MODELS = {
     ),
     "unseen": (
         "amoebanet:layers=6",
-        "wavenet",
+        "wavenet:stacks=4,layers=36",
         "nasnet-a:cells=2",
-        "transformer-moe:layers=4,experts=8",
+        "transformer-moe:layers=12,experts=8",
         "amoebanet:layers=12,batch=32",
-        "wavenet:stacks=3,layers=12,batch=4",
+        "wavenet:stacks=3,layers=48,batch=4",
     ),
 }
 

@@ -69,4 +69,12 @@ Measure = Annotated[
         help="On local:N, run the K best plans for a few steps and keep the really fastest.",
     ),
 ]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help="What a method that learns has learned before, as policy train writes it.",
+    ),
+]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file written by plan --out.")]

@@ -21,13 +21,13 @@ from apportion.cli.options import (
     MemoryLimit,
     Method,
     Model,
+    PolicyFile,
     Procs,
     Seed,
     Trace,
 )
 from apportion.cli.requests import capture_without_data, check_folders
 from apportion.quantity import parse_size_limit
-from apportion.search import METHODS
 from apportion.show import (
     answer,
     comparison_facts,
@@ -56,6 +56,7 @@ def plan_command(
     certify: Annotated[
         bool, typer.Option("--certify", help="Also prove how few bytes a plan must move.")
     ] = False,
+    policy: PolicyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for a good way to divide a model over a cluster.
@@ -93,7 +94,8 @@ def plan_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told, measure)
-            made = with_model(make_plan(program, place, method, *how), model)
+            made = make_plan(program, place, method, *how, policy=policy)
+        made = with_model(made, model)
         if certify:
             made = with_certificate(made, budget)
         if out is not None:
@@ -109,12 +111,17 @@ def compare_command(
     cluster: ClusterName,
     methods: Annotated[
         str | None,
-        typer.Option("--methods", metavar="A,B,...", help="All but auto, unless given."),
+        typer.Option(
+            "--methods",
+            metavar="A,B,...",
+            help="All but auto and those that first have to learn, unless given.",
+        ),
     ] = None,
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
     seed: Seed = 0,
     calibrate: Calibrate = True,
+    policy: PolicyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan with several methods and set the results side by side, under one simulator.
@@ -132,14 +139,14 @@ def compare_command(
     from apportion.show import progress
 
     limit = None if memory_limit is None else parse_size_limit(memory_limit)
-    names = list(METHODS) if methods is None else [name.strip() for name in methods.split(",")]
+    names = None if methods is None else [name.strip() for name in methods.split(",")]
     with stdout_kept(as_json), warnings_noted():
         place = cluster_of(cluster)
         program = capture_without_data(model, seed)
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told)
-            plans = compare_methods(program, place, names, *how)
+            plans = compare_methods(program, place, names, *how, policy=policy)
     plans = [replace(made, model=model) for made in plans]
     answer(as_json, comparison_facts(model, place.name, plans), tables.compared(plans))
     raise typer.Exit(0 if any(made.feasible for made in plans) else 1)

@@ -17,6 +17,7 @@ from apportion.cli.options import (
     Calibrate,
     Measure,
     Model,
+    PolicyFile,
     Procs,
     Seed,
     Trace,
@@ -57,6 +58,7 @@ def run_command(
     trace: Trace = None,
     calibrate: Calibrate = True,
     measure: Measure = None,
+    policy: PolicyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a few steps on real processes and set what was measured beside what was predicted.
@@ -73,8 +75,10 @@ def run_command(
     from apportion.show import progress
     from apportion.show import trace as write_trace
 
-    if plan is not None and any(given is not None for given in (procs, method, measure)):
-        raise ValueError("Give either --plan, or --procs, --method and --measure, not both.")
+    if plan is not None and any(given is not None for given in (procs, method, measure, policy)):
+        raise ValueError(
+            "Give either --plan, or --procs, --method, --measure and --policy, not both."
+        )
     check_folders(trace)
     with stdout_kept(as_json), warnings_noted():
         it = zoo.load(model, seed)  # its file may describe operators of its own
@@ -85,7 +89,7 @@ def run_command(
             if saved is None:
                 source = source_of_model(program, model, seed)
                 with progress(wanted=not as_json) as told:
-                    how = (seed, calibrate, note, source, told, measure, processes)
+                    how = (seed, calibrate, note, source, told, measure, processes, policy)
                     made = make_plan(program, place, method or "auto", PLANNING_SECONDS, None, *how)
                 made = with_model(made, model)
             else:

@@ -5,7 +5,7 @@ every unit, LoadColumns of blocks, and the pairs between blocks, which form no c
 
 Units that read from each other in a cycle are one block. So is a unit that takes no time and has a
 single neighbour with that neighbour: there it costs least, since nothing crosses. Only memory could
-want it elsewhere; `safe` says that it cannot, because either it needs none or all fit on one device.
+want it elsewhere; `safe` says that it cannot, because it needs none or all fit on one device.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def contraction(c: LoadColumns, edges: Ints, merged: Ints | None = None) -> Cont
     being in one block in any case."""
     units = len(c.resident)
     block = np.arange(units) if merged is None else np.unique(merged, return_inverse=True)[1]
-    block = _acyclic(np.asarray(block, np.int64).ravel(), edges)
+    block = acyclic_blocks(np.asarray(block, np.int64).ravel(), edges)
     safe = True
     most = c.limit.min(initial=np.iinfo(np.int64).max)
     binds = int(c.resident.sum()) > int(most)
     while (found := _absorbed(c, edges, block)) is not None:
         block, needs = found
         safe = safe and not (needs and binds)
-    block = _acyclic(block, edges)
-    return Contraction(block, contracted(c, block), _between(edges, block), safe)
+    block = acyclic_blocks(block, edges)
+    return Contraction(block, contracted(c, block), edges_between(edges, block), safe)
 
 
 def contracted(c: LoadColumns, block: Ints) -> LoadColumns:
@@ -83,20 +83,21 @@ def contracted(c: LoadColumns, block: Ints) -> LoadColumns:
     )
 
 
-def _between(edges: Ints, block: Ints) -> Ints:
+def edges_between(edges: Ints, block: Ints) -> Ints:
+    """Pairs of blocks that edges between units make, each once."""
     pairs = block[edges]
     found: Ints = np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0).reshape(-1, 2)
     return found
 
 
-def _acyclic(block: Ints, edges: Ints) -> Ints:
+def acyclic_blocks(block: Ints, edges: Ints) -> Ints:
     """Blocks in a cycle become one; all are numbered in an order in which they can run."""
     count = int(block.max(initial=-1)) + 1
-    pairs = _between(edges, block)
+    pairs = edges_between(edges, block)
     graph = coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(count, count))
     parts, label = connected_components(graph.tocsr(), directed=True, connection="strong")
     block = np.asarray(label, np.int64)[block]
-    pairs = _between(edges, block)
+    pairs = edges_between(edges, block)
     number = np.empty(parts, np.int64)
     number[first_in_order(parts, pairs)] = np.arange(parts)
     return number[block]
@@ -126,7 +127,7 @@ def _absorbed(c: LoadColumns, edges: Ints, block: Ints) -> tuple[Ints, bool] | N
     none; and whether one of them needs memory."""
     it = contracted(c, block)
     count = len(it.resident)
-    pairs = [_between(edges, block)]
+    pairs = [edges_between(edges, block)]
     home = np.repeat(it.source, np.diff(it.reader_start))
     pairs.append(np.stack([home, it.reader], axis=1))
     both = np.concatenate(pairs)

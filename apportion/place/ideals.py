@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled, hash_table, mixed
+from apportion.columns import Bools, Ints, compiled, hash_table, mixed
 from apportion.place.contraction import Contraction, contraction, first_in_order
 from apportion.place.max_load import (
     LoadColumns,
@@ -30,6 +30,7 @@ from apportion.place.max_load import (
     largest_load,
     load_state,
     work_bound,
+    worst_load,
 )
 from apportion.place.objective import Objective, PlacementResult, Report
 from apportion.place.one_device import one_device
@@ -74,6 +75,17 @@ def device_classes(c: LoadColumns) -> tuple[DeviceClasses, list[list[int]]]:
     stride[1:] = np.cumprod(size[:-1] + 1)
     first = np.array([group[0] for group in groups], np.int64)
     return DeviceClasses(first, size, stride, int(np.prod(size + 1))), groups
+
+
+def first_devices(c: LoadColumns) -> Bools:
+    """Of interchangeable devices, which ones a block needs to try: the one with most work only
+    the first, the next only the first two, and so on."""
+    allowed = np.ones(c.allowed.shape, np.bool_)
+    order = np.argsort(-c.work.sum(axis=(1, 2)), kind="stable")
+    for group in device_classes(c)[1]:
+        for rank, unit in enumerate(order[: len(group)].tolist()):
+            allowed[unit, group[rank + 1 :]] = False
+    return allowed
 
 
 def all_ideals(count: int, edges: Ints, most: int = MOST_IDEALS) -> Ideals:
@@ -285,7 +297,9 @@ def best_chain(
 ) -> tuple[Ints | None, bool]:
     """The device of every block in the best chain of ideals with loads below `limit`, None if there
     is none; and whether the program came to its end in time."""
-    c = c._replace(work=np.where(c.allowed[:, :, None], c.work, NOTHING >> 20))
+    none = int(worst_load(c)) + 1
+    limit = min(limit, none)
+    c = c._replace(work=np.where(c.allowed[:, :, None], c.work, none))
     classes, groups = device_classes(c)
     tables = split_tables(ideals, classes)
     last, low = len(ideals.above_start) - 2, 0
@@ -332,7 +346,7 @@ def _members(path: Ints, step: Ints, ideal: int) -> set[int]:
 
 
 def linear_start(it: Contraction, until: float) -> Ints | None:
-    """The best placement of blocks along one of two orders: depth first, and as they are numbered."""
+    """The best placement of blocks along an order: depth first, or as they are numbered."""
     best, limit = None, NOTHING
     count = len(it.columns.resident)
     for order in (first_in_order(count, it.edges, deep=True), np.arange(count)):

@@ -11,6 +11,7 @@ import numpy as np
 
 from apportion.columns import Ints
 from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.placement_problem import PlacementProblem
 
 
 def one_device(
@@ -23,10 +24,13 @@ def one_device(
     report: Report | None = None,
 ) -> PlacementResult:
     """All units on one device; a unit that cannot run there goes to the first that can run it."""
-    problem = objective.problem
+    return PlacementResult(min(one_device_placements(objective.problem), key=objective.score))
+
+
+def one_device_placements(problem: PlacementProblem) -> list[Ints]:
+    """For each device the placement that has everything there which can run there."""
     allowed = problem.columns.allowed
-    places = [
+    return [
         np.where(allowed[:, k], k, allowed.argmax(axis=1)).astype(np.int64)
         for k in range(len(problem.devices))
     ]
-    return PlacementResult(min(places, key=objective.score))

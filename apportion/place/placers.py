@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apportion.place.objective import OBJECTIVES, Objective, PlacementResult, Report
+from apportion.place.objective_names import LATENCY, OBJECTIVES, STEP, THROUGHPUT
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
+    from apportion.place.objective import Objective, PlacementResult, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Placer:
     share       how much of auto's budget it may use
     contiguous  whether it can keep to contiguous placements (of throughput)
     only_contiguous  whether it considers no others, so that its bound holds among them alone
+    learns           it can begin with what it has learned before (an argument `policy`, a file)
     """
 
     place: str | Callable[..., PlacementResult]
@@ -39,6 +42,7 @@ class Placer:
     share: float = 1.0
     contiguous: bool = False
     only_contiguous: bool = False
+    learns: bool = False
 
     def __call__(
         self,
@@ -49,15 +53,25 @@ class Placer:
         starts: Sequence[Ints] = (),
         contiguous: bool = False,
         report: Report | None = None,
+        policy: Path | None = None,
     ) -> PlacementResult:
+        if policy is not None and not self.learns:
+            able = ", ".join(name for name, row in PLACERS.items() if row.learns)
+            raise ValueError(f"only methods that learn take a policy: {able}")
         place = self.place
         if isinstance(place, str):
             module, _, name = place.partition(":")
             place = getattr(import_module(f"apportion.{module}"), name)
+        how = {} if policy is None else {"policy": policy}
         return place(
             objective, budget=budget, seed=seed, starts=starts, contiguous=contiguous,
-            report=report,
+            report=report, **how,
         )  # fmt: skip
+
+
+def placers_help() -> str:
+    """One paragraph for each placer."""
+    return "\n\n".join(f"{name}: {row.help}." for name, row in PLACERS.items())
 
 
 PLACERS: dict[str, Placer] = {
@@ -86,6 +100,58 @@ PLACERS: dict[str, Placer] = {
         "place.m_sct:m_sct", "small communication times, by a linear program (Baechi)", auto=70,
         share=0.2,
     ),
+    "policy": Placer(
+        "place.policy:policy", "a learned policy, then local search from it", (STEP,), auto=75,
+        share=0.5, learns=True,
+    ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
+    "colocrl": Placer(
+        "learn.colocrl:place_with_colocrl", "learns to name all devices in turn (ColocRL)",
+        objectives=(STEP,),
+    ),
+    "placeto": Placer(
+        "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
+        objectives=(STEP,), learns=True,
+    ),
+    "local-search": Placer(
+        "place.local_search:local_search", "moves of units and blocks, most on the critical chain",
+        objectives=(STEP,), auto=200, share=1.0,
+    ),
+    "dp": Placer(
+        "place.ideals:dp_ideals", "the best contiguous placement, over ideals (Tarnawski et al.)",
+        (THROUGHPUT,), auto=110, share=0.3, contiguous=True,
+    ),
+    "dpl": Placer(
+        "place.linear_ideals:dp_linear", "the same along one order of the graph: fast",
+        (THROUGHPUT,), auto=100, share=0.1, contiguous=True,
+    ),
+    "pipedream": Placer(
+        "place.pipedream_planner:pipedream", "PipeDream's planner: a chain of merged layers",
+        (THROUGHPUT,), contiguous=True,
+    ),
+    "load-search": Placer(
+        "place.load_search:load_search", "annealing on the largest load, over all devices",
+        (THROUGHPUT,), auto=120, share=0.4,
+    ),
+    "latency-greedy": Placer(
+        "place.latency_greedy:latency_greedy", "fills accelerators in the order of the graph",
+        (LATENCY,), auto=100, share=0.1,
+    ),
+    "latency-search": Placer(
+        "place.latency_search:latency_search", "annealing on the time of one sample", (LATENCY,),
+        auto=120, share=0.4,
+    ),
+    "milp": Placer(
+        "place.milp:milp_placement", "a mixed-integer program with a proven bound, by HiGHS",
+        (THROUGHPUT, LATENCY), auto=130, contiguous=True,
+    ),
+    "exhaustive": Placer(
+        "place.exhaustive_placement:exhaustive", "every placement: for tiny graphs",
+        contiguous=True,
+    ),
+    "gdp": Placer(
+        "learn.gdp:place_with_gdp", "GDP: attention over all units at once, trained by PPO",
+        learns=True,
+    ),
 }  # fmt: skip

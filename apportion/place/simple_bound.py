@@ -1,16 +1,16 @@
 """simple_bound: what no placement can beat, whatever the method.
 
 In: a PlacementProblem and the name of an objective. Out: a lower bound in the problem's unit of
-time: the longest path, every node on its fastest device and nothing sent (step and latency); all
-work, every unit on its fastest device, divided evenly over the devices, and the longest unit (step
-and throughput).
+time: the longest path, every node on its fastest device and nothing sent (step and latency); the
+longest unit, and all work divided over the devices by how fast they are at best (step and
+throughput).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from apportion.place.objective import LATENCY, THROUGHPUT
+from apportion.place.objective_names import LATENCY, THROUGHPUT
 from apportion.place.placement_problem import NEVER, PlacementProblem
 
 
@@ -19,8 +19,12 @@ def simple_bound(problem: PlacementProblem, objective: str) -> float:
     c = problem.columns
     bounds = [0.0]
     if objective != LATENCY:
-        whole = np.where(c.allowed, problem.unit_seconds, np.inf).min(axis=1)
-        bounds += [float(whole.sum()) / len(problem.devices), float(whole.max(initial=0.0))]
+        times = np.where(c.allowed, problem.unit_seconds, np.inf)
+        least = times.min(axis=1)
+        busy = least > 0
+        # In one unit of time a device does at most so much of what the fastest would do.
+        speeds = (least[busy, None] / times[busy]).max(axis=0, initial=0.0)
+        bounds += [float(least.max(initial=0.0)), float(least.sum() / max(speeds.sum(), 1.0))]
     if objective != THROUGHPUT:
         can = c.allowed[c.unit] & (c.duration < NEVER)
         fastest = np.where(can, c.duration, NEVER).min(axis=1)

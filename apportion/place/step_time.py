@@ -68,6 +68,7 @@ class StepScratch(NamedTuple):
     start: Ints  # n
     end: Ints  # n
     sequence: Ints  # n: nodes, those of each device as it ran them
+    before: Ints  # n: the node that its device ran before, or -1
     ready: Ints  # n
     pending: Ints  # n: what a node still waits for
     extra: Ints  # n: ticks to receive what a node is the first to read
@@ -78,6 +79,7 @@ class StepScratch(NamedTuple):
     sizes: Ints  # of the heap and the stack, and the length of the sequence
     free: Ints  # k: when a device is free
     left: Ints  # k: ticks of the nodes that a device has not run
+    latest: Ints  # k: the node that a device ran last, or -1
     sent: Ints  # k: the output that was last sent to a device
     host: Ints  # k: when the host of a device has issued what it runs
     link_free: Ints
@@ -112,13 +114,14 @@ def step_scratch(problem: PlacementProblem) -> StepScratch:
     c, links = problem.columns, problem.links
     n, devices = c.duration.shape
     each = np.minimum(np.diff(c.reader_start), 1 if links.once else devices - 1)
-    nodes = [np.zeros(n, np.int64) for _ in range(10)]
+    nodes = [np.zeros(n, np.int64) for _ in range(11)]
     return StepScratch(
         *nodes,
         heap=np.zeros(n + int(each.sum()) + 1, np.int64),
         sizes=np.zeros(3, np.int64),
         free=np.zeros(devices, np.int64),
         left=np.zeros(devices, np.int64),
+        latest=np.zeros(devices, np.int64),
         sent=np.zeros(devices, np.int64),
         host=np.zeros(devices, np.int64),
         link_free=np.zeros(max(links.links, 1), np.int64),
@@ -143,7 +146,12 @@ def simulate_step(
 
 @compiled
 def step_ticks(
-    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, place: Ints, most: int
+    c: PlacementColumns,
+    links: PlacementLinks,
+    t: StepTables,
+    s: StepScratch,
+    place: Ints,
+    most: int,
 ) -> int:
     """Ticks of the step; if they are more than `most`, any number above it. Fills start and end of
     the nodes unless it ends early."""
@@ -152,7 +160,12 @@ def step_ticks(
 
 @compiled_part
 def step_ticks_part(
-    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, place: Ints, most: int
+    c: PlacementColumns,
+    links: PlacementLinks,
+    t: StepTables,
+    s: StepScratch,
+    place: Ints,
+    most: int,
 ) -> int:
     """`step_ticks` as a part of searches."""
     finish = _begin(c, links, t, s, place)
@@ -180,7 +193,8 @@ def _begin(
     """Everything before the first event; a bound on the ticks."""
     n, devices = c.duration.shape
     for device in range(devices):
-        s.free[device], s.left[device], s.sent[device] = 0, 0, -1
+        s.free[device], s.left[device] = 0, 0
+        s.latest[device], s.sent[device] = -1, -1
     for link in range(len(s.link_free)):
         s.link_free[link] = 0
     for node in range(n):
@@ -264,6 +278,7 @@ def _run_node(
     s.left[device] -= free - begin
     s.free[device] = free
     s.start[node], s.end[node] = begin, done
+    s.before[node], s.latest[device] = s.latest[device], node
     s.sequence[s.sizes[2]] = node
     s.sizes[2] += 1
     if links.in_order and s.after[node] >= 0:
@@ -400,8 +415,8 @@ def find_peaks_part(c: PlacementColumns, links: PlacementLinks, s: StepScratch) 
 def _peak(
     c: PlacementColumns, links: PlacementLinks, s: StepScratch, first: int, last: int, held: int
 ) -> int:
-    """The most bytes over the nodes stack[first:last] of a device that holds some all the time. What
-    comes at the time that something goes adds to it."""
+    """The most bytes over the nodes stack[first:last] of a device that holds some all the time.
+    What comes at the time that something goes adds to it."""
     most, size = held, 0
     for k in range(first, last):
         node = s.stack[k]

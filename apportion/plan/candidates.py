@@ -16,7 +16,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import Storage, TaskGraph, lower, with_storage
@@ -76,7 +77,8 @@ class PlanningProgress:
 @dataclass(frozen=True)
 class PlanRequest:
     """What is to be planned: a Space for a Cluster, its costs, and the bytes per device to stay
-    under (None: without a limit). `tell` hears where planning stands."""
+    under (None: without a limit). `tell` hears where planning stands. `policy` is a file of what
+    was learned before, for the methods that take one."""
 
     space: Space
     cluster: Cluster
@@ -84,6 +86,7 @@ class PlanRequest:
     memory_limit: tuple[int, ...] | None
     seed: int = 0
     tell: Callable[[PlanningProgress], None] | None = None
+    policy: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,9 @@ def _searched(
 
     _tell(request, PlanningProgress(method))
     problem = Problem(request.space, request.cluster, request.costs.known(), limit, report)
-    how = {"starts": tuple(starts)} if starts else {}
+    how: dict[str, Any] = {"starts": tuple(starts)} if starts else {}
+    if request.policy is not None and METHODS[method].takes_policy:
+        how["policy"] = request.policy
     began = time.perf_counter()
     try:
         found = METHODS[method](problem, budget=budget, seed=request.seed, **how)

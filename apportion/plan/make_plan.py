@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apportion import graph as graphs
@@ -26,7 +27,7 @@ from apportion.plan.candidates import (
 )
 from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
-from apportion.search import METHODS, UnsuitableMethod
+from apportion.search import METHODS, UnsuitableMethod, compared_by_default, tried_by_auto
 from apportion.split import Space
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def make_plan(
     seed: int = 0,
     costs: CostSource | None = None,
     progress: Callable[[PlanningProgress], None] | None = None,
+    policy: Path | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -53,10 +55,10 @@ def make_plan(
 
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description. `progress` is
-    told where planning stands.
+    told where planning stands. `policy` is the file of a policy, for the methods that learn.
     """
     how = (memory_limit, seed, costs, progress)
-    return best_plans(program, cluster, method, budget, *how, keep=1)[0]
+    return best_plans(program, cluster, method, budget, *how, keep=1, policy=policy)[0]
 
 
 def best_plans(
@@ -69,11 +71,12 @@ def best_plans(
     costs: CostSource | None,
     progress: Callable[[PlanningProgress], None] | None,
     keep: int,
+    policy: Path | None = None,
 ) -> list[Plan]:
     """As `plan`, but the `keep` best that differ, best first; all but the first are feasible."""
-    _check_methods([method])
+    _check_methods([method], policy)
     began = time.perf_counter()
-    request = _request(program, cluster, memory_limit, seed, costs, progress)
+    request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
     warn_unsplit(request.space, level=4)
     chosen = choose(request, method, budget, keep)
     found = [_with_step(_made(request, c, budget), c) for c in (chosen.best, *chosen.others)]
@@ -87,21 +90,24 @@ def best_plans(
 def compare_methods(
     program: Program | graphs.Graph,
     cluster: Cluster,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] | None = None,
     budget: float = 30.0,
     memory_limit: float | None = None,
     seed: int = 0,
     costs: CostSource | None = None,
     progress: Callable[[PlanningProgress], None] | None = None,
+    policy: Path | None = None,
 ) -> list[Plan]:
-    """A Plan by each method, each within `budget` seconds, under one simulator.
+    """A Plan by each method, each within `budget` seconds, under one simulator; None: by all but
+    those that first have to learn.
 
     A method that is not for this cluster or step is left out with a PlanWarning; ValueError if none
     is for it. An interrupt leaves out the methods that are not done. If no plan fits, the notes of
     the nearest say why.
     """
-    _check_methods(methods)
-    request = _request(program, cluster, memory_limit, seed, costs, progress)
+    methods = compared_by_default() if methods is None else methods
+    _check_methods(methods, policy)
+    request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
     warn_unsplit(request.space)
     plans: list[Plan] = []
     refused: dict[str, UnsuitableMethod] = {}
@@ -154,13 +160,15 @@ def _request(
     seed: int,
     costs: CostSource | None,
     progress: Callable[[PlanningProgress], None] | None,
+    policy: Path | None,
 ) -> PlanRequest:
     limits: tuple[int, ...] | None = tuple(d.memory_bytes for d in cluster.devices)
     if memory_limit is not None:
         count = len(cluster.devices)
         limits = None if math.isinf(memory_limit) else (int(memory_limit),) * count
     space = Space(program if isinstance(program, graphs.Graph) else program.graph)
-    return PlanRequest(space, cluster, costs or DefaultCosts(cluster), limits, seed, progress)
+    costs = costs or DefaultCosts(cluster)
+    return PlanRequest(space, cluster, costs, limits, seed, progress, policy)
 
 
 def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
@@ -227,7 +235,11 @@ def _several(shape: tuple[int, ...] | None) -> bool:
     return shape is None or math.prod(shape) > 1
 
 
-def _check_methods(names: Sequence[str]) -> None:
+def _check_methods(names: Sequence[str], policy: Path | None) -> None:
     for name in names:
         if name != "auto" and name not in METHODS:
             raise ValueError(f"unknown method {name!r}; known: auto, {', '.join(METHODS)}")
+    asked = {one for name in names for one in (tried_by_auto() if name == "auto" else [name])}
+    learned = [name for name, row in METHODS.items() if row.takes_policy]
+    if policy is not None and not asked.intersection(learned):
+        raise ValueError(f"a policy is for the methods {', '.join(learned)} only")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from apportion.capture import Program
 from apportion.graph import Graph
@@ -28,7 +29,6 @@ from apportion.run.calibrate import BUDGET, Calibrator
 from apportion.run.pool import SharedPool
 from apportion.run.step_source import StepSource, source_of
 from apportion.run.trial import fastest_measured
-from apportion.search import METHODS
 
 Note = Callable[[str], None]
 
@@ -46,6 +46,7 @@ def plan(
     progress: Callable[[PlanningProgress], None] | None = None,
     measure: int | None = None,
     processes: SharedPool | None = None,
+    policy: Path | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -65,6 +66,8 @@ def plan(
     in the end, and the Plan is the one that was really the fastest; its `measured` has what was
     predicted and measured of each. That is for `local:N` only and needs the model.
 
+    `policy` is the file of a policy, for the methods that learn.
+
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description.
     """
@@ -74,7 +77,7 @@ def plan(
         processes = processes or stack.enter_context(SharedPool(len(cluster.devices)))
         with _costs(program, cluster, calibrate, note, source, processes) as costs:
             how = (budget, memory_limit, seed, costs, progress, measure or 1)
-            best = best_plans(program, cluster, method, *how)
+            best = best_plans(program, cluster, method, *how, policy=policy)
         if measure is None:
             return best[0]
         return fastest_measured(best, source or source_of(program), note or _warn, processes)
@@ -98,7 +101,7 @@ def _check_measurable(
 def compare(
     program: Program | Graph,
     cluster: Cluster,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] | None = None,
     budget: float = 30.0,
     memory_limit: float | None = None,
     seed: int = 0,
@@ -106,14 +109,16 @@ def compare(
     note: Note | None = None,
     source: StepSource | None = None,
     progress: Callable[[PlanningProgress], None] | None = None,
+    policy: Path | None = None,
 ) -> list[Plan]:
-    """A Plan by each method, under one simulator; measures what is missing as `plan` does.
+    """A Plan by each method (None: by all but those that first have to learn), under one simulator;
+    measures what is missing as `plan` does.
 
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
     with _costs(program, cluster, calibrate, note, source) as costs:
         how = (budget, memory_limit, seed, costs, progress)
-        return compare_methods(program, cluster, methods, *how)
+        return compare_methods(program, cluster, methods, *how, policy=policy)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 In: a Problem (a Graph, its Space, a Cluster and a CostModel) with a budget and a seed. Out: a
 SearchResult. No torch. One algorithm a file; registry.py has one row for each.
 Read problem.py and registry.py first, then baselines/ (fixed rules), levels/ (Tofu), layers/
-(OptCNN), walks/ (FlexFlow), learned/ (Placeto) and tables/ (exact elimination, which others use).
+(OptCNN), walks/ (FlexFlow), placement.py (the placers of place/ as methods) and tables/ (exact
+elimination, which others use).
 """
 
 from __future__ import annotations
@@ -16,8 +17,14 @@ if TYPE_CHECKING:
     from apportion.search.baselines.data import (
         sample_classes as sample_classes,
     )
+    from apportion.search.baselines.layer_placement import (
+        with_layers_as_expert as with_layers_as_expert,
+    )
     from apportion.search.levels.certificate import (
         certify as certify,
+    )
+    from apportion.search.placement import (
+        strategy_of as strategy_of,
     )
     from apportion.search.problem import (
         Problem as Problem,
@@ -33,6 +40,9 @@ if TYPE_CHECKING:
     )
     from apportion.search.registry import (
         METHODS as METHODS,
+    )
+    from apportion.search.registry import (
+        compared_by_default as compared_by_default,
     )
     from apportion.search.registry import (
         help_text as help_text,

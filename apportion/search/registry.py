@@ -9,8 +9,8 @@ so that `--help` comes at once and a method pays only for what it needs itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,10 @@ class Method:
     share         how much of auto's budget it may use: less than 1 where it would spend all on a
                   proof
     takes_starts  it can begin with what auto has found before (an argument `starts`)
+    takes_policy  it can begin with what was learned before (an argument `policy`, a file)
+    compared      it is among those that are compared if none are named: not what needs an extra, or
+                  trains for as long as the budget allows
+    options       further arguments of the function, the same in every call
     """
 
     search: str | Callable[..., SearchResult]
@@ -38,14 +42,23 @@ class Method:
     baseline: bool = False
     share: float = 1.0
     takes_starts: bool = False
+    takes_policy: bool = False
+    compared: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, problem: Problem, **how: Any) -> SearchResult:
-        """The Strategy that the method finds; how: budget in seconds, seed, starts."""
+        """The Strategy that the method finds; how: budget in seconds, seed, starts, policy."""
         search = self.search
         if isinstance(search, str):
             module, _, name = search.partition(":")
             search = getattr(import_module(f"apportion.search.{module}"), name)
-        return search(problem, **how)
+        return search(problem, **self.options, **how)
+
+
+def _placer(help: str, name: str, **row: Any) -> Method:
+    """The row of a placer of place/: nothing is cut."""
+    options = {"placer": name} | ({"refines": True} if row.pop("refines", False) else {})
+    return Method("placement:placement", f"placement: {help}", options=options, **row)
 
 
 # The one registry of methods. It is a plain dict, so that whoever has a method of their own can add
@@ -123,6 +136,40 @@ METHODS: dict[str, Method] = {
     "random": Method(
         "baselines.random_strategy:random", "a legal plan drawn at random, for tests"
     ),
+    "placement": _placer("the best by several placers, refined by the simulator", "auto",
+                         refines=True),
+    "blocks": _placer("contiguous blocks of operators, balanced", "blocks"),
+    "m-topo": _placer("operators in order, each device filled to its share (Baechi)", "m-topo"),
+    "m-etf": _placer("the operator that can start first, where it can (Baechi)", "m-etf"),
+    "m-sct": _placer("as m-etf, with favourite children by a linear program (Baechi)", "m-sct"),
+    "list-schedule": _placer("the best of several orders, by earliest finish", "list-schedule"),
+    "metis": _placer("the graph cut by METIS (extra partition)", "metis", compared=False),
+    "scotch": _placer("the graph cut by Scotch (extra partition)", "scotch", compared=False),
+    "local-search": _placer(
+        "local search with restarts, then refined by the simulator", "local-search", refines=True
+    ),
+    "annealing": _placer(
+        "simulated annealing with moves of blocks", "annealing", compared=False
+    ),
+    "brkga": _placer("a genetic algorithm with biased random keys", "brkga", compared=False),
+    "policy": _placer(
+        "by a trained policy, then a short local search", "policy", takes_policy=True
+    ),
+    "placeto": _placer(
+        "learned by improving a placement node by node (Placeto)", "placeto",
+        takes_policy=True, compared=False,
+    ),
+    "gdp": _placer(
+        "learned with graph embeddings and attention (GDP; extra learn)", "gdp",
+        takes_policy=True, compared=False,
+    ),
+    "colocrl": _placer(
+        "learned by a recurrent network over groups (ColocRL)", "colocrl",
+        takes_policy=True, compared=False,
+    ),
+    "hdp": _placer(
+        "learned by a grouper and a placer (HDP)", "hdp", takes_policy=True, compared=False
+    ),
 }  # fmt: skip
 
 
@@ -130,6 +177,11 @@ def tried_by_auto() -> list[str]:
     """The methods that auto tries, in its order."""
     places = {name: method.auto for name, method in METHODS.items() if method.auto is not None}
     return sorted(places, key=places.__getitem__)
+
+
+def compared_by_default() -> list[str]:
+    """The methods that are compared if none are named."""
+    return [name for name, method in METHODS.items() if method.compared]
 
 
 def help_text() -> str:

@@ -99,7 +99,9 @@ def _worth(placed: PlacedProblem) -> list[str]:
         lines.append(f"one device: {alone:.6g}, {alone / value:.2f} times as long{fits}")
     bound = placed.lower_bound
     if bound > 0:
-        lines.append(f"bound: {bound:.6g}, the placement is {value / bound - 1:.1%} above it")
+        above = value / bound - 1
+        times = f"{above:.1%} above it" if above < 1 else f"{value / bound:.3g} times that"
+        lines.append(f"bound: {bound:.6g}, the placement is {times}")
     speed = f"{placed.seconds:.1f} s, {placed.evaluations:,} evaluations"
     return [*lines, f"search: {speed}"]
 
@@ -114,4 +116,6 @@ def _over(placed: PlacedProblem) -> list[str]:
             over = int(held) - device.memory_bytes
             share = f" ({over / device.memory_bytes:.1%})" if device.memory_bytes else ""
             lines.append(f"  {device.name} is {format_quantity(over, 'B')}{share} over its limit")
+    if len(lines) == 1:
+        return ["no contiguous placement was found; this one is not"]
     return lines

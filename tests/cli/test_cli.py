@@ -69,6 +69,11 @@ def test_the_surface_is_what_it_was() -> None:
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),
             *("--calibrate", "--json"),
         },
+        "place": {
+            *("source", "--format", "--devices", "--cluster", "--objective", "--contiguous"),
+            *("--method", "--budget", "--seed", "--memory-limit", "--expert", "--policy"),
+            *("--out", "--export", "--json"),
+        },
         "calibrate": {
             *("models", "--cluster", "--procs", "--budget", "--device", "--seed", "--out"),
             "--json",

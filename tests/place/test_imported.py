@@ -65,7 +65,7 @@ def test_a_class_that_fits_nowhere_is_named() -> None:
         imported_problem(read_fiddle(json.dumps(data), "small"))
     data = copy.deepcopy(FIDDLE_GRAPH)
     data["maxCPUs"], data["nodes"][1]["supportedOnFpga"], data["maxSizePerFPGA"] = 0, 1, 50.0
-    with pytest.raises(ValueError, match="class of node '7' needs 61 bytes, and the largest .* 50"):
+    with pytest.raises(ValueError, match=r"of node '7' needs 61 bytes, and the largest .* 50"):
         imported_problem(read_fiddle(json.dumps(data), "small"))
 
 
@@ -144,7 +144,7 @@ def test_the_format_is_seen_from_the_content(text: str, format: str, tmp_path: P
     path.write_text(text)
     assert read_graph(path).format == read_graph(path, format).format == format
     for other in {"fiddle", "pipedream", "doppler"} - {format}:
-        with pytest.raises(ValueError, match="graph.dat: "):
+        with pytest.raises(ValueError, match=r"graph\.dat: "):
             read_graph(path, other)
 
 
@@ -176,5 +176,13 @@ def test_no_placement_beats_the_simple_bound(tmp_path: Path) -> None:
         )
         assert 0 < bound <= best
         work = problem.unit_seconds.min(axis=1)
-        assert simple_bound(problem, "throughput") == max(work.sum() / 2, work.max())
+        whole = max(work.sum() / 2, work.max())
+        assert simple_bound(problem, "throughput") == pytest.approx(whole, rel=1e-12)
         assert simple_bound(problem, "latency") <= bound
+
+
+def test_a_slow_device_counts_for_less_in_the_bound() -> None:
+    path = DATA / "throughput-inputs/LayerGraphs/bert24_training.json"
+    problem = imported_problem(read_graph(path))  # six accelerators, and a CPU that takes 10 times
+    assert simple_bound(problem, "throughput") == pytest.approx(217.813 / 6.1, abs=1e-3)
+    assert simple_bound(problem, "throughput") < 39.7895  # the proven optimum

@@ -98,6 +98,18 @@ class MoveSampler:
             if choice is not now[op] and choice != now[op]
         }
 
+    @property
+    def parts(self) -> int:
+        """Cells."""
+        return len(self.members.cells)
+
+    def scatter(self, rng: Random) -> OpChoices:
+        """Every cell cut and placed at random."""
+        found: OpChoices = {}
+        for cell in self.members.cells:
+            found |= self.draw_cell(cell, rng)
+        return found
+
     # What is changed
 
     def _op(self, rng: Random) -> OpChoices:

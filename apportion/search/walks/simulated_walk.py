@@ -11,8 +11,9 @@ that is to be the best.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
+from typing import Protocol
 
 import numpy as np
 
@@ -31,8 +32,25 @@ REMEMBERED = 100  # Ops of a move whose cost is kept until another is accepted
 UNTRIED: tuple[float, OpChoices] = (0.0, {})  # what is known of a move that was not tried
 
 
+class Moves(Protocol):
+    """Draws changes of the current Choices. `swept`: all that is tried in turn has been tried."""
+
+    swept: bool
+
+    @property
+    def parts(self) -> int:
+        """Of how many a state is made."""
+
+    def draw(self, kind: str, rng: Random) -> OpChoices:
+        """New Choices for some Ops."""
+
+    def scatter(self, rng: Random) -> OpChoices:
+        """Random Choices for all."""
+
+
 class SimulatedWalk:
-    """The Walk. `best` is the Strategy that was noted last."""
+    """The Walk. `moves` makes what draws its changes, given the Choices, which are kept up to date.
+    `best` is the Strategy that was noted last."""
 
     def __init__(
         self,
@@ -40,15 +58,13 @@ class SimulatedWalk:
         space: Space,
         strategy: Strategy,
         kinds: Mapping[str, int] = KINDS,
+        moves: Callable[[list[Choice]], Moves] | None = None,
     ) -> None:
         self.problem, self.space = problem, space
         self.delta = Delta(space, strategy, problem.cluster, problem.cost)
         self.choices: list[Choice] = list(strategy.choices)
         self.layouts: dict[int, Layout] = dict(strategy.layouts)
-        loads = DeviceLoads(problem, space)
-        ops = range(len(space.graph.ops))
-        alone = [float(loads.of(op, unsplit_choice(space, op, (0,))).max()) for op in ops]
-        self.moves = MoveSampler(LayerChoices(space), problem.cluster, self.choices, alone)
+        self.moves = self._sampler() if moves is None else moves(self.choices)
         self.kinds, self.weights = list(kinds), list(kinds.values())
         self.drawn = {kind: [0, 0, 0] for kind in kinds}  # proposed, accepted, improved the best
         self.kind = self.kinds[0]
@@ -68,6 +84,13 @@ class SimulatedWalk:
         self._more = np.ones(problem.devices)  # peaks, as multiples of what is held
         self.cost = self._cost(self.delta.step_ns)
         self.confirm()
+
+    def _sampler(self) -> Moves:
+        """Draws all changes there are; Ops that take longer more often."""
+        loads, space = DeviceLoads(self.problem, self.space), self.space
+        ops = range(len(space.graph.ops))
+        alone = [float(loads.of(op, unsplit_choice(space, op, (0,))).max()) for op in ops]
+        return MoveSampler(LayerChoices(space), self.problem.cluster, self.choices, alone)
 
     # What it costs
 
@@ -187,10 +210,8 @@ class SimulatedWalk:
         return self.cost
 
     def scatter(self, rng: Random) -> None:
-        """Every cell cut and placed at random."""
-        choices: OpChoices = {}
-        for cell in self.moves.members.cells:
-            choices |= self.moves.draw_cell(cell, rng)
+        """Everything cut and placed at random."""
+        choices = self.moves.scatter(rng)
         choices = {op: new for op, new in choices.items() if new != self.choices[op]}
         layouts: dict[int, Layout | None] = dict.fromkeys(self.layouts)
         self._pending = choices, layouts
@@ -199,8 +220,8 @@ class SimulatedWalk:
 
     @property
     def units(self) -> int:
-        """Cells."""
-        return len(self.moves.members.cells)
+        """Of how many parts a state is made: cells, or units."""
+        return self.moves.parts
 
     @property
     def strategy(self) -> Strategy:

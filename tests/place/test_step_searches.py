@@ -1,0 +1,96 @@
+"""Searches on the time of a step: the optimum of tiny problems, limits, seeds and starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from made_problems import best_score, made_problem
+
+from apportion.place.local_search import local_search
+from apportion.place.objective import PlacementResult, StepObjective
+
+SEARCHES: dict[str, Callable[..., PlacementResult]] = {"local-search": local_search}
+
+every = pytest.mark.parametrize("name", SEARCHES)
+
+
+@every
+@pytest.mark.parametrize("seed", range(3))
+def test_the_optimum_of_tiny_problems_is_found(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = made_problem(rng, 9, 2, units=6, restricted=True)
+    objective = StepObjective(problem)
+    least = best_score(objective)
+    found = SEARCHES[name](objective, seed=seed, evaluations=400)
+    assert objective.score(found.placement) == least
+    assert problem.columns.allowed[np.arange(6), found.placement].all()
+
+
+@every
+def test_a_memory_limit_is_kept_where_that_can_be(name: str) -> None:
+    rng = np.random.default_rng(3)
+    objective = StepObjective(made_problem(rng, 8, 2, limit=24))
+    least = best_score(objective)
+    assert least < objective.tables.worst  # one fits
+    assert not objective.evaluate(np.zeros(8, np.int64)).feasible
+    found = SEARCHES[name](objective, seed=1, evaluations=400)
+    assert objective.evaluate(found.placement).feasible
+    assert objective.score(found.placement) == least
+
+
+@every
+def test_the_seed_decides(name: str) -> None:
+    objective = StepObjective(made_problem(np.random.default_rng(4), 30, 3))
+    one, same, other = (
+        SEARCHES[name](objective, seed=seed, evaluations=60) for seed in (5, 5, 6)
+    )  # fmt: skip
+    assert one.placement.tolist() == same.placement.tolist()
+    assert [row[1:] for row in one.curve] == [row[1:] for row in same.curve]
+    assert one.placement.tolist() != other.placement.tolist()
+
+
+@every
+def test_it_is_never_worse_than_its_starts(name: str) -> None:
+    rng = np.random.default_rng(6)
+    objective = StepObjective(made_problem(rng, 30, 3))
+    starts = [rng.integers(0, 3, 30) for _ in range(4)]
+    least = min(objective.score(start) for start in starts)
+    before = objective.evaluations
+    few = SEARCHES[name](objective, starts=starts, evaluations=4)
+    assert objective.score(few.placement) <= least
+    assert objective.evaluations == before + 4 + 1
+    more = SEARCHES[name](objective, starts=starts, evaluations=100)
+    assert objective.score(more.placement) < least
+    assert more.curve[-1][2] == objective.score(more.placement)
+    assert [row[2] for row in more.curve] == sorted({row[2] for row in more.curve}, reverse=True)
+
+
+@every
+def test_one_device_is_enough(name: str) -> None:
+    objective = StepObjective(made_problem(np.random.default_rng(7), 5, 1))
+    found = SEARCHES[name](objective, budget=0.2)
+    assert found.placement.tolist() == [0] * 5
+
+
+@every
+def test_ctrl_c_keeps_the_best(name: str) -> None:
+    objective = StepObjective(made_problem(np.random.default_rng(8), 12, 3))
+    calls = []
+
+    def stop(progress: object) -> None:
+        calls.append(progress)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    found = SEARCHES[name](objective, evaluations=10**6, report=stop)
+    assert found.interrupted
+    assert objective.score(found.placement) == found.curve[-1][2]
+
+
+@every
+def test_a_start_that_is_no_placement_is_told(name: str) -> None:
+    objective = StepObjective(made_problem(np.random.default_rng(9), 5, 2))
+    with pytest.raises(ValueError, match="each of 5 units one of 2 devices"):
+        SEARCHES[name](objective, starts=[np.full(5, 2)])
