@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from apportion.columns import Floats, Ints, compiled
-from apportion.place.levels import mean_duration, mean_transfer
+from apportion.place.path_levels import mean_duration, mean_transfer
 from apportion.place.placement_problem import PlacementProblem
 from apportion.place.unit_memory import unit_bytes
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Floats, Ints, offsets
-from apportion.place.levels import mean_transfer
+from apportion.place.path_levels import mean_transfer
 from apportion.place.placement_problem import PlacementProblem
 
 MICRO = 1e6  # weights are whole numbers: millionths of the problem's unit of time

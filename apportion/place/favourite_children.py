@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Floats, Ints
-from apportion.place.levels import mean_duration, mean_transfer
+from apportion.place.path_levels import mean_duration, mean_transfer
 from apportion.place.placement_problem import PlacementProblem
 
 THRESHOLD = 0.1  # as in Baechi's code

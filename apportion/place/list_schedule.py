@@ -17,7 +17,6 @@ import numpy as np
 from apportion.columns import Floats, Ints, compiled, pop, push
 from apportion.place.chains import joined_chains
 from apportion.place.earliest_start import earliest_start
-from apportion.place.levels import levels
 from apportion.place.list_state import (
     ListCosts,
     ListState,
@@ -32,7 +31,8 @@ from apportion.place.list_state import (
     take,
 )
 from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
-from apportion.place.placement_problem import PlacementColumns, PlacementLinks, PlacementProblem
+from apportion.place.path_levels import levels
+from apportion.place.placement_problem import PlacementProblem
 from apportion.place.unit_memory import excess_note, within_limits
 
 
@@ -58,9 +58,9 @@ class ListVariant:
     pull: float = 0.0
 
 
-# The first eleven were chosen among 110 variants on 64 problems, 32 models on four clusters: each in
-# turn is the one with which the geometric mean of the best so far falls most. The others are those
-# by which list schedulers are known: ETF, HEFT, and DOPPLER's critical path.
+# The first eleven were chosen among 116 variants on 64 problems, 32 models on four clusters; each
+# is the one with which the geometric mean of the best so far falls most. The others are those by
+# which list schedulers are known: ETF, HEFT, and the critical path of DOPPLER.
 VARIANTS: dict[str, ListVariant] = {
     "order-pull-4": ListVariant("order", pull=4.0),
     "chains-free": ListVariant("order", joined=True, contend=False),
@@ -141,7 +141,7 @@ def earliest_finish(
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     _schedule_nodes(
-        problem.columns, problem.links, costs, state, pending_inputs(problem, costs), order,
+        costs, state, pending_inputs(problem, costs), order,
         rank, room, int(rules.whole), float(rules.pull),
     )  # fmt: skip
     settle(costs, state)
@@ -150,7 +150,7 @@ def earliest_finish(
 
 @compiled
 def _schedule_nodes(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState, pending: Ints,
+    costs: ListCosts, state: ListState, pending: Ints,
     order: Ints, rank: Ints, room: Floats, whole: int, pull: float,
 ) -> None:  # fmt: skip
     n = len(order)
@@ -165,12 +165,12 @@ def _schedule_nodes(
         size -= 1
         group = costs.group[node]
         if state.place[group] < 0:
-            device = _choose(c, links, costs, state, room, whole, pull, node)
+            device = _choose(costs, state, room, whole, pull, node)
             take(costs, state, group, device)
-        run_on(c, links, costs, state, node, state.place[group], 0)
-        for output in range(c.output_start[node], c.output_start[node + 1]):
-            for at in range(c.reader_start[output], c.reader_start[output + 1]):
-                later = c.reader[at]
+        run_on(costs, state, node, state.place[group], 0)
+        for output in range(costs.output_start[node], costs.output_start[node + 1]):
+            for at in range(costs.reader_start[output], costs.reader_start[output + 1]):
+                later = costs.reader[at]
                 pending[later] -= 1
                 if pending[later] == 0:
                     push(heap, size, rank[later], later)
@@ -179,7 +179,7 @@ def _schedule_nodes(
 
 @compiled
 def _choose(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState, room: Floats,
+    costs: ListCosts, state: ListState, room: Floats,
     whole: int, pull: float, node: int,
 ) -> int:  # fmt: skip
     """The device on which a node's group is to run: the one that has it done first, then the one
@@ -189,7 +189,7 @@ def _choose(
     for device in range(len(room)):
         if not fits(costs, state, room, group, device):
             continue
-        ready = ready_on(c, links, costs, state, node, device)
+        ready = ready_on(costs, state, node, device)
         key = float(max(ready, state.free[device]))
         if whole:
             key += costs.extra[group, device]

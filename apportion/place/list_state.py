@@ -20,11 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Bools, Floats, Ints, compiled, compiled_part, offsets
-from apportion.place.levels import mean_duration, mean_transfer
+from apportion.place.path_levels import mean_duration, mean_transfer
 from apportion.place.placement_problem import (
     NEVER,
-    PlacementColumns,
-    PlacementLinks,
     PlacementProblem,
 )
 from apportion.place.unit_memory import unit_bytes
@@ -50,6 +48,21 @@ class ListCosts(NamedTuple):
     tie_start: Ints  # g + 1: offsets into ties
     tie: Ints  # groups that a group sends to or receives from
     tie_ticks: Floats  # what all messages between the two take, one after the other
+    # What follows is of the problem's columns and links, by the same names.
+    duration: Ints
+    source: Ints
+    send: Floats
+    output_start: Ints
+    reader_start: Ints
+    reader: Ints
+    once: int
+    device_hold: int
+    link_hold: int
+    hop_start: Ints
+    hop_link: Ints
+    hop_pace: Floats
+    lag: Floats
+    drag: Floats
 
 
 class ListState(NamedTuple):
@@ -68,7 +81,7 @@ def list_costs(
     problem: PlacementProblem, joined: Ints | None = None, contend: bool = True
 ) -> ListCosts:
     """The costs of units, or of groups of them: `joined` has the group of each unit."""
-    c = problem.columns
+    c, links = problem.columns, problem.links
     join = np.arange(problem.units) if joined is None else joined
     count = int(join.max(initial=-1)) + 1
     group = np.ascontiguousarray(join[c.unit], np.int64)
@@ -86,7 +99,9 @@ def list_costs(
         group, allowed, took, np.maximum(took - fastest[:, None], 0), need,
         offsets(np.bincount(c.reader, minlength=len(c.unit))), outputs[order],
         offsets(np.bincount(group, minlength=count)), np.argsort(group, kind="stable"),
-        given, int(contend), tie_start, tie, tie_ticks,
+        given, int(contend), tie_start, tie, tie_ticks, c.duration, c.source, c.send,
+        c.output_start, c.reader_start, c.reader, links.once, links.device_hold, links.link_hold,
+        links.hop_start, links.hop_link, links.hop_pace, links.lag, links.drag,
     )  # fmt: skip
 
 
@@ -137,11 +152,11 @@ def empty_state(problem: PlacementProblem, costs: ListCosts) -> ListState:
 
 @compiled_part
 def received(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
+    costs: ListCosts, state: ListState,
     output: int, device: int, send: int,
 ) -> int:  # fmt: skip
     """When an output that is made is at a device; with `send` it takes its turn on the links."""
-    source = c.source[output]
+    source = costs.source[output]
     here = state.place[costs.group[source]]
     if here == device or here < 0:
         return state.end[source]
@@ -151,20 +166,20 @@ def received(
     route = here * devices + device
     begin = state.end[source]
     arrives = begin
-    for hop in range(links.hop_start[route], links.hop_start[route + 1]):
-        link = links.hop_link[hop]
+    for hop in range(costs.hop_start[route], costs.hop_start[route + 1]):
+        link = costs.hop_link[hop]
         turn = begin
         if costs.contend:
             turn = max(begin, state.link_free[link])
-        passed = turn + np.int64(np.rint(c.send[output] * links.hop_pace[hop]))
+        passed = turn + np.int64(np.rint(costs.send[output] * costs.hop_pace[hop]))
         if send:
-            state.link_free[link] = max(state.link_free[link], passed + links.link_hold)
+            state.link_free[link] = max(state.link_free[link], passed + costs.link_hold)
         arrives = max(arrives, passed)
-    beyond = links.lag[here, device] + links.drag[here, device] * c.send[output]
+    beyond = costs.lag[here, device] + costs.drag[here, device] * costs.send[output]
     arrives += np.int64(np.rint(beyond))
     if send:
         state.arrival[output, device] = arrives
-        if links.once:
+        if costs.once:
             for other in range(devices):
                 state.arrival[output, other] = arrives
     return arrives
@@ -172,19 +187,19 @@ def received(
 
 @compiled
 def ready_on(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
+    costs: ListCosts, state: ListState,
     node: int, device: int,
 ) -> int:  # fmt: skip
     """When all that a node reads could be at a device; all of it is made."""
     ready = np.int64(0)
     for at in range(costs.input_start[node], costs.input_start[node + 1]):
-        ready = max(ready, received(c, links, costs, state, costs.inputs[at], device, 0))
+        ready = max(ready, received(costs, state, costs.inputs[at], device, 0))
     return ready
 
 
 @compiled
 def run_on(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
+    costs: ListCosts, state: ListState,
     node: int, device: int, earliest: int,
 ) -> None:  # fmt: skip
     """Puts a node on a device behind what is there, not before `earliest`; and its group with it,
@@ -194,10 +209,10 @@ def run_on(
         take(costs, state, group, device)
     ready = max(earliest, state.free[device])
     for at in range(costs.input_start[node], costs.input_start[node + 1]):
-        ready = max(ready, received(c, links, costs, state, costs.inputs[at], device, 1))
-    took = c.duration[node, device]
+        ready = max(ready, received(costs, state, costs.inputs[at], device, 1))
+    took = costs.duration[node, device]
     state.end[node] = ready + took
-    state.free[device] = ready + took + (links.device_hold if took > 0 else 0)
+    state.free[device] = ready + took + (costs.device_hold if took > 0 else 0)
 
 
 @compiled_part

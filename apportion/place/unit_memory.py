@@ -76,7 +76,8 @@ def relieved(objective: Objective, placement: Ints, moves: int = MOVES) -> Ints:
         spare = problem.limit - judged.memory
         if judged.feasible or (spare >= 0).all():
             break
-        full = int(np.argmin(np.where(spare < 0, spare / np.maximum(problem.limit, 1.0), np.inf)))
+        over = np.where(spare < 0, -spare, 0.0)
+        full = int(np.argmax(over / np.where(over > 0, np.maximum(problem.limit, 1.0), 1.0)))
         mine = np.flatnonzero((place == full) & (need > 0))
         target = int(np.argmax(spare))
         mine = mine[problem.columns.allowed[mine, target] & (need[mine] <= spare[target])]

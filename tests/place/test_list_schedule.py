@@ -11,7 +11,6 @@ from placement_scale import layered
 
 from apportion.place.chains import joined_chains
 from apportion.place.earliest_start import earliest_start
-from apportion.place.levels import levels
 from apportion.place.list_schedule import (
     VARIANTS,
     earliest_finish,
@@ -21,6 +20,7 @@ from apportion.place.list_schedule import (
 )
 from apportion.place.list_state import ListState, list_costs
 from apportion.place.objective import StepObjective
+from apportion.place.path_levels import levels
 from apportion.place.placement_problem import PlacementProblem
 
 

@@ -1,4 +1,4 @@
-"""levels: how far each node is from the end of the step, for the order of list schedulers.
+"""path_levels: how far each node is from the end of the step, for the order of list schedulers.
 
 In: a PlacementProblem. Out: for every node the longest path from its start to the end (its
 b-level) and from the beginning to its start (its t-level), in ticks: mean durations over the
