@@ -8,13 +8,14 @@ all of them together take less time than a search needs to start.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from apportion.columns import Floats, Ints, compiled, pop, push
+from apportion.place.best_of import best_of
 from apportion.place.chains import joined_chains
 from apportion.place.earliest_start import earliest_start
 from apportion.place.list_state import (
@@ -30,10 +31,10 @@ from apportion.place.list_state import (
     settle,
     take,
 )
-from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
+from apportion.place.objective import Objective, PlacementResult, Report
 from apportion.place.path_levels import levels
 from apportion.place.placement_problem import PlacementProblem
-from apportion.place.unit_memory import excess_note, within_limits
+from apportion.place.unit_memory import within_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +90,12 @@ def list_schedule(
     report: Report | None = None,
 ) -> PlacementResult:
     """The best of VARIANTS, or of those that the budget suffices for."""
-    began = time.perf_counter()
-    curve: list[tuple[float, int, float]] = []
-    best, score, figures = np.zeros(0, np.int64), np.inf, {}
     chains = joined_chains(objective.problem)
-    for name, variant in VARIANTS.items():
-        if curve and time.perf_counter() - began > budget:
-            break
-        place, found = list_variant(objective, variant, chains)
-        figures[name] = found
-        if not curve or found < score:
-            best, score, chosen = place, found, name
-            curve.append((time.perf_counter() - began, objective.evaluations, found))
-        if report is not None:
-            report(PlacerProgress(score, None, objective.evaluations))
-    notes = (f"the best variant is {chosen}", *excess_note(objective, best))
-    return PlacementResult(best, notes=notes, curve=tuple(curve), figures=figures)
+    attempts = (
+        (name, partial(list_variant, objective, variant, chains))
+        for name, variant in VARIANTS.items()
+    )
+    return best_of(objective, attempts, budget, report)
 
 
 def list_variant(objective: Objective, variant: ListVariant, chains: Ints) -> tuple[Ints, float]:

@@ -41,15 +41,16 @@ def unit_bytes(problem: PlacementProblem) -> Ints:
 
 
 def within_limits(
-    objective: Objective, fill: Callable[[Floats], Ints], rounds: int = ROUNDS
+    objective: Objective, fill: Callable[[Floats], Ints], moves: int = MOVES
 ) -> tuple[Ints, float]:
     """The best placement that `fill` makes, and its score. `fill` is told how many bytes of units
-    each device may take: at first its limit, then less wherever the peak was over it."""
+    each device may take: at first its limit, then less wherever the peak was over it. In the end
+    so many units may be moved one by one."""
     limit = objective.problem.limit
     place = fill(limit)
     best, score = place, objective.score(place)
     room = limit
-    for _ in range(rounds - 1):
+    for _ in range(ROUNDS - 1):
         if not np.isfinite(limit).any():
             break
         judged = objective.evaluate(place)
@@ -61,15 +62,17 @@ def within_limits(
         found = objective.score(place)
         if found < score:
             best, score = place, found
-    place = relieved(objective, best)
+    place = relieved(objective, best, moves)
     found = objective.score(place) if place is not best else score
     return (place, found) if found < score else (best, score)
 
 
-def relieved(objective: Objective, placement: Ints, moves: int = MOVES) -> Ints:
+def relieved(objective: Objective, placement: Ints, moves: int) -> Ints:
     """A placement that is over a memory limit, with units moved from the fullest device to the one
     with the most room, until it fits or that helps no more."""
     problem, place = objective.problem, placement
+    if not np.isfinite(problem.limit).any():
+        return place
     need = unit_bytes(problem)
     for _ in range(moves):
         judged = objective.evaluate(place)
