@@ -102,9 +102,13 @@ def auto(
         share = row.share / max(sum(r.share for _, r in rows[at:]), 1e-9)
         try:
             result = row(
-                objective, budget=max(left * share, min(left, LEAST)), seed=seed, contiguous=contiguous, report=attempts.tell,
+                objective,
+                budget=max(left * share, min(left, LEAST)),
+                seed=seed,
                 starts=[place for _, _, place in attempts.found[:STARTS]],
-            )  # fmt: skip
+                contiguous=contiguous,
+                report=attempts.tell,
+            )
         except KeyboardInterrupt:
             if not attempts.found:
                 raise
