@@ -30,7 +30,7 @@ def joined_chains(problem: PlacementProblem) -> Ints:
     edges, count = forward_edges(problem), problem.units
     group = np.arange(count)
     need = unit_bytes(problem).astype(np.float64)
-    took = np.bincount(c.unit, mean_duration(problem), count)
+    took = np.bincount(c.unit, mean_duration(problem), count).astype(np.float64)
     kind = np.unique(c.allowed, axis=0, return_inverse=True)[1].ravel().astype(np.int64)
     one, two, ticks = _messages(problem)
     finite = problem.limit[np.isfinite(problem.limit)]
@@ -54,8 +54,8 @@ def joined_chains(problem: PlacementProblem) -> Ints:
         head = _matching(pairs[join], count)
         if (head == np.arange(count)).all():
             break
-        need = np.bincount(head, need, count)
-        took = np.bincount(head, took, count)
+        need = np.bincount(head, need, count).astype(np.float64)
+        took = np.bincount(head, took, count).astype(np.float64)
         group = head[group]
     return np.unique(group, return_inverse=True)[1].ravel().astype(np.int64)
 

@@ -95,15 +95,7 @@ def _schedule(
                 _move(costs, state, heaps, order, device)
                 for heap in range(LIKELY, URGENT + 1):
                     key, first = _first(
-                        costs,
-                        state,
-                        heaps,
-                        order,
-                        rank,
-                        room,
-                        len(favourite),
-                        device,
-                        heap,
+                        costs, state, heaps, order, rank, room, len(favourite), device, heap
                     )
                     if key < best_key or (key == best_key and first < best_rank):
                         best, best_key, best_rank, at = device, key, first, heap
@@ -143,7 +135,7 @@ def _enter_on(
     heaps: DeviceHeaps, rank: Ints, node: int, device: int,
 ) -> int:  # fmt: skip
     """A node may run on a device from now on; when that has all that the node reads."""
-    ready = ready_on(costs, state, node, device)
+    ready: int = ready_on(costs, state, node, device)
     heaps.stage[node, device] = 1
     _add(heaps, device, AHEAD, ready, rank[node])
     _add(heaps, device, LIKELY, ready + costs.extra[costs.group[node], device], rank[node])
@@ -173,7 +165,8 @@ def _enter(
 def _gone(costs: ListCosts, state: ListState, node: int, device: int) -> bool:
     """Whether a node needs this device no longer."""
     place = state.place[costs.group[node]]
-    return state.end[node] >= 0 or (place >= 0 and place != device)
+    found: bool = state.end[node] >= 0 or (place >= 0 and place != device)
+    return found
 
 
 @compiled

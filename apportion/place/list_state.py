@@ -114,7 +114,8 @@ def _given(problem: PlacementProblem, group: Ints, need: Ints) -> Ints:
     reads = np.bincount(group, ~bare & (c.backward == 0), len(need)) > 0
     short = took <= SHORT * np.bincount(group, took, len(need))[group]
     nothing = (took == 0) & (need[group] == 0)
-    return (bare & ((reads[group] & short) | nothing)).astype(np.int64)
+    found: Ints = (bare & ((reads[group] & short) | nothing)).astype(np.int64)
+    return found
 
 
 def _ties(problem: PlacementProblem, group: Ints, count: int) -> tuple[Ints, Ints, Floats]:
@@ -129,7 +130,11 @@ def _ties(problem: PlacementProblem, group: Ints, count: int) -> tuple[Ints, Int
     one, two, ticks = one[first], two[first], mean_transfer(problem)[outputs[first]]
     pair, which = np.unique(np.append(one * count + two, two * count + one), return_inverse=True)
     total = np.bincount(which.ravel(), np.tile(ticks, 2), len(pair))
-    return offsets(np.bincount(pair // count, minlength=count)), pair % count, total
+    return (
+        offsets(np.bincount(pair // count, minlength=count)),
+        pair % count,
+        total.astype(np.float64),
+    )
 
 
 def pending_inputs(problem: PlacementProblem, costs: ListCosts) -> Ints:
@@ -151,17 +156,16 @@ def empty_state(problem: PlacementProblem, costs: ListCosts) -> ListState:
 
 
 @compiled_part
-def received(
-    costs: ListCosts, state: ListState,
-    output: int, device: int, send: int,
-) -> int:  # fmt: skip
+def received(costs: ListCosts, state: ListState, output: int, device: int, send: int) -> int:
     """When an output that is made is at a device; with `send` it takes its turn on the links."""
     source = costs.source[output]
     here = state.place[costs.group[source]]
     if here == device or here < 0:
-        return state.end[source]
-    if state.arrival[output, device] >= 0:
-        return state.arrival[output, device]
+        made: int = state.end[source]
+        return made
+    arrives: int = state.arrival[output, device]
+    if arrives >= 0:
+        return arrives
     devices = len(state.free)
     route = here * devices + device
     begin = state.end[source]
@@ -176,7 +180,7 @@ def received(
             state.link_free[link] = max(state.link_free[link], passed + costs.link_hold)
         arrives = max(arrives, passed)
     beyond = costs.lag[here, device] + costs.drag[here, device] * costs.send[output]
-    arrives += np.int64(np.rint(beyond))
+    arrives += int(np.rint(beyond))
     if send:
         state.arrival[output, device] = arrives
         if costs.once:
@@ -186,22 +190,16 @@ def received(
 
 
 @compiled
-def ready_on(
-    costs: ListCosts, state: ListState,
-    node: int, device: int,
-) -> int:  # fmt: skip
+def ready_on(costs: ListCosts, state: ListState, node: int, device: int) -> int:
     """When all that a node reads could be at a device; all of it is made."""
-    ready = np.int64(0)
+    ready = 0
     for at in range(costs.input_start[node], costs.input_start[node + 1]):
         ready = max(ready, received(costs, state, costs.inputs[at], device, 0))
     return ready
 
 
 @compiled
-def run_on(
-    costs: ListCosts, state: ListState,
-    node: int, device: int, earliest: int,
-) -> None:  # fmt: skip
+def run_on(costs: ListCosts, state: ListState, node: int, device: int, earliest: int) -> None:
     """Puts a node on a device behind what is there, not before `earliest`; and its group with it,
     if no device has that yet."""
     group = costs.group[node]
@@ -226,7 +224,10 @@ def take(costs: ListCosts, state: ListState, group: int, device: int) -> None:
 @compiled_part
 def fits(costs: ListCosts, state: ListState, room: Floats, group: int, device: int) -> bool:
     """Whether a device can run a group, and has room for it."""
-    return costs.allowed[group, device] and (state.used[device] + costs.need[group] <= room[device])
+    if not costs.allowed[group, device]:
+        return False
+    found: bool = state.used[device] + costs.need[group] <= room[device]
+    return found
 
 
 def settle(costs: ListCosts, state: ListState) -> None:

@@ -33,7 +33,8 @@ def mean_transfer(problem: PlacementProblem) -> Floats:
         pace[row] = links.hop_pace[first:last].max(initial=0.0)
     lag = np.mean([links.lag[pair] for pair in pairs])
     drag = np.mean([links.drag[pair] for pair in pairs])
-    return lag + (pace.mean() + drag) * c.send
+    found: Floats = lag + (pace.mean() + drag) * c.send
+    return found
 
 
 def levels(problem: PlacementProblem, transfers: float = 1.0) -> tuple[Floats, Floats]:
