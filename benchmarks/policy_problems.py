@@ -4,7 +4,8 @@
 
 Captured steps of the zoo, one unit for a forward operator, on several clusters: DIR/train,
 DIR/seen (other sizes of the families of training, other clusters) and DIR/unseen (families that
-training never saw). Files that are there are left as they are.
+training never saw). Of those for training there is a second file of COARSE units each. Files that
+are there are left as they are.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ TEST_CLUSTERS = (
     ("p2.8xlarge", "cluster"),
 )
 
+COARSE = 100
 MODELS = {
     "train": (
         "gnmt:layers=2,source=8,target=8",
@@ -80,8 +82,7 @@ def main() -> None:
 
     from apportion.cli.requests import capture_without_data
     from apportion.machine import cluster, default_cost
-    from apportion.place.captured import captured_problem
-    from apportion.place.problem_file import save_problem
+    from apportion.place import captured_problem, coarsen, save_problem
     from apportion.split import Space
 
     torch.set_num_threads(1)
@@ -103,6 +104,9 @@ def main() -> None:
                     space, place, default_cost(place), rules=rules, name=f"{model}@{name}"
                 )
                 save_problem(file_of(folder, model, name), problem)
+                if split == "train":
+                    made = coarsen(problem, COARSE)[0]
+                    save_problem(file_of(folder, f"coarse_{model}", name), made)
             seconds = time.perf_counter() - began
             print(f"{split} {model}: {problem.units} units, {seconds:.0f} s", flush=True)
 

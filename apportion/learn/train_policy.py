@@ -48,10 +48,10 @@ class PolicyTraining:
     budget: float = 60.0
     seed: int = 0
     jobs: int = 1
-    tasks: int = 16  # of one update
+    tasks: int = 32  # of one update
     rate: float = 1e-3  # of Adam
-    entropy: float = 0.003
-    improving: int = 1000  # evaluations of local search for the best sample of a task; 0: none
+    entropy: float = 0.005
+    improving: int = 1500  # evaluations of local search for the best sample of a task; 0: none
     weight: float = 0.5  # of what it makes, beside the samples
     average: float = 0.98  # how much of the average of weights each update keeps
     label_variants: int = 2  # of each problem

@@ -109,7 +109,7 @@ PLACERS: dict[str, Placer] = {
     ),
     "policy": Placer(
         "place.policy:policy", "a learned policy, then local search from it", (STEP,), auto=75,
-        share=0.5,
+        share=0.5, learns=True,
     ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
