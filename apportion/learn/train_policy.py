@@ -99,9 +99,9 @@ def new_state(seed: int) -> TrainingState:
 def state_of(network: PolicyNetwork) -> TrainingState:
     """A training that begins with a network."""
     weights = {name: tensor.copy() for name, tensor in network.tensors.items()}
-    zeros = [{name: np.zeros_like(t) for name, t in weights.items()} for _ in range(2)]
+    first, second = ({name: np.zeros_like(t) for name, t in weights.items()} for _ in range(2))
     average = {name: tensor.copy() for name, tensor in weights.items()}
-    return TrainingState(weights, average, *zeros)
+    return TrainingState(weights, average, first, second)
 
 
 def train_policy(
@@ -121,7 +121,7 @@ def train_policy(
     try:
         with WorkerCrew(problems, training.jobs) as crew:
             names = [problem.name for problem in crew.own]
-            run = _Run(crew, state, training, began, out, names, report)
+            run = _TrainingCall(crew, state, training, began, out, names, report)
             if state.reinforced == 0:
                 run.imitate(run.labels())
             run.reinforce()
@@ -133,7 +133,7 @@ def train_policy(
 
 
 @dataclass(eq=False)
-class _Run:
+class _TrainingCall:
     """One call of train_policy."""
 
     crew: WorkerCrew
@@ -336,7 +336,7 @@ def load_state(path: Path) -> TrainingState:
         if any(own[name] is None or own[name].shape != shapes[name] for name in shapes):  # type: ignore[union-attr]
             raise ValueError(f"{path} is no state of a training of this release's policy")
         parts.append({name: np.array(t, np.float64) for name, t in own.items()})
-    state = TrainingState(*parts)
+    state = TrainingState(parts[0], parts[1], parts[2], parts[3])
     try:
         for key in ("updates", "imitated", "reinforced"):
             setattr(state, key, int(file.facts[key]))

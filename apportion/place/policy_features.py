@@ -212,24 +212,30 @@ def _pairs(problem: PlacementProblem, rank: Ints) -> tuple[Ints, Floats, Floats,
     low, high = np.where(swap, target, source), np.where(swap, source, target)
     codes, which = np.unique(low * u + high, return_inverse=True)
     which = which.ravel()
-    sends = np.bincount(which, c.send[outputs], len(codes))
-    flow = np.bincount(which, np.where(forward, c.send[outputs], 0.0), len(codes))
+    sends = _sums(which, c.send[outputs], len(codes))
+    flow = _sums(which, np.where(forward, c.send[outputs], 0.0), len(codes))
     any_flow = np.bincount(which, forward, len(codes)) > 0
     count = np.bincount(which, minlength=len(codes)).astype(np.float64)
     pairs = np.stack([codes // max(u, 1), codes % max(u, 1)], axis=1).astype(np.int64)
     return pairs, np.where(any_flow, flow, -1.0), sends, count
 
 
+def _sums(which: Ints, numbers: Floats | Ints, count: int) -> Floats:
+    """The sum of the numbers of each of `count` groups."""
+    found: Floats = np.bincount(which, numbers, count).astype(np.float64)
+    return found
+
+
 def _memory(problem: PlacementProblem) -> Floats:
     """Bytes that a unit occupies for long: what stays, and forward outputs that the backward pass
     reads. Outputs that live for a moment are left out."""
     c = problem.columns
-    found = np.bincount(c.unit, c.resident, problem.units)
+    found = _sums(c.unit, c.resident, problem.units)
     if problem.links.live and len(c.source):
         outputs = np.repeat(np.arange(len(c.source)), np.diff(c.reader_start))
         long = np.bincount(outputs, c.backward[c.reader], len(c.source)) > 0
         long &= c.backward[c.source] == 0
-        found = found + np.bincount(c.unit[c.source], c.nbytes * long, problem.units)
+        found = found + _sums(c.unit[c.source], c.nbytes * long, problem.units)
     return found
 
 
@@ -307,5 +313,4 @@ def _typical(graph: PolicyGraph) -> tuple[float, float]:
 def _cost(start: Ints, sends: Floats, lag: Floats, pace: float) -> Floats:
     """Ticks of all messages of each unit with its neighbours on one side."""
     rows = np.repeat(np.arange(len(start) - 1), np.diff(start))
-    found: Floats = np.bincount(rows, sends * pace + lag, len(start) - 1)
-    return found
+    return _sums(rows, sends * pace + lag, len(start) - 1)
