@@ -42,17 +42,14 @@ def main() -> None:
     compile_at_once()
     problems = [p for p in sorted(options.problems.glob("**/*.npz")) if options.match in p.name]
     print(f"{len(problems)} problems", flush=True)
-    shown = [0.0]
+    latest = [0.0]
 
     def report(at: TrainingProgress) -> None:
         now = time.perf_counter()
-        if now - shown[0] >= options.every:
-            shown[0] = now
-            print(
-                f"{at.phase} {at.seconds:7.1f} s {at.updates:6d} updates: {at.value:.4f}, "
-                f"improved {at.improved:.4f}, entropy {at.entropy:.3f}",
-                flush=True,
-            )
+        if now - latest[0] >= options.every:
+            latest[0] = now
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in at.figures.items())
+            print(f"{at.phase} {at.seconds:7.1f} s {at.updates:6d} updates: {shown}", flush=True)
 
     training = PolicyTraining(
         budget=options.budget, seed=options.seed, jobs=options.jobs, tasks=options.tasks,

@@ -54,9 +54,9 @@ def train_command(
 ) -> None:
     """Train a placer on models and clusters, for so many seconds.
 
-    The curve is printed while it learns: the time of a step relative to one
-    device. The file is written every half minute and at Ctrl-C; beside it lies
-    what --resume goes on from.
+    The curve is printed while it learns: step times of samples relative to one
+    device, of the best ones relative to heuristics. The file is written every
+    half minute and at Ctrl-C; beside it lies what --resume goes on from.
 
     Example: apportion policy train --models nmt:tiny --clusters p2.8xlarge --out p.safetensors
     """
@@ -90,10 +90,8 @@ def _train_policy(
     def report(at: TrainingProgress) -> None:
         if at.seconds - told[0] >= 2.0:
             told[0] = at.seconds
-            note(
-                f"{at.phase}: {at.seconds:.0f} s, {at.updates} updates, "
-                + (f"loss {at.value:.3f}" if at.phase == "imitation" else f"{at.value:.4f}")
-            )
+            figures = ", ".join(f"{name} {value:.3f}" for name, value in at.figures.items())
+            note(f"{at.phase}: {at.seconds:.0f} s, {at.updates} updates, {figures}")
 
     training = PolicyTraining(budget=budget, seed=seed, jobs=jobs or usable_cores())
     with TemporaryDirectory() as folder:
