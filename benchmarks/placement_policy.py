@@ -1,9 +1,9 @@
 """What `policy` is worth on models and clusters that it never saw.
 
     python benchmarks/placement_policy.py --problems DIR --out figures.json [--policy FILE]
-        [--jobs 2] [--seconds 60] [--devices 4] [--coarse 100] [--match TEXT] [--seeds 1]
+        [--jobs 2] [--seconds 60] [--devices 0] [--coarse 100] [--match TEXT] [--seeds 1]
 
-DIR is what benchmarks/policy_problems.py makes: seen/ has other sizes of the families of training,
+DIR is what benchmarks/placement_problems.py makes: seen/ has other sizes of the families of training,
 unseen/ families that training never saw. Every problem is placed as it is, fine, and grouped into
 --coarse units. Compared are, each in one process of its own thread:
 
@@ -48,7 +48,8 @@ def measure(case: tuple[str, int, int, int], seconds: float, policy: str | None)
     compile_at_once()
     path, devices, coarse, seed = case
     problem = load_problem(Path(path))
-    problem = some_devices(problem, range(min(devices, len(problem.devices))))
+    if devices:
+        problem = some_devices(problem, range(min(devices, len(problem.devices))))
     if coarse:
         problem = coarsen(problem, coarse)[0]
     network = shipped_network() if policy is None else load_network(Path(policy))
@@ -120,13 +121,13 @@ def main() -> None:
     parser.add_argument("--policy")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--devices", default="4", help="counts, such as 2,4,8")
+    parser.add_argument("--devices", default="0", help="counts, such as 2,4; 0: all there are")
     parser.add_argument("--coarse", type=int, default=100, help="0: fine only")
     parser.add_argument("--match", default="")
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
-    done = {(row["case"], row["devices"], row["coarse"], row["seed"]) for row in rows}
+    done = {(row["case"], row["wanted"], row["coarse"], row["seed"]) for row in rows}
     cases = [
         (str(path), int(devices), coarse, seed)
         for split in ("seen", "unseen")
@@ -142,7 +143,8 @@ def main() -> None:
             pool.submit(measure, case, options.seconds, options.policy): case for case in cases
         }
         for wait in as_completed(waits):
-            row = {"case": Path(waits[wait][0]).name, **wait.result()}
+            case = waits[wait]
+            row = {"case": Path(case[0]).name, "wanted": case[1], **wait.result()}
             rows.append(row)
             options.out.write_text(json.dumps(rows, indent=1))
             shown = {k: f"{row[k] / row['reference']:.3f}" for k in
