@@ -38,10 +38,7 @@ if TYPE_CHECKING:
         local_search as local_search,
     )
     from apportion.place.objective import (
-        STEP as STEP,
-    )
-    from apportion.place.objective import (
-        THROUGHPUT as THROUGHPUT,
+        Evaluation as Evaluation,
     )
     from apportion.place.objective import (
         Objective as Objective,
@@ -57,6 +54,12 @@ if TYPE_CHECKING:
     )
     from apportion.place.objective import (
         StepObjective as StepObjective,
+    )
+    from apportion.place.objective_names import (
+        STEP as STEP,
+    )
+    from apportion.place.objective_names import (
+        THROUGHPUT as THROUGHPUT,
     )
     from apportion.place.placement_problem import (
         NEVER as NEVER,
@@ -149,6 +152,9 @@ if TYPE_CHECKING:
         read_split_file as read_split_file,
     )
     from apportion.place.run_placer import (
+        Judge as Judge,
+    )
+    from apportion.place.run_placer import (
         PlacedProblem as PlacedProblem,
     )
     from apportion.place.run_placer import (
@@ -156,9 +162,6 @@ if TYPE_CHECKING:
     )
     from apportion.place.run_placer import (
         with_memory_limit as with_memory_limit,
-    )
-    from apportion.place.step_time import (
-        simulate_step as simulate_step,
     )
     from apportion.place.step_time import (
         worst_ticks as worst_ticks,
