@@ -3,8 +3,8 @@
     python benchmarks/placement_policy.py --problems DIR --out figures.json [--policy FILE]
         [--jobs 2] [--seconds 60] [--devices 0] [--coarse 100] [--match TEXT] [--seeds 1]
 
-DIR is what benchmarks/placement_problems.py makes: seen/ has other sizes of the families of training,
-unseen/ families that training never saw. Every problem is placed as it is, fine, and grouped into
+DIR is what benchmarks/placement_problems.py makes: seen/ has other sizes of the families of
+training, unseen/ families that training never saw. Every problem is placed as it is, fine, and grouped into
 --coarse units. Compared are, each in one process of its own thread:
 
     heuristics      the best of single, expert, blocks, m-topo, list-schedule, m-etf and m-sct
