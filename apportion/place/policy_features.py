@@ -58,7 +58,7 @@ class PolicyGraph(NamedTuple):  # numba reads it
 def policy_graph(problem: PlacementProblem) -> PolicyGraph:
     """What `policy` needs to know about a problem."""
     c, k, u = problem.columns, len(problem.devices), problem.units
-    possible = np.where(c.duration < NEVER, c.duration, 0).astype(np.float64)
+    possible = node_ticks(c)
     forward, whole = np.zeros((2, u, k))
     np.add.at(whole, c.unit, possible)
     np.add.at(forward, c.unit[c.backward == 0], possible[c.backward == 0])
@@ -95,6 +95,15 @@ def policy_graph(problem: PlacementProblem) -> PolicyGraph:
         twins=int(twin.max(initial=-1)) + 1,
         alike=interchangeable(problem),
     )
+
+
+def node_ticks(c: PlacementColumns) -> Floats:
+    """n x k: how long a node keeps a device or its host busy, whichever is longer; 0 where it
+    cannot run."""
+    able = c.duration < NEVER
+    longer = np.maximum(c.duration, c.issue) if len(c.issue) else c.duration
+    found: Floats = np.where(able, longer, 0).astype(np.float64)
+    return found
 
 
 def pair_costs(problem: PlacementProblem) -> tuple[Floats, Floats]:
@@ -255,7 +264,7 @@ def _twins(problem: PlacementProblem, first: Ints, whole: Floats) -> Ints:
 def unit_features(problem: PlacementProblem, graph: PolicyGraph) -> Floats:
     """u x UNIT_FEATURES: a row for every unit."""
     c, k, u = problem.columns, len(problem.devices), problem.units
-    possible = np.where(c.duration < NEVER, c.duration, 0).astype(np.float64)
+    possible = node_ticks(c)
     ticks = _mean(possible)
     first, key = _placing_keys(problem, possible)
     top, bottom, depth = path_lengths(c, ticks)
