@@ -4,8 +4,8 @@
         [--jobs 2] [--seconds 60] [--devices 0] [--coarse 100] [--match TEXT] [--seeds 1]
 
 DIR is what benchmarks/placement_problems.py makes: seen/ has other sizes of the families of
-training, unseen/ families that training never saw. Every problem is placed as it is, fine, and grouped into
---coarse units. Compared are, each in one process of its own thread:
+training, unseen/ families that training never saw. Every problem is placed as it is, fine, and
+grouped into --coarse units. Compared are, each in one process of its own thread:
 
     heuristics      the best of single, expert, blocks, m-topo, list-schedule, m-etf and m-sct
     heuristics + 1  one second of local search from there
@@ -43,9 +43,9 @@ def measure(case: tuple[str, int, int, int], seconds: float, policy: str | None)
         coarsen,
         load_network,
         load_problem,
-        proposals,
-        shipped_network,
     )
+    from apportion.place.policy import proposals
+    from apportion.place.policy_network import shipped_network
 
     compile_at_once()
     path, devices, coarse, seed = case
