@@ -7,6 +7,7 @@ rules; what is printed is the simulator's.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from apportion.cli.requests import capture_without_data
@@ -28,9 +29,7 @@ def model_problem(model: str, cluster: Cluster, seed: int) -> tuple[PlacementPro
     space = Space(capture_without_data(model, seed).graph)
     problem = Problem(space, cluster, default_cost(cluster))
     step = captured_problem(space, cluster, problem.cost, name=model)
-    return with_layers_as_expert(step, space.graph), lambda asked, place: simulated(
-        problem, asked, place
-    )
+    return with_layers_as_expert(step, space.graph), partial(simulated, problem)
 
 
 def simulated(problem: Problem, step: PlacementProblem, place: Ints) -> Evaluation:
