@@ -36,7 +36,7 @@ COLUMNS = ("greedy", "policy", "policy_1", "heuristics", "heuristics_1", "both_1
 def measure(case: tuple[str, int, int, int], seconds: float, policy: str | None) -> dict[str, Any]:
     """The figures of one problem."""
     from apportion.columns import compile_at_once
-    from apportion.learn import some_devices
+    from apportion.learn.varied_problem import some_devices
     from apportion.place import (
         PLACERS,
         StepObjective,
