@@ -37,6 +37,9 @@ from apportion.place.one_device import one_device
 
 WORD = 60  # blocks in one number of a set
 MOST_IDEALS = 120_000
+MOST_CHECKS = 400_000_000  # ideals x blocks, which is what finding them takes
+MOST_STATES = 100_000_000  # ideals x states of the program
+SLOW = 3.0  # a device on which everything takes so many times longer is left out of an even cut
 NOTHING = 1 << 60  # ticks: no such placement
 CHUNK = 200_000  # sets between two looks at the clock
 
@@ -90,7 +93,10 @@ def first_devices(c: LoadColumns) -> Bools:
 
 def all_ideals(count: int, edges: Ints, most: int = MOST_IDEALS) -> Ideals:
     """The ideals of blocks, unless there are more than `most`."""
+    most = min(most, MOST_CHECKS // max(count, 1))
     words = max(1, -(-count // WORD))
+    if most <= count + 1:
+        return Ideals(*(np.zeros(size, np.int64) for size in (1, 0, 0)), 0)
     below = np.zeros((count, words), np.int64)
     for source, target in edges.tolist():
         below[target, source // WORD] |= 1 << (source % WORD)
@@ -301,6 +307,8 @@ def best_chain(
     limit = min(limit, none)
     c = c._replace(work=np.where(c.allowed[:, :, None], c.work, none))
     classes, groups = device_classes(c)
+    if (len(ideals.above_start) - 1) * classes.states > MOST_STATES:
+        return None, False
     tables = split_tables(ideals, classes)
     last, low = len(ideals.above_start) - 2, 0
     while low <= last:
@@ -347,13 +355,30 @@ def _members(path: Ints, step: Ints, ideal: int) -> set[int]:
 
 def linear_start(it: Contraction, until: float) -> Ints | None:
     """The best placement of blocks along an order: depth first, or as they are numbered."""
-    best, limit = None, NOTHING
     count = len(it.columns.resident)
-    for order in (first_in_order(count, it.edges, deep=True), np.arange(count)):
+    orders = first_in_order(count, it.edges, deep=True), np.arange(count)
+    best, limit = _even_cut(it.columns, orders[0])
+    for order in orders:
         found, _ = best_chain(it.columns, chain_ideals(order), limit, until)
         if found is not None:
             best, limit = found, block_load(it.columns, found)
     return best
+
+
+def _even_cut(c: LoadColumns, order: Ints) -> tuple[Ints | None, int]:
+    """Blocks in an order, cut into stretches of equal work for all devices that are fast, with the
+    largest load; none if that does not fit."""
+    whole = c.work.sum(axis=(0, 2))
+    devices = np.flatnonzero(whole <= SLOW * whole.min())
+    work = c.work[order, devices[0]].sum(axis=1).astype(float)
+    middle = np.cumsum(work) - work / 2
+    share = np.minimum(middle * len(devices) / max(float(work.sum()), 1.0), len(devices) - 1)
+    place = np.empty(len(order), np.int64)
+    place[order] = devices[share.astype(np.int64)]
+    state = load_state(c, place)
+    if (state.memory > c.limit).any() or not c.allowed[np.arange(len(place)), place].all():
+        return None, NOTHING
+    return place, int(largest_load(c, state))
 
 
 def block_load(c: LoadColumns, place: Ints) -> int:

@@ -55,7 +55,7 @@ def _energy(loads: Ints, apart: int, scale: float) -> float:
         a = a * a
         a = a * a
         first += a * a
-    return np.sqrt(np.sqrt(np.sqrt(first))) + np.sqrt(np.sqrt(np.sqrt(second)))
+    return float(np.sqrt(np.sqrt(np.sqrt(first))) + np.sqrt(np.sqrt(np.sqrt(second))))
 
 
 @compiled_part
@@ -233,6 +233,12 @@ class LoadSearch:
         self.placement, self.score = np.array(placement, np.int64), score
         return True
 
+    def bound(self) -> float:
+        """What no placement is below."""
+        tick = self.objective.problem.tick
+        fits = self.score < self.objective.worst / tick
+        return work_bound(self.full, self.score * tick if fits else np.inf) / tick
+
     def run_round(self, until: float) -> bool:
         """One descent from hot to cold; whether it found something better."""
         c, rng = self.columns, self.rng
@@ -283,7 +289,8 @@ class LoadSearch:
 
 def _random_place(allowed: Bools, rng: np.random.Generator) -> Ints:
     weight = rng.random(allowed.shape) * allowed
-    return weight.argmax(axis=1).astype(np.int64)
+    found: Ints = weight.argmax(axis=1).astype(np.int64)
+    return found
 
 
 def load_search(
@@ -304,18 +311,19 @@ def load_search(
     began = time.perf_counter()
     until = began + budget
     search = LoadSearch(objective, seed, starts)
-    bound = work_bound(objective.columns) / objective.problem.tick
+    bound = search.bound()
     curve, interrupted = [], False
     try:
         while time.perf_counter() < until and search.score > bound * (1 + 1e-12):
             if search.run_round(until):
+                bound = search.bound()
                 took = time.perf_counter() - began
                 curve.append((took, objective.evaluations, search.score))
             if report is not None:
                 report(PlacerProgress(search.score, bound, objective.evaluations))
     except KeyboardInterrupt:
         interrupted = True
-    notes = ()
+    notes: tuple[str, ...] = ()
     if not objective.evaluate(search.placement).feasible:
         notes = ("no placement was found that fits; this is the nearest",)
     figures = {"rounds": float(search.round)}
