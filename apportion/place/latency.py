@@ -23,7 +23,8 @@ import numpy as np
 
 from apportion.columns import Floats, Ints, compiled, offsets
 from apportion.place.max_load import HOST, transfers
-from apportion.place.objective import LATENCY, Evaluation
+from apportion.place.objective import Evaluation
+from apportion.place.objective_names import LATENCY
 from apportion.place.placement_problem import NEVER, PlacementProblem, check_placement
 
 

@@ -29,7 +29,8 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Bools, Floats, Ints, compiled, offsets
-from apportion.place.objective import THROUGHPUT, Evaluation
+from apportion.place.objective import Evaluation
+from apportion.place.objective_names import THROUGHPUT
 from apportion.place.placement_problem import NEVER, PlacementProblem, check_placement
 
 HOST = "cpu"  # the kind of devices that hold what crosses, and pay nothing for it
