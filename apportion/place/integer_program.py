@@ -62,7 +62,7 @@ class IntegerProgram:
 
 @dataclass(frozen=True)
 class PlacementProgram:
-    """A program, the variable that is minimised, the ticks of which 1 is its unit, and how to read a
+    """A program, the variable that is minimised, the ticks that are 1 in it, and how to read a
     placement from values."""
 
     program: IntegerProgram

@@ -13,8 +13,8 @@ Variables of throughput (Tarnawski et al. 2020), all loads as shares of the best
 
 A unit is not tried on a device where it alone takes longer than the best placement known. Of
 interchangeable devices, the unit with most work is on the first, the next on one of the first two,
-and so on. Where the bound is due to long units of which one device must have several, the numbers of
-them on such devices fall instead: whole numbers, of which the first is then large enough.
+and so on. Where the bound is due to long units of which one device must have several, the numbers
+of them on such devices fall instead: whole numbers, of which the first is then large enough.
 
 Contiguous placements have positions in place of devices, and z[u, p]: unit u is at position p or
 before. An edge between units says that z of the first is at least that of the second. t[p, c] says
