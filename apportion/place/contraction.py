@@ -58,9 +58,9 @@ def contracted(c: LoadColumns, block: Ints) -> LoadColumns:
     allowed = np.ones((count, k), np.bool_)
     np.logical_and.at(allowed, block, c.allowed)
     rows: dict[tuple[int, int, tuple[int, ...]], Ints] = {}
+    reading, first = block[c.reader].tolist(), c.reader_start.tolist()
     for row, home in enumerate(block[c.source].tolist()):
-        readers = block[c.reader[c.reader_start[row] : c.reader_start[row + 1]]]
-        others = tuple(np.setdiff1d(readers, [home]).tolist())
+        others = tuple(sorted(set(reading[first[row] : first[row + 1]]) - {home}))
         if others:
             key = (home, int(c.part[row]), others)
             rows[key] = rows.get(key, 0) + c.price[row]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -37,11 +38,12 @@ from apportion.place.one_device import one_device
 
 WORD = 60  # blocks in one number of a set
 MOST_IDEALS = 120_000
-MOST_CHECKS = 400_000_000  # ideals x blocks, which is what finding them takes
+MOST_CHECKS = 400_000_000  # ideals x blocks x words, which is what finding them takes
 MOST_STATES = 100_000_000  # ideals x states of the program
 SLOW = 3.0  # a device on which everything takes so many times longer is left out of an even cut
 NOTHING = 1 << 60  # ticks: no such placement
-CHUNK = 200_000  # sets between two looks at the clock
+CHUNK = 200_000  # sets between two looks at the clock; at first fewer
+FIRST_CHUNK = 1000
 
 
 class DeviceClasses(NamedTuple):
@@ -93,8 +95,8 @@ def first_devices(c: LoadColumns) -> Bools:
 
 def all_ideals(count: int, edges: Ints, most: int = MOST_IDEALS) -> Ideals:
     """The ideals of blocks, unless there are more than `most`."""
-    most = min(most, MOST_CHECKS // max(count, 1))
     words = max(1, -(-count // WORD))
+    most = min(most, MOST_CHECKS // max(count * words, 1))
     if most <= count + 1:
         return Ideals(*(np.zeros(size, np.int64) for size in (1, 0, 0)), 0)
     below = np.zeros((count, words), np.int64)
@@ -310,9 +312,10 @@ def best_chain(
     if (len(ideals.above_start) - 1) * classes.states > MOST_STATES:
         return None, False
     tables = split_tables(ideals, classes)
-    last, low = len(ideals.above_start) - 2, 0
+    last, low, chunk = len(ideals.above_start) - 2, 0, FIRST_CHUNK
     while low <= last:
-        low = int(fill_tables(c, ideals, classes, tables, limit, low, CHUNK))
+        low = int(fill_tables(c, ideals, classes, tables, limit, low, chunk))
+        chunk = min(2 * chunk, CHUNK)
         if low <= last and time.perf_counter() > until:
             return None, False
     state = int(tables.best[last].argmin())
@@ -401,20 +404,27 @@ def dp_ideals(
     it = contraction(throughput.columns, throughput.edges)
     place = linear_start(it, until)
     limit = NOTHING if place is None else block_load(it.columns, place)
-    ideals = all_ideals(len(it.columns.resident), it.edges)
-    notes: tuple[str, ...] = ()
-    proven = False
     figures = {"blocks": float(len(it.columns.resident))}
-    if not ideals.complete:
-        notes = (f"more than {MOST_IDEALS} ideals: the result is that of the linear variant",)
-    else:
-        figures["ideals"] = float(len(ideals.above_start) - 1)
-        better, ended = best_chain(it.columns, ideals, limit, until)
+    proven = interrupted = False
+    try:
+        ideals = all_ideals(len(it.columns.resident), it.edges)
+        better, ended = None, False
+        if ideals.complete:
+            figures["ideals"] = float(len(ideals.above_start) - 1)
+            better, ended = best_chain(it.columns, ideals, limit, until)
         place = place if better is None else better
         proven = ended and it.safe
-        if not ended:
-            notes = ("the time was over: the result is that of the linear variant",)
-    return contiguous_result(throughput, it, place, contiguous, proven, notes, figures)
+        notes = () if ended else (_why(bool(ideals.complete)),)
+    except KeyboardInterrupt:
+        interrupted, notes = True, (_why(True),)
+    found = contiguous_result(throughput, it, place, contiguous, proven, notes, figures)
+    return replace(found, interrupted=interrupted)
+
+
+def _why(complete: bool) -> str:
+    """Why there is only the result of the linear variant."""
+    what = "the time was over" if complete else f"there are too many ideals (over {MOST_IDEALS})"
+    return f"{what}: the result is that of the linear variant"
 
 
 def loads_only(objective: Objective, name: str) -> ThroughputObjective:
@@ -439,14 +449,15 @@ def contiguous_result(
     """A placement of blocks as one of units. What is proven holds among contiguous placements; it
     is a bound where only those are asked for."""
     tick = objective.problem.tick
-    bound = work_bound(objective.columns) / tick
     if place is None:
+        bound = work_bound(objective.columns) / tick
         notes = (*notes, "no contiguous placement fits; this is the nearest on one device")
         return PlacementResult(one_device(objective).placement, bound, notes, figures=figures)
     placement = place[it.block]
+    value = objective.evaluate(placement).value
+    bound = work_bound(objective.columns, value * tick) / tick
     if proven:
-        optimum = objective.evaluate(placement).value
-        figures = {**figures, "contiguous_optimum": optimum}
+        figures = {**figures, "contiguous_optimum": value}
         if contiguous or objective.contiguous:
-            bound = optimum
+            bound = value
     return PlacementResult(placement, bound, notes, figures=figures)

@@ -55,7 +55,9 @@ def transfers(problem: PlacementProblem) -> Iterator[Transfer]:
         ticks = np.rint(np.asarray(problem.transfer) * problem.tick).astype(np.int64)
         for node in range(len(c.unit)):
             first, last = c.output_start[node], c.output_start[node + 1]
-            readers = np.unique(c.reader[c.reader_start[first] : c.reader_start[last]])
+            readers = c.reader[c.reader_start[first] : c.reader_start[last]]
+            if last > first + 1:
+                readers = np.unique(readers)
             yield Transfer(node, readers, ticks[node] * pays)
         return
     fixed, pace = _fastest_links(problem)
@@ -141,9 +143,10 @@ def load_columns(problem: PlacementProblem, apart: bool = False) -> LoadColumns:
         np.add.at(work[:, :, part], c.unit[own], c.duration[own])
     work = np.minimum(work, NEVER)
     rows: dict[tuple[int, int, tuple[int, ...]], Ints] = {}
+    unit_of = c.unit.tolist()
     for node, readers, price in transfers(problem):
-        home = int(c.unit[node])
-        others = tuple(np.setdiff1d(c.unit[readers], [home]).tolist())
+        home = unit_of[node]
+        others = tuple(sorted({unit_of[reader] for reader in readers.tolist()} - {home}))
         if others and price.any():
             key = (home, int(c.backward[node]) if apart else FORWARD, others)
             rows[key] = rows.get(key, 0) + price

@@ -81,7 +81,10 @@ def milp_placement(
     if made is None or count > MOST_VARIABLES:
         notes = (f"{count} variables are too many for HiGHS: this is by search alone",)
         return first if made is None else replace(first, notes=(*first.notes, *notes))
-    values, proven = made.program.solve(made.target, until - time.perf_counter())
+    try:
+        values, proven = made.program.solve(made.target, until - time.perf_counter())
+    except KeyboardInterrupt:
+        return replace(first, interrupted=True)
     proven *= (1 - TOLERANCE) * made.scale / objective.problem.tick
     best, bound = first.placement, first.lower_bound or 0.0
     if values is not None and objective.score(place := made.where(values)) < objective.score(best):
