@@ -98,7 +98,8 @@ def all_ideals(count: int, edges: Ints, most: int = MOST_IDEALS) -> Ideals:
     words = max(1, -(-count // WORD))
     most = min(most, MOST_CHECKS // max(count * words, 1))
     if most <= count + 1:
-        return Ideals(*(np.zeros(size, np.int64) for size in (1, 0, 0)), 0)
+        none = np.zeros(0, np.int64)
+        return Ideals(none, none, none, 0)
     below = np.zeros((count, words), np.int64)
     for source, target in edges.tolist():
         below[target, source // WORD] |= 1 << (source % WORD)

@@ -79,8 +79,8 @@ def milp_placement(
         first = search(budget=budget * LONG_SHARE, starts=[*starts, first.placement])
         made = _unless_proven(objective, first, contiguous)
     if made is None or count > MOST_VARIABLES:
-        notes = (f"{count} variables are too many for HiGHS: this is by search alone",)
-        return first if made is None else replace(first, notes=(*first.notes, *notes))
+        note = f"{count} variables are too many for HiGHS: this is by search alone"
+        return first if made is None else replace(first, notes=(*first.notes, note))
     try:
         values, proven = made.program.solve(made.target, until - time.perf_counter())
     except KeyboardInterrupt:
