@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.place.objective import Objective, PlacementResult, Report, StepObjective
-from apportion.place.search_run import SearchRun, first_placements
+from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.search_run import WalkRun, first_placements, step_objective
 from apportion.place.step_search import (
     BEST,
     enter,
@@ -38,12 +38,12 @@ def local_search(
     evaluations: int | None = None,
 ) -> PlacementResult:
     """Never worse than its starts. With `evaluations` it ends after so many instead of by time."""
-    assert isinstance(objective, StepObjective)
+    objective = step_objective(objective)
     problem = objective.problem
     g, w, mix = neighbourhood(problem), search_state(problem, seed), np.array(MIX)
     given = (problem.columns, problem.links, objective.tables, objective.scratch, g, w)
-    run = SearchRun(objective, w, budget, evaluations, report)
     first = first_placements(problem, starts)
+    run = WalkRun(objective, w, budget, evaluations, report)
     with run:
         for start in first:
             run.call(enter, *given, start)

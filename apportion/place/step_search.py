@@ -27,6 +27,7 @@ from apportion.place.step_time import NO_LIMIT, StepScratch, StepTables, step_sc
 
 EVALUATIONS, CHAIN, CHANGED, STAMP, ACCEPTED, FRUITLESS, BETTER = range(7)  # counts
 NOW, LOW, BEST = range(3)  # scores; LOW is the best since the last kick
+NEVER_KICK = 1 << 60
 MOST_AT_ONCE = 20_000  # evaluations before the state is read
 
 
