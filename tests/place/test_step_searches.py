@@ -11,10 +11,11 @@ from rings import sampled
 
 from apportion.place.annealing import annealing
 from apportion.place.brkga import brkga
-from apportion.place.local_search import local_search
+from apportion.place.local_search import MIX, local_search
 from apportion.place.objective import PlacementResult, StepObjective
 from apportion.place.random_placement import random_placement
 from apportion.place.restarts import restarts
+from apportion.place.step_search import EVALUATIONS, enter, neighbourhood, search_state, walk
 
 SEARCHES: dict[str, Callable[..., PlacementResult]] = {
     "local-search": local_search,
@@ -105,3 +106,21 @@ def test_a_start_that_is_no_placement_is_told(name: str) -> None:
     objective = StepObjective(made_problem(np.random.default_rng(9), 5, 2))
     with pytest.raises(ValueError, match="each of 5 units one of 2 devices"):
         SEARCHES[name](objective, starts=[np.full(5, 2)])
+
+
+@pytest.mark.slow
+def test_compiled_and_interpreted_walks_are_equal() -> None:
+    for seed in range(6):
+        problem = made_problem(np.random.default_rng(seed), 25, 3, units=12, restricted=True)
+        objective = StepObjective(problem)
+        mix, g = np.array(MIX), neighbourhood(problem)
+        kept = []
+        for form in ("function", "dispatcher"):
+            w = search_state(problem, seed)
+            given = (problem.columns, problem.links, objective.tables, objective.scratch, g, w)
+            getattr(enter, form)(*given, problem.columns.allowed.argmax(axis=1))
+            getattr(walk, form)(*given, mix, 20.0, 400.0, 50, 300, 10_000)
+            kept.append(w)
+        for one, other in zip(*kept, strict=True):
+            assert np.array_equal(one, other)
+        assert kept[0].counts[EVALUATIONS] == 300
