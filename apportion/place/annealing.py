@@ -7,24 +7,25 @@ local_search.py: the heat leads away from them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-
-import numpy as np
 
 from apportion.columns import Ints
 from apportion.place.objective import Objective, PlacementResult, Report
 from apportion.place.search_run import WalkRun, first_placements, step_objective
 from apportion.place.step_search import (
-    BEST,
-    NEVER_KICK,
+    MoveShares,
     enter,
     neighbourhood,
     search_state,
     walk,
 )
 
-MIX = (0.3, 0.5, 0.4, 0.15, 0.15, 0.15, 0.15, 0.1, 0.1, 0)
-HOT = 0.01  # the first temperature, as a share of the time of the first placement
+SHARES = MoveShares(
+    critical=0.3, near=0.5, group=0.3, block=0.1, grown=0.1, stretch=0.1, taken=0.1, exchange=0.05
+)  # fmt: skip
+PATIENCE = 4  # evaluations for each unit and device without progress before the next kick
+HOT = 0.1  # by the root of the number of units: what the heat begins with, as a share of the best
 
 
 def annealing(
@@ -40,16 +41,17 @@ def annealing(
     """Never worse than its starts. With `evaluations` it ends after so many instead of by time."""
     objective = step_objective(objective)
     problem = objective.problem
-    g, w, mix = neighbourhood(problem), search_state(problem, seed), np.array(MIX)
+    g, w = neighbourhood(problem), search_state(problem, seed)
     given = (problem.columns, problem.links, objective.tables, objective.scratch, g, w)
     first = first_placements(problem, starts)
     run = WalkRun(objective, w, budget, evaluations, report)
     with run:
         for start in first:
             run.call(enter, *given, start)
-        hot = HOT * w.scores[BEST]
+        patience = PATIENCE * problem.units * len(problem.devices)
+        hot = HOT / math.sqrt(problem.units)
         while not run.over:
             until = run.next_count()
             proposals = 100 * (until - run.counted)
-            run.call(walk, *given, mix, hot, run.expected, NEVER_KICK, until, proposals)
+            run.call(walk, *given, SHARES, hot, run.expected, patience, until, proposals)
     return run.result()

@@ -11,7 +11,7 @@ from rings import sampled
 
 from apportion.place.annealing import annealing
 from apportion.place.brkga import brkga
-from apportion.place.local_search import MIX, local_search
+from apportion.place.local_search import SHARES, local_search
 from apportion.place.objective import PlacementResult, StepObjective
 from apportion.place.random_placement import random_placement
 from apportion.place.restarts import restarts
@@ -47,7 +47,7 @@ def test_a_memory_limit_is_kept_where_that_can_be(name: str) -> None:
     least = best_score(objective)
     assert least < objective.tables.worst  # one fits
     assert not objective.evaluate(np.zeros(6, np.int64)).feasible
-    found = SEARCHES[name](objective, seed=1, evaluations=200)
+    found = SEARCHES[name](objective, seed=1, evaluations=600)
     assert objective.evaluate(found.placement).feasible
     assert objective.score(found.placement) == least
 
@@ -113,13 +113,13 @@ def test_compiled_and_interpreted_walks_are_equal() -> None:
     for seed in range(6):
         problem = made_problem(np.random.default_rng(seed), 25, 3, units=12, restricted=True)
         objective = StepObjective(problem)
-        mix, g = np.array(MIX), neighbourhood(problem)
+        g = neighbourhood(problem)
         kept = []
         for form in ("function", "dispatcher"):
             w = search_state(problem, seed)
             given = (problem.columns, problem.links, objective.tables, objective.scratch, g, w)
             getattr(enter, form)(*given, problem.columns.allowed.argmax(axis=1))
-            getattr(walk, form)(*given, mix, 20.0, 400.0, 50, 300, 10_000)
+            getattr(walk, form)(*given, SHARES, 0.1, 400.0, 50, 300, 10_000)
             kept.append(w)
         for one, other in zip(*kept, strict=True):
             assert np.array_equal(one, other)
