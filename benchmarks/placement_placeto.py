@@ -1,6 +1,6 @@
 """Placeto's experiments: its table at equal numbers of simulated placements, and generalisation.
 
-    python benchmarks/placement_placeto.py problems --dir DIR --jobs 16   # captures, once: DIR/*.npz
+    python benchmarks/placement_placeto.py problems --dir DIR --jobs 16   # captures: DIR/*.npz
     python benchmarks/placement_placeto.py table    --dir DIR --jobs 16 [--evaluations 20000]
     python benchmarks/placement_placeto.py train    --dir DIR --jobs 16 --seconds 400
     python benchmarks/placement_placeto.py test     --dir DIR --jobs 16
@@ -10,10 +10,10 @@ Each part is a process of its own and leaves a file in DIR: JSON, or a policy. A
 there is not done again, so that any stage can be stopped and gone on with; `--seconds` starts no
 further part after so many. Nothing needs a network, and `problems` may be run on another machine.
 
-Table: Inception-V3, NMT and NASNet in 128 groups on 2 and 4 K80, by the rules of Placeto's simulator
-and by ours. Generalisation: the three families of learn/families.py, re-created, not Placeto's own;
-policies are trained on the training graphs of a family, or on both other families, and tried on the
-graphs of it that are held out.
+Table: Inception-V3, NMT and NASNet in 128 groups on 2 and 4 K80, by the rules of Placeto's
+simulator and by ours. Generalisation: the three families of learn/families.py, re-created, not
+Placeto's own; policies are trained on the training graphs of a family, or on both other families,
+and tried on the graphs of it that are held out.
 """
 
 from __future__ import annotations

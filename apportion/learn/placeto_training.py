@@ -212,10 +212,10 @@ class PlacetoTraining:
         gains = [(index, returns(episode.rho)) for index, episode in played]
         history = with_returns(policy.history, gains, settings.updates)
         beta = settings.entropy[0] * (settings.entropy[1] / settings.entropy[0]) ** progress
-        tasks = [
-            (index, (self.graphs[index], policy, episode, gain - history[index].mean(axis=0), beta))
-            for (index, episode), (_, gain) in zip(played, gains, strict=True)
-        ]
+        tasks = []
+        for (index, episode), (_, gain) in zip(played, gains, strict=True):
+            advantage = settings.scale * (gain - history[index].mean(axis=0))
+            tasks.append((index, (self.graphs[index], policy, episode, advantage, beta)))
         gradient = np.sum(self._each(episode_gradient, tasks), axis=0, dtype=np.float32)
         rate = settings.rate[0] + (settings.rate[1] - settings.rate[0]) * progress
         column, moments = adam_step(

@@ -351,7 +351,7 @@ def test_training_finds_the_best_placement_of_a_tiny_problem(seed: int) -> None:
 def test_the_policy_learns() -> None:
     """The greedy placement of a trained policy is better than that of an untrained one."""
     problem = made_problem(12, 2, seed=8)
-    settings = PlacetoSettings(entropy=(0.1, 1e-3))
+    settings = PlacetoSettings(rate=(3e-3, 3e-4), parallel=2)
     reports: list[EpisodeReport] = []
     train_placeto([problem], episodes=400, settings=settings, report=reports.append)
     first, last = (np.mean([r.last for r in part]) for part in (reports[:10], reports[-10:]))
