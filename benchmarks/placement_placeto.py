@@ -374,6 +374,8 @@ def print_table(folder: Path, evaluations: int, seeds: int) -> None:
                 runs = {m: [found for seed in range(seeds)
                             if (found := read(folder / f"{stem}-{m}-{evaluations}-{seed}.json"))]
                         for m in BY_COUNTS}  # fmt: skip
+                if not any(runs.values()):
+                    continue
                 for mark in marks:
                     means = [
                         f"{np.mean([best_after(r, mark) for r in runs[m]]):.4f}" if runs[m] else "-"
