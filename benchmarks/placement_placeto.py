@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -66,7 +67,12 @@ def table_file(folder: Path, model: str, devices: int, rules: str) -> Path:
 
 
 def family_file(folder: Path, spec: str) -> Path:
-    return folder / f"family-{spec}.npz"
+    return folder / f"family-{plain(spec)}.npz"
+
+
+def plain(name: str) -> str:
+    """A name that any file can have."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name)
 
 
 def make_problems(uses: list[tuple[Path, int, str]], spec: str, groups: int) -> None:
@@ -302,7 +308,7 @@ def test_parts(folder: Path) -> list[Part]:
                 if not policy.exists():
                     continue
             for spec in graph_family(name).test:
-                file = folder / f"test-{name}-{spec}-{how.replace(' ', '_')}.json"
+                file = folder / f"test-{name}-{plain(spec)}-{plain(how)}.json"
                 parts.append((file, test_part, (file, family_file(folder, spec), how, policy)))
     return parts
 
@@ -424,7 +430,7 @@ def print_generalisation(folder: Path) -> None:
     cdf: dict[str, dict[str, list[float]]] = {}
     for name in FAMILY_NAMES:
         found = {
-            (how, spec): read(folder / f"test-{name}-{spec}-{how.replace(' ', '_')}.json")
+            (how, spec): read(folder / f"test-{name}-{plain(spec)}-{plain(how)}.json")
             for how in WAYS
             for spec in graph_family(name).test
         }
