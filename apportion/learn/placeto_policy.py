@@ -39,7 +39,7 @@ class PlacetoSettings:
     """
 
     rounds: int = ROUNDS
-    parallel: int = 4
+    parallel: int = 1
     rate: tuple[float, float] = (1e-3, 1e-4)
     scale: float = 100.0
     entropy: tuple[float, float] = (1.0, 1e-2)
