@@ -60,7 +60,7 @@ def train_command(
 
     Example: apportion policy train --models nmt:tiny --clusters p2.8xlarge --out p.safetensors
     """
-    trainers = {OUR_KIND: _train_policy}
+    trainers = {OUR_KIND: _train_policy, "placeto": _train_placeto}
     if kind not in trainers:
         raise ValueError(f"There is no training of kind {kind!r}; known are {', '.join(trainers)}.")
     check_folders(out)
@@ -101,6 +101,33 @@ def _train_policy(
         for path, problem in zip(paths, problems, strict=True):
             save_problem(path, problem)
         return dict(train_policy(paths, out, training, resume=resume, report=report).facts)
+
+
+def _train_placeto(
+    problems: list[PlacementProblem],
+    out: Path,
+    budget: float,
+    resume: Path | None,
+    seed: int,
+    jobs: int | None,
+) -> dict[str, Any]:
+    """Train `placeto`; the facts of what it has learned."""
+    from apportion.learn import EpisodeReport, load_placeto, train_placeto
+    from apportion.machine import usable_cores
+
+    told = [0.0]
+
+    def report(at: EpisodeReport) -> None:
+        if at.seconds - told[0] >= 2.0:
+            told[0] = at.seconds
+            note(f"{at.seconds:.0f} s, {at.episodes} episodes, {at.last:.4f}, best {at.best:.4f}")
+
+    policy = train_placeto(
+        problems, budget=budget, seed=seed, workers=jobs or usable_cores(), report=report,
+        resume=None if resume is None else load_placeto(resume), out=out,
+    )  # fmt: skip
+    return {"devices": policy.devices, "episodes": policy.episodes,
+            "evaluations": policy.evaluations, "trained_on": list(policy.trained_on)}  # fmt: skip
 
 
 def split_specs(text: str) -> list[str]:

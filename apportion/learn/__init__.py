@@ -12,6 +12,15 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
+    from apportion.learn.placeto_policy import (
+        load_placeto as load_placeto,
+    )
+    from apportion.learn.placeto_training import (
+        EpisodeReport as EpisodeReport,
+    )
+    from apportion.learn.placeto_training import (
+        train_placeto as train_placeto,
+    )
     from apportion.learn.train_policy import (
         PolicyTraining as PolicyTraining,
     )
