@@ -12,6 +12,15 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
+    from apportion.learn.gdp import (
+        train_gdp as train_gdp,
+    )
+    from apportion.learn.gdp_file import (
+        load_gdp as load_gdp,
+    )
+    from apportion.learn.gdp_file import (
+        save_gdp as save_gdp,
+    )
     from apportion.learn.placeto_policy import (
         load_placeto as load_placeto,
     )
@@ -29,9 +38,6 @@ if TYPE_CHECKING:
     )
     from apportion.learn.train_policy import (
         train_policy as train_policy,
-    )
-    from apportion.learn.varied_problem import (
-        some_devices as some_devices,
     )
 
 lazy_face(__name__)
