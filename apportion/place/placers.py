@@ -108,7 +108,7 @@ PLACERS: dict[str, Placer] = {
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
     "colocrl": Placer(
         "learn.colocrl:place_with_colocrl", "learns to name all devices in turn (ColocRL)",
-        objectives=(STEP,),
+        objectives=(STEP,), learns=True,
     ),
     "placeto": Placer(
         "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
