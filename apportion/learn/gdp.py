@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from apportion.columns import Floats, Ints
-from apportion.learn.gdp_graph import GdpGraph, gdp_graph
+from apportion.learn.best_placement import BestPlacement
+from apportion.learn.gdp_graph import gdp_graph
 from apportion.learn.gdp_network import GdpNetwork, GdpShape
+from apportion.learn.torch_adam import give_moments, kept_moments
 from apportion.place import (
     Objective,
     PlacementProblem,
@@ -36,7 +38,6 @@ from apportion.place import (
 )
 
 INVALID = -10.0  # the reward of a placement that does not fit: that of a step of 100 s
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +45,13 @@ class GdpSettings:
     """How a policy is trained. An update evaluates `rollouts` placements of each graph, and the
     most likely one, which only counts for the result."""
 
-    rollouts: int = 16
-    epochs: int = 4
+    rollouts: int = 32
+    epochs: int = 10
     clip: float = 0.2
-    learning_rate: float = 2e-3
-    entropy: float = 0.02
+    learning_rate: float = 1e-3
+    entropy: float = 0.1
     entropy_decay: float = 0.98  # per update
     norm: float = 1.0  # the most that a gradient may be long
-
-
-@dataclass(eq=False)
-class GdpSearch:
-    """What training saw of one problem: the nearest to fitting, and of those the fastest."""
-
-    objective: Objective
-    best: Ints | None = None
-    over: float = np.inf  # the share by which `best` is over a limit
-    value: float = np.inf  # in the problem's unit of time
-    curve: list[tuple[float, int, float]] = field(default_factory=list)
-    used: int = 0  # evaluations
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +63,7 @@ class GdpPolicy:
     random_state: torch.Tensor
     updates: int
     trained_on: tuple[str, ...]
-    searches: tuple[GdpSearch, ...] = ()
+    searches: tuple[BestPlacement, ...] = ()
     interrupted: bool = False
 
 
@@ -109,14 +98,15 @@ def train_gdp(
         network.load_state_dict(old.network.state_dict())
     if network.shape.devices < most:
         raise ValueError(f"the policy places on {network.shape.devices} devices, not on {most}")
+    began = time.perf_counter()
     training = _Training(
         network.to(device),
-        tuple(GdpSearch(objective(problem)) for problem in problems),
+        tuple(BestPlacement(objective(problem), began) for problem in problems),
         settings or GdpSettings(),
         seed,
         resume,
     )
-    limits = _Limits(updates, evaluations, budget, time.perf_counter(), report)
+    limits = _Limits(updates, evaluations, budget, began, report)
     interrupted = False
     try:
         while training.update(limits):
@@ -136,12 +126,16 @@ class _Limits:
     began: float
     report: Report | None
 
+    def late(self) -> bool:
+        """Whether the budget of seconds is used up."""
+        return self.budget is not None and time.perf_counter() - self.began >= self.budget
+
     def over(self, updates: int, used: int) -> bool:
         """Whether nothing more may be done."""
         return (
             (self.updates is not None and updates >= self.updates)
             or (self.evaluations is not None and used >= self.evaluations)
-            or (self.budget is not None and time.perf_counter() - self.began >= self.budget)
+            or self.late()
         )
 
 
@@ -151,7 +145,7 @@ class _Training:
     def __init__(
         self,
         network: GdpNetwork,
-        searches: tuple[GdpSearch, ...],
+        searches: tuple[BestPlacement, ...],
         settings: GdpSettings,
         seed: int,
         resume: GdpPolicy | None,
@@ -160,22 +154,20 @@ class _Training:
         self.device = str(next(network.parameters()).device)
         self.graphs = [gdp_graph(it.objective.problem).to(self.device) for it in searches]
         self.random = torch.Generator().manual_seed(seed)
+        self.random_state = self.random.get_state()  # after the last update that was finished
         self.updates = 0
         self.done = 0  # updates of this training, without those that it resumes
         self.adam = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
         if resume is not None:
             self.updates = resume.updates
+            self.random_state = resume.random_state
             self.random.set_state(resume.random_state)
-            for name, parameter in network.named_parameters():
-                if f"{name}.mean" in resume.moments:
-                    self.adam.state[parameter] = {
-                        "step": torch.tensor(float(resume.moments[f"{name}.steps"])),
-                        "exp_avg": resume.moments[f"{name}.mean"].to(self.device, copy=True),
-                        "exp_avg_sq": resume.moments[f"{name}.square"].to(self.device, copy=True),
-                    }
+            give_moments(self.adam, network, resume.moments)
 
     def update(self, limits: _Limits) -> bool:
         """Sample placements of every graph and take PPO's steps; False where a limit was met."""
+        if limits.over(self.done, sum(it.used for it in self.searches)):
+            return False
         rounds = []
         for graph, search in zip(self.graphs, self.searches, strict=True):
             with torch.no_grad():
@@ -186,13 +178,12 @@ class _Training:
             for placement in [likely, *placements.numpy()]:
                 if limits.over(self.done, sum(it.used for it in self.searches)):
                     return False
-                rewards.append(self.judge(search, placement, limits))
+                seconds, fits = search.judge(placement)
+                rewards.append(reward(seconds, fits))
             advantages = torch.from_numpy(advantage(np.array(rewards[1:]))).float()
             chances = logits.log_softmax(dim=1).gather(1, placements.T).T
             rounds.append((graph, placements, chances, advantages))
-        on_device = [
-            (graph, *(part.to(self.device) for part in parts)) for graph, *parts in rounds
-        ]
+        on_device = [(graph, *(part.to(self.device) for part in parts)) for graph, *parts in rounds]
         weight = self.settings.entropy * self.settings.entropy_decay**self.updates
         for _ in range(self.settings.epochs):
             self.adam.zero_grad()
@@ -203,55 +194,30 @@ class _Training:
                 (loss / len(rounds)).backward()
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.norm)
             self.adam.step()
+            if limits.late():
+                break
         self.updates += 1
         self.done += 1
+        self.random_state = self.random.get_state()
         if limits.report is not None:
             best = float(np.mean([it.value for it in self.searches]))
             used = sum(it.used for it in self.searches)
             limits.report(PlacerProgress(best, None, used))
         return True
 
-    def judge(self, search: GdpSearch, placement: Ints, limits: _Limits) -> float:
-        """The reward of a placement; the search keeps the best."""
-        over, value = judged(search.objective, placement)
-        search.used += 1
-        if (over, value) < (search.over, search.value):
-            search.best, search.over, search.value = placement.copy(), over, value
-            if over == 0:
-                seconds = time.perf_counter() - limits.began
-                search.curve.append((seconds, search.used, value))
-        unit = SECONDS.get(search.objective.problem.time_unit, 1.0)
-        return reward(value * unit, over == 0)
-
     def policy(self, interrupted: bool) -> GdpPolicy:
         """What has been learned so far."""
-        moments = {}
-        for name, parameter in self.network.named_parameters():
-            if state := self.adam.state.get(parameter):
-                moments[f"{name}.mean"] = state["exp_avg"].cpu()
-                moments[f"{name}.square"] = state["exp_avg_sq"].cpu()
-                moments[f"{name}.steps"] = state["step"].cpu()
+        moments = kept_moments(self.adam, self.network)
         names = tuple(it.objective.problem.name for it in self.searches)
         return GdpPolicy(
-            self.network.cpu(), moments, self.random.get_state(), self.updates, names,
-            self.searches, interrupted,
+            self.network.cpu(), moments, self.random_state, self.updates, names, self.searches,
+            interrupted,
         )  # fmt: skip
 
 
 def reward(seconds: float, fits: bool) -> float:
     """-sqrt(seconds of a step), or that of a placement that cannot run."""
     return -float(np.sqrt(seconds)) if fits else INVALID
-
-
-def judged(objective: Objective, placement: Ints) -> tuple[float, float]:
-    """The share by which a placement is over a limit, and its value. One evaluation."""
-    limit = objective.problem.limit
-    if np.isinf(limit).all():
-        return 0.0, objective.score(placement)
-    found = objective.evaluate(placement)
-    if found.feasible:
-        return 0.0, found.value
-    return max(float(((found.memory - limit) / np.maximum(limit, 1.0)).max()), 1e-12), found.value
 
 
 def advantage(rewards: Floats) -> Floats:

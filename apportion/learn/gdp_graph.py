@@ -4,9 +4,9 @@ In: a PlacementProblem. Out: torch tensors. Nothing here depends on how nodes or
 except the order in which units are handed to the placer.
 
 GDP's features of an operator are its type, the shape of its output and the numbers of adjacent
-operators (arXiv 1910.01578). Types are hashed into `TYPES` columns; for shapes we have bytes; numbers
-of neighbours would tie a policy to one numbering, so that degrees and places along the longest
-paths stand for them. A unit has the sums over its nodes.
+operators (arXiv 1910.01578). Types are hashed into `TYPES` columns; for shapes we have bytes;
+numbers of neighbours would tie a policy to one numbering, so that degrees and places along the
+longest paths stand for them. A unit has the sums over its nodes.
 """
 
 from __future__ import annotations
@@ -122,4 +122,3 @@ def longest_paths(c: PlacementColumns, took: Floats) -> tuple[Floats, Floats]:
             begin[reader, 0] = max(begin[reader, 0], ticks)
             begin[reader, 1] = max(begin[reader, 1], count)
     return begin, longest
-

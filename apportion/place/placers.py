@@ -14,18 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apportion.place.objective import (
-    LATENCY,
-    OBJECTIVES,
-    STEP,
-    THROUGHPUT,
-    Objective,
-    PlacementResult,
-    Report,
-)
+from apportion.place.objective_names import LATENCY, OBJECTIVES, STEP, THROUGHPUT
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
+    from apportion.place.objective import Objective, PlacementResult, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +106,10 @@ PLACERS: dict[str, Placer] = {
     ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
+    "colocrl": Placer(
+        "learn.colocrl:place_with_colocrl", "learns to name all devices in turn (ColocRL)",
+        objectives=(STEP,),
+    ),
     "placeto": Placer(
         "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
         objectives=(STEP,), learns=True,
@@ -152,5 +149,9 @@ PLACERS: dict[str, Placer] = {
     "exhaustive": Placer(
         "place.exhaustive_placement:exhaustive", "every placement: for tiny graphs",
         contiguous=True,
+    ),
+    "gdp": Placer(
+        "learn.gdp:place_with_gdp", "GDP: attention over all units at once, trained by PPO",
+        learns=True,
     ),
 }  # fmt: skip

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from apportion.search.levels.certificate import (
         certify as certify,
     )
+    from apportion.search.placement import (
+        strategy_of as strategy_of,
+    )
     from apportion.search.problem import (
         Problem as Problem,
     )
