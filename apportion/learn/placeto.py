@@ -11,13 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from apportion.columns import Ints
 from apportion.learn.group_graph import group_graph
 from apportion.learn.placeto_episode import roll_out
-from apportion.learn.placeto_policy import PlacetoPolicy, PlacetoSettings, new_policy
+from apportion.learn.placeto_policy import (
+    PlacetoPolicy,
+    PlacetoSettings,
+    load_placeto,
+    new_policy,
+)
 from apportion.learn.placeto_training import (
     GROUPS,
     PlacetoTraining,
@@ -49,13 +55,17 @@ def place_with_placeto(
     evaluations: int | None = None,
     workers: int = 1,
     settings: PlacetoSettings | None = None,
-    policy: PlacetoPolicy | None = None,
+    policy: PlacetoPolicy | Path | None = None,
 ) -> PlacementResult:
     """Learn on the one problem, then place it greedily; the best placement seen. With `evaluations`
-    it ends after exactly so many simulated placements, whatever time that takes; with `policy` it
-    begins with what that has learned on other problems."""
+    it ends after exactly so many simulated placements, whatever time that takes; with `policy`, or
+    the file of one, it begins with what that has learned on other problems, and places greedily
+    before it learns as well."""
     problem = objective.problem
     graph = group_graph(problem, GROUPS)
+    known = policy is not None
+    if isinstance(policy, Path):
+        policy = load_placeto(policy)
     if policy is None:
         policy = new_policy(graph.devices, seed, settings or PlacetoSettings())
     else:
@@ -65,7 +75,9 @@ def place_with_placeto(
     if evaluations is not None:
         evaluations = max(0, evaluations - len(given))
     end = graph.groups + 1  # placements of the greedy episode
-    learns = None if evaluations is None else max(evaluations - end, min(evaluations, end))
+    learns = None
+    if evaluations is not None:
+        learns = max(evaluations - (2 if known else 1) * end, 0 if known else min(evaluations, end))
     limits = TrainingLimits(None, learns, None if evaluations is not None else budget)
     interrupted = False
     with worker_pool(workers) as pool:
@@ -73,6 +85,8 @@ def place_with_placeto(
         if starts:
             training.begin[0] = graph.gathered(starts[0])
         try:
+            if known:
+                _greedy_episode(training, evaluations)
             while limits.left(
                 training.policy.episodes, training.policy.evaluations
             ) and training.update(limits):

@@ -108,11 +108,11 @@ PLACERS: dict[str, Placer] = {
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
     "colocrl": Placer(
         "learn.colocrl:place_with_colocrl", "learns to name all devices in turn (ColocRL)",
-        objectives=(STEP,),
+        objectives=(STEP,), learns=True,
     ),
     "placeto": Placer(
         "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
-        objectives=(STEP,), learns=True,
+        objectives=(STEP,), learns=True, learns=True,
     ),
     "local-search": Placer(
         "place.local_search:local_search", "moves of units and blocks, most on the critical chain",
