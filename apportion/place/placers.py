@@ -112,7 +112,7 @@ PLACERS: dict[str, Placer] = {
     ),
     "placeto": Placer(
         "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
-        objectives=(STEP,), learns=True, learns=True,
+        objectives=(STEP,), learns=True,
     ),
     "local-search": Placer(
         "place.local_search:local_search", "moves of units and blocks, most on the critical chain",
