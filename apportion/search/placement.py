@@ -39,6 +39,8 @@ from apportion.split import Choice, Strategy, unsplit_choice
 FIRST = 0.8  # share of the budget that a placer has at first, if it is limited
 REFINED = 0.5  # the same of a row that refines
 ROUNDS = 3  # how often a placer is asked when what it finds is over the limit
+STARTED = ("local-search", "annealing", "brkga")  # begin with list scheduling and the expert's
+LISTED = 0.1  # share of their budget that this may take
 SETTLING = ("auto", "local-search", "policy")  # end when they find nothing better
 SETTLED = 200  # namely after so many evaluations for every move of one unit
 CHECKED = 256  # proposals of the refinement between looks at the memory
@@ -172,15 +174,28 @@ def _asked(
 
     if placer not in PLACERS:
         raise UnsuitableMethod(f"there is no placer {placer}")
-    how = {"budget": budget, "seed": seed, "policy": policy}
+    ends = time.perf_counter() + budget
     try:
-        result = PLACERS[placer](objective, report=report, **how)
+        starts = _starts(objective, budget, seed) if placer in STARTED else []
+        result = PLACERS[placer](
+            objective, budget=max(ends - time.perf_counter(), 0.0), seed=seed, starts=starts,
+            report=report, policy=policy,
+        )  # fmt: skip
     except ValueError as error:  # a missing extra, a policy for other devices
         raise UnsuitableMethod(str(error)) from error
     if settled.happened:
         result = replace(result, interrupted=False)
     check_placement(step, result.placement)
     return _simulated(problem, step, result, worst)
+
+
+def _starts(objective: StepObjective, budget: float, seed: int) -> list[Ints]:
+    """Where searches begin: list scheduling, the expert's layers, one device."""
+    listed = PLACERS["list-schedule"](objective, budget=LISTED * budget, seed=seed).placement
+    alone = PLACERS["single"](objective).placement
+    expert = objective.problem.expert
+    found = [listed, alone] if expert is None else [listed, alone, expert]
+    return sorted(found, key=objective.score)
 
 
 def _simulated(
