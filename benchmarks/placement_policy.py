@@ -4,8 +4,8 @@
         [--jobs 2] [--seconds 60] [--devices 0] [--coarse 100] [--match TEXT] [--seeds 1]
 
 DIR is what benchmarks/placement_problems.py makes: seen/ has other sizes of the families of
-training, unseen/ families that training never saw. Every problem is placed as it is, fine, and grouped into
---coarse units. Compared are, each in one process of its own thread:
+training, unseen/ families that training never saw. Every problem is placed as it is, fine, and
+grouped into --coarse units. Compared are, each in one process of its own thread:
 
     heuristics      the best of single, expert, blocks, m-topo, list-schedule, m-etf and m-sct
     heuristics + 1  one second of local search from there
@@ -36,16 +36,16 @@ COLUMNS = ("greedy", "policy", "policy_1", "heuristics", "heuristics_1", "both_1
 def measure(case: tuple[str, int, int, int], seconds: float, policy: str | None) -> dict[str, Any]:
     """The figures of one problem."""
     from apportion.columns import compile_at_once
-    from apportion.learn import some_devices
+    from apportion.learn.varied_problem import some_devices
     from apportion.place import (
         PLACERS,
         StepObjective,
         coarsen,
         load_network,
         load_problem,
-        proposals,
-        shipped_network,
     )
+    from apportion.place.policy import proposals
+    from apportion.place.policy_network import shipped_network
 
     compile_at_once()
     path, devices, coarse, seed = case
