@@ -282,6 +282,7 @@ def test_reward_of_a_batch_is_averaged_over_graphs():
     assert made.searches[0].best.max() <= 1
 
 
+@pytest.mark.slow
 def test_finds_the_best_placement_of_a_tiny_problem():
     problem = made_problem(8, 2, seed=2)
     objective = StepObjective(problem)
@@ -291,6 +292,7 @@ def test_finds_the_best_placement_of_a_tiny_problem():
     assert found.curve[-1][2] == best == objective.score(found.placement)
 
 
+@pytest.mark.slow
 def test_learning_makes_placements_shorter():
     problem = problem_with_kinds(20, 3, seed=4)
     columns = problem.columns
