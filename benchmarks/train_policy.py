@@ -27,6 +27,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=16)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--entropy", type=float, default=0.003)
+    parser.add_argument("--improving", type=int, default=1000)
+    parser.add_argument("--weight", type=float, default=0.5)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--label-seconds", type=float)
     parser.add_argument("--every", type=float, default=10, help="seconds between lines")
@@ -48,14 +50,14 @@ def main() -> None:
             shown[0] = now
             print(
                 f"{at.phase} {at.seconds:7.1f} s {at.updates:6d} updates: {at.value:.4f}, "
-                f"entropy {at.entropy:.3f}",
+                f"improved {at.improved:.4f}, entropy {at.entropy:.3f}",
                 flush=True,
             )
 
     training = PolicyTraining(
         budget=options.budget, seed=options.seed, jobs=options.jobs, tasks=options.tasks,
         rate=options.rate, entropy=options.entropy, epochs=options.epochs,
-        label_seconds=options.label_seconds,
+        improving=options.improving, weight=options.weight, label_seconds=options.label_seconds,
     )  # fmt: skip
     resume = options.resume if options.resume and options.resume.exists() else None
     made = train_policy(problems, options.out, training, resume=resume, report=report)

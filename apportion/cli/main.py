@@ -22,6 +22,7 @@ from apportion.cli.look_commands import (
 )
 from apportion.cli.place_commands import place_command
 from apportion.cli.plan_commands import calibrate_command, compare_command, plan_command
+from apportion.cli.policy_commands import policy_app
 from apportion.cli.run_command import run_command
 from apportion.cli.saved_plan_commands import explain_command, report_command, simulate_command
 from apportion.place import placers_help
@@ -97,6 +98,7 @@ app.command("ops")(ops_command)
 app.command("plan", epilog=METHODS_HELP)(plan_command)
 app.command("compare", epilog=METHODS_HELP)(compare_command)
 app.command("place", epilog=PLACERS_HELP)(place_command)
+app.add_typer(policy_app)
 app.command("calibrate")(calibrate_command)
 app.command("simulate")(simulate_command)
 app.command("report")(report_command)

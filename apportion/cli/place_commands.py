@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apportion.cli.options import AsJson, Budget, MemoryLimit, Seed
-from apportion.cli.requests import capture_without_data, check_folders
+from apportion.cli.options import AsJson, Budget, MemoryLimit, PolicyFile, Seed
+from apportion.cli.place_model import model_problem
+from apportion.cli.requests import check_folders
 from apportion.files import write_atomic
 from apportion.quantity import parse_size_limit
 from apportion.show import answer, note, stdout_kept, warnings_noted
 
 if TYPE_CHECKING:
-    from apportion.place import PlacementProblem
+    from apportion.place import Judge, PlacementProblem
 
 GRAPH_SUFFIXES = (".json", ".txt")
 
@@ -102,6 +103,7 @@ def place_command(
     seed: Seed = 0,
     memory_limit: MemoryLimit = None,
     expert: ByHand = None,
+    policy: PolicyFile = None,
     out: Saved = None,
     export: Exported = None,
     as_json: AsJson = False,
@@ -130,7 +132,7 @@ def place_command(
     limit = None if memory_limit is None else parse_size_limit(memory_limit)
     check_folders(out, export)
     with stdout_kept(as_json), warnings_noted():
-        problem, usual = _problem(source, format, devices, cluster, seed)
+        problem, usual, judge = _problem(source, format, devices, cluster, seed)
         if limit is not None:
             problem = with_memory_limit(problem, limit)
         if expert is not None:
@@ -142,7 +144,7 @@ def place_command(
         starts = () if problem.expert is None else (problem.expert,)
         how = (objective or usual, method, budget, seed, contiguous)
         with placement_progress(not as_json, problem.time_unit) as told:
-            found = place(problem, *how, told, starts)
+            found = place(problem, *how, told, starts, judge, policy)
         facts = placement_facts(source, found)
         if out is not None:
             write_atomic(out, json.dumps(facts) + "\n")
@@ -152,8 +154,8 @@ def place_command(
 
 def _problem(
     source: str, format: str | None, devices: int | None, cluster: str | None, seed: int
-) -> tuple[PlacementProblem, str]:
-    """What is to be placed, and its usual objective."""
+) -> tuple[PlacementProblem, str, Judge | None]:
+    """What is to be placed, its usual objective, and who judges a model's step in the end."""
     from apportion.machine import cluster as cluster_of
     from apportion.place import DOPPLER, STEP, THROUGHPUT, imported_problem, read_graph
 
@@ -162,29 +164,18 @@ def _problem(
     machine = None if cluster is None else cluster_of(cluster)
     path = Path(source)
     if format is None and not path.is_file() and path.suffix not in GRAPH_SUFFIXES:
-        return _model_problem(source, devices, cluster, seed), STEP
+        if machine is None and devices is None:
+            raise ValueError(
+                f"There is no file {source!r}; a model needs --cluster C, or --devices K for "
+                "local:K."
+            )
+        problem, judge = model_problem(source, machine or cluster_of(f"local:{devices}"), seed)
+        return problem, STEP, judge
     imported = read_graph(path, format)
     for text in imported.notes:
         note(f"note: {text}")
     usual = STEP if imported.format == DOPPLER else THROUGHPUT
-    return imported_problem(imported, devices, machine), usual
-
-
-def _model_problem(
-    model: str, devices: int | None, cluster: str | None, seed: int
-) -> PlacementProblem:
-    from apportion.machine import cluster as cluster_of
-    from apportion.machine import default_cost
-    from apportion.place import captured_problem
-    from apportion.split import Space
-
-    if cluster is None and devices is None:
-        raise ValueError(
-            f"There is no file {model!r}; a model needs --cluster C, or --devices K for local:K."
-        )
-    machine = cluster_of(cluster or f"local:{devices}")
-    program = capture_without_data(model, seed)
-    return captured_problem(Space(program.graph), machine, default_cost(machine), name=model)
+    return imported_problem(imported, devices, machine), usual, None
 
 
 def _export(source: str, problem: PlacementProblem, path: Path, as_json: bool) -> None:

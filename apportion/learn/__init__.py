@@ -21,5 +21,8 @@ if TYPE_CHECKING:
     from apportion.learn.train_policy import (
         train_policy as train_policy,
     )
+    from apportion.learn.varied_problem import (
+        some_devices as some_devices,
+    )
 
 lazy_face(__name__)

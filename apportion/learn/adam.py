@@ -1,16 +1,18 @@
-"""adam: one step of Adam on a single column of weights, with moments that can be kept in a file.
+"""adam: weights as one column, and a step of Adam on it, with moments that can be kept in a file.
 
 In: weights, their gradient, the moments so far, a rate. Out: new weights and moments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[np.float32]
+Weights = Mapping[str, npt.NDArray[np.float32]]
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
@@ -44,3 +46,18 @@ def adam_step(
 def clipped(gradient: Column, norm: float) -> Column:
     """The gradient, made shorter where it is longer than `norm`."""
     return gradient / np.float32(max(1.0, float(np.linalg.norm(gradient)) / norm))
+
+
+def flat(weights: Weights) -> Column:
+    """All weights as one column."""
+    return np.concatenate([tensor.ravel() for tensor in weights.values()])
+
+
+def unflat(column: Column, like: Weights) -> dict[str, npt.NDArray[np.float32]]:
+    """The weights of a column, in the shapes of others."""
+    ends = np.cumsum([tensor.size for tensor in like.values()])
+    parts = np.split(column, ends[:-1])
+    return {
+        name: part.reshape(tensor.shape)
+        for part, (name, tensor) in zip(parts, like.items(), strict=True)
+    }

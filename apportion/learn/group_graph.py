@@ -1,4 +1,4 @@
-"""GroupGraph: what Placeto and ColocRL see of a problem: groups of units, and which read from which.
+"""GroupGraph: what Placeto and ColocRL see of a problem: groups of units, and who reads from whom.
 
 In: a PlacementProblem, and how many groups a network is made for. Out: the groups' order, costs,
 bytes and edges, and who comes before whom. A placement of groups is a placement of the problem's
@@ -62,6 +62,12 @@ class GroupGraph:
     def spread(self, place: Ints) -> Ints:
         """The placement of units that a placement of groups says."""
         return place[self.group]
+
+    def gathered(self, units: Ints) -> Ints:
+        """The devices of groups under a placement of units: that of the first unit of each."""
+        found = np.zeros(self.groups, np.int64)
+        found[self.group[::-1]] = np.asarray(units)[::-1]
+        return found
 
     def first_starts(self, start: Ints) -> Ints:
         """When each group starts, if nodes start at `start`."""

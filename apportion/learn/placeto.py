@@ -21,12 +21,11 @@ from apportion.learn.placeto_policy import PlacetoPolicy, PlacetoSettings, new_p
 from apportion.learn.placeto_training import (
     GROUPS,
     PlacetoTraining,
-    TrainingLimits,
     check_devices,
     for_fine_tuning,
-    group_placement,
     worker_pool,
 )
+from apportion.learn.training_limits import TrainingLimits
 from apportion.place import Objective, PlacementProblem, PlacementResult, PlacerProgress, Report
 
 
@@ -72,9 +71,11 @@ def place_with_placeto(
     with worker_pool(workers) as pool:
         training = PlacetoTraining([graph], policy, pool)
         if starts:
-            training.begin[0] = group_placement(graph, starts[0])
+            training.begin[0] = graph.gathered(starts[0])
         try:
-            while limits.left(training.policy) and training.update(limits):
+            while limits.left(
+                training.policy.episodes, training.policy.evaluations
+            ) and training.update(limits):
                 if report is not None:
                     best = training.best[0]
                     report(PlacerProgress(best and best[0], None, training.simulated))

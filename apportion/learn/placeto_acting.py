@@ -8,16 +8,16 @@ compute them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from apportion.learn.adam import Weights
 from apportion.learn.group_graph import GroupGraph
 
 Singles = npt.NDArray[np.float32]
-Weights = Mapping[str, Singles]
 
 
 class ActingNetwork:

@@ -25,9 +25,10 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Floats, Ints
+from apportion.learn.adam import Weights
 from apportion.learn.group_graph import GroupGraph
-from apportion.learn.placeto_acting import ActingNetwork, Singles, Weights
-from apportion.place import StepObjective, simulate_step
+from apportion.learn.placeto_acting import ActingNetwork, Singles
+from apportion.place import StepObjective
 
 PENALTY_PER_GB = 2.0
 CAP = 10.0
@@ -60,14 +61,15 @@ class Judge:
     def rho(self, place: Ints) -> tuple[float, Ints]:
         """rho of a placement of groups, and when each group starts."""
         units = self.graph.spread(place)
-        done = simulate_step(self.problem, units)
+        score = self._objective.score(units)
+        starts = self.graph.first_starts(self._objective.scratch.start)
         self.count += 1
-        seconds = done.ticks / self.problem.tick
-        over = float((done.peak_bytes - self.problem.limit).max())
-        if over <= 0 or not self.improved:
-            self._keep(seconds if over <= 0 else self._objective.score(units), units)
-        value = seconds * self._scale + PENALTY_PER_GB * max(0.0, over) / 1e9
-        return min(value, CAP), self.graph.first_starts(done.start)
+        self._keep(score, units)
+        if score * self.problem.tick < self._objective.tables.worst:
+            return min(score * self._scale, CAP), starts
+        found = self._objective.evaluate(units)
+        over = float((found.memory - self.problem.limit).max())
+        return min(found.value * self._scale + PENALTY_PER_GB * over / 1e9, CAP), starts
 
     def _keep(self, score: float, units: Ints) -> None:
         if not self.improved or score < self.improved[-1][1]:

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from apportion.learn.group_graph import GroupGraph
 from apportion.learn.placeto_episode import OWN_FEATURES
 
-
 ROUNDS = 8
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from apportion.columns import Floats
-from apportion.learn.adam import AdamMoments, Column, no_moments
-from apportion.learn.placeto_acting import Singles, Weights
+from apportion.learn.adam import AdamMoments, Weights, flat, no_moments
 from apportion.learn.placeto_network import ROUNDS, PlacetoNetwork
 from apportion.place import read_policy, write_policy
 
@@ -76,21 +75,6 @@ def new_policy(devices: int, seed: int, settings: PlacetoSettings) -> PlacetoPol
     return PlacetoPolicy(
         devices, weights, settings, no_moments(len(flat(weights))), seed=seed
     )  # fmt: skip
-
-
-def flat(weights: Weights) -> Column:
-    """All weights as one column."""
-    return np.concatenate([tensor.ravel() for tensor in weights.values()])
-
-
-def unflat(column: Column, like: Weights) -> dict[str, Singles]:
-    """The weights of a column, in the shapes of others."""
-    ends = np.cumsum([tensor.size for tensor in like.values()])
-    parts = np.split(column, ends[:-1])
-    return {
-        name: part.reshape(tensor.shape)
-        for part, (name, tensor) in zip(parts, like.items(), strict=True)
-    }
 
 
 def network_of(policy: PlacetoPolicy) -> PlacetoNetwork:

@@ -1,5 +1,5 @@
-"""placeto_training: how Placeto learns (Addanki et al., NeurIPS 2019): REINFORCE with a baseline for
-every time step.
+"""placeto_training: how Placeto learns (Addanki et al., NeurIPS 2019): REINFORCE, with a baseline
+for every time step.
 
 In: problems with one number of devices. Out: a PlacetoPolicy.
 
@@ -30,18 +30,17 @@ import numpy as np
 import torch
 
 from apportion.columns import Floats, Ints
-from apportion.learn.adam import Column, adam_step, clipped, no_moments
+from apportion.learn.adam import Column, adam_step, clipped, flat, no_moments, unflat
 from apportion.learn.group_graph import GroupGraph, group_graph
 from apportion.learn.placeto_episode import Episode, returns, roll_out
 from apportion.learn.placeto_network import graph_masks
 from apportion.learn.placeto_policy import (
     PlacetoPolicy,
     PlacetoSettings,
-    flat,
     network_of,
     new_policy,
-    unflat,
 )
+from apportion.learn.training_limits import TrainingLimits
 from apportion.place import PlacementProblem
 
 GROUPS = 160
@@ -88,7 +87,9 @@ def train_placeto(
     with worker_pool(workers) as pool:
         training = PlacetoTraining([group_graph(p, GROUPS) for p in problems], policy, pool)
         try:
-            while limits.left(training.policy) and training.update(limits):
+            while limits.left(
+                training.policy.episodes, training.policy.evaluations
+            ) and training.update(limits):
                 if report is not None:
                     report(training.progress(limits.seconds))
         except KeyboardInterrupt:
@@ -113,43 +114,6 @@ def check_devices(policy: PlacetoPolicy, problem: PlacementProblem) -> None:
             f"this policy of Placeto is for {policy.devices} devices, and the problem has "
             f"{len(problem.devices)}; train one for that number"
         )
-
-
-class TrainingLimits:
-    """When training ends, and how much of it is over."""
-
-    def __init__(
-        self, episodes: int | None, evaluations: int | None, budget: float | None, since: float = 0
-    ) -> None:
-        self.episodes, self.evaluations = episodes, evaluations
-        self.began = time.monotonic()
-        self.budget = budget
-        self.deadline = np.inf if budget is None else self.began + budget
-        self._since = since if since < 1 else 0.0
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-    def left(self, policy: PlacetoPolicy) -> bool:
-        """Whether anything may still be simulated."""
-        return (
-            (self.episodes is None or policy.episodes < self.episodes)
-            and (self.evaluations is None or policy.evaluations < self.evaluations)
-            and time.monotonic() < self.deadline
-        )
-
-    def progress(self, policy: PlacetoPolicy) -> float:
-        """From 0 to 1; what is limited by seconds alone goes on from where it was resumed."""
-        parts = [0.0]
-        if self.episodes is not None:
-            parts.append(policy.episodes / max(self.episodes, 1))
-        if self.evaluations is not None:
-            parts.append(policy.evaluations / max(self.evaluations, 1))
-        if self.budget is not None:
-            spent = self.seconds / max(self.budget, 1e-9)
-            parts.append(self._since + (1 - self._since) * spent)
-        return min(1.0, max(parts))
 
 
 class PlacetoTraining:
@@ -180,7 +144,7 @@ class PlacetoTraining:
         if how == "fresh":
             return self._first_placement(index, episode)
         if how == "best" and best is not None:
-            return group_placement(self.graphs[index], best[1])
+            return self.graphs[index].gathered(best[1])
         return self.begin[index]
 
     def graph_of(self, episode: int) -> int:
@@ -199,7 +163,7 @@ class PlacetoTraining:
         played = self._play(numbers, limits)
         simulated = sum(len(episode.rho) for _, episode in played)
         whole = [(index, episode) for index, episode in played if episode.whole]
-        progress = limits.progress(policy)
+        progress = limits.progress(policy.episodes, policy.evaluations)
         self.policy = replace(
             policy,
             episodes=policy.episodes + len(whole),
@@ -329,13 +293,6 @@ def placeto_loss(
     odds = log.exp()
     entropy = -(odds * torch.log(odds + 1e-3)).sum()
     return -(advantage * chosen).sum() - beta * entropy
-
-
-def group_placement(graph: GroupGraph, units: Ints) -> Ints:
-    """The devices of groups under a placement of units: that of the first unit of each group."""
-    found = np.zeros(graph.groups, np.int64)
-    found[graph.group[::-1]] = np.asarray(units)[::-1]
-    return found
 
 
 @contextmanager

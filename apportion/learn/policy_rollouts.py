@@ -6,6 +6,9 @@ gradient is one pass of the twin in torch.
 
     REINFORCE  the step time of each sample, as -log, less the mean over the samples of the problem,
                by their deviation, weighs the log probability of its choices; an entropy bonus
+    improving  the best sample goes through a little local search, and the log probability of the
+               choices of what that makes of it counts as well: every choice gets its own signal,
+               and the policy learns to begin where the search would end
     imitation  the log probability of the choices of a placement that is known to be good
 """
 
@@ -31,6 +34,7 @@ from apportion.place import (
     decode,
     encode,
     first_scores,
+    local_search,
     policy_graph,
     unit_features,
 )
@@ -51,17 +55,21 @@ class PolicyTask:
     variant: int | None
     seed: int
     entropy: float = 0.003
+    improving: int = 0  # evaluations of local search
+    weight: float = 0.0  # of what it makes
     label: Ints | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class TaskResult:
     """What a lesson taught: the gradient, and the mean over samples of log(time / time on one
-    device), its best, and the entropy of choices; of imitation the loss as `mean`."""
+    device), the best, after improving, and the entropy of choices; of imitation the loss as
+    `mean`."""
 
     gradient: dict[str, Gradient]
     mean: float
     best: float
+    improved: float
     entropy: float
 
 
@@ -82,20 +90,30 @@ def learn_task(
     if task.label is not None:
         place = by_first_use(graph, task.label)
         seen = [decode(graph, base, network.head, follow=place, record=True)]
-        result = _gradient(tensors, graph, features, seen, np.ones(1), 0.0)
-        return TaskResult(result[0], result[1], result[1], result[2])
+        gradient, loss, entropy = _gradient(tensors, graph, features, seen, np.ones(1), 0.0)
+        return TaskResult(gradient, loss, loss, loss, entropy)
     seen = _samples(graph, base, network, task)
     objective = StepObjective(it)
-    alone = min(objective.score(np.where(graph.allowed[:, d], d, graph.allowed.argmax(axis=1)))
-                for d in range(len(it.devices)))  # fmt: skip
+    alone = min(
+        objective.score(np.where(graph.allowed[:, d], d, graph.allowed.argmax(axis=1)))
+        for d in range(len(it.devices))
+    )
     logs = np.log(np.array([objective.score(each.place) for each in seen]) / alone)
-    spread = logs.std()
-    if spread < 1e-9:
-        nothing = {name: np.zeros(t.shape, np.float32) for name, t in tensors.items()}
-        return TaskResult(nothing, float(logs.mean()), float(logs.min()), 0.0)
-    advantage = np.clip((logs.mean() - logs) / spread, -3, 3)
-    gradient, _, entropy = _gradient(tensors, graph, features, seen, advantage, task.entropy)
-    return TaskResult(gradient, float(logs.mean()), float(logs.min()), entropy)
+    spread, improved = logs.std(), float(logs.min())
+    weights = np.clip((logs.mean() - logs) / max(spread, 1e-9), -3, 3) / len(seen)
+    entropies = np.full(len(seen), task.entropy / len(seen))
+    if task.improving:
+        best = seen[int(logs.argmin())].place
+        made = local_search(
+            objective, seed=task.seed % (1 << 31), starts=[best], evaluations=task.improving
+        ).placement
+        improved = float(np.log(objective.score(made) / alone))
+        place = by_first_use(graph, made)
+        seen.append(decode(graph, base, network.head, follow=place, record=True))
+        weights, entropies = np.append(weights, task.weight), np.append(entropies, 0.0)
+    gradient, _, entropy = _gradient(tensors, graph, features, seen, weights, entropies)
+    mean, least = float(logs.mean()), float(logs.min())
+    return TaskResult(gradient, mean, least, improved, entropy)
 
 
 def _samples(
@@ -116,11 +134,12 @@ def _gradient(
     graph: PolicyGraph,
     features: Floats,
     seen: list[Decoded],
-    advantage: Floats,
-    entropy: float,
+    weights: Floats,
+    entropies: Floats | float,
 ) -> tuple[dict[str, Gradient], float, float]:
-    """Gradients of the mean over samples and choices of -advantage * log p - entropy * H; that
-    mean without the bonus, and H."""
+    """Gradients of the sum over samples of -weight * log p - entropy * H, both means over the
+    choices of a sample; that sum without the bonus, and the mean of H."""
+    entropies = np.broadcast_to(entropies, weights.shape)
     it = {
         name: torch.from_numpy(tensor.astype(np.float32)).requires_grad_()
         for name, tensor in tensors.items()
@@ -136,16 +155,17 @@ def _gradient(
         shown = torch.from_numpy(np.stack([each.features for each in some]))
         is_open = torch.from_numpy(np.stack([each.open for each in some]))
         chosen = torch.from_numpy(np.stack([each.place[graph.order] for each in some]))
-        weight = torch.from_numpy(advantage[first : first + group].astype(np.float32))[:, None]
+        part = slice(first, first + group)
+        weight = torch.from_numpy(weights[part].astype(np.float32))
+        bonus = torch.from_numpy(entropies[part].astype(np.float32))
         scores = scores_twin(it, cut[order], shown, is_open)
         log_p = torch.log_softmax(scores, dim=-1)
-        own = log_p.gather(-1, chosen[..., None])[..., 0]
-        mixed = -(log_p.exp() * log_p.masked_fill(~is_open, 0.0)).sum(dim=-1)
-        scale = 1.0 / (len(seen) * u)
-        loss = -(weight * own).sum() * scale
-        (loss - entropy * mixed.sum() * scale).backward()
+        own = log_p.gather(-1, chosen[..., None])[..., 0].mean(dim=-1)
+        mixed = -(log_p.exp() * log_p.masked_fill(~is_open, 0.0)).sum(dim=-1).mean(dim=-1)
+        loss = -(weight * own).sum()
+        (loss - (bonus * mixed).sum()).backward()
         loss_sum += float(loss.detach())
-        entropy_sum += float(mixed.detach().sum()) * scale
+        entropy_sum += float(mixed.detach().sum()) / len(seen)
     assert cut.grad is not None
     base.backward(cut.grad)
     gradient = {

@@ -51,6 +51,8 @@ class PolicyTraining:
     tasks: int = 16  # of one update
     rate: float = 1e-3  # of Adam
     entropy: float = 0.003
+    improving: int = 1000  # evaluations of local search for the best sample of a task; 0: none
+    weight: float = 0.5  # of what it makes, beside the samples
     average: float = 0.98  # how much of the average of weights each update keeps
     label_variants: int = 2  # of each problem
     label_seconds: float | None = None  # of each label; None: a fifth of the budget for all
@@ -61,13 +63,15 @@ class PolicyTraining:
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
     """Where a training stands: what phase, after how many seconds and updates, and the geometric
-    mean of step times relative to one device's, smoothed; of imitation the loss."""
+    mean of step times relative to one device's, smoothed, of samples and of the best of each
+    problem after a little local search; of imitation the loss."""
 
     phase: str
     seconds: float
     updates: int
     value: float
     entropy: float = 0.0
+    improved: float = 0.0
 
 
 @dataclass(eq=False)
@@ -83,6 +87,7 @@ class TrainingState:
     reinforced: int = 0
     seconds: float = 0.0
     value: float | None = None
+    improved: float | None = None
     curve: list[tuple[float, int, float]] = field(default_factory=list)
 
 
@@ -189,7 +194,8 @@ class _Run:
             random = np.random.default_rng([it.seed, 1, state.reinforced])
             tasks = [
                 PolicyTask(
-                    int(k), int(random.integers(1 << 40)), int(random.integers(1 << 40)), it.entropy
+                    int(k), int(random.integers(1 << 40)), int(random.integers(1 << 40)),
+                    it.entropy, it.improving, it.weight,
                 )
                 for k in random.permutation(np.resize(np.arange(len(self.crew.own)), max(
                     it.tasks, len(self.crew.own))))[: it.tasks]
@@ -198,16 +204,22 @@ class _Run:
             step(state, results, it)
             state.reinforced += 1
             mean = float(np.mean([result.mean for result in results]))
+            improved = float(np.mean([result.improved for result in results]))
+            state.improved = (
+                improved if state.improved is None else (0.95 * state.improved + 0.05 * improved)
+            )
             state.value = mean if state.value is None else 0.95 * state.value + 0.05 * mean
             entropy = float(np.mean([result.entropy for result in results]))
-            self.tell("reinforce", float(np.exp(state.value)), entropy)
+            self.tell("reinforce", float(np.exp(state.value)), entropy, np.exp(state.improved))
 
-    def tell(self, phase: str, value: float, entropy: float) -> None:
+    def tell(self, phase: str, value: float, entropy: float, improved: float = 0.0) -> None:
         """Report; and save every so often."""
         state, seconds = self.state, self.elapsed()
         if self.report is not None:
             told = state.seconds + seconds
-            self.report(TrainingProgress(phase, told, state.updates, value, entropy))
+            self.report(
+                TrainingProgress(phase, told, state.updates, value, entropy, float(improved))
+            )
         if seconds - self.saved >= SAVE_SECONDS:
             self.saved = seconds
             if phase == "reinforce":
@@ -278,7 +290,11 @@ def trained_network(
         "updates": state.updates,
         "seconds": round(state.seconds, 1),
         "training": {**asdict(training), "jobs": None},
-        "figures": {} if state.value is None else {"training_ratio": float(np.exp(state.value))},
+        "figures": {
+            name: round(float(np.exp(value)), 4)
+            for name, value in (("samples", state.value), ("improved", state.improved))
+            if value is not None
+        },
     }
     return PolicyNetwork(dict(state.average), facts)
 
@@ -298,7 +314,7 @@ def save_state(
     tensors = {f"{part}/{name}": t for part, own in parts.items() for name, t in own.items()}
     facts = {
         key: getattr(state, key)
-        for key in ("updates", "imitated", "reinforced", "seconds", "value", "curve")
+        for key in ("updates", "imitated", "reinforced", "seconds", "value", "improved", "curve")
     }
     write_policy(state_path(out), STATE_KIND, tensors, facts)
 
@@ -325,6 +341,7 @@ def load_state(path: Path) -> TrainingState:
         for key in ("updates", "imitated", "reinforced"):
             setattr(state, key, int(file.facts[key]))
         state.seconds, state.value = float(file.facts["seconds"]), file.facts["value"]
+        state.improved = file.facts["improved"]
         state.curve = [(float(a), int(b), float(c)) for a, b, c in file.facts["curve"]]
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} does not say how far its training was") from None

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from apportion.place.imported import (
         with_expert as with_expert,
     )
-    from apportion.place.objective import (
-        STEP as STEP,
+    from apportion.place.local_search import (
+        local_search as local_search,
     )
     from apportion.place.objective import (
-        THROUGHPUT as THROUGHPUT,
+        Evaluation as Evaluation,
     )
     from apportion.place.objective import (
         Objective as Objective,
@@ -54,6 +54,12 @@ if TYPE_CHECKING:
     )
     from apportion.place.objective import (
         StepObjective as StepObjective,
+    )
+    from apportion.place.objective_names import (
+        STEP as STEP,
+    )
+    from apportion.place.objective_names import (
+        THROUGHPUT as THROUGHPUT,
     )
     from apportion.place.placement_problem import (
         NEVER as NEVER,
@@ -75,6 +81,12 @@ if TYPE_CHECKING:
     )
     from apportion.place.placers import (
         placers_help as placers_help,
+    )
+    from apportion.place.policy import (
+        proposals as proposals,
+    )
+    from apportion.place.policy_comparison import (
+        evaluate_policy as evaluate_policy,
     )
     from apportion.place.policy_decode import (
         Decoded as Decoded,
@@ -122,16 +134,25 @@ if TYPE_CHECKING:
         save_network as save_network,
     )
     from apportion.place.policy_network import (
+        shipped_network as shipped_network,
+    )
+    from apportion.place.policy_network import (
         tensor_shapes as tensor_shapes,
     )
     from apportion.place.problem_file import (
         load_problem as load_problem,
+    )
+    from apportion.place.problem_file import (
+        save_problem as save_problem,
     )
     from apportion.place.read_graph import (
         read_graph as read_graph,
     )
     from apportion.place.read_graph import (
         read_split_file as read_split_file,
+    )
+    from apportion.place.run_placer import (
+        Judge as Judge,
     )
     from apportion.place.run_placer import (
         PlacedProblem as PlacedProblem,
@@ -141,9 +162,6 @@ if TYPE_CHECKING:
     )
     from apportion.place.run_placer import (
         with_memory_limit as with_memory_limit,
-    )
-    from apportion.place.step_time import (
-        simulate_step as simulate_step,
     )
     from apportion.place.step_time import (
         worst_ticks as worst_ticks,

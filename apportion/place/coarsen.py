@@ -35,7 +35,7 @@ def coarsen(problem: PlacementProblem, units: int) -> tuple[PlacementProblem, In
         raise ValueError(f"cannot group operators into {units} units; ask for 1 or more")
     if problem.units <= units:
         return problem, np.arange(problem.units)
-    groups = _Groups(problem)
+    groups = UnitGroups(problem)
     groups.join_isolated(units)
     groups.join_only_readers(units)
     groups.join_smallest(units)
@@ -50,7 +50,7 @@ def coarsen(problem: PlacementProblem, units: int) -> tuple[PlacementProblem, In
     return merge_nodes(problem, which), which
 
 
-class _Groups:
+class UnitGroups:
     """Units as they join; each group is called by one of its units.
 
     near     for each group the groups it exchanges outputs with, and how much

@@ -5,7 +5,7 @@ every unit, LoadColumns of blocks, and the pairs between blocks, which form no c
 
 Units that read from each other in a cycle are one block. So is a unit that takes no time and has a
 single neighbour with that neighbour: there it costs least, since nothing crosses. Only memory could
-want it elsewhere; `safe` says that it cannot, because either it needs none or all fit on one device.
+want it elsewhere; `safe` says that it cannot, because it needs none or all fit on one device.
 """
 
 from __future__ import annotations

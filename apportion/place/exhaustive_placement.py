@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.place.max_load import ThroughputObjective, is_contiguous
+from apportion.place.max_load import is_contiguous
 from apportion.place.objective import Objective, PlacementResult, Report
 from apportion.place.one_device import one_device
 from apportion.place.placement_problem import PlacementProblem
@@ -107,7 +107,7 @@ def _exchangeable(problem: PlacementProblem, one: int, other: int) -> bool:
             second = slice(links.hop_start[new], links.hop_start[new + 1])
             if links.hop_pace[first].tolist() != links.hop_pace[second].tolist():
                 return False
-            pairs = zip(links.hop_link[first].tolist(), links.hop_link[second].tolist(), strict=True)
-            if any(renamed.setdefault(link, twin) != twin for link, twin in pairs):
-                return False
+            for link, twin in zip(links.hop_link[first], links.hop_link[second], strict=True):
+                if renamed.setdefault(int(link), int(twin)) != twin:
+                    return False
     return len(set(renamed.values())) == len(renamed)

@@ -21,7 +21,7 @@ from apportion.columns import Floats
 from apportion.place.imported_graph import CPU
 from apportion.place.placement_problem import NEVER, PlacementProblem
 
-NO_LIMIT = 2.0**60  # bytes
+NO_LIMIT = 1e30  # bytes
 MILLISECONDS = {"s": 1e3}  # in a unit of time; of units that are not here, the unit itself
 
 

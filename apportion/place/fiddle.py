@@ -26,6 +26,7 @@ from apportion.graph import ImportedCosts
 from apportion.place.imported_graph import (
     ACCELERATOR,
     CPU,
+    MOST_BYTES,
     ImportedGraph,
     ImportedNode,
     build_graph,
@@ -43,7 +44,7 @@ def read_fiddle(text: str, name: str) -> ImportedGraph:
     data = load_object(text)
     if "fpgas" in data and "nodes" not in data:
         raise ValueError("this is a split of a graph, and not a graph")
-    limit = checked_bytes(_field(data, "maxSizePerFPGA", "the file"), "maxSizePerFPGA")
+    limit = _limit(_field(data, "maxSizePerFPGA", "the file"))
     accelerators = checked_count(_field(data, "maxFPGAs", "the file"), "maxFPGAs")
     cpus = checked_count(_field(data, "maxCPUs", "the file"), "maxCPUs")
     rows, edges = _rows(data, "nodes"), _rows(data, "edges")
@@ -97,6 +98,13 @@ def load_object(text: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError("the JSON is not an object")
     return data
+
+
+def _limit(number: object) -> int | None:
+    """Bytes of an accelerator; None for more than any has, which is how one writes no limit."""
+    if isinstance(number, int | float) and not isinstance(number, bool) and number > MOST_BYTES:
+        return None
+    return checked_bytes(number, "maxSizePerFPGA")
 
 
 def _node(row: Mapping[str, Any], cost: float, outputs: Sequence[Any]) -> ImportedNode:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled, hash_table, mixed
+from apportion.columns import Bools, Ints, compiled, hash_table, mixed
 from apportion.place.contraction import Contraction, contraction, first_in_order
 from apportion.place.max_load import (
     LoadColumns,
@@ -75,6 +75,17 @@ def device_classes(c: LoadColumns) -> tuple[DeviceClasses, list[list[int]]]:
     stride[1:] = np.cumprod(size[:-1] + 1)
     first = np.array([group[0] for group in groups], np.int64)
     return DeviceClasses(first, size, stride, int(np.prod(size + 1))), groups
+
+
+def first_devices(c: LoadColumns) -> Bools:
+    """Of interchangeable devices, which ones a block needs to try: the one with most work only
+    the first, the next only the first two, and so on."""
+    allowed = np.ones(c.allowed.shape, np.bool_)
+    order = np.argsort(-c.work.sum(axis=(1, 2)), kind="stable")
+    for group in device_classes(c)[1]:
+        for rank, unit in enumerate(order[: len(group)].tolist()):
+            allowed[unit, group[rank + 1 :]] = False
+    return allowed
 
 
 def all_ideals(count: int, edges: Ints, most: int = MOST_IDEALS) -> Ideals:
@@ -335,7 +346,7 @@ def _members(path: Ints, step: Ints, ideal: int) -> set[int]:
 
 
 def linear_start(it: Contraction, until: float) -> Ints | None:
-    """The best placement of blocks along one of two orders: depth first, and as they are numbered."""
+    """The best placement of blocks along an order: depth first, or as they are numbered."""
     best, limit = None, NOTHING
     count = len(it.columns.resident)
     for order in (first_in_order(count, it.edges, deep=True), np.arange(count)):

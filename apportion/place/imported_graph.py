@@ -143,10 +143,10 @@ def checked_time(number: object, what: str) -> float:
     """A time of a file, or a ValueError that says what it is of."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError(f"{what} is {number!r}, not a number")
-    if math.isnan(number) or number < 0:
+    if not number >= 0:  # nor NaN
         raise ValueError(f"{what} is {number}; times are 0 or more")
     if number > MOST_TIME:
-        raise ValueError(f"{what} is {float(number):g}; that cannot be a time")
+        raise ValueError(f"{what} is {_short(number)}; that cannot be a time")
     return float(number)
 
 
@@ -154,10 +154,10 @@ def checked_bytes(number: object, what: str) -> int:
     """Bytes of a file, rounded up, or a ValueError that says what they are of."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError(f"{what} is {number!r}, not a number of bytes")
-    if math.isnan(number) or number < 0:
+    if not number >= 0:  # nor NaN
         raise ValueError(f"{what} is {number}; sizes are 0 or more")
     if number > MOST_BYTES:
-        raise ValueError(f"{what} is {float(number):g} bytes; no device holds that")
+        raise ValueError(f"{what} is {_short(number)} bytes; no device holds that")
     return math.ceil(number)
 
 
@@ -166,8 +166,18 @@ def checked_count(number: object, what: str) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ValueError(f"{what} is {number!r}, not a number of devices")
     if number > MOST_DEVICES:
-        raise ValueError(f"{what} is {number}; at most {MOST_DEVICES} devices can be placed on")
+        raise ValueError(
+            f"{what} is {_short(number)}; at most {MOST_DEVICES} devices can be placed on"
+        )
     return number
+
+
+def _short(number: float) -> str:
+    """A number of any size, even one that no float can hold."""
+    try:
+        return f"{number:g}"
+    except OverflowError:
+        return "a number of hundreds of digits"
 
 
 def stage_names(stages: Iterable[tuple[str, int]]) -> Mapping[str, str]:

@@ -1,8 +1,8 @@
 """latency: the time of one sample through the whole graph, if an accelerator runs whole pieces.
 
 In: a PlacementProblem and a device for every unit. Out: when the last node ends, by the model of
-Tarnawski et al. 2020. An accelerator receives all that a piece reads, runs it, and sends all that is
-read elsewhere, without a break:
+Tarnawski et al. 2020. An accelerator receives all that a piece reads, runs it, and sends all that
+is read elsewhere, without a break:
 
     end of a piece     = end of the last node elsewhere that it reads from
                        + what it receives + its nodes + what it sends, each transfer once
@@ -23,7 +23,8 @@ import numpy as np
 
 from apportion.columns import Floats, Ints, compiled, offsets
 from apportion.place.max_load import HOST, transfers
-from apportion.place.objective import LATENCY, Evaluation
+from apportion.place.objective import Evaluation
+from apportion.place.objective_names import LATENCY
 from apportion.place.placement_problem import NEVER, PlacementProblem, check_placement
 
 

@@ -2,8 +2,9 @@
 
 In: a LatencyObjective. Out: a placement that fits, if one was found. Rounds begin with the greedy
 placement, with the cut of the graph whose largest load is smallest, with what is given, and then
-with the best so far. A move takes a unit to another device or to that of a neighbour, alone or with
-some neighbours that are on its device; a move that breaks a piece apart is never taken.
+with the best so far and with random cuts in turn. A move takes a unit to another device or to that
+of a neighbour, alone or with some neighbours that are on its device; one that breaks a piece apart
+is never taken.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from apportion.place.max_load import ThroughputObjective
 from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
 from apportion.place.one_device import one_device
 
-STEPS = 1 << 13  # moves between two looks at the clock
+STEPS = 1 << 13  # moves between two looks at the clock; of the first rounds fewer
+FIRST = 1 << 7
 STRETCHES = 8  # of so many moves in a round
 TEMPERATURES = (0.02, 0.005, 0.05)  # of rounds in turn, as shares of the latency
 COLD = 1e-5
@@ -34,7 +36,7 @@ def anneal_latency(
     limit: Floats, pieces: int, worst: float, near_start: Ints, near: Ints, free: Ints,
     draws: Ints, chances: Floats, hot: float, cooling: float,
 ) -> float:  # fmt: skip
-    """One move for each row of `draws`; the score of the best placement, which is kept in `best`."""
+    """One move for each row of `draws`; the score of the best placement, which is in `best`."""
     n, devices = c.duration.shape
     piece, ends = np.zeros(n, np.int64), np.zeros(n, np.int64)
     busy, group = np.zeros(devices, np.int64), np.empty(BLOCK + 1, np.int64)
@@ -96,8 +98,10 @@ def latency_search(
     try:
         while time.perf_counter() - began < budget and curve[-1][2] > bound * (1 + 1e-12):
             start = given[rounds] if rounds < len(given) else best
+            if rounds >= len(given) and rounds % 2:
+                start = _random_cut(objective, rng)
             hot = TEMPERATURES[rounds % len(TEMPERATURES)]
-            found = _round(objective, start, hot, rng, began + budget)
+            found = _round(objective, start, hot, min(STEPS, FIRST << rounds), rng, began + budget)
             rounds += 1
             if (score := objective.score(found)) < curve[-1][2]:
                 best = found
@@ -113,7 +117,12 @@ def latency_search(
 
 
 def _round(
-    objective: LatencyObjective, start: Ints, hot: float, rng: np.random.Generator, until: float
+    objective: LatencyObjective,
+    start: Ints,
+    hot: float,
+    steps: int,
+    rng: np.random.Generator,
+    until: float,
 ) -> Ints:
     """One descent from hot to cold; the best placement on the way."""
     problem = objective.problem
@@ -122,19 +131,32 @@ def _round(
     free = np.flatnonzero(allowed.sum(axis=1) > 1).astype(np.int64)
     place = np.array(start, np.int64)
     best, score = place.copy(), objective.score(place) * problem.tick
-    heat, cooling = hot * score, (COLD / hot) ** (1.0 / (STRETCHES * STEPS))
+    heat, cooling = hot * score, (COLD / hot) ** (1.0 / (STRETCHES * steps))
     chances = -np.log((np.arange(CHANCES) + 0.5) / CHANCES)
     for _ in range(STRETCHES if len(free) else 0):
-        draws = rng.integers(0, 1 << 31, (STEPS, 4))
+        draws = rng.integers(0, 1 << 31, (steps, 4))
         score = anneal_latency(
             objective.columns, place, best, score, allowed, objective.resident, problem.limit,
-            objective.pieces, objective.worst, near_start, near, free, draws, chances, heat, cooling,
+            objective.pieces, objective.worst, near_start, near, free, draws, chances, heat,
+            cooling,
         )  # fmt: skip
-        heat *= cooling**STEPS
-        objective.evaluations += STEPS
+        heat *= cooling**steps
+        objective.evaluations += steps
         if time.perf_counter() > until:
             break
     return best
+
+
+def _random_cut(objective: LatencyObjective, rng: np.random.Generator) -> Ints:
+    """Units in their order, a stretch for each of some devices."""
+    problem = objective.problem
+    k, allowed = len(problem.devices), problem.columns.allowed
+    devices = rng.permutation(k)[: int(rng.integers(1, k + 1))]
+    ends = np.sort(rng.integers(0, problem.units + 1, len(devices) - 1))
+    place = devices[np.searchsorted(ends, np.arange(problem.units), side="right")]
+    lost = ~allowed[np.arange(problem.units), place]
+    place[lost] = allowed[lost].argmax(axis=1)
+    return place.astype(np.int64)
 
 
 def _neighbours(objective: LatencyObjective) -> tuple[Ints, Ints]:

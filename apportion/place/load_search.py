@@ -2,12 +2,11 @@
 
 In: a ThroughputObjective. Out: a placement, contiguous or not, that keeps to the memory limits.
 
-The largest load alone is a poor guide: most moves do not change it. What is annealed is the 8-norm of
-the loads, which is close to the largest and falls whenever one of the large ones does. Moves: a unit
-to another device, to the device of a neighbour, together with some neighbours, or in exchange for a
-unit there. Each round starts anew, from the best, from a given placement or from a random one, hot or
-lukewarm, and ends cold; then single moves and exchanges lower the largest load itself until none
-does.
+The largest load alone is a poor guide: most moves do not change it. What is annealed is the 8-norm
+of the loads, which is close to the largest and falls whenever one of the large ones does. Moves: a
+unit to another device, to the device of a neighbour, together with some neighbours, or in exchange
+for a unit there. Rounds start hot at a random placement or lukewarm at the best or a given one, in
+turn, and end cold; then single moves and exchanges lower the largest load itself until none does.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from apportion.place.max_load import (
     fill_state,
     largest_load,
     load_state,
-    memory_over,
     move_unit,
     work_bound,
 )
 from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
 from apportion.place.one_device import one_device
 
-STEPS = 1 << 16  # moves between two looks at the clock
+STEPS = 1 << 16  # moves between two looks at the clock; of the first rounds fewer
+FIRST = 1 << 9
 TURNS = (4, 16, 48)  # stretches of so many moves a round has, in turn
 HOT, WARM, COLD = 0.05, 0.01, 0.0002  # temperatures as shares of the energy
 CHANCES = 4096
@@ -245,20 +244,21 @@ class LoadSearch:
             start = _random_place(c.allowed, rng)
         else:
             start = self._of_blocks(self.placement)
+        steps = min(STEPS, FIRST << self.round)
         self.round += 1
         state = load_state(c, start)
         best, ticks = state.place.copy(), 1 << 60
         heat = HOT if fresh else WARM
-        cooling = (COLD / heat) ** (1.0 / (stretches * STEPS))
+        cooling = (COLD / heat) ** (1.0 / (stretches * steps))
         if len(self.free):
             for _ in range(stretches):
-                draws = rng.integers(0, 1 << 31, (STEPS, 4))
+                draws = rng.integers(0, 1 << 31, (steps, 4))
                 ticks = anneal_loads(
                     c, state, best, ticks, self.near_start, self.near, self.free, draws,
                     self.chances, heat, cooling,
                 )  # fmt: skip
-                heat *= cooling**STEPS
-                self.objective.evaluations += STEPS
+                heat *= cooling**steps
+                self.objective.evaluations += steps
                 if time.perf_counter() > until:
                     break
         state.place[:] = best

@@ -22,7 +22,8 @@ from apportion.place.step_search import (
     walk,
 )
 
-MIX = (0.8, 0.5, 0.2, 0.2, 30.0, 100.0, 0.0)
+MIX = (0.8, 0.5, 0.4, 0.15, 0.15, 0.15, 0.15, 0.1, 0.1, 3)
+PATIENCE = 2  # evaluations for each unit and device without progress before the next kick
 HOT = 0.0005  # the temperature, as a share of the time of the first placement
 
 
@@ -46,9 +47,10 @@ def local_search(
     with run:
         for start in first:
             run.call(enter, *given, start)
+        patience = PATIENCE * problem.units * len(problem.devices)
         hot = HOT * w.scores[BEST]
         while not run.over:
             until = run.next_count()
             proposals = 100 * (until - run.counted)
-            run.call(walk, *given, mix, hot, run.expected, until, proposals)
+            run.call(walk, *given, mix, hot, run.expected, patience, until, proposals)
     return run.result()

@@ -29,7 +29,8 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Bools, Floats, Ints, compiled, offsets
-from apportion.place.objective import THROUGHPUT, Evaluation
+from apportion.place.objective import Evaluation
+from apportion.place.objective_names import THROUGHPUT
 from apportion.place.placement_problem import NEVER, PlacementProblem, check_placement
 
 HOST = "cpu"  # the kind of devices that hold what crosses, and pay nothing for it
@@ -169,7 +170,7 @@ def load_columns(problem: PlacementProblem, apart: bool = False) -> LoadColumns:
 
 def load_state(c: LoadColumns, placement: Ints) -> LoadState:
     """A placement with its loads."""
-    u, k = c.allowed.shape
+    k = len(c.limit)
     state = LoadState(
         np.array(placement, np.int64),
         np.zeros((len(c.source), k), np.int64),
@@ -328,7 +329,8 @@ class ThroughputObjective:
         """The largest load, penalised where the placement does not fit."""
         self.evaluations += 1
         state = load_state(self.columns, placement)
-        ticks, over = int(largest_load(self.columns, state)), float(memory_over(self.columns, state))
+        ticks = int(largest_load(self.columns, state))
+        over = float(memory_over(self.columns, state))
         if self.contiguous and not is_contiguous(self.problem, placement, self.edges):
             over += 1.0
         if over > 0:

@@ -27,7 +27,6 @@ import numpy as np
 from apportion.columns import Bools, Ints, compiled, offsets
 from apportion.place.placement_problem import NEVER, PlacementColumns, PlacementProblem
 
-
 SHORT = 0.01  # of a unit's average time
 
 
@@ -91,9 +90,7 @@ def _clusters(c: PlacementColumns, unit: Ints, heads: Ints, readers: Ints) -> In
     return cluster
 
 
-def _join_short(
-    c: PlacementColumns, unit: Ints, heads: Ints, readers: Ints, cluster: Ints
-) -> None:
+def _join_short(c: PlacementColumns, unit: Ints, heads: Ints, readers: Ints, cluster: Ints) -> None:
     """Clusters of next to no time join the only other one that reads them. No cycle comes of it:
     another path between the two would need another reader."""
     n = len(cluster)

@@ -22,67 +22,26 @@ that a device of class c is at position p, and bounds its load only then.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from apportion.columns import Floats, Ints
 from apportion.place.contraction import Contraction, contraction
-from apportion.place.ideals import block_load, device_classes, dp_ideals
+from apportion.place.ideals import device_classes, dp_ideals, first_devices
+from apportion.place.integer_program import IntegerProgram, PlacementProgram, crossing
+from apportion.place.latency import LatencyObjective
+from apportion.place.latency_program import latency_program
+from apportion.place.latency_search import latency_search
 from apportion.place.load_search import load_search
-from apportion.place.max_load import NO_LIMIT, LoadColumns, ThroughputObjective, work_bound
+from apportion.place.max_load import NO_LIMIT, LoadColumns, ThroughputObjective, worst_load
 from apportion.place.objective import Objective, PlacementResult, Report
 
 SEARCH_SHARE = 0.3  # of the budget goes to the search before
 SEARCH_SECONDS = 12.0  # at most
 TOLERANCE = 1e-6  # of the bound: what HiGHS may be wrong by
 MOST_VARIABLES = 60_000
-
-
-@dataclass
-class LinearProgram:
-    """Rows and columns of a program as they are added. All variables are at least 0."""
-
-    upper: list[float] = field(default_factory=list)
-    whole: list[int] = field(default_factory=list)
-    rows: list[tuple[list[int], list[float], float, float]] = field(default_factory=list)
-
-    def add(self, upper: float = np.inf, whole: bool = False) -> int:
-        """A new variable."""
-        self.upper.append(upper)
-        self.whole.append(int(whole))
-        return len(self.upper) - 1
-
-    def at_least(self, terms: Sequence[tuple[int, float]], low: float) -> None:
-        """The sum of terms (variable, factor) is at least so much."""
-        self.rows.append(([v for v, _ in terms], [f for _, f in terms], low, np.inf))
-
-    def equal(self, terms: Sequence[tuple[int, float]], value: float) -> None:
-        """The sum of terms is this."""
-        self.rows.append(([v for v, _ in terms], [f for _, f in terms], value, value))
-
-    def solve(self, target: int, seconds: float) -> tuple[Floats | None, float]:
-        """Minimises one variable: the best values found, if any, and a bound on it."""
-        data = np.array([f for _, factors, _, _ in self.rows for f in factors])
-        column = np.array([v for variables, _, _, _ in self.rows for v in variables])
-        start = np.cumsum([0] + [len(variables) for variables, _, _, _ in self.rows])
-        matrix = csr_array((data, column, start), shape=(len(self.rows), len(self.upper)))
-        matrix.sum_duplicates()  # HiGHS wants each variable once in a row
-        low, high = (np.array([row[side] for row in self.rows]) for side in (2, 3))
-        goal = np.zeros(len(self.upper))
-        goal[target] = 1.0
-        found = milp(
-            goal,
-            integrality=np.array(self.whole),
-            bounds=Bounds(0.0, np.array(self.upper)),
-            constraints=LinearConstraint(matrix, low, high),
-            options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 0.0},
-        )
-        bound = found.mip_dual_bound
-        return found.x, 0.0 if bound is None or not np.isfinite(bound) else float(bound)
 
 
 def milp_placement(
@@ -95,119 +54,167 @@ def milp_placement(
     report: Report | None = None,
 ) -> PlacementResult:
     """The best placement that a search and HiGHS find, with the bound of HiGHS."""
-    if not isinstance(objective, ThroughputObjective):
-        from apportion.place.latency_program import latency_milp
-
-        return latency_milp(objective, budget=budget, seed=seed, starts=starts, report=report)
     until = time.perf_counter() + budget
-    contiguous = contiguous or objective.contiguous
+    contiguous = contiguous or getattr(objective, "contiguous", False)
     share = min(budget * SEARCH_SHARE, SEARCH_SECONDS)
-    if contiguous and not objective.apart:
-        first = dp_ideals(objective, budget=share, contiguous=True)
-    elif contiguous:
-        raise ValueError("milp has no contiguous placements with separate maxima of both passes")
-    else:
-        first = load_search(objective, budget=share, seed=seed, starts=starts, report=report)
-    value = objective.evaluate(first.placement).value
-    bound = first.lower_bound or 0.0
-    if bound >= value * (1 - TOLERANCE):
+    search = _search(objective, contiguous)
+    first = search(
+        objective, budget=share, seed=seed, starts=starts, contiguous=contiguous, report=report
+    )
+    it, bound = objective.evaluate(first.placement), first.lower_bound or 0.0
+    if first.interrupted or (it.feasible and bound >= it.value * (1 - TOLERANCE)):
         return first
-    if contiguous:
-        it = contraction(objective.columns, objective.edges)
-    else:
-        it = contraction(objective.columns, np.zeros((0, 2), np.int64))
-    if not it.safe:  # memory may tear apart what was merged
-        same = np.arange(len(objective.columns.resident))
-        it = Contraction(same, objective.columns, objective.edges, True)
-    scale = value * objective.problem.tick
-    make = _free_program
-    program, target, where = make(it, scale)
-    notes = first.notes
-    if len(program.upper) > MOST_VARIABLES:
-        notes = (*notes, f"{len(program.upper)} variables are too many for HiGHS: search alone")
-        return PlacementResult(first.placement, bound, notes, first.curve, first.figures)
-    values, proven = program.solve(target, until - time.perf_counter())
-    bound = max(bound, min(proven * (1 - TOLERANCE), 1.0) * value)
+    scale = max(it.value * objective.problem.tick, 1.0)
+    made = _program(objective, contiguous, scale, it.feasible)
+    count = 0 if made is None else len(made.program.upper)
+    if made is None or count > MOST_VARIABLES:
+        why = "latency in several pieces has no program" if made is None else (
+            f"{count} variables are too many for HiGHS"
+        )  # fmt: skip
+        notes = (*first.notes, f"{why}: this is by search alone")
+        return replace(first, notes=notes)
+    values, proven = made.program.solve(made.target, until - time.perf_counter())
+    proven *= (1 - TOLERANCE) * scale / objective.problem.tick
     best = first.placement
-    if values is not None:
-        place = where(values)[it.block]
-        if objective.score(place) < objective.score(best):
-            best = place
-    figures = {**first.figures, "variables": float(len(program.upper))}
-    value = objective.evaluate(best).value
-    return PlacementResult(best, min(bound, value), notes, first.curve, figures)
+    if values is not None and objective.score(place := made.where(values)) < objective.score(best):
+        best = place
+    it = objective.evaluate(best)
+    bound = max(bound, proven)
+    figures = {**first.figures, "variables": float(count)}
+    notes = () if it.feasible else first.notes
+    bound = min(bound, it.value) if it.feasible else bound
+    return PlacementResult(best, bound, notes, first.curve, figures)
 
 
-def _free_program(it: Contraction, scale: float):
-    """The program over all placements: it, the variable of the largest load, and how to read a
-    placement of blocks from its values."""
-    c, program = it.columns, LinearProgram()
+def _search(objective: Objective, contiguous: bool) -> Callable[..., PlacementResult]:
+    """What comes before the solver."""
+    if isinstance(objective, LatencyObjective):
+        return latency_search
+    if not isinstance(objective, ThroughputObjective):
+        raise ValueError("milp is for --objective throughput or latency")
+    return dp_ideals if contiguous else load_search
+
+
+def _program(
+    objective: Objective, contiguous: bool, scale: float, feasible: bool
+) -> PlacementProgram | None:
+    """The program of an objective, if it has one. `scale` is a placement's ticks, whose value is 1,
+    and no placement of interest is above if that placement is `feasible`."""
+    if isinstance(objective, LatencyObjective):
+        return latency_program(objective, scale, feasible) if objective.pieces == 1 else None
+    assert isinstance(objective, ThroughputObjective)
+    c, edges = objective.columns, objective.edges if contiguous else np.zeros((0, 2), np.int64)
+    it = contraction(c, edges)
+    if not it.safe:  # memory may tear apart what was merged
+        it = Contraction(np.arange(len(c.resident)), c, edges, True)
+    made = (_contiguous_program if contiguous else _free_program)(it, scale)
+    return replace(made, where=lambda values: made.where(values)[it.block])
+
+
+Variables = list[list[int]]
+LoadTerms = list[list[list[tuple[int, float]]]]  # by part and device
+
+
+def _free_program(it: Contraction, scale: float) -> PlacementProgram:
+    """The program over all placements."""
+    c, program = it.columns, IntegerProgram()
     count, k = c.allowed.shape
-    allowed = c.allowed & _first_devices(c)
+    allowed = c.allowed & first_devices(c)
     x = [[program.add(float(allowed[u, d]), True) for d in range(k)] for u in range(count)]
-    for unit in range(count):
-        program.equal([(v, 1.0) for v in x[unit]], 1.0)
-    loads = _unit_loads(program, c, x, scale)
-    for row, home in enumerate(c.source.tolist()):
-        readers = c.reader[c.reader_start[row] : c.reader_start[row + 1]].tolist()
-        for at in range(k):
-            if c.price[row, at]:
-                terms = _crossing(program, x[home][at], [x[r][at] for r in readers])
-                loads[c.part[row]][at] += [(v, c.price[row, at] / scale) for v in terms]
-    _memory_rows(program, c, x)
-    target = _largest(program, loads, c.apart)
+    for row in x:
+        program.equal([(v, 1.0) for v in row], 1.0)
+    loads = _loads(program, c, x, range(k), scale)
+    for at in range(k):
+        if c.limit[at] < NO_LIMIT and c.resident.sum() > c.limit[at]:
+            program.at_least(
+                [(x[u][at], -share) for u, share in _shares(c)], -c.limit[at] / c.resident.sum()
+            )
+    target = _largest(program, loads, bool(c.apart))
     table = np.array(x).reshape(count, k)
-    return program, target, lambda values: values[table].argmax(axis=1).astype(np.int64)
+    return PlacementProgram(program, target, lambda values: _argmax(values[table]))
 
 
-def _crossing(program: LinearProgram, source: int, readers: list[int]) -> tuple[int, int]:
-    """Variables of whether a transfer comes in and whether it goes out."""
-    comes, goes = program.add(1.0), program.add(1.0)
-    for reader in readers:
-        program.at_least([(comes, 1.0), (reader, -1.0), (source, 1.0)], 0.0)
-        program.at_least([(goes, 1.0), (source, -1.0), (reader, 1.0)], 0.0)
-    return comes, goes
+def _contiguous_program(it: Contraction, scale: float) -> PlacementProgram:
+    """The program over placements whose devices are in an order."""
+    c, program = it.columns, IntegerProgram()
+    count, k = c.allowed.shape
+    classes, groups = device_classes(c)
+    many, positions = len(groups), range(k)
+    x = [[program.add(1.0, True) for _ in positions] for _ in range(count)]
+    kind = [[program.add(1.0, True) for _ in range(many)] for _ in positions]
+    for row in (*x, *kind):
+        program.equal([(v, 1.0) for v in row], 1.0)
+    for number, group in enumerate(groups):
+        program.at_least([(kind[p][number], -1.0) for p in positions], -float(len(group)))
+    for one, other in it.edges.tolist():  # what is up to a position includes what it reads
+        for last in range(k - 1):
+            before = [(x[one][p], 1.0) for p in range(last + 1)]
+            program.at_least([*before, *((x[other][p], -1.0) for p in range(last + 1))], 0.0)
+    for unit, at in zip(*np.nonzero(~c.allowed[:, classes.device]), strict=True):
+        for p in positions:
+            program.at_least([(x[unit][p], -1.0), (kind[p][at], -1.0)], -1.0)
+    target, most = program.add(), worst_load(c) / scale
+    for number, device in enumerate(classes.device.tolist()):
+        loads = _loads(program, c, x, [device] * k, scale)
+        for p in positions:
+            terms = [(v, -f) for v, f in loads[0][p] + loads[1][p]]
+            program.at_least([(target, 1.0), (kind[p][number], -most), *terms], -most)
+            if c.limit[device] < NO_LIMIT and c.resident.sum() > c.limit[device]:
+                rest = 1.0 - c.limit[device] / c.resident.sum()
+                held = [(x[u][p], -share) for u, share in _shares(c)]
+                program.at_least([*held, (kind[p][number], -rest)], -1.0)
+    tables = np.array(x).reshape(count, k), np.array(kind)
+
+    def where(values: Floats) -> Ints:
+        free = [list(group) for group in groups]
+        device = np.array([free[at].pop() for at in _argmax(values[tables[1]])])
+        found: Ints = device[_argmax(values[tables[0]])]
+        return found
+
+    return PlacementProgram(program, target, where)
 
 
-def _unit_loads(program, c, x, scale):
-    k = c.allowed.shape[1]
-    loads = [[[] for _ in range(k)] for _ in range(2)]
+def _argmax(values: Floats) -> Ints:
+    return values.argmax(axis=1).astype(np.int64)
+
+
+def _shares(c: LoadColumns) -> list[tuple[int, float]]:
+    """Blocks with what they need of all memory that is needed."""
+    total = float(c.resident.sum())
+    return [(int(u), float(c.resident[u]) / total) for u in np.flatnonzero(c.resident)]
+
+
+def _loads(
+    program: IntegerProgram, c: LoadColumns, x: Variables, devices: Sequence[int], scale: float
+) -> LoadTerms:
+    """The load of each column of x, which is that device, or a position with a device like it."""
+    loads: LoadTerms = [[[] for _ in devices] for _ in range(2)]
     for unit, row in enumerate(x):
-        for at, variable in enumerate(row):
+        for column, at in enumerate(devices):
             for part in range(2):
                 if c.allowed[unit, at] and c.work[unit, at, part]:
-                    loads[part][at].append((variable, c.work[unit, at, part] / scale))
+                    term = (row[column], float(c.work[unit, at, part]) / scale)
+                    loads[part][column].append(term)
+    for row, home in enumerate(c.source.tolist()):
+        readers = c.reader[c.reader_start[row] : c.reader_start[row + 1]].tolist()
+        for column, at in enumerate(devices):
+            if price := float(c.price[row, at]) / scale:
+                found = crossing(program, x[home][column], [x[r][column] for r in readers])
+                loads[c.part[row]][column] += [(v, price) for v in found]
     return loads
 
 
-def _largest(program, loads, apart: int) -> int:
+def _largest(program: IntegerProgram, loads: LoadTerms, apart: bool) -> int:
+    """The variable that is minimised: at least every load, or the sum of the largest of both
+    parts."""
+    target = program.add()
     if not apart:
-        target = program.add()
         for first, second in zip(*loads, strict=True):
-            program.at_least([(target, 1.0)] + [(v, -f) for v, f in first + second], 0.0)
+            program.at_least([(target, 1.0), *((v, -f) for v, f in first + second)], 0.0)
         return target
-    target, parts = program.add(), (program.add(), program.add())
+    parts = program.add(), program.add()
     for part in range(2):
         for terms in loads[part]:
-            program.at_least([(parts[part], 1.0)] + [(v, -f) for v, f in terms], 0.0)
+            program.at_least([(parts[part], 1.0), *((v, -f) for v, f in terms)], 0.0)
     program.equal([(target, 1.0), (parts[0], -1.0), (parts[1], -1.0)], 0.0)
     return target
-
-
-def _memory_rows(program, c: LoadColumns, x) -> None:
-    for at in range(c.allowed.shape[1]):
-        if c.limit[at] < NO_LIMIT and c.resident.sum() > c.limit[at]:
-            room = max(int(c.limit[at]), 1)
-            terms = [(x[u][at], -c.resident[u] / room) for u in np.flatnonzero(c.resident)]
-            program.at_least(terms, -1.0 if c.limit[at] else 0.0)
-
-
-def _first_devices(c: LoadColumns):
-    """Of interchangeable devices, which ones a unit needs to try: see above."""
-    allowed = np.ones(c.allowed.shape, np.bool_)
-    _, groups = device_classes(c)
-    order = np.argsort(-c.work.sum(axis=(1, 2)), kind="stable")
-    for group in groups:
-        for rank, unit in enumerate(order[: len(group)].tolist()):
-            allowed[unit, group[rank + 1 :]] = False
-    return allowed

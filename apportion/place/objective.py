@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from apportion.columns import Floats, Ints
+from apportion.place.objective_names import STEP
 from apportion.place.placement_problem import PlacementProblem
 from apportion.place.step_time import (
     NO_LIMIT,
@@ -27,9 +28,6 @@ from apportion.place.step_time import (
     step_scratch,
     step_tables,
 )
-
-STEP, THROUGHPUT, LATENCY = "step", "throughput", "latency"
-OBJECTIVES = (STEP, THROUGHPUT, LATENCY)
 
 
 @dataclass(frozen=True, eq=False)

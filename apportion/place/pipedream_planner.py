@@ -3,9 +3,9 @@
 In: a ThroughputObjective. Out: a contiguous placement. The graph is made into a chain: of every
 biconnected component of it, directions left aside, the nodes that others of the component read from
 become one layer, as Tarnawski et al. 2020 have rebuilt it; what is left is put in the order of a
-depth-first search and cut where the largest load is smallest. Nodes without time that nothing feeds,
-such as inputs and masks, tie nothing together. A graph in which everything is read again far below,
-such as a training step, becomes a single layer: then so is the placement.
+depth-first search and cut where the largest load is smallest. Nodes without time that nothing
+feeds, such as inputs and masks, tie nothing together. A graph in which everything is read again far
+below, such as a training step, becomes a single layer: then all of it is on one device.
 """
 
 from __future__ import annotations

@@ -14,18 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apportion.place.objective import (
-    LATENCY,
-    OBJECTIVES,
-    STEP,
-    THROUGHPUT,
-    Objective,
-    PlacementResult,
-    Report,
-)
+from apportion.place.objective_names import LATENCY, OBJECTIVES, STEP, THROUGHPUT
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
+    from apportion.place.objective import Objective, PlacementResult, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +102,17 @@ PLACERS: dict[str, Placer] = {
     ),
     "policy": Placer(
         "place.policy:policy", "a learned policy, then local search from it", (STEP,), auto=75,
-        share=0.5,
+        share=0.5, learns=True,
     ),
     "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
+    "colocrl": Placer(
+        "learn.colocrl:place_with_colocrl", "learns to name all devices in turn (ColocRL)",
+        objectives=(STEP,),
+    ),
     "placeto": Placer(
         "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
-        objectives=(STEP,),
+        objectives=(STEP,), learns=True,
     ),
     "local-search": Placer(
         "place.local_search:local_search", "moves of units and blocks, most on the critical chain",

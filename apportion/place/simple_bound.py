@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from apportion.place.objective import LATENCY, THROUGHPUT
+from apportion.place.objective_names import LATENCY, THROUGHPUT
 from apportion.place.placement_problem import NEVER, PlacementProblem
 
 

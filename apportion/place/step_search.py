@@ -23,10 +23,10 @@ from apportion.place.placement_problem import (
     PlacementLinks,
     PlacementProblem,
 )
-from apportion.place.step_time import StepScratch, StepTables, step_score_part
+from apportion.place.step_time import NO_LIMIT, StepScratch, StepTables, step_score_part
 
 EVALUATIONS, CHAIN, CHANGED, STAMP, ACCEPTED, FRUITLESS, BETTER = range(7)  # counts
-NOW, BEST = range(2)  # scores
+NOW, LOW, BEST = range(3)  # scores; LOW is the best since the last kick
 MOST_AT_ONCE = 20_000  # evaluations before the state is read
 
 
@@ -48,13 +48,14 @@ class SearchState(NamedTuple):
 
     place: Ints  # u
     best: Ints  # u
-    scores: Floats  # NOW, BEST
+    scores: Floats
     random: Ints  # draws.py
     counts: Ints
     chain: Ints  # n: nodes of the critical chain
     changed: Ints  # u: units of a move that may be undone
     former: Ints  # u: where they were
     mark: Ints  # u: the last move that reached a unit
+    stack: Ints  # u: the units of a block
     better_at: Ints  # evaluations at which the best improved since the state was last read
     better: Floats  # and to what
 
@@ -89,13 +90,14 @@ def search_state(problem: PlacementProblem, seed: int) -> SearchState:
     return SearchState(
         place=np.zeros(u, np.int64),
         best=np.zeros(u, np.int64),
-        scores=np.full(2, np.inf),
+        scores=np.full(3, np.inf),
         random=random_state(seed),
         counts=np.zeros(7, np.int64),
         chain=np.zeros(n, np.int64),
         changed=np.zeros(u, np.int64),
         former=np.zeros(u, np.int64),
         mark=np.zeros(u, np.int64),
+        stack=np.zeros(u, np.int64),
         better_at=np.zeros(MOST_AT_ONCE, np.int64),
         better=np.zeros(MOST_AT_ONCE),
     )
@@ -177,9 +179,47 @@ def move_stretch(
 
 
 @compiled_part
+def grow_block(
+    c: PlacementColumns, g: Neighbourhood, w: SearchState, unit: int, device: int, size: int
+) -> None:
+    """A connected block, wherever its units are, goes to a device."""
+    w.counts[STAMP] += 1
+    stamp = w.counts[STAMP]
+    w.mark[unit] = stamp
+    _put(w, unit, device)
+    count = 1
+    w.stack[0] = unit
+    for _ in range(3 * size):
+        if count >= size:
+            break
+        at = w.stack[draw_below(w.random, count)]
+        beside = g.near_start[at + 1] - g.near_start[at]
+        if beside == 0:
+            break
+        other = g.near[g.near_start[at] + draw_below(w.random, beside)]
+        if w.mark[other] != stamp:
+            w.mark[other] = stamp
+            if c.allowed[other, device]:
+                w.stack[count] = other
+                count += 1
+                if w.place[other] != device:
+                    _put(w, other, device)
+
+
+@compiled_part
+def take_stretch(
+    c: PlacementColumns, g: Neighbourhood, w: SearchState, unit: int, device: int, size: int
+) -> None:
+    """The next units in the order of the graph go to a device."""
+    first = g.rank[unit]
+    for k in range(first, min(first + size, len(g.order))):
+        if _may_go(c, w, g.order[k], device):
+            _put(w, g.order[k], device)
+
+
+@compiled_part
 def propose(c: PlacementColumns, g: Neighbourhood, w: SearchState, mix: Floats) -> bool:
-    """A random move; whether there is one. `mix` has the shares of critical units, of devices of
-    neighbours, of blocks and of stretches, and the largest block and stretch."""
+    """A random move; whether there is one."""
     unit = draw_unit(c, w, mix[0])
     device = draw_device(g, w, unit, mix[1])
     w.counts[CHANGED] = 0
@@ -187,18 +227,20 @@ def propose(c: PlacementColumns, g: Neighbourhood, w: SearchState, mix: Floats) 
         return False
     kind = draw_share(w.random)
     if kind < mix[2]:
-        size = 2 + np.int64((mix[4] - 1) * draw_share(w.random) ** 2)
+        _put(w, unit, device)
+        return True
+    if kind < mix[2] + mix[3]:
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[7] * len(w.place), 2.0))))
         move_block(c, g, w, unit, device, size)
-    elif kind < mix[2] + mix[3]:
-        size = 2 + np.int64((mix[5] - 1) * draw_share(w.random) ** 2)
+    elif kind < mix[2] + mix[3] + mix[4]:
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[7] * len(w.place), 2.0))))
+        grow_block(c, g, w, unit, device, size)
+    elif kind < mix[2] + mix[3] + mix[4] + mix[5]:
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[8] * len(w.place), 2.0))))
         move_stretch(c, g, w, unit, device, size)
     else:
-        own = w.place[unit]
-        _put(w, unit, device)
-        if kind > 1 - mix[6]:
-            other = draw_unit(c, w, 0.0)
-            if w.place[other] == device and other != unit and c.allowed[other, own]:
-                _put(w, other, own)
+        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[8] * len(w.place), 2.0))))
+        take_stretch(c, g, w, unit, device, size)
     return True
 
 
@@ -210,8 +252,8 @@ def keep_best(w: SearchState, place: Ints, score: float) -> None:
     """Notes a placement that has been evaluated if it is the best."""
     if score < w.scores[BEST]:
         w.scores[BEST] = score
-        w.best[:] = place
-        w.counts[FRUITLESS] = 0
+        for unit in range(len(place)):
+            w.best[unit] = place[unit]
         w.better_at[w.counts[BETTER]] = w.counts[EVALUATIONS]
         w.better[w.counts[BETTER]] = score
         w.counts[BETTER] += 1
@@ -262,6 +304,30 @@ def enter(
         w.place[:] = start
         trace(c, links, g, s, w)
     keep_best(w, start, score)
+    w.scores[LOW] = w.scores[NOW]
+
+
+@compiled_part
+def kick(
+    c: PlacementColumns,
+    links: PlacementLinks,
+    t: StepTables,
+    s: StepScratch,
+    g: Neighbourhood,
+    w: SearchState,
+    mix: Floats,
+) -> None:
+    """Goes to a placement a few random moves from the best."""
+    for unit in range(len(w.place)):
+        w.place[unit] = w.best[unit]
+    for _ in range(np.int64(mix[9])):
+        propose(c, g, w, mix)
+    w.scores[NOW] = step_score_part(c, links, t, s, w.place, float(NO_LIMIT))
+    w.scores[LOW] = w.scores[NOW]
+    w.counts[EVALUATIONS] += 1
+    w.counts[FRUITLESS] = 0
+    trace(c, links, g, s, w)
+    keep_best(w, w.place, w.scores[NOW])
 
 
 @compiled
@@ -275,6 +341,7 @@ def walk(
     mix: Floats,
     hot: float,
     last: float,
+    patience: int,
     until: int,
     proposals: int,
 ) -> None:
@@ -284,6 +351,9 @@ def walk(
     for _ in range(proposals):
         if w.counts[EVALUATIONS] >= until:
             return
+        if w.counts[FRUITLESS] > patience:
+            kick(c, links, t, s, g, w, mix)
+            continue
         if not propose(c, g, w, mix):
             continue
         limit = w.scores[NOW]
@@ -300,3 +370,6 @@ def walk(
         w.scores[NOW] = score
         trace(c, links, g, s, w)
         keep_best(w, w.place, score)
+        if score < w.scores[LOW]:
+            w.scores[LOW] = score
+            w.counts[FRUITLESS] = 0

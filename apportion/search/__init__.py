@@ -18,10 +18,13 @@ if TYPE_CHECKING:
         sample_classes as sample_classes,
     )
     from apportion.search.baselines.layer_placement import (
-        with_expert as with_expert,
+        with_layers_as_expert as with_layers_as_expert,
     )
     from apportion.search.levels.certificate import (
         certify as certify,
+    )
+    from apportion.search.placement import (
+        strategy_of as strategy_of,
     )
     from apportion.search.problem import (
         Problem as Problem,

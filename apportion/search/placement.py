@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-import numpy as np
-
 from apportion.columns import Ints
 from apportion.lower import lower
 from apportion.place import (
@@ -31,7 +29,7 @@ from apportion.place import (
     check_placement,
     worst_ticks,
 )
-from apportion.search.baselines.layer_placement import with_expert
+from apportion.search.baselines.layer_placement import with_layers_as_expert
 from apportion.search.problem import Problem, Progress, SearchResult, UnsuitableMethod
 from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.search.walks.unit_moves import UNIT_KINDS, UnitMoves
@@ -89,7 +87,7 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
     if limit is None:
         devices = tuple(replace(device, memory_bytes=None) for device in step.devices)
         step = replace(step, devices=devices)
-    return with_expert(step, problem.space.graph)
+    return with_layers_as_expert(step, problem.space.graph)
 
 
 def strategy_of(problem: Problem, step: PlacementProblem, place: Ints) -> Strategy:
@@ -164,6 +162,8 @@ def _asked(
             Progress("placing", known, progress.bound, proposals=progress.evaluations)
         )
 
+    if placer not in PLACERS:
+        raise UnsuitableMethod(f"there is no placer {placer}")
     try:
         result = PLACERS[placer](
             objective, budget=budget, seed=seed, report=report, policy=policy

@@ -31,8 +31,8 @@ class Method:
                   proof
     takes_starts  it can begin with what auto has found before (an argument `starts`)
     takes_policy  it can begin with what was learned before (an argument `policy`, a file)
-    compared      it is among those that are compared if none are named; not what trains for as long
-                  as the budget allows
+    compared      it is among those that are compared if none are named: not what needs an extra, or
+                  trains for as long as the budget allows
     options       further arguments of the function, the same in every call
     """
 
@@ -143,13 +143,15 @@ METHODS: dict[str, Method] = {
     "m-etf": _placer("the operator that can start first, where it can (Baechi)", "m-etf"),
     "m-sct": _placer("as m-etf, with favourite children by a linear program (Baechi)", "m-sct"),
     "list-schedule": _placer("the best of several orders, by earliest finish", "list-schedule"),
-    "metis": _placer("the graph cut by METIS (extra partition)", "metis"),
-    "scotch": _placer("the graph cut and mapped by Scotch (extra partition)", "scotch"),
+    "metis": _placer("the graph cut by METIS (extra partition)", "metis", compared=False),
+    "scotch": _placer("the graph cut by Scotch (extra partition)", "scotch", compared=False),
     "local-search": _placer(
         "local search with restarts, then refined by the simulator", "local-search", refines=True
     ),
-    "annealing": _placer("simulated annealing with moves of blocks", "annealing"),
-    "brkga": _placer("a genetic algorithm with biased random keys", "brkga"),
+    "annealing": _placer(
+        "simulated annealing with moves of blocks", "annealing", compared=False
+    ),
+    "brkga": _placer("a genetic algorithm with biased random keys", "brkga", compared=False),
     "policy": _placer(
         "by a trained policy, then a short local search", "policy", takes_policy=True
     ),

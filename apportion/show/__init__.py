@@ -52,6 +52,12 @@ if TYPE_CHECKING:
     from apportion.show.placement_tables import (
         placement_facts as placement_facts,
     )
+    from apportion.show.policy_tables import (
+        policy_comparison as policy_comparison,
+    )
+    from apportion.show.policy_tables import (
+        policy_tables as policy_tables,
+    )
     from apportion.show.progress import (
         progress as progress,
     )

@@ -71,8 +71,8 @@ def test_the_surface_is_what_it_was() -> None:
         },
         "place": {
             *("source", "--format", "--devices", "--cluster", "--objective", "--contiguous"),
-            *("--method", "--budget", "--seed", "--memory-limit", "--expert", "--out"),
-            *("--export", "--json"),
+            *("--method", "--budget", "--seed", "--memory-limit", "--expert", "--policy"),
+            *("--out", "--export", "--json"),
         },
         "calibrate": {
             *("models", "--cluster", "--procs", "--budget", "--device", "--seed", "--out"),

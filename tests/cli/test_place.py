@@ -13,6 +13,7 @@ from placement_graphs import DATA, DOPPLER_TEXT, FIDDLE_GRAPH, PIPEDREAM_TEXT
 from apportion.cli import main as cli
 from apportion.place.imported import imported_problem
 from apportion.place.read_graph import read_graph
+from apportion.plan import Plan
 
 STABLE = {
     *("input", "method", "objective", "value", "unit", "lower_bound", "feasible", "assignment"),
@@ -104,6 +105,21 @@ def test_a_model_is_placed_and_exported(capfd: pytest.CaptureFixture[str], tmp_p
     assert loads[0] == pytest.approx(loads[1], rel=1e-6)
 
 
+def test_the_step_of_a_model_is_what_the_simulator_says(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    on = ("mlp:tiny", "--cluster", "2xv100")
+    plan = tmp_path / "plan.json"
+    assert cli.status(["plan", *on, "--method", "m-etf", "--out", str(plan)]) == 0
+    predicted = Plan.load(plan).predicted
+    status, facts = call_json(capfd, *on, "--method", "m-etf")
+    assert status == 0 and facts["value"] == predicted.step_seconds
+    assert list(facts["memory"].values()) == list(predicted.peak_bytes)
+    assert facts["lower_bound"] <= facts["value"]
+    for device, busy in zip(facts["loads"].values(), predicted.busy, strict=True):
+        assert device == pytest.approx(busy * facts["value"])
+
+
 def test_the_nearest_is_shown_where_nothing_fits(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -157,6 +173,7 @@ BAD: list[tuple[str, str | dict[str, Any], tuple[str, ...], str]] = [
         ("--contiguous", "--objective", "step", "--method", "single"),
         "contiguous placements are for the objective throughput",
     ),
+    ("policy", bad_graph(), ("--method", "single", "--policy", "p"), "methods that learn"),
     ("no expert", bad_graph(), ("--method", "expert"), "no expert's placement of this input"),
 ]
 

@@ -168,7 +168,9 @@ def renumbered(graph: GroupGraph, seed: int) -> tuple[GroupGraph, np.ndarray]:
     number = np.full(graph.groups, -1)
     for i in range(graph.groups):
         ready = [
-            g for g in range(graph.groups) if number[g] < 0 and all(number[p] >= 0 for p in parents[g])
+            g
+            for g in range(graph.groups)
+            if number[g] < 0 and all(number[p] >= 0 for p in parents[g])
         ]
         number[rng.choice(ready)] = i
     back = np.argsort(number)
@@ -243,7 +245,9 @@ def test_features_are_the_published_ones() -> None:
     assert found[3].tolist() == [0, 0, 1, 0, 0]
     since = starts - starts[2]
     assert found[4] == pytest.approx(since / np.abs(since).max())
-    assert found[5:].argmax(axis=0).tolist() == place.tolist() and (found[5:].sum(axis=0) == 1).all()
+    assert (
+        found[5:].argmax(axis=0).tolist() == place.tolist() and (found[5:].sum(axis=0) == 1).all()
+    )
 
 
 def test_memory_over_the_limit_is_penalised_and_capped() -> None:
@@ -252,9 +256,7 @@ def test_memory_over_the_limit_is_penalised_and_capped() -> None:
     plain = Judge(group_graph(free)).rho(place)[0]
     peak = int(StepObjective(free).evaluate(place).memory[0])
     limit = peak - 1_000_000
-    limited = replace(
-        free, devices=tuple(replace(d, memory_bytes=limit) for d in free.devices)
-    )
+    limited = replace(free, devices=tuple(replace(d, memory_bytes=limit) for d in free.devices))
     assert Judge(group_graph(limited)).rho(place)[0] == pytest.approx(plain + 2e-3)
     columns = limited.columns._replace(resident=limited.columns.resident + 10**10)
     assert Judge(group_graph(replace(limited, columns=columns))).rho(place)[0] == 10.0

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from apportion.columns import offsets
+from apportion.place.imported import imported_problem
 from apportion.place.placement_problem import (
     PlacementColumns,
     PlacementDevice,
     PlacementLinks,
     PlacementProblem,
 )
+from apportion.place.read_graph import read_graph
 
 TICK = 1e9
 
@@ -71,42 +72,8 @@ def build(
 
 
 def read(path: Path) -> PlacementProblem:
-    """A file of msr-fiddle/dnn-partitioning."""
-    data = json.loads(path.read_text())
-    ids = [n["id"] for n in data["nodes"]]
-    after: dict[int, list[int]] = {i: [] for i in ids}
-    waiting = dict.fromkeys(ids, 0)
-    cost = dict.fromkeys(ids, 0.0)
-    for e in data["edges"]:
-        after[e["sourceId"]].append(e["destId"])
-        waiting[e["destId"]] += 1
-        cost[e["sourceId"]] = e["cost"]
-    ready, order = [i for i in ids if not waiting[i]], []
-    while ready:
-        i = ready.pop(0)
-        order.append(i)
-        for t in after[i]:
-            waiting[t] -= 1
-            if not waiting[t]:
-                ready.append(t)
-    at = {i: p for p, i in enumerate(order)}
-    by_id = {n["id"]: n for n in data["nodes"]}
-    nodes = [
-        {
-            "cpu": by_id[i]["cpuLatency"],
-            "acc": by_id[i]["fpgaLatency"],
-            "size": int(by_id[i]["size"]),
-            "backward": int(by_id[i]["isBackwardNode"]),
-            "cls": by_id[i].get("colorClass", f"own{i}"),
-            "cost": cost[i],
-            "runs": bool(by_id[i]["supportedOnFpga"]),
-        }
-        for i in order
-    ]
-    edges = [(at[e["sourceId"]], at[e["destId"]]) for e in data["edges"]]
-    return build(
-        path.stem, nodes, edges, data["maxFPGAs"], data["maxCPUs"], int(data["maxSizePerFPGA"])
-    )
+    """A published problem."""
+    return imported_problem(read_graph(path))
 
 
 def drawn(seed: int, most: int = 6, limited: bool | None = None) -> PlacementProblem:

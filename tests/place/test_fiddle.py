@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from apportion.place.export_graph import fiddle_data
 from apportion.place.fiddle import read_fiddle, read_split
 from apportion.place.imported import imported_problem, with_expert
 from apportion.place.read_graph import read_graph, read_split_file
+from apportion.place.run_placer import place
 
 GRAPHS = sorted(DATA.glob("*-inputs/*/*.json"))
 
@@ -33,6 +35,8 @@ KNOWN = {
     "latency-inputs/LayerGraphs/bert24_inference": (32, 55, 5, 8, 92.406),
     "latency-inputs/OperatorGraphs/bert_l-3_inference": (235, 250, 4, 8, 49.3526),
 }
+
+TPS = ("throughput", None)
 
 
 def name(path: Path) -> str:
@@ -125,7 +129,8 @@ BAD = [
     (change("edges", 0, "cost", -0.5), "the cost of the edge from 7 to 3 is -0.5"),
     (change("edges", 0, "cost", 9.0), "the edges from node 7 cost 9 and 0.25"),
     (change("edges", 0, "destId", 7), "the graph has a cycle through node 7"),
-    (change("maxFPGAs", 10**9), "maxFPGAs is 1000000000; at most 1024 devices"),
+    (change("nodes", 1, "cpuLatency", 10**400), "node 3 is a number of hundreds of digits; that"),
+    (change("maxFPGAs", 10**9), r"maxFPGAs is 1e\+09; at most 1024 devices"),
     (change("maxFPGAs", -1), "maxFPGAs is -1, not a number of devices"),
     (change("maxCPUs", 1.5), "maxCPUs is 1.5, not a number of devices"),
     (change("maxSizePerFPGA", float("nan")), "maxSizePerFPGA is nan"),
@@ -188,6 +193,26 @@ def test_splits_by_hand_become_the_expert_placement() -> None:
     assert np.bincount(expert, minlength=7).tolist() == [5, 32, 42, 42, 42, 14, 0]
 
 
+@pytest.mark.parametrize(
+    ("graph", "split", "objective", "accelerators", "value"),
+    [
+        ("throughput-inputs/LayerGraphs/bert24_inference", "bert24_inference", *TPS, 20.084),
+        ("throughput-inputs/LayerGraphs/bert24_training", "bert24_training", *TPS, 49.4049),
+        ("throughput-inputs/LayerGraphs/bert24_training", "bert24_inference", *TPS, 49.4049),
+        ("throughput-inputs/LayerGraphs/resnet50_inference", "resnet50_inference", *TPS, 43.9183),
+        ("throughput-inputs/LayerGraphs/resnet50_training", "resnet50_inference", *TPS, 112.108),
+        ("latency-inputs/LayerGraphs/bert24_inference", "bert24_inference", "latency", 6, 111.937),
+    ],
+)
+def test_splits_by_hand_are_worth_what_the_authors_programs_say(
+    graph: str, split: str, objective: str, accelerators: int | None, value: float
+) -> None:
+    problem = imported_problem(read_graph(DATA / f"{graph}.json"), accelerators)
+    devices = read_split_file(DATA / "human-experts" / f"{split}_expert.json")
+    found = place(with_expert(problem, devices), objective, "expert").evaluation
+    assert found.feasible and found.value == pytest.approx(value, abs=1e-3)
+
+
 def test_a_placement_of_our_own_is_a_split_too() -> None:
     assert read_split('{"assignment": {"7": "acc0"}, "value": 1}') == {"7": "acc0"}
     with pytest.raises(ValueError, match="not a name"):
@@ -229,6 +254,13 @@ def test_what_is_exported_is_read_back_the_same(path: Path) -> None:
         problem.columns._fields, again.columns, problem.columns, strict=True
     ):
         np.testing.assert_array_equal(ours, theirs, err_msg=field)
+
+
+def test_no_limit_is_exported_as_more_than_any_device_has() -> None:
+    free = imported_problem(read_fiddle(json.dumps(FIDDLE_GRAPH), "small"), memory_limit=math.inf)
+    again = read_fiddle(json.dumps(fiddle_data(free)), "small")
+    assert again.memory_bytes is None
+    assert read_fiddle(json.dumps(FIDDLE_GRAPH), "small").memory_bytes == 100
 
 
 def test_the_small_graph_is_exported_with_what_it_lacks() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from policy_cases import random_problem, renumbered, unrolled
+from made_problems import made_problem
+from policy_cases import renumbered, unrolled
 
 from apportion.columns import Floats, Ints
 from apportion.place import policy as policy_module
@@ -41,6 +42,14 @@ def saved(tmp_path: Path) -> Path:
     path = tmp_path / "p.safetensors"
     save_network(path, NETWORK)
     return path
+
+
+def random_problem(seed: int, **options: object) -> PlacementProblem:
+    """A random problem with a backward half."""
+    problem = made_problem(np.random.default_rng(seed), **options)  # type: ignore[arg-type]
+    n = len(problem.columns.unit)
+    backward = (np.arange(n) >= 2 * n // 3).astype(np.int64)
+    return replace(problem, columns=problem.columns._replace(backward=backward))
 
 
 def embedding(problem: PlacementProblem) -> Floats:

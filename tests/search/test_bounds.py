@@ -58,7 +58,8 @@ def test_no_plan_is_below_the_bound(spec: str, devices: int) -> None:
     bound = proven.lower_bound
     assert bound > 0.9 * proven.lower_bound
     judged = []
-    for name, method in {"exact": exact, **METHODS}.items():
+    cutting = {name: row for name, row in METHODS.items() if "placer" not in row.options}
+    for name, method in {"exact": exact, **cutting}.items():
         try:
             found = method(given, budget=BUDGET)
         except UnsuitableMethod:

@@ -23,7 +23,7 @@ from apportion.search.baselines.op_placement import layers
 LAYERS_EACH = 4  # at least so many layers for each device, where modules nest deeply enough
 
 
-def with_expert(captured: PlacementProblem, graph: Graph) -> PlacementProblem:
+def with_layers_as_expert(captured: PlacementProblem, graph: Graph) -> PlacementProblem:
     """The problem with the placement of whole layers as its expert's."""
     devices, columns = len(captured.devices), captured.columns
     weights = WeightUses(graph)

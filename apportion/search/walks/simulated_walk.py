@@ -33,7 +33,7 @@ UNTRIED: tuple[float, OpChoices] = (0.0, {})  # what is known of a move that was
 
 
 class Moves(Protocol):
-    """Draws changes of the current Choices. `swept`: what is tried systematically has been tried."""
+    """Draws changes of the current Choices. `swept`: all that is tried in turn has been tried."""
 
     swept: bool
 
@@ -49,7 +49,8 @@ class Moves(Protocol):
 
 
 class SimulatedWalk:
-    """The Walk. `moves` draws its changes, given the Choices that it keeps up to date. `best` is the Strategy that was noted last."""
+    """The Walk. `moves` makes what draws its changes, given the Choices, which are kept up to date.
+    `best` is the Strategy that was noted last."""
 
     def __init__(
         self,

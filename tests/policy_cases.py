@@ -1,11 +1,10 @@
-"""Problems for tests of `policy`: recurrent nets with a backward pass, and random graphs."""
+"""Problems for tests of `policy`: recurrent nets with a backward pass."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
-from made_problems import made_problem
 
 from apportion.columns import Ints, offsets
 from apportion.place.captured import placeto_links
@@ -52,14 +51,6 @@ def unrolled(
     of = tuple(PlacementDevice(f"d{k}", "gpu", limit) for k in range(devices))
     links = placeto_links(devices)._replace(in_order=in_order)
     return PlacementProblem("unrolled", names, kinds, columns, links, of)
-
-
-def random_problem(seed: int, **options: object) -> PlacementProblem:
-    """A random problem with a backward half."""
-    problem = made_problem(np.random.default_rng(seed), **options)  # type: ignore[arg-type]
-    n = len(problem.columns.unit)
-    backward = (np.arange(n) >= 2 * n // 3).astype(np.int64)
-    return replace(problem, columns=problem.columns._replace(backward=backward))
 
 
 def renumbered(problem: PlacementProblem, units: Ints, seed: int) -> PlacementProblem:
