@@ -12,6 +12,7 @@ longest paths stand for them. A unit has the sums over its nodes.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,19 +29,21 @@ FEATURES = TYPES + NUMBERS
 
 @dataclass(frozen=True, eq=False)
 class GdpGraph:
-    """u units of one problem. Neighbours are those that a unit reads from and that read from it."""
+    """u units of one problem, or of several beside each other. Neighbours are those that a unit
+    reads from and that read from it."""
 
     features: torch.Tensor  # u x FEATURES
     neighbour: torch.Tensor  # units, grouped by the unit whose neighbours they are
     neighbour_start: torch.Tensor  # u + 1: offsets into neighbour
     order: torch.Tensor  # u: units in the order in which the placer reads them
     allowed: torch.Tensor  # u x k
+    sizes: tuple[int, ...]  # units of each problem
 
     def to(self, device: str) -> GdpGraph:
         """The same on another device of torch."""
         return GdpGraph(
             self.features.to(device), self.neighbour.to(device), self.neighbour_start.to(device),
-            self.order.to(device), self.allowed.to(device),
+            self.order.to(device), self.allowed.to(device), self.sizes,
         )  # fmt: skip
 
 
@@ -57,7 +60,29 @@ def gdp_graph(problem: PlacementProblem) -> GdpGraph:
         torch.from_numpy(start.astype(np.int64)),
         torch.from_numpy(np.argsort(first, kind="stable")),
         torch.from_numpy(np.asarray(problem.columns.allowed, bool)),
+        (problem.units,),
     )
+
+
+def side_by_side(graphs: Sequence[GdpGraph]) -> GdpGraph:
+    """Graphs as one: the network takes them in one pass, and none sees anything of another."""
+    sizes = [size for graph in graphs for size in graph.sizes]
+    first = np.cumsum([0, *(len(graph.order) for graph in graphs)])
+    edge = np.cumsum([0, *(len(graph.neighbour) for graph in graphs)])
+    most = max(graph.allowed.shape[1] for graph in graphs)
+    starts = [g.neighbour_start[:-1] + int(at) for g, at in zip(graphs, edge, strict=False)]
+    return GdpGraph(
+        torch.cat([graph.features for graph in graphs]),
+        torch.cat([g.neighbour + int(at) for g, at in zip(graphs, first, strict=False)]),
+        torch.cat([*starts, torch.tensor([int(edge[-1])])]),
+        torch.cat([g.order + int(at) for g, at in zip(graphs, first, strict=False)]),
+        torch.cat([_wider(graph.allowed, most) for graph in graphs]),
+        tuple(sizes),
+    )
+
+
+def _wider(allowed: torch.Tensor, devices: int) -> torch.Tensor:
+    return torch.nn.functional.pad(allowed, (0, devices - allowed.shape[1]), value=False)
 
 
 def unit_features(problem: PlacementProblem) -> Floats:

@@ -45,6 +45,42 @@ class GdpShape:
     superposition: bool = True
 
 
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """Where units stand in segments: every graph begins a segment of its own, and what is left of
+    its last one is filled with its last unit, which nobody sees there."""
+
+    shape: tuple[int, int, int]  # segments, length of each, slots of memory
+    unit: torch.Tensor  # segments * length: the unit in each slot
+    slot: torch.Tensor  # u: the slot of each unit
+    seen: torch.Tensor  # segments x (memory + length): which slots a segment attends to
+
+
+def slots_of(graph: GdpGraph, shape: GdpShape) -> Slots:
+    """The segments of a graph, or of graphs side by side."""
+    length = min(shape.segment, max(graph.sizes))
+    counts = [-(-size // length) for size in graph.sizes]
+    memory = min(shape.memory, length * max(counts))
+    at, start, end, first = [], [], [], 0
+    for size, count in zip(graph.sizes, counts, strict=True):
+        at.append(first + torch.arange(count * length).clamp(max=size - 1))
+        begin = sum(map(len, at[:-1]))
+        start += [begin] * count
+        end += [begin + size] * count
+        first += size
+    device = graph.order.device
+    place = torch.cat(at).to(device)  # in the order of the placer
+    is_own = torch.ones(len(place), dtype=torch.bool, device=device)
+    is_own[1:] = place[1:] != place[:-1]
+    slot = torch.empty_like(graph.order)
+    slot[graph.order] = torch.nonzero(is_own)[:, 0]
+    reach = torch.arange(-memory, length, device=device)
+    every = torch.arange(sum(counts), device=device)[:, None] * length + reach
+    starts, ends = (torch.tensor(row, device=device)[:, None] for row in (start, end))
+    seen = (every >= starts) & (every < ends)
+    return Slots((sum(counts), length, memory), graph.order[place], slot, seen)
+
+
 class SageLayer(nn.Module):
     """One round of GraphSAGE with max pooling."""
 
@@ -77,37 +113,32 @@ class PlacerLayer(nn.Module):
             nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """u x width, in the order of the units, to the same."""
-        x = x + self.join(self.attend(x))
+    def forward(self, x: torch.Tensor, slots: Slots) -> torch.Tensor:
+        """segments * length x width, to the same."""
+        x = x + self.join(self.attend(x, slots))
         return x + self.dense(self.before_dense(x))
 
-    def attend(self, x: torch.Tensor) -> torch.Tensor:
+    def attend(self, x: torch.Tensor, slots: Slots) -> torch.Tensor:
         """What each unit gathers from its segment and from the memory before that. The weights
         that make keys and values get a gradient from both, remembered inputs get none."""
-        units, width = x.shape
-        length, memory = min(self.shape.segment, units), min(self.shape.memory, units)
-        segments = -(-units // length)
-        fill = (0, 0, 0, segments * length - units)
+        width, (segments, length, memory) = x.shape[1], slots.shape
         normal = self.before_attention(x)
-        q = functional.pad(self.query(normal), fill).view(segments, length, width)
-        kv = functional.pad(self.key_value(normal), fill).view(segments, length, 2 * width)
-        at = torch.arange(segments * length, device=x.device).view(segments, length)
-        seen = at < units
+        q = self.query(normal).view(segments, length, width)
+        kv = self.key_value(normal).view(segments, length, 2 * width)
         if memory:
             remembered = self.key_value(self.before_attention(x.detach()))
             padded = functional.pad(remembered, (0, 0, memory, 0))
             windows = padded.unfold(0, memory, length)[:segments].transpose(1, 2)
             kv = torch.cat([windows, kv], dim=1)
-            earlier = at[:, :1] - memory + torch.arange(memory, device=x.device)
-            seen = torch.cat([earlier >= 0, seen], dim=1)
         k, v = kv.chunk(2, dim=-1)
         heads = self.shape.heads
         gathered = functional.scaled_dot_product_attention(
-            _by_head(q, heads), _by_head(k, heads), _by_head(v, heads),
-            attn_mask=seen[:, None, None, :],
-        )  # fmt: skip
-        return gathered.transpose(1, 2).reshape(segments * length, width)[:units]
+            _by_head(q, heads),
+            _by_head(k, heads),
+            _by_head(v, heads),
+            attn_mask=slots.seen[:, None, None, :],
+        )
+        return gathered.transpose(1, 2).reshape(segments * length, width)
 
 
 def _by_head(x: torch.Tensor, heads: int) -> torch.Tensor:
@@ -142,14 +173,16 @@ class GdpNetwork(nn.Module):
             h = layer(h, graph)
         return h
 
-    def forward(self, graph: GdpGraph) -> torch.Tensor:
-        """u x devices: logits, those of impossible devices very low."""
-        h = self.embed(graph)[graph.order]
+    def forward(self, graph: GdpGraph, slots: Slots | None = None) -> torch.Tensor:
+        """u x devices: logits, those of impossible devices very low. `slots` are the graph's, where
+        they are known already."""
+        slots = slots or slots_of(graph, self.shape)
+        h = self.embed(graph)[slots.unit]
         x = h
         c = None if self.condition is None else self.condition(h)
         for layer in self.layers:
-            x = layer(x if c is None else c * x)
-        logits = self.head(self.leave(x))[torch.argsort(graph.order)]
+            x = layer(x if c is None else c * x, slots)
+        logits = self.head(self.leave(x))[slots.slot]
         allowed = functional.pad(
             graph.allowed, (0, self.shape.devices - graph.allowed.shape[1]), value=False
         )
