@@ -1,4 +1,4 @@
-"""GDP's table: its twelve rows on gdp-p100, by GDP-one, GDP-batch and everything they are compared to.
+"""GDP's table: its twelve rows on gdp-p100, by GDP-one, GDP-batch and what they are compared to.
 
     python benchmarks/placement_gdp.py problems --dir DIR --jobs 2      # captures, once: DIR/*.npz
     python benchmarks/placement_gdp.py table    --dir DIR --jobs 16 [--seconds 240]
@@ -8,7 +8,7 @@
 
 Each part is a process of its own and leaves a file DIR/PART.json; a part whose file is there is not
 done again, so that any stage can be stopped and gone on with. Nothing needs a network, and
-`problems` may be run on another machine. `--device cuda` trains on a GPU (default: if there is one).
+`problems` may be run on another machine. Batches are trained on a GPU if there is one (`--device`).
 
 table    single, expert, METIS, m-ETF, m-SCT at once; local search, HDP and GDP-one for `--seconds`
          (HDP and local search for a part of them), with their curves by simulated placements
@@ -105,7 +105,7 @@ def problem_of(folder: Path, name: str) -> Any:
 
 def place_row(file: Path, folder: Path, name: str, method: str, seconds: float) -> None:
     """What a method finds for one row."""
-    quiet()
+    ready(folder, name)
     from apportion.place import PLACERS, StepObjective
 
     objective = StepObjective(problem_of(folder, name))
@@ -126,32 +126,37 @@ def place_row(file: Path, folder: Path, name: str, method: str, seconds: float) 
     )
 
 
-def train_batch(file: Path, folder: Path, superposition: bool, seconds: float, device: str) -> None:
+def train_batch(
+    file: Path, folder: Path, rows: list[str], superposition: bool, seconds: float, device: str
+) -> None:
     """One policy for the eleven graphs: the best that training saw of each, and its own choice."""
-    quiet()
     from apportion.learn.gdp import train_gdp
     from apportion.learn.gdp_file import save_gdp
 
-    problems = [problem_of(folder, name) for name in BATCH]
+    ready(folder, rows[0])
+    names = [name for name in BATCH if name in rows]
+    problems = [problem_of(folder, name) for name in names]
     policy = train_gdp(
         problems, budget=seconds, superposition=superposition, device=device, report=told(file)
     )
     save_gdp(file.with_suffix(".safetensors"), policy)
-    rows = {
+    results = {
         name: seen_and_chosen(policy, problem, search, device)
-        for name, problem, search in zip(BATCH, problems, policy.searches, strict=True)
+        for name, problem, search in zip(names, problems, policy.searches, strict=True)
     }
-    keep(file, {"updates": policy.updates, "rows": rows})
+    keep(file, {"updates": policy.updates, "rows": results})
 
 
-def hold_out(file: Path, folder: Path, name: str, seconds: float, device: str) -> None:
+def hold_out(
+    file: Path, folder: Path, rows: list[str], name: str, seconds: float, device: str
+) -> None:
     """A policy trained on the other graphs, applied to this one, then tuned."""
-    quiet()
+    ready(folder, name)
     from apportion.learn.gdp import train_gdp
     from apportion.learn.gdp_file import save_gdp
     from apportion.learn.gdp_network import GdpShape
 
-    others = [problem_of(folder, other) for other in BATCH if other != name]
+    others = [problem_of(folder, other) for other in BATCH if other in rows and other != name]
     shape = GdpShape(max(devices for _, devices in ROWS.values()))
     policy = train_gdp(others, budget=0.75 * seconds, shape=shape, device=device, report=told(file))
     save_gdp(file.with_suffix(".safetensors"), policy)
@@ -186,11 +191,20 @@ def chosen(policy: Any, problem: Any, device: str) -> dict[str, Any]:
     return {"value": judged.value, "feasible": judged.feasible, "seconds": seconds}
 
 
-def quiet() -> None:
-    """One thread: as many parts run beside each other as there are cores."""
+def ready(folder: Path, name: str) -> None:
+    """One thread, as many parts run beside each other as there are cores; and compiled loops are
+    loaded before anything is timed."""
+    import numpy as np
     import torch
 
+    from apportion.columns import compile_at_once
+    from apportion.place import StepObjective
+
     torch.set_num_threads(1)
+    compile_at_once()
+    objective = StepObjective(problem_of(folder, name))
+    objective.evaluate(np.zeros(objective.problem.units, np.int64))
+    objective.score(np.zeros(objective.problem.units, np.int64))
 
 
 def told(file: Path) -> Callable[[Any], None]:
@@ -222,13 +236,13 @@ def parts_of(stage: str, folder: Path, rows: list[str], seconds: float, device: 
         ]
     if stage == "batch":
         return [
-            (file, train_batch, (file, folder, on, seconds, device))
+            (file, train_batch, (file, folder, rows, on, seconds, device))
             for on in (True, False)
             for file in [folder / f"batch-{'with' if on else 'without'}.json"]
         ]
     if stage == "holdout":
         return [
-            (file, hold_out, (file, folder, name, seconds, device))
+            (file, hold_out, (file, folder, rows, name, seconds, device))
             for name in rows
             for file in [folder / f"holdout-{name}.json"]
         ]
@@ -257,11 +271,10 @@ def run_parts(parts: Iterable[Part], jobs: int) -> None:
 
 def warm_up(folder: Path, rows: list[str]) -> None:
     """Compile what parts need once, before as many processes do so as there are cores."""
-    from apportion.columns import compile_at_once
     from apportion.place import PLACERS, StepObjective
 
-    compile_at_once()
     smallest = min(rows, key=lambda name: problem_of(folder, name).units)
+    ready(folder, smallest)
     for method in (*AT_ONCE, "local-search"):
         try:
             PLACERS[method](StepObjective(problem_of(folder, smallest)), budget=1.0)
@@ -280,7 +293,7 @@ def found(folder: Path, stem: str) -> dict[str, Any] | None:
 def shown(result: dict[str, Any] | None) -> str:
     """Seconds a step; OOM where it does not fit."""
     if result is None:
-        return "–"
+        return "-"
     return f"{result['value']:.4f}" if result["feasible"] else "OOM"
 
 
@@ -356,7 +369,7 @@ def print_equal_counts(table: dict[str, Any], batch: dict[str, Any]) -> None:
         if counts:
             each = [row["gdp"], batch[name], row["hdp"], row["local-search"]]
             values = [at_count(it, min(counts)) for it in each]
-            cells = ["–" if value is None else f"{value:.4f}" for value in values]
+            cells = ["-" if value is None else f"{value:.4f}" for value in values]
             print(f"| {name} | {min(counts)} | " + " | ".join(cells) + " |")
 
 
