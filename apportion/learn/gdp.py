@@ -188,12 +188,12 @@ class _Training:
             gains.append(own[:, None].expand(-1, rows.shape[1]))
         chances = logits.log_softmax(dim=1).gather(1, placements.T).T
         parts = (placements, chances, torch.cat(gains, dim=1), self.share)
-        given = [part.to(self.device) for part in parts]
+        places, old, gain, share = [part.to(self.device) for part in parts]
         weight = self.settings.entropy * self.settings.entropy_decay**self.updates
         for _ in range(self.settings.epochs):
             self.adam.zero_grad()
             now = self.network(self.graph, self.slots)
-            ppo_loss(now, *given, self.settings.clip, weight).backward()
+            ppo_loss(now, places, old, gain, share, self.settings.clip, weight).backward()
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.norm)
             self.adam.step()
             if limits.late():

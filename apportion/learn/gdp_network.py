@@ -46,7 +46,7 @@ class GdpShape:
 
 
 @dataclass(frozen=True, eq=False)
-class Slots:
+class SegmentSlots:
     """Where units stand in segments: every graph begins a segment of its own, and what is left of
     its last one is filled with its last unit, which nobody sees there."""
 
@@ -56,7 +56,7 @@ class Slots:
     seen: torch.Tensor  # segments x (memory + length): which slots a segment attends to
 
 
-def slots_of(graph: GdpGraph, shape: GdpShape) -> Slots:
+def slots_of(graph: GdpGraph, shape: GdpShape) -> SegmentSlots:
     """The segments of a graph, or of graphs side by side."""
     length = min(shape.segment, max(graph.sizes))
     counts = [-(-size // length) for size in graph.sizes]
@@ -78,7 +78,7 @@ def slots_of(graph: GdpGraph, shape: GdpShape) -> Slots:
     every = torch.arange(sum(counts), device=device)[:, None] * length + reach
     starts, ends = (torch.tensor(row, device=device)[:, None] for row in (start, end))
     seen = (every >= starts) & (every < ends)
-    return Slots((sum(counts), length, memory), graph.order[place], slot, seen)
+    return SegmentSlots((sum(counts), length, memory), graph.order[place], slot, seen)
 
 
 class SageLayer(nn.Module):
@@ -113,12 +113,13 @@ class PlacerLayer(nn.Module):
             nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: torch.Tensor, slots: Slots) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, slots: SegmentSlots) -> torch.Tensor:
         """segments * length x width, to the same."""
         x = x + self.join(self.attend(x, slots))
-        return x + self.dense(self.before_dense(x))
+        out: torch.Tensor = x + self.dense(self.before_dense(x))
+        return out
 
-    def attend(self, x: torch.Tensor, slots: Slots) -> torch.Tensor:
+    def attend(self, x: torch.Tensor, slots: SegmentSlots) -> torch.Tensor:
         """What each unit gathers from its segment and from the memory before that. The weights
         that make keys and values get a gradient from both, remembered inputs get none."""
         width, (segments, length, memory) = x.shape[1], slots.shape
@@ -173,7 +174,7 @@ class GdpNetwork(nn.Module):
             h = layer(h, graph)
         return h
 
-    def forward(self, graph: GdpGraph, slots: Slots | None = None) -> torch.Tensor:
+    def forward(self, graph: GdpGraph, slots: SegmentSlots | None = None) -> torch.Tensor:
         """u x devices: logits, those of impossible devices very low. `slots` are the graph's, where
         they are known already."""
         slots = slots or slots_of(graph, self.shape)
@@ -186,4 +187,5 @@ class GdpNetwork(nn.Module):
         allowed = functional.pad(
             graph.allowed, (0, self.shape.devices - graph.allowed.shape[1]), value=False
         )
-        return logits.masked_fill(~allowed, IMPOSSIBLE)
+        masked: torch.Tensor = logits.masked_fill(~allowed, IMPOSSIBLE)
+        return masked
