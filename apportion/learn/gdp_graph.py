@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from apportion.columns import Floats, compiled
+from apportion.columns import Bools, Floats, compiled
 from apportion.place import NEVER, PlacementColumns, PlacementProblem
 
 FEATURES_VERSION = 1
 TYPES = 64  # columns that operator types are hashed into
-NUMBERS = 14  # the other columns
+NUMBERS = 16  # the other columns
 FEATURES = TYPES + NUMBERS
 
 
@@ -86,8 +86,9 @@ def _wider(allowed: torch.Tensor, devices: int) -> torch.Tensor:
 
 
 def unit_features(problem: PlacementProblem) -> Floats:
-    """u x FEATURES: shares of operator types, then times, bytes, degrees and positions. Times are
-    relative to those of the average unit: policies carry over to other machines and batches."""
+    """u x FEATURES: shares of operator types, then times, bytes, degrees and positions, less their
+    means over the graph and in its standard deviations: policies carry over to other machines and
+    batches."""
     c, u = problem.columns, problem.units
     nodes = np.bincount(c.unit, minlength=u).astype(float)
     hashes = {kind: zlib.crc32(kind.encode()) % TYPES for kind in set(problem.node_kinds)}
@@ -111,8 +112,13 @@ def unit_features(problem: PlacementProblem) -> Floats:
     first, last = np.full(u, np.inf), np.zeros(u)
     np.minimum.at(first, c.unit, begin[:, 0])
     np.maximum.at(last, c.unit, begin[:, 0])
-    depth = np.full(u, np.inf)
+    depth, near, far = np.full((3, u), np.inf)
     np.minimum.at(depth, c.unit, begin[:, 1])
+    state = np.array([kind == "state" for kind in problem.node_kinds])
+    counts = (c.backward == 0) & ~state
+    ends = shortest_paths(c, counts)[counts]
+    np.minimum.at(near, c.unit[counts], ends[:, 0])
+    np.minimum.at(far, c.unit[counts], ends[:, 1])
     numbers = [
         np.log1p(forward / average),
         np.log1p(backward / average),
@@ -128,8 +134,12 @@ def unit_features(problem: PlacementProblem) -> Floats:
         last / max(length[0], 1e-12),
         depth / max(length[1], 1.0),
         np.log1p(nodes),
+        np.log1p(np.where(np.isfinite(near), near, 0)),
+        np.log1p(np.where(np.isfinite(far), far, 0)),
     ]
-    return np.concatenate([types / nodes[:, None], np.stack(numbers, axis=1)], axis=1)
+    table = np.stack(numbers, axis=1)
+    table = (table - table.mean(axis=0)) / np.maximum(table.std(axis=0), 1e-3)
+    return np.concatenate([types / nodes[:, None], table], axis=1)
 
 
 @compiled
@@ -147,3 +157,33 @@ def longest_paths(c: PlacementColumns, took: Floats) -> tuple[Floats, Floats]:
             begin[reader, 0] = max(begin[reader, 0], ticks)
             begin[reader, 1] = max(begin[reader, 1], count)
     return begin, longest
+
+
+@compiled
+def shortest_paths(c: PlacementColumns, counts: Bools) -> Floats:
+    """n x 2: the fewest nodes from where the graph begins, and to where it ends, along nodes that
+    count; 0 for others. In an unrolled recurrent network, whose longest paths run along time, these
+    tell layers apart."""
+    n = len(c.unit)
+    found = np.full((n, 2), np.inf)
+    for node in range(n):
+        if not counts[node]:
+            continue
+        if found[node, 0] == np.inf:
+            found[node, 0] = 0.0
+        begins, ends = c.output_start[node], c.output_start[node + 1]
+        for at in range(c.reader_start[begins], c.reader_start[ends]):
+            reader = c.reader[at]
+            found[reader, 0] = min(found[reader, 0], found[node, 0] + 1.0)
+    for node in range(n - 1, -1, -1):
+        if not counts[node]:
+            found[node, 0], found[node, 1] = 0.0, 0.0
+            continue
+        begins, ends = c.output_start[node], c.output_start[node + 1]
+        for at in range(c.reader_start[begins], c.reader_start[ends]):
+            reader = c.reader[at]
+            if counts[reader]:
+                found[node, 1] = min(found[node, 1], found[reader, 1] + 1.0)
+        if found[node, 1] == np.inf:
+            found[node, 1] = 0.0
+    return found

@@ -3,7 +3,7 @@
 In: a GdpGraph. Out: for every unit the logits of its devices, all at once (arXiv 1910.01578).
 
     embedding   h_N(v) = max over neighbours u of sigmoid(W h_u + b)      element by element
-                h_v    = relu(dense(concat(h_v, h_N(v))))
+                h_v    = relu(dense(concat(h_v, h_N(v)))); at the end less its mean
     placer      x[l+1] = layer[l](c(x[0]) * x[l]),  x[0] = h              superposition
                 c      = a dense layer, the same at every depth
     head        a linear layer, one output for each device
@@ -164,15 +164,30 @@ class GdpNetwork(nn.Module):
             self.layers = nn.ModuleList(PlacerLayer(shape) for _ in range(shape.placer_layers))
             self.leave = nn.LayerNorm(shape.width)
             self.head = nn.Linear(shape.width, shape.devices)
+            self._begin()
+
+    def _begin(self) -> None:
+        """First weights: torch's own would leave all units almost alike after the embedding, and a
+        policy that treats all alike is a stationary point, since devices are interchangeable."""
+        for linear in (self.enter, *(layer.combine for layer in self.rounds)):
+            nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+            nn.init.zeros_(linear.bias)
+        for layer in self.rounds:
+            nn.init.xavier_normal_(layer.project.weight, gain=2.0)
+            nn.init.zeros_(layer.project.bias)
+        nn.init.zeros_(self.head.bias)
         if self.condition is not None:
             nn.init.ones_(self.condition.bias)  # the product begins near x[l] itself
 
     def embed(self, graph: GdpGraph) -> torch.Tensor:
-        """u x width: what the graph is around each unit."""
+        """u x width: what the graph is around each unit, less the mean over its graph. (The mean is
+        ours: what all units share says nothing about which of them belong together.)"""
         h = functional.relu(self.enter(graph.features))
         for layer in self.rounds:
             h = layer(h, graph)
-        return h
+        sizes = torch.tensor(graph.sizes, device=h.device)
+        mean = torch.segment_reduce(h, "mean", lengths=sizes, axis=0)
+        return h - mean.repeat_interleave(sizes, dim=0, output_size=len(h))
 
     def forward(self, graph: GdpGraph, slots: SegmentSlots | None = None) -> torch.Tensor:
         """u x devices: logits, those of impossible devices very low. `slots` are the graph's, where
