@@ -1,17 +1,18 @@
 """What `policy` is worth on models and clusters that it never saw.
 
     python benchmarks/placement_policy.py --problems DIR --out figures.json [--policy FILE]
-        [--jobs 2] [--seconds 60] [--devices 4] [--coarse 100] [--match TEXT] [--seeds 1]
+        [--jobs 2] [--seconds 60] [--devices 0] [--coarse 100] [--match TEXT] [--seeds 1]
 
-DIR is what benchmarks/policy_problems.py makes: seen/ has other sizes of the families of training,
-unseen/ families that training never saw. Every problem is placed as it is, fine, and grouped into
---coarse units. Compared are, each in one process of its own thread:
+DIR is what benchmarks/placement_problems.py makes: seen/ has other sizes of the families of
+training, unseen/ families that training never saw. Every problem is placed as it is, fine, and
+grouped into --coarse units. Compared are, each in one process of its own thread:
 
     heuristics      the best of single, expert, blocks, m-topo, list-schedule, m-etf and m-sct
     heuristics + 1  one second of local search from there
     reference       --seconds of local search from there
     policy          the best of what the policy proposes (greedy and samples), zero-shot
     policy + 1      one second of local search from there
+    both + 1        one second from the better of policy and heuristics: what `policy` does
 
 Figures are relative to the reference. FILE is written after every problem; what it has already is
 not done again.
@@ -29,26 +30,28 @@ from typing import Any
 
 HEURISTICS = ("single", "expert", "blocks", "m-topo", "list-schedule", "m-etf", "m-sct")
 SEARCH = "local-search"
+COLUMNS = ("greedy", "policy", "policy_1", "heuristics", "heuristics_1", "both_1")
 
 
 def measure(case: tuple[str, int, int, int], seconds: float, policy: str | None) -> dict[str, Any]:
     """The figures of one problem."""
     from apportion.columns import compile_at_once
-    from apportion.learn import some_devices
+    from apportion.learn.varied_problem import some_devices
     from apportion.place import (
         PLACERS,
         StepObjective,
         coarsen,
         load_network,
         load_problem,
-        proposals,
-        shipped_network,
     )
+    from apportion.place.policy import proposals
+    from apportion.place.policy_network import shipped_network
 
     compile_at_once()
     path, devices, coarse, seed = case
     problem = load_problem(Path(path))
-    problem = some_devices(problem, range(min(devices, len(problem.devices))))
+    if devices:
+        problem = some_devices(problem, range(min(devices, len(problem.devices))))
     if coarse:
         problem = coarsen(problem, coarse)[0]
     network = shipped_network() if policy is None else load_network(Path(policy))
@@ -84,6 +87,8 @@ def measure(case: tuple[str, int, int, int], seconds: float, policy: str | None)
     found["greedy"], found["policy"] = objective.score(own[0]), objective.score(own_best)
     found["policy_1"] = searched(own_best, 1.0)
     found["heuristics_1"] = searched(best, 1.0)
+    better = "policy_1" if found["policy"] < found["heuristics"] else "heuristics_1"
+    found["both_1"] = found[better]  # what the placer does: the search begins at the better one
     before = objective.evaluations
     found["reference"] = searched(best, seconds)
     found["reference_evaluations"] = objective.evaluations - before
@@ -94,8 +99,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Geometric means, relative to the reference."""
     import numpy as np
 
-    columns = ("greedy", "policy", "policy_1", "heuristics", "heuristics_1")
-    lines = ["| graphs | number | " + " | ".join(columns) + " |", "|---" * 7 + "|"]
+    lines = ["| graphs | number | " + " | ".join(COLUMNS) + " |", "|---" * 8 + "|"]
     for kind in ("fine", "coarse"):
         for split in ("seen", "unseen", "all"):
             some = [
@@ -106,7 +110,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             if some:
                 means = [
                     float(np.exp(np.mean([np.log(row[c] / row["reference"]) for row in some])))
-                    for c in columns
+                    for c in COLUMNS
                 ]
                 shown = " | ".join(f"{mean:.3f}" for mean in means)
                 lines.append(f"| {kind}, {split} | {len(some)} | {shown} |")
@@ -120,13 +124,13 @@ def main() -> None:
     parser.add_argument("--policy")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--devices", default="4", help="counts, such as 2,4,8")
+    parser.add_argument("--devices", default="0", help="counts, such as 2,4; 0: all there are")
     parser.add_argument("--coarse", type=int, default=100, help="0: fine only")
     parser.add_argument("--match", default="")
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
-    done = {(row["case"], row["devices"], row["coarse"], row["seed"]) for row in rows}
+    done = {(row["case"], row["wanted"], row["coarse"], row["seed"]) for row in rows}
     cases = [
         (str(path), int(devices), coarse, seed)
         for split in ("seen", "unseen")
@@ -142,11 +146,11 @@ def main() -> None:
             pool.submit(measure, case, options.seconds, options.policy): case for case in cases
         }
         for wait in as_completed(waits):
-            row = {"case": Path(waits[wait][0]).name, **wait.result()}
+            case = waits[wait]
+            row = {"case": Path(case[0]).name, "wanted": case[1], **wait.result()}
             rows.append(row)
             options.out.write_text(json.dumps(rows, indent=1))
-            shown = {k: f"{row[k] / row['reference']:.3f}" for k in
-                     ("greedy", "policy", "policy_1", "heuristics", "heuristics_1")}  # fmt: skip
+            shown = {k: f"{row[k] / row['reference']:.3f}" for k in COLUMNS}
             print(row["case"], row["devices"], row["coarse"] or "fine", shown, flush=True)
     print(table(rows))
 

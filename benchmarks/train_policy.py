@@ -1,7 +1,7 @@
 """Trains `policy` on files of problems (benchmarks/policy_problems.py makes them).
 
     python benchmarks/train_policy.py --problems DIR --out FILE [--resume FILE] [--budget 540]
-                                      [--jobs 16] [--seed 0] [--rate 1e-3] [--entropy 0.003]
+                                      [--jobs 16] [--seed 0] [--rate 1e-3] [--entropy 0.005]
 
 Prints a line of the curve every few seconds. FILE is the policy, and beside it is the state that
 --resume goes on from; both are written every half minute. A --resume that is not there begins
@@ -24,10 +24,10 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=540)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tasks", type=int, default=16)
+    parser.add_argument("--tasks", type=int, default=32)
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--entropy", type=float, default=0.003)
-    parser.add_argument("--improving", type=int, default=1000)
+    parser.add_argument("--entropy", type=float, default=0.005)
+    parser.add_argument("--improving", type=int, default=1500)
     parser.add_argument("--weight", type=float, default=0.5)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--label-seconds", type=float)
@@ -42,17 +42,14 @@ def main() -> None:
     compile_at_once()
     problems = [p for p in sorted(options.problems.glob("**/*.npz")) if options.match in p.name]
     print(f"{len(problems)} problems", flush=True)
-    shown = [0.0]
+    latest = [0.0]
 
     def report(at: TrainingProgress) -> None:
         now = time.perf_counter()
-        if now - shown[0] >= options.every:
-            shown[0] = now
-            print(
-                f"{at.phase} {at.seconds:7.1f} s {at.updates:6d} updates: {at.value:.4f}, "
-                f"improved {at.improved:.4f}, entropy {at.entropy:.3f}",
-                flush=True,
-            )
+        if now - latest[0] >= options.every:
+            latest[0] = now
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in at.figures.items())
+            print(f"{at.phase} {at.seconds:7.1f} s {at.updates:6d} updates: {shown}", flush=True)
 
     training = PolicyTraining(
         budget=options.budget, seed=options.seed, jobs=options.jobs, tasks=options.tasks,

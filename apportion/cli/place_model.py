@@ -7,6 +7,7 @@ rules; what is printed is the simulator's.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from apportion.cli.requests import capture_without_data
@@ -22,13 +23,13 @@ def model_problem(model: str, cluster: Cluster, seed: int) -> tuple[PlacementPro
     """The problem of placing a model's step, with an expert's placement, and who judges it."""
     from apportion.machine import default_cost
     from apportion.place import captured_problem
-    from apportion.search import Problem, with_expert
+    from apportion.search import Problem, with_layers_as_expert
     from apportion.split import Space
 
     space = Space(capture_without_data(model, seed).graph)
     problem = Problem(space, cluster, default_cost(cluster))
     step = captured_problem(space, cluster, problem.cost, name=model)
-    return with_expert(step, space.graph), lambda asked, place: simulated(problem, asked, place)
+    return with_layers_as_expert(step, space.graph), partial(simulated, problem)
 
 
 def simulated(problem: Problem, step: PlacementProblem, place: Ints) -> Evaluation:

@@ -54,13 +54,13 @@ def train_command(
 ) -> None:
     """Train a placer on models and clusters, for so many seconds.
 
-    The curve is printed while it learns: the time of a step relative to one
-    device. The file is written every half minute and at Ctrl-C; beside it lies
-    what --resume goes on from.
+    The curve is printed while it learns: step times of samples relative to one
+    device, of the best ones relative to heuristics. The file is written every
+    half minute and at Ctrl-C; beside it lies what --resume goes on from.
 
     Example: apportion policy train --models nmt:tiny --clusters p2.8xlarge --out p.safetensors
     """
-    trainers = {OUR_KIND: _train_policy}
+    trainers = {OUR_KIND: _train_policy, "placeto": _train_placeto, "gdp": _train_gdp}
     if kind not in trainers:
         raise ValueError(f"There is no training of kind {kind!r}; known are {', '.join(trainers)}.")
     check_folders(out)
@@ -85,15 +85,13 @@ def _train_policy(
     from apportion.machine import usable_cores
     from apportion.place import save_problem
 
-    told = [0.0]
+    latest = [0.0]
 
     def report(at: TrainingProgress) -> None:
-        if at.seconds - told[0] >= 2.0:
-            told[0] = at.seconds
-            note(
-                f"{at.phase}: {at.seconds:.0f} s, {at.updates} updates, "
-                + (f"loss {at.value:.3f}" if at.phase == "imitation" else f"{at.value:.4f}")
-            )
+        if at.seconds - latest[0] >= 2.0:
+            latest[0] = at.seconds
+            figures = ", ".join(f"{name} {value:.3f}" for name, value in at.figures.items())
+            note(f"{at.phase}: {at.seconds:.0f} s, {at.updates} updates, {figures}")
 
     training = PolicyTraining(budget=budget, seed=seed, jobs=jobs or usable_cores())
     with TemporaryDirectory() as folder:
@@ -101,6 +99,59 @@ def _train_policy(
         for path, problem in zip(paths, problems, strict=True):
             save_problem(path, problem)
         return dict(train_policy(paths, out, training, resume=resume, report=report).facts)
+
+
+def _train_placeto(
+    problems: list[PlacementProblem],
+    out: Path,
+    budget: float,
+    resume: Path | None,
+    seed: int,
+    jobs: int | None,
+) -> dict[str, Any]:
+    """Train Placeto's policy, on problems with one number of devices."""
+    from apportion.learn import EpisodeReport, load_placeto, save_placeto, train_placeto
+    from apportion.machine import usable_cores
+
+    latest = [0.0]
+
+    def report(at: EpisodeReport) -> None:
+        if at.seconds - latest[0] >= 2.0:
+            latest[0] = at.seconds
+            note(f"placeto: {at.seconds:.0f} s, {at.episodes} episodes, best {at.best:.3f}")
+
+    before = None if resume is None else load_placeto(resume)
+    made = train_placeto(
+        problems, budget=budget, seed=seed, workers=jobs or usable_cores(), report=report,
+        resume=before,
+    )  # fmt: skip
+    save_placeto(out, made)
+    return {"trained_on": list(made.trained_on)}
+
+
+def _train_gdp(
+    problems: list[PlacementProblem],
+    out: Path,
+    budget: float,
+    resume: Path | None,
+    seed: int,
+    jobs: int | None,
+) -> dict[str, Any]:
+    """Train GDP's policy on a batch of problems."""
+    from apportion.learn import load_gdp, save_gdp, train_gdp
+    from apportion.place import PlacerProgress
+
+    best: list[float] = []
+
+    def report(at: PlacerProgress) -> None:
+        if at.best is not None and (not best or at.best < best[-1]):
+            best.append(at.best)
+            note(f"gdp: {at.evaluations} placements, best {at.best:.6g}")
+
+    before = None if resume is None else load_gdp(resume)
+    made = train_gdp(problems, budget=budget, seed=seed, report=report, resume=before)
+    save_gdp(out, made)
+    return {"trained_on": [problem.name for problem in problems]}
 
 
 def split_specs(text: str) -> list[str]:

@@ -12,6 +12,27 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
+    from apportion.learn.gdp import (
+        train_gdp as train_gdp,
+    )
+    from apportion.learn.gdp_file import (
+        load_gdp as load_gdp,
+    )
+    from apportion.learn.gdp_file import (
+        save_gdp as save_gdp,
+    )
+    from apportion.learn.placeto_policy import (
+        load_placeto as load_placeto,
+    )
+    from apportion.learn.placeto_policy import (
+        save_placeto as save_placeto,
+    )
+    from apportion.learn.placeto_training import (
+        EpisodeReport as EpisodeReport,
+    )
+    from apportion.learn.placeto_training import (
+        train_placeto as train_placeto,
+    )
     from apportion.learn.train_policy import (
         PolicyTraining as PolicyTraining,
     )
@@ -20,9 +41,6 @@ if TYPE_CHECKING:
     )
     from apportion.learn.train_policy import (
         train_policy as train_policy,
-    )
-    from apportion.learn.varied_problem import (
-        some_devices as some_devices,
     )
 
 lazy_face(__name__)

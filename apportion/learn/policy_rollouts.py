@@ -6,9 +6,10 @@ gradient is one pass of the twin in torch.
 
     REINFORCE  the step time of each sample, as -log, less the mean over the samples of the problem,
                by their deviation, weighs the log probability of its choices; an entropy bonus
-    improving  the best sample goes through a little local search, and the log probability of the
-               choices of what that makes of it counts as well: every choice gets its own signal,
-               and the policy learns to begin where the search would end
+    improving  the best of the samples and of two heuristics goes through a little local search,
+               and the log probability of the choices of what that makes of it counts as well:
+               every choice gets its own signal, and the policy learns to begin where the search
+               would end
     imitation  the log probability of the choices of a placement that is known to be good
 """
 
@@ -25,6 +26,7 @@ from apportion.columns import Floats, Ints
 from apportion.learn.policy_twin import base_twin, encode_twin, scores_twin, twin_graph
 from apportion.learn.varied_problem import varied_problem
 from apportion.place import (
+    PLACERS,
     Decoded,
     PlacementProblem,
     PolicyGraph,
@@ -41,6 +43,7 @@ from apportion.place import (
 
 ROWS = 48_000  # devices that samples of one task look at, about: what limits their number
 LEAST_SAMPLES, MOST_SAMPLES = 6, 24
+HEURISTICS = ("list-schedule", "blocks")
 AT_ONCE = 40_000  # rows of one pass of the twin: what limits memory
 
 Gradient = npt.NDArray[np.float32]
@@ -63,14 +66,15 @@ class PolicyTask:
 @dataclass(frozen=True, eq=False)
 class TaskResult:
     """What a lesson taught: the gradient, and the mean over samples of log(time / time on one
-    device), the best, after improving, and the entropy of choices; of imitation the loss as
-    `mean`."""
+    device), the best, after improving, the entropy of choices, and what the best heuristic has; of
+    imitation the loss as `mean`."""
 
     gradient: dict[str, Gradient]
     mean: float
     best: float
     improved: float
     entropy: float
+    known: float = 0.0
 
 
 def task_problem(problem: PlacementProblem, task: PolicyTask) -> PlacementProblem:
@@ -99,13 +103,18 @@ def learn_task(
         for d in range(len(it.devices))
     )
     logs = np.log(np.array([objective.score(each.place) for each in seen]) / alone)
-    spread, improved = logs.std(), float(logs.min())
+    spread, improved, known = logs.std(), float(logs.min()), 0.0
     weights = np.clip((logs.mean() - logs) / max(spread, 1e-9), -3, 3) / len(seen)
     entropies = np.full(len(seen), task.entropy / len(seen))
     if task.improving:
         best = seen[int(logs.argmin())].place
+        listed = [PLACERS[name](objective, budget=1.0).placement for name in HEURISTICS]
+        known = float(np.log(min(objective.score(each) for each in listed) / alone))
         made = local_search(
-            objective, seed=task.seed % (1 << 31), starts=[best], evaluations=task.improving
+            objective,
+            seed=task.seed % (1 << 31),
+            starts=[best, *listed],
+            evaluations=task.improving,
         ).placement
         improved = float(np.log(objective.score(made) / alone))
         place = by_first_use(graph, made)
@@ -113,7 +122,7 @@ def learn_task(
         weights, entropies = np.append(weights, task.weight), np.append(entropies, 0.0)
     gradient, _, entropy = _gradient(tensors, graph, features, seen, weights, entropies)
     mean, least = float(logs.mean()), float(logs.min())
-    return TaskResult(gradient, mean, least, improved, entropy)
+    return TaskResult(gradient, mean, least, improved, entropy, known)
 
 
 def _samples(

@@ -39,6 +39,7 @@ from apportion.place import (
 
 STATE_KIND = "policy-training"
 SAVE_SECONDS = 30.0
+RATIOS = ("samples", "best", "improved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ class PolicyTraining:
     budget: float = 60.0
     seed: int = 0
     jobs: int = 1
-    tasks: int = 16  # of one update
+    tasks: int = 32  # of one update
     rate: float = 1e-3  # of Adam
-    entropy: float = 0.003
-    improving: int = 1000  # evaluations of local search for the best sample of a task; 0: none
+    entropy: float = 0.005
+    improving: int = 1500  # evaluations of local search for the best sample of a task; 0: none
     weight: float = 0.5  # of what it makes, beside the samples
     average: float = 0.98  # how much of the average of weights each update keeps
     label_variants: int = 2  # of each problem
@@ -62,16 +63,15 @@ class PolicyTraining:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Where a training stands: what phase, after how many seconds and updates, and the geometric
-    mean of step times relative to one device's, smoothed, of samples and of the best of each
-    problem after a little local search; of imitation the loss."""
+    """Where a training stands: what phase, after how many seconds and updates, and smoothed
+    figures. Of imitation the `loss`; then geometric means: of the times of `samples` relative to
+    one device, of the `best` sample of each problem and what local search `improved` it to relative
+    to the best heuristic; and the `entropy` of choices."""
 
     phase: str
     seconds: float
     updates: int
-    value: float
-    entropy: float = 0.0
-    improved: float = 0.0
+    figures: dict[str, float]
 
 
 @dataclass(eq=False)
@@ -86,8 +86,7 @@ class TrainingState:
     imitated: int = 0
     reinforced: int = 0
     seconds: float = 0.0
-    value: float | None = None
-    improved: float | None = None
+    figures: dict[str, float] = field(default_factory=dict)  # times as logarithms, smoothed
     curve: list[tuple[float, int, float]] = field(default_factory=list)
 
 
@@ -99,9 +98,9 @@ def new_state(seed: int) -> TrainingState:
 def state_of(network: PolicyNetwork) -> TrainingState:
     """A training that begins with a network."""
     weights = {name: tensor.copy() for name, tensor in network.tensors.items()}
-    zeros = [{name: np.zeros_like(t) for name, t in weights.items()} for _ in range(2)]
+    first, second = ({name: np.zeros_like(t) for name, t in weights.items()} for _ in range(2))
     average = {name: tensor.copy() for name, tensor in weights.items()}
-    return TrainingState(weights, average, *zeros)
+    return TrainingState(weights, average, first, second)
 
 
 def train_policy(
@@ -121,7 +120,7 @@ def train_policy(
     try:
         with WorkerCrew(problems, training.jobs) as crew:
             names = [problem.name for problem in crew.own]
-            run = _Run(crew, state, training, began, out, names, report)
+            run = _TrainingCall(crew, state, training, began, out, names, report)
             if state.reinforced == 0:
                 run.imitate(run.labels())
             run.reinforce()
@@ -133,7 +132,7 @@ def train_policy(
 
 
 @dataclass(eq=False)
-class _Run:
+class _TrainingCall:
     """One call of train_policy."""
 
     crew: WorkerCrew
@@ -185,7 +184,7 @@ class _Run:
                 step(self.state, results, it)
                 losses += [result.mean for result in results]
                 self.state.imitated += 1
-            self.tell("imitation", float(np.mean(losses)), 0.0)
+            self.tell("imitation", {"loss": float(np.mean(losses))})
 
     def reinforce(self) -> None:
         """Updates until the budget or their number is spent."""
@@ -203,28 +202,37 @@ class _Run:
             results = self.crew.do(learn_task, state.weights, tasks)
             step(state, results, it)
             state.reinforced += 1
-            mean = float(np.mean([result.mean for result in results]))
-            improved = float(np.mean([result.improved for result in results]))
-            state.improved = (
-                improved if state.improved is None else (0.95 * state.improved + 0.05 * improved)
-            )
-            state.value = mean if state.value is None else 0.95 * state.value + 0.05 * mean
-            entropy = float(np.mean([result.entropy for result in results]))
-            self.tell("reinforce", float(np.exp(state.value)), entropy, np.exp(state.improved))
+            found = {
+                "samples": np.mean([result.mean for result in results]),
+                "best": np.mean([result.best - result.known for result in results]),
+                "improved": np.mean([result.improved - result.known for result in results]),
+                "entropy": np.mean([result.entropy for result in results]),
+            }
+            for name, value in found.items():
+                before = state.figures.get(name, float(value))
+                state.figures[name] = 0.95 * before + 0.05 * float(value)
+            self.tell("reinforce", state.figures)
 
-    def tell(self, phase: str, value: float, entropy: float, improved: float = 0.0) -> None:
+    def tell(self, phase: str, figures: dict[str, float]) -> None:
         """Report; and save every so often."""
         state, seconds = self.state, self.elapsed()
+        shown = shown_figures(figures)
         if self.report is not None:
             told = state.seconds + seconds
-            self.report(
-                TrainingProgress(phase, told, state.updates, value, entropy, float(improved))
-            )
+            self.report(TrainingProgress(phase, told, state.updates, shown))
         if seconds - self.saved >= SAVE_SECONDS:
             self.saved = seconds
             if phase == "reinforce":
-                state.curve.append((state.seconds + seconds, state.updates, value))
+                state.curve.append((state.seconds + seconds, state.updates, shown["samples"]))
             save_state(self.out, state, self.training, self.names)
+
+
+def shown_figures(figures: dict[str, float]) -> dict[str, float]:
+    """Logarithms of times as ratios; others as they are."""
+    return {
+        name: round(float(np.exp(value) if name in RATIOS else value), 4)
+        for name, value in figures.items()
+    }
 
 
 def step(state: TrainingState, results: Sequence[TaskResult], training: PolicyTraining) -> None:
@@ -290,11 +298,7 @@ def trained_network(
         "updates": state.updates,
         "seconds": round(state.seconds, 1),
         "training": {**asdict(training), "jobs": None},
-        "figures": {
-            name: round(float(np.exp(value)), 4)
-            for name, value in (("samples", state.value), ("improved", state.improved))
-            if value is not None
-        },
+        "figures": shown_figures(state.figures),
     }
     return PolicyNetwork(dict(state.average), facts)
 
@@ -314,7 +318,7 @@ def save_state(
     tensors = {f"{part}/{name}": t for part, own in parts.items() for name, t in own.items()}
     facts = {
         key: getattr(state, key)
-        for key in ("updates", "imitated", "reinforced", "seconds", "value", "improved", "curve")
+        for key in ("updates", "imitated", "reinforced", "seconds", "figures", "curve")
     }
     write_policy(state_path(out), STATE_KIND, tensors, facts)
 
@@ -336,13 +340,13 @@ def load_state(path: Path) -> TrainingState:
         if any(own[name] is None or own[name].shape != shapes[name] for name in shapes):  # type: ignore[union-attr]
             raise ValueError(f"{path} is no state of a training of this release's policy")
         parts.append({name: np.array(t, np.float64) for name, t in own.items()})
-    state = TrainingState(*parts)
+    state = TrainingState(parts[0], parts[1], parts[2], parts[3])
     try:
         for key in ("updates", "imitated", "reinforced"):
             setattr(state, key, int(file.facts[key]))
-        state.seconds, state.value = float(file.facts["seconds"]), file.facts["value"]
-        state.improved = file.facts["improved"]
+        state.seconds = float(file.facts["seconds"])
+        state.figures = {str(k): float(v) for k, v in file.facts["figures"].items()}
         state.curve = [(float(a), int(b), float(c)) for a, b, c in file.facts["curve"]]
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(f"{path} does not say how far its training was") from None
     return state

@@ -64,7 +64,7 @@ class WorkerCrew:
                 assert isinstance(ready, Connection)
                 try:
                     number, result, error = ready.recv()
-                except EOFError:
+                except (EOFError, OSError):
                     raise RuntimeError("a process of the training has ended unexpectedly") from None
                 if error is not None:
                     raise error

@@ -82,9 +82,6 @@ if TYPE_CHECKING:
     from apportion.place.placers import (
         placers_help as placers_help,
     )
-    from apportion.place.policy import (
-        proposals as proposals,
-    )
     from apportion.place.policy_comparison import (
         evaluate_policy as evaluate_policy,
     )
@@ -132,9 +129,6 @@ if TYPE_CHECKING:
     )
     from apportion.place.policy_network import (
         save_network as save_network,
-    )
-    from apportion.place.policy_network import (
-        shipped_network as shipped_network,
     )
     from apportion.place.policy_network import (
         tensor_shapes as tensor_shapes,

@@ -58,7 +58,7 @@ class PolicyGraph(NamedTuple):  # numba reads it
 def policy_graph(problem: PlacementProblem) -> PolicyGraph:
     """What `policy` needs to know about a problem."""
     c, k, u = problem.columns, len(problem.devices), problem.units
-    possible = np.where(c.duration < NEVER, c.duration, 0).astype(np.float64)
+    possible = node_ticks(c)
     forward, whole = np.zeros((2, u, k))
     np.add.at(whole, c.unit, possible)
     np.add.at(forward, c.unit[c.backward == 0], possible[c.backward == 0])
@@ -95,6 +95,15 @@ def policy_graph(problem: PlacementProblem) -> PolicyGraph:
         twins=int(twin.max(initial=-1)) + 1,
         alike=interchangeable(problem),
     )
+
+
+def node_ticks(c: PlacementColumns) -> Floats:
+    """n x k: how long a node keeps a device or its host busy, whichever is longer; 0 where it
+    cannot run."""
+    able = c.duration < NEVER
+    longer = np.maximum(c.duration, c.issue) if len(c.issue) else c.duration
+    found: Floats = np.where(able, longer, 0).astype(np.float64)
+    return found
 
 
 def pair_costs(problem: PlacementProblem) -> tuple[Floats, Floats]:
@@ -212,24 +221,30 @@ def _pairs(problem: PlacementProblem, rank: Ints) -> tuple[Ints, Floats, Floats,
     low, high = np.where(swap, target, source), np.where(swap, source, target)
     codes, which = np.unique(low * u + high, return_inverse=True)
     which = which.ravel()
-    sends = np.bincount(which, c.send[outputs], len(codes))
-    flow = np.bincount(which, np.where(forward, c.send[outputs], 0.0), len(codes))
+    sends = _sums(which, c.send[outputs], len(codes))
+    flow = _sums(which, np.where(forward, c.send[outputs], 0.0), len(codes))
     any_flow = np.bincount(which, forward, len(codes)) > 0
     count = np.bincount(which, minlength=len(codes)).astype(np.float64)
     pairs = np.stack([codes // max(u, 1), codes % max(u, 1)], axis=1).astype(np.int64)
     return pairs, np.where(any_flow, flow, -1.0), sends, count
 
 
+def _sums(which: Ints, numbers: Floats | Ints, count: int) -> Floats:
+    """The sum of the numbers of each of `count` groups."""
+    found: Floats = np.bincount(which, numbers, count).astype(np.float64)
+    return found
+
+
 def _memory(problem: PlacementProblem) -> Floats:
     """Bytes that a unit occupies for long: what stays, and forward outputs that the backward pass
     reads. Outputs that live for a moment are left out."""
     c = problem.columns
-    found = np.bincount(c.unit, c.resident, problem.units)
+    found = _sums(c.unit, c.resident, problem.units)
     if problem.links.live and len(c.source):
         outputs = np.repeat(np.arange(len(c.source)), np.diff(c.reader_start))
         long = np.bincount(outputs, c.backward[c.reader], len(c.source)) > 0
         long &= c.backward[c.source] == 0
-        found = found + np.bincount(c.unit[c.source], c.nbytes * long, problem.units)
+        found = found + _sums(c.unit[c.source], c.nbytes * long, problem.units)
     return found
 
 
@@ -249,7 +264,7 @@ def _twins(problem: PlacementProblem, first: Ints, whole: Floats) -> Ints:
 def unit_features(problem: PlacementProblem, graph: PolicyGraph) -> Floats:
     """u x UNIT_FEATURES: a row for every unit."""
     c, k, u = problem.columns, len(problem.devices), problem.units
-    possible = np.where(c.duration < NEVER, c.duration, 0).astype(np.float64)
+    possible = node_ticks(c)
     ticks = _mean(possible)
     first, key = _placing_keys(problem, possible)
     top, bottom, depth = path_lengths(c, ticks)
@@ -307,5 +322,4 @@ def _typical(graph: PolicyGraph) -> tuple[float, float]:
 def _cost(start: Ints, sends: Floats, lag: Floats, pace: float) -> Floats:
     """Ticks of all messages of each unit with its neighbours on one side."""
     rows = np.repeat(np.arange(len(start) - 1), np.diff(start))
-    found: Floats = np.bincount(rows, sends * pace + lag, len(start) - 1)
-    return found
+    return _sums(rows, sends * pace + lag, len(start) - 1)
