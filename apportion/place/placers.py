@@ -158,6 +158,9 @@ PLACERS: dict[str, Placer] = {
         "place.exhaustive_placement:exhaustive", "every placement: for tiny graphs",
         contiguous=True,
     ),
+    "hdp": Placer(
+        "learn.hdp:place_with_hdp", "learns groups and their devices (HDP)"
+    ),
     "gdp": Placer(
         "learn.gdp:place_with_gdp", "GDP: attention over all units at once, trained by PPO",
         learns=True,
