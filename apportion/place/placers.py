@@ -108,7 +108,7 @@ PLACERS: dict[str, Placer] = {
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
     "colocrl": Placer(
         "learn.colocrl:place_with_colocrl", "learns to name all devices in turn (ColocRL)",
-        objectives=(STEP,),
+        objectives=(STEP,), learns=True,
     ),
     "placeto": Placer(
         "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
@@ -157,6 +157,9 @@ PLACERS: dict[str, Placer] = {
     "exhaustive": Placer(
         "place.exhaustive_placement:exhaustive", "every placement: for tiny graphs",
         contiguous=True,
+    ),
+    "hdp": Placer(
+        "learn.hdp:place_with_hdp", "learns groups and their devices (HDP)"
     ),
     "gdp": Placer(
         "learn.gdp:place_with_gdp", "GDP: attention over all units at once, trained by PPO",
