@@ -397,6 +397,8 @@ def kick(
         w.place[unit] = w.best[unit]
     for _ in range(1 + draw_below(w.random, shares.kick)):
         propose(c, g, w, shares)
+        unit = draw_below(w.random, len(w.place))
+        w.place[unit] = draw_device(g, w, unit, 0.0)
     w.scores[NOW] = step_score_part(c, links, t, s, w.place, float(NO_LIMIT))
     w.scores[LOW] = w.scores[NOW]
     w.counts[EVALUATIONS] += 1

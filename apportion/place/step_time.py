@@ -435,8 +435,8 @@ def step_score(
     most: float,
 ) -> float:
     """What searches minimise: the ticks of a step; of a placement that is over the memory limit
-    more than of any that is not, by the share that it is over. If it is more than `most`, any
-    number above it."""
+    more than of any that is not, by the shares that its devices are over. If it is more than
+    `most`, any number above it."""
     return step_score_part(c, links, t, s, place, most)  # type: ignore[no-any-return]
 
 
@@ -458,7 +458,7 @@ def step_score_part(
     over = 0.0
     for device in range(len(t.limit)):
         if s.peaks[device] > t.limit[device]:
-            over = max(over, (s.peaks[device] - t.limit[device]) / max(t.limit[device], 1.0))
+            over += (s.peaks[device] - t.limit[device]) / max(t.limit[device], 1.0)
     if over > 0:
         return float(t.worst * (1.0 + over) + ticks)
     return float(ticks)

@@ -47,7 +47,7 @@ def test_a_memory_limit_is_kept_where_that_can_be(name: str) -> None:
     fits = [objective.evaluate(place).feasible for place in all_placements(objective.problem)]
     assert 0 < sum(fits) < len(fits) / 3
     assert not objective.evaluate(np.zeros(6, np.int64)).feasible
-    found = SEARCHES[name](objective, seed=1, evaluations=200)
+    found = SEARCHES[name](objective, seed=1, evaluations=600)
     assert objective.evaluate(found.placement).feasible
 
 
