@@ -2,7 +2,7 @@
 
     python benchmarks/placement_placeto.py problems --dir DIR --jobs 16   # captures: DIR/*.npz
     python benchmarks/placement_placeto.py table    --dir DIR --jobs 16 [--evaluations 20000]
-    python benchmarks/placement_placeto.py train    --dir DIR --jobs 16 --seconds 400
+    python benchmarks/placement_placeto.py train    --dir DIR --jobs 16 --train-seconds 400
     python benchmarks/placement_placeto.py test     --dir DIR --jobs 16
     python benchmarks/placement_placeto.py report   --dir DIR             # markdown
 
@@ -456,6 +456,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--train-seconds", type=float, default=400.0)
     parser.add_argument("--evaluations", type=int, default=20_000)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", default="", help="parts whose file's name contains this")
@@ -468,7 +469,7 @@ def main() -> None:
     parts = {
         "problems": lambda: problem_parts(args.dir),
         "table": lambda: table_parts(args.dir, args.evaluations, args.seeds),
-        "train": lambda: train_parts(args.dir, args.seconds, args.jobs),
+        "train": lambda: train_parts(args.dir, args.train_seconds, args.jobs),
         "test": lambda: test_parts(args.dir),
     }[args.stage]()
     run_all([part for part in parts if args.only in part[0].name], args.jobs, args.seconds)

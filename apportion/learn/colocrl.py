@@ -61,7 +61,7 @@ class ColocrlSettings:
 
     hidden: int = 128
     placements: int = 16  # of one update
-    rate: tuple[float, float] = (1e-2, 1e-3)  # of Adam, at first and at the end
+    rate: tuple[float, float] = (2e-3, 2e-4)  # of Adam, at first and at the end
     average: float = 0.9
     clip: float = 1.0
 

@@ -25,8 +25,8 @@ import torch
 
 from apportion.columns import Floats, Ints
 from apportion.learn.best_placement import BestPlacement
-from apportion.learn.gdp_graph import gdp_graph
-from apportion.learn.gdp_network import GdpNetwork, GdpShape
+from apportion.learn.gdp_graph import gdp_graph, side_by_side
+from apportion.learn.gdp_network import GdpNetwork, GdpShape, slots_of
 from apportion.learn.torch_adam import give_moments, kept_moments
 from apportion.place import (
     Objective,
@@ -152,7 +152,11 @@ class _Training:
     ) -> None:
         self.network, self.searches, self.settings = network, searches, settings
         self.device = str(next(network.parameters()).device)
-        self.graphs = [gdp_graph(it.objective.problem).to(self.device) for it in searches]
+        graphs = [gdp_graph(it.objective.problem) for it in searches]
+        self.graph = side_by_side(graphs).to(self.device)
+        self.slots = slots_of(self.graph, network.shape)
+        sizes = self.graph.sizes
+        self.share = torch.cat([torch.full((size,), 1 / (size * len(sizes))) for size in sizes])
         self.random = torch.Generator().manual_seed(seed)
         self.random_state = self.random.get_state()  # after the last update that was finished
         self.updates = 0
@@ -168,30 +172,28 @@ class _Training:
         """Sample placements of every graph and take PPO's steps; False where a limit was met."""
         if limits.over(self.done, sum(it.used for it in self.searches)):
             return False
-        rounds = []
-        for graph, search in zip(self.graphs, self.searches, strict=True):
-            with torch.no_grad():
-                logits = self.network(graph).cpu()
-            likely = logits.argmax(dim=1).numpy()
-            placements = sample(logits, self.settings.rollouts, self.random)
+        with torch.no_grad():
+            logits = self.network(self.graph, self.slots).cpu()
+        likely = logits.argmax(dim=1)
+        placements = sample(logits, self.settings.rollouts, self.random)
+        gains = []
+        every = torch.cat([likely[None], placements]).split(self.graph.sizes, dim=1)
+        for search, rows in zip(self.searches, every, strict=True):
             rewards = []
-            for placement in [likely, *placements.numpy()]:
+            for placement in rows.numpy():
                 if limits.over(self.done, sum(it.used for it in self.searches)):
                     return False
-                seconds, fits = search.judge(placement)
-                rewards.append(reward(seconds, fits))
-            advantages = torch.from_numpy(advantage(np.array(rewards[1:]))).float()
-            chances = logits.log_softmax(dim=1).gather(1, placements.T).T
-            rounds.append((graph, placements, chances, advantages))
-        on_device = [(graph, *(part.to(self.device) for part in parts)) for graph, *parts in rounds]
+                rewards.append(reward(*search.judge(np.ascontiguousarray(placement))))
+            own = torch.from_numpy(advantage(np.array(rewards[1:]))).float()
+            gains.append(own[:, None].expand(-1, rows.shape[1]))
+        chances = logits.log_softmax(dim=1).gather(1, placements.T).T
+        parts = (placements, chances, torch.cat(gains, dim=1), self.share)
+        places, old, gain, share = [part.to(self.device) for part in parts]
         weight = self.settings.entropy * self.settings.entropy_decay**self.updates
         for _ in range(self.settings.epochs):
             self.adam.zero_grad()
-            for graph, placements, chances, advantages in on_device:
-                loss = ppo_loss(
-                    self.network(graph), placements, chances, advantages, self.settings.clip, weight
-                )
-                (loss / len(rounds)).backward()
+            now = self.network(self.graph, self.slots)
+            ppo_loss(now, places, old, gain, share, self.settings.clip, weight).backward()
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.norm)
             self.adam.step()
             if limits.late():
@@ -241,18 +243,19 @@ def ppo_loss(
     logits: torch.Tensor,
     placements: torch.Tensor,
     chances: torch.Tensor,
-    advantages: torch.Tensor,
+    gains: torch.Tensor,
+    share: torch.Tensor,
     clip: float,
     entropy: float,
 ) -> torch.Tensor:
-    """PPO's loss of r placements (r x u) of one graph, `chances` their log-probabilities when they
-    were drawn, averaged over placements and units; less the mean entropy of a unit."""
+    """PPO's loss of r placements (r x u). `chances` are their log-probabilities when they were
+    drawn, `gains` the advantages of each unit's graph, `share` (u) what each unit counts: graphs
+    count alike, and alike the units of a graph. Less the entropy of the units."""
     scores = logits.log_softmax(dim=1)
     ratio = (scores.gather(1, placements.T).T - chances).exp()
-    gain = advantages[:, None]
-    surrogate = torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain)
-    spread = -(scores.exp() * scores).sum(dim=1).mean()
-    return -surrogate.mean() - entropy * spread
+    surrogate = torch.minimum(ratio * gains, ratio.clamp(1 - clip, 1 + clip) * gains)
+    spread = -(scores.exp() * scores).sum(dim=1)
+    return -(share * (surrogate.mean(dim=0) + entropy * spread)).sum()
 
 
 def apply_gdp(policy: GdpPolicy, problem: PlacementProblem, device: str = "cpu") -> Ints:

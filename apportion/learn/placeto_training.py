@@ -143,7 +143,7 @@ class PlacetoTraining:
         self._latest: list[Episode] = []
 
     def _first_placement(self, index: int, episode: int = 0) -> Ints:
-        """Where the groups of a graph are when an episode begins."""
+        """A placement that nothing is known about."""
         graph, how = self.graphs[index], self.policy.settings.begin
         if how == "one-device":
             return graph.allowed.argmax(axis=1)
@@ -151,7 +151,8 @@ class PlacetoTraining:
         chance = np.where(graph.allowed, rng.random(graph.allowed.shape), -1.0)
         return chance.argmax(axis=1)
 
-    def _begin(self, index: int, episode: int) -> Ints:
+    def begin_of(self, index: int, episode: int) -> Ints:
+        """Where the groups of a graph are when this episode begins."""
         how, best = self.policy.settings.begin, self.best[index]
         if how == "fresh":
             return self._first_placement(index, episode)
@@ -198,7 +199,7 @@ class PlacetoTraining:
             most = int(min(left, steps + 1))
             if most > 0:
                 chances = np.random.default_rng([self.policy.seed, 3, number]).random(steps)
-                start = self._begin(index, number)
+                start = self.begin_of(index, number)
                 tasks.append((index, (graph, self.policy, start, chances, most, limits.deadline)))
             left -= most
         played = []
@@ -206,6 +207,12 @@ class PlacetoTraining:
             self.note(index, episode)
             played.append((index, episode))
         return played
+
+    def know(self, score: float, units: Ints, simulated: int) -> None:
+        """Begin with the best of some placements of the first graph that others have found."""
+        self.best[0] = score, units
+        self.simulated = simulated
+        self.curve.append((0.0, simulated, score))
 
     def note(self, index: int, episode: Episode) -> None:
         """Count what an episode has simulated, and keep its best placement if it is the best."""

@@ -26,7 +26,7 @@ from apportion.learn.colocrl_network import KINDS, MOST_GROUPS, ColocrlNetwork, 
 from apportion.learn.group_graph import group_graph
 from apportion.place.objective import StepObjective
 
-SMALL = ColocrlSettings(hidden=16)
+SMALL = ColocrlSettings(hidden=16, rate=(1e-2, 1e-3))
 
 
 def test_vectors_say_operators_sizes_and_neighbours() -> None:
