@@ -1,8 +1,8 @@
 """Placeto's experiments: its table at equal numbers of simulated placements, and generalisation.
 
-    python benchmarks/placement_placeto.py problems --dir DIR --jobs 16   # captures, once: DIR/*.npz
+    python benchmarks/placement_placeto.py problems --dir DIR --jobs 16   # captures: DIR/*.npz
     python benchmarks/placement_placeto.py table    --dir DIR --jobs 16 [--evaluations 20000]
-    python benchmarks/placement_placeto.py train    --dir DIR --jobs 16 --seconds 400
+    python benchmarks/placement_placeto.py train    --dir DIR --jobs 16 --train-seconds 400
     python benchmarks/placement_placeto.py test     --dir DIR --jobs 16
     python benchmarks/placement_placeto.py report   --dir DIR             # markdown
 
@@ -10,16 +10,17 @@ Each part is a process of its own and leaves a file in DIR: JSON, or a policy. A
 there is not done again, so that any stage can be stopped and gone on with; `--seconds` starts no
 further part after so many. Nothing needs a network, and `problems` may be run on another machine.
 
-Table: Inception-V3, NMT and NASNet in 128 groups on 2 and 4 K80, by the rules of Placeto's simulator
-and by ours. Generalisation: the three families of learn/families.py, re-created, not Placeto's own;
-policies are trained on the training graphs of a family, or on both other families, and tried on the
-graphs of it that are held out.
+Table: Inception-V3, NMT and NASNet in 128 groups on 2 and 4 K80, by the rules of Placeto's
+simulator and by ours. Generalisation: the three families of learn/families.py, re-created, not
+Placeto's own; policies are trained on the training graphs of a family, or on both other families,
+and tried on the graphs of it that are held out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -66,7 +67,12 @@ def table_file(folder: Path, model: str, devices: int, rules: str) -> Path:
 
 
 def family_file(folder: Path, spec: str) -> Path:
-    return folder / f"family-{spec}.npz"
+    return folder / f"family-{plain(spec)}.npz"
+
+
+def plain(name: str) -> str:
+    """A name that any file can have."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name)
 
 
 def make_problems(uses: list[tuple[Path, int, str]], spec: str, groups: int) -> None:
@@ -302,7 +308,7 @@ def test_parts(folder: Path) -> list[Part]:
                 if not policy.exists():
                     continue
             for spec in graph_family(name).test:
-                file = folder / f"test-{name}-{spec}-{how.replace(' ', '_')}.json"
+                file = folder / f"test-{name}-{plain(spec)}-{plain(how)}.json"
                 parts.append((file, test_part, (file, family_file(folder, spec), how, policy)))
     return parts
 
@@ -374,6 +380,8 @@ def print_table(folder: Path, evaluations: int, seeds: int) -> None:
                 runs = {m: [found for seed in range(seeds)
                             if (found := read(folder / f"{stem}-{m}-{evaluations}-{seed}.json"))]
                         for m in BY_COUNTS}  # fmt: skip
+                if not any(runs.values()):
+                    continue
                 for mark in marks:
                     means = [
                         f"{np.mean([best_after(r, mark) for r in runs[m]]):.4f}" if runs[m] else "-"
@@ -422,7 +430,7 @@ def print_generalisation(folder: Path) -> None:
     cdf: dict[str, dict[str, list[float]]] = {}
     for name in FAMILY_NAMES:
         found = {
-            (how, spec): read(folder / f"test-{name}-{spec}-{how.replace(' ', '_')}.json")
+            (how, spec): read(folder / f"test-{name}-{plain(spec)}-{plain(how)}.json")
             for how in WAYS
             for spec in graph_family(name).test
         }
@@ -448,6 +456,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--train-seconds", type=float, default=400.0)
     parser.add_argument("--evaluations", type=int, default=20_000)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", default="", help="parts whose file's name contains this")
@@ -460,7 +469,7 @@ def main() -> None:
     parts = {
         "problems": lambda: problem_parts(args.dir),
         "table": lambda: table_parts(args.dir, args.evaluations, args.seeds),
-        "train": lambda: train_parts(args.dir, args.seconds, args.jobs),
+        "train": lambda: train_parts(args.dir, args.train_seconds, args.jobs),
         "test": lambda: test_parts(args.dir),
     }[args.stage]()
     run_all([part for part in parts if args.only in part[0].name], args.jobs, args.seconds)

@@ -110,7 +110,7 @@ def _train_placeto(
     jobs: int | None,
 ) -> dict[str, Any]:
     """Train Placeto's policy, on problems with one number of devices."""
-    from apportion.learn import EpisodeReport, load_placeto, save_placeto, train_placeto
+    from apportion.learn import EpisodeReport, load_placeto, train_placeto
     from apportion.machine import usable_cores
 
     latest = [0.0]
@@ -123,9 +123,8 @@ def _train_placeto(
     before = None if resume is None else load_placeto(resume)
     made = train_placeto(
         problems, budget=budget, seed=seed, workers=jobs or usable_cores(), report=report,
-        resume=before,
+        resume=before, out=out,
     )  # fmt: skip
-    save_placeto(out, made)
     return {"trained_on": list(made.trained_on)}
 
 

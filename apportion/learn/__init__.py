@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from apportion.learn.placeto_policy import (
         load_placeto as load_placeto,
     )
-    from apportion.learn.placeto_policy import (
-        save_placeto as save_placeto,
-    )
     from apportion.learn.placeto_training import (
         EpisodeReport as EpisodeReport,
     )

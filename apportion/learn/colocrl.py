@@ -235,12 +235,15 @@ def place_with_colocrl(
     report: Report | None = None,
     evaluations: int | None = None,
     settings: ColocrlSettings | None = None,
-    policy: ColocrlPolicy | None = None,
+    policy: ColocrlPolicy | Path | None = None,
 ) -> PlacementResult:
     """Learn on the one problem, then name the most probable devices; the best placement seen. With
-    `evaluations` it ends after exactly so many simulated placements; with `policy` it begins with
-    what that has learned. `starts` are only compared: the network cannot begin with a placement."""
+    `evaluations` it ends after exactly so many simulated placements; with `policy`, or the file of
+    one, it begins with what that has learned. `starts` are only compared: the network cannot begin
+    with a placement."""
     graph = group_graph(objective.problem, MOST_GROUPS)
+    if isinstance(policy, Path):
+        policy = load_colocrl(policy)
     if policy is None:
         policy = new_colocrl(graph.devices, seed, settings or ColocrlSettings())
     else:

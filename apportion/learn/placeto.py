@@ -11,13 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from apportion.columns import Ints
 from apportion.learn.group_graph import group_graph
 from apportion.learn.placeto_episode import roll_out
-from apportion.learn.placeto_policy import PlacetoPolicy, PlacetoSettings, new_policy
+from apportion.learn.placeto_policy import (
+    PlacetoPolicy,
+    PlacetoSettings,
+    load_placeto,
+    new_policy,
+)
 from apportion.learn.placeto_training import (
     GROUPS,
     PlacetoTraining,
@@ -27,6 +33,9 @@ from apportion.learn.placeto_training import (
 )
 from apportion.learn.training_limits import TrainingLimits
 from apportion.place import Objective, PlacementProblem, PlacementResult, PlacerProgress, Report
+
+LEARNS = 0.9  # of a budget; the rest is for the greedy episode at the end
+KNOWING = (0.1, 0.01)  # the weight of entropy of a policy that has learned before
 
 
 def apply_placeto(policy: PlacetoPolicy, problem: PlacementProblem) -> PlacementResult:
@@ -49,58 +58,76 @@ def place_with_placeto(
     evaluations: int | None = None,
     workers: int = 1,
     settings: PlacetoSettings | None = None,
-    policy: PlacetoPolicy | None = None,
+    policy: PlacetoPolicy | Path | None = None,
 ) -> PlacementResult:
     """Learn on the one problem, then place it greedily; the best placement seen. With `evaluations`
-    it ends after exactly so many simulated placements, whatever time that takes; with `policy` it
-    begins with what that has learned on other problems."""
-    problem = objective.problem
-    graph = group_graph(problem, GROUPS)
-    if policy is None:
-        policy = new_policy(graph.devices, seed, settings or PlacetoSettings())
-    else:
-        check_devices(policy, problem)
-        policy = for_fine_tuning(policy, seed, settings)
-    given = [(objective.score(start), start) for start in starts]
-    if evaluations is not None:
-        evaluations = max(0, evaluations - len(given))
-    end = graph.groups + 1  # placements of the greedy episode
-    learns = None if evaluations is None else max(evaluations - end, min(evaluations, end))
-    limits = TrainingLimits(None, learns, None if evaluations is not None else budget)
+    it ends after exactly so many simulated placements, whatever time that takes; with `policy`, or
+    the file of one, it begins with what that has learned on other problems, and places greedily
+    before it learns as well."""
+    graph = group_graph(objective.problem, GROUPS)
+    known = policy is not None
+    learner = _learner(objective.problem, seed, settings, policy)
+    given = [(objective.score(start), np.asarray(start)) for start in starts]
+    learns = None
+    if evaluations is not None:  # without those of the greedy episodes, if there are enough
+        left, end = evaluations - len(given), graph.groups + 1
+        learns = max(left - 2 * end, 0) if known else max(left - end, min(left, end))
+    limits = TrainingLimits(None, learns, None if evaluations is not None else LEARNS * budget)
+    last = np.inf if evaluations is not None else limits.began + budget
     interrupted = False
     with worker_pool(workers) as pool:
-        training = PlacetoTraining([graph], policy, pool)
-        if starts:
+        training = PlacetoTraining([graph], learner, pool)
+        if given:
             training.begin[0] = graph.gathered(starts[0])
+            training.know(*min(given, key=lambda pair: pair[0]), len(given))
         try:
+            if known:
+                _greedy_episode(training, evaluations, last)
             while limits.left(
                 training.policy.episodes, training.policy.evaluations
             ) and training.update(limits):
                 if report is not None:
                     best = training.best[0]
                     report(PlacerProgress(best and best[0], None, training.simulated))
-            if evaluations is None or training.simulated < evaluations:
-                _greedy_episode(training, evaluations)
+            _greedy_episode(training, evaluations, last)
         except KeyboardInterrupt:
             interrupted = True
-    objective.evaluations += training.simulated
-    result = replace(_result(training), interrupted=interrupted)
-    if given:
-        score, start = min(given, key=lambda pair: pair[0])
-        if training.best[0] is None or score <= training.best[0][0]:
-            return replace(result, placement=np.asarray(start), curve=((0.0, 1, score),))
-    return result
+    objective.evaluations += training.simulated - len(given)
+    return replace(_result(training), interrupted=interrupted)
 
 
-def _greedy_episode(training: PlacetoTraining, evaluations: int | None = None) -> None:
+def _learner(
+    problem: PlacementProblem,
+    seed: int,
+    settings: PlacetoSettings | None,
+    policy: PlacetoPolicy | Path | None,
+) -> PlacetoPolicy:
+    """The policy that learns: a new one, or a given one at the start of a new training. Episodes
+    begin with the best placement so far, and one that knows something explores less."""
+    if policy is None:
+        how = settings or PlacetoSettings(begin="best")
+        return new_policy(len(problem.devices), seed, how)
+    if isinstance(policy, Path):
+        policy = load_placeto(policy)
+    check_devices(policy, problem)
+    how = settings or replace(policy.settings, begin="best", entropy=KNOWING, parallel=1)
+    return for_fine_tuning(policy, seed, how)
+
+
+def _greedy_episode(
+    training: PlacetoTraining, evaluations: int | None = None, deadline: float = np.inf
+) -> None:
     """Play an episode on the first graph with the actions of the highest score."""
     policy = training.policy
     most = None if evaluations is None else evaluations - training.simulated
+    if most is not None and most <= 0:
+        return
+    start = training.begin_of(0, policy.episodes)
     training.note(
         0,
         roll_out(
-            training.graphs[0], policy.weights, policy.settings.rounds, training.begin[0], None,
-            most=most,
+            training.graphs[0], policy.weights, policy.settings.rounds, start, None,
+            most=most, deadline=deadline,
         ),
     )  # fmt: skip
 

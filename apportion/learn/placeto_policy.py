@@ -25,10 +25,13 @@ FEATURES = 1  # version
 
 @dataclass(frozen=True)
 class PlacetoSettings:
-    """How Placeto learns; the defaults are the published code's where papers/ has them.
+    """How Placeto learns. Rounds, rates, clip, the first weight of entropy and the length of the
+    baseline are those of the published code.
 
     parallel  episodes of one update; their gradients are added up
     rate      of Adam, at first and at the end, linear in between
+    scale     of returns in the loss: in hundredths of the step on one device the differences
+              between episodes are about 1, and the entropy can begin with that weight
     entropy   its weight, at first and at the end, with a constant ratio in between
     updates   over so many the baseline is the mean
     begin     the placement that episodes begin with: "fixed" is one at random, the same for all of
@@ -36,9 +39,10 @@ class PlacetoSettings:
     """
 
     rounds: int = ROUNDS
-    parallel: int = 4
+    parallel: int = 1
     rate: tuple[float, float] = (1e-3, 1e-4)
-    entropy: tuple[float, float] = (1.0, 1e-3)
+    scale: float = 100.0
+    entropy: tuple[float, float] = (1.0, 1e-2)
     updates: int = 10
     clip: float = 1.25
     visits: int = 1

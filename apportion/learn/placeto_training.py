@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,14 @@ from apportion.learn.placeto_policy import (
     PlacetoSettings,
     network_of,
     new_policy,
+    save_placeto,
 )
 from apportion.learn.training_limits import TrainingLimits
 from apportion.place import PlacementProblem
 
 GROUPS = 160
 STATES = 160  # of which gradients are computed at once
+SAVE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +73,24 @@ def train_placeto(
     report: Callable[[EpisodeReport], None] | None = None,
     resume: PlacetoPolicy | None = None,
     settings: PlacetoSettings | None = None,
+    out: Path | None = None,
 ) -> PlacetoPolicy:
     """A policy that has learned from all problems in turn, until the first of the limits: so many
     episodes, so many simulated placements, so many seconds. With `resume` it goes on where that
-    policy stopped; counts include what that one had."""
+    policy stopped; counts include what that one had. Without `settings` an update has an episode
+    for each worker. The policy is written to the file `out` every half minute, and in the end."""
     if episodes is None and evaluations is None and budget is None:
         raise ValueError("training needs a limit: a number of episodes or placements, or seconds")
     if not problems or len({len(p.devices) for p in problems}) != 1:
         raise ValueError("a policy of Placeto learns from problems with one number of devices")
-    policy = resume or new_policy(len(problems[0].devices), seed, settings or PlacetoSettings())
+    policy = resume or new_policy(
+        len(problems[0].devices), seed, settings or PlacetoSettings(parallel=max(workers, 1))
+    )
     check_devices(policy, problems[0])
     names = tuple(p.name for p in problems)
     if policy.trained_on != names:
         policy = replace(policy, history={}, trained_on=names)
-    limits = TrainingLimits(episodes, evaluations, budget, policy.progress)
+    limits, saved = TrainingLimits(episodes, evaluations, budget, policy.progress), time.monotonic()
     with worker_pool(workers) as pool:
         training = PlacetoTraining([group_graph(p, GROUPS) for p in problems], policy, pool)
         try:
@@ -92,8 +99,13 @@ def train_placeto(
             ) and training.update(limits):
                 if report is not None:
                     report(training.progress(limits.seconds))
+                if out is not None and time.monotonic() - saved > SAVE_SECONDS:
+                    save_placeto(out, training.policy)
+                    saved = time.monotonic()
         except KeyboardInterrupt:
-            return replace(training.policy, interrupted=True)
+            training.policy = replace(training.policy, interrupted=True)
+    if out is not None:
+        save_placeto(out, training.policy)
     return training.policy
 
 
@@ -131,7 +143,7 @@ class PlacetoTraining:
         self._latest: list[Episode] = []
 
     def _first_placement(self, index: int, episode: int = 0) -> Ints:
-        """Where the groups of a graph are when an episode begins."""
+        """A placement that nothing is known about."""
         graph, how = self.graphs[index], self.policy.settings.begin
         if how == "one-device":
             return graph.allowed.argmax(axis=1)
@@ -139,7 +151,8 @@ class PlacetoTraining:
         chance = np.where(graph.allowed, rng.random(graph.allowed.shape), -1.0)
         return chance.argmax(axis=1)
 
-    def _begin(self, index: int, episode: int) -> Ints:
+    def begin_of(self, index: int, episode: int) -> Ints:
+        """Where the groups of a graph are when this episode begins."""
         how, best = self.policy.settings.begin, self.best[index]
         if how == "fresh":
             return self._first_placement(index, episode)
@@ -186,7 +199,7 @@ class PlacetoTraining:
             most = int(min(left, steps + 1))
             if most > 0:
                 chances = np.random.default_rng([self.policy.seed, 3, number]).random(steps)
-                start = self._begin(index, number)
+                start = self.begin_of(index, number)
                 tasks.append((index, (graph, self.policy, start, chances, most, limits.deadline)))
             left -= most
         played = []
@@ -194,6 +207,12 @@ class PlacetoTraining:
             self.note(index, episode)
             played.append((index, episode))
         return played
+
+    def know(self, score: float, units: Ints, simulated: int) -> None:
+        """Begin with the best of some placements of the first graph that others have found."""
+        self.best[0] = score, units
+        self.simulated = simulated
+        self.curve.append((0.0, simulated, score))
 
     def note(self, index: int, episode: Episode) -> None:
         """Count what an episode has simulated, and keep its best placement if it is the best."""
@@ -212,10 +231,10 @@ class PlacetoTraining:
         gains = [(index, returns(episode.rho)) for index, episode in played]
         history = with_returns(policy.history, gains, settings.updates)
         beta = settings.entropy[0] * (settings.entropy[1] / settings.entropy[0]) ** progress
-        tasks = [
-            (index, (self.graphs[index], policy, episode, gain - history[index].mean(axis=0), beta))
-            for (index, episode), (_, gain) in zip(played, gains, strict=True)
-        ]
+        tasks = []
+        for (index, episode), (_, gain) in zip(played, gains, strict=True):
+            advantage = settings.scale * (gain - history[index].mean(axis=0))
+            tasks.append((index, (self.graphs[index], policy, episode, advantage, beta)))
         gradient = np.sum(self._each(episode_gradient, tasks), axis=0, dtype=np.float32)
         rate = settings.rate[0] + (settings.rate[1] - settings.rate[0]) * progress
         column, moments = adam_step(

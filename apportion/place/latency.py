@@ -68,7 +68,7 @@ def latency_columns(problem: PlacementProblem) -> LatencyColumns:
 @compiled
 def latency_ticks(
     c: LatencyColumns, place: Ints, piece: Ints, pieces: int, ends: Ints, busy: Ints
-) -> int:
+) -> np.int64:
     """Ticks of one sample, or minus the number of nodes that wait for each other. Fills the end of
     each node and the ticks that each device is busy."""
     n, k = c.duration.shape
@@ -129,7 +129,7 @@ def latency_ticks(
             node = after[node]
         if follower[own] >= 0:
             count = _one_less(follower[own], end, ready, pending, stack, count)
-    return finish if done == n else done - n
+    return finish if done == n else np.int64(done - n)
 
 
 @compiled
@@ -186,9 +186,9 @@ def latency_score(
     for at in range(len(limit)):
         over = max(over, (memory[at] - limit[at]) / max(limit[at], 1.0))
     if ticks < 0:
-        return worst * (2.0 + max(over, 0.0) - ticks / len(c.unit))
+        return float(worst * (2.0 + max(over, 0.0) - ticks / len(c.unit)))
     if over > 0:
-        return worst * (1.0 + over) + ticks
+        return float(worst * (1.0 + over) + ticks)
     return float(ticks)
 
 

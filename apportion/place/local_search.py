@@ -12,19 +12,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.place.objective import Objective, PlacementResult, Report, StepObjective
-from apportion.place.search_run import SearchRun, first_placements
+from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.search_run import WalkRun, first_placements, step_objective
 from apportion.place.step_search import (
-    BEST,
+    MoveShares,
     enter,
     neighbourhood,
     search_state,
     walk,
 )
 
-MIX = (0.8, 0.5, 0.4, 0.15, 0.15, 0.15, 0.15, 0.1, 0.1, 3)
+SHARES = MoveShares(
+    critical=0.6, near=0.5, group=0.5, block=0.2, grown=0.05, stretch=0.05, taken=0.05,
+    exchange=0.03,
+)  # fmt: skip
 PATIENCE = 2  # evaluations for each unit and device without progress before the next kick
-HOT = 0.0005  # the temperature, as a share of the time of the first placement
+HOT = 0.02  # by the root of the number of units: the temperature, as a share of the best time
 
 
 def local_search(
@@ -38,19 +41,19 @@ def local_search(
     evaluations: int | None = None,
 ) -> PlacementResult:
     """Never worse than its starts. With `evaluations` it ends after so many instead of by time."""
-    assert isinstance(objective, StepObjective)
+    objective = step_objective(objective)
     problem = objective.problem
-    g, w, mix = neighbourhood(problem), search_state(problem, seed), np.array(MIX)
+    g, w = neighbourhood(problem), search_state(problem, seed)
     given = (problem.columns, problem.links, objective.tables, objective.scratch, g, w)
-    run = SearchRun(objective, w, budget, evaluations, report)
     first = first_placements(problem, starts)
+    run = WalkRun(objective, w, budget, evaluations, report)
     with run:
         for start in first:
             run.call(enter, *given, start)
         patience = PATIENCE * problem.units * len(problem.devices)
-        hot = HOT * w.scores[BEST]
+        hot = HOT / np.sqrt(problem.units)
         while not run.over:
             until = run.next_count()
             proposals = 100 * (until - run.counted)
-            run.call(walk, *given, mix, hot, run.expected, patience, until, proposals)
+            run.call(walk, *given, SHARES, hot, run.expected, patience, until, proposals)
     return run.result()

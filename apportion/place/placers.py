@@ -108,7 +108,7 @@ PLACERS: dict[str, Placer] = {
     "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
     "colocrl": Placer(
         "learn.colocrl:place_with_colocrl", "learns to name all devices in turn (ColocRL)",
-        objectives=(STEP,),
+        objectives=(STEP,), learns=True,
     ),
     "placeto": Placer(
         "learn.placeto:place_with_placeto", "learns to move one group after the other (Placeto)",
@@ -118,6 +118,14 @@ PLACERS: dict[str, Placer] = {
         "place.local_search:local_search", "moves of units and blocks, most on the critical chain",
         objectives=(STEP,), auto=200, share=1.0,
     ),
+    "restarts": Placer(
+        "place.restarts:restarts", "moves of single units, from many random placements", (STEP,)
+    ),
+    "annealing": Placer(
+        "place.annealing:annealing", "simulated annealing with single units and blocks", (STEP,),
+    ),
+    "brkga": Placer("place.brkga:brkga", "a genetic algorithm with biased random keys"),
+    "random": Placer("place.random_placement:random_placement", "the best of many at random"),
     "dp": Placer(
         "place.ideals:dp_ideals", "the best contiguous placement, over ideals (Tarnawski et al.)",
         (THROUGHPUT,), auto=110, share=0.3, contiguous=True,

@@ -167,9 +167,7 @@ METHODS: dict[str, Method] = {
         "learned by a recurrent network over groups (ColocRL)", "colocrl",
         takes_policy=True, compared=False,
     ),
-    "hdp": _placer(
-        "learned by a grouper and a placer (HDP)", "hdp", takes_policy=True, compared=False
-    ),
+    "hdp": _placer("learned by a grouper and a placer (HDP)", "hdp", compared=False),
 }  # fmt: skip
 
 

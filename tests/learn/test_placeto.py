@@ -39,6 +39,8 @@ from apportion.learn.placeto_training import (
 from apportion.place.objective import StepObjective
 from apportion.place.placement_problem import PlacementProblem
 
+FOUR = PlacetoSettings(parallel=4)
+
 
 def trained_weights(devices: int = 2, seed: int = 1) -> dict[str, np.ndarray]:
     """Weights whose biases are not zero."""
@@ -351,7 +353,7 @@ def test_training_finds_the_best_placement_of_a_tiny_problem(seed: int) -> None:
 def test_the_policy_learns() -> None:
     """The greedy placement of a trained policy is better than that of an untrained one."""
     problem = made_problem(12, 2, seed=8)
-    settings = PlacetoSettings(entropy=(0.1, 1e-3))
+    settings = PlacetoSettings(rate=(3e-3, 3e-4), parallel=2)
     reports: list[EpisodeReport] = []
     train_placeto([problem], episodes=400, settings=settings, report=reports.append)
     first, last = (np.mean([r.last for r in part]) for part in (reports[:10], reports[-10:]))
@@ -364,18 +366,18 @@ def equal_weights(a: object, b: object) -> bool:
 
 def test_training_is_reproducible_and_goes_on_from_a_file(tmp_path: Path) -> None:
     problems = [made_problem(7, 2, seed=s) for s in (1, 2, 3)]
-    whole = train_placeto(problems, episodes=12, seed=5)
-    again = train_placeto(problems, episodes=12, seed=5)
+    whole = train_placeto(problems, episodes=12, seed=5, settings=FOUR)
+    again = train_placeto(problems, episodes=12, seed=5, settings=FOUR)
     assert equal_weights(whole, again)
-    assert not equal_weights(whole, train_placeto(problems, episodes=12, seed=6))
+    assert not equal_weights(whole, train_placeto(problems, episodes=12, seed=6, settings=FOUR))
 
     def stop(report: EpisodeReport) -> None:
         if report.episodes == 8:
             raise KeyboardInterrupt
 
-    part = train_placeto(problems, episodes=12, seed=5, report=stop)
+    path = tmp_path / "part.safetensors"
+    part = train_placeto(problems, episodes=12, seed=5, report=stop, settings=FOUR, out=path)
     assert part.interrupted and part.episodes == 8
-    save_placeto(tmp_path / "part.safetensors", part)
     kept = load_placeto(tmp_path / "part.safetensors")
     assert equal_weights(part, kept) and kept.episodes == 8
     rest = train_placeto(problems, episodes=12, seed=5, resume=kept)
@@ -387,19 +389,26 @@ def test_training_is_reproducible_and_goes_on_from_a_file(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_workers_change_nothing() -> None:
     problems = [made_problem(7, 2, seed=s) for s in (1, 2)]
-    alone = train_placeto(problems, episodes=8, seed=5)
-    assert equal_weights(alone, train_placeto(problems, episodes=8, seed=5, workers=2))
+    alone = train_placeto(problems, episodes=8, seed=5, settings=FOUR)
+    both = train_placeto(problems, episodes=8, seed=5, settings=FOUR, workers=2)
+    assert equal_weights(alone, both)
 
 
-def test_use_without_learning_and_fine_tuning() -> None:
+def test_use_without_learning_and_fine_tuning(tmp_path: Path) -> None:
     problems = [made_problem(7, 2, seed=s) for s in (1, 2)]
     policy = train_placeto(problems, episodes=8)
     test = made_problem(9, 2, seed=3)
     objective = StepObjective(test)
     found = apply_placeto(policy, test)
     assert objective.score(found.placement) == found.curve[-1][2] and found.curve[-1][1] <= 10
+    path = tmp_path / "policy.safetensors"
+    save_placeto(path, policy)
+    objective.evaluations = 0
+    better = place_with_placeto(objective, evaluations=45, policy=path)
+    assert objective.evaluations == 45
+    assert objective.score(better.placement) <= found.curve[-1][2]
     tuned = train_placeto([test], episodes=8, resume=for_fine_tuning(policy))
-    assert tuned.episodes == 8 and tuned.moments.steps == 2
+    assert tuned.episodes == tuned.moments.steps == 8
     assert not equal_weights(tuned, policy)
     with pytest.raises(ValueError, match="2 devices, and the problem has 3"):
         apply_placeto(policy, made_problem(7, 3))
@@ -417,7 +426,7 @@ def test_starts_are_never_made_worse_and_limits_are_kept() -> None:
     objective.evaluations = 0
     found = place_with_placeto(objective, evaluations=25, starts=[np.zeros(8, np.int64), best])
     assert objective.evaluations == 25
-    assert objective.score(found.placement) == objective.score(best)
+    assert objective.score(found.placement) == objective.score(best) == found.curve[-1][2]
     quick = place_with_placeto(StepObjective(problem), budget=0.05)
     assert len(quick.placement) == 8
 
@@ -429,7 +438,7 @@ def test_an_interrupted_search_returns_its_best() -> None:
         raise KeyboardInterrupt
 
     objective = StepObjective(problem)
-    found = place_with_placeto(objective, evaluations=1000, report=stop)
+    found = place_with_placeto(objective, evaluations=1000, report=stop, settings=FOUR)
     assert found.interrupted and objective.evaluations == 4 * 9
     assert objective.score(found.placement) == found.curve[-1][2]
 
