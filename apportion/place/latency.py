@@ -47,6 +47,7 @@ class LatencyColumns(NamedTuple):
 
 def latency_columns(problem: PlacementProblem) -> LatencyColumns:
     """What latency is made of."""
+    own = problem.transfer is not None  # else a CPU is a device like any other
     c, rows = problem.columns, [row for row in transfers(problem) if len(row.readers)]
     source = np.array([row.source for row in rows], np.int64)
     reader = np.array([node for row in rows for node in row.readers], np.int64)
@@ -56,7 +57,7 @@ def latency_columns(problem: PlacementProblem) -> LatencyColumns:
     return LatencyColumns(
         unit=c.unit,
         duration=c.duration,
-        host=np.array([device.kind == HOST for device in problem.devices], np.int64),
+        host=np.array([own and device.kind == HOST for device in problem.devices], np.int64),
         source=source,
         price=np.array([row.price for row in rows], np.int64).reshape(-1, len(problem.devices)),
         made_start=offsets(np.bincount(source, minlength=n)),

@@ -282,16 +282,24 @@ class LoadSearch:
                     break
         state.place[:] = best
         fill_state(c, state)
-        self.objective.evaluations += int(
-            descend_loads(c, state, self.free, int(len(self.free) <= FEW), MOST_TRIES)
-        )
+        self._descend(c, state, self.free, until)
         better = self.note(state.place[self.block])
         if better and len(self.full.resident) > len(c.resident):
             whole = load_state(self.full, self.placement)
             free = np.flatnonzero(self.full.allowed.sum(axis=1) > 1).astype(np.int64)
-            self.objective.evaluations += int(descend_loads(self.full, whole, free, 0, MOST_TRIES))
+            self._descend(self.full, whole, free, until)
             self.note(whole.place)
         return better
+
+    def _descend(self, c: LoadColumns, state: LoadState, free: Ints, until: float) -> None:
+        """A descent in more and more moves, so that it is soon compiled and ends in time."""
+        most = FIRST
+        while most <= MOST_TRIES:
+            tried = int(descend_loads(c, state, free, int(len(free) <= FEW), most))
+            self.objective.evaluations += tried
+            if tried < most or time.perf_counter() > until:
+                break
+            most *= 8
 
     def _of_blocks(self, placement: Ints) -> Ints:
         """The device of each block, that of its last unit."""
