@@ -363,18 +363,19 @@ def print_gains(table: dict[str, Any]) -> None:
 
 
 def print_equal_counts(table: dict[str, Any], batch: dict[str, Any]) -> None:
+    """All curves at the number of placements that HDP, GDP-batch and GDP-one came to."""
     print("\nAt equal numbers of simulated placements\n")
-    print(
-        "| row | placements | GDP-one | GDP-batch | HDP | local search |\n|---|---|---|---|---|---|"
-    )
+    print("| row | placements | of | GDP-one | GDP-batch | HDP | local search |")
+    print("|---|---|---|---|---|---|---|")
     for name, row in table.items():
-        counts = [it["evaluations"] for m in SEARCHES if (it := row[m])]
-        counts += [batch[name]["evaluations"]] if batch[name] else []
-        if counts:
-            each = [row["gdp"], batch[name], row["hdp"], row["local-search"]]
-            values = [at_count(it, min(counts)) for it in each]
-            cells = ["-" if value is None else f"{value:.4f}" for value in values]
-            print(f"| {name} | {min(counts)} | " + " | ".join(cells) + " |")
+        each = {"GDP-one": row["gdp"], "GDP-batch": batch[name], "HDP": row["hdp"]}
+        curves = (*each.values(), row["local-search"])
+        for whose, result in each.items():
+            if result:
+                count = result["evaluations"]
+                values = [at_count(it, count) for it in curves]
+                cells = ["-" if value is None else f"{value:.4f}" for value in values]
+                print(f"| {name} | {count} | {whose} | " + " | ".join(cells) + " |")
 
 
 def print_batch(table: dict[str, Any], of_batch: dict[str, Any], batch: dict[str, Any]) -> None:
