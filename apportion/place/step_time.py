@@ -296,11 +296,6 @@ def _send(
     s: StepScratch,
     node: int,
     way: int,
-    links: PlacementLinks,
-    t: StepConstants,
-    s: StepScratch,
-    node: int,
-    way: int,
 ) -> int:
     """A message takes its turn on all links of its route; when it has arrived and they are free."""
     devices = c.duration.shape[1]
