@@ -35,7 +35,7 @@ from apportion.learn.training_limits import TrainingLimits
 from apportion.place import Objective, PlacementProblem, PlacementResult, PlacerProgress, Report
 
 LEARNS = 0.9  # of a budget; the rest is for the greedy episode at the end
-KNOWING = (0.1, 0.01)  # the weight of entropy of a policy that has learned before
+KNOWING = (0.3, 0.03)  # the weight of entropy of a policy that has learned before
 
 
 def apply_placeto(policy: PlacetoPolicy, problem: PlacementProblem) -> PlacementResult:
