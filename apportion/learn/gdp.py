@@ -25,8 +25,8 @@ import torch
 
 from apportion.columns import Floats, Ints
 from apportion.learn.best_placement import BestPlacement
-from apportion.learn.gdp_graph import gdp_graph
-from apportion.learn.gdp_network import GdpNetwork, GdpShape
+from apportion.learn.gdp_graph import gdp_graph, side_by_side
+from apportion.learn.gdp_network import GdpNetwork, GdpShape, slots_of
 from apportion.learn.torch_adam import give_moments, kept_moments
 from apportion.place import (
     Objective,
@@ -37,19 +37,23 @@ from apportion.place import (
     StepObjective,
 )
 
+SAME = 1e-3  # rewards that differ by less of their mean count as equal
+PATIENCE = 10  # updates in a row without different placements after which a policy has settled
 INVALID = -10.0  # the reward of a placement that does not fit: that of a step of 100 s
 
 
 @dataclass(frozen=True, slots=True)
 class GdpSettings:
     """How a policy is trained. An update evaluates `rollouts` placements of each graph, and the
-    most likely one, which only counts for the result."""
+    most likely one, which only counts for the result. The more units a graph has, the less of the
+    reward is due to each, and the less their entropy may count against that: it is divided by the
+    number of units (by 33 at least)."""
 
     rollouts: int = 32
-    epochs: int = 10
+    epochs: int = 4
     clip: float = 0.2
-    learning_rate: float = 1e-3
-    entropy: float = 0.1
+    learning_rate: float = 3e-3
+    entropy: float = 10.0  # over the units of the graph; see below
     entropy_decay: float = 0.98  # per update
     norm: float = 1.0  # the most that a gradient may be long
 
@@ -82,10 +86,14 @@ def train_gdp(
     settings: GdpSettings | None = None,
     shape: GdpShape | None = None,
     objective: Callable[[PlacementProblem], Objective] = StepObjective,
+    patience: int | None = None,
+    searches: tuple[BestPlacement, ...] | None = None,
 ) -> GdpPolicy:
     """A policy for all these problems, after so many updates, simulated placements (of all problems
     together, exactly) or seconds, whichever comes first. `resume` continues as if training had
-    never stopped; `start` begins anew from a policy's weights (fine-tuning)."""
+    never stopped; `start` begins anew from a policy's weights (fine-tuning). With `patience` it
+    also ends once that many updates in a row drew placements that are all but the same; `searches`
+    are those of an earlier training, which go on and whose evaluations count."""
     if updates is None and evaluations is None and budget is None:
         raise ValueError("training needs a limit: updates, evaluations or a budget in seconds")
     if not problems:
@@ -101,12 +109,12 @@ def train_gdp(
     began = time.perf_counter()
     training = _Training(
         network.to(device),
-        tuple(BestPlacement(objective(problem), began) for problem in problems),
+        searches or tuple(BestPlacement(objective(problem), began) for problem in problems),
         settings or GdpSettings(),
         seed,
         resume,
     )
-    limits = _Limits(updates, evaluations, budget, began, report)
+    limits = _Limits(updates, evaluations, budget, began, report, patience)
     interrupted = False
     try:
         while training.update(limits):
@@ -125,6 +133,7 @@ class _Limits:
     budget: float | None
     began: float
     report: Report | None
+    patience: int | None
 
     def late(self) -> bool:
         """Whether the budget of seconds is used up."""
@@ -152,11 +161,17 @@ class _Training:
     ) -> None:
         self.network, self.searches, self.settings = network, searches, settings
         self.device = str(next(network.parameters()).device)
-        self.graphs = [gdp_graph(it.objective.problem).to(self.device) for it in searches]
+        graphs = [gdp_graph(it.objective.problem) for it in searches]
+        self.graph = side_by_side(graphs).to(self.device)
+        self.slots = slots_of(self.graph, network.shape)
+        sizes = torch.tensor(self.graph.sizes).repeat_interleave(torch.tensor(self.graph.sizes))
+        self.share = 1 / (sizes * len(searches))
+        self.entropy = (settings.entropy / sizes.clamp(min=33)).to(self.device)
         self.random = torch.Generator().manual_seed(seed)
         self.random_state = self.random.get_state()  # after the last update that was finished
         self.updates = 0
         self.done = 0  # updates of this training, without those that it resumes
+        self.still = 0  # updates in a row whose placements did not differ
         self.adam = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
         if resume is not None:
             self.updates = resume.updates
@@ -168,36 +183,39 @@ class _Training:
         """Sample placements of every graph and take PPO's steps; False where a limit was met."""
         if limits.over(self.done, sum(it.used for it in self.searches)):
             return False
-        rounds = []
-        for graph, search in zip(self.graphs, self.searches, strict=True):
-            with torch.no_grad():
-                logits = self.network(graph).cpu()
-            likely = logits.argmax(dim=1).numpy()
-            placements = sample(logits, self.settings.rollouts, self.random)
+        if limits.patience is not None and self.still >= limits.patience:
+            return False
+        with torch.no_grad():
+            logits = self.network(self.graph, self.slots).cpu()
+        likely = logits.argmax(dim=1)
+        placements = sample(logits, self.settings.rollouts, self.random)
+        gains, differ = [], False
+        every = torch.cat([likely[None], placements]).split(self.graph.sizes, dim=1)
+        for search, rows in zip(self.searches, every, strict=True):
             rewards = []
-            for placement in [likely, *placements.numpy()]:
+            for placement in rows.numpy():
                 if limits.over(self.done, sum(it.used for it in self.searches)):
                     return False
-                seconds, fits = search.judge(placement)
-                rewards.append(reward(seconds, fits))
-            advantages = torch.from_numpy(advantage(np.array(rewards[1:]))).float()
-            chances = logits.log_softmax(dim=1).gather(1, placements.T).T
-            rounds.append((graph, placements, chances, advantages))
-        on_device = [(graph, *(part.to(self.device) for part in parts)) for graph, *parts in rounds]
-        weight = self.settings.entropy * self.settings.entropy_decay**self.updates
+                rewards.append(reward(*search.judge(np.ascontiguousarray(placement))))
+            drawn = np.array(rewards[1:])
+            differ |= bool(drawn.std() > SAME * abs(drawn.mean()))
+            own = torch.from_numpy(advantage(drawn)).float()
+            gains.append(own[:, None].expand(-1, rows.shape[1]))
+        chances = logits.log_softmax(dim=1).gather(1, placements.T).T
+        parts = (placements, chances, torch.cat(gains, dim=1), self.share)
+        places, old, gain, share = [part.to(self.device) for part in parts]
+        weight = self.entropy * self.settings.entropy_decay**self.updates
         for _ in range(self.settings.epochs):
             self.adam.zero_grad()
-            for graph, placements, chances, advantages in on_device:
-                loss = ppo_loss(
-                    self.network(graph), placements, chances, advantages, self.settings.clip, weight
-                )
-                (loss / len(rounds)).backward()
+            now = self.network(self.graph, self.slots)
+            ppo_loss(now, places, old, gain, share, self.settings.clip, weight).backward()
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.norm)
             self.adam.step()
             if limits.late():
                 break
         self.updates += 1
         self.done += 1
+        self.still = 0 if differ else self.still + 1
         self.random_state = self.random.get_state()
         if limits.report is not None:
             best = float(np.mean([it.value for it in self.searches]))
@@ -221,9 +239,11 @@ def reward(seconds: float, fits: bool) -> float:
 
 
 def advantage(rewards: Floats) -> Floats:
-    """How much better than the others of its update each placement is, in standard deviations."""
-    spread = rewards.std()
-    return (rewards - rewards.mean()) / spread if spread > 1e-12 else np.zeros(len(rewards))
+    """How much better than the others of its update each placement is, in standard deviations; in
+    no less than a thousandth of the mean: differences between placements that are all but the same
+    teach nothing."""
+    least = SAME * abs(rewards.mean())
+    return (rewards - rewards.mean()) / max(rewards.std(), least, 1e-12)
 
 
 def sample(logits: torch.Tensor, count: int, random: torch.Generator) -> torch.Tensor:
@@ -241,18 +261,19 @@ def ppo_loss(
     logits: torch.Tensor,
     placements: torch.Tensor,
     chances: torch.Tensor,
-    advantages: torch.Tensor,
+    gains: torch.Tensor,
+    share: torch.Tensor,
     clip: float,
-    entropy: float,
+    entropy: torch.Tensor,
 ) -> torch.Tensor:
-    """PPO's loss of r placements (r x u) of one graph, `chances` their log-probabilities when they
-    were drawn, averaged over placements and units; less the mean entropy of a unit."""
+    """PPO's loss of r placements (r x u). `chances` are their log-probabilities when they were
+    drawn, `gains` the advantages of each unit's graph, `share` (u) what each unit counts: graphs
+    count alike, and alike the units of a graph. Less the units' entropies, times `entropy` (u)."""
     scores = logits.log_softmax(dim=1)
     ratio = (scores.gather(1, placements.T).T - chances).exp()
-    gain = advantages[:, None]
-    surrogate = torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain)
-    spread = -(scores.exp() * scores).sum(dim=1).mean()
-    return -surrogate.mean() - entropy * spread
+    surrogate = torch.minimum(ratio * gains, ratio.clamp(1 - clip, 1 + clip) * gains)
+    spread = -(scores.exp() * scores).sum(dim=1)
+    return -(share * (surrogate.mean(dim=0) + entropy * spread)).sum()
 
 
 def apply_gdp(policy: GdpPolicy, problem: PlacementProblem, device: str = "cpu") -> Ints:
@@ -281,22 +302,33 @@ def place_with_gdp(
     policy: Path | None = None,
 ) -> PlacementResult:
     """The best placement that training on this one problem sees within the budget, from scratch or
-    from a saved policy. `starts` are not used: a policy's samples are all that it is judged by."""
+    from a saved policy; again from another seed once it has settled. `starts` are not used: a
+    policy's samples are all that it is judged by."""
     start = None
     if policy is not None:
         from apportion.learn.gdp_file import load_gdp
 
         start = load_gdp(policy)
-    made = train_gdp(
-        [objective.problem], evaluations=evaluations, budget=budget, seed=seed, report=report,
-        start=start, device="cuda" if torch.cuda.is_available() else "cpu",
-        objective=lambda _: objective,
-    )  # fmt: skip
+    began, runs, updates = time.perf_counter(), 0, 0
+    made, left = None, budget
+    while made is None or (
+        left > 0
+        and not made.interrupted
+        and (evaluations is None or made.searches[0].used < evaluations)
+    ):
+        made = train_gdp(
+            [objective.problem], evaluations=evaluations, budget=left, seed=seed + 1000 * runs,
+            report=report, start=start, device="cuda" if torch.cuda.is_available() else "cpu",
+            objective=lambda _: objective, patience=PATIENCE,
+            searches=None if made is None else made.searches,
+        )  # fmt: skip
+        runs, updates = runs + 1, updates + made.updates
+        left = budget - (time.perf_counter() - began)
     (search,) = made.searches
     placement = search.best
     if placement is None:
         placement = apply_gdp(made, objective.problem)
-    figures = {"updates": float(made.updates), "evaluations": float(search.used)}
+    figures = {"updates": updates, "evaluations": search.used, "runs": runs}
     return PlacementResult(
         placement, curve=tuple(search.curve), figures=figures, interrupted=made.interrupted
     )

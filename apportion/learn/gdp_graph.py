@@ -12,35 +12,38 @@ longest paths stand for them. A unit has the sums over its nodes.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from apportion.columns import Floats, compiled
+from apportion.columns import Bools, Floats, compiled
 from apportion.place import NEVER, PlacementColumns, PlacementProblem
 
 FEATURES_VERSION = 1
 TYPES = 64  # columns that operator types are hashed into
-NUMBERS = 14  # the other columns
+NUMBERS = 16  # the other columns
 FEATURES = TYPES + NUMBERS
 
 
 @dataclass(frozen=True, eq=False)
 class GdpGraph:
-    """u units of one problem. Neighbours are those that a unit reads from and that read from it."""
+    """u units of one problem, or of several beside each other. Neighbours are those that a unit
+    reads from and that read from it."""
 
     features: torch.Tensor  # u x FEATURES
     neighbour: torch.Tensor  # units, grouped by the unit whose neighbours they are
     neighbour_start: torch.Tensor  # u + 1: offsets into neighbour
     order: torch.Tensor  # u: units in the order in which the placer reads them
     allowed: torch.Tensor  # u x k
+    sizes: tuple[int, ...]  # units of each problem
 
     def to(self, device: str) -> GdpGraph:
         """The same on another device of torch."""
         return GdpGraph(
             self.features.to(device), self.neighbour.to(device), self.neighbour_start.to(device),
-            self.order.to(device), self.allowed.to(device),
+            self.order.to(device), self.allowed.to(device), self.sizes,
         )  # fmt: skip
 
 
@@ -57,12 +60,35 @@ def gdp_graph(problem: PlacementProblem) -> GdpGraph:
         torch.from_numpy(start.astype(np.int64)),
         torch.from_numpy(np.argsort(first, kind="stable")),
         torch.from_numpy(np.asarray(problem.columns.allowed, bool)),
+        (problem.units,),
     )
 
 
+def side_by_side(graphs: Sequence[GdpGraph]) -> GdpGraph:
+    """Graphs as one: the network takes them in one pass, and none sees anything of another."""
+    sizes = [size for graph in graphs for size in graph.sizes]
+    first = np.cumsum([0, *(len(graph.order) for graph in graphs)])
+    edge = np.cumsum([0, *(len(graph.neighbour) for graph in graphs)])
+    most = max(graph.allowed.shape[1] for graph in graphs)
+    starts = [g.neighbour_start[:-1] + int(at) for g, at in zip(graphs, edge, strict=False)]
+    return GdpGraph(
+        torch.cat([graph.features for graph in graphs]),
+        torch.cat([g.neighbour + int(at) for g, at in zip(graphs, first, strict=False)]),
+        torch.cat([*starts, torch.tensor([int(edge[-1])])]),
+        torch.cat([g.order + int(at) for g, at in zip(graphs, first, strict=False)]),
+        torch.cat([_wider(graph.allowed, most) for graph in graphs]),
+        tuple(sizes),
+    )
+
+
+def _wider(allowed: torch.Tensor, devices: int) -> torch.Tensor:
+    return torch.nn.functional.pad(allowed, (0, devices - allowed.shape[1]), value=False)
+
+
 def unit_features(problem: PlacementProblem) -> Floats:
-    """u x FEATURES: shares of operator types, then times, bytes, degrees and positions. Times are
-    relative to those of the average unit: policies carry over to other machines and batches."""
+    """u x FEATURES: shares of operator types, then times, bytes, degrees and positions, less their
+    means over the graph and in its standard deviations: policies carry over to other machines and
+    batches."""
     c, u = problem.columns, problem.units
     nodes = np.bincount(c.unit, minlength=u).astype(float)
     hashes = {kind: zlib.crc32(kind.encode()) % TYPES for kind in set(problem.node_kinds)}
@@ -86,8 +112,13 @@ def unit_features(problem: PlacementProblem) -> Floats:
     first, last = np.full(u, np.inf), np.zeros(u)
     np.minimum.at(first, c.unit, begin[:, 0])
     np.maximum.at(last, c.unit, begin[:, 0])
-    depth = np.full(u, np.inf)
+    depth, near, far = np.full((3, u), np.inf)
     np.minimum.at(depth, c.unit, begin[:, 1])
+    state = np.array([kind == "state" for kind in problem.node_kinds])
+    counts = (c.backward == 0) & ~state
+    ends = shortest_paths(c, counts)[counts]
+    np.minimum.at(near, c.unit[counts], ends[:, 0])
+    np.minimum.at(far, c.unit[counts], ends[:, 1])
     numbers = [
         np.log1p(forward / average),
         np.log1p(backward / average),
@@ -103,8 +134,12 @@ def unit_features(problem: PlacementProblem) -> Floats:
         last / max(length[0], 1e-12),
         depth / max(length[1], 1.0),
         np.log1p(nodes),
+        np.log1p(np.where(np.isfinite(near), near, 0)),
+        np.log1p(np.where(np.isfinite(far), far, 0)),
     ]
-    return np.concatenate([types / nodes[:, None], np.stack(numbers, axis=1)], axis=1)
+    table = np.stack(numbers, axis=1)
+    table = (table - table.mean(axis=0)) / np.maximum(table.std(axis=0), 1e-3)
+    return np.concatenate([types / nodes[:, None], table], axis=1)
 
 
 @compiled
@@ -122,3 +157,33 @@ def longest_paths(c: PlacementColumns, took: Floats) -> tuple[Floats, Floats]:
             begin[reader, 0] = max(begin[reader, 0], ticks)
             begin[reader, 1] = max(begin[reader, 1], count)
     return begin, longest
+
+
+@compiled
+def shortest_paths(c: PlacementColumns, counts: Bools) -> Floats:
+    """n x 2: the fewest nodes from where the graph begins, and to where it ends, along nodes that
+    count; 0 for others. In an unrolled recurrent network, whose longest paths run along time, these
+    tell layers apart."""
+    n = len(c.unit)
+    found = np.full((n, 2), np.inf)
+    for node in range(n):
+        if not counts[node]:
+            continue
+        if found[node, 0] == np.inf:
+            found[node, 0] = 0.0
+        begins, ends = c.output_start[node], c.output_start[node + 1]
+        for at in range(c.reader_start[begins], c.reader_start[ends]):
+            reader = c.reader[at]
+            found[reader, 0] = min(found[reader, 0], found[node, 0] + 1.0)
+    for node in range(n - 1, -1, -1):
+        if not counts[node]:
+            found[node, 0], found[node, 1] = 0.0, 0.0
+            continue
+        begins, ends = c.output_start[node], c.output_start[node + 1]
+        for at in range(c.reader_start[begins], c.reader_start[ends]):
+            reader = c.reader[at]
+            if counts[reader]:
+                found[node, 1] = min(found[node, 1], found[reader, 1] + 1.0)
+        if found[node, 1] == np.inf:
+            found[node, 1] = 0.0
+    return found

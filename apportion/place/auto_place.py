@@ -17,8 +17,10 @@ from apportion.columns import Ints
 from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
 from apportion.place.placement_problem import check_placement
 from apportion.place.placers import PLACERS, Placer
+from apportion.place.simple_bound import simple_bound
 
 STARTS = 3  # of the best placements so far are handed on
+LEAST = 1.0  # seconds that a placer gets while there are so many: most need far less
 EXACT = 1e-9  # a value this near to its bound is the optimum
 
 
@@ -30,7 +32,7 @@ class Attempts:
         self.report = report
         self.began = time.perf_counter()
         self.found: list[tuple[float, int, Ints]] = []  # score, when, placement
-        self.bound: float | None = None
+        self.bound: float | None = simple_bound(objective.problem, objective.name)
         self.curve: list[tuple[float, int, float]] = []
 
     def add(self, placement: Ints, bound: float | None = None) -> float:
@@ -96,13 +98,17 @@ def auto(
     interrupted, best_name = False, "what it was given"
     rows = auto_rows(objective, contiguous)
     for at, (name, row) in enumerate(rows):
-        spent = time.perf_counter() - attempts.began
-        left = max(budget - spent, 0.0) * row.share / max(sum(r.share for _, r in rows[at:]), 1e-9)
+        left = max(budget - (time.perf_counter() - attempts.began), 0.0)
+        share = row.share / max(sum(r.share for _, r in rows[at:]), 1e-9)
         try:
             result = row(
-                objective, budget=left, seed=seed, contiguous=contiguous, report=attempts.tell,
+                objective,
+                budget=max(left * share, min(left, LEAST)),
+                seed=seed,
                 starts=[place for _, _, place in attempts.found[:STARTS]],
-            )  # fmt: skip
+                contiguous=contiguous,
+                report=attempts.tell,
+            )
         except KeyboardInterrupt:
             if not attempts.found:
                 raise

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from apportion.columns import Floats, Ints, compiled
+from apportion.place.best_of import best_of
 from apportion.place.chains import forward_edges
-from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
+from apportion.place.objective import Objective, PlacementResult, Report
 from apportion.place.placement_problem import PlacementProblem
-from apportion.place.unit_memory import excess_note, unit_bytes, within_limits
+from apportion.place.unit_memory import unit_bytes, within_limits
+
+ORDERS = ("order", "depth")  # topological by first nodes, and depth first
 
 
 def contiguous_blocks(
@@ -33,18 +37,19 @@ def contiguous_blocks(
 ) -> PlacementResult:
     """The best balanced blocks over orders, and over how many of the devices are used."""
     problem = objective.problem
-    best, score = None, np.inf
-    for order, block in unit_orders(problem):
-        for used in device_lists(problem):
-            place, found = within_limits(
-                objective, lambda room, o=order, b=block, d=used: balanced(problem, o, b, d, room)
-            )
-            if best is None or found < score:
-                best, score = place, found
-            if report is not None:
-                report(PlacerProgress(score, None, objective.evaluations))
-    assert best is not None
-    return PlacementResult(best, notes=excess_note(objective, best))
+    orders = unit_orders(problem)
+
+    def cut_up(order: Ints, block: Ints, used: Ints) -> tuple[Ints, float]:
+        return within_limits(
+            objective, lambda room: balanced(problem, order, block, used, room), moves=0
+        )
+
+    attempts = (
+        (f"{name}-{len(used)}", partial(cut_up, order, block, used))
+        for used in reversed(device_lists(problem))
+        for name, (order, block) in zip(ORDERS, orders, strict=True)
+    )
+    return best_of(objective, attempts, budget, report)
 
 
 def device_lists(problem: PlacementProblem) -> list[Ints]:

@@ -10,6 +10,7 @@ want it elsewhere; `safe` says that it cannot, because it needs none or all fit 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,9 +58,9 @@ def contracted(c: LoadColumns, block: Ints) -> LoadColumns:
     allowed = np.ones((count, k), np.bool_)
     np.logical_and.at(allowed, block, c.allowed)
     rows: dict[tuple[int, int, tuple[int, ...]], Ints] = {}
+    reading, first = block[c.reader].tolist(), c.reader_start.tolist()
     for row, home in enumerate(block[c.source].tolist()):
-        readers = block[c.reader[c.reader_start[row] : c.reader_start[row + 1]]]
-        others = tuple(np.setdiff1d(readers, [home]).tolist())
+        others = tuple(sorted(set(reading[first[row] : first[row + 1]]) - {home}))
         if others:
             key = (home, int(c.part[row]), others)
             rows[key] = rows.get(key, 0) + c.price[row]
@@ -110,10 +111,10 @@ def first_in_order(count: int, edges: Ints, deep: bool = False) -> Ints:
     after: list[list[int]] = [[] for _ in range(count)]
     for source, target in edges.tolist():
         after[source].append(target)
-    ready = [b for b in range(count) if waiting[b] == 0]
+    ready = deque(b for b in range(count) if waiting[b] == 0)
     order: list[int] = []
     while ready:
-        block = ready.pop() if deep else ready.pop(0)
+        block = ready.pop() if deep else ready.popleft()
         order.append(block)
         for target in after[block]:
             waiting[target] -= 1
@@ -139,12 +140,12 @@ def _absorbed(c: LoadColumns, edges: Ints, block: Ints) -> tuple[Ints, bool] | N
     needs, taken = False, np.zeros(count, np.bool_)
     for number in np.flatnonzero(idle & (degree <= 1)).tolist():
         other = int(both[first[number], 1]) if degree[number] else (number + 1) % count
-        if other == number or taken[number] or taken[other] or into[other] != other:
+        if other == number or taken[number] or into[other] != other:
             continue
         if not (it.allowed[number] | ~it.allowed[other]).all():
             continue
         into[number] = other
-        taken[other] = True  # what others are given stays where it is for this round
+        taken[other] = True  # what is given something stays where it is for this round
         needs = needs or bool(it.resident[number] > 0)
     if (into == np.arange(count)).all():
         return None

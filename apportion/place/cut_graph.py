@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Floats, Ints, offsets
-from apportion.place.levels import mean_transfer
+from apportion.place.path_levels import mean_transfer
 from apportion.place.placement_problem import PlacementProblem
 
 MICRO = 1e6  # weights are whole numbers: millionths of the problem's unit of time
@@ -66,7 +66,7 @@ def _crossings(problem: PlacementProblem) -> tuple[Ints, Ints, Floats]:
     both = np.concatenate([apart[:, :2], apart[:, 1::-1]])
     pairs, which = np.unique(both, axis=0, return_inverse=True)
     weight = np.bincount(which.ravel(), np.tile(cost[apart[:, 2]], 2), len(pairs))
-    return pairs[:, 0], pairs[:, 1], weight
+    return pairs[:, 0], pairs[:, 1], weight.astype(np.float64)
 
 
 def _devices(problem: PlacementProblem) -> tuple[Ints, Floats]:

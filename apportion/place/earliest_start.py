@@ -33,11 +33,13 @@ from apportion.place.list_state import (
     empty_state,
     fits,
     least_excess,
+    pending_inputs,
     ready_on,
     run_on,
+    settle,
     take,
 )
-from apportion.place.placement_problem import PlacementColumns, PlacementLinks, PlacementProblem
+from apportion.place.placement_problem import PlacementProblem
 
 AHEAD, LIKELY, WAITING, URGENT = 0, 1, 2, 3
 LAST = 1 << 60  # a rank after all
@@ -69,57 +71,50 @@ def earliest_start(
         np.zeros((n, k), np.int64), np.zeros(k, np.int64), np.full(k, -1),
     )  # fmt: skip
     child = np.full(0, -1) if favourite is None else favourite
-    _schedule(problem.columns, problem.links, costs, state, heaps, order, rank, child, room)
+    _schedule(
+        costs, state, heaps, pending_inputs(problem, costs), order,
+        rank, child, room,
+    )  # fmt: skip
+    settle(costs, state)
     return state
 
 
 @compiled
 def _schedule(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
-    heaps: DeviceHeaps, order: Ints, rank: Ints, favourite: Ints, room: Floats,
+    costs: ListCosts, state: ListState,
+    heaps: DeviceHeaps, pending: Ints, order: Ints, rank: Ints, favourite: Ints, room: Floats,
 ) -> None:  # fmt: skip
     n, devices = len(order), len(room)
-    pending = costs.input_start[1:] - costs.input_start[:-1]
     for node in range(n):
-        if pending[node] == 0:
-            _enter(c, links, costs, state, heaps, rank, len(favourite), node)
-    for _ in range(n):
+        if pending[node] == 0 and not costs.given[node]:
+            _enter(costs, state, heaps, rank, len(favourite), node)
+    for _ in range(n - costs.given.sum()):
         best, best_key, best_rank, at = -1, FAR, LAST, -1
         while best < 0:
             for device in range(devices):
-                _move(c, links, costs, state, heaps, order, device)
+                _move(costs, state, heaps, order, device)
                 for heap in range(LIKELY, URGENT + 1):
                     key, first = _first(
-                        c,
-                        links,
-                        costs,
-                        state,
-                        heaps,
-                        order,
-                        rank,
-                        room,
-                        len(favourite),
-                        device,
-                        heap,
+                        costs, state, heaps, order, rank, room, len(favourite), device, heap
                     )
                     if key < best_key or (key == best_key and first < best_rank):
                         best, best_key, best_rank, at = device, key, first, heap
-                key, first = _child(c, links, costs, state, heaps, rank, room, device)
+                key, first = _child(costs, state, heaps, rank, room, device)
                 if key < best_key or (key == best_key and first < best_rank):
                     best, best_key, best_rank, at = device, key, first, -1
         node = order[best_rank]
         earliest = np.int64(0)
         if at in (LIKELY, WAITING):
             earliest = heaps.wake[best]
-        run_on(c, links, costs, state, node, best, earliest)
+        run_on(costs, state, node, best, earliest)
         if len(favourite):
-            _stay_awake(c, links, costs, state, heaps, favourite, node, best)
-        for output in range(c.output_start[node], c.output_start[node + 1]):
-            for reader in range(c.reader_start[output], c.reader_start[output + 1]):
-                later = c.reader[reader]
+            _stay_awake(costs, state, heaps, favourite, node, best)
+        for output in range(costs.output_start[node], costs.output_start[node + 1]):
+            for reader in range(costs.reader_start[output], costs.reader_start[output + 1]):
+                later = costs.reader[reader]
                 pending[later] -= 1
                 if pending[later] == 0:
-                    _enter(c, links, costs, state, heaps, rank, len(favourite), later)
+                    _enter(costs, state, heaps, rank, len(favourite), later)
 
 
 @compiled
@@ -136,11 +131,11 @@ def _drop(heaps: DeviceHeaps, device: int, heap: int) -> None:
 
 @compiled
 def _enter_on(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
+    costs: ListCosts, state: ListState,
     heaps: DeviceHeaps, rank: Ints, node: int, device: int,
 ) -> int:  # fmt: skip
     """A node may run on a device from now on; when that has all that the node reads."""
-    ready = ready_on(c, links, costs, state, node, device)
+    ready: int = ready_on(costs, state, node, device)
     heaps.stage[node, device] = 1
     _add(heaps, device, AHEAD, ready, rank[node])
     _add(heaps, device, LIKELY, ready + costs.extra[costs.group[node], device], rank[node])
@@ -149,7 +144,7 @@ def _enter_on(
 
 @compiled
 def _enter(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
+    costs: ListCosts, state: ListState,
     heaps: DeviceHeaps, rank: Ints, urgency: int, node: int,
 ) -> None:  # fmt: skip
     """All that a node reads is scheduled."""
@@ -158,7 +153,7 @@ def _enter(
         if costs.allowed[group, device] and (
             state.place[group] < 0 or state.place[group] == device
         ):
-            ready = _enter_on(c, links, costs, state, heaps, rank, node, device)
+            ready = _enter_on(costs, state, heaps, rank, node, device)
             everywhere = max(everywhere, ready)
     if urgency:
         for device in range(len(state.free)):
@@ -170,12 +165,13 @@ def _enter(
 def _gone(costs: ListCosts, state: ListState, node: int, device: int) -> bool:
     """Whether a node needs this device no longer."""
     place = state.place[costs.group[node]]
-    return state.end[node] >= 0 or (place >= 0 and place != device)
+    found: bool = state.end[node] >= 0 or (place >= 0 and place != device)
+    return found
 
 
 @compiled
 def _move(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
+    costs: ListCosts, state: ListState,
     heaps: DeviceHeaps, order: Ints, device: int,
 ) -> None:  # fmt: skip
     """Nodes that are ready by the time at which a device is free wait for it."""
@@ -186,7 +182,7 @@ def _move(
         _drop(heaps, device, AHEAD)
         if _gone(costs, state, node, device) or heaps.stage[node, device] != 1:
             continue
-        ready = ready_on(c, links, costs, state, node, device)
+        ready = ready_on(costs, state, node, device)
         if ready > state.free[device]:
             _add(heaps, device, AHEAD, ready, item)
         else:
@@ -196,7 +192,7 @@ def _move(
 
 @compiled
 def _first(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
+    costs: ListCosts, state: ListState,
     heaps: DeviceHeaps, order: Ints, rank: Ints, room: Floats, urgency: int, device: int,
     heap: int,
 ) -> tuple[int, int]:  # fmt: skip
@@ -215,12 +211,12 @@ def _first(
             continue
         if state.place[group] < 0 and not fits(costs, state, room, group, device):
             _drop(heaps, device, heap)
-            _close(c, links, costs, state, heaps, rank, room, urgency, node)
+            _close(costs, state, heaps, rank, room, urgency, node)
             continue
         extra = costs.extra[group, device]
         if heap == WAITING:
             return max(state.free[device], heaps.wake[device]) + extra, item
-        ready = ready_on(c, links, costs, state, node, device)
+        ready = ready_on(costs, state, node, device)
         if heap == URGENT:
             return max(state.free[device], max(key, ready)) + extra, item
         if ready + extra > key:
@@ -233,7 +229,7 @@ def _first(
 
 @compiled
 def _close(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
+    costs: ListCosts, state: ListState,
     heaps: DeviceHeaps, rank: Ints, room: Floats, urgency: int, node: int,
 ) -> None:  # fmt: skip
     """A node's group does not fit on some device. If it fits on none, it goes where it does least
@@ -250,14 +246,14 @@ def _close(
         for any_device in range(len(room)):
             entered = entered or heaps.stage[other, any_device] > 0
         if entered and state.end[other] < 0:
-            ready = _enter_on(c, links, costs, state, heaps, rank, other, device)
+            ready = _enter_on(costs, state, heaps, rank, other, device)
             if urgency:
                 _add(heaps, device, URGENT, ready, rank[other])
 
 
 @compiled
 def _child(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
+    costs: ListCosts, state: ListState,
     heaps: DeviceHeaps, rank: Ints, room: Floats, device: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Key and rank of the favourite child that a device waits for, if that can run."""
@@ -269,13 +265,13 @@ def _child(
         return FAR, LAST
     if state.place[group] < 0 and not fits(costs, state, room, group, device):
         return FAR, LAST
-    ready = max(ready_on(c, links, costs, state, node, device), state.free[device])
+    ready = max(ready_on(costs, state, node, device), state.free[device])
     return ready + costs.extra[group, device], rank[node]
 
 
 @compiled
 def _stay_awake(
-    c: PlacementColumns, links: PlacementLinks, costs: ListCosts, state: ListState,
+    costs: ListCosts, state: ListState,
     heaps: DeviceHeaps, favourite: Ints, node: int, device: int,
 ) -> None:  # fmt: skip
     """A device that has run a node waits for its favourite child, for as long as the message that
@@ -291,13 +287,13 @@ def _stay_awake(
     until = np.int64(FAR)
     for at in range(costs.input_start[child], costs.input_start[child + 1]):
         output = costs.inputs[at]
-        if c.source[output] == node:
+        if costs.source[output] == node:
             for other in range(len(state.free)):
                 if other != device and costs.allowed[group, other]:
-                    slow = links.lag[device, other] + links.drag[device, other] * c.send[output]
+                    slow = costs.lag[device, other] + costs.drag[device, other] * costs.send[output]
                     route, most = device * len(state.free) + other, 0.0
-                    for hop in range(links.hop_start[route], links.hop_start[route + 1]):
-                        most = max(most, c.send[output] * links.hop_pace[hop])
+                    for hop in range(costs.hop_start[route], costs.hop_start[route + 1]):
+                        most = max(most, costs.send[output] * costs.hop_pace[hop])
                     until = min(until, state.end[node] + np.int64(np.rint(slow + most)))
     if until < FAR:
         heaps.child[device], heaps.wake[device] = child, until

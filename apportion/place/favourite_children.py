@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Floats, Ints
-from apportion.place.levels import mean_duration, mean_transfer
+from apportion.place.path_levels import mean_duration, mean_transfer
 from apportion.place.placement_problem import PlacementProblem
 
 THRESHOLD = 0.1  # as in Baechi's code
@@ -64,7 +64,7 @@ def node_edges(problem: PlacementProblem) -> tuple[Ints, Floats]:
     if not len(pairs):
         return np.zeros((0, 2), np.int64), np.zeros(0)
     found, which = np.unique(pairs, axis=0, return_inverse=True)
-    return found, np.bincount(which.ravel(), cost, len(found))
+    return found, np.bincount(which.ravel(), cost, len(found)).astype(np.float64)
 
 
 def relaxed(took: Floats, edges: Ints, cost: Floats, seconds: float) -> tuple[Floats, float] | None:
@@ -87,11 +87,11 @@ def relaxed(took: Floats, edges: Ints, cost: Floats, seconds: float) -> tuple[Fl
             m,
         )
     ]
-    most = [-took[edges[:, 0]] / unit]
+    most: list[Floats] = [-took[edges[:, 0]] / unit]
     for side in (0, 1):
         degree = np.bincount(edges[:, side], minlength=n)
         rows.append(entries(-np.ones(m), edges[:, side], edge, n)[degree > 0])
-        most.append(1.0 - degree[degree > 0])
+        most.append((1 - degree[degree > 0]).astype(np.float64))
     ends = np.concatenate([m + node, np.full(n, m + n)])
     rows.append(entries(np.repeat([1.0, -1.0], n), np.tile(node, 2), ends, n))
     most.append(-took / unit)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +38,12 @@ from apportion.place.one_device import one_device
 
 WORD = 60  # blocks in one number of a set
 MOST_IDEALS = 120_000
+MOST_CHECKS = 400_000_000  # ideals x blocks x words, which is what finding them takes
+MOST_STATES = 100_000_000  # ideals x states of the program
+SLOW = 3.0  # a device on which everything takes so many times longer is left out of an even cut
 NOTHING = 1 << 60  # ticks: no such placement
-CHUNK = 200_000  # sets between two looks at the clock
+CHUNK = 200_000  # sets between two looks at the clock; at first fewer
+FIRST_CHUNK = 1000
 
 
 class DeviceClasses(NamedTuple):
@@ -91,6 +96,10 @@ def first_devices(c: LoadColumns) -> Bools:
 def all_ideals(count: int, edges: Ints, most: int = MOST_IDEALS) -> Ideals:
     """The ideals of blocks, unless there are more than `most`."""
     words = max(1, -(-count // WORD))
+    most = min(most, MOST_CHECKS // max(count * words, 1))
+    if most <= count + 1:
+        none = np.zeros(0, np.int64)
+        return Ideals(none, none, none, 0)
     below = np.zeros((count, words), np.int64)
     for source, target in edges.tolist():
         below[target, source // WORD] |= 1 << (source % WORD)
@@ -301,10 +310,13 @@ def best_chain(
     limit = min(limit, none)
     c = c._replace(work=np.where(c.allowed[:, :, None], c.work, none))
     classes, groups = device_classes(c)
+    if (len(ideals.above_start) - 1) * classes.states > MOST_STATES:
+        return None, False
     tables = split_tables(ideals, classes)
-    last, low = len(ideals.above_start) - 2, 0
+    last, low, chunk = len(ideals.above_start) - 2, 0, FIRST_CHUNK
     while low <= last:
-        low = int(fill_tables(c, ideals, classes, tables, limit, low, CHUNK))
+        low = int(fill_tables(c, ideals, classes, tables, limit, low, chunk))
+        chunk = min(2 * chunk, CHUNK)
         if low <= last and time.perf_counter() > until:
             return None, False
     state = int(tables.best[last].argmin())
@@ -347,13 +359,30 @@ def _members(path: Ints, step: Ints, ideal: int) -> set[int]:
 
 def linear_start(it: Contraction, until: float) -> Ints | None:
     """The best placement of blocks along an order: depth first, or as they are numbered."""
-    best, limit = None, NOTHING
     count = len(it.columns.resident)
-    for order in (first_in_order(count, it.edges, deep=True), np.arange(count)):
+    orders = first_in_order(count, it.edges, deep=True), np.arange(count)
+    best, limit = _even_cut(it.columns, orders[0])
+    for order in orders:
         found, _ = best_chain(it.columns, chain_ideals(order), limit, until)
         if found is not None:
             best, limit = found, block_load(it.columns, found)
     return best
+
+
+def _even_cut(c: LoadColumns, order: Ints) -> tuple[Ints | None, int]:
+    """Blocks in an order, cut into stretches of equal work for all devices that are fast, with the
+    largest load; none if that does not fit."""
+    whole = c.work.sum(axis=(0, 2))
+    devices = np.flatnonzero(whole <= SLOW * whole.min())
+    work = c.work[order, devices[0]].sum(axis=1).astype(float)
+    middle = np.cumsum(work) - work / 2
+    share = np.minimum(middle * len(devices) / max(float(work.sum()), 1.0), len(devices) - 1)
+    place = np.empty(len(order), np.int64)
+    place[order] = devices[share.astype(np.int64)]
+    state = load_state(c, place)
+    if (state.memory > c.limit).any() or not c.allowed[np.arange(len(place)), place].all():
+        return None, NOTHING
+    return place, int(largest_load(c, state))
 
 
 def block_load(c: LoadColumns, place: Ints) -> int:
@@ -376,20 +405,27 @@ def dp_ideals(
     it = contraction(throughput.columns, throughput.edges)
     place = linear_start(it, until)
     limit = NOTHING if place is None else block_load(it.columns, place)
-    ideals = all_ideals(len(it.columns.resident), it.edges)
-    notes: tuple[str, ...] = ()
-    proven = False
     figures = {"blocks": float(len(it.columns.resident))}
-    if not ideals.complete:
-        notes = (f"more than {MOST_IDEALS} ideals: the result is that of the linear variant",)
-    else:
-        figures["ideals"] = float(len(ideals.above_start) - 1)
-        better, ended = best_chain(it.columns, ideals, limit, until)
+    proven = interrupted = False
+    try:
+        ideals = all_ideals(len(it.columns.resident), it.edges)
+        better, ended = None, False
+        if ideals.complete:
+            figures["ideals"] = float(len(ideals.above_start) - 1)
+            better, ended = best_chain(it.columns, ideals, limit, until)
         place = place if better is None else better
         proven = ended and it.safe
-        if not ended:
-            notes = ("the time was over: the result is that of the linear variant",)
-    return contiguous_result(throughput, it, place, contiguous, proven, notes, figures)
+        notes = () if ended else (_why(bool(ideals.complete)),)
+    except KeyboardInterrupt:
+        interrupted, notes = True, (_why(True),)
+    found = contiguous_result(throughput, it, place, contiguous, proven, notes, figures)
+    return replace(found, interrupted=interrupted)
+
+
+def _why(complete: bool) -> str:
+    """Why there is only the result of the linear variant."""
+    what = "the time was over" if complete else f"there are too many ideals (over {MOST_IDEALS})"
+    return f"{what}: the result is that of the linear variant"
 
 
 def loads_only(objective: Objective, name: str) -> ThroughputObjective:
@@ -414,14 +450,15 @@ def contiguous_result(
     """A placement of blocks as one of units. What is proven holds among contiguous placements; it
     is a bound where only those are asked for."""
     tick = objective.problem.tick
-    bound = work_bound(objective.columns) / tick
     if place is None:
+        bound = work_bound(objective.columns) / tick
         notes = (*notes, "no contiguous placement fits; this is the nearest on one device")
         return PlacementResult(one_device(objective).placement, bound, notes, figures=figures)
     placement = place[it.block]
+    value = objective.evaluate(placement).value
+    bound = work_bound(objective.columns, value * tick) / tick
     if proven:
-        optimum = objective.evaluate(placement).value
-        figures = {**figures, "contiguous_optimum": optimum}
+        figures = {**figures, "contiguous_optimum": value}
         if contiguous or objective.contiguous:
-            bound = optimum
+            bound = value
     return PlacementResult(placement, bound, notes, figures=figures)

@@ -62,10 +62,12 @@ class IntegerProgram:
 
 @dataclass(frozen=True)
 class PlacementProgram:
-    """A program, the variable that is minimised, and how to read a placement from values."""
+    """A program, the variable that is minimised, the ticks that are 1 in it, and how to read a
+    placement from values."""
 
     program: IntegerProgram
     target: int
+    scale: float
     where: Callable[[Floats], Ints]
 
 

@@ -56,7 +56,7 @@ def latency_program(objective: LatencyObjective, scale: float, feasible: bool) -
         found: Ints = np.array(devices, np.int64)[values[table].argmax(axis=1)]
         return found
 
-    return PlacementProgram(program, target, where)
+    return PlacementProgram(program, target, scale, where)
 
 
 def _accelerator(

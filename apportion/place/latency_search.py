@@ -110,7 +110,7 @@ def latency_search(
                 report(PlacerProgress(curve[-1][2], bound, objective.evaluations))
     except KeyboardInterrupt:
         interrupted = True
-    notes = ()
+    notes: tuple[str, ...] = ()
     if not objective.evaluate(best).feasible:
         notes = ("no placement was found that fits; this is the nearest",)
     return PlacementResult(best, bound, notes, tuple(curve), {"rounds": rounds}, interrupted)

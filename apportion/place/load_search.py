@@ -34,10 +34,14 @@ from apportion.place.one_device import one_device
 
 STEPS = 1 << 16  # moves between two looks at the clock; of the first rounds fewer
 FIRST = 1 << 9
-TURNS = (4, 16, 48)  # stretches of so many moves a round has, in turn
-HOT, WARM, COLD = 0.05, 0.01, 0.0002  # temperatures as shares of the energy
+TURNS = (8, 32, 64)  # stretches of so many moves a round has, in turn
+HOT = (0.003, 0.02)  # of rounds from random placements, in turn; shares of the energy
+WARM, COLD = 0.001, 3e-5
 CHANCES = 4096
 BLOCK = 8  # units that go with one, at most
+FEW = 1000  # units of which all pairs are exchanged at the end of a round
+MOST_TRIES = 4_000_000
+LINEAR_SHARE = 0.2  # of the budget, at most, goes to the linear program that starts it
 
 
 @compiled_part
@@ -55,7 +59,7 @@ def _energy(loads: Ints, apart: int, scale: float) -> float:
         a = a * a
         a = a * a
         first += a * a
-    return np.sqrt(np.sqrt(np.sqrt(first))) + np.sqrt(np.sqrt(np.sqrt(second)))
+    return float(np.sqrt(np.sqrt(np.sqrt(first))) + np.sqrt(np.sqrt(np.sqrt(second))))
 
 
 @compiled_part
@@ -156,17 +160,20 @@ def gather(place: Ints, near_start: Ints, near: Ints, group: Ints, luck: int) ->
 
 
 @compiled
-def descend_loads(c: LoadColumns, state: LoadState, free: Ints, pairs: int) -> int:
+def descend_loads(c: LoadColumns, state: LoadState, free: Ints, pairs: int, most: int) -> int:
     """Single moves, and if `pairs` exchanges, while one lowers the largest load or, at equal
-    largest load, the energy; how many placements were tried. Stays within memory if it is there."""
+    largest load, the energy, and at most about so many are tried; how many were. Stays within
+    memory if it is there."""
     devices = len(c.limit)
     scale = max(float(largest_load(c, state)), 1.0)
     energy = _energy(state.loads, c.apart, scale)
     now, over = largest_load(c, state), _over(c, state.memory)
     tried, better = 0, True
-    while better:
+    while better and tried < most:
         better = False
         for unit in free:
+            if tried >= most:
+                break
             for option in range(devices + (len(free) if pairs else 0)):
                 here, other = state.place[unit], np.int64(-1)
                 there = np.int64(option)
@@ -206,7 +213,13 @@ def neighbours(c: LoadColumns) -> tuple[Ints, Ints]:
 class LoadSearch:
     """A search that can be asked for more. `placement` is the best of units so far."""
 
-    def __init__(self, objective: ThroughputObjective, seed: int, starts: Sequence[Ints]) -> None:
+    def __init__(
+        self,
+        objective: ThroughputObjective,
+        seed: int = 0,
+        starts: Sequence[Ints] = (),
+        budget: float = 10.0,
+    ) -> None:
         self.objective = objective
         full = objective.columns
         self.full = full
@@ -220,7 +233,7 @@ class LoadSearch:
         self.score = objective.score(self.placement)
         self.given = [np.asarray(start, np.int64) for start in starts]
         if not objective.apart:
-            self.given.append(dp_linear(objective).placement)
+            self.given.append(dp_linear(objective, budget=LINEAR_SHARE * budget).placement)
         for start in self.given:
             self.note(start)
         self.round = 0
@@ -232,6 +245,12 @@ class LoadSearch:
             return False
         self.placement, self.score = np.array(placement, np.int64), score
         return True
+
+    def bound(self) -> float:
+        """What no placement is below."""
+        tick = self.objective.problem.tick
+        fits = self.score < self.objective.worst / tick
+        return work_bound(self.full, self.score * tick if fits else np.inf) / tick
 
     def run_round(self, until: float) -> bool:
         """One descent from hot to cold; whether it found something better."""
@@ -248,7 +267,7 @@ class LoadSearch:
         self.round += 1
         state = load_state(c, start)
         best, ticks = state.place.copy(), 1 << 60
-        heat = HOT if fresh else WARM
+        heat = HOT[self.round // 2 % len(HOT)] if fresh else WARM
         cooling = (COLD / heat) ** (1.0 / (stretches * steps))
         if len(self.free):
             for _ in range(stretches):
@@ -263,12 +282,14 @@ class LoadSearch:
                     break
         state.place[:] = best
         fill_state(c, state)
-        self.objective.evaluations += int(descend_loads(c, state, self.free, 1))
+        self.objective.evaluations += int(
+            descend_loads(c, state, self.free, int(len(self.free) <= FEW), MOST_TRIES)
+        )
         better = self.note(state.place[self.block])
         if better and len(self.full.resident) > len(c.resident):
             whole = load_state(self.full, self.placement)
             free = np.flatnonzero(self.full.allowed.sum(axis=1) > 1).astype(np.int64)
-            self.objective.evaluations += int(descend_loads(self.full, whole, free, 0))
+            self.objective.evaluations += int(descend_loads(self.full, whole, free, 0, MOST_TRIES))
             self.note(whole.place)
         return better
 
@@ -283,7 +304,8 @@ class LoadSearch:
 
 def _random_place(allowed: Bools, rng: np.random.Generator) -> Ints:
     weight = rng.random(allowed.shape) * allowed
-    return weight.argmax(axis=1).astype(np.int64)
+    found: Ints = weight.argmax(axis=1).astype(np.int64)
+    return found
 
 
 def load_search(
@@ -303,19 +325,20 @@ def load_search(
         )
     began = time.perf_counter()
     until = began + budget
-    search = LoadSearch(objective, seed, starts)
-    bound = work_bound(objective.columns) / objective.problem.tick
+    search = LoadSearch(objective, seed, starts, budget)
+    bound = search.bound()
     curve, interrupted = [], False
     try:
         while time.perf_counter() < until and search.score > bound * (1 + 1e-12):
             if search.run_round(until):
+                bound = search.bound()
                 took = time.perf_counter() - began
                 curve.append((took, objective.evaluations, search.score))
             if report is not None:
                 report(PlacerProgress(search.score, bound, objective.evaluations))
     except KeyboardInterrupt:
         interrupted = True
-    notes = ()
+    notes: tuple[str, ...] = ()
     if not objective.evaluate(search.placement).feasible:
         notes = ("no placement was found that fits; this is the nearest",)
     figures = {"rounds": float(search.round)}

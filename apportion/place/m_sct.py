@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
-
-from apportion.columns import Floats, Ints
-from apportion.place.chains import joined_chains
-from apportion.place.earliest_start import earliest_start
+from apportion.columns import Ints
+from apportion.place.best_of import best_of
 from apportion.place.favourite_children import favourite_children
-from apportion.place.list_state import ListCosts, list_costs
-from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
-from apportion.place.unit_memory import excess_note, within_limits
+from apportion.place.m_etf import baechi_attempts
+from apportion.place.objective import Objective, PlacementResult, Report
 
 
 def m_sct(
@@ -30,28 +27,14 @@ def m_sct(
     contiguous: bool = False,
     report: Report | None = None,
 ) -> PlacementResult:
-    """The better of two schedules: of chains of units, and of units."""
+    """The better of two schedules: of chains of units, and of units. The figure `lp` is the value
+    of the linear program, in the problem's unit of time."""
     problem, began = objective.problem, time.perf_counter()
-    order = np.arange(len(problem.columns.unit))
     favourite = favourite_children(problem, budget / 2)
-    notes: tuple[str, ...] = ()
+    left = budget - (time.perf_counter() - began)
+    attempts = baechi_attempts(objective, favourite.child)
     if favourite.value is None:
-        notes = ("favourite children by the dearest edges: the linear program is too large",)
-
-    def fill(room: Floats, joined: Ints | None, costs: ListCosts) -> Ints:
-        place = earliest_start(problem, costs, order, room, favourite.child).place
-        return place if joined is None else place[joined]
-
-    best, score = None, np.inf
-    for joined in (joined_chains(problem), None):
-        if best is not None and time.perf_counter() - began > budget:
-            break
-        costs = list_costs(problem, joined)
-        place, found = within_limits(objective, lambda room, j=joined, c=costs: fill(room, j, c))
-        if best is None or found < score:
-            best, score = place, found
-        if report is not None:
-            report(PlacerProgress(score, None, objective.evaluations))
-    assert best is not None
-    figures = {} if favourite.value is None else {"lp": favourite.value / problem.tick}
-    return PlacementResult(best, notes=notes + excess_note(objective, best), figures=figures)
+        note = "favourite children by the dearest edges: the linear program is too large"
+        return best_of(objective, attempts, left, report, (note,))
+    found = best_of(objective, attempts, left, report)
+    return replace(found, figures={**found.figures, "lp": favourite.value / problem.tick})

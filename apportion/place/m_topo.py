@@ -48,7 +48,8 @@ def _fastest_kind(seconds: Floats, allowed: Bools) -> Bools:
     """Devices that are worth filling: not those that take several times longer than the fastest."""
     total = np.where(allowed, seconds, 0.0).sum(axis=0) / np.maximum(allowed.sum(axis=0), 1)
     usable = allowed.any(axis=0)
-    return usable & (total <= 4.0 * total[usable].min(initial=np.inf))
+    found: Bools = usable & (total <= 4.0 * total[usable].min(initial=np.inf))
+    return found
 
 
 @compiled

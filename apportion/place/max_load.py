@@ -55,7 +55,9 @@ def transfers(problem: PlacementProblem) -> Iterator[Transfer]:
         ticks = np.rint(np.asarray(problem.transfer) * problem.tick).astype(np.int64)
         for node in range(len(c.unit)):
             first, last = c.output_start[node], c.output_start[node + 1]
-            readers = np.unique(c.reader[c.reader_start[first] : c.reader_start[last]])
+            readers = c.reader[c.reader_start[first] : c.reader_start[last]]
+            if last > first + 1:
+                readers = np.unique(readers)
             yield Transfer(node, readers, ticks[node] * pays)
         return
     fixed, pace = _fastest_links(problem)
@@ -126,7 +128,7 @@ class LoadState(NamedTuple):
     """A placement with its loads, changed in place by `move_unit`."""
 
     place: Ints  # u
-    count: Ints  # s x k: on each device, the units that read the transfer
+    reading: Ints  # s x k: on each device, the units that read the transfer
     loads: Ints  # k x 2: ticks
     memory: Ints  # k: bytes
 
@@ -136,14 +138,17 @@ def load_columns(problem: PlacementProblem, apart: bool = False) -> LoadColumns:
     c, units = problem.columns, problem.units
     k = len(problem.devices)
     work = np.zeros((units, k, 2), np.int64)
-    np.add.at(work, (c.unit, slice(None), c.backward), c.duration)
+    for part in (FORWARD, BACKWARD):
+        own = c.backward == part
+        np.add.at(work[:, :, part], c.unit[own], c.duration[own])
     work = np.minimum(work, NEVER)
     rows: dict[tuple[int, int, tuple[int, ...]], Ints] = {}
-    for source, readers, price in transfers(problem):
-        home = int(c.unit[source])
-        others = tuple(np.setdiff1d(c.unit[readers], [home]).tolist())
+    unit_of = c.unit.tolist()
+    for node, readers, price in transfers(problem):
+        home = unit_of[node]
+        others = tuple(sorted({unit_of[reader] for reader in readers.tolist()} - {home}))
         if others and price.any():
-            key = (home, int(c.backward[source]) if apart else FORWARD, others)
+            key = (home, int(c.backward[node]) if apart else FORWARD, others)
             rows[key] = rows.get(key, 0) + price
     source = np.array([home for home, _, _ in rows], np.int64)
     start = offsets(np.array([len(others) for _, _, others in rows], np.int64))
@@ -184,8 +189,8 @@ def load_state(c: LoadColumns, placement: Ints) -> LoadState:
 @compiled
 def fill_state(c: LoadColumns, state: LoadState) -> None:
     """Works counts, loads and memory out from the placement."""
-    place, count, loads = state.place, state.count, state.loads
-    count[:], loads[:], state.memory[:] = 0, 0, 0
+    place, reading, loads = state.place, state.reading, state.loads
+    reading[:], loads[:], state.memory[:] = 0, 0, 0
     for unit in range(len(place)):
         at = place[unit]
         state.memory[at] += c.resident[unit]
@@ -196,10 +201,10 @@ def fill_state(c: LoadColumns, state: LoadState) -> None:
         sent = False
         for at in range(c.reader_start[row], c.reader_start[row + 1]):
             there = place[c.reader[at]]
-            count[row, there] += 1
+            reading[row, there] += 1
             if there != home:
                 sent = True
-                if count[row, there] == 1:
+                if reading[row, there] == 1:
                     loads[there, part] += c.price[row, there]
         if sent:
             loads[home, part] += c.price[row, home]
@@ -208,7 +213,7 @@ def fill_state(c: LoadColumns, state: LoadState) -> None:
 @compiled
 def move_unit(c: LoadColumns, state: LoadState, unit: int, there: int) -> None:
     """Moves one unit to another device; moving it back restores everything."""
-    place, count, loads = state.place, state.count, state.loads
+    place, reading, loads = state.place, state.reading, state.loads
     here = place[unit]
     if here == there:
         return
@@ -221,33 +226,33 @@ def move_unit(c: LoadColumns, state: LoadState, unit: int, there: int) -> None:
     for at in range(c.made_start[unit], c.made_start[unit + 1]):
         row = c.made[at]
         part, readers = c.part[row], c.reader_start[row + 1] - c.reader_start[row]
-        if count[row, here] < readers:
+        if reading[row, here] < readers:
             loads[here, part] -= c.price[row, here]
-        if count[row, there] > 0:
+        if reading[row, there] > 0:
             loads[there, part] -= c.price[row, there]
-        if count[row, there] < readers:
+        if reading[row, there] < readers:
             loads[there, part] += c.price[row, there]
-        if count[row, here] > 0:
+        if reading[row, here] > 0:
             loads[here, part] += c.price[row, here]
     for at in range(c.read_start[unit], c.read_start[unit + 1]):
         row = c.read[at]
         part, home = c.part[row], place[c.source[row]]
         readers = c.reader_start[row + 1] - c.reader_start[row]
-        sent = count[row, home] < readers
-        count[row, here] -= 1
-        count[row, there] += 1
-        if count[row, here] == 0 and here != home:
+        sent = reading[row, home] < readers
+        reading[row, here] -= 1
+        reading[row, there] += 1
+        if reading[row, here] == 0 and here != home:
             loads[here, part] -= c.price[row, here]
-        if count[row, there] == 1 and there != home:
+        if reading[row, there] == 1 and there != home:
             loads[there, part] += c.price[row, there]
-        if sent and count[row, home] == readers:
+        if sent and reading[row, home] == readers:
             loads[home, part] -= c.price[row, home]
-        elif not sent and count[row, home] < readers:
+        elif not sent and reading[row, home] < readers:
             loads[home, part] += c.price[row, home]
 
 
 @compiled
-def largest_load(c: LoadColumns, state: LoadState) -> int:
+def largest_load(c: LoadColumns, state: LoadState) -> np.int64:
     """Ticks of the objective, whether the placement fits or not."""
     forward = backward = both = np.int64(0)
     for at in range(len(state.memory)):
@@ -357,17 +362,38 @@ def worst_load(c: LoadColumns) -> float:
     return float(slowest.sum() + 2 * c.price.max(axis=1, initial=0).sum() + 1)
 
 
-def work_bound(c: LoadColumns) -> float:
-    """Ticks that no placement is below: a unit takes what it takes on its fastest device, and the
-    work of all can at best be divided evenly, where a slow device has less of it."""
+def work_bound(c: LoadColumns, known: float = np.inf) -> float:
+    """Ticks that no placement is below, if one with `known` ticks is known: the largest of
+
+    - what the longest unit takes on its fastest device
+    - all work, divided evenly: a slow device does less of it
+    - of the q m + 1 longest units, m devices being able to run one of them in less than `known`,
+      one device has at least q + 1: at least the q + 1 shortest of them
+    """
     work = np.where(c.allowed, c.work.sum(axis=2), NEVER).astype(float)
     fastest = work.min(axis=1)
-    single = float(fastest.max(initial=0.0))
-    # A device does at most (best share of speed) of what the fastest device of each unit would.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        speed = np.where(work > 0, fastest[:, None] / work, 1.0)
     busy = fastest > 0
     if not busy.any():
-        return single
-    speeds = speed[busy].max(axis=0)
-    return max(single, float(fastest.sum() / speeds.sum()))
+        return 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        speed = np.where(work > 0, fastest[:, None] / work, 1.0)
+    even = float(fastest.sum() / speed[busy].max(axis=0).sum())
+    found = max(float(fastest.max()), even, crowded_units(c, known)[1])
+    return min(found, known)
+
+
+def crowded_units(c: LoadColumns, known: float) -> tuple[Ints, float]:
+    """The longest units of which one device has so many that the bound above is largest, and that
+    bound."""
+    work = np.where(c.allowed, c.work.sum(axis=2), NEVER).astype(float)
+    fastest = work.min(axis=1)
+    order = np.argsort(-fastest, kind="stable")
+    able = np.logical_or.accumulate(work[order] < known, axis=0).sum(axis=1)
+    best, chosen = 0.0, order[:0]
+    for count in range(1, len(order) + 1):
+        devices = max(int(able[count - 1]), 1)
+        many = -(-count // devices)  # on one device, at least
+        bound = float(fastest[order[count - many : count]].sum())
+        if bound > best:
+            best, chosen = bound, order[:count]
+    return chosen, best

@@ -62,7 +62,8 @@ def _of_groups(problem: PlacementProblem, group: Ints, groups: int) -> Ints:
     assert problem.expert is not None
     share = np.zeros((groups, len(problem.devices)))
     np.add.at(share, (group, problem.expert), 1e-9 + problem.unit_seconds.min(axis=1))
-    return share.argmax(axis=1).astype(np.int64)
+    found: Ints = share.argmax(axis=1).astype(np.int64)
+    return found
 
 
 def _clusters(c: PlacementColumns, unit: Ints, heads: Ints, readers: Ints) -> Ints:

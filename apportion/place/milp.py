@@ -11,8 +11,10 @@ Variables of throughput (Tarnawski et al. 2020), all loads as shares of the best
                    least x[source, d] - x[reader, d]
     L              at least every load; minimised
 
-Interchangeable devices would each have the same program: of the units by falling work, the first is
-on the first device of its class, the second on one of the first two, and so on.
+A unit is not tried on a device where it alone takes longer than the best placement known. Of
+interchangeable devices, the unit with most work is on the first, the next on one of the first two,
+and so on. Where the bound is due to long units of which one device must have several, the numbers
+of them on such devices fall instead: whole numbers, of which the first is then large enough.
 
 Contiguous placements have positions in place of devices, and z[u, p]: unit u is at position p or
 before. An edge between units says that z of the first is at least that of the second. t[p, c] says
@@ -24,6 +26,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,11 +39,20 @@ from apportion.place.latency import LatencyObjective
 from apportion.place.latency_program import latency_program
 from apportion.place.latency_search import latency_search
 from apportion.place.load_search import load_search
-from apportion.place.max_load import NO_LIMIT, LoadColumns, ThroughputObjective, worst_load
+from apportion.place.max_load import (
+    NO_LIMIT,
+    LoadColumns,
+    ThroughputObjective,
+    crowded_units,
+    work_bound,
+    worst_load,
+)
 from apportion.place.objective import Objective, PlacementResult, Report
 
-SEARCH_SHARE = 0.3  # of the budget goes to the search before
-SEARCH_SECONDS = 12.0  # at most
+SEARCH_SHARE = 0.2  # of the budget goes to the search before
+SEARCH_SECONDS = 5.0  # at most
+LARGE = 2500  # variables, from which on the search is the better use of time
+LONG_SHARE = 0.5  # of the budget goes to it then
 TOLERANCE = 1e-6  # of the bound: what HiGHS may be wrong by
 MOST_VARIABLES = 60_000
 
@@ -56,26 +69,25 @@ def milp_placement(
     """The best placement that a search and HiGHS find, with the bound of HiGHS."""
     until = time.perf_counter() + budget
     contiguous = contiguous or getattr(objective, "contiguous", False)
-    share = min(budget * SEARCH_SHARE, SEARCH_SECONDS)
-    search = _search(objective, contiguous)
-    first = search(
-        objective, budget=share, seed=seed, starts=starts, contiguous=contiguous, report=report
+    search = partial(
+        _search(objective, contiguous), objective, contiguous=contiguous, seed=seed, report=report
     )
-    it, bound = objective.evaluate(first.placement), first.lower_bound or 0.0
-    if first.interrupted or (it.feasible and bound >= it.value * (1 - TOLERANCE)):
-        return first
-    scale = max(it.value * objective.problem.tick, 1.0)
-    made = _program(objective, contiguous, scale, it.feasible)
+    first = search(budget=min(budget * SEARCH_SHARE, SEARCH_SECONDS), starts=starts)
+    made = _unless_proven(objective, first, contiguous)
     count = 0 if made is None else len(made.program.upper)
+    if count > LARGE:
+        more = partial(search, seed=seed + 1)
+        first = more(budget=budget * LONG_SHARE, starts=[*starts, first.placement])
+        made = _unless_proven(objective, first, contiguous)
     if made is None or count > MOST_VARIABLES:
-        why = "latency in several pieces has no program" if made is None else (
-            f"{count} variables are too many for HiGHS"
-        )  # fmt: skip
-        notes = (*first.notes, f"{why}: this is by search alone")
-        return replace(first, notes=notes)
-    values, proven = made.program.solve(made.target, until - time.perf_counter())
-    proven *= (1 - TOLERANCE) * scale / objective.problem.tick
-    best = first.placement
+        note = f"{count} variables are too many for HiGHS: this is by search alone"
+        return first if made is None else replace(first, notes=(*first.notes, note))
+    try:
+        values, proven = made.program.solve(made.target, until - time.perf_counter())
+    except KeyboardInterrupt:
+        return replace(first, interrupted=True)
+    proven *= (1 - TOLERANCE) * made.scale / objective.problem.tick
+    best, bound = first.placement, first.lower_bound or 0.0
     if values is not None and objective.score(place := made.where(values)) < objective.score(best):
         best = place
     it = objective.evaluate(best)
@@ -95,11 +107,26 @@ def _search(objective: Objective, contiguous: bool) -> Callable[..., PlacementRe
     return dp_ideals if contiguous else load_search
 
 
+def _unless_proven(
+    objective: Objective, found: PlacementResult, contiguous: bool
+) -> PlacementProgram | None:
+    """The program of an objective, if it has one and there is something left to prove."""
+    it = objective.evaluate(found.placement)
+    if found.interrupted:
+        return None
+    if it.feasible and (found.lower_bound or 0.0) >= it.value * (1 - TOLERANCE):
+        return None
+    scale = max(it.value * objective.problem.tick, 1.0)
+    return _program(objective, contiguous, scale, it.feasible)
+
+
 def _program(
     objective: Objective, contiguous: bool, scale: float, feasible: bool
 ) -> PlacementProgram | None:
     """The program of an objective, if it has one. `scale` is a placement's ticks, whose value is 1,
     and no placement of interest is above if that placement is `feasible`."""
+    if objective.problem.units * len(objective.problem.devices) > MOST_VARIABLES:
+        return None
     if isinstance(objective, LatencyObjective):
         return latency_program(objective, scale, feasible) if objective.pieces == 1 else None
     assert isinstance(objective, ThroughputObjective)
@@ -107,7 +134,10 @@ def _program(
     it = contraction(c, edges)
     if not it.safe:  # memory may tear apart what was merged
         it = Contraction(np.arange(len(c.resident)), c, edges, True)
-    made = (_contiguous_program if contiguous else _free_program)(it, scale)
+    if contiguous:
+        made = _contiguous_program(it, scale)
+    else:
+        made = _free_program(it, scale, scale if feasible else np.inf)
     return replace(made, where=lambda values: made.where(values)[it.block])
 
 
@@ -115,12 +145,21 @@ Variables = list[list[int]]
 LoadTerms = list[list[list[tuple[int, float]]]]  # by part and device
 
 
-def _free_program(it: Contraction, scale: float) -> PlacementProgram:
-    """The program over all placements."""
+def _free_program(it: Contraction, scale: float, known: float) -> PlacementProgram:
+    """The program over all placements of at most `known` ticks."""
     c, program = it.columns, IntegerProgram()
     count, k = c.allowed.shape
-    allowed = c.allowed & first_devices(c)
+    allowed = c.allowed & (c.work.sum(axis=2) <= known)
+    crowd, bound = crowded_units(c, known * (1 + TOLERANCE))
+    if bound <= work_bound(c):
+        allowed, crowd = allowed & first_devices(c), crowd[:0]
     x = [[program.add(float(allowed[u, d]), True) for d in range(k)] for u in range(count)]
+    for group in device_classes(c)[1] if len(crowd) else ():
+        numbers = [program.add(whole=True) for _ in group]
+        for number, at in zip(numbers, group, strict=True):
+            program.equal([(number, 1.0), *((x[u][at], -1.0) for u in crowd)], 0.0)
+        for one, other in pairwise(numbers):
+            program.at_least([(one, 1.0), (other, -1.0)], 0.0)
     for row in x:
         program.equal([(v, 1.0) for v in row], 1.0)
     loads = _loads(program, c, x, range(k), scale)
@@ -131,7 +170,7 @@ def _free_program(it: Contraction, scale: float) -> PlacementProgram:
             )
     target = _largest(program, loads, bool(c.apart))
     table = np.array(x).reshape(count, k)
-    return PlacementProgram(program, target, lambda values: _argmax(values[table]))
+    return PlacementProgram(program, target, scale, lambda values: _argmax(values[table]))
 
 
 def _contiguous_program(it: Contraction, scale: float) -> PlacementProgram:
@@ -171,11 +210,12 @@ def _contiguous_program(it: Contraction, scale: float) -> PlacementProgram:
         found: Ints = device[_argmax(values[tables[0]])]
         return found
 
-    return PlacementProgram(program, target, where)
+    return PlacementProgram(program, target, scale, where)
 
 
 def _argmax(values: Floats) -> Ints:
-    return values.argmax(axis=1).astype(np.int64)
+    found: Ints = values.argmax(axis=1).astype(np.int64)
+    return found
 
 
 def _shares(c: LoadColumns) -> list[tuple[int, float]]:
@@ -195,12 +235,12 @@ def _loads(
                 if c.allowed[unit, at] and c.work[unit, at, part]:
                     term = (row[column], float(c.work[unit, at, part]) / scale)
                     loads[part][column].append(term)
-    for row, home in enumerate(c.source.tolist()):
-        readers = c.reader[c.reader_start[row] : c.reader_start[row + 1]].tolist()
+    for sent, home in enumerate(c.source.tolist()):
+        readers = c.reader[c.reader_start[sent] : c.reader_start[sent + 1]].tolist()
         for column, at in enumerate(devices):
-            if price := float(c.price[row, at]) / scale:
+            if price := float(c.price[sent, at]) / scale:
                 found = crossing(program, x[home][column], [x[r][column] for r in readers])
-                loads[c.part[row]][column] += [(v, price) for v in found]
+                loads[c.part[sent]][column] += [(v, price) for v in found]
     return loads
 
 

@@ -118,6 +118,14 @@ PLACERS: dict[str, Placer] = {
         "place.local_search:local_search", "moves of units and blocks, most on the critical chain",
         objectives=(STEP,), auto=200, share=1.0,
     ),
+    "restarts": Placer(
+        "place.restarts:restarts", "moves of single units, from many random placements", (STEP,)
+    ),
+    "annealing": Placer(
+        "place.annealing:annealing", "simulated annealing with single units and blocks", (STEP,),
+    ),
+    "brkga": Placer("place.brkga:brkga", "a genetic algorithm with biased random keys"),
+    "random": Placer("place.random_placement:random_placement", "the best of many at random"),
     "dp": Placer(
         "place.ideals:dp_ideals", "the best contiguous placement, over ideals (Tarnawski et al.)",
         (THROUGHPUT,), auto=110, share=0.3, contiguous=True,
@@ -149,6 +157,9 @@ PLACERS: dict[str, Placer] = {
     "exhaustive": Placer(
         "place.exhaustive_placement:exhaustive", "every placement: for tiny graphs",
         contiguous=True,
+    ),
+    "hdp": Placer(
+        "learn.hdp:place_with_hdp", "learns groups and their devices (HDP)"
     ),
     "gdp": Placer(
         "learn.gdp:place_with_gdp", "GDP: attention over all units at once, trained by PPO",

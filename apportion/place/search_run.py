@@ -1,7 +1,8 @@
-"""search_run: a search on the time of a step as it goes on: its clock, its curve and its end.
+"""search_run: a search for placements as it goes on: its clock, its curve and its end.
 
-In: a StepObjective, a budget in seconds or a number of evaluations. Out: a PlacementResult. The
-searches themselves are compiled loops, which return to here every few hundredths of a second.
+In: an Objective, a budget in seconds or a number of evaluations. Out: a PlacementResult. A search
+tries placements one by one (SearchRun), or in compiled loops that return to here every few
+hundredths of a second (WalkRun).
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from types import TracebackType
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.place.objective import PlacementResult, PlacerProgress, Report, StepObjective
+from apportion.place.objective import (
+    Objective,
+    PlacementResult,
+    PlacerProgress,
+    Report,
+    StepObjective,
+)
 from apportion.place.one_device import one_device_placements
 from apportion.place.placement_problem import PlacementProblem, check_placement
 from apportion.place.step_search import BEST, BETTER, EVALUATIONS, MOST_AT_ONCE, SearchState
@@ -26,24 +33,18 @@ class SearchRun(AbstractContextManager["SearchRun"]):
     """A search under way. Within `with`, Ctrl-C ends the search and keeps what it has found."""
 
     def __init__(
-        self,
-        objective: StepObjective,
-        state: SearchState,
-        budget: float,
-        evaluations: int | None,
-        report: Report | None,
+        self, objective: Objective, budget: float, evaluations: int | None, report: Report | None
     ) -> None:
         self.objective = objective
-        self.state = state
         self.budget = budget
         self.most = evaluations
         self.report = report
         self.began = time.perf_counter()
         self.counted = 0  # evaluations so far
+        self.best = np.inf
+        self.placement: Ints | None = None
         self.curve: list[tuple[float, int, float]] = []
         self.interrupted = False
-        self._rate = 0.0  # evaluations a second
-        self._still = False
 
     def __exit__(
         self,
@@ -51,7 +52,7 @@ class SearchRun(AbstractContextManager["SearchRun"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self.interrupted = kind is KeyboardInterrupt
+        self.interrupted = kind is KeyboardInterrupt and self.placement is not None
         return self.interrupted
 
     @property
@@ -60,12 +61,57 @@ class SearchRun(AbstractContextManager["SearchRun"]):
 
     @property
     def over(self) -> bool:
-        """Whether the budget is used up, or nothing can be evaluated any more."""
-        if self._still:
-            return True
+        """Whether the budget is used up."""
         if self.most is not None:
             return self.counted >= self.most
-        return self.seconds >= self.budget
+        return self.seconds >= self.budget and self.placement is not None
+
+    def score(self, placement: Ints) -> float:
+        """The score of a placement, which may be the best."""
+        found = float(self.objective.score(placement))
+        self.counted += 1
+        if self.placement is None or found < self.best:
+            self.best, self.placement = found, placement.copy()
+            self.curve.append((self.seconds, self.counted, found))
+            self.tell()
+        return found
+
+    def tell(self) -> None:
+        """Reports how far it is."""
+        if self.report is not None:
+            self.report(PlacerProgress(self.best, None, self.counted))
+
+    def result(self, *notes: str, **figures: float) -> PlacementResult:
+        assert self.placement is not None
+        return PlacementResult(
+            self.placement,
+            notes=notes,
+            curve=tuple(self.curve),
+            figures=figures,
+            interrupted=self.interrupted,
+        )
+
+
+class WalkRun(SearchRun):
+    """A search in compiled loops."""
+
+    def __init__(
+        self,
+        objective: StepObjective,
+        state: SearchState,
+        budget: float,
+        evaluations: int | None,
+        report: Report | None,
+    ) -> None:
+        super().__init__(objective, budget, evaluations, report)
+        self.state = state
+        self._rate = 0.0  # evaluations a second
+        self._still = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the budget is used up, or nothing can be evaluated any more."""
+        return self._still or super().over
 
     @property
     def expected(self) -> float:
@@ -74,6 +120,12 @@ class SearchRun(AbstractContextManager["SearchRun"]):
             return float(self.most)
         seconds = max(self.seconds, 1e-6)
         return max(self.counted, 1) * max(self.budget / seconds, 1.0)
+
+    def next_count(self) -> int:
+        """The number of evaluations at which to look at the clock again."""
+        step = min(max(int(self._rate * SLICE_SECONDS), 8), MOST_AT_ONCE)
+        until = self.counted + step
+        return until if self.most is None else min(until, self.most)
 
     def call(self, loop: Callable[..., None], *arguments: object) -> None:
         """Calls a compiled loop that works on the state. Seconds in which it is compiled are not
@@ -98,28 +150,25 @@ class SearchRun(AbstractContextManager["SearchRun"]):
         for k in range(w.counts[BETTER]):
             self.curve.append((now, int(w.better_at[k]), float(w.better[k]) / tick))
         w.counts[BETTER] = 0
-        if self.report is not None:
-            self.report(PlacerProgress(float(w.scores[BEST]) / tick, None, self.counted))
-
-    def next_count(self) -> int:
-        """The number of evaluations at which to look at the clock again."""
-        step = min(max(int(self._rate * SLICE_SECONDS), 8), MOST_AT_ONCE)
-        until = self.counted + step
-        return until if self.most is None else min(until, self.most)
-
-    def result(self, *notes: str, **figures: float) -> PlacementResult:
-        return PlacementResult(
-            self.state.best.copy(),
-            notes=notes,
-            curve=tuple(self.curve),
-            figures=figures,
-            interrupted=self.interrupted,
-        )
+        self.best, self.placement = float(w.scores[BEST]) / tick, w.best
+        self.tell()
 
 
 def first_placements(problem: PlacementProblem, starts: Sequence[Ints]) -> list[Ints]:
     """The starts that were given, checked; without any, everything on one device, for each."""
+    return given_placements(problem, starts) or one_device_placements(problem)
+
+
+def given_placements(problem: PlacementProblem, starts: Sequence[Ints]) -> list[Ints]:
+    """The starts that were given, checked."""
     found = [np.ascontiguousarray(start, np.int64) for start in starts]
     for start in found:
         check_placement(problem, start)
-    return found or one_device_placements(problem)
+    return found
+
+
+def step_objective(objective: Objective) -> StepObjective:
+    """The objective, if it is the time of a step; else ValueError."""
+    if not isinstance(objective, StepObjective):
+        raise ValueError(f"this search minimises the time of a step, not {objective.name}")
+    return objective

@@ -3,11 +3,19 @@
 In: a StepObjective and a placement. Out: better ones. What local_search.py, restarts.py and
 annealing.py share; all loops are compiled.
 
-A move takes one unit, a connected block of units of one device, or the units that a device has in a
-stretch of the order of the graph, to another device; or two units change places. Mostly it begins
-with a unit of the critical chain: the nodes back from the last one, each of which waits for
-the one before it, be it for its device or for what it reads. Moves of other units change the time
-of the step only by changing the order in which devices serve nodes.
+A move takes units to one device:
+
+    single   one unit
+    group    a group of coarsen.py at one of several sizes, or what the unit's device has of it
+    block    a connected block of units of one device
+    grown    a connected block, wherever its units are
+    stretch  what a device has among the next units in the order of the graph
+    taken    all of the next units in the order of the graph
+    exchange one unit, and one from there to where it was: what memory limits call for
+
+Mostly it begins with a unit of the critical chain: the nodes back from the last one, each of which
+waits for the one before it, be it for its device or for what it reads. Moves of other units change
+the time of the step only by changing the order in which devices and links serve.
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Floats, Ints, compiled, compiled_part, offsets
+from apportion.place.coarsen import coarsen
 from apportion.place.draws import draw_below, draw_share, random_state
 from apportion.place.placement_problem import (
     PlacementColumns,
@@ -27,6 +36,8 @@ from apportion.place.step_time import NO_LIMIT, StepScratch, StepTables, step_sc
 
 EVALUATIONS, CHAIN, CHANGED, STAMP, ACCEPTED, FRUITLESS, BETTER = range(7)  # counts
 NOW, LOW, BEST = range(3)  # scores; LOW is the best since the last kick
+GROUP_SIZES = (3, 8, 20)  # units of a group, on average
+MOST_GROUPED = 20_000  # units; grouping more takes longer than it is worth
 MOST_AT_ONCE = 20_000  # evaluations before the state is read
 
 
@@ -41,6 +52,24 @@ class Neighbourhood(NamedTuple):
     rank: Ints  # u: where a unit stands in the order
     input_start: Ints  # n + 1: offsets into inputs
     inputs: Ints  # nodes that a node reads from
+    group: Ints  # sizes x u: the group of a unit
+    member_start: Ints  # sizes x (u + 1): offsets into member
+    member: Ints  # sizes x u: units by group
+
+
+class MoveShares(NamedTuple):
+    """How often moves are drawn; those that are of no kind named here are single."""
+
+    critical: float  # begin with a unit of the critical chain
+    near: float  # go to the device of a neighbour
+    group: float
+    block: float
+    grown: float
+    stretch: float
+    taken: float
+    exchange: float
+    largest: float = 0.1  # block or stretch, as a share of all units
+    kick: int = 8  # moves at most from the best when a walk makes no progress
 
 
 class SearchState(NamedTuple):
@@ -63,6 +92,7 @@ class SearchState(NamedTuple):
 def neighbourhood(problem: PlacementProblem) -> Neighbourhood:
     """The neighbourhood of a problem's units."""
     c, u = problem.columns, problem.units
+    groups = _groups(problem)
     pairs, _ = problem.unit_edges
     both = np.unique(np.concatenate([pairs, pairs[:, ::-1]]), axis=0)
     first = np.full(u, len(c.unit), np.int64)
@@ -81,7 +111,19 @@ def neighbourhood(problem: PlacementProblem) -> Neighbourhood:
         rank=rank,
         input_start=offsets(np.bincount(c.reader, minlength=len(c.unit))),
         inputs=np.ascontiguousarray(made[by_reader]),
+        group=groups,
+        member_start=np.array([offsets(np.bincount(row, minlength=u)) for row in groups]),
+        member=np.argsort(groups, axis=1, kind="stable").astype(np.int64),
     )
+
+
+def _groups(problem: PlacementProblem) -> Ints:
+    """The groups of all units at several sizes; each unit by itself where there are too many."""
+    own = np.arange(problem.units)
+    if problem.units > MOST_GROUPED:
+        return own[None]
+    rows = [coarsen(problem, max(problem.units // size, 1))[1] for size in GROUP_SIZES]
+    return np.array(rows, np.int64)
 
 
 def search_state(problem: PlacementProblem, seed: int) -> SearchState:
@@ -125,25 +167,28 @@ def undo(w: SearchState) -> None:
 
 @compiled_part
 def _may_go(c: PlacementColumns, w: SearchState, unit: int, device: int) -> bool:
-    return c.allowed[unit, device] and w.place[unit] != device
+    able: bool = c.allowed[unit, device] and w.place[unit] != device
+    return able
 
 
 @compiled_part
 def draw_unit(c: PlacementColumns, w: SearchState, critical: float) -> int:
     """A unit, of the critical chain with some probability."""
+    unit: int = draw_below(w.random, len(w.place))
     if w.counts[CHAIN] > 0 and draw_share(w.random) < critical:
-        return c.unit[w.chain[draw_below(w.random, w.counts[CHAIN])]]
-    return draw_below(w.random, len(w.place))
+        unit = c.unit[w.chain[draw_below(w.random, w.counts[CHAIN])]]
+    return unit
 
 
 @compiled_part
 def draw_device(g: Neighbourhood, w: SearchState, unit: int, near: float) -> int:
     """Where a unit may go: mostly where one of its neighbours is."""
+    able = g.able_start[unit + 1] - g.able_start[unit]
+    device: int = g.able[g.able_start[unit] + draw_below(w.random, able)]
     beside = g.near_start[unit + 1] - g.near_start[unit]
     if beside > 0 and draw_share(w.random) < near:
-        return w.place[g.near[g.near_start[unit] + draw_below(w.random, beside)]]
-    able = g.able_start[unit + 1] - g.able_start[unit]
-    return g.able[g.able_start[unit] + draw_below(w.random, able)]
+        device = w.place[g.near[g.near_start[unit] + draw_below(w.random, beside)]]
+    return device
 
 
 @compiled_part
@@ -218,29 +263,59 @@ def take_stretch(
 
 
 @compiled_part
-def propose(c: PlacementColumns, g: Neighbourhood, w: SearchState, mix: Floats) -> bool:
+def move_group(
+    c: PlacementColumns, g: Neighbourhood, w: SearchState, unit: int, device: int
+) -> None:
+    """A group goes to a device, or what one device has of it."""
+    own, size = w.place[unit], draw_below(w.random, len(g.group))
+    group, whole = g.group[size, unit], draw_below(w.random, 2)
+    for k in range(g.member_start[size, group], g.member_start[size, group + 1]):
+        other = g.member[size, k]
+        if _may_go(c, w, other, device) and (whole or w.place[other] == own):
+            _put(w, other, device)
+
+
+@compiled_part
+def exchange(c: PlacementColumns, w: SearchState, unit: int, device: int) -> None:
+    """A unit goes to a device, and the first that is there from a random one on takes its place."""
+    own, first = w.place[unit], draw_below(w.random, len(w.place))
+    _put(w, unit, device)
+    for k in range(first, first + len(w.place)):
+        other = k % len(w.place)
+        if other != unit and w.place[other] == device and c.allowed[other, own]:
+            _put(w, other, own)
+            return
+
+
+@compiled_part
+def propose(c: PlacementColumns, g: Neighbourhood, w: SearchState, shares: MoveShares) -> bool:
     """A random move; whether there is one."""
-    unit = draw_unit(c, w, mix[0])
-    device = draw_device(g, w, unit, mix[1])
     w.counts[CHANGED] = 0
+    unit = draw_unit(c, w, shares.critical)
+    device = draw_device(g, w, unit, shares.near)
     if not _may_go(c, w, unit, device):
         return False
+    largest = max(shares.largest * len(w.place), 2.0)
+    size = np.int64(2 * largest ** draw_share(w.random))  # small ones are as many as large ones
     kind = draw_share(w.random)
-    if kind < mix[2]:
-        _put(w, unit, device)
-        return True
-    if kind < mix[2] + mix[3]:
-        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[7] * len(w.place), 2.0))))
+    group = shares.group
+    block = group + shares.block
+    grown = block + shares.grown
+    stretch = grown + shares.stretch
+    if kind < group:
+        move_group(c, g, w, unit, device)
+    elif kind < block:
         move_block(c, g, w, unit, device, size)
-    elif kind < mix[2] + mix[3] + mix[4]:
-        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[7] * len(w.place), 2.0))))
+    elif kind < grown:
         grow_block(c, g, w, unit, device, size)
-    elif kind < mix[2] + mix[3] + mix[4] + mix[5]:
-        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[8] * len(w.place), 2.0))))
+    elif kind < stretch:
         move_stretch(c, g, w, unit, device, size)
-    else:
-        size = np.int64(2 * np.exp(draw_share(w.random) * np.log(max(mix[8] * len(w.place), 2.0))))
+    elif kind < stretch + shares.taken:
         take_stretch(c, g, w, unit, device, size)
+    elif kind < stretch + shares.taken + shares.exchange:
+        exchange(c, w, unit, device)
+    else:
+        _put(w, unit, device)
     return True
 
 
@@ -315,13 +390,15 @@ def kick(
     s: StepScratch,
     g: Neighbourhood,
     w: SearchState,
-    mix: Floats,
+    shares: MoveShares,
 ) -> None:
     """Goes to a placement a few random moves from the best."""
     for unit in range(len(w.place)):
         w.place[unit] = w.best[unit]
-    for _ in range(np.int64(mix[9])):
-        propose(c, g, w, mix)
+    for _ in range(1 + draw_below(w.random, shares.kick)):
+        propose(c, g, w, shares)
+        unit = draw_below(w.random, len(w.place))
+        w.place[unit] = draw_device(g, w, unit, 0.0)
     w.scores[NOW] = step_score_part(c, links, t, s, w.place, float(NO_LIMIT))
     w.scores[LOW] = w.scores[NOW]
     w.counts[EVALUATIONS] += 1
@@ -338,7 +415,7 @@ def walk(
     s: StepScratch,
     g: Neighbourhood,
     w: SearchState,
-    mix: Floats,
+    shares: MoveShares,
     hot: float,
     last: float,
     patience: int,
@@ -346,18 +423,19 @@ def walk(
     proposals: int,
 ) -> None:
     """Random moves, until there have been so many evaluations or proposals. One that makes the step
-    longer by d is kept with the probability exp(-d / temperature). The temperature falls from `hot`
-    to nothing at the evaluation `last`."""
+    longer by d is kept with the probability exp(-d / temperature). The temperature falls from
+    `hot`, a share of the best score, to nothing at the evaluation `last`. After `patience`
+    evaluations without progress there is a kick."""
     for _ in range(proposals):
         if w.counts[EVALUATIONS] >= until:
             return
         if w.counts[FRUITLESS] > patience:
-            kick(c, links, t, s, g, w, mix)
+            kick(c, links, t, s, g, w, shares)
             continue
-        if not propose(c, g, w, mix):
+        if not propose(c, g, w, shares):
             continue
         limit = w.scores[NOW]
-        temperature = hot * (1.0 - w.counts[EVALUATIONS] / last)
+        temperature = hot * w.scores[BEST] * (1.0 - w.counts[EVALUATIONS] / last)
         if temperature > 0:
             limit -= temperature * np.log(draw_share(w.random))
         score = step_score_part(c, links, t, s, w.place, limit)

@@ -75,17 +75,17 @@ class StepScratch(NamedTuple):
     issues: Ints  # n: ticks of a host to issue that
     after: Ints  # n: the next node of the same device, if devices run nodes in order
     stack: Ints  # n: nodes that are ready, if devices run nodes in order
-    heap: Ints  # messages and nodes that are ready
-    sizes: Ints  # of the heap and the stack, and the length of the sequence
     free: Ints  # k: when a device is free
     left: Ints  # k: ticks of the nodes that a device has not run
     latest: Ints  # k: the node that a device ran last, or -1
     sent: Ints  # k: the output that was last sent to a device
     host: Ints  # k: when the host of a device has issued what it runs
+    peaks: Ints  # k: bytes
+    heap: Ints  # messages and nodes that are ready
+    sizes: Ints  # of the heap and the stack, and the length of the sequence
     link_free: Ints
     stretch: Ints  # k + 1
     alive: Ints  # m x 2: outputs by the time they go
-    peaks: Ints  # k
 
 
 def step_tables(problem: PlacementProblem) -> StepTables:
@@ -114,21 +114,9 @@ def step_scratch(problem: PlacementProblem) -> StepScratch:
     c, links = problem.columns, problem.links
     n, devices = c.duration.shape
     each = np.minimum(np.diff(c.reader_start), 1 if links.once else devices - 1)
-    nodes = [np.zeros(n, np.int64) for _ in range(11)]
-    return StepScratch(
-        *nodes,
-        heap=np.zeros(n + int(each.sum()) + 1, np.int64),
-        sizes=np.zeros(3, np.int64),
-        free=np.zeros(devices, np.int64),
-        left=np.zeros(devices, np.int64),
-        latest=np.zeros(devices, np.int64),
-        sent=np.zeros(devices, np.int64),
-        host=np.zeros(devices, np.int64),
-        link_free=np.zeros(max(links.links, 1), np.int64),
-        stretch=np.zeros(devices + 1, np.int64),
-        alive=np.zeros((len(c.source) + 1, 2), np.int64),
-        peaks=np.zeros(devices, np.int64),
-    )
+    shapes: list[int | tuple[int, int]] = [n] * 11 + [devices] * 6
+    shapes += [n + int(each.sum()) + 1, 3, max(links.links, 1), devices + 1, (len(c.source) + 1, 2)]
+    return StepScratch._make(np.zeros(shape, np.int64) for shape in shapes)
 
 
 def simulate_step(
@@ -168,7 +156,7 @@ def step_ticks_part(
     most: int,
 ) -> int:
     """`step_ticks` as a part of searches."""
-    finish = _begin(c, links, t, s, place)
+    finish: int = _begin(c, links, t, s, place)
     last = (1 << t.shift) - 1
     while finish <= most and s.sizes[0] + s.sizes[1] > 0:
         if s.sizes[1] > 0:
@@ -218,8 +206,8 @@ def _begin(
         device = s.where[node]
         took = c.duration[node, device] + s.extra[node]
         s.left[device] += took + (links.device_hold if took > 0 else 0)
-    bound = np.int64(0)
-    for device in range(devices):
+    bound: int = s.left[0]
+    for device in range(1, devices):
         bound = max(bound, s.left[device])
     return bound
 
@@ -274,7 +262,7 @@ def _run_node(
     took = c.duration[node, device] + s.extra[node]
     done = begin + took
     free = done + (links.device_hold if took > 0 else 0)
-    bound = max(begin + s.left[device], done + t.tail[node])
+    bound: int = max(begin + s.left[device], done + t.tail[node])
     s.left[device] -= free - begin
     s.free[device] = free
     s.start[node], s.end[node] = begin, done
@@ -327,7 +315,8 @@ def _send(
         at_later = s.where[later]
         if at_later == there or (links.once and at_later != device):
             _arrive(links, t, s, later, arrives)
-    return max(finish, arrives)
+    last: int = max(finish, arrives)
+    return last
 
 
 @compiled_part
@@ -446,8 +435,8 @@ def step_score(
     most: float,
 ) -> float:
     """What searches minimise: the ticks of a step; of a placement that is over the memory limit
-    more than of any that is not, by the share that it is over. If it is more than `most`, any
-    number above it."""
+    more than of any that is not, by the shares that its devices are over. If it is more than
+    `most`, any number above it."""
     return step_score_part(c, links, t, s, place, most)  # type: ignore[no-any-return]
 
 
@@ -469,7 +458,7 @@ def step_score_part(
     over = 0.0
     for device in range(len(t.limit)):
         if s.peaks[device] > t.limit[device]:
-            over = max(over, (s.peaks[device] - t.limit[device]) / max(t.limit[device], 1.0))
+            over += (s.peaks[device] - t.limit[device]) / max(t.limit[device], 1.0)
     if over > 0:
         return float(t.worst * (1.0 + over) + ticks)
     return float(ticks)

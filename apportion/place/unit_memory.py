@@ -5,7 +5,8 @@ that live at the moment at which one device, running all nodes in their order, w
 a training step that is about the end of the forward pass, when backward waits for most outputs.
 
 The exact peaks depend on when nodes run, which is known only afterwards. So placers fill up to a
-limit, measure, and fill again up to less where that was too much (`within_limits`).
+limit, measure, and fill again up to less where that was too much (`within_limits`); what is still
+too much is moved away, unit by unit (`relieved`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from apportion.columns import Floats, Ints
 from apportion.place.objective import Objective
 from apportion.place.placement_problem import PlacementProblem
 
-ROUNDS = 6  # of filling devices; what does not fit by then is over a limit for good reasons
+ROUNDS = 6  # of filling devices up to less each time
+MOVES = 40  # of units away from devices that are then still over their limits
 
 
 def unit_bytes(problem: PlacementProblem) -> Ints:
@@ -39,15 +41,16 @@ def unit_bytes(problem: PlacementProblem) -> Ints:
 
 
 def within_limits(
-    objective: Objective, fill: Callable[[Floats], Ints], rounds: int = ROUNDS
+    objective: Objective, fill: Callable[[Floats], Ints], moves: int = MOVES
 ) -> tuple[Ints, float]:
     """The best placement that `fill` makes, and its score. `fill` is told how many bytes of units
-    each device may take: at first its limit, then less wherever the peak was over it."""
+    each device may take: at first its limit, then less wherever the peak was over it. In the end
+    so many units may be moved one by one."""
     limit = objective.problem.limit
     place = fill(limit)
     best, score = place, objective.score(place)
     room = limit
-    for _ in range(rounds - 1):
+    for _ in range(ROUNDS - 1):
         if not np.isfinite(limit).any():
             break
         judged = objective.evaluate(place)
@@ -59,7 +62,35 @@ def within_limits(
         found = objective.score(place)
         if found < score:
             best, score = place, found
-    return best, score
+    place = relieved(objective, best, moves)
+    found = objective.score(place) if place is not best else score
+    return (place, found) if found < score else (best, score)
+
+
+def relieved(objective: Objective, placement: Ints, moves: int) -> Ints:
+    """A placement that is over a memory limit, with units moved from the fullest device to the one
+    with the most room, until it fits or that helps no more."""
+    problem, place = objective.problem, placement
+    if not np.isfinite(problem.limit).any():
+        return place
+    need = unit_bytes(problem)
+    for _ in range(moves):
+        judged = objective.evaluate(place)
+        spare = problem.limit - judged.memory
+        if judged.feasible or (spare >= 0).all():
+            break
+        over = np.where(spare < 0, -spare, 0.0)
+        full = int(np.argmax(over / np.where(over > 0, np.maximum(problem.limit, 1.0), 1.0)))
+        mine = np.flatnonzero((place == full) & (need > 0))
+        target = int(np.argmax(spare))
+        mine = mine[problem.columns.allowed[mine, target] & (need[mine] <= spare[target])]
+        if not mine.size:
+            break
+        mine = mine[np.argsort(need[mine], kind="stable")]
+        enough = int(np.searchsorted(need[mine], -spare[full]))  # the smallest that is enough
+        place = place.copy()
+        place[mine[min(enough, mine.size - 1)]] = target
+    return place
 
 
 def excess_note(objective: Objective, placement: Ints) -> tuple[str, ...]:

@@ -39,6 +39,11 @@ from apportion.split import Choice, Strategy, unsplit_choice
 FIRST = 0.8  # share of the budget that a placer has at first, if it is limited
 REFINED = 0.5  # the same of a row that refines
 ROUNDS = 3  # how often a placer is asked when what it finds is over the limit
+QUICK = ("blocks", "m-topo", "m-etf", "m-sct", "list-schedule", "metis", "scotch")
+STARTED = ("local-search", "annealing", "brkga")  # begin with list scheduling and the expert's
+LISTED = 0.5  # share of their budget that this may take
+SETTLING = ("auto", "local-search", "policy")  # end when they find nothing better
+SETTLED = 200  # namely after so many evaluations for every move of one unit
 CHECKED = 256  # proposals of the refinement between looks at the memory
 IDLE = 4  # it ends after so many proposals a unit, and a few hundred, without an improvement
 LARGE = 20_000  # Ops above which nothing is refined: making ready takes too long
@@ -63,7 +68,8 @@ def placement(
     interrupted = found.result.interrupted
     large = len(problem.space.graph.ops) > LARGE
     if refines and not interrupted and not large and step.units > 1:
-        refined = _Refinement(problem, step, strategy, found.line, began + budget, seed)
+        strategy = _best_start(problem, step, found)
+        refined = _Refinement(problem, step, strategy, began + budget, seed)
         interrupted = refined.run()
         strategy = refined.strategy
         figures |= {"proposals": float(refined.proposals), "accepted": float(refined.accepted)}
@@ -84,10 +90,12 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
     """The step of a Problem, to be placed, with the expert's placement of it."""
     limit = problem.memory_limit
     step = captured_problem(problem.space, problem.cluster, problem.cost, limit)
-    if limit is None:
-        devices = tuple(replace(device, memory_bytes=None) for device in step.devices)
-        step = replace(step, devices=devices)
-    return with_layers_as_expert(step, problem.space.graph)
+    return with_layers_as_expert(_unlimited(step) if limit is None else step, problem.space.graph)
+
+
+def _unlimited(step: PlacementProblem) -> PlacementProblem:
+    """The same on devices that hold anything."""
+    return replace(step, devices=tuple(replace(it, memory_bytes=None) for it in step.devices))
 
 
 def strategy_of(problem: Problem, step: PlacementProblem, place: Ints) -> Strategy:
@@ -116,6 +124,11 @@ class _Found:
     over: int
     worst: float
 
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Less is better: what fits before what does not, then the seconds of a step."""
+        return max(self.over, 0), self.line.step_seconds
+
 
 def _placed(
     problem: Problem,
@@ -127,16 +140,18 @@ def _placed(
     seed: int,
     policy: Path | None,
 ) -> _Found:
-    """The best that the placer finds, asked again while that is over the memory limit."""
+    """The best that the placer finds, asked again while that is over the memory limit. Quick ones
+    are first asked without a limit: what they count as memory is more than the simulator does."""
     best: _Found | None = None
+    if problem.memory_limit is not None and placer in QUICK:
+        best = _asked(problem, _unlimited(step), placer, FIRST * budget, seed, policy)
+        if best.over <= 0:
+            return best
     aim, share = step, REFINED if refines else 1.0 if problem.memory_limit is None else FIRST
     for turn in range(ROUNDS):
         left = began + budget - time.perf_counter()
         found = _asked(problem, aim, placer, max(share * left, 0.0), seed + turn, policy)
-        if best is None or (max(found.over, 0), found.line.step_seconds) < (
-            max(best.over, 0),
-            best.line.step_seconds,
-        ):
+        if best is None or found.rank < best.rank:
             best = found
         if best.over <= 0 or found.result.interrupted or time.perf_counter() >= began + budget:
             break
@@ -156,7 +171,10 @@ def _asked(
     objective = StepObjective(step)
     worst = worst_ticks(step) / step.tick  # whatever takes longer is over a limit
 
+    settled = _Settled(step.units * problem.devices if placer in SETTLING else None)
+
     def report(progress: PlacerProgress) -> None:
+        settled.look(progress)
         known = progress.best if progress.best is not None and progress.best < worst else None
         problem.report_progress(
             Progress("placing", known, progress.bound, proposals=progress.evaluations)
@@ -164,19 +182,59 @@ def _asked(
 
     if placer not in PLACERS:
         raise UnsuitableMethod(f"there is no placer {placer}")
+    ends = time.perf_counter() + budget
     try:
+        starts = _starts(objective, budget, seed) if placer in STARTED else []
         result = PLACERS[placer](
-            objective, budget=budget, seed=seed, report=report, policy=policy
+            objective, budget=max(ends - time.perf_counter(), 0.0), seed=seed, starts=starts,
+            report=report, policy=policy,
         )  # fmt: skip
     except ValueError as error:  # a missing extra, a policy for other devices
         raise UnsuitableMethod(str(error)) from error
+    if settled.happened:
+        result = replace(result, interrupted=False)
     check_placement(step, result.placement)
+    return _simulated(problem, step, result, worst)
+
+
+def _starts(objective: StepObjective, budget: float, seed: int) -> list[Ints]:
+    """Where searches begin: list scheduling, the expert's layers, one device."""
+    listed = PLACERS["list-schedule"](objective, budget=LISTED * budget, seed=seed).placement
+    alone = PLACERS["single"](objective).placement
+    expert = objective.problem.expert
+    found = [listed, alone] if expert is None else [listed, alone, expert]
+    return sorted(found, key=objective.score)
+
+
+def _simulated(
+    problem: Problem, step: PlacementProblem, result: PlacementResult, worst: float
+) -> _Found:
     strategy = strategy_of(problem, step, result.placement)
     tasks = lower(problem.space, strategy, problem.devices)
     line = simulate(tasks, problem.cluster, problem.cost)
     limit = problem.memory_limit or line.peak_bytes
     over = max(p - n for p, n in zip(line.peak_bytes, limit, strict=True))
     return _Found(result, strategy, line, over, worst)
+
+
+@dataclass
+class _Settled:
+    """Ends a search of placements as Ctrl-C would, once nothing has improved for long."""
+
+    moves: int | None  # from one placement; None: it goes on
+    best: float = float("inf")
+    latest: int = 0  # evaluations when it improved
+    happened: bool = False
+
+    def look(self, progress: PlacerProgress) -> None:
+        """Sees whether the search has settled; raises KeyboardInterrupt if so."""
+        if self.moves is None or progress.best is None or self.happened:
+            return
+        if progress.best < self.best:
+            self.best, self.latest = progress.best, progress.evaluations
+        elif progress.evaluations - self.latest > SETTLED * self.moves:
+            self.happened = True
+            raise KeyboardInterrupt
 
 
 def _tighter(problem: Problem, step: PlacementProblem, line: Timeline) -> PlacementProblem:
@@ -192,6 +250,15 @@ def _tighter(problem: Problem, step: PlacementProblem, line: Timeline) -> Placem
 # Refining
 
 
+def _best_start(problem: Problem, step: PlacementProblem, found: _Found) -> Strategy:
+    """What was found, or one device, or the expert's layers, if the simulator likes these better
+    than its copy did."""
+    alone = PLACERS["single"](StepObjective(step))
+    others = [alone] if step.expert is None else [alone, PlacementResult(step.expert)]
+    several = [found, *(_simulated(problem, step, other, found.worst) for other in others)]
+    return min(several, key=lambda each: each.rank).strategy
+
+
 class _Refinement:
     """Moves of whole units, kept where the simulated step is shorter."""
 
@@ -200,11 +267,10 @@ class _Refinement:
         problem: Problem,
         step: PlacementProblem,
         strategy: Strategy,
-        line: Timeline,
         ends: float,
         seed: int,
     ) -> None:
-        self.problem, self.step, self.strategy, self.line = problem, step, strategy, line
+        self.problem, self.step, self.strategy = problem, step, strategy
         self.ends, self.rng = ends, Random(f"refine {seed}")
         self.proposals = self.accepted = 0
         self.curve: list[tuple[float, float]] = []

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from made_lists import problem
 from placement_scale import layered
 
 from apportion.place.auto_place import auto, auto_rows
 from apportion.place.objective import PlacementResult, PlacerProgress, StepObjective
 from apportion.place.placers import PLACERS, Placer
+from apportion.place.simple_bound import simple_bound
 
 
 @pytest.fixture
@@ -29,16 +31,18 @@ def fixed(place: np.ndarray, told: list[dict[str, object]], **result: object):  
     return placer
 
 
-def test_never_worse_than_any_that_it_tried() -> None:
+def test_never_worse_than_any_that_it_tried(rows: dict[str, Placer]) -> None:
+    rows.update({name: PLACERS[name] for name, row in PLACERS.items() if row.share < 0.5})
     it = layered(60, 3, width=6, tight=1.4, live=1)
     objective = StepObjective(it)
     seen: list[PlacerProgress] = []
-    result = auto(objective, budget=2.0, report=seen.append)
+    result = auto(objective, budget=1e6, report=seen.append)
     best = objective.score(result.placement)
     assert best == min(result.figures.values())
     assert {"single", "expert", "blocks", "m-topo", "list-schedule", "m-etf"} <= set(result.figures)
     for name in ("single", "expert", "list-schedule"):
-        assert best <= objective.score(PLACERS[name](StepObjective(it)).placement)
+        alone = PLACERS[name](StepObjective(it), budget=1e6).placement
+        assert best <= objective.score(alone)
     told = [p.best for p in seen if p.best is not None]
     assert told[-1] == best
     assert told == sorted(told, reverse=True)
@@ -107,12 +111,24 @@ def test_bounds_hold_among_what_was_asked_for(rows: dict[str, Placer]) -> None:
     objective, told = StepObjective(layered(20, 2, width=4, tight=None)), []
     place = np.zeros(10, int)
     proven = objective.score(place)
+    simple = simple_bound(objective.problem, "step")
     rows["contiguous"] = Placer(
         fixed(place, told, lower_bound=proven), "", auto=1, contiguous=True, only_contiguous=True
     )
-    rows["second"] = Placer(fixed(place, told, lower_bound=1.0), "", auto=2, contiguous=True)
+    rows["second"] = Placer(fixed(place, told, lower_bound=simple + 1), "", auto=2, contiguous=True)
     rows["third"] = Placer(fixed(place, told), "", auto=3)
-    assert auto(objective).lower_bound == 1.0
+    assert auto(objective).lower_bound == simple + 1 < proven
     assert len(told) == 3
     assert auto(objective, contiguous=True).lower_bound == proven  # and the second is not tried
     assert len(told) == 4
+
+
+def test_nothing_is_tried_after_what_cannot_be_beaten(rows: dict[str, Placer]) -> None:
+    it = problem([3, 4], [(0, 1)], [5, 0])  # one after the other: 7 at best
+    objective, told = StepObjective(it), []
+    rows["first"] = Placer(fixed(np.array([0, 1]), told), "", auto=1)
+    rows["second"] = Placer(fixed(np.array([1, 1]), told), "", auto=2)
+    rows["third"] = Placer(fixed(np.array([0, 0]), told), "", auto=3)
+    result = auto(objective)
+    assert result.lower_bound == objective.score(result.placement) == 7
+    assert len(told) == 2

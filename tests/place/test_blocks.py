@@ -16,7 +16,7 @@ from apportion.place.expert_placement import expert_placement
 from apportion.place.m_topo import m_topo
 from apportion.place.objective import StepObjective
 from apportion.place.placement_problem import PlacementProblem
-from apportion.place.unit_memory import unit_bytes
+from apportion.place.unit_memory import relieved, unit_bytes
 
 
 def least_largest(it: PlacementProblem, order: np.ndarray) -> float:
@@ -99,6 +99,18 @@ def test_m_topo_keeps_to_the_limits(live: int) -> None:
     it = layered(60, 3, width=6, tight=1.25, live=live)
     objective = StepObjective(it)
     assert objective.evaluate(m_topo(objective).placement).feasible
+
+
+def test_units_are_moved_off_a_device_that_is_over_its_limit() -> None:
+    it = problem([1] * 5, [], [0] * 5, resident=[5, 3, 2, 4, 1], limits=[9, 9], devices=2)
+    objective = StepObjective(it)
+    # 15 of 9 bytes on d0: the smallest unit that is enough for what is over by 6 does not exist,
+    # so the largest goes, then the smallest that is enough for the last one: 1.
+    place = relieved(objective, np.zeros(5, np.int64), 10)
+    assert place.tolist() == [1, 0, 0, 0, 1]
+    assert relieved(objective, np.zeros(5, np.int64), 1).tolist() == [1, 0, 0, 0, 0]
+    never = problem([1], [], [0], resident=[50], limits=[9, 9])
+    assert relieved(StepObjective(never), np.zeros(1, np.int64), 10).tolist() == [0]
 
 
 def test_bytes_of_units_are_those_at_the_fullest_moment() -> None:

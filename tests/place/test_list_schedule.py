@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise, product
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 from made_lists import problem
 from placement_scale import layered
 
+from apportion.place.best_of import Attempt, best_of
 from apportion.place.chains import joined_chains
 from apportion.place.earliest_start import earliest_start
-from apportion.place.levels import levels
 from apportion.place.list_schedule import (
     VARIANTS,
+    ListVariant,
     earliest_finish,
     list_schedule,
     list_variant,
@@ -21,6 +23,7 @@ from apportion.place.list_schedule import (
 )
 from apportion.place.list_state import ListState, list_costs
 from apportion.place.objective import StepObjective
+from apportion.place.path_levels import levels
 from apportion.place.placement_problem import PlacementProblem
 
 
@@ -91,17 +94,17 @@ def test_never_below_the_optimum_and_near_it(seed: int) -> None:
     it = layered(14, 2, seed, width=3, tight=1.4)
     objective = StepObjective(it)
     best = optimum(objective)
-    found = list_schedule(objective)
+    found = list_schedule(objective, budget=1e9)
     assert best <= objective.score(found.placement) <= 1.25 * best
 
 
 def test_the_best_variant_is_returned() -> None:
     objective = StepObjective(layered(60, 3, 2, width=6))
-    result = list_schedule(objective)
+    result = list_schedule(objective, budget=1e9)
     assert set(result.figures) == set(VARIANTS)
     assert objective.score(result.placement) == min(result.figures.values())
     assert result.curve[-1][2] == min(result.figures.values())
-    again = list_schedule(StepObjective(layered(60, 3, 2, width=6)))
+    again = list_schedule(StepObjective(layered(60, 3, 2, width=6)), budget=1e9)
     np.testing.assert_array_equal(result.placement, again.placement)
 
 
@@ -124,7 +127,7 @@ def test_chains_are_joined_within_a_share_of_the_memory() -> None:
         [1] * 8, [(i, i + 1) for i in range(7)], [1] * 8, resident=[1] * 8, limits=[8, 8]
     )
     assert joined_chains(full).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
-    fork = problem([1] * 4, [(0, 1), (0, 2), (1, 3), (2, 3)], [1] * 4)
+    fork = problem([9] * 4, [(0, 1), (0, 2), (1, 3), (2, 3)], [1] * 4)
     assert joined_chains(fork).tolist() == [0, 1, 2, 3]
 
 
@@ -135,3 +138,56 @@ def test_a_chain_follows_the_forward_pass() -> None:
         units=[0, 1, 2, 2, 1, 0], backward=[0, 0, 0, 1, 1, 1],
     )  # fmt: skip
     assert joined_chains(it).tolist() == [0, 0, 0]
+
+
+def test_parameters_and_views_of_them_decide_nothing() -> None:
+    # n0 is a parameter of unit 1, n2 what is made of it at once; n3, on what n1 makes, decides.
+    it = problem(
+        [0, 500, 1, 400, 600], [(0, 2), (1, 3), (2, 3)], [1, 90, 1, 0, 0], units=[1, 0, 1, 1, 2]
+    )
+    costs = list_costs(it)
+    assert costs.given.tolist() == [1, 0, 0, 0, 0]
+    free = problem([0, 500, 1, 400], [(1, 3), (2, 3)], [1, 90, 1, 0], units=[1, 0, 1, 1])
+    assert list_costs(free).given.tolist() == [1, 0, 1, 0]
+    alone = problem([0, 5, 5], [(0, 1), (0, 2)], [9, 0, 0])
+    state = earliest_finish(alone, list_costs(alone), np.arange(3), alone.limit, VARIANTS["heft"])
+    assert list_costs(alone).given.tolist() == [1, 0, 0]
+    assert state.place.tolist() == [0, 0, 1]
+    kept = problem([0, 5], [(0, 1)], [1, 0], resident=[7, 0])
+    assert list_costs(kept).given.tolist() == [0, 0]  # it needs room, so it is placed like others
+
+
+def test_ties_are_all_messages_of_two_units() -> None:
+    # n0 sends forward to n1 and n2, which are one unit; n3 sends back to n4, a part of n0's unit.
+    it = problem([1] * 5, [(0, 1), (0, 2), (2, 3), (3, 4)], [5, 0, 6, 7, 0], units=[0, 1, 1, 1, 0])
+    costs = list_costs(it)
+    assert costs.tie.tolist() == [1, 0]
+    assert costs.tie_ticks.tolist() == [12, 12]  # n0's output once, and n3's
+
+
+def test_what_pulls_keeps_units_together() -> None:
+    # n1 could start on d1 at 2 and on d0 at 4, but 9 more ticks would go back and forth.
+    it = problem([1, 3, 3, 2], [(0, 1), (0, 2), (2, 3)], [1, 0, 9, 0], units=[0, 1, 2, 0])
+    costs = list_costs(it)
+    loose = earliest_finish(it, costs, np.arange(4), it.limit, ListVariant("order"))
+    tight = earliest_finish(it, costs, np.arange(4), it.limit, ListVariant("order", pull=1.0))
+    assert loose.place.tolist() == [0, 0, 1]
+    assert tight.place.tolist() == [0, 0, 0]
+
+
+def test_an_interrupt_returns_what_is_known() -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    objective = StepObjective(layered(20, 2, width=4, tight=None))
+    known = objective.problem.units * [0]
+
+    def attempts() -> Iterator[Attempt]:
+        yield "first", lambda: (np.array(known), 5.0)
+        yield "second", stopped  # type: ignore[misc]
+
+    result = best_of(objective, attempts(), 10.0)
+    assert result.interrupted
+    assert result.placement.tolist() == known
+    with pytest.raises(KeyboardInterrupt):
+        best_of(objective, [("first", stopped)], 10.0)  # type: ignore[list-item]

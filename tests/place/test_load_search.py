@@ -71,7 +71,7 @@ def test_descent_ends_where_no_single_move_is_better():
         state = load_state(c, start)
         before = largest_load(c, state)
         over = memory_over(c, state)
-        descend_loads(c, state, np.arange(len(start)), 1)
+        descend_loads(c, state, np.arange(len(start)), 1, 1 << 40)
         assert memory_over(c, state) <= over
         if not over:
             assert largest_load(c, state) <= before

@@ -36,7 +36,6 @@ def test_a_unit_follows_its_first_node_and_is_judged_as_a_whole() -> None:
     # On d1 the first node of unit 1 is faster, but its second node is far slower.
     it = problem([[5, 5], [5, 4], [5, 50]], [(0, 2), (1, 2)], [0, 0, 0], units=[0, 1, 1], devices=2)
     state = earliest_start(it, list_costs(it), np.arange(3), it.limit)
-    assert state.place.tolist() == [1, 0] or state.place.tolist() == [0, 0]
     assert state.place[1] == 0
 
 
@@ -100,7 +99,7 @@ def test_memory_limits_are_kept() -> None:
     objective = StepObjective(it)
     result = m_etf(objective)
     assert objective.evaluate(result.placement).feasible
-    assert result.notes == ()
+    assert len(result.notes) == 1  # which variant it was
     free = StepObjective(layered(60, 4, width=6, tight=None, live=1))
     assert free.score(m_etf(free).placement) <= objective.score(result.placement)
 
@@ -113,7 +112,7 @@ def test_what_fits_nowhere_goes_where_it_does_least_harm_and_is_said() -> None:
     result = m_etf(objective)
     memory = objective.evaluate(result.placement).memory
     assert memory.tolist() == [120, 60]
-    assert result.notes == ("over the memory limit: d0 would hold 120 of 100 bytes",)
+    assert result.notes[-1] == "over the memory limit: d0 would hold 120 of 100 bytes"
 
 
 def test_a_device_that_cannot_run_a_unit_never_gets_it() -> None:

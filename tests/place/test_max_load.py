@@ -64,7 +64,7 @@ def test_a_unit_without_forward_nodes_is_mirrored():
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_columns_and_moves_agree_with_the_formula(apart):
-    for seed in range(150):
+    for seed in range(40):
         it = drawn(seed)
         it = it if seed % 3 else _without_transfer(seed)
         rng, c = np.random.default_rng(seed), load_columns(it, apart)
@@ -77,7 +77,7 @@ def test_columns_and_moves_agree_with_the_formula(apart):
             expected = loads.max(axis=0).sum() if apart else loads.sum(axis=1).max()
             assert largest_load(c, state) / it.tick == pytest.approx(expected, rel=1e-12)
             again = load_state(c, state.place)
-            assert (again.count == state.count).all()
+            assert (again.reading == state.reading).all()
             assert (again.memory == state.memory).all()
             assert largest_load(c, state) >= work_bound(c) - 1e-6
 

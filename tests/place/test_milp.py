@@ -18,6 +18,7 @@ def solved(judge, contiguous=False):
     return None if values is None else made.where(values), bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["free", "apart", "contiguous"])
 def test_throughput_program_equals_exhaustive_search(kind):
     judged = 0
@@ -35,6 +36,7 @@ def test_throughput_program_equals_exhaustive_search(kind):
     assert judged > 25
 
 
+@pytest.mark.slow
 def test_latency_program_is_a_bound_that_is_reached():
     judged = 0
     for seed in range(40):
@@ -51,6 +53,15 @@ def test_latency_program_is_a_bound_that_is_reached():
     assert judged > 20
 
 
+def test_a_program_of_each_kind():
+    free, whole = ThroughputObjective(drawn(2)), ThroughputObjective(drawn(2), contiguous=True)
+    for judge in (free, whole, LatencyObjective(drawn(2), pieces=1)):
+        place, bound = solved(judge, judge is whole)
+        assert bound == pytest.approx(exhaustive(judge).lower_bound, abs=1e-5)
+        assert judge.evaluate(place).value == pytest.approx(bound, abs=1e-5)
+
+
+@pytest.mark.slow
 def test_result_is_never_below_its_bound():
     for seed in range(6):
         for judge in (ThroughputObjective(drawn(seed)), LatencyObjective(drawn(seed))):

@@ -7,10 +7,12 @@ import pytest
 from made_problems import made_problem
 from plain_step import plain_peaks, plain_step
 
+from apportion.place.imported import free_links
 from apportion.place.objective import StepObjective
 from apportion.place.placement_problem import PlacementProblem
 from apportion.place.step_time import (
     NO_LIMIT,
+    find_peaks,
     simulate_step,
     step_scratch,
     step_tables,
@@ -36,6 +38,54 @@ def test_a_step_follows_the_rules(seed: int) -> None:
         assert done.end.tolist() == told.end
         assert done.peak_bytes.tolist() == plain_peaks(told)
         assert done.ticks < worst_ticks(problem)
+
+
+def test_dopplers_rule_is_first_come_first_served_without_contention() -> None:
+    """A node runs when its inputs have come and its device is free; an output takes its own time to
+    wherever it goes, whatever else is sent."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        problem = made_problem(rng, 20, 3, links=free_links(3))
+        place = rng.integers(0, 3, 20)
+        done, c = simulate_step(problem, place), problem.columns
+        came = [0.0] * 20
+        free, end, left = [0.0] * 3, [-1.0] * 20, set(range(20))
+        while left:
+            able = [v for v in left if all(end[c.source[o]] >= 0 for o in inputs(problem, v))]
+            for v in able:
+                came[v] = max(
+                    [0.0]
+                    + [
+                        end[c.source[o]] + (place[c.source[o]] != place[v]) * c.send[o]
+                        for o in inputs(problem, v)
+                    ]
+                )
+            first = min(able, key=lambda v: (came[v], v))
+            left.remove(first)
+            begin = max(came[first], free[place[first]])
+            end[first] = free[place[first]] = begin + c.duration[first, place[first]]
+        assert done.end.tolist() == end
+
+
+def inputs(problem: PlacementProblem, node: int) -> list[int]:
+    c = problem.columns
+    outputs = np.repeat(np.arange(len(c.source)), np.diff(c.reader_start))
+    return outputs[c.reader == node].tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_compiled_and_interpreted_steps_are_equal() -> None:
+    for seed in range(100):
+        problem, place = drawn(seed)
+        tables, scratch = step_tables(problem), step_scratch(problem)
+        given = (problem.columns, problem.links, tables, scratch)
+        plain = step_ticks.function(*given, place, NO_LIMIT)
+        find_peaks.function(*given[:2], scratch)
+        kept = [scratch.start.copy(), scratch.end.copy(), scratch.peaks.copy()]
+        assert step_ticks.dispatcher(*given, place, NO_LIMIT) == plain
+        find_peaks.dispatcher(*given[:2], scratch)
+        for one, other in zip(kept, (scratch.start, scratch.end, scratch.peaks), strict=True):
+            assert np.array_equal(one, other)
 
 
 def test_an_evaluation_that_ends_early_is_above_its_limit() -> None:

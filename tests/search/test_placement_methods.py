@@ -14,17 +14,24 @@ import pytest
 from graphs import captured, problem
 
 import apportion as ap
+from apportion.cli import main as cli
 from apportion.columns import Ints
 from apportion.graph import FORWARD
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.place.objective import STEP, Objective, PlacementResult, StepObjective
+from apportion.place.objective import (
+    STEP,
+    Objective,
+    PlacementResult,
+    PlacerProgress,
+    StepObjective,
+)
 from apportion.place.placers import PLACERS, Placer
 from apportion.plan.make_plan import make_plan
 from apportion.search import METHODS
 from apportion.search.baselines.layer_placement import with_layers_as_expert
-from apportion.search.placement import placement, placement_problem_of, strategy_of
+from apportion.search.placement import SETTLED, placement, placement_problem_of, strategy_of
 from apportion.search.problem import Problem, SearchResult, UnsuitableMethod
 from apportion.search.walks.unit_moves import UnitMoves
 from apportion.simulate.simulate import simulate
@@ -61,10 +68,10 @@ def test_every_placer_for_steps_is_a_method() -> None:
     named = {row.options["placer"] for row in ROWS.values()}
     able = {name for name, row in PLACERS.items() if STEP in row.objectives}
     assert named <= able
-    assert able - named <= {"single", "expert", "random"}  # these are methods without placers
-    assert {n for n, row in ROWS.items() if row.takes_policy} == {
-        name for name, row in PLACERS.items() if row.learns
-    }
+    # The first three are methods without a placer; a step is too large to try everything.
+    assert able - named <= {"single", "expert", "random", "exhaustive"}
+    learns = {name for name, row in PLACERS.items() if row.learns}
+    assert {row.options["placer"] for row in ROWS.values() if row.takes_policy} == learns
 
 
 @pytest.mark.parametrize("method", QUICK)
@@ -80,6 +87,7 @@ def test_every_operator_is_whole_and_a_unit_is_in_one_place(method: str) -> None
     assert _seconds(it, found) > 0
 
 
+@pytest.mark.slow
 def test_a_backward_operator_is_where_its_forward_operator_is() -> None:
     it = problem(2, "gnmt:tiny")
     step = placement_problem_of(it)
@@ -90,6 +98,7 @@ def test_a_backward_operator_is_where_its_forward_operator_is() -> None:
             assert choice.devices == choices[op.forward].devices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["gnmt:tiny", "inception-v3:tiny"])
 def test_the_fast_evaluator_is_near_the_simulator(spec: str) -> None:
     where = cluster("4xv100")
@@ -104,12 +113,19 @@ def test_the_fast_evaluator_is_near_the_simulator(spec: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_refining_is_never_worse_and_knows_what_it_did() -> None:
-    it = problem(3, "gnmt:tiny")
-    with placer("everywhere", lambda o, **how: PlacementResult(np.arange(o.problem.units) % 3)):
-        plain = placement(it, placer="everywhere", budget=5.0)
-        refined = placement(it, placer="everywhere", refines=True, budget=5.0)
-    assert _seconds(it, refined) < _seconds(it, plain)
+    where = cluster("placeto-k80:4")
+    it = Problem(captured("inception-v3:tiny")[1], where, default_cost(where))
+
+    def blocks(objective: Objective, **how: Any) -> PlacementResult:
+        return PlacementResult(np.arange(objective.problem.units) * 4 // objective.problem.units)
+
+    with placer("in-blocks", blocks):
+        plain = placement(it, placer="in-blocks", budget=8.0)
+        refined = placement(it, placer="in-blocks", refines=True, budget=8.0)
+    assert _seconds(it, refined) < min(_seconds(it, plain), _seconds(it, METHODS["single"](it)))
+    assert refined.figures["accepted"] > 0
     assert refined.figures["accepted"] <= refined.figures["proposals"]
     assert refined.curve[-1][1] == pytest.approx(_seconds(it, refined))
     assert [s for _, s in refined.curve] == sorted((s for _, s in refined.curve), reverse=True)
@@ -144,6 +160,35 @@ def test_a_placer_that_refuses_makes_the_method_unsuitable() -> None:
 
     with placer("broken", place), pytest.raises(UnsuitableMethod, match="no such library"):
         placement(problem(2), placer="broken", budget=1.0)
+
+
+def test_a_search_that_has_settled_ends_before_its_budget() -> None:
+    reports: list[int] = []
+
+    def place(objective: Objective, *, report: Any, **how: Any) -> PlacementResult:
+        zeros, interrupted = np.zeros(objective.problem.units, np.int64), False
+        try:
+            for count in range(0, 10**9, 100):
+                reports.append(count)
+                report(PlacerProgress(2.0 - min(count, 1000) / 1e6, None, count))
+        except KeyboardInterrupt:
+            interrupted = True
+        return PlacementResult(zeros, interrupted=interrupted)
+
+    it = problem(2)
+    with placer("local-search", place, objectives=(STEP,)):
+        found = placement(it, placer="local-search", budget=60.0)
+    assert not found.interrupted
+    moves = placement_problem_of(it).units * 2
+    assert 1000 + SETTLED * moves < reports[-1] <= 1200 + SETTLED * moves
+
+
+def test_refining_begins_with_one_device_if_that_is_better() -> None:
+    it = problem(3, "mlp:tiny")
+    with placer("everywhere", lambda o, **how: PlacementResult(np.arange(o.problem.units) % 3)):
+        refined = placement(it, placer="everywhere", refines=True, budget=5.0)
+    single = METHODS["single"](it)
+    assert _seconds(it, refined) <= _seconds(it, single)
 
 
 def test_an_interrupted_placer_ends_the_search_with_what_it_has() -> None:
@@ -189,6 +234,7 @@ def test_a_policy_for_methods_that_take_none_is_refused() -> None:
 # Memory and unequal devices
 
 
+@pytest.mark.slow
 def test_unequal_devices_are_placed_within_their_memory() -> None:
     program, _ = captured("gnmt:tiny")
     where = ap.cluster("mixed-a100-v100")
@@ -287,3 +333,11 @@ def test_units_go_only_where_they_may() -> None:
         assert all(c.devices in ((0,), (1,)) for c in change.values())
         assert 0 not in {int(unit[op]) for op in change}
     assert 0 not in moves.movable
+
+
+def test_the_command_line_says_which_methods_take_a_policy(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = ["plan", "mlp:tiny", "--cluster", "2xh100", "--method", "data", "--policy", "p"]
+    assert cli.status(words) == 2
+    assert "a policy is for the methods policy, placeto, gdp" in capfd.readouterr().err

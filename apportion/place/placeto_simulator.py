@@ -1,7 +1,7 @@
 """placeto_simulator: the simulator of Placeto (Addanki et al., NeurIPS 2019).
 
 In: groups of operators and a device for each. Out: the step time and the peak memory. The engine is
-that of simulate/schedule.py.
+that of simulate/schedule.py; step_time.py with `placeto_links` is faster and gives the same.
 
 Groups of operators are placed whole. The rules and constants are those of the published code, where
 they were fitted to a p2.8xlarge of Amazon EC2:

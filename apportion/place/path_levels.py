@@ -1,4 +1,4 @@
-"""levels: how far each node is from the end of the step, for the order of list schedulers.
+"""path_levels: how far each node is from the end of the step, for the order of list schedulers.
 
 In: a PlacementProblem. Out: for every node the longest path from its start to the end (its
 b-level) and from the beginning to its start (its t-level), in ticks: mean durations over the
@@ -33,7 +33,8 @@ def mean_transfer(problem: PlacementProblem) -> Floats:
         pace[row] = links.hop_pace[first:last].max(initial=0.0)
     lag = np.mean([links.lag[pair] for pair in pairs])
     drag = np.mean([links.drag[pair] for pair in pairs])
-    return lag + (pace.mean() + drag) * c.send
+    found: Floats = lag + (pace.mean() + drag) * c.send
+    return found
 
 
 def levels(problem: PlacementProblem, transfers: float = 1.0) -> tuple[Floats, Floats]:

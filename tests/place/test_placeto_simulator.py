@@ -9,12 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apportion.search.learned.placeto_simulator import (
+from apportion.columns import offsets
+from apportion.place.captured import placeto_links
+from apportion.place.placement_problem import (
+    PlacementColumns,
+    PlacementDevice,
+    PlacementProblem,
+)
+from apportion.place.placeto_simulator import (
     OpGroups,
     SimulatedPlacement,
     queue_network,
     simulate_placement,
 )
+from apportion.place.step_time import simulate_step
 from apportion.simulate.schedule import schedule, schedule_compiled
 
 US = 1000  # nanoseconds
@@ -108,6 +116,33 @@ def test_the_engine_follows_the_rules(seed: int, devices: int, count: int) -> No
     _, net = queue_network(made, place, devices)
     for one, other in zip(schedule(net), schedule_compiled(net), strict=True):
         assert np.array_equal(one, other)
+    step = simulate_step(problem_of(made, devices), place)
+    assert step.ticks == last
+    assert step.start.tolist() == start
+    assert step.end.tolist() == out.end_ns.tolist()
+    assert step.peak_bytes.tolist() == peaks
+
+
+def problem_of(made: OpGroups, devices: int) -> PlacementProblem:
+    """The groups as a PlacementProblem under Placeto's rules."""
+    count = len(made.seconds)
+    edges = made.edges[np.argsort(made.edges[:, 0], kind="stable")]
+    every, one = np.arange(count), np.ones((1, devices))
+    columns = PlacementColumns(
+        unit=every,
+        duration=np.rint(made.seconds[:, None] * 1e9 * one).astype(np.int64),
+        backward=np.zeros(count, np.int64),
+        resident=np.zeros(count, np.int64),
+        source=every,
+        nbytes=made.nbytes,
+        send=made.nbytes.astype(float),
+        output_start=np.arange(count + 1),
+        reader_start=offsets(np.bincount(edges[:, 0], minlength=count)),
+        reader=np.ascontiguousarray(edges[:, 1]),
+        allowed=np.ones((count, devices), bool),
+    )
+    names, of = ("",) * count, tuple(PlacementDevice("", "") for _ in range(devices))
+    return PlacementProblem("", names, names, columns, placeto_links(devices), of)
 
 
 def events(made: OpGroups, place: list[int], devices: int) -> tuple[list[int], list[int], int]:
