@@ -65,6 +65,7 @@ PUBLISHED: dict[str, tuple[float | None, ...]] = {
 BATCH = tuple(name for name in ROWS if name != "gnmt-8")
 AT_ONCE = ("single", "expert", "metis", "m-etf", "m-sct")
 SEARCHES = {"local-search": 0.25, "hdp": 0.6, "gdp": 1.0}  # and their shares of --seconds
+LARGE = 2000  # units
 TUNING = 49  # updates of fine-tuning: fewer than 50
 
 Part = tuple[Path, Callable[..., Any], tuple[Any, ...]]  # its file, and what writes it
@@ -104,7 +105,10 @@ def problem_of(folder: Path, name: str) -> Any:
 
 
 def place_row(file: Path, folder: Path, name: str, method: str, seconds: float) -> None:
-    """What a method finds for one row."""
+    """What a method finds for one row. A GPU that many processes share helps large graphs only."""
+    large = problem_of(folder, name).units >= LARGE or (method == "hdp" and ROWS[name][1] >= 8)
+    if not large:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     ready(folder, name)
     from apportion.place import PLACERS, StepObjective
 

@@ -27,7 +27,7 @@ from apportion.place.objective import Evaluation
 from apportion.place.objective_names import LATENCY
 from apportion.place.placement_problem import NEVER, PlacementProblem, check_placement
 
-LONG = 1500  # nodes of a path that is bounded without cuts
+LONG = 1000  # nodes of a path that is bounded without cuts
 
 
 class LatencyColumns(NamedTuple):

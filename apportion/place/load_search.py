@@ -327,7 +327,8 @@ def load_search(
     until = began + budget
     search = LoadSearch(objective, seed, starts, budget)
     bound = search.bound()
-    curve, interrupted = [], False
+    curve = [(time.perf_counter() - began, objective.evaluations, search.score)]
+    interrupted = False
     try:
         while time.perf_counter() < until and search.score > bound * (1 + 1e-12):
             if search.run_round(until):
