@@ -30,8 +30,8 @@ class PlacetoSettings:
 
     parallel  episodes of one update; their gradients are added up
     rate      of Adam, at first and at the end, linear in between
-    scale     of returns in the loss: in hundredths of the step on one device the differences
-              between episodes are about 1, and the entropy can begin with that weight
+    scale     of returns in the loss, which are in multiples of the step on one device: they differ
+              between episodes by about a hundredth, and the entropy begins with a weight of 1
     entropy   its weight, at first and at the end, with a constant ratio in between
     updates   over so many the baseline is the mean
     begin     the placement that episodes begin with: "fixed" is one at random, the same for all of
@@ -41,8 +41,8 @@ class PlacetoSettings:
     rounds: int = ROUNDS
     parallel: int = 1
     rate: tuple[float, float] = (1e-3, 1e-4)
-    scale: float = 100.0
-    entropy: tuple[float, float] = (1.0, 1e-2)
+    scale: float = 300.0
+    entropy: tuple[float, float] = (1.0, 0.03)
     updates: int = 10
     clip: float = 1.25
     visits: int = 1

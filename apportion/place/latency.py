@@ -27,6 +27,8 @@ from apportion.place.objective import Evaluation
 from apportion.place.objective_names import LATENCY
 from apportion.place.placement_problem import NEVER, PlacementProblem, check_placement
 
+LONG = 1000  # nodes of a path that is bounded without cuts
+
 
 class LatencyColumns(NamedTuple):
     """What latency is made of: n nodes in their order, k devices, s transfers."""
@@ -243,30 +245,61 @@ class LatencyObjective:
         return Evaluation(ticks / tick, busy / tick, memory, fits)
 
     def lower_bound(self) -> float:
-        """What no placement is below: the longest path, each node where it is fastest; and along
-        that path, what goes to a host because all accelerators together cannot hold it."""
+        """What no placement is below: what the nodes of some long paths take, by `path_bound`."""
         c, p = self.columns, self.problem
         allowed = p.columns.allowed[c.unit]
-        fast = np.where(allowed, c.duration, NEVER).min(axis=1)
-        best = float(_longest(c, fast)[1])
         hosts = c.host == 1
-        if not hosts.any() or hosts.all():
-            return best / p.tick
-        room = p.limit[~hosts].sum()
-        near = np.where(allowed[:, ~hosts], c.duration[:, ~hosts], NEVER).min(axis=1)
-        far = np.where(allowed[:, hosts], c.duration[:, hosts], NEVER).min(axis=1)
-        far = np.where(far < NEVER, far, near)
-        path, _ = _longest(c, far)
-        gain = np.clip(far - near, 0, None)[path].astype(float)
-        size = p.columns.resident[path].astype(float)
-        total = float(np.minimum(near, far)[path].sum()) + float(gain.sum())
-        order = np.argsort(-gain / np.maximum(size, 1e-9), kind="stable")
-        for at in order:  # a fractional knapsack: the most that accelerators can save
-            part = min(1.0, room / size[at]) if size[at] > 0 else 1.0
-            total -= part * gain[at]
-            room -= part * size[at]
-        total -= 1e-9 * abs(total)
-        return max(best, total) / p.tick
+        times = [np.where(allowed, c.duration, NEVER).min(axis=1)]
+        if hosts.any() and not hosts.all():
+            far = np.where(allowed[:, hosts], c.duration[:, hosts], NEVER).min(axis=1)
+            times.append(np.where(far < NEVER, far, times[0]))
+        sent = np.zeros(len(c.unit), np.int64)
+        np.maximum.at(sent, c.source, c.price.max(axis=1, initial=0))
+        times.append(times[0] + 2 * sent)
+        paths = [_longest(c, time)[0] for time in times]
+        return max(path_bound(p, c, path, self.pieces) for path in paths) / p.tick
+
+
+def path_bound(problem: PlacementProblem, c: LatencyColumns, path: Ints, pieces: int) -> float:
+    """The least ticks that the nodes of a path can take one after the other. It is cut into
+    stretches for accelerators, each within the largest memory, and nodes on hosts; a stretch
+    receives what comes before it and sends what comes after. For long paths, without the cuts."""
+    hosts, allowed = c.host == 1, problem.columns.allowed[c.unit[path]]
+    time = np.where(allowed, c.duration[path], NEVER)
+    fast = time.min(axis=1)
+    if len(path) > LONG or hosts.all():
+        return float(fast.sum())
+    near = np.cumsum([0, *time[:, ~hosts].min(axis=1).tolist()])
+    held = np.cumsum([0, *problem.columns.resident[path].tolist()])
+    far = time[:, hosts].min(axis=1, initial=NEVER).tolist()
+    room = problem.limit[~hosts].max()
+    sent = _least_prices(c, path)
+    most = int((~hosts).sum()) * pieces
+    best = np.full((len(path) + 1, most + 1), float(NEVER))  # up to a node, by stretches used
+    best[0, 0] = 0.0
+    for end in range(1, len(path) + 1):
+        best[end] = best[end - 1] + far[end - 1]
+        out = sent[end - 1] if end < len(path) else 0
+        start = end - 1
+        while start >= 0 and held[end] - held[start] <= room:
+            took = near[end] - near[start] + out + (sent[start - 1] if start else 0)
+            np.minimum(best[end, 1:], best[start, :-1] + took, out=best[end, 1:])
+            start -= 1
+    return max(float(fast.sum()), min(float(best[-1].min()), float(NEVER)))
+
+
+def _least_prices(c: LatencyColumns, path: Ints) -> list[int]:
+    """Of each node but the last, what the transfer to the next one takes on an accelerator."""
+    found = []
+    for node, after in zip(path[:-1].tolist(), path[1:].tolist(), strict=True):
+        rows = range(c.made_start[node], c.made_start[node + 1])
+        prices = [
+            int(c.price[row][c.host == 0].min())
+            for row in rows
+            if after in c.reader[c.reader_start[row] : c.reader_start[row + 1]]
+        ]
+        found.append(max(prices, default=0))
+    return found
 
 
 def _longest(c: LatencyColumns, time: Ints) -> tuple[Ints, int]:

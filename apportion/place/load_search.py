@@ -34,8 +34,9 @@ from apportion.place.one_device import one_device
 
 STEPS = 1 << 16  # moves between two looks at the clock; of the first rounds fewer
 FIRST = 1 << 9
-TURNS = (4, 16, 48)  # stretches of so many moves a round has, in turn
-HOT, WARM, COLD = 0.05, 0.01, 0.0002  # temperatures as shares of the energy
+TURNS = (8, 32, 64)  # stretches of so many moves a round has, in turn
+HOT = (0.003, 0.02)  # of rounds from random placements, in turn; shares of the energy
+WARM, COLD = 0.001, 3e-5
 CHANCES = 4096
 BLOCK = 8  # units that go with one, at most
 FEW = 1000  # units of which all pairs are exchanged at the end of a round
@@ -266,7 +267,7 @@ class LoadSearch:
         self.round += 1
         state = load_state(c, start)
         best, ticks = state.place.copy(), 1 << 60
-        heat = HOT if fresh else WARM
+        heat = HOT[self.round // 2 % len(HOT)] if fresh else WARM
         cooling = (COLD / heat) ** (1.0 / (stretches * steps))
         if len(self.free):
             for _ in range(stretches):
@@ -326,7 +327,8 @@ def load_search(
     until = began + budget
     search = LoadSearch(objective, seed, starts, budget)
     bound = search.bound()
-    curve, interrupted = [], False
+    curve = [(time.perf_counter() - began, objective.evaluations, search.score)]
+    interrupted = False
     try:
         while time.perf_counter() < until and search.score > bound * (1 + 1e-12):
             if search.run_round(until):

@@ -2,14 +2,15 @@
 
 In: a StepObjective and placements to begin with. Out: the best placement found. It begins at the
 best of the starts; the moves are those of step_search.py, single units and blocks, most of them on
-the critical chain. Moves that make the step a little longer are kept as well, ever fewer.
+the critical chain. Moves that make the step a little longer are kept as well, ever fewer; the more
+evaluations there will be, the longer it stays with such moves. A walk that makes no progress begins
+again a few moves from the best.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-
-import numpy as np
 
 from apportion.columns import Ints
 from apportion.place.objective import Objective, PlacementResult, Report
@@ -27,7 +28,8 @@ SHARES = MoveShares(
     exchange=0.03,
 )  # fmt: skip
 PATIENCE = 2  # evaluations for each unit and device without progress before the next kick
-HOT = 0.02  # by the root of the number of units: the temperature, as a share of the best time
+HOT = 0.0003  # by the root of evaluations per unit: the first temperature, as a share of the best
+HOTTEST = 0.003
 
 
 def local_search(
@@ -51,9 +53,9 @@ def local_search(
         for start in first:
             run.call(enter, *given, start)
         patience = PATIENCE * problem.units * len(problem.devices)
-        hot = HOT / np.sqrt(problem.units)
         while not run.over:
             until = run.next_count()
+            hot = min(HOT * math.sqrt(run.expected / problem.units), HOTTEST)
             proposals = 100 * (until - run.counted)
             run.call(walk, *given, SHARES, hot, run.expected, patience, until, proposals)
     return run.result()

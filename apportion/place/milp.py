@@ -76,7 +76,8 @@ def milp_placement(
     made = _unless_proven(objective, first, contiguous)
     count = 0 if made is None else len(made.program.upper)
     if count > LARGE:
-        first = search(budget=budget * LONG_SHARE, starts=[*starts, first.placement])
+        more = partial(search, seed=seed + 1)
+        first = more(budget=budget * LONG_SHARE, starts=[*starts, first.placement])
         made = _unless_proven(objective, first, contiguous)
     if made is None or count > MOST_VARIABLES:
         note = f"{count} variables are too many for HiGHS: this is by search alone"

@@ -83,7 +83,7 @@ class StepObjective:
         done = simulate_step(it, placement, self.tables)
         device = np.asarray(placement)[it.columns.unit]
         busy = it.columns.duration[np.arange(len(device)), device] / it.tick
-        loads = np.bincount(device, busy, len(it.devices))
+        loads = np.bincount(device, busy, len(it.devices)).astype(np.float64)
         fits = bool((done.peak_bytes <= it.limit).all())
         return Evaluation(done.ticks / it.tick, loads, done.peak_bytes, fits)
 

@@ -26,13 +26,13 @@ import numpy as np
 
 from apportion.columns import Floats, Ints, compiled, compiled_part, offsets
 from apportion.place.coarsen import coarsen
-from apportion.place.draws import draw_below, draw_share, random_state
 from apportion.place.placement_problem import (
     PlacementColumns,
     PlacementLinks,
     PlacementProblem,
 )
-from apportion.place.step_time import NO_LIMIT, StepScratch, StepTables, step_score_part
+from apportion.place.random_draws import draw_below, draw_share, random_state
+from apportion.place.step_time import NO_LIMIT, StepConstants, StepScratch, step_score_part
 
 EVALUATIONS, CHAIN, CHANGED, STAMP, ACCEPTED, FRUITLESS, BETTER = range(7)  # counts
 NOW, LOW, BEST = range(3)  # scores; LOW is the best since the last kick
@@ -78,7 +78,7 @@ class SearchState(NamedTuple):
     place: Ints  # u
     best: Ints  # u
     scores: Floats
-    random: Ints  # draws.py
+    random: Ints  # random_draws.py
     counts: Ints
     chain: Ints  # n: nodes of the critical chain
     changed: Ints  # u: units of a move that may be undone
@@ -167,25 +167,28 @@ def undo(w: SearchState) -> None:
 
 @compiled_part
 def _may_go(c: PlacementColumns, w: SearchState, unit: int, device: int) -> bool:
-    return c.allowed[unit, device] and w.place[unit] != device
+    able: bool = c.allowed[unit, device] and w.place[unit] != device
+    return able
 
 
 @compiled_part
 def draw_unit(c: PlacementColumns, w: SearchState, critical: float) -> int:
     """A unit, of the critical chain with some probability."""
+    unit: int = draw_below(w.random, len(w.place))
     if w.counts[CHAIN] > 0 and draw_share(w.random) < critical:
-        return c.unit[w.chain[draw_below(w.random, w.counts[CHAIN])]]
-    return draw_below(w.random, len(w.place))
+        unit = c.unit[w.chain[draw_below(w.random, w.counts[CHAIN])]]
+    return unit
 
 
 @compiled_part
 def draw_device(g: Neighbourhood, w: SearchState, unit: int, near: float) -> int:
     """Where a unit may go: mostly where one of its neighbours is."""
+    able = g.able_start[unit + 1] - g.able_start[unit]
+    device: int = g.able[g.able_start[unit] + draw_below(w.random, able)]
     beside = g.near_start[unit + 1] - g.near_start[unit]
     if beside > 0 and draw_share(w.random) < near:
-        return w.place[g.near[g.near_start[unit] + draw_below(w.random, beside)]]
-    able = g.able_start[unit + 1] - g.able_start[unit]
-    return g.able[g.able_start[unit] + draw_below(w.random, able)]
+        device = w.place[g.near[g.near_start[unit] + draw_below(w.random, beside)]]
+    return device
 
 
 @compiled_part
@@ -362,7 +365,7 @@ def trace(
 def enter(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     g: Neighbourhood,
     w: SearchState,
@@ -383,7 +386,7 @@ def enter(
 def kick(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     g: Neighbourhood,
     w: SearchState,
@@ -394,6 +397,8 @@ def kick(
         w.place[unit] = w.best[unit]
     for _ in range(1 + draw_below(w.random, shares.kick)):
         propose(c, g, w, shares)
+        unit = draw_below(w.random, len(w.place))
+        w.place[unit] = draw_device(g, w, unit, 0.0)
     w.scores[NOW] = step_score_part(c, links, t, s, w.place, float(NO_LIMIT))
     w.scores[LOW] = w.scores[NOW]
     w.counts[EVALUATIONS] += 1
@@ -406,7 +411,7 @@ def kick(
 def walk(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     g: Neighbourhood,
     w: SearchState,

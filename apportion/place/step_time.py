@@ -38,7 +38,7 @@ KEY_BITS = 62  # of a row of the heap
 NO_LIMIT = 1 << 61  # ticks that no step takes
 
 
-class SimulatedStep(NamedTuple):
+class StepSchedule(NamedTuple):
     """A placement, simulated: ticks of the whole step and of each node; bytes per device."""
 
     ticks: int
@@ -47,7 +47,7 @@ class SimulatedStep(NamedTuple):
     peak_bytes: Ints  # k
 
 
-class StepTables(NamedTuple):
+class StepConstants(NamedTuple):
     """What is the same under all placements of a problem."""
 
     shift: int  # an item is node << shift, plus 1 and more for messages
@@ -75,20 +75,20 @@ class StepScratch(NamedTuple):
     issues: Ints  # n: ticks of a host to issue that
     after: Ints  # n: the next node of the same device, if devices run nodes in order
     stack: Ints  # n: nodes that are ready, if devices run nodes in order
-    heap: Ints  # messages and nodes that are ready
-    sizes: Ints  # of the heap and the stack, and the length of the sequence
     free: Ints  # k: when a device is free
     left: Ints  # k: ticks of the nodes that a device has not run
     latest: Ints  # k: the node that a device ran last, or -1
     sent: Ints  # k: the output that was last sent to a device
     host: Ints  # k: when the host of a device has issued what it runs
+    peaks: Ints  # k: bytes
+    heap: Ints  # messages and nodes that are ready
+    sizes: Ints  # of the heap and the stack, and the length of the sequence
     link_free: Ints
     stretch: Ints  # k + 1
     alive: Ints  # m x 2: outputs by the time they go
-    peaks: Ints  # k
 
 
-def step_tables(problem: PlacementProblem) -> StepTables:
+def step_tables(problem: PlacementProblem) -> StepConstants:
     """What evaluations of a problem's placements have in common."""
     c = problem.columns
     n, devices = c.duration.shape
@@ -96,7 +96,7 @@ def step_tables(problem: PlacementProblem) -> StepTables:
     shift = (most * devices).bit_length()
     bits = shift + max(n - 1, 1).bit_length()
     inputs = np.bincount(c.reader, minlength=n).astype(np.int64)
-    return StepTables(
+    return StepConstants(
         shift=shift,
         bits=bits,
         latest=1 << max(KEY_BITS - bits, 0),
@@ -114,26 +114,14 @@ def step_scratch(problem: PlacementProblem) -> StepScratch:
     c, links = problem.columns, problem.links
     n, devices = c.duration.shape
     each = np.minimum(np.diff(c.reader_start), 1 if links.once else devices - 1)
-    nodes = [np.zeros(n, np.int64) for _ in range(11)]
-    return StepScratch(
-        *nodes,
-        heap=np.zeros(n + int(each.sum()) + 1, np.int64),
-        sizes=np.zeros(3, np.int64),
-        free=np.zeros(devices, np.int64),
-        left=np.zeros(devices, np.int64),
-        latest=np.zeros(devices, np.int64),
-        sent=np.zeros(devices, np.int64),
-        host=np.zeros(devices, np.int64),
-        link_free=np.zeros(max(links.links, 1), np.int64),
-        stretch=np.zeros(devices + 1, np.int64),
-        alive=np.zeros((len(c.source) + 1, 2), np.int64),
-        peaks=np.zeros(devices, np.int64),
-    )
+    shapes: list[int | tuple[int, int]] = [n] * 11 + [devices] * 6
+    shapes += [n + int(each.sum()) + 1, 3, max(links.links, 1), devices + 1, (len(c.source) + 1, 2)]
+    return StepScratch._make(np.zeros(shape, np.int64) for shape in shapes)
 
 
 def simulate_step(
-    problem: PlacementProblem, placement: Ints, tables: StepTables | None = None
-) -> SimulatedStep:
+    problem: PlacementProblem, placement: Ints, tables: StepConstants | None = None
+) -> StepSchedule:
     """What happens if unit i is on device placement[i]."""
     check_placement(problem, placement)
     place = np.ascontiguousarray(placement, np.int64)
@@ -141,14 +129,14 @@ def simulate_step(
     c, links = problem.columns, problem.links
     ticks = step_ticks(c, links, tables or step_tables(problem), scratch, place, NO_LIMIT)
     find_peaks(c, links, scratch)
-    return SimulatedStep(int(ticks), scratch.start, scratch.end, scratch.peaks)
+    return StepSchedule(int(ticks), scratch.start, scratch.end, scratch.peaks)
 
 
 @compiled
 def step_ticks(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     place: Ints,
     most: int,
@@ -162,13 +150,13 @@ def step_ticks(
 def step_ticks_part(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     place: Ints,
     most: int,
 ) -> int:
     """`step_ticks` as a part of searches."""
-    finish = _begin(c, links, t, s, place)
+    finish: int = _begin(c, links, t, s, place)
     last = (1 << t.shift) - 1
     while finish <= most and s.sizes[0] + s.sizes[1] > 0:
         if s.sizes[1] > 0:
@@ -188,7 +176,7 @@ def step_ticks_part(
 
 @compiled_part
 def _begin(
-    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, place: Ints
+    c: PlacementColumns, links: PlacementLinks, t: StepConstants, s: StepScratch, place: Ints
 ) -> int:
     """Everything before the first event; a bound on the ticks."""
     n, devices = c.duration.shape
@@ -218,8 +206,8 @@ def _begin(
         device = s.where[node]
         took = c.duration[node, device] + s.extra[node]
         s.left[device] += took + (links.device_hold if took > 0 else 0)
-    bound = np.int64(0)
-    for device in range(devices):
+    bound: int = s.left[0]
+    for device in range(1, devices):
         bound = max(bound, s.left[device])
     return bound
 
@@ -265,7 +253,7 @@ def _follow(s: StepScratch) -> None:
 
 @compiled_part
 def _run_node(
-    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, node: int
+    c: PlacementColumns, links: PlacementLinks, t: StepConstants, s: StepScratch, node: int
 ) -> int:
     """A node runs; a bound on the ticks, which is exact for the last to run."""
     devices = c.duration.shape[1]
@@ -274,7 +262,7 @@ def _run_node(
     took = c.duration[node, device] + s.extra[node]
     done = begin + took
     free = done + (links.device_hold if took > 0 else 0)
-    bound = max(begin + s.left[device], done + t.tail[node])
+    bound: int = max(begin + s.left[device], done + t.tail[node])
     s.left[device] -= free - begin
     s.free[device] = free
     s.start[node], s.end[node] = begin, done
@@ -302,7 +290,12 @@ def _run_node(
 
 @compiled_part
 def _send(
-    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, node: int, way: int
+    c: PlacementColumns,
+    links: PlacementLinks,
+    t: StepConstants,
+    s: StepScratch,
+    node: int,
+    way: int,
 ) -> int:
     """A message takes its turn on all links of its route; when it has arrived and they are free."""
     devices = c.duration.shape[1]
@@ -327,11 +320,12 @@ def _send(
         at_later = s.where[later]
         if at_later == there or (links.once and at_later != device):
             _arrive(links, t, s, later, arrives)
-    return max(finish, arrives)
+    last: int = max(finish, arrives)
+    return last
 
 
 @compiled_part
-def _arrive(links: PlacementLinks, t: StepTables, s: StepScratch, node: int, when: int) -> None:
+def _arrive(links: PlacementLinks, t: StepConstants, s: StepScratch, node: int, when: int) -> None:
     """Something that a node waits for is there."""
     s.ready[node] = max(s.ready[node], when)
     s.pending[node] -= 1
@@ -440,14 +434,14 @@ def _peak(
 def step_score(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     place: Ints,
     most: float,
 ) -> float:
     """What searches minimise: the ticks of a step; of a placement that is over the memory limit
-    more than of any that is not, by the share that it is over. If it is more than `most`, any
-    number above it."""
+    more than of any that is not, by the shares that its devices are over. If it is more than
+    `most`, any number above it."""
     return step_score_part(c, links, t, s, place, most)  # type: ignore[no-any-return]
 
 
@@ -455,7 +449,7 @@ def step_score(
 def step_score_part(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     place: Ints,
     most: float,
@@ -469,7 +463,7 @@ def step_score_part(
     over = 0.0
     for device in range(len(t.limit)):
         if s.peaks[device] > t.limit[device]:
-            over = max(over, (s.peaks[device] - t.limit[device]) / max(t.limit[device], 1.0))
+            over += (s.peaks[device] - t.limit[device]) / max(t.limit[device], 1.0)
     if over > 0:
         return float(t.worst * (1.0 + over) + ticks)
     return float(ticks)

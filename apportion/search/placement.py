@@ -39,6 +39,7 @@ from apportion.split import Choice, Strategy, unsplit_choice
 FIRST = 0.8  # share of the budget that a placer has at first, if it is limited
 REFINED = 0.5  # the same of a row that refines
 ROUNDS = 3  # how often a placer is asked when what it finds is over the limit
+QUICK = ("blocks", "m-topo", "m-etf", "m-sct", "list-schedule", "metis", "scotch")
 STARTED = ("local-search", "annealing", "brkga")  # begin with list scheduling and the expert's
 LISTED = 0.5  # share of their budget that this may take
 SETTLING = ("auto", "local-search", "policy")  # end when they find nothing better
@@ -89,10 +90,12 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
     """The step of a Problem, to be placed, with the expert's placement of it."""
     limit = problem.memory_limit
     step = captured_problem(problem.space, problem.cluster, problem.cost, limit)
-    if limit is None:
-        devices = tuple(replace(device, memory_bytes=None) for device in step.devices)
-        step = replace(step, devices=devices)
-    return with_layers_as_expert(step, problem.space.graph)
+    return with_layers_as_expert(_unlimited(step) if limit is None else step, problem.space.graph)
+
+
+def _unlimited(step: PlacementProblem) -> PlacementProblem:
+    """The same on devices that hold anything."""
+    return replace(step, devices=tuple(replace(it, memory_bytes=None) for it in step.devices))
 
 
 def strategy_of(problem: Problem, step: PlacementProblem, place: Ints) -> Strategy:
@@ -137,8 +140,13 @@ def _placed(
     seed: int,
     policy: Path | None,
 ) -> _Found:
-    """The best that the placer finds, asked again while that is over the memory limit."""
+    """The best that the placer finds, asked again while that is over the memory limit. Quick ones
+    are first asked without a limit: what they count as memory is more than the simulator does."""
     best: _Found | None = None
+    if problem.memory_limit is not None and placer in QUICK:
+        best = _asked(problem, _unlimited(step), placer, FIRST * budget, seed, policy)
+        if best.over <= 0:
+            return best
     aim, share = step, REFINED if refines else 1.0 if problem.memory_limit is None else FIRST
     for turn in range(ROUNDS):
         left = began + budget - time.perf_counter()

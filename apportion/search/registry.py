@@ -142,12 +142,15 @@ METHODS: dict[str, Method] = {
     "m-topo": _placer("operators in order, each device filled to its share (Baechi)", "m-topo"),
     "m-etf": _placer("the operator that can start first, where it can (Baechi)", "m-etf"),
     "m-sct": _placer("as m-etf, with favourite children by a linear program (Baechi)", "m-sct"),
-    "list-schedule": _placer("the best of several orders, by earliest finish", "list-schedule"),
+    "list-schedule": _placer(
+        "the best of several orders, by earliest finish", "list-schedule", auto=145
+    ),
     "metis": _placer("the graph cut by METIS (extra partition)", "metis", compared=False),
     "scotch": _placer("the graph cut by Scotch (extra partition)", "scotch", compared=False),
     "local-search": _placer(
         "local search with restarts, then refined by the simulator", "local-search", refines=True
     ),
+    "restarts": _placer("local search from many random starts", "restarts", compared=False),
     "annealing": _placer(
         "simulated annealing with moves of blocks", "annealing", compared=False
     ),

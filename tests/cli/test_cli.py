@@ -63,11 +63,11 @@ def test_the_surface_is_what_it_was() -> None:
         },
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
-            *("--trace", "--calibrate", "--measure", "--certify", "--json"),
+            *("--trace", "--calibrate", "--measure", "--certify", "--policy", "--json"),
         },
         "compare": {
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),
-            *("--calibrate", "--json"),
+            *("--calibrate", "--policy", "--json"),
         },
         "place": {
             *("source", "--format", "--devices", "--cluster", "--objective", "--contiguous"),
@@ -83,7 +83,7 @@ def test_the_surface_is_what_it_was() -> None:
         "explain": {"plan", "op", "--alternatives", "--budget", "--json"},
         "run": {
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
-            *("--timeout", "--trace", "--calibrate", "--measure", "--json"),
+            *("--timeout", "--trace", "--calibrate", "--measure", "--policy", "--json"),
         },
     }
 

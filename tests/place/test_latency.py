@@ -112,6 +112,27 @@ def test_search_finds_the_optimum_of_small_problems():
         assert judge.score(found.placement) == pytest.approx(oracle.lower_bound), seed
 
 
+def test_a_path_that_does_not_fit_is_cut():
+    nodes = [node(1, cost=2, size=3), node(1, cost=1, size=3), node(1, size=3)]
+    it = build("t", nodes, [(0, 1), (1, 2)], 2, 1, 6)
+    assert LatencyObjective(it).lower_bound() == 3 + 2 * 1  # after the second node
+    it = build("t", nodes, [(0, 1), (1, 2)], 2, 1, None)
+    assert LatencyObjective(it).lower_bound() == 3
+
+
+@pytest.mark.slow
+def test_no_placement_is_below_the_bound():
+    reached = 0
+    for seed in range(300):
+        for pieces in (1, 2):
+            judge = LatencyObjective(drawn(seed, most=5), pieces)
+            best = exhaustive(judge).lower_bound
+            if best is not None:
+                assert judge.lower_bound() <= best + 1e-9, seed
+                reached += judge.lower_bound() >= best - 1e-9
+    assert reached > 100
+
+
 def test_refuses_throughput():
     for placer in (latency_greedy, latency_search):
         with pytest.raises(ValueError, match="latency"):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from made_problems import best_score, made_problem
+from made_problems import all_placements, best_score, made_problem
 from rings import sampled
 
 from apportion.place.annealing import annealing
@@ -43,13 +43,12 @@ def test_the_optimum_of_tiny_problems_is_found(name: str, seed: int) -> None:
 @every
 def test_a_memory_limit_is_kept_where_that_can_be(name: str) -> None:
     rng = np.random.default_rng(3)
-    objective = StepObjective(made_problem(rng, 8, 2, units=6, limit=24))
-    least = best_score(objective)
-    assert least < objective.tables.worst  # one fits
+    objective = StepObjective(made_problem(rng, 8, 2, units=6, limit=20))
+    fits = [objective.evaluate(place).feasible for place in all_placements(objective.problem)]
+    assert 0 < sum(fits) < len(fits) / 3
     assert not objective.evaluate(np.zeros(6, np.int64)).feasible
     found = SEARCHES[name](objective, seed=1, evaluations=600)
     assert objective.evaluate(found.placement).feasible
-    assert objective.score(found.placement) == least
 
 
 @every

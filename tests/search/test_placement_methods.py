@@ -14,18 +14,19 @@ import pytest
 from graphs import captured, problem
 
 import apportion as ap
+from apportion.cli import main as cli
 from apportion.columns import Ints
 from apportion.graph import FORWARD
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.place.objective import (
-    STEP,
     Objective,
     PlacementResult,
     PlacerProgress,
     StepObjective,
 )
+from apportion.place.objective_names import STEP
 from apportion.place.placers import PLACERS, Placer
 from apportion.plan.make_plan import make_plan
 from apportion.search import METHODS
@@ -332,3 +333,11 @@ def test_units_go_only_where_they_may() -> None:
         assert all(c.devices in ((0,), (1,)) for c in change.values())
         assert 0 not in {int(unit[op]) for op in change}
     assert 0 not in moves.movable
+
+
+def test_the_command_line_says_which_methods_take_a_policy(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = ["plan", "mlp:tiny", "--cluster", "2xh100", "--method", "data", "--policy", "p"]
+    assert cli.status(words) == 2
+    assert "a policy is for the methods policy, placeto, gdp" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""draws: random numbers that compiled and interpreted loops draw alike.
+"""random_draws: random numbers that compiled and interpreted loops draw alike.
 
 In: a seed. Out: a state of two numbers, which every draw changes. L'Ecuyer's combination of two
 multiplicative generators (Communications of the ACM 31, 1988): no product leaves 47 bits, and the
@@ -26,16 +26,19 @@ def _drawn(state: Ints) -> int:
     """One of MOST numbers, from 0."""
     state[0] = state[0] * 40014 % ONE
     state[1] = state[1] * 40692 % OTHER
-    return (state[0] - state[1]) % MOST
+    found: int = (state[0] - state[1]) % MOST
+    return found
 
 
 @compiled_part
 def draw_below(state: Ints, count: int) -> int:
     """A number from 0, below `count`."""
-    return _drawn(state) * count // MOST
+    found: int = _drawn(state) * count // MOST
+    return found
 
 
 @compiled_part
 def draw_share(state: Ints) -> float:
     """A number above 0 and below 1."""
-    return (_drawn(state) + 0.5) / MOST
+    found: float = (_drawn(state) + 0.5) / MOST
+    return found
