@@ -65,6 +65,7 @@ PUBLISHED: dict[str, tuple[float | None, ...]] = {
 BATCH = tuple(name for name in ROWS if name != "gnmt-8")
 AT_ONCE = ("single", "expert", "metis", "m-etf", "m-sct")
 SEARCHES = {"local-search": 0.25, "hdp": 0.6, "gdp": 1.0}  # and their shares of --seconds
+LARGE = 2000  # units
 TUNING = 49  # updates of fine-tuning: fewer than 50
 
 Part = tuple[Path, Callable[..., Any], tuple[Any, ...]]  # its file, and what writes it
@@ -104,7 +105,10 @@ def problem_of(folder: Path, name: str) -> Any:
 
 
 def place_row(file: Path, folder: Path, name: str, method: str, seconds: float) -> None:
-    """What a method finds for one row."""
+    """What a method finds for one row. A GPU that many processes share helps large graphs only."""
+    large = problem_of(folder, name).units >= LARGE or (method == "hdp" and ROWS[name][1] >= 8)
+    if not large:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     ready(folder, name)
     from apportion.place import PLACERS, StepObjective
 
@@ -359,18 +363,19 @@ def print_gains(table: dict[str, Any]) -> None:
 
 
 def print_equal_counts(table: dict[str, Any], batch: dict[str, Any]) -> None:
+    """All curves at the number of placements that HDP, GDP-batch and GDP-one came to."""
     print("\nAt equal numbers of simulated placements\n")
-    print(
-        "| row | placements | GDP-one | GDP-batch | HDP | local search |\n|---|---|---|---|---|---|"
-    )
+    print("| row | placements | of | GDP-one | GDP-batch | HDP | local search |")
+    print("|---|---|---|---|---|---|---|")
     for name, row in table.items():
-        counts = [it["evaluations"] for m in SEARCHES if (it := row[m])]
-        counts += [batch[name]["evaluations"]] if batch[name] else []
-        if counts:
-            each = [row["gdp"], batch[name], row["hdp"], row["local-search"]]
-            values = [at_count(it, min(counts)) for it in each]
-            cells = ["-" if value is None else f"{value:.4f}" for value in values]
-            print(f"| {name} | {min(counts)} | " + " | ".join(cells) + " |")
+        each = {"GDP-one": row["gdp"], "GDP-batch": batch[name], "HDP": row["hdp"]}
+        curves = (*each.values(), row["local-search"])
+        for whose, result in each.items():
+            if result:
+                count = result["evaluations"]
+                values = [at_count(it, count) for it in curves]
+                cells = ["-" if value is None else f"{value:.4f}" for value in values]
+                print(f"| {name} | {count} | {whose} | " + " | ".join(cells) + " |")
 
 
 def print_batch(table: dict[str, Any], of_batch: dict[str, Any], batch: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -42,7 +43,9 @@ GROUPS = 128
 RULES = ("placeto", "cluster")
 FAMILY_DEVICES = 4
 AT_ONCE = ("single", "expert", "scotch", "metis", "list-schedule")
-BY_COUNTS = ("random", "colocrl", "placeto", "restarts", "local-search")
+BY_COUNTS = (
+    "random", "colocrl", "placeto", "placeto as published", "restarts", "local-search"
+)  # fmt: skip
 MARKS = (1_000, 5_000, 20_000)
 TUNING = 50  # updates of fine-tuning
 
@@ -130,6 +133,10 @@ def place(problem: Any, method: str, evaluations: int, seed: int, **more: Any) -
         curve, value = random_curve(objective, evaluations, seed)
         return {"value": value, "curve": curve, "evaluations": evaluations,
                 "seconds": time.perf_counter() - began}  # fmt: skip
+    if method == "placeto as published":
+        from apportion.learn.placeto_policy import PlacetoSettings
+
+        method, more = "placeto", {"settings": PlacetoSettings()}
     if method in BY_COUNTS:
         found = function_of(method)(objective, evaluations=evaluations, seed=seed, **more)
     else:
@@ -183,6 +190,13 @@ def table_part(file: Path, problem_file: Path, method: str, evaluations: int, se
     write(file, place(load_problem(problem_file), method, evaluations, seed))
 
 
+def result_file(
+    folder: Path, model: str, devices: int, rules: str, method: str, evaluations: int, seed: int
+) -> Path:
+    name = f"table-{model}-{devices}-{rules}-{plain(method)}-{evaluations}-{seed}.json"
+    return folder / name
+
+
 def table_parts(folder: Path, evaluations: int, seeds: int) -> list[Part]:
     parts: list[Part] = []
     for model in PAPER_MODELS:
@@ -191,8 +205,7 @@ def table_parts(folder: Path, evaluations: int, seeds: int) -> list[Part]:
                 problem = table_file(folder, model, devices, rules)
                 for method in (*BY_COUNTS, *AT_ONCE):
                     for seed in range(seeds if method in BY_COUNTS else 1):
-                        name = f"table-{model}-{devices}-{rules}-{method}-{evaluations}-{seed}.json"
-                        file = folder / name
+                        file = result_file(folder, model, devices, rules, method, evaluations, seed)
                         parts.append((file, table_part, (file, problem, method, evaluations, seed)))
     slow = {"colocrl": 0, "placeto": 1}
     return sorted(parts, key=lambda part: slow.get(part[2][2], 2))
@@ -375,10 +388,10 @@ def print_table(folder: Path, evaluations: int, seeds: int) -> None:
         print("|---" * (3 + len(AT_ONCE) + len(BY_COUNTS)) + "|")
         for model in PAPER_MODELS:
             for devices in (2, 4):
-                stem = f"table-{model}-{devices}-{rules}"
-                at_once = [read(folder / f"{stem}-{m}-{evaluations}-0.json") for m in AT_ONCE]
+                its = partial(result_file, folder, model, devices, rules)
+                at_once = [read(its(m, evaluations, 0)) for m in AT_ONCE]
                 runs = {m: [found for seed in range(seeds)
-                            if (found := read(folder / f"{stem}-{m}-{evaluations}-{seed}.json"))]
+                            if (found := read(its(m, evaluations, seed)))]
                         for m in BY_COUNTS}  # fmt: skip
                 if not any(runs.values()):
                     continue
@@ -389,7 +402,10 @@ def print_table(folder: Path, evaluations: int, seeds: int) -> None:
                     ]
                     print(f"| {model} | {devices} | " + " | ".join(map(shown, at_once))
                           + f" | {mark:,} | " + " | ".join(means) + " |")  # fmt: skip
-                print(f"| published | | {PUBLISHED[model, devices]} |" + " |" * 9)
+                print(
+                    f"| published | | {PUBLISHED[model, devices]} |"
+                    + " |" * (len(AT_ONCE) + len(BY_COUNTS))
+                )
     print_samples(folder, evaluations, seeds)
 
 
@@ -408,9 +424,8 @@ def print_samples(folder: Path, evaluations: int, seeds: int) -> None:
         for devices in (2, 4):
             for rules in RULES:
                 for seed in range(seeds):
-                    stem = f"table-{model}-{devices}-{rules}"
-                    runs = {m: read(folder / f"{stem}-{m}-{evaluations}-{seed}.json")
-                            for m in BY_COUNTS}  # fmt: skip
+                    its = partial(result_file, folder, model, devices, rules)
+                    runs = {m: read(its(m, evaluations, seed)) for m in BY_COUNTS}
                     if runs["colocrl"] is None:
                         continue
                     target = best_after(runs["colocrl"], evaluations)

@@ -243,7 +243,8 @@ def advantage(rewards: Floats) -> Floats:
     no less than a thousandth of the mean: differences between placements that are all but the same
     teach nothing."""
     least = SAME * abs(rewards.mean())
-    return (rewards - rewards.mean()) / max(rewards.std(), least, 1e-12)
+    gains: Floats = (rewards - rewards.mean()) / max(rewards.std(), least, 1e-12)
+    return gains
 
 
 def sample(logits: torch.Tensor, count: int, random: torch.Generator) -> torch.Tensor:

@@ -88,6 +88,9 @@ class SageLayer(nn.Module):
         super().__init__()
         self.project = nn.Linear(width, width)
         self.combine = nn.Linear(2 * width, width)
+        nn.init.xavier_normal_(self.project.weight, gain=2.0)
+        nn.init.zeros_(self.project.bias)
+        _begin_relu(self.combine)
 
     def forward(self, h: torch.Tensor, graph: GdpGraph) -> torch.Tensor:
         projected = torch.sigmoid(self.project(h))[graph.neighbour]
@@ -95,6 +98,14 @@ class SageLayer(nn.Module):
             projected, "max", offsets=graph.neighbour_start, axis=0, initial=0.0
         )  # 0 where there is no neighbour, which is below any sigmoid
         return functional.relu(self.combine(torch.cat([h, pooled], dim=1)))
+
+
+def _begin_relu(linear: nn.Linear) -> None:
+    """First weights of a layer before ReLU. torch's own would leave all units almost alike after
+    the embedding, and a policy that treats all alike is a stationary point, since devices are
+    interchangeable."""
+    nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+    nn.init.zeros_(linear.bias)
 
 
 class PlacerLayer(nn.Module):
@@ -164,20 +175,10 @@ class GdpNetwork(nn.Module):
             self.layers = nn.ModuleList(PlacerLayer(shape) for _ in range(shape.placer_layers))
             self.leave = nn.LayerNorm(shape.width)
             self.head = nn.Linear(shape.width, shape.devices)
-            self._begin()
-
-    def _begin(self) -> None:
-        """First weights: torch's own would leave all units almost alike after the embedding, and a
-        policy that treats all alike is a stationary point, since devices are interchangeable."""
-        for linear in (self.enter, *(layer.combine for layer in self.rounds)):
-            nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
-            nn.init.zeros_(linear.bias)
-        for layer in self.rounds:
-            nn.init.xavier_normal_(layer.project.weight, gain=2.0)
-            nn.init.zeros_(layer.project.bias)
-        nn.init.zeros_(self.head.bias)
-        if self.condition is not None:
-            nn.init.ones_(self.condition.bias)  # the product begins near x[l] itself
+            _begin_relu(self.enter)
+            nn.init.zeros_(self.head.bias)
+            if self.condition is not None:
+                nn.init.ones_(self.condition.bias)  # the product begins near x[l] itself
 
     def embed(self, graph: GdpGraph) -> torch.Tensor:
         """u x width: what the graph is around each unit, less the mean over its graph. (The mean is

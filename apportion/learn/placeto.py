@@ -35,6 +35,7 @@ from apportion.learn.training_limits import TrainingLimits
 from apportion.place import Objective, PlacementProblem, PlacementResult, PlacerProgress, Report
 
 LEARNS = 0.9  # of a budget; the rest is for the greedy episode at the end
+SEARCH = PlacetoSettings(begin="best", rate=(3e-3, 3e-4))  # of few episodes, and so few updates
 KNOWING = (0.3, 0.03)  # the weight of entropy of a policy that has learned before
 
 
@@ -102,15 +103,14 @@ def _learner(
     settings: PlacetoSettings | None,
     policy: PlacetoPolicy | Path | None,
 ) -> PlacetoPolicy:
-    """The policy that learns: a new one, or a given one at the start of a new training. Episodes
-    begin with the best placement so far, and one that knows something explores less."""
+    """The policy that learns: a new one, or a given one at the start of a new training; one that
+    knows something explores less."""
     if policy is None:
-        how = settings or PlacetoSettings(begin="best")
-        return new_policy(len(problem.devices), seed, how)
+        return new_policy(len(problem.devices), seed, settings or SEARCH)
     if isinstance(policy, Path):
         policy = load_placeto(policy)
     check_devices(policy, problem)
-    how = settings or replace(policy.settings, begin="best", entropy=KNOWING, parallel=1)
+    how = settings or replace(SEARCH, rounds=policy.settings.rounds, entropy=KNOWING)
     return for_fine_tuning(policy, seed, how)
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from apportion.columns import Ints, compiled, compiled_part
-from apportion.place.draws import draw_below
 from apportion.place.objective import Objective, PlacementResult, Report
 from apportion.place.placement_problem import PlacementColumns, PlacementLinks
+from apportion.place.random_draws import draw_below
 from apportion.place.search_run import WalkRun, given_placements, step_objective
 from apportion.place.step_search import (
     EVALUATIONS,
@@ -28,7 +28,7 @@ from apportion.place.step_search import (
     neighbourhood,
     search_state,
 )
-from apportion.place.step_time import NO_LIMIT, StepScratch, StepTables, step_score_part
+from apportion.place.step_time import NO_LIMIT, StepConstants, StepScratch, step_score_part
 
 NEXT, RUNS = range(2)  # what is counted: moves of the current order, and random placements
 
@@ -64,7 +64,7 @@ def restarts(
 def _descend(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     g: Neighbourhood,
     w: SearchState,

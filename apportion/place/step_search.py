@@ -26,13 +26,13 @@ import numpy as np
 
 from apportion.columns import Floats, Ints, compiled, compiled_part, offsets
 from apportion.place.coarsen import coarsen
-from apportion.place.draws import draw_below, draw_share, random_state
 from apportion.place.placement_problem import (
     PlacementColumns,
     PlacementLinks,
     PlacementProblem,
 )
-from apportion.place.step_time import NO_LIMIT, StepScratch, StepTables, step_score_part
+from apportion.place.random_draws import draw_below, draw_share, random_state
+from apportion.place.step_time import NO_LIMIT, StepConstants, StepScratch, step_score_part
 
 EVALUATIONS, CHAIN, CHANGED, STAMP, ACCEPTED, FRUITLESS, BETTER = range(7)  # counts
 NOW, LOW, BEST = range(3)  # scores; LOW is the best since the last kick
@@ -78,7 +78,7 @@ class SearchState(NamedTuple):
     place: Ints  # u
     best: Ints  # u
     scores: Floats
-    random: Ints  # draws.py
+    random: Ints  # random_draws.py
     counts: Ints
     chain: Ints  # n: nodes of the critical chain
     changed: Ints  # u: units of a move that may be undone
@@ -365,7 +365,7 @@ def trace(
 def enter(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     g: Neighbourhood,
     w: SearchState,
@@ -386,7 +386,7 @@ def enter(
 def kick(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     g: Neighbourhood,
     w: SearchState,
@@ -411,7 +411,7 @@ def kick(
 def walk(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     g: Neighbourhood,
     w: SearchState,

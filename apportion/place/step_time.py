@@ -38,7 +38,7 @@ KEY_BITS = 62  # of a row of the heap
 NO_LIMIT = 1 << 61  # ticks that no step takes
 
 
-class SimulatedStep(NamedTuple):
+class StepSchedule(NamedTuple):
     """A placement, simulated: ticks of the whole step and of each node; bytes per device."""
 
     ticks: int
@@ -47,7 +47,7 @@ class SimulatedStep(NamedTuple):
     peak_bytes: Ints  # k
 
 
-class StepTables(NamedTuple):
+class StepConstants(NamedTuple):
     """What is the same under all placements of a problem."""
 
     shift: int  # an item is node << shift, plus 1 and more for messages
@@ -88,7 +88,7 @@ class StepScratch(NamedTuple):
     alive: Ints  # m x 2: outputs by the time they go
 
 
-def step_tables(problem: PlacementProblem) -> StepTables:
+def step_tables(problem: PlacementProblem) -> StepConstants:
     """What evaluations of a problem's placements have in common."""
     c = problem.columns
     n, devices = c.duration.shape
@@ -96,7 +96,7 @@ def step_tables(problem: PlacementProblem) -> StepTables:
     shift = (most * devices).bit_length()
     bits = shift + max(n - 1, 1).bit_length()
     inputs = np.bincount(c.reader, minlength=n).astype(np.int64)
-    return StepTables(
+    return StepConstants(
         shift=shift,
         bits=bits,
         latest=1 << max(KEY_BITS - bits, 0),
@@ -120,8 +120,8 @@ def step_scratch(problem: PlacementProblem) -> StepScratch:
 
 
 def simulate_step(
-    problem: PlacementProblem, placement: Ints, tables: StepTables | None = None
-) -> SimulatedStep:
+    problem: PlacementProblem, placement: Ints, tables: StepConstants | None = None
+) -> StepSchedule:
     """What happens if unit i is on device placement[i]."""
     check_placement(problem, placement)
     place = np.ascontiguousarray(placement, np.int64)
@@ -129,14 +129,14 @@ def simulate_step(
     c, links = problem.columns, problem.links
     ticks = step_ticks(c, links, tables or step_tables(problem), scratch, place, NO_LIMIT)
     find_peaks(c, links, scratch)
-    return SimulatedStep(int(ticks), scratch.start, scratch.end, scratch.peaks)
+    return StepSchedule(int(ticks), scratch.start, scratch.end, scratch.peaks)
 
 
 @compiled
 def step_ticks(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     place: Ints,
     most: int,
@@ -150,7 +150,7 @@ def step_ticks(
 def step_ticks_part(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     place: Ints,
     most: int,
@@ -176,7 +176,7 @@ def step_ticks_part(
 
 @compiled_part
 def _begin(
-    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, place: Ints
+    c: PlacementColumns, links: PlacementLinks, t: StepConstants, s: StepScratch, place: Ints
 ) -> int:
     """Everything before the first event; a bound on the ticks."""
     n, devices = c.duration.shape
@@ -253,7 +253,7 @@ def _follow(s: StepScratch) -> None:
 
 @compiled_part
 def _run_node(
-    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, node: int
+    c: PlacementColumns, links: PlacementLinks, t: StepConstants, s: StepScratch, node: int
 ) -> int:
     """A node runs; a bound on the ticks, which is exact for the last to run."""
     devices = c.duration.shape[1]
@@ -290,7 +290,12 @@ def _run_node(
 
 @compiled_part
 def _send(
-    c: PlacementColumns, links: PlacementLinks, t: StepTables, s: StepScratch, node: int, way: int
+    c: PlacementColumns,
+    links: PlacementLinks,
+    t: StepConstants,
+    s: StepScratch,
+    node: int,
+    way: int,
 ) -> int:
     """A message takes its turn on all links of its route; when it has arrived and they are free."""
     devices = c.duration.shape[1]
@@ -320,7 +325,7 @@ def _send(
 
 
 @compiled_part
-def _arrive(links: PlacementLinks, t: StepTables, s: StepScratch, node: int, when: int) -> None:
+def _arrive(links: PlacementLinks, t: StepConstants, s: StepScratch, node: int, when: int) -> None:
     """Something that a node waits for is there."""
     s.ready[node] = max(s.ready[node], when)
     s.pending[node] -= 1
@@ -429,7 +434,7 @@ def _peak(
 def step_score(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     place: Ints,
     most: float,
@@ -444,7 +449,7 @@ def step_score(
 def step_score_part(
     c: PlacementColumns,
     links: PlacementLinks,
-    t: StepTables,
+    t: StepConstants,
     s: StepScratch,
     place: Ints,
     most: float,

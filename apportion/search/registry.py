@@ -150,6 +150,7 @@ METHODS: dict[str, Method] = {
     "local-search": _placer(
         "local search with restarts, then refined by the simulator", "local-search", refines=True
     ),
+    "restarts": _placer("local search from many random starts", "restarts", compared=False),
     "annealing": _placer(
         "simulated annealing with moves of blocks", "annealing", compared=False
     ),

@@ -21,12 +21,12 @@ from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.place.objective import (
-    STEP,
     Objective,
     PlacementResult,
     PlacerProgress,
     StepObjective,
 )
+from apportion.place.objective_names import STEP
 from apportion.place.placers import PLACERS, Placer
 from apportion.plan.make_plan import make_plan
 from apportion.search import METHODS

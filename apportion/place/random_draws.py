@@ -1,4 +1,4 @@
-"""draws: random numbers that compiled and interpreted loops draw alike.
+"""random_draws: random numbers that compiled and interpreted loops draw alike.
 
 In: a seed. Out: a state of two numbers, which every draw changes. L'Ecuyer's combination of two
 multiplicative generators (Communications of the ACM 31, 1988): no product leaves 47 bits, and the
