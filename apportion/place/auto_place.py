@@ -15,9 +15,9 @@ import numpy as np
 
 from apportion.columns import Ints
 from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
+from apportion.place.objectives.simple_bound import simple_bound
 from apportion.place.placement_problem import check_placement
 from apportion.place.placers import PLACERS, Placer
-from apportion.place.simple_bound import simple_bound
 
 STARTS = 3  # of the best placements so far are handed on
 LEAST = 1.0  # seconds that a placer gets while there are so many: most need far less

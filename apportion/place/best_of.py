@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from apportion.columns import Ints
+from apportion.place.lists.unit_memory import excess_note
 from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
-from apportion.place.unit_memory import excess_note
 
 Attempt = tuple[str, Callable[[], tuple[Ints, float]]]
 

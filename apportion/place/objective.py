@@ -20,14 +20,14 @@ import numpy as np
 
 from apportion.columns import Floats, Ints
 from apportion.place.objective_names import STEP
-from apportion.place.placement_problem import PlacementProblem
-from apportion.place.step_time import (
+from apportion.place.objectives.step_time import (
     NO_LIMIT,
     simulate_step,
     step_score,
     step_scratch,
     step_tables,
 )
+from apportion.place.placement_problem import PlacementProblem
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,14 +19,14 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.place.objective import Evaluation, Objective, PlacementResult, Report
 from apportion.place.objective_names import LATENCY, OBJECTIVES, STEP, THROUGHPUT
+from apportion.place.objectives.simple_bound import simple_bound
 from apportion.place.placement_problem import PlacementProblem, check_placement, check_problem
 from apportion.place.placers import PLACERS
-from apportion.place.simple_bound import simple_bound
 
 _HOMES = {
     STEP: "objective:StepObjective",
-    THROUGHPUT: "max_load:ThroughputObjective",
-    LATENCY: "latency:LatencyObjective",
+    THROUGHPUT: "objectives.max_load:ThroughputObjective",
+    LATENCY: "objectives.latency:LatencyObjective",
 }
 SINGLE, EXPERT = "single", "expert"
 ROUNDS = 3  # how often a method is asked while what it finds is over the limits

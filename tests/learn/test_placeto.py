@@ -444,7 +444,7 @@ def test_an_interrupted_search_returns_its_best() -> None:
 
 
 def test_other_files_are_no_policy(tmp_path: Path) -> None:
-    from apportion.place.policy_file import read_policy, write_policy
+    from apportion.place.policy.policy_file import read_policy, write_policy
 
     policy = train_placeto([made_problem(5, 2)], episodes=1)
     path = tmp_path / "p.safetensors"

@@ -10,13 +10,13 @@ import pytest
 from placement_graphs import DATA, FIDDLE_GRAPH
 
 from apportion.columns import Ints
-from apportion.place.fiddle import read_fiddle
-from apportion.place.imported import imported_problem
-from apportion.place.max_load import is_contiguous
+from apportion.place.imports.fiddle import read_fiddle
+from apportion.place.imports.imported import imported_problem
+from apportion.place.imports.read_graph import read_graph
 from apportion.place.objective import Evaluation, Objective, PlacementResult, StepObjective
+from apportion.place.objectives.max_load import is_contiguous
 from apportion.place.placement_problem import PlacementProblem
 from apportion.place.placers import PLACERS, Placer, placers_help
-from apportion.place.read_graph import read_graph
 from apportion.place.run_placer import objective_of, place, with_memory_limit
 
 
