@@ -77,8 +77,8 @@ def placers_help() -> str:
 PLACERS: dict[str, Placer] = {
     "auto": Placer("place.auto_place:auto", "the best of those that suit", contiguous=True),
     "single": Placer(
-        "place.lists.one_device:one_device", "everything on the best one device", auto=10, share=0.02,
-        contiguous=True,
+        "place.lists.one_device:one_device", "everything on the best one device", auto=10,
+        share=0.02, contiguous=True,
     ),
     "expert": Placer(
         "place.lists.expert_placement:expert_placement", "what a person would choose", auto=20,
@@ -89,7 +89,8 @@ PLACERS: dict[str, Placer] = {
         share=0.1, contiguous=True,
     ),
     "m-topo": Placer(
-        "place.lists.m_topo:m_topo", "fills one device after the other (Baechi)", auto=40, share=0.02
+        "place.lists.m_topo:m_topo", "fills one device after the other (Baechi)", auto=40,
+        share=0.02,
     ),
     "list-schedule": Placer(
         "place.lists.list_schedule:list_schedule", "the best of a dozen list schedulers", auto=50,
@@ -97,12 +98,12 @@ PLACERS: dict[str, Placer] = {
     ),
     "m-etf": Placer("place.lists.m_etf:m_etf", "earliest task first (Baechi)", auto=60, share=0.1),
     "m-sct": Placer(
-        "place.lists.m_sct:m_sct", "small communication times, by a linear program (Baechi)", auto=70,
-        share=0.2,
+        "place.lists.m_sct:m_sct", "small communication times, by a linear program (Baechi)",
+        auto=70, share=0.2,
     ),
     "policy": Placer(
-        "place.policy.policy:policy", "a learned policy, then local search from it", (STEP,), auto=75,
-        share=0.5, learns=True,
+        "place.policy.policy:policy", "a learned policy, then local search from it", (STEP,),
+        auto=75, share=0.5, learns=True,
     ),
     "metis": Placer("place.cuts.metis:metis", "METIS's cut; apportion[partition]"),
     "scotch": Placer("place.cuts.scotch:scotch", "Scotch's cut; apportion[partition]"),
@@ -115,19 +116,25 @@ PLACERS: dict[str, Placer] = {
         objectives=(STEP,), learns=True,
     ),
     "local-search": Placer(
-        "place.searches.local_search:local_search", "moves of units and blocks, most on the critical chain",
+        "place.searches.local_search:local_search",
+        "moves of units and blocks, most on the critical chain",
         objectives=(STEP,), auto=200, share=1.0,
     ),
     "restarts": Placer(
-        "place.searches.restarts:restarts", "moves of single units, from many random placements", (STEP,)
+        "place.searches.restarts:restarts", "moves of single units, from many random placements",
+        (STEP,),
     ),
     "annealing": Placer(
-        "place.searches.annealing:annealing", "simulated annealing with single units and blocks", (STEP,),
+        "place.searches.annealing:annealing", "simulated annealing with single units and blocks",
+        (STEP,),
     ),
     "brkga": Placer("place.searches.brkga:brkga", "a genetic algorithm with biased random keys"),
-    "random": Placer("place.searches.random_placement:random_placement", "the best of many at random"),
+    "random": Placer(
+        "place.searches.random_placement:random_placement", "the best of many at random"
+    ),
     "dp": Placer(
-        "place.loads.ideals:dp_ideals", "the best contiguous placement, over ideals (Tarnawski et al.)",
+        "place.loads.ideals:dp_ideals",
+        "the best contiguous placement, over ideals (Tarnawski et al.)",
         (THROUGHPUT,), auto=110, share=0.3, contiguous=True,
     ),
     "dpl": Placer(
@@ -147,8 +154,8 @@ PLACERS: dict[str, Placer] = {
         (LATENCY,), auto=100, share=0.1,
     ),
     "latency-search": Placer(
-        "place.loads.latency_search:latency_search", "annealing on the time of one sample", (LATENCY,),
-        auto=120, share=0.4,
+        "place.loads.latency_search:latency_search", "annealing on the time of one sample",
+        (LATENCY,), auto=120, share=0.4,
     ),
     "milp": Placer(
         "place.loads.milp:milp_placement", "a mixed-integer program with a proven bound, by HiGHS",
