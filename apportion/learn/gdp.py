@@ -25,8 +25,10 @@ import torch
 
 from apportion.columns import Floats, Ints
 from apportion.learn.best_placement import BestPlacement
+from apportion.learn.gdp_file import load_gdp
 from apportion.learn.gdp_graph import gdp_graph, side_by_side
 from apportion.learn.gdp_network import GdpNetwork, GdpShape, slots_of
+from apportion.learn.gdp_policy import GdpPolicy
 from apportion.learn.torch_adam import give_moments, kept_moments
 from apportion.place import (
     Objective,
@@ -56,19 +58,6 @@ class GdpSettings:
     entropy: float = 10.0  # over the units of the graph; see below
     entropy_decay: float = 0.98  # per update
     norm: float = 1.0  # the most that a gradient may be long
-
-
-@dataclass(frozen=True, eq=False)
-class GdpPolicy:
-    """A policy, and what resuming its training needs. `searches` are those of the last training."""
-
-    network: GdpNetwork
-    moments: dict[str, torch.Tensor]  # Adam's
-    random_state: torch.Tensor
-    updates: int
-    trained_on: tuple[str, ...]
-    searches: tuple[BestPlacement, ...] = ()
-    interrupted: bool = False
 
 
 def train_gdp(
@@ -307,8 +296,6 @@ def place_with_gdp(
     policy's samples are all that it is judged by."""
     start = None
     if policy is not None:
-        from apportion.learn.gdp_file import load_gdp
-
         start = load_gdp(policy)
     began, runs, updates = time.perf_counter(), 0, 0
     made, left = None, budget

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from apportion.learn.gdp import GdpPolicy
 from apportion.learn.gdp_graph import FEATURES_VERSION
 from apportion.learn.gdp_network import GdpNetwork, GdpShape
+from apportion.learn.gdp_policy import GdpPolicy
 from apportion.place import read_policy, write_policy
 
 KIND = "gdp"

@@ -14,7 +14,6 @@ from made_placements import made_problem
 from apportion.learn.best_placement import judged
 from apportion.learn.gdp import (
     INVALID,
-    GdpPolicy,
     GdpSettings,
     advantage,
     apply_gdp,
@@ -27,6 +26,7 @@ from apportion.learn.gdp import (
 from apportion.learn.gdp_file import load_gdp, save_gdp
 from apportion.learn.gdp_graph import FEATURES, GdpGraph, gdp_graph, side_by_side
 from apportion.learn.gdp_network import GdpNetwork, GdpShape, PlacerLayer, slots_of
+from apportion.learn.gdp_policy import GdpPolicy
 from apportion.place import PLACERS, PlacementProblem, StepObjective, write_policy
 
 KINDS = ("mm", "add", "relu", "conv")
