@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         Evaluation as Evaluation,
     )
     from apportion.place.objective import (
-        Objective as Objective,
+        PlacementObjective as PlacementObjective,
     )
     from apportion.place.objective import (
         PlacementResult as PlacementResult,

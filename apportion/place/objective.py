@@ -1,4 +1,4 @@
-"""Objective: what a placement is judged by; and what a placer returns.
+"""PlacementObjective: what a placement is judged by; and what a placer returns.
 
 Three objectives, never mixed (docs/placement.md):
 
@@ -40,7 +40,7 @@ class Evaluation:
     feasible: bool
 
 
-class Objective(Protocol):
+class PlacementObjective(Protocol):
     """One way to judge placements of a problem. `evaluations` counts the calls of both functions,
     and what compiled searches have evaluated by themselves."""
 

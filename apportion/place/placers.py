@@ -18,7 +18,7 @@ from apportion.place.objective_names import LATENCY, OBJECTIVES, STEP, THROUGHPU
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
-    from apportion.place.objective import Objective, PlacementResult, Report
+    from apportion.place.objective import PlacementObjective, PlacementResult, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Placer:
 
     def __call__(
         self,
-        objective: Objective,
+        objective: PlacementObjective,
         *,
         budget: float = 10.0,
         seed: int = 0,

@@ -1,7 +1,7 @@
 """metis: METIS's balanced cut of the least weight, by pymetis (`pip install
 apportion[partition]`).
 
-In: an Objective. Out: one part for each accelerator, with METIS's default settings. As in the
+In: an objective. Out: one part for each accelerator, with METIS's default settings. As in the
 published comparisons it knows neither directions nor memory, so that parts may not fit.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.place.cuts.cut_graph import cut_graph, cut_weight, placement_of_parts
 from apportion.place.lists.unit_memory import excess_note
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 
 
 def metis(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 0.0,
     seed: int = 0,

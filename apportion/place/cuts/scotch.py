@@ -1,7 +1,7 @@
 """scotch: Scotch's mapping of the graph onto the devices, by pyscotch (`pip install
 apportion[partition]`).
 
-In: an Objective. Out: one part for each accelerator, with Scotch's default strategy. As in the
+In: an objective. Out: one part for each accelerator, with Scotch's default strategy. As in the
 published comparisons it knows neither directions nor memory, so that parts may not fit.
 """
 
@@ -17,11 +17,11 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.place.cuts.cut_graph import CutGraph, cut_graph, cut_weight, placement_of_parts
 from apportion.place.lists.unit_memory import excess_note
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 
 
 def scotch(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 0.0,
     seed: int = 0,

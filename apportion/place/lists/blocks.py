@@ -1,7 +1,7 @@
 """blocks: contiguous blocks of an order of the units, one on each device, the largest as small as
 possible.
 
-In: an Objective. Out: the best placement over a few orders (topological, depth first) and over how
+In: an objective. Out: the best placement over a few orders (topological, depth first) and over how
 many devices are used. Each block is a stretch of the order, within the memory limit of its device;
 the smallest largest block is found by halving the interval of possible loads. In an order that
 respects the forward pass such blocks are contiguous in the sense of the objective throughput: no
@@ -20,14 +20,14 @@ from apportion.columns import Floats, Ints, compiled
 from apportion.place.best_of import best_of
 from apportion.place.lists.chains import forward_edges
 from apportion.place.lists.unit_memory import unit_bytes, within_limits
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.placement_problem import PlacementProblem
 
 ORDERS = ("order", "depth")  # topological by first nodes, and depth first
 
 
 def contiguous_blocks(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

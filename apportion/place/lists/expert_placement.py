@@ -1,6 +1,6 @@
 """expert: the placement that a person who knows such networks would choose.
 
-In: an Objective. Out: the problem's own expert placement where one is known; else contiguous blocks
+In: an objective. Out: the problem's own expert placement where one is known; else contiguous blocks
 of the layers, balanced by compute, over the devices of the fastest kind: what people do who know
 nothing else of a network.
 """
@@ -14,11 +14,11 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.place.lists.blocks import balanced, device_lists, unit_orders
 from apportion.place.lists.unit_memory import excess_note
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 
 
 def expert_placement(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 0.0,
     seed: int = 0,

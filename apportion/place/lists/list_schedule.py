@@ -1,6 +1,6 @@
 """list-schedule: list scheduling by earliest finish, in a dozen variants, judged by the objective.
 
-In: an Objective. Out: the best placement of VARIANTS. Nodes are taken by a priority, among them the
+In: an objective. Out: the best placement of VARIANTS. Nodes are taken by a priority, among them the
 longest path to the end of the step (b-level; HEFT and DOPPLER's critical path), and each goes to
 the device that has it done first, within the memory limits. None of these is best everywhere, and
 all of them together take less time than a search needs to start.
@@ -33,7 +33,7 @@ from apportion.place.lists.list_state import (
 )
 from apportion.place.lists.path_levels import levels
 from apportion.place.lists.unit_memory import within_limits
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.placement_problem import PlacementProblem
 
 
@@ -83,7 +83,7 @@ VARIANTS: dict[str, ListVariant] = {
 
 
 def list_schedule(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,
@@ -100,7 +100,9 @@ def list_schedule(
     return best_of(objective, attempts, budget, report)
 
 
-def list_variant(objective: Objective, variant: ListVariant, chains: Ints) -> tuple[Ints, float]:
+def list_variant(
+    objective: PlacementObjective, variant: ListVariant, chains: Ints
+) -> tuple[Ints, float]:
     """What one variant finds, and its score."""
     problem = objective.problem
     costs = list_costs(problem, chains if variant.joined else None, variant.contend)

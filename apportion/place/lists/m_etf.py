@@ -1,6 +1,6 @@
 """m-etf: earliest task first within memory limits.
 
-In: an Objective. Out: Baechi's m-ETF: of all ready nodes and all devices with room, the pair that
+In: an objective. Out: Baechi's m-ETF: of all ready nodes and all devices with room, the pair that
 can start first (earliest_start.py); with chains joined (chains.py) and without, and the better.
 """
 
@@ -16,11 +16,11 @@ from apportion.place.lists.chains import joined_chains
 from apportion.place.lists.earliest_start import earliest_start
 from apportion.place.lists.list_state import list_costs
 from apportion.place.lists.unit_memory import within_limits
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 
 
 def m_etf(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,
@@ -32,7 +32,7 @@ def m_etf(
     return best_of(objective, baechi_attempts(objective, None), budget, report)
 
 
-def baechi_attempts(objective: Objective, favourite: Ints | None) -> Iterator[Attempt]:
+def baechi_attempts(objective: PlacementObjective, favourite: Ints | None) -> Iterator[Attempt]:
     """Schedules of chains and of units; with favourite children those of m-SCT."""
     problem = objective.problem
     order = np.arange(len(problem.columns.unit))

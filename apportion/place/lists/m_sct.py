@@ -1,6 +1,6 @@
 """m-sct: small communication times within memory limits.
 
-In: an Objective. Out: Baechi's m-SCT: like m-ETF, but a device that has run a node stays awake for
+In: an objective. Out: Baechi's m-SCT: like m-ETF, but a device that has run a node stays awake for
 the node's favourite child (favourite_children.py): for as long as a message to another device would
 take it runs only that child, or what is urgent, that is, what any device could run by now.
 """
@@ -15,11 +15,11 @@ from apportion.columns import Ints
 from apportion.place.best_of import best_of
 from apportion.place.lists.favourite_children import favourite_children
 from apportion.place.lists.m_etf import baechi_attempts
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 
 
 def m_sct(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

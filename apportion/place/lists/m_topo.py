@@ -1,6 +1,6 @@
 """m-topo: fill one device after the other in topological order, each with its share of the memory.
 
-In: an Objective. Out: Baechi's m-TOPO (papers: SoCC 2020, arXiv 2301.08695): a device is full when
+In: an objective. Out: Baechi's m-TOPO (papers: SoCC 2020, arXiv 2301.08695): a device is full when
 it holds total memory / number of devices, plus the largest unit. Where devices may hold different
 amounts the shares are in proportion, and none is above what the device may hold.
 """
@@ -13,11 +13,11 @@ import numpy as np
 
 from apportion.columns import Bools, Floats, Ints, compiled
 from apportion.place.lists.unit_memory import excess_note, unit_bytes, within_limits
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 
 
 def m_topo(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 0.0,
     seed: int = 0,

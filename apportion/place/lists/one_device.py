@@ -1,6 +1,6 @@
 """single: everything on the one device where that is best.
 
-In: an Objective. Out: the placement that every speed-up is measured against.
+In: an objective. Out: the placement that every speed-up is measured against.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.placement_problem import PlacementProblem
 
 
 def one_device(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 0.0,
     seed: int = 0,

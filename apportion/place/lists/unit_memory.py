@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from apportion.columns import Floats, Ints
-from apportion.place.objective import Objective
+from apportion.place.objective import PlacementObjective
 from apportion.place.placement_problem import PlacementProblem
 
 ROUNDS = 6  # of filling devices up to less each time
@@ -41,7 +41,7 @@ def unit_bytes(problem: PlacementProblem) -> Ints:
 
 
 def within_limits(
-    objective: Objective, fill: Callable[[Floats], Ints], moves: int = MOVES
+    objective: PlacementObjective, fill: Callable[[Floats], Ints], moves: int = MOVES
 ) -> tuple[Ints, float]:
     """The best placement that `fill` makes, and its score. `fill` is told how many bytes of units
     each device may take: at first its limit, then less wherever the peak was over it. In the end
@@ -67,7 +67,7 @@ def within_limits(
     return (place, found) if found < score else (best, score)
 
 
-def relieved(objective: Objective, placement: Ints, moves: int) -> Ints:
+def relieved(objective: PlacementObjective, placement: Ints, moves: int) -> Ints:
     """A placement that is over a memory limit, with units moved from the fullest device to the one
     with the most room, until it fits or that helps no more."""
     problem, place = objective.problem, placement
@@ -93,7 +93,7 @@ def relieved(objective: Objective, placement: Ints, moves: int) -> Ints:
     return place
 
 
-def excess_note(objective: Objective, placement: Ints) -> tuple[str, ...]:
+def excess_note(objective: PlacementObjective, placement: Ints) -> tuple[str, ...]:
     """A sentence that says by how much a placement is over the memory limits, if it is."""
     judged, devices = objective.evaluate(placement), objective.problem.devices
     over = judged.memory - objective.problem.limit

@@ -1,6 +1,6 @@
 """exhaustive: the best of all placements, for tiny graphs.
 
-In: any Objective. Out: the placement with the smallest score, and that nothing is below it. Of
+In: any objective. Out: the placement with the smallest score, and that nothing is below it. Of
 devices that are interchangeable only the first that is still empty is tried.
 """
 
@@ -13,13 +13,13 @@ import numpy as np
 
 from apportion.columns import Ints
 from apportion.place.lists.one_device import one_device
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.objectives.max_load import is_contiguous
 from apportion.place.placement_problem import PlacementProblem
 
 
 def exhaustive(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 60.0,
     seed: int = 0,

@@ -26,7 +26,7 @@ import numpy as np
 from apportion.columns import Bools, Ints, compiled, hash_table, mixed
 from apportion.place.lists.one_device import one_device
 from apportion.place.loads.contraction import Contraction, contraction, first_in_order
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.objectives.max_load import (
     LoadColumns,
     ThroughputObjective,
@@ -391,7 +391,7 @@ def block_load(c: LoadColumns, place: Ints) -> int:
 
 
 def dp_ideals(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 60.0,
     seed: int = 0,
@@ -428,7 +428,7 @@ def _why(complete: bool) -> str:
     return f"{what}: the result is that of the linear variant"
 
 
-def loads_only(objective: Objective, name: str) -> ThroughputObjective:
+def loads_only(objective: PlacementObjective, name: str) -> ThroughputObjective:
     """The objective, if it is one that the programs over ideals can minimise."""
     if not isinstance(objective, ThroughputObjective) or objective.apart:
         raise ValueError(

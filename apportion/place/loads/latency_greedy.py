@@ -14,13 +14,13 @@ import numpy as np
 
 from apportion.columns import Ints
 from apportion.place.loads.contraction import acyclic_blocks, edges_between, first_in_order
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.objectives.latency import LatencyObjective
 from apportion.place.objectives.max_load import order_edges
 
 
 def latency_greedy(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 0.0,
     seed: int = 0,

@@ -19,7 +19,7 @@ from apportion.place.lists.one_device import one_device
 from apportion.place.loads.latency_greedy import latency_greedy
 from apportion.place.loads.linear_ideals import dp_linear
 from apportion.place.loads.load_search import BLOCK, CHANCES, gather
-from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, PlacerProgress, Report
 from apportion.place.objectives.latency import LatencyColumns, LatencyObjective, latency_score
 from apportion.place.objectives.max_load import ThroughputObjective
 
@@ -74,7 +74,7 @@ def anneal_latency(
 
 
 def latency_search(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

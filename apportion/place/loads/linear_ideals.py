@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from apportion.columns import Ints
 from apportion.place.loads.contraction import contraction
 from apportion.place.loads.ideals import contiguous_result, linear_start, loads_only
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 
 
 def dp_linear(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 60.0,
     seed: int = 0,

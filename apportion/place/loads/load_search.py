@@ -20,7 +20,7 @@ from apportion.columns import Bools, Floats, Ints, compiled, compiled_part, offs
 from apportion.place.lists.one_device import one_device
 from apportion.place.loads.contraction import contraction
 from apportion.place.loads.linear_ideals import dp_linear
-from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, PlacerProgress, Report
 from apportion.place.objectives.max_load import (
     LoadColumns,
     LoadState,
@@ -309,7 +309,7 @@ def _random_place(allowed: Bools, rng: np.random.Generator) -> Ints:
 
 
 def load_search(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

@@ -38,7 +38,7 @@ from apportion.place.loads.integer_program import IntegerProgram, PlacementProgr
 from apportion.place.loads.latency_program import latency_program
 from apportion.place.loads.latency_search import latency_search
 from apportion.place.loads.load_search import load_search
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.objectives.latency import LatencyObjective
 from apportion.place.objectives.max_load import (
     NO_LIMIT,
@@ -58,7 +58,7 @@ MOST_VARIABLES = 60_000
 
 
 def milp_placement(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 60.0,
     seed: int = 0,
@@ -98,7 +98,7 @@ def milp_placement(
     return PlacementResult(best, bound, notes, first.curve, figures)
 
 
-def _search(objective: Objective, contiguous: bool) -> Callable[..., PlacementResult]:
+def _search(objective: PlacementObjective, contiguous: bool) -> Callable[..., PlacementResult]:
     """What comes before the solver."""
     if isinstance(objective, LatencyObjective):
         return latency_search
@@ -108,7 +108,7 @@ def _search(objective: Objective, contiguous: bool) -> Callable[..., PlacementRe
 
 
 def _unless_proven(
-    objective: Objective, found: PlacementResult, contiguous: bool
+    objective: PlacementObjective, found: PlacementResult, contiguous: bool
 ) -> PlacementProgram | None:
     """The program of an objective, if it has one and there is something left to prove."""
     it = objective.evaluate(found.placement)
@@ -121,7 +121,7 @@ def _unless_proven(
 
 
 def _program(
-    objective: Objective, contiguous: bool, scale: float, feasible: bool
+    objective: PlacementObjective, contiguous: bool, scale: float, feasible: bool
 ) -> PlacementProgram | None:
     """The program of an objective, if it has one. `scale` is a placement's ticks, whose value is 1,
     and no placement of interest is above if that placement is `feasible`."""

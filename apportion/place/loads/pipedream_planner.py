@@ -18,12 +18,12 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.place.loads.contraction import contraction
 from apportion.place.loads.ideals import contiguous_result, linear_start, loads_only
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.placement_problem import PlacementProblem
 
 
 def pipedream(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 60.0,
     seed: int = 0,

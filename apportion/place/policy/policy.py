@@ -1,6 +1,6 @@
 """policy: a placement by a learned policy, then local search from it.
 
-In: an Objective; the policy that comes with the package, or one from a file. Out: the best of what
+In: an objective; the policy that comes with the package, or one from a file. Out: the best of what
 the policy proposes and what local search makes of it in the seconds that are left. What `single`
 and `list-schedule` find is among what is compared, so that it is never worse than these.
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from apportion.columns import Ints
 from apportion.place.auto_place import Attempts
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.placement_problem import PlacementProblem, check_placement
 from apportion.place.placers import PLACERS
 from apportion.place.policy.policy_decode import decode
@@ -43,7 +43,7 @@ COMPARED = ("single", "list-schedule")
 
 
 def policy(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,
@@ -89,7 +89,7 @@ def policy(
 
 
 def proposals(
-    objective: Objective,
+    objective: PlacementObjective,
     network: PolicyNetwork,
     *,
     seed: int = 0,

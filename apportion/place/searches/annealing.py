@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from apportion.columns import Ints
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.searches.search_run import WalkRun, first_placements, step_objective
 from apportion.place.searches.step_search import (
     MoveShares,
@@ -29,7 +29,7 @@ HOT = 0.1  # by the root of the number of units: what the heat begins with, as a
 
 
 def annealing(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

@@ -1,6 +1,6 @@
 """brkga: a genetic algorithm with biased random keys (Goncalves and Resende 2011), as in REGAL.
 
-In: an Objective. Out: the best placement found. A chromosome has a key between 0 and 1 for every
+In: an objective. Out: the best placement found. A chromosome has a key between 0 and 1 for every
 unit and device; a unit is on the device with its largest key, of those that can run it. In each
 generation the best chromosomes stay, some are new, and each of the others has the keys of a parent
 among the best with a fixed probability, else of any other parent. REGAL's further keys order the
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from apportion.columns import Floats, Ints
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.searches.search_run import SearchRun, given_placements
 
 POPULATION = 100
@@ -24,7 +24,7 @@ BIAS = 0.7  # of taking a key from the parent among the best
 
 
 def brkga(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

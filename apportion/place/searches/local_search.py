@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from apportion.columns import Ints
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.searches.search_run import WalkRun, first_placements, step_objective
 from apportion.place.searches.step_search import (
     MoveShares,
@@ -33,7 +33,7 @@ HOTTEST = 0.003
 
 
 def local_search(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

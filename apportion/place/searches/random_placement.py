@@ -1,6 +1,6 @@
 """random: placements drawn at random, and the best of them.
 
-In: an Objective. Out: the best of as many placements as there is time for, each unit on any device
+In: an objective. Out: the best of as many placements as there is time for, each unit on any device
 that can run it, all alike. What every search has to beat at an equal number of evaluations.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from apportion.columns import Bools, Ints
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.searches.search_run import SearchRun, given_placements
 
 
 def random_placement(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

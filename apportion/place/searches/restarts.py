@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from apportion.columns import Ints, compiled, compiled_part
-from apportion.place.objective import Objective, PlacementResult, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.objectives.step_time import (
     NO_LIMIT,
     StepConstants,
@@ -39,7 +39,7 @@ NEXT, RUNS = range(2)  # what is counted: moves of the current order, and random
 
 
 def restarts(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

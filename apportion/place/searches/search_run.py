@@ -1,6 +1,6 @@
 """search_run: a search for placements as it goes on: its clock, its curve and its end.
 
-In: an Objective, a budget in seconds or a number of evaluations. Out: a PlacementResult. A search
+In: an objective, a budget in seconds or a number of evaluations. Out: a PlacementResult. A search
 tries placements one by one (SearchRun), or in compiled loops that return to here every few
 hundredths of a second (WalkRun).
 """
@@ -17,7 +17,7 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.place.lists.one_device import one_device_placements
 from apportion.place.objective import (
-    Objective,
+    PlacementObjective,
     PlacementResult,
     PlacerProgress,
     Report,
@@ -39,7 +39,11 @@ class SearchRun(AbstractContextManager["SearchRun"]):
     """A search under way. Within `with`, Ctrl-C ends the search and keeps what it has found."""
 
     def __init__(
-        self, objective: Objective, budget: float, evaluations: int | None, report: Report | None
+        self,
+        objective: PlacementObjective,
+        budget: float,
+        evaluations: int | None,
+        report: Report | None,
     ) -> None:
         self.objective = objective
         self.budget = budget
@@ -173,7 +177,7 @@ def given_placements(problem: PlacementProblem, starts: Sequence[Ints]) -> list[
     return found
 
 
-def step_objective(objective: Objective) -> StepObjective:
+def step_objective(objective: PlacementObjective) -> StepObjective:
     """The objective, if it is the time of a step; else ValueError."""
     if not isinstance(objective, StepObjective):
         raise ValueError(f"this search minimises the time of a step, not {objective.name}")
