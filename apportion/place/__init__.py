@@ -2,8 +2,9 @@
 
 In: a graph from elsewhere with its own costs, or a captured step, a Cluster and its costs. Out: a
 PlacementProblem, and a placement: a device for every unit. No torch.
-Read placement_problem.py, then the objectives (step_time.py, max_load.py, latency.py), then
-placers.py, which has one row for each placer.
+Read placement_problem.py, objective.py and placers.py, which has one row for each placer; then by
+folder: imports (what makes problems), objectives, lists, searches, loads, cuts, policy, coarse.
+run_placer.py is where a request comes in.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Three objectives, never mixed (docs/placement.md):
 
-    step        the time of one step (step_time.py)
-    throughput  the largest load of a device: the time per sample of a pipeline (max_load.py)
-    latency     the time of one sample through the whole graph (latency.py)
+    step        the time of one step (objectives/step_time.py)
+    throughput  the largest load of a device: a pipeline's time per sample (objectives/max_load.py)
+    latency     the time of one sample through the whole graph (objectives/latency.py)
 
 A placer minimises `score`: the objective's value; for a placement that is over a memory limit more
 than for any that fits.

@@ -13,7 +13,7 @@ other units read it too, a node of no duration at the start of the step sends it
 The rules are those of simulate/, less what only a TaskGraph knows: devices run their Ops in the
 order of the Graph, an output is sent once to each device that reads it, and messages contend for
 the links of their routes. The rules "placeto" are those of Placeto's simulator instead
-(placeto_simulator.py), with its constants.
+(objectives/placeto_simulator.py), with its constants.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def cluster_links(cluster: Cluster, cost: CostModel) -> PlacementLinks:
 
 
 def placeto_links(devices: int) -> PlacementLinks:
-    """The rules of Placeto's simulator, in nanoseconds: see placeto_simulator.py."""
+    """The rules of Placeto's simulator, in nanoseconds: see objectives/placeto_simulator.py."""
     own = [[] if a == b else [a] for a in range(devices) for b in range(devices)]
     hops = [link for route in own for link in route]
     nothing = np.zeros((devices, devices))

@@ -1,7 +1,7 @@
 """Contraction: units that a contiguous placement keeps together anyway become one block.
 
-In: LoadColumns and the pairs of units that contiguity is about (max_load.py). Out: the block of
-every unit, LoadColumns of blocks, and the pairs between blocks, which form no cycle.
+In: LoadColumns and the pairs of units that contiguity is about (objectives/max_load.py). Out: the
+block of every unit, LoadColumns of blocks, and the pairs between blocks, which form no cycle.
 
 Units that read from each other in a cycle are one block. So is a unit that takes no time and has a
 single neighbour with that neighbour: there it costs least, since nothing crosses. Only memory could

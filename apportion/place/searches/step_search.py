@@ -6,7 +6,7 @@ annealing.py share; all loops are compiled.
 A move takes units to one device:
 
     single   one unit
-    group    a group of coarsen.py at one of several sizes, or what the unit's device has of it
+    group    a group of coarse/coarsen.py, of one of several sizes, or what the device has of it
     block    a connected block of units of one device
     grown    a connected block, wherever its units are
     stretch  what a device has among the next units in the order of the graph
