@@ -145,6 +145,7 @@ QUICK = PolicyTraining(
 )
 
 
+@pytest.mark.slow
 def test_resuming_gives_what_going_on_gives(tmp_path: Path, problems: list[Path]) -> None:
     whole = train_policy(problems, tmp_path / "whole.safetensors", replace(QUICK, updates=3))
     part = tmp_path / "part.safetensors"

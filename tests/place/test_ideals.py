@@ -78,6 +78,7 @@ def test_refuses_other_objectives():
         dp_ideals(ThroughputObjective(drawn(1), apart=True))
 
 
+@pytest.mark.slow
 def test_many_ideals_fall_back_to_the_linear_variant():
     nodes = [
         {"acc": 1.0 + i % 3, "cpu": 9.0, "size": 0, "backward": 0, "cls": i, "cost": 0.5}

@@ -51,6 +51,7 @@ def test_repeats_itself():
     assert one.rng.integers(1 << 30) == other.rng.integers(1 << 30)
 
 
+@pytest.mark.slow
 def test_interpreted_and_compiled_annealing_are_the_same():
     judge = ThroughputObjective(drawn(11))
     c, rng = judge.columns, np.random.default_rng(3)
