@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from apportion.columns import compile_at_once
-from apportion.place.imported import imported_problem, with_expert
-from apportion.place.latency import LatencyObjective
-from apportion.place.max_load import ThroughputObjective, device_loads, is_contiguous
+from apportion.place.imports.imported import imported_problem, with_expert
+from apportion.place.imports.read_graph import read_graph, read_split_file
+from apportion.place.objectives.latency import LatencyObjective
+from apportion.place.objectives.max_load import ThroughputObjective, device_loads, is_contiguous
 from apportion.place.placement_problem import PlacementProblem
 from apportion.place.placers import PLACERS
-from apportion.place.read_graph import read_graph, read_split_file
 
 DATA = Path(__file__).parent.parent / "tests" / "data" / "dnn-partitioning"
 # Of the authors' program: DP, DPL, PipeDream, expert, one accelerator, local search. Then the best

@@ -44,8 +44,8 @@ def measure(case: tuple[str, int, int, int], seconds: float, policy: str | None)
         load_network,
         load_problem,
     )
-    from apportion.place.policy import proposals
-    from apportion.place.policy_network import shipped_network
+    from apportion.place.policy.policy import proposals
+    from apportion.place.policy.policy_network import shipped_network
 
     compile_at_once()
     path, devices, coarse, seed = case

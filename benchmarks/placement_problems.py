@@ -89,7 +89,7 @@ def make(model: str, uses: list[tuple[str, str, str]], out: Path) -> str:
     from apportion import zoo
     from apportion.capture import capture
     from apportion.machine import cluster, default_cost
-    from apportion.place.captured import captured_problem
+    from apportion.place.imports.captured import captured_problem
     from apportion.place.problem_file import save_problem
     from apportion.split import Space
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from apportion.columns import Ints, offsets
-from apportion.place.captured import placeto_links
+from apportion.place.imports.captured import placeto_links
 from apportion.place.placement_problem import (
     PlacementColumns,
     PlacementDevice,

@@ -67,7 +67,8 @@ def status(arguments: Sequence[str]) -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    note(f"apportion: {' '.join(text.split())}")
+    if text:  # a group without a command has shown its help, and says no more
+        note(f"apportion: {' '.join(text.split())}")
     return code
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from apportion.place import PlacementProblem
 
 policy_app = typer.Typer(
-    name="policy", help="Train, show and evaluate learned placers.", no_args_is_help=True
+    name="policy",
+    help="Train, show, evaluate learned placers.\n\nExample: apportion policy show p.safetensors",
+    no_args_is_help=True,
 )
 
 PolicyPath = Annotated[Path, typer.Argument(metavar="POLICY", help="A policy file (safetensors).")]

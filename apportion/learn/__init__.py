@@ -1,8 +1,8 @@
 """learn: placement by learned policies, and their training.
 
 In: PlacementProblems. Out: a placement for each, and policies that are saved and used again. Needs
-torch; a trained `policy` is used without it (place/policy.py).
-Read policy_file.py, then placeto.py, gdp.py, colocrl.py, hdp.py and train_policy.py.
+torch; a trained `policy` is used without it (place/policy/policy.py).
+Read train_policy.py, then placeto.py, gdp.py, colocrl.py and hdp.py.
 """
 
 from __future__ import annotations

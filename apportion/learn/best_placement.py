@@ -1,6 +1,6 @@
 """best_placement: the best of the placements that training looks at.
 
-In: an Objective, and placements one after the other. Out: of each its seconds and whether it fits;
+In: an objective, and placements one after the other. Out: of each its seconds and whether it fits;
 and the best of them, with the curve of when it was found.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.place import Objective
+from apportion.place import PlacementObjective
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
@@ -21,7 +21,7 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 class BestPlacement:
     """The nearest to fitting so far, and of those the fastest."""
 
-    objective: Objective
+    objective: PlacementObjective
     began: float  # when training did, of time.perf_counter()
     best: Ints | None = None
     over: float = np.inf  # the share by which `best` is over a limit
@@ -40,7 +40,7 @@ class BestPlacement:
         return value * SECONDS.get(self.objective.problem.time_unit, 1.0), over == 0
 
 
-def judged(objective: Objective, placement: Ints) -> tuple[float, float]:
+def judged(objective: PlacementObjective, placement: Ints) -> tuple[float, float]:
     """The share by which a placement is over a limit, and its value. One evaluation."""
     limit = objective.problem.limit
     if np.isinf(limit).all():

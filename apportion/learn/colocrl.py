@@ -1,7 +1,7 @@
 """colocrl: placement by a network that reads all groups and names their devices (Mirhoseini et al.,
 ICML 2017), the one that Placeto is compared with.
 
-In: an Objective to learn on within a budget; or problems to learn from, or a problem and a policy.
+In: an objective to learn on within a budget; or problems to learn from, or a problem and a policy.
 Out: the best placement simulated; or a ColocrlPolicy.
 
 Each update draws some placements of one graph and follows the gradient of
@@ -38,7 +38,7 @@ from apportion.learn.colocrl_network import MOST_GROUPS, ColocrlNetwork, group_v
 from apportion.learn.group_graph import GroupGraph, group_graph
 from apportion.learn.training_limits import TrainingLimits
 from apportion.place import (
-    Objective,
+    PlacementObjective,
     PlacementProblem,
     PlacementResult,
     PlacerProgress,
@@ -226,7 +226,7 @@ def apply_colocrl(policy: ColocrlPolicy, problem: PlacementProblem) -> Placement
 
 
 def place_with_colocrl(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

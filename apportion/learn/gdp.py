@@ -31,7 +31,7 @@ from apportion.learn.gdp_network import GdpNetwork, GdpShape, slots_of
 from apportion.learn.gdp_policy import GdpPolicy
 from apportion.learn.torch_adam import give_moments, kept_moments
 from apportion.place import (
-    Objective,
+    PlacementObjective,
     PlacementProblem,
     PlacementResult,
     PlacerProgress,
@@ -74,7 +74,7 @@ def train_gdp(
     device: str = "cpu",
     settings: GdpSettings | None = None,
     shape: GdpShape | None = None,
-    objective: Callable[[PlacementProblem], Objective] = StepObjective,
+    objective: Callable[[PlacementProblem], PlacementObjective] = StepObjective,
     patience: int | None = None,
     searches: tuple[BestPlacement, ...] | None = None,
 ) -> GdpPolicy:
@@ -281,7 +281,7 @@ def apply_gdp(policy: GdpPolicy, problem: PlacementProblem, device: str = "cpu")
 
 
 def place_with_gdp(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 60.0,
     seed: int = 0,

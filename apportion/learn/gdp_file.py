@@ -1,7 +1,7 @@
 """gdp_file: a GdpPolicy in a file, with all that resuming its training needs.
 
-In: a GdpPolicy, or a path. Out: a policy file (place/policy_file.py) of kind `gdp`, or the policy
-again, the same bit for bit.
+In: a GdpPolicy, or a path. Out: a policy file (place/policy/policy_file.py) of kind `gdp`, or the
+policy again, the same bit for bit.
 """
 
 from __future__ import annotations

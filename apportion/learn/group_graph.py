@@ -104,7 +104,7 @@ def graph_of_groups(problem: PlacementProblem, of_unit: Ints) -> GroupGraph:
         problem=problem,
         group=group,
         seconds=(each * allowed).sum(axis=1) / allowed.sum(axis=1),
-        out_bytes=np.bincount(group[c.unit[c.source]], c.nbytes, g),
+        out_bytes=np.asarray(np.bincount(group[c.unit[c.source]], c.nbytes, g), np.float64),
         edges=np.unique(pairs, axis=0).reshape(-1, 2),
         allowed=allowed,
     )

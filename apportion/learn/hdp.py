@@ -1,6 +1,6 @@
 """hdp: hierarchical device placement: operators into groups, groups onto devices, by REINFORCE.
 
-In: an Objective. Out: the best placement that training on it sees (Mirhoseini et al., ICLR 2018;
+In: an objective. Out: the best placement that training on it sees (Mirhoseini et al., ICLR 2018;
 constants of its public release, which are in HdpSettings).
 
     cost      sqrt(seconds of a step), and sqrt(100) for a placement that does not fit
@@ -26,7 +26,7 @@ from apportion.learn.best_placement import BestPlacement
 from apportion.learn.hdp_network import HdpNetwork, HdpShape, group_vectors, hdp_graph
 from apportion.learn.torch_adam import give_moments, kept_moments
 from apportion.place import (
-    Objective,
+    PlacementObjective,
     PlacementResult,
     PlacerProgress,
     Report,
@@ -66,7 +66,11 @@ class HdpTraining:
     """Network, optimizer, baseline and random numbers while training is under way."""
 
     def __init__(
-        self, objective: Objective, seed: int, device: str, settings: HdpSettings | None = None
+        self,
+        objective: PlacementObjective,
+        seed: int,
+        device: str,
+        settings: HdpSettings | None = None,
     ) -> None:
         self.settings = settings = settings or HdpSettings()
         self.problem, self.seed = objective.problem, seed
@@ -123,7 +127,7 @@ class HdpTraining:
 
 
 def place_with_hdp(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 60.0,
     seed: int = 0,
@@ -178,7 +182,7 @@ def save_hdp(path: Path, training: HdpTraining) -> None:
     write_policy(path, KIND, tensors, facts)
 
 
-def resume_hdp(path: Path, objective: Objective, device: str = "cpu") -> HdpTraining:
+def resume_hdp(path: Path, objective: PlacementObjective, device: str = "cpu") -> HdpTraining:
     """Training of the same problem, as if it had never stopped. Raises ValueError, in one sentence,
     if the file is not of that."""
     file = read_policy(path, KIND)

@@ -1,6 +1,6 @@
 """placeto: learned placement, one group after the other (Addanki et al., NeurIPS 2019).
 
-In: an Objective to learn on within a budget; or a problem and a policy that has learned on others.
+In: an objective to learn on within a budget; or a problem and a policy that has learned on others.
 Out: the best placement that was simulated.
 
 placeto_network.py is the policy, placeto_episode.py what it decides on, placeto_training.py how it
@@ -32,7 +32,13 @@ from apportion.learn.placeto_training import (
     worker_pool,
 )
 from apportion.learn.training_limits import TrainingLimits
-from apportion.place import Objective, PlacementProblem, PlacementResult, PlacerProgress, Report
+from apportion.place import (
+    PlacementObjective,
+    PlacementProblem,
+    PlacementResult,
+    PlacerProgress,
+    Report,
+)
 
 LEARNS = 0.9  # of a budget; the rest is for the greedy episode at the end
 SEARCH = PlacetoSettings(begin="best", rate=(3e-3, 3e-4))  # of few episodes, and so few updates
@@ -49,7 +55,7 @@ def apply_placeto(policy: PlacetoPolicy, problem: PlacementProblem) -> Placement
 
 
 def place_with_placeto(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

@@ -119,12 +119,11 @@ def load_placeto(path: Path) -> PlacetoPolicy:
     try:
         if facts["features_version"] != FEATURES:
             raise ValueError(f"its features are of version {facts['features_version']}")
-        settings = PlacetoSettings(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in facts["settings"].items()
-            }
-        )
+        chosen: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in facts["settings"].items()
+        }
+        settings = PlacetoSettings(**chosen)
         found = new_policy(int(facts["devices"]), int(facts["seed"]), settings)
         weights = {name: tensors[f"network.{name}"] for name in found.weights}
         if any(weights[name].shape != w.shape for name, w in found.weights.items()):

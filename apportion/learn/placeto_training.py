@@ -144,12 +144,11 @@ class PlacetoTraining:
 
     def _first_placement(self, index: int, episode: int = 0) -> Ints:
         """A placement that nothing is known about."""
-        graph, how = self.graphs[index], self.policy.settings.begin
-        if how == "one-device":
-            return graph.allowed.argmax(axis=1)
+        allowed, how = self.graphs[index].allowed, self.policy.settings.begin
         rng = np.random.default_rng([self.policy.seed, 1, index, episode])
-        chance = np.where(graph.allowed, rng.random(graph.allowed.shape), -1.0)
-        return chance.argmax(axis=1)
+        chance = np.where(allowed, rng.random(allowed.shape), -1.0)
+        found: Ints = (allowed if how == "one-device" else chance).argmax(axis=1)
+        return found
 
     def begin_of(self, index: int, episode: int) -> Ints:
         """Where the groups of a graph are when this episode begins."""
@@ -235,7 +234,7 @@ class PlacetoTraining:
         for (index, episode), (_, gain) in zip(played, gains, strict=True):
             advantage = settings.scale * (gain - history[index].mean(axis=0))
             tasks.append((index, (self.graphs[index], policy, episode, advantage, beta)))
-        gradient = np.sum(self._each(episode_gradient, tasks), axis=0, dtype=np.float32)
+        gradient: Column = np.stack(self._each(episode_gradient, tasks)).sum(axis=0)
         rate = settings.rate[0] + (settings.rate[1] - settings.rate[0]) * progress
         column, moments = adam_step(
             flat(policy.weights), clipped(gradient, settings.clip), policy.moments, rate
@@ -298,7 +297,7 @@ def episode_gradient(
         placeto_loss(
             scores.masked_fill(~allowed, -torch.inf), action,
             torch.from_numpy(advantage[part]).float(), beta,
-        ).backward()  # type: ignore[no-untyped-call]  # fmt: skip
+        ).backward()  # fmt: skip
     found = [torch.zeros_like(w) if w.grad is None else w.grad for w in network.parameters()]
     return torch.cat([gradient.flatten() for gradient in found]).numpy()
 

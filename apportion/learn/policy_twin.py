@@ -1,8 +1,8 @@
 """policy twin: the network of `policy` in torch, for its training.
 
-In: tensors as in place/policy_network.py, the edges of a PolicyGraph, features. Out: embeddings,
-and scores of devices at every moment of a placement that was recorded. The same numbers as the
-numpy functions give, and their gradients.
+In: tensors as in place/policy/policy_network.py, the edges of a PolicyGraph, features. Out:
+embeddings, and scores of devices at every moment of a placement that was recorded. The same numbers
+as the numpy functions give, and their gradients.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 In: a graph from elsewhere with its own costs, or a captured step, a Cluster and its costs. Out: a
 PlacementProblem, and a placement: a device for every unit. No torch.
-Read placement_problem.py, then the objectives (step_time.py, max_load.py, latency.py), then
-placers.py, which has one row for each placer.
+Read placement_problem.py, objective.py and placers.py, which has one row for each placer; then by
+folder: imports (what makes problems), objectives, lists, searches, loads, cuts, policy, coarse.
+run_placer.py is where a request comes in.
 """
 
 from __future__ import annotations
@@ -13,35 +14,38 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    from apportion.place.captured import (
-        captured_problem as captured_problem,
-    )
-    from apportion.place.captured import (
-        op_of_node as op_of_node,
-    )
-    from apportion.place.coarsen import (
+    from apportion.place.coarse.coarsen import (
         coarsen as coarsen,
     )
-    from apportion.place.doppler_graph import (
+    from apportion.place.imports.captured import (
+        captured_problem as captured_problem,
+    )
+    from apportion.place.imports.captured import (
+        op_of_node as op_of_node,
+    )
+    from apportion.place.imports.doppler_graph import (
         DOPPLER as DOPPLER,
     )
-    from apportion.place.export_graph import (
+    from apportion.place.imports.export_graph import (
         fiddle_data as fiddle_data,
     )
-    from apportion.place.imported import (
+    from apportion.place.imports.imported import (
         imported_problem as imported_problem,
     )
-    from apportion.place.imported import (
+    from apportion.place.imports.imported import (
         with_expert as with_expert,
     )
-    from apportion.place.local_search import (
-        local_search as local_search,
+    from apportion.place.imports.read_graph import (
+        read_graph as read_graph,
+    )
+    from apportion.place.imports.read_graph import (
+        read_split_file as read_split_file,
     )
     from apportion.place.objective import (
         Evaluation as Evaluation,
     )
     from apportion.place.objective import (
-        Objective as Objective,
+        PlacementObjective as PlacementObjective,
     )
     from apportion.place.objective import (
         PlacementResult as PlacementResult,
@@ -60,6 +64,9 @@ if TYPE_CHECKING:
     )
     from apportion.place.objective_names import (
         THROUGHPUT as THROUGHPUT,
+    )
+    from apportion.place.objectives.step_time import (
+        worst_ticks as worst_ticks,
     )
     from apportion.place.placement_problem import (
         NEVER as NEVER,
@@ -82,55 +89,55 @@ if TYPE_CHECKING:
     from apportion.place.placers import (
         placers_help as placers_help,
     )
-    from apportion.place.policy_comparison import (
+    from apportion.place.policy.policy_comparison import (
         evaluate_policy as evaluate_policy,
     )
-    from apportion.place.policy_decode import (
+    from apportion.place.policy.policy_decode import (
         Decoded as Decoded,
     )
-    from apportion.place.policy_decode import (
+    from apportion.place.policy.policy_decode import (
         by_first_use as by_first_use,
     )
-    from apportion.place.policy_decode import (
+    from apportion.place.policy.policy_decode import (
         decode as decode,
     )
-    from apportion.place.policy_features import (
+    from apportion.place.policy.policy_features import (
         PolicyGraph as PolicyGraph,
     )
-    from apportion.place.policy_features import (
+    from apportion.place.policy.policy_features import (
         policy_graph as policy_graph,
     )
-    from apportion.place.policy_features import (
+    from apportion.place.policy.policy_features import (
         unit_features as unit_features,
     )
-    from apportion.place.policy_file import (
+    from apportion.place.policy.policy_file import (
         read_policy as read_policy,
     )
-    from apportion.place.policy_file import (
+    from apportion.place.policy.policy_file import (
         write_policy as write_policy,
     )
-    from apportion.place.policy_network import (
+    from apportion.place.policy.policy_network import (
         PolicyNetwork as PolicyNetwork,
     )
-    from apportion.place.policy_network import (
+    from apportion.place.policy.policy_network import (
         encode as encode,
     )
-    from apportion.place.policy_network import (
+    from apportion.place.policy.policy_network import (
         first_scores as first_scores,
     )
-    from apportion.place.policy_network import (
+    from apportion.place.policy.policy_network import (
         load_network as load_network,
     )
-    from apportion.place.policy_network import (
+    from apportion.place.policy.policy_network import (
         new_network as new_network,
     )
-    from apportion.place.policy_network import (
+    from apportion.place.policy.policy_network import (
         pair_weights as pair_weights,
     )
-    from apportion.place.policy_network import (
+    from apportion.place.policy.policy_network import (
         save_network as save_network,
     )
-    from apportion.place.policy_network import (
+    from apportion.place.policy.policy_network import (
         tensor_shapes as tensor_shapes,
     )
     from apportion.place.problem_file import (
@@ -138,12 +145,6 @@ if TYPE_CHECKING:
     )
     from apportion.place.problem_file import (
         save_problem as save_problem,
-    )
-    from apportion.place.read_graph import (
-        read_graph as read_graph,
-    )
-    from apportion.place.read_graph import (
-        read_split_file as read_split_file,
     )
     from apportion.place.run_placer import (
         Judge as Judge,
@@ -157,8 +158,8 @@ if TYPE_CHECKING:
     from apportion.place.run_placer import (
         with_memory_limit as with_memory_limit,
     )
-    from apportion.place.step_time import (
-        worst_ticks as worst_ticks,
+    from apportion.place.searches.local_search import (
+        local_search as local_search,
     )
 
 lazy_face(__name__)

@@ -1,6 +1,6 @@
 """auto: tries the placers that suit, one after the other, and keeps the best placement.
 
-In: an Objective. Out: the best of what all rows of PLACERS with an `auto` number find, in the order
+In: an objective. Out: the best of what all rows of PLACERS with an `auto` number find, in the order
 of these numbers. What is found early is where the searches start, so none of them ends worse. The
 seconds that are left are divided among the rows still to come by their shares; a row that takes
 less leaves more to the others. A proven optimum ends it.
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
+from apportion.place.objective import PlacementObjective, PlacementResult, PlacerProgress, Report
+from apportion.place.objectives.simple_bound import simple_bound
 from apportion.place.placement_problem import check_placement
 from apportion.place.placers import PLACERS, Placer
-from apportion.place.simple_bound import simple_bound
 
 STARTS = 3  # of the best placements so far are handed on
 LEAST = 1.0  # seconds that a placer gets while there are so many: most need far less
@@ -27,7 +27,7 @@ EXACT = 1e-9  # a value this near to its bound is the optimum
 class Attempts:
     """What was tried so far, the best first."""
 
-    def __init__(self, objective: Objective, report: Report | None) -> None:
+    def __init__(self, objective: PlacementObjective, report: Report | None) -> None:
         self.objective = objective
         self.report = report
         self.began = time.perf_counter()
@@ -67,7 +67,7 @@ class Attempts:
         return self.bound is not None and best <= self.bound + EXACT * max(abs(self.bound), 1e-300)
 
 
-def auto_rows(objective: Objective, contiguous: bool) -> list[tuple[str, Placer]]:
+def auto_rows(objective: PlacementObjective, contiguous: bool) -> list[tuple[str, Placer]]:
     """The placers that suit, in the order in which they are tried."""
     rows = [
         (row.auto, name, row)
@@ -80,7 +80,7 @@ def auto_rows(objective: Objective, contiguous: bool) -> list[tuple[str, Placer]
 
 
 def auto(
-    objective: Objective,
+    objective: PlacementObjective,
     *,
     budget: float = 10.0,
     seed: int = 0,

@@ -1,6 +1,6 @@
 """best_of: the best of several placements that take no search, for placers with variants.
 
-In: an Objective, and named functions that make a placement and its score. Out: a PlacementResult
+In: an objective, and named functions that make a placement and its score. Out: a PlacementResult
 with the best, the score of each as a figure, and a curve. The first is always made; the others
 until the budget is spent or somebody interrupts.
 """
@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.place.objective import Objective, PlacementResult, PlacerProgress, Report
-from apportion.place.unit_memory import excess_note
+from apportion.place.lists.unit_memory import excess_note
+from apportion.place.objective import PlacementObjective, PlacementResult, PlacerProgress, Report
 
 Attempt = tuple[str, Callable[[], tuple[Ints, float]]]
 
 
 def best_of(
-    objective: Objective,
+    objective: PlacementObjective,
     attempts: Iterable[Attempt],
     budget: float,
     report: Report | None = None,

@@ -1,10 +1,10 @@
-"""Objective: what a placement is judged by; and what a placer returns.
+"""PlacementObjective: what a placement is judged by; and what a placer returns.
 
 Three objectives, never mixed (docs/placement.md):
 
-    step        the time of one step (step_time.py)
-    throughput  the largest load of a device: the time per sample of a pipeline (max_load.py)
-    latency     the time of one sample through the whole graph (latency.py)
+    step        the time of one step (objectives/step_time.py)
+    throughput  the largest load of a device: a pipeline's time per sample (objectives/max_load.py)
+    latency     the time of one sample through the whole graph (objectives/latency.py)
 
 A placer minimises `score`: the objective's value; for a placement that is over a memory limit more
 than for any that fits.
@@ -20,14 +20,14 @@ import numpy as np
 
 from apportion.columns import Floats, Ints
 from apportion.place.objective_names import STEP
-from apportion.place.placement_problem import PlacementProblem
-from apportion.place.step_time import (
+from apportion.place.objectives.step_time import (
     NO_LIMIT,
     simulate_step,
     step_score,
     step_scratch,
     step_tables,
 )
+from apportion.place.placement_problem import PlacementProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Evaluation:
     feasible: bool
 
 
-class Objective(Protocol):
+class PlacementObjective(Protocol):
     """One way to judge placements of a problem. `evaluations` counts the calls of both functions,
     and what compiled searches have evaluated by themselves."""
 

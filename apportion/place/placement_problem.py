@@ -137,7 +137,8 @@ class PlacementProblem:
             return np.zeros((0, 2), np.int64), np.zeros(0)
         rows = np.unique(rows, axis=0)
         pairs, which = np.unique(rows[:, :2], axis=0, return_inverse=True)
-        return pairs, np.bincount(which.ravel(), c.send[rows[:, 2]], len(pairs))
+        send = np.bincount(which.ravel(), c.send[rows[:, 2]], len(pairs))
+        return pairs, np.asarray(send, np.float64)
 
 
 def check_problem(problem: PlacementProblem) -> None:
@@ -152,11 +153,11 @@ def check_problem(problem: PlacementProblem) -> None:
     needs = np.bincount(c.unit, c.resident, problem.units)
     room = np.where(c.allowed, problem.limit[None, :], -np.inf).max(axis=1)
     if (over := np.flatnonzero(needs > room)).size:
-        unit = int(over[0])
-        node = problem.node_names[int(np.flatnonzero(c.unit == unit)[0])]
+        first = int(over[0])
+        node = problem.node_names[int(np.flatnonzero(c.unit == first)[0])]
         raise ValueError(
-            f"the class of node {node!r} needs {int(needs[unit])} bytes, and the largest device "
-            f"that can run it has {int(room[unit])}"
+            f"the class of node {node!r} needs {int(needs[first])} bytes, and the largest device "
+            f"that can run it has {int(room[first])}"
         )
 
 

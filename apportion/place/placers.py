@@ -18,7 +18,7 @@ from apportion.place.objective_names import LATENCY, OBJECTIVES, STEP, THROUGHPU
 
 if TYPE_CHECKING:
     from apportion.columns import Ints
-    from apportion.place.objective import Objective, PlacementResult, Report
+    from apportion.place.objective import PlacementObjective, PlacementResult, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Placer:
 
     def __call__(
         self,
-        objective: Objective,
+        objective: PlacementObjective,
         *,
         budget: float = 10.0,
         seed: int = 0,
@@ -77,35 +77,36 @@ def placers_help() -> str:
 PLACERS: dict[str, Placer] = {
     "auto": Placer("place.auto_place:auto", "the best of those that suit", contiguous=True),
     "single": Placer(
-        "place.one_device:one_device", "everything on the best one device", auto=10, share=0.02,
-        contiguous=True,
+        "place.lists.one_device:one_device", "everything on the best one device", auto=10,
+        share=0.02, contiguous=True,
     ),
     "expert": Placer(
-        "place.expert_placement:expert_placement", "what a person would choose", auto=20,
+        "place.lists.expert_placement:expert_placement", "what a person would choose", auto=20,
         share=0.02,
     ),
     "blocks": Placer(
-        "place.blocks:contiguous_blocks", "contiguous blocks, balanced by compute", auto=30,
+        "place.lists.blocks:contiguous_blocks", "contiguous blocks, balanced by compute", auto=30,
         share=0.1, contiguous=True,
     ),
     "m-topo": Placer(
-        "place.m_topo:m_topo", "fills one device after the other (Baechi)", auto=40, share=0.02
+        "place.lists.m_topo:m_topo", "fills one device after the other (Baechi)", auto=40,
+        share=0.02,
     ),
     "list-schedule": Placer(
-        "place.list_schedule:list_schedule", "the best of a dozen list schedulers", auto=50,
+        "place.lists.list_schedule:list_schedule", "the best of a dozen list schedulers", auto=50,
         share=0.3,
     ),
-    "m-etf": Placer("place.m_etf:m_etf", "earliest task first (Baechi)", auto=60, share=0.1),
+    "m-etf": Placer("place.lists.m_etf:m_etf", "earliest task first (Baechi)", auto=60, share=0.1),
     "m-sct": Placer(
-        "place.m_sct:m_sct", "small communication times, by a linear program (Baechi)", auto=70,
-        share=0.2,
+        "place.lists.m_sct:m_sct", "small communication times, by a linear program (Baechi)",
+        auto=70, share=0.2,
     ),
     "policy": Placer(
-        "place.policy:policy", "a learned policy, then local search from it", (STEP,), auto=75,
-        share=0.5, learns=True,
+        "place.policy.policy:policy", "a learned policy, then local search from it", (STEP,),
+        auto=75, share=0.5, learns=True,
     ),
-    "metis": Placer("place.metis:metis", "METIS's cut; apportion[partition]"),
-    "scotch": Placer("place.scotch:scotch", "Scotch's cut; apportion[partition]"),
+    "metis": Placer("place.cuts.metis:metis", "METIS's cut; apportion[partition]"),
+    "scotch": Placer("place.cuts.scotch:scotch", "Scotch's cut; apportion[partition]"),
     "colocrl": Placer(
         "learn.colocrl:place_with_colocrl", "learns to name all devices in turn (ColocRL)",
         objectives=(STEP,), learns=True,
@@ -115,47 +116,53 @@ PLACERS: dict[str, Placer] = {
         objectives=(STEP,), learns=True,
     ),
     "local-search": Placer(
-        "place.local_search:local_search", "moves of units and blocks, most on the critical chain",
+        "place.searches.local_search:local_search",
+        "moves of units and blocks, most on the critical chain",
         objectives=(STEP,), auto=200, share=1.0,
     ),
     "restarts": Placer(
-        "place.restarts:restarts", "moves of single units, from many random placements", (STEP,)
+        "place.searches.restarts:restarts", "moves of single units, from many random placements",
+        (STEP,),
     ),
     "annealing": Placer(
-        "place.annealing:annealing", "simulated annealing with single units and blocks", (STEP,),
+        "place.searches.annealing:annealing", "simulated annealing with single units and blocks",
+        (STEP,),
     ),
-    "brkga": Placer("place.brkga:brkga", "a genetic algorithm with biased random keys"),
-    "random": Placer("place.random_placement:random_placement", "the best of many at random"),
+    "brkga": Placer("place.searches.brkga:brkga", "a genetic algorithm with biased random keys"),
+    "random": Placer(
+        "place.searches.random_placement:random_placement", "the best of many at random"
+    ),
     "dp": Placer(
-        "place.ideals:dp_ideals", "the best contiguous placement, over ideals (Tarnawski et al.)",
+        "place.loads.ideals:dp_ideals",
+        "the best contiguous placement, over ideals (Tarnawski et al.)",
         (THROUGHPUT,), auto=110, share=0.3, contiguous=True,
     ),
     "dpl": Placer(
-        "place.linear_ideals:dp_linear", "the same along one order of the graph: fast",
+        "place.loads.linear_ideals:dp_linear", "the same along one order of the graph: fast",
         (THROUGHPUT,), auto=100, share=0.1, contiguous=True,
     ),
     "pipedream": Placer(
-        "place.pipedream_planner:pipedream", "PipeDream's planner: a chain of merged layers",
+        "place.loads.pipedream_planner:pipedream", "PipeDream's planner: a chain of merged layers",
         (THROUGHPUT,), contiguous=True,
     ),
     "load-search": Placer(
-        "place.load_search:load_search", "annealing on the largest load, over all devices",
+        "place.loads.load_search:load_search", "annealing on the largest load, over all devices",
         (THROUGHPUT,), auto=120, share=0.4,
     ),
     "latency-greedy": Placer(
-        "place.latency_greedy:latency_greedy", "fills accelerators in the order of the graph",
+        "place.loads.latency_greedy:latency_greedy", "fills accelerators in the order of the graph",
         (LATENCY,), auto=100, share=0.1,
     ),
     "latency-search": Placer(
-        "place.latency_search:latency_search", "annealing on the time of one sample", (LATENCY,),
-        auto=120, share=0.4,
+        "place.loads.latency_search:latency_search", "annealing on the time of one sample",
+        (LATENCY,), auto=120, share=0.4,
     ),
     "milp": Placer(
-        "place.milp:milp_placement", "a mixed-integer program with a proven bound, by HiGHS",
+        "place.loads.milp:milp_placement", "a mixed-integer program with a proven bound, by HiGHS",
         (THROUGHPUT, LATENCY), auto=130, contiguous=True,
     ),
     "exhaustive": Placer(
-        "place.exhaustive_placement:exhaustive", "every placement: for tiny graphs",
+        "place.loads.exhaustive_placement:exhaustive", "every placement: for tiny graphs",
         contiguous=True,
     ),
     "hdp": Placer(

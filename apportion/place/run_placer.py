@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.place.objective import Evaluation, Objective, PlacementResult, Report
+from apportion.place.objective import Evaluation, PlacementObjective, PlacementResult, Report
 from apportion.place.objective_names import LATENCY, OBJECTIVES, STEP, THROUGHPUT
+from apportion.place.objectives.simple_bound import simple_bound
 from apportion.place.placement_problem import PlacementProblem, check_placement, check_problem
 from apportion.place.placers import PLACERS
-from apportion.place.simple_bound import simple_bound
 
 _HOMES = {
     STEP: "objective:StepObjective",
-    THROUGHPUT: "max_load:ThroughputObjective",
-    LATENCY: "latency:LatencyObjective",
+    THROUGHPUT: "objectives.max_load:ThroughputObjective",
+    LATENCY: "objectives.latency:LatencyObjective",
 }
 SINGLE, EXPERT = "single", "expert"
 ROUNDS = 3  # how often a method is asked while what it finds is over the limits
@@ -105,7 +105,7 @@ def place(
     )  # fmt: skip
 
 
-def _by(objective: Objective) -> Judge:
+def _by(objective: PlacementObjective) -> Judge:
     """The objective as the judge of its own problem."""
     return lambda _, placement: objective.evaluate(placement)
 
@@ -130,14 +130,16 @@ def _tighter(
     return replace(aim, devices=tuple(devices))
 
 
-def objective_of(problem: PlacementProblem, name: str, contiguous: bool = False) -> Objective:
+def objective_of(
+    problem: PlacementProblem, name: str, contiguous: bool = False
+) -> PlacementObjective:
     """The objective of that name for a problem; with `contiguous`, which only throughput has, a
     placement that is not contiguous counts as one that does not fit."""
     if name not in OBJECTIVES:
         raise ValueError(f"unknown objective {name!r}; known: {', '.join(OBJECTIVES)}")
     module, _, kind = _HOMES[name].partition(":")
     make = getattr(import_module(f"apportion.place.{module}"), kind)
-    made: Objective = make(problem, contiguous=True) if contiguous else make(problem)
+    made: PlacementObjective = make(problem, contiguous=True) if contiguous else make(problem)
     return made
 
 

@@ -3,8 +3,8 @@
 In: a Problem, and the name of a row of PLACERS. Out: the Strategy in which nothing is cut and every
 Op is where the placer puts its unit.
 
-The step becomes a PlacementProblem (place/captured.py), whose evaluator is a fast copy of the
-simulator's rules. What the placer finds is simulated as it will be run. Where that is over the
+The step becomes a PlacementProblem (place/imports/captured.py), whose evaluator is a fast copy of
+the simulator's rules. What the placer finds is simulated as it will be run. Where that is over the
 memory limit, the placer is asked again with a limit that is lower by the excess, while there is
 time. A row that refines spends the rest of its budget on moves of whole units that the simulator
 itself judges (simulate/delta), so that what the copy leaves out counts as well.

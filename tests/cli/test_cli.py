@@ -44,11 +44,14 @@ def call_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 def surface() -> dict[str, set[str]]:
+    """The arguments and options of every command; those of a group have its name before theirs."""
     group: Any = typer.main.get_command(cli.app)
-    return {
-        name: {option for parameter in command.params for option in parameter.opts}
-        for name, command in group.commands.items()
-    }
+    found = {}
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", {})
+        for words, it in [(name, command), *((f"{name} {word}", it) for word, it in inner.items())]:
+            found[words] = {option for parameter in it.params for option in parameter.opts}
+    return found
 
 
 def test_the_surface_is_what_it_was() -> None:
@@ -74,6 +77,13 @@ def test_the_surface_is_what_it_was() -> None:
             *("--method", "--budget", "--seed", "--memory-limit", "--expert", "--policy"),
             *("--out", "--export", "--json"),
         },
+        "policy": set(),
+        "policy train": {
+            *("--models", "--clusters", "--out", "--budget", "--kind", "--resume", "--seed"),
+            *("--jobs", "--json"),
+        },
+        "policy show": {"policy", "--json"},
+        "policy evaluate": {"policy", "model", "--cluster", "--budget", "--seed", "--json"},
         "calibrate": {
             *("models", "--cluster", "--procs", "--budget", "--device", "--seed", "--out"),
             "--json",
@@ -90,9 +100,15 @@ def test_the_surface_is_what_it_was() -> None:
 
 @pytest.mark.parametrize("command", surface())
 def test_help_teaches_by_example(capfd: pytest.CaptureFixture[str], command: str) -> None:
-    status, out, _ = call(capfd, command, "--help")
+    status, out, _ = call(capfd, *command.split(), "--help")
     assert status == 0
     assert f"Example: apportion {command}" in " ".join(out.split())
+
+
+def test_a_group_without_a_command_shows_its_help(capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, err = call(capfd, "policy")
+    assert status == 2
+    assert "Example: apportion policy" in out and not err
 
 
 def test_help_names_every_method() -> None:

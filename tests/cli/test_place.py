@@ -11,8 +11,8 @@ import pytest
 from placement_graphs import DATA, DOPPLER_TEXT, FIDDLE_GRAPH, PIPEDREAM_TEXT
 
 from apportion.cli import main as cli
-from apportion.place.imported import imported_problem
-from apportion.place.read_graph import read_graph
+from apportion.place.imports.imported import imported_problem
+from apportion.place.imports.read_graph import read_graph
 from apportion.plan import Plan
 
 STABLE = {

@@ -9,7 +9,7 @@ import pytest
 
 from apportion.cli.main import status
 from apportion.cli.policy_commands import split_specs
-from apportion.place.policy_network import new_network, save_network
+from apportion.place.policy.policy_network import new_network, save_network
 
 
 @pytest.fixture

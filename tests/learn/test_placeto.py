@@ -339,6 +339,7 @@ def optimum(problem: PlacementProblem) -> float:
 
 
 @pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.slow
 def test_training_finds_the_best_placement_of_a_tiny_problem(seed: int) -> None:
     problem = made_problem(6, 2, seed=seed)
     objective = StepObjective(problem)
@@ -364,6 +365,7 @@ def equal_weights(a: object, b: object) -> bool:
     return all(np.array_equal(a.weights[name], b.weights[name]) for name in a.weights)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_training_is_reproducible_and_goes_on_from_a_file(tmp_path: Path) -> None:
     problems = [made_problem(7, 2, seed=s) for s in (1, 2, 3)]
     whole = train_placeto(problems, episodes=12, seed=5, settings=FOUR)
@@ -444,7 +446,7 @@ def test_an_interrupted_search_returns_its_best() -> None:
 
 
 def test_other_files_are_no_policy(tmp_path: Path) -> None:
-    from apportion.place.policy_file import read_policy, write_policy
+    from apportion.place.policy.policy_file import read_policy, write_policy
 
     policy = train_placeto([made_problem(5, 2)], episodes=1)
     path = tmp_path / "p.safetensors"

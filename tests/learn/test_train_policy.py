@@ -27,9 +27,9 @@ from apportion.learn.varied_problem import some_devices, varied_problem
 from apportion.learn.worker_crew import WorkerCrew
 from apportion.place.objective import StepObjective
 from apportion.place.placement_problem import PlacementProblem, check_problem
-from apportion.place.policy_decode import decode, score_devices
-from apportion.place.policy_features import policy_graph, unit_features
-from apportion.place.policy_network import encode, first_scores, load_network, new_network
+from apportion.place.policy.policy_decode import decode, score_devices
+from apportion.place.policy.policy_features import policy_graph, unit_features
+from apportion.place.policy.policy_network import encode, first_scores, load_network, new_network
 from apportion.place.problem_file import save_problem
 
 NETWORK = new_network(1)
@@ -145,6 +145,7 @@ QUICK = PolicyTraining(
 )
 
 
+@pytest.mark.slow
 def test_resuming_gives_what_going_on_gives(tmp_path: Path, problems: list[Path]) -> None:
     whole = train_policy(problems, tmp_path / "whole.safetensors", replace(QUICK, updates=3))
     part = tmp_path / "part.safetensors"

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 
 from apportion.columns import Ints, offsets
-from apportion.place.objective import Objective
+from apportion.place.objective import PlacementObjective
 from apportion.place.placement_problem import (
     PlacementColumns,
     PlacementDevice,
@@ -96,6 +96,6 @@ def all_placements(problem: PlacementProblem) -> list[Ints]:
     return [np.array(each, np.int64) for each in product(*able)]
 
 
-def best_score(objective: Objective) -> float:
+def best_score(objective: PlacementObjective) -> float:
     """The least score of all placements, by trying every one."""
     return min(objective.score(place) for place in all_placements(objective.problem))

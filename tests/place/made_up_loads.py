@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from apportion.columns import offsets
-from apportion.place.imported import imported_problem
+from apportion.place.imports.imported import imported_problem
+from apportion.place.imports.read_graph import read_graph
 from apportion.place.placement_problem import (
     PlacementColumns,
     PlacementDevice,
     PlacementLinks,
     PlacementProblem,
 )
-from apportion.place.read_graph import read_graph
 
 TICK = 1e9
 

@@ -1,6 +1,7 @@
 """The rules of a step, read one by one: from one event to the next, over lists of Python.
 
-Nothing is fast here, and no item is numbered: what place/step_time.py does is compared with it.
+Nothing is fast here, and no item is numbered: what place/objectives/step_time.py does is compared
+with it.
 """
 
 from __future__ import annotations

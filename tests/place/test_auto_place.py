@@ -11,8 +11,8 @@ from placement_scale import layered
 
 from apportion.place.auto_place import auto, auto_rows
 from apportion.place.objective import PlacementResult, PlacerProgress, StepObjective
+from apportion.place.objectives.simple_bound import simple_bound
 from apportion.place.placers import PLACERS, Placer
-from apportion.place.simple_bound import simple_bound
 
 
 @pytest.fixture

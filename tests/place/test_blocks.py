@@ -10,13 +10,13 @@ import pytest
 from made_lists import problem
 from placement_scale import layered
 
-from apportion.place.blocks import balanced, contiguous_blocks, device_lists, unit_orders
-from apportion.place.chains import forward_edges
-from apportion.place.expert_placement import expert_placement
-from apportion.place.m_topo import m_topo
+from apportion.place.lists.blocks import balanced, contiguous_blocks, device_lists, unit_orders
+from apportion.place.lists.chains import forward_edges
+from apportion.place.lists.expert_placement import expert_placement
+from apportion.place.lists.m_topo import m_topo
+from apportion.place.lists.unit_memory import relieved, unit_bytes
 from apportion.place.objective import StepObjective
 from apportion.place.placement_problem import PlacementProblem
-from apportion.place.unit_memory import relieved, unit_bytes
 
 
 def least_largest(it: PlacementProblem, order: np.ndarray) -> float:

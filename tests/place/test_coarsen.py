@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from apportion.columns import Ints, offsets
-from apportion.place.coarsen import coarsen
+from apportion.place.coarse.coarsen import coarsen
 from apportion.place.objective import StepObjective
+from apportion.place.objectives.step_time import simulate_step
 from apportion.place.placement_problem import (
     PlacementColumns,
     PlacementDevice,
@@ -17,7 +18,6 @@ from apportion.place.placement_problem import (
     PlacementProblem,
     check_problem,
 )
-from apportion.place.step_time import simulate_step
 
 DEVICES = 3
 
@@ -118,7 +118,7 @@ def test_forward_and_backward_of_a_group_stay_apart() -> None:
 def test_two_parts_of_a_group_around_another_are_two_nodes() -> None:
     # 0 -> 1 -> 2, and 0 and 2 move together: as one node they would wait for 1, and 1 for them.
     fine = _problem(np.array([0, 1, 0]), np.zeros(3, np.int64), [(0, 1), (1, 2)])
-    from apportion.place.merge_nodes import merge_nodes
+    from apportion.place.coarse.merge_nodes import merge_nodes
 
     same = merge_nodes(fine, np.array([0, 1]))
     assert same.columns.unit.tolist() == [0, 1, 0]

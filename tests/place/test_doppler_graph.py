@@ -10,10 +10,10 @@ import pytest
 from placement_graphs import DOPPLER_TEXT
 
 from apportion.columns import Ints
-from apportion.place.doppler_graph import read_doppler
-from apportion.place.imported import imported_problem
+from apportion.place.imports.doppler_graph import read_doppler
+from apportion.place.imports.imported import imported_problem
+from apportion.place.objectives.step_time import simulate_step
 from apportion.place.placement_problem import PlacementProblem
-from apportion.place.step_time import simulate_step
 
 
 def test_a_small_graph_in_all_its_parts() -> None:

@@ -14,10 +14,10 @@ import pytest
 from placement_graphs import DATA, FIDDLE_GRAPH
 
 from apportion.graph import from_json, to_json, verify
-from apportion.place.export_graph import fiddle_data
-from apportion.place.fiddle import read_fiddle, read_split
-from apportion.place.imported import imported_problem, with_expert
-from apportion.place.read_graph import read_graph, read_split_file
+from apportion.place.imports.export_graph import fiddle_data
+from apportion.place.imports.fiddle import read_fiddle, read_split
+from apportion.place.imports.imported import imported_problem, with_expert
+from apportion.place.imports.read_graph import read_graph, read_split_file
 from apportion.place.run_placer import place
 
 GRAPHS = sorted(DATA.glob("*-inputs/*/*.json"))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from made_up_loads import build, drawn
 
-from apportion.place.exhaustive_placement import exhaustive
-from apportion.place.ideals import all_ideals, dp_ideals
-from apportion.place.latency import LatencyObjective
-from apportion.place.linear_ideals import dp_linear
-from apportion.place.max_load import ThroughputObjective, device_loads, is_contiguous
+from apportion.place.loads.exhaustive_placement import exhaustive
+from apportion.place.loads.ideals import all_ideals, dp_ideals
+from apportion.place.loads.linear_ideals import dp_linear
+from apportion.place.objectives.latency import LatencyObjective
+from apportion.place.objectives.max_load import ThroughputObjective, device_loads, is_contiguous
 
 
 def test_ideals_of_a_diamond_are_six():
@@ -78,6 +78,7 @@ def test_refuses_other_objectives():
         dp_ideals(ThroughputObjective(drawn(1), apart=True))
 
 
+@pytest.mark.slow
 def test_many_ideals_fall_back_to_the_linear_variant():
     nodes = [
         {"acc": 1.0 + i % 3, "cpu": 9.0, "size": 0, "backward": 0, "cls": i, "cost": 0.5}

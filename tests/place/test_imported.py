@@ -12,14 +12,14 @@ import pytest
 from placement_graphs import DATA, DOPPLER_TEXT, FIDDLE_GRAPH, PIPEDREAM_TEXT
 
 from apportion.machine import cluster
-from apportion.place.export_graph import fiddle_data
-from apportion.place.fiddle import read_fiddle
-from apportion.place.imported import imported_problem
+from apportion.place.imports.export_graph import fiddle_data
+from apportion.place.imports.fiddle import read_fiddle
+from apportion.place.imports.imported import imported_problem
+from apportion.place.imports.read_graph import guess_format, read_graph
 from apportion.place.objective import StepObjective
+from apportion.place.objectives.simple_bound import simple_bound
+from apportion.place.objectives.step_time import simulate_step
 from apportion.place.placement_problem import NEVER
-from apportion.place.read_graph import guess_format, read_graph
-from apportion.place.simple_bound import simple_bound
-from apportion.place.step_time import simulate_step
 
 
 def test_devices_are_those_of_the_file() -> None:

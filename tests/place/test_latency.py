@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from made_up_loads import build, drawn
 
-from apportion.place.exhaustive_placement import exhaustive
-from apportion.place.latency import LatencyObjective
-from apportion.place.latency_greedy import latency_greedy
-from apportion.place.latency_search import latency_search
-from apportion.place.max_load import HOST, ThroughputObjective, transfers
+from apportion.place.loads.exhaustive_placement import exhaustive
+from apportion.place.loads.latency_greedy import latency_greedy
+from apportion.place.loads.latency_search import latency_search
+from apportion.place.objectives.latency import LatencyObjective
+from apportion.place.objectives.max_load import HOST, ThroughputObjective, transfers
 
 
 def node(acc: float, cost: float = 0.0, cls: object = None, backward: int = 0, size: int = 0):

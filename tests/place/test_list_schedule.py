@@ -11,9 +11,9 @@ from made_lists import problem
 from placement_scale import layered
 
 from apportion.place.best_of import Attempt, best_of
-from apportion.place.chains import joined_chains
-from apportion.place.earliest_start import earliest_start
-from apportion.place.list_schedule import (
+from apportion.place.lists.chains import joined_chains
+from apportion.place.lists.earliest_start import earliest_start
+from apportion.place.lists.list_schedule import (
     VARIANTS,
     ListVariant,
     earliest_finish,
@@ -21,9 +21,9 @@ from apportion.place.list_schedule import (
     list_variant,
     priority_order,
 )
-from apportion.place.list_state import ListState, list_costs
+from apportion.place.lists.list_state import ListState, list_costs
+from apportion.place.lists.path_levels import levels
 from apportion.place.objective import StepObjective
-from apportion.place.path_levels import levels
 from apportion.place.placement_problem import PlacementProblem
 
 

@@ -6,15 +6,20 @@ import numpy as np
 import pytest
 from made_up_loads import drawn
 
-from apportion.place.exhaustive_placement import alike, exhaustive, placements
-from apportion.place.load_search import (
+from apportion.place.loads.exhaustive_placement import alike, exhaustive, placements
+from apportion.place.loads.load_search import (
     LoadSearch,
     anneal_loads,
     descend_loads,
     load_search,
     neighbours,
 )
-from apportion.place.max_load import ThroughputObjective, largest_load, load_state, memory_over
+from apportion.place.objectives.max_load import (
+    ThroughputObjective,
+    largest_load,
+    load_state,
+    memory_over,
+)
 
 
 def rounds(judge, count, seed=0, starts=()):
@@ -46,6 +51,7 @@ def test_repeats_itself():
     assert one.rng.integers(1 << 30) == other.rng.integers(1 << 30)
 
 
+@pytest.mark.slow
 def test_interpreted_and_compiled_annealing_are_the_same():
     judge = ThroughputObjective(drawn(11))
     c, rng = judge.columns, np.random.default_rng(3)

@@ -7,9 +7,9 @@ import pytest
 from made_lists import problem
 from placement_scale import layered
 
-from apportion.place.earliest_start import earliest_start
-from apportion.place.list_state import list_costs
-from apportion.place.m_etf import m_etf
+from apportion.place.lists.earliest_start import earliest_start
+from apportion.place.lists.list_state import list_costs
+from apportion.place.lists.m_etf import m_etf
 from apportion.place.objective import StepObjective
 from apportion.place.placement_problem import PlacementProblem
 
@@ -125,7 +125,7 @@ def test_a_device_that_cannot_run_a_unit_never_gets_it() -> None:
 
 @pytest.mark.slow
 def test_compiled_and_interpreted_agree() -> None:
-    from apportion.place import earliest_start as module
+    from apportion.place.lists import earliest_start as module
 
     it = layered(80, 3, width=6, live=1, lag=3)
     favourite = np.where(np.arange(80) % 3 == 0, np.minimum(np.arange(80) + 1, 79), -1)

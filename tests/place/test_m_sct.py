@@ -9,15 +9,15 @@ import pytest
 from made_lists import problem
 from placement_scale import layered
 
-from apportion.place.earliest_start import earliest_start
-from apportion.place.favourite_children import (
+from apportion.place.lists.earliest_start import earliest_start
+from apportion.place.lists.favourite_children import (
     dearest,
     favourite_children,
     node_edges,
     relaxed,
 )
-from apportion.place.list_state import list_costs
-from apportion.place.m_sct import m_sct
+from apportion.place.lists.list_state import list_costs
+from apportion.place.lists.m_sct import m_sct
 from apportion.place.objective import StepObjective
 
 
@@ -112,7 +112,7 @@ def test_the_dearest_edges_are_favourites_where_the_program_is_too_large(
     it = problem([1, 1, 1, 1], [(0, 2), (1, 2), (1, 3)], [5, 9, 0, 0])
     edges, cost = node_edges(it)
     assert dearest(it, edges, cost).tolist() == [-1, 2, -1, -1]
-    monkeypatch.setattr("apportion.place.favourite_children.LP_EDGES", 2)
+    monkeypatch.setattr("apportion.place.lists.favourite_children.LP_EDGES", 2)
     result = m_sct(StepObjective(it))
     assert "linear program" in result.notes[0]
     assert "lp" not in result.figures

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made_up_loads import build, drawn
 
-from apportion.place.max_load import (
+from apportion.place.objectives.max_load import (
     ThroughputObjective,
     device_loads,
     is_contiguous,

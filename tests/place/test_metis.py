@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from made_lists import problem
 
-from apportion.place.cut_graph import cut_graph, cut_weight
-from apportion.place.metis import metis
+from apportion.place.cuts.cut_graph import cut_graph, cut_weight
+from apportion.place.cuts.metis import metis
+from apportion.place.cuts.scotch import scotch
 from apportion.place.objective import PlacementResult, StepObjective
 from apportion.place.placement_problem import PlacementDevice, PlacementProblem
-from apportion.place.scotch import scotch
 
 BOTH = [pytest.param(metis, "pymetis", id="metis"), pytest.param(scotch, "pyscotch", id="scotch")]
 

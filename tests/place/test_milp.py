@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from made_up_loads import drawn
 
-from apportion.place.exhaustive_placement import exhaustive
-from apportion.place.latency import LatencyObjective
-from apportion.place.max_load import ThroughputObjective
-from apportion.place.milp import _program, milp_placement
+from apportion.place.loads.exhaustive_placement import exhaustive
+from apportion.place.loads.milp import _program, milp_placement
+from apportion.place.objectives.latency import LatencyObjective
+from apportion.place.objectives.max_load import ThroughputObjective
 
 
 def solved(judge, contiguous=False):

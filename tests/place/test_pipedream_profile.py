@@ -7,9 +7,9 @@ import pytest
 from placement_graphs import PIPEDREAM_TEXT, layer
 
 from apportion.graph import verify
-from apportion.place.imported import imported_problem
-from apportion.place.pipedream_profile import read_pipedream
-from apportion.place.step_time import simulate_step
+from apportion.place.imports.imported import imported_problem
+from apportion.place.imports.pipedream_profile import read_pipedream
+from apportion.place.objectives.step_time import simulate_step
 
 
 def test_a_small_profile_in_all_its_parts() -> None:

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.columns import offsets
-from apportion.place.captured import placeto_links
-from apportion.place.placement_problem import (
-    PlacementColumns,
-    PlacementDevice,
-    PlacementProblem,
-)
-from apportion.place.placeto_simulator import (
+from apportion.place.imports.captured import placeto_links
+from apportion.place.objectives.placeto_simulator import (
     OpGroups,
     SimulatedPlacement,
     queue_network,
     simulate_placement,
 )
-from apportion.place.step_time import simulate_step
+from apportion.place.objectives.step_time import simulate_step
+from apportion.place.placement_problem import (
+    PlacementColumns,
+    PlacementDevice,
+    PlacementProblem,
+)
 from apportion.simulate.schedule import schedule, schedule_compiled
 
 US = 1000  # nanoseconds

@@ -11,20 +11,20 @@ from made_problems import made_problem
 from policy_cases import renumbered, unrolled
 
 from apportion.columns import Floats, Ints
-from apportion.place import policy as policy_module
-from apportion.place import policy_decode, policy_network
 from apportion.place.objective import StepObjective
 from apportion.place.placement_problem import PlacementProblem
 from apportion.place.placers import PLACERS
-from apportion.place.policy import greedy_placement, policy, proposals
-from apportion.place.policy_decode import by_first_use, decode, score_devices
-from apportion.place.policy_features import (
+from apportion.place.policy import policy as policy_module
+from apportion.place.policy import policy_decode, policy_network
+from apportion.place.policy.policy import greedy_placement, policy, proposals
+from apportion.place.policy.policy_decode import by_first_use, decode, score_devices
+from apportion.place.policy.policy_features import (
     UNIT_FEATURES,
     interchangeable,
     policy_graph,
     unit_features,
 )
-from apportion.place.policy_network import (
+from apportion.place.policy.policy_network import (
     DEVICE_FEATURES,
     encode,
     first_scores,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from apportion.place.policy_file import HEADER, read_policy, write_policy
+from apportion.place.policy.policy_file import HEADER, read_policy, write_policy
 
 
 def tensors():

@@ -7,17 +7,17 @@ import pytest
 from made_up_loads import read
 from placement_graphs import DATA
 
-from apportion.place.ideals import dp_ideals
-from apportion.place.imported import imported_problem, with_expert
-from apportion.place.latency import LatencyObjective
-from apportion.place.latency_greedy import latency_greedy
-from apportion.place.latency_search import latency_search
-from apportion.place.linear_ideals import dp_linear
-from apportion.place.load_search import LoadSearch
-from apportion.place.max_load import ThroughputObjective, device_loads, is_contiguous
-from apportion.place.milp import milp_placement
-from apportion.place.pipedream_planner import pipedream
-from apportion.place.read_graph import read_graph, read_split_file
+from apportion.place.imports.imported import imported_problem, with_expert
+from apportion.place.imports.read_graph import read_graph, read_split_file
+from apportion.place.loads.ideals import dp_ideals
+from apportion.place.loads.latency_greedy import latency_greedy
+from apportion.place.loads.latency_search import latency_search
+from apportion.place.loads.linear_ideals import dp_linear
+from apportion.place.loads.load_search import LoadSearch
+from apportion.place.loads.milp import milp_placement
+from apportion.place.loads.pipedream_planner import pipedream
+from apportion.place.objectives.latency import LatencyObjective
+from apportion.place.objectives.max_load import ThroughputObjective, device_loads, is_contiguous
 
 # The authors' program: dynamic programming and PipeDream. PipeDream on bert24_training is 187.914
 # there, since their rule of what ties layers together names nodes by number and misses one.

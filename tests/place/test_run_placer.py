@@ -10,13 +10,13 @@ import pytest
 from placement_graphs import DATA, FIDDLE_GRAPH
 
 from apportion.columns import Ints
-from apportion.place.fiddle import read_fiddle
-from apportion.place.imported import imported_problem
-from apportion.place.max_load import is_contiguous
-from apportion.place.objective import Evaluation, Objective, PlacementResult, StepObjective
+from apportion.place.imports.fiddle import read_fiddle
+from apportion.place.imports.imported import imported_problem
+from apportion.place.imports.read_graph import read_graph
+from apportion.place.objective import Evaluation, PlacementObjective, PlacementResult, StepObjective
+from apportion.place.objectives.max_load import is_contiguous
 from apportion.place.placement_problem import PlacementProblem
 from apportion.place.placers import PLACERS, Placer, placers_help
-from apportion.place.read_graph import read_graph
 from apportion.place.run_placer import objective_of, place, with_memory_limit
 
 
@@ -28,7 +28,7 @@ def small() -> PlacementProblem:
 def fixed(devices: list[int], bound: float | None, **row: Any) -> Placer:
     """A placer that knows its answer."""
 
-    def answer(objective: Objective, **how: Any) -> PlacementResult:
+    def answer(objective: PlacementObjective, **how: Any) -> PlacementResult:
         objective.evaluations += 7
         return PlacementResult(np.array(devices, np.int64), bound)
 
@@ -73,7 +73,7 @@ def test_a_method_is_asked_again_where_the_judge_finds_too_much(
 ) -> None:
     asked: list[int | None] = []
 
-    def answer(objective: Objective, **how: Any) -> PlacementResult:
+    def answer(objective: PlacementObjective, **how: Any) -> PlacementResult:
         objective.evaluations += 1
         limit = objective.problem.devices[0].memory_bytes
         asked.append(limit)

@@ -9,13 +9,19 @@ import pytest
 from made_problems import all_placements, best_score, made_problem
 from rings import sampled
 
-from apportion.place.annealing import annealing
-from apportion.place.brkga import brkga
-from apportion.place.local_search import SHARES, local_search
 from apportion.place.objective import PlacementResult, StepObjective
-from apportion.place.random_placement import random_placement
-from apportion.place.restarts import restarts
-from apportion.place.step_search import EVALUATIONS, enter, neighbourhood, search_state, walk
+from apportion.place.searches.annealing import annealing
+from apportion.place.searches.brkga import brkga
+from apportion.place.searches.local_search import SHARES, local_search
+from apportion.place.searches.random_placement import random_placement
+from apportion.place.searches.restarts import restarts
+from apportion.place.searches.step_search import (
+    EVALUATIONS,
+    enter,
+    neighbourhood,
+    search_state,
+    walk,
+)
 
 SEARCHES: dict[str, Callable[..., PlacementResult]] = {
     "local-search": local_search,

@@ -7,10 +7,9 @@ import pytest
 from made_problems import made_problem
 from plain_step import plain_peaks, plain_step
 
-from apportion.place.imported import free_links
+from apportion.place.imports.imported import free_links
 from apportion.place.objective import StepObjective
-from apportion.place.placement_problem import PlacementProblem
-from apportion.place.step_time import (
+from apportion.place.objectives.step_time import (
     NO_LIMIT,
     find_peaks,
     simulate_step,
@@ -19,6 +18,7 @@ from apportion.place.step_time import (
     step_ticks,
     worst_ticks,
 )
+from apportion.place.placement_problem import PlacementProblem
 
 
 def drawn(seed: int) -> tuple[PlacementProblem, np.ndarray]:

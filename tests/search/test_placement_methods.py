@@ -21,7 +21,7 @@ from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.place.objective import (
-    Objective,
+    PlacementObjective,
     PlacementResult,
     PlacerProgress,
     StepObjective,
@@ -58,7 +58,7 @@ def _seconds(it: Problem, found: SearchResult) -> float:
 
 
 def _all_on(device: int) -> Any:
-    def place(objective: Objective, **how: Any) -> PlacementResult:
+    def place(objective: PlacementObjective, **how: Any) -> PlacementResult:
         return PlacementResult(np.full(objective.problem.units, device))
 
     return place
@@ -118,7 +118,7 @@ def test_refining_is_never_worse_and_knows_what_it_did() -> None:
     where = cluster("placeto-k80:4")
     it = Problem(captured("inception-v3:tiny")[1], where, default_cost(where))
 
-    def blocks(objective: Objective, **how: Any) -> PlacementResult:
+    def blocks(objective: PlacementObjective, **how: Any) -> PlacementResult:
         return PlacementResult(np.arange(objective.problem.units) * 4 // objective.problem.units)
 
     with placer("in-blocks", blocks):
@@ -137,7 +137,7 @@ def test_a_placement_over_the_limit_is_asked_for_again_with_less() -> None:
     peak = max(simulate(tasks, it.cluster, it.cost).peak_bytes)
     limits: list[tuple[int | None, ...]] = []
 
-    def place(objective: Objective, **how: Any) -> PlacementResult:
+    def place(objective: PlacementObjective, **how: Any) -> PlacementResult:
         limits.append(tuple(d.memory_bytes for d in objective.problem.devices))
         spread = np.arange(objective.problem.units) % 2
         return PlacementResult(spread if len(limits) > 1 else 0 * spread)
@@ -155,7 +155,7 @@ def test_without_a_limit_devices_hold_anything() -> None:
 
 
 def test_a_placer_that_refuses_makes_the_method_unsuitable() -> None:
-    def place(objective: Objective, **how: Any) -> PlacementResult:
+    def place(objective: PlacementObjective, **how: Any) -> PlacementResult:
         raise ValueError("there is no such library")
 
     with placer("broken", place), pytest.raises(UnsuitableMethod, match="no such library"):
@@ -165,7 +165,7 @@ def test_a_placer_that_refuses_makes_the_method_unsuitable() -> None:
 def test_a_search_that_has_settled_ends_before_its_budget() -> None:
     reports: list[int] = []
 
-    def place(objective: Objective, *, report: Any, **how: Any) -> PlacementResult:
+    def place(objective: PlacementObjective, *, report: Any, **how: Any) -> PlacementResult:
         zeros, interrupted = np.zeros(objective.problem.units, np.int64), False
         try:
             for count in range(0, 10**9, 100):
@@ -192,7 +192,7 @@ def test_refining_begins_with_one_device_if_that_is_better() -> None:
 
 
 def test_an_interrupted_placer_ends_the_search_with_what_it_has() -> None:
-    def place(objective: Objective, **how: Any) -> PlacementResult:
+    def place(objective: PlacementObjective, **how: Any) -> PlacementResult:
         return PlacementResult(np.zeros(objective.problem.units, np.int64), interrupted=True)
 
     with placer("cut-short", place):
@@ -206,7 +206,9 @@ def test_an_interrupted_placer_ends_the_search_with_what_it_has() -> None:
 def test_a_policy_reaches_the_placer_that_takes_one(tmp_path: Path) -> None:
     given: list[Any] = []
 
-    def place(objective: Objective, *, policy: Path | None = None, **how: Any) -> PlacementResult:
+    def place(
+        objective: PlacementObjective, *, policy: Path | None = None, **how: Any
+    ) -> PlacementResult:
         given.append(policy)
         return PlacementResult(np.zeros(objective.problem.units, np.int64))
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from placement_graphs import FIDDLE_GRAPH
 
-from apportion.place.fiddle import read_fiddle
-from apportion.place.imported import imported_problem
+from apportion.place.imports.fiddle import read_fiddle
+from apportion.place.imports.imported import imported_problem
 from apportion.place.objective import PlacerProgress
 from apportion.place.run_placer import PlacedProblem, place
 from apportion.show.placement_progress import PlacementLine, placement_progress

@@ -1,6 +1,7 @@
 """layer_placement: where a person would put the layers of a network, whole.
 
-In: a step as a PlacementProblem (place/captured.py), and its Graph. Out: the problem with `expert`.
+In: a step as a PlacementProblem (place/imports/captured.py), and its Graph. Out: the problem with
+`expert`.
 
 Recurrent networks have each layer, with all its steps, on one device, the devices in turn, as Wu et
 al. (2016) place GNMT. Of other networks each device has a run of consecutive layers, balanced by
