@@ -1,8 +1,8 @@
 """policy: a placement by a learned policy, then local search from it.
 
 In: an objective; the policy that comes with the package, or one from a file. Out: the best of what
-the policy proposes and what local search makes of it in the seconds that are left. What `single`
-and `list-schedule` find is among what is compared, so that it is never worse than these.
+the policy proposes and what local search makes of it in the seconds that are left. What `single`,
+`expert` and `list-schedule` find is among what is compared, so that it is never worse than these.
 
 The policy proposes one placement greedily for several numbers of devices, since using all of them
 is not always best, then samples. It knows no groups: every unit is placed by itself
@@ -39,7 +39,7 @@ COMPARED_SECONDS = 2.0  # at least, for all of them
 PROPOSE_SHARE = 0.35  # of the budget, for samples
 SEARCH_STARTS = 3
 LOCAL_SEARCH = "local-search"
-COMPARED = ("single", "list-schedule")
+COMPARED = ("single", "expert", "list-schedule")
 
 
 def policy(
