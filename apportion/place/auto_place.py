@@ -3,7 +3,8 @@
 In: an objective. Out: the best of what all rows of PLACERS with an `auto` number find, in the order
 of these numbers. What is found early is where the searches start, so none of them ends worse. The
 seconds that are left are divided among the rows still to come by their shares; a row that takes
-less leaves more to the others. A proven optimum ends it.
+less leaves more to the others, and one for which nothing is left is not tried. A part is kept for
+the last of them, which searches from the best. A proven optimum ends it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from apportion.place.placement_problem import check_placement
 from apportion.place.placers import PLACERS, Placer
 
 STARTS = 3  # of the best placements so far are handed on
-LEAST = 1.0  # seconds that a placer gets while there are so many: most need far less
+LEAST = 0.1  # share of the budget that a placer gets while there is so much: most need far less
+RESERVED = 0.3  # share of the budget that is kept for the last placer, a search from the best
 EXACT = 1e-9  # a value this near to its bound is the optimum
 
 
@@ -98,12 +100,15 @@ def auto(
     interrupted, best_name = False, "what it was given"
     rows = auto_rows(objective, contiguous)
     for at, (name, row) in enumerate(rows):
+        kept = RESERVED * budget if at + 1 < len(rows) else 0.0
         left = max(budget - (time.perf_counter() - attempts.began), 0.0)
+        if left <= kept and attempts.found and at + 1 < len(rows):
+            continue
         share = row.share / max(sum(r.share for _, r in rows[at:]), 1e-9)
         try:
             result = row(
                 objective,
-                budget=max(left * share, min(left, LEAST)),
+                budget=min(max(left * share, LEAST * budget), max(left - kept, 0.0)),
                 seed=seed,
                 starts=[place for _, _, place in attempts.found[:STARTS]],
                 contiguous=contiguous,
