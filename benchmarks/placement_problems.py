@@ -8,6 +8,7 @@ A problem is a model on a cluster: DIR/SET/MODEL@CLUSTER[@rules].npz. The sets:
     seen     other sizes of families that it is trained on, on clusters that it is not trained on
     unseen   families that it is not trained on, on clusters that it is not trained on
     gdp      the twelve rows of GDP's table
+    large    one step of more than 50,000 operators
     placeto  the six rows of Placeto's table, by the rules of its simulator and by ours
 """
 
@@ -53,6 +54,7 @@ GDP = (
     ("transformer-xl:layers=8", 8), ("inception-v3", 2), ("amoebanet", 4),
     ("wavenet:stacks=2,layers=18", 2), ("wavenet:stacks=4,layers=36", 4),
 )  # fmt: skip
+LARGE = "gnmt:source=68,target=68"
 PLACETO = ("inception-v3:batch=64", "nmt:source=20,target=20,batch=128", "nasnet-a:batch=32")
 
 
@@ -75,6 +77,7 @@ def wanted(names: list[str]) -> dict[str, list[tuple[str, str, str]]]:
             add("unseen", model, cluster)
     for model, devices in GDP:
         add("gdp", model, f"gdp-p100:{devices}")
+    add("large", LARGE, "gdp-p100:8")
     for model in PLACETO:
         for devices in (2, 4):
             for rules in ("placeto", "cluster"):

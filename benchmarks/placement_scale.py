@@ -1,10 +1,12 @@
-"""How long list schedulers take on large graphs: m-ETF on 100,000 operators.
+"""How long placers take on large graphs: m-ETF on 100,000 operators, others on 50,000.
 
     python benchmarks/placement_scale.py [--nodes 100000] [--devices 8] [--placers m-etf,m-topo]
+    python benchmarks/placement_scale.py --problem FILE --placers policy,gdp --budget 60
 
 The graph is made up: layers of operators, each reading one to three earlier ones, with a backward
 pass that mirrors the forward pass and moves with it. Each device may hold 1.3 times the mean of
-the memory. Compiling is not measured: a small graph is placed first.
+the memory. Compiling is not measured: a small graph is placed first. FILE is a captured step that
+benchmarks/placement_problems.py has written.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import resource
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -25,6 +28,7 @@ from apportion.place.placement_problem import (
     PlacementProblem,
 )
 from apportion.place.placers import PLACERS
+from apportion.place.problem_file import load_problem
 
 
 def links(
@@ -101,18 +105,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--placers", default="single,m-topo,blocks,m-etf,m-sct,list-schedule")
     parser.add_argument("--budget", type=float, default=30.0)
+    parser.add_argument("--problem", type=Path, help="a captured step instead of a made-up graph")
     parser.add_argument(
         "--unequal", action="store_true", help="every second device is half as fast"
     )
     chosen = parser.parse_args(arguments)
     compile_at_once()
     rules = {"unequal": chosen.unequal, "live": 1}
-    small, large = (layered(n, chosen.devices, **rules) for n in (200, chosen.nodes))
-    print(f"{chosen.nodes} nodes, {large.units} units, {chosen.devices} devices")
+    small = layered(200, chosen.devices, **rules)
+    if chosen.problem is None:
+        large = layered(chosen.nodes, chosen.devices, **rules)
+    else:
+        large = load_problem(chosen.problem)
+    print(f"{len(large.node_names)} nodes, {large.units} units, {len(large.devices)} devices")
     print(f"{'placer':15s} {'seconds':>8s} {'processor':>9s} {'step':>12s}  fits  evaluations")
     over = 0
     for name in chosen.placers.split(","):
-        PLACERS[name](StepObjective(small))
+        PLACERS[name](StepObjective(small), budget=2.0)
         objective = StepObjective(large)
         began, cpu = time.perf_counter(), time.process_time()
         result = PLACERS[name](objective, budget=chosen.budget)
@@ -121,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         judged = objective.evaluate(result.placement)
         over += not judged.feasible and name != "single"
         print(
-            f"{name:15s} {took:8.2f} {cpu:9.2f} {judged.value:12.0f}  "
+            f"{name:15s} {took:8.2f} {cpu:9.2f} {judged.value:12.6g}  "
             f"{'yes' if judged.feasible else 'no':4s}  {count:4d}  {'; '.join(result.notes)}"
         )
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
