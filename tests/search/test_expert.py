@@ -34,7 +34,7 @@ from apportion.search.problem import Problem
 from apportion.split.space import Space
 from apportion.split.strategy import space_of, verify_strategy
 
-RECURRENT = ("rnn", "rnnlm", "rnntc", "nmt", "gnmt", "deepspeech")
+RECURRENT = ("rnn", "rnnlm", "rnntc", "nmt", "gnmt", "deepspeech", "enas-ptb")
 ATTENTION = ("gpt2", "bert", "llama", "transformer-xl", "transformer-moe")
 
 
