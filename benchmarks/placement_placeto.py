@@ -46,7 +46,7 @@ AT_ONCE = ("single", "expert", "scotch", "metis", "list-schedule")
 BY_COUNTS = (
     "random", "colocrl", "placeto", "placeto as published", "restarts", "local-search"
 )  # fmt: skip
-MARKS = (1_000, 5_000, 20_000)
+MARKS = (100, 300, 1_000, 3_000, 5_000, 20_000)
 TUNING = 50  # updates of fine-tuning
 
 # Seconds a step, and simulated placements, as published (papers/placement.md 1.7).
