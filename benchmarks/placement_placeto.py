@@ -49,7 +49,7 @@ BY_COUNTS = (
 MARKS = (100, 300, 1_000, 3_000, 5_000, 20_000)
 TUNING = 50  # updates of fine-tuning
 
-# Seconds a step, and simulated placements, as published (papers/placement.md 1.7).
+# Seconds a step, and simulated placements, as published (Addanki et al., NeurIPS 2019).
 PUBLISHED = {
     ("inception-v3", 2): "expert 1.28, Scotch 1.54, RNN 1.17 (7.8K), Placeto 1.18 (1.6K)",
     ("inception-v3", 4): "expert 1.15, Scotch 1.74, RNN 1.19 (35.8K), Placeto 1.13 (5.8K)",

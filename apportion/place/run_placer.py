@@ -29,6 +29,7 @@ _HOMES = {
     LATENCY: "objectives.latency:LatencyObjective",
 }
 SINGLE, EXPERT = "single", "expert"
+ROUNDING = 1e-9  # what sums of the same times in another order may differ by, relatively
 ROUNDS = 3  # how often a method is asked while what it finds is over the limits
 
 Judge = Callable[[PlacementProblem, Ints], Evaluation]
@@ -98,7 +99,10 @@ def place(
     single = (judges or _by(objective))(problem, alone)
     restricted = judges is not None or (PLACERS[method].only_contiguous and not contiguous)
     own = -inf if restricted or result.lower_bound is None else result.lower_bound
-    bound = max(own, min(simple_bound(problem, objective_name), judged.value))
+    simple = simple_bound(problem, objective_name)
+    if judged.value < simple <= judged.value * (1 + ROUNDING):
+        simple = judged.value
+    bound = max(own, simple)
     return PlacedProblem(
         problem, method, objective_name, result, judged, single, bound, seconds, evaluations,
         contiguous,
