@@ -2,8 +2,9 @@
 
 In: a Program's Graph, a Space, a TaskGraph and the tensors of a rank. Out: losses, new state, and
 a measured Timeline. A rank runs its own rows of the same TaskGraph that simulate/ times.
-Read executable.py first, then kernels/ (how a part of an operator runs), transport.py (messages
-between processes), dry_run.py (storage without data) and allocations.py (what torch allocates).
+Read executable.py first, then kernels/ (how a part of an operator runs), rank.py (the tensors of a
+device), rank_steps.py (what one rank does in a step), transport.py (messages between processes),
+dry_run.py (storage without data) and allocations.py (what torch allocates).
 """
 
 from __future__ import annotations
@@ -49,11 +50,20 @@ if TYPE_CHECKING:
     from apportion.execute.rank import (
         combine as combine,
     )
+    from apportion.execute.rank_steps import (
+        Exchange as Exchange,
+    )
+    from apportion.execute.rank_steps import (
+        Post as Post,
+    )
+    from apportion.execute.rank_steps import (
+        Segment as Segment,
+    )
+    from apportion.execute.rank_steps import (
+        Wait as Wait,
+    )
     from apportion.execute.run_part import (
         padded as padded,
-    )
-    from apportion.execute.transport import (
-        Exchange as Exchange,
     )
     from apportion.execute.transport import (
         PeerLost as PeerLost,

@@ -1,13 +1,11 @@
 """One rank per process, over torch.distributed.
 
 Part of the room execute. An Executable and the number of a device come in, a Worker goes out, which
-runs that device's tasks in this process and exchanges messages with the others.
+runs that device's RankSteps (rank_steps.py) in this process and exchanges messages with the others.
 
-Every rank goes through its own tasks in the one global order. All messages at one position form one
-exchange: receives are posted first, then sends, then all are waited for. A rank waits only for
-messages of the position it is at, whose other ends post them without waiting for anything later; by
-induction over positions nobody waits forever. Between two ranks there is at most one message each
-way per position, so messages need no tags.
+Receives are posted first, then sends; nothing waits until what was sent is needed. Between two
+ranks there is at most one message each way per position, and all ranks post in the order of
+positions, so messages need no tags.
 
 Messages are bytes on the host: gloo moves CPU tensors.
 """
@@ -28,6 +26,7 @@ from apportion.execute.kernels.base import (
     Context,
 )
 from apportion.execute.rank import Rank
+from apportion.execute.rank_steps import Exchange, Post, RankStep, Segment, rank_steps
 
 
 class PeerLost(RuntimeError):
@@ -43,15 +42,6 @@ def peer_errors() -> Iterator[None]:
         raise PeerLost(str(error)) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """What one rank sends and receives at one position: (message, other rank)."""
-
-    position: int
-    sends: tuple[tuple[int, int], ...]
-    receives: tuple[tuple[int, int], ...]
-
-
 @dataclass
 class Worker:
     """A Rank with its own tasks in order, and the bytes it has handed to the transport.
@@ -61,25 +51,28 @@ class Worker:
     """
 
     rank: Rank
-    steps: list[int | Exchange]
+    steps: tuple[RankStep, ...]
     sent_bytes: int = 0
     rounds: int = 0
     progress: Any = field(default_factory=lambda: [0])
-    spans: list[tuple[int, int, int]] = field(default_factory=list)
+    pending: dict[int, ExchangeInFlight] = field(default_factory=dict)
 
     def run(self, context: Context) -> torch.Tensor | None:
         """One step; returns the loss if it is here."""
         for step in self.steps:
-            if isinstance(step, Exchange):
-                self.exchange(step)
+            if isinstance(step, Segment):
+                for task in step.tasks:
+                    self.rank.run(task, context)
+            elif isinstance(step, Post):
+                self.post(step.exchange)
             else:
-                self.rank.run(step, context)
+                self.wait(step.exchange)
         self.rounds += 1
         self.progress[0] = self.rounds << 32
         return self.rank.finish()
 
-    def exchange(self, exchange: Exchange) -> None:
-        """All messages of one position, sent and received."""
+    def post(self, exchange: Exchange) -> None:
+        """Begins an exchange: all that is received and sent at one position."""
         rank, began = self.rank, time.perf_counter_ns()
         self.progress[0] = (self.rounds << 32) + exchange.position
         pending = []
@@ -96,44 +89,34 @@ class Worker:
             self.sent_bytes += packed.nbytes
             with peer_errors():
                 pending.append(dist.isend(packed, target))
+        for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
+            rank.free(task)
+        self.pending[exchange.position] = ExchangeInFlight(began, pending, outgoing)
+
+    def wait(self, exchange: Exchange) -> None:
+        """Ends an exchange."""
+        flight = self.pending.pop(exchange.position)
         with peer_errors():
-            for work in pending:
+            for work in flight.works:
                 assert work is not None
                 work.wait()
         ended = time.perf_counter_ns()
-        for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
-            rank.free(task)
+        messages = self.rank.executable.messages
         parties = (*exchange.sends, *exchange.receives)
         for task in dict.fromkeys(messages[number].task for number, _ in parties):
-            rank.spans.append((task, began, ended))
+            self.rank.spans.append((task, flight.began, ended))
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeInFlight:
+    """An exchange that has been posted: when, what to wait for, and what must live until then."""
+
+    began: int
+    works: list[Any]
+    outgoing: list[torch.Tensor]
 
 
 def worker(executable: Executable, device: int, place: str = "cpu") -> Worker:
     """The part of a TaskGraph that belongs to one device, ready to run in this process, its tensors
     on the device that torch calls `place`."""
-    exchanges = _exchanges(executable, device)
-    steps: list[int | Exchange] = []
-    for task, is_message in enumerate(executable.is_message):
-        if is_message:
-            steps += exchanges.pop(executable.position[task], ())  # once for all of a position
-        elif executable.device[task] == device:
-            steps.append(task)
-    return Worker(Rank(executable, device, place=place), steps)
-
-
-def _exchanges(executable: Executable, device: int) -> dict[int, tuple[Exchange]]:
-    """The exchanges that a device takes part in, by position."""
-    sends: dict[int, list[tuple[int, int]]] = {}
-    receives: dict[int, list[tuple[int, int]]] = {}
-    for number, message in enumerate(executable.messages):
-        position = executable.position[message.task]
-        if message.sender == device:
-            sends.setdefault(position, []).append((number, message.receiver))
-        if message.receiver == device:
-            receives.setdefault(position, []).append((number, message.sender))
-    return {
-        position: (
-            Exchange(position, tuple(sends.get(position, ())), tuple(receives.get(position, ()))),
-        )
-        for position in sends.keys() | receives.keys()
-    }
+    return Worker(Rank(executable, device, place=place), rank_steps(executable, device))

@@ -25,7 +25,18 @@ from apportion.columns import (
     Floats,
     Ints,
 )
-from apportion.execute import Context, Exchange, Executable, Rank, Worker, peer_errors, worker
+from apportion.execute import (
+    Context,
+    Exchange,
+    Executable,
+    Post,
+    Rank,
+    Segment,
+    Wait,
+    Worker,
+    peer_errors,
+    worker,
+)
 from apportion.lower import lower
 from apportion.machine import usable_cores
 from apportion.run.process import PoolProcess
@@ -85,11 +96,11 @@ def rehearse(
     clock, crowd = _clock(executable.tasks.devices)
     rank.clock = clock
     rank.load(step.tensor)
-    found = RehearsalTimes(np.array([t for t in mine.steps if isinstance(t, int)], np.int64),
-                      np.zeros((0, 0)), [], [], [], [])  # fmt: skip
+    tasks = [task for step in mine.steps if isinstance(step, Segment) for task in step.tasks]
+    found = RehearsalTimes(np.array(tasks, np.int64), np.zeros((0, 0)), [], [], [], [])
     seconds: list[Floats] = []
     began = time.perf_counter()
-    sends_any = any(isinstance(step, Exchange) for step in mine.steps)
+    sends_any = any(isinstance(step, Post) for step in mine.steps)
     for number in range(max(rounds, LEAST_ROUNDS)):
         spent = longest_of_all(time.perf_counter() - began)
         if number >= LEAST_ROUNDS and spent * (number + 1) / number > budget:
@@ -130,12 +141,13 @@ def _round(
     rank.spans.clear()
     begun = clock()
     for step in mine.steps:
-        if isinstance(step, Exchange):
+        if isinstance(step, Post):
             before = clock()
-            packed += _without_messages(rank, step, clock)
+            packed += _without_messages(rank, step.exchange, clock)
             aside += clock() - before
-        else:
-            rank.run(step, context)
+        elif isinstance(step, Segment):
+            for task in step.tasks:
+                rank.run(task, context)
     took = np.array([end - start for _, start, end in rank.spans], np.float64)
     between = max(clock() - begun - aside - took.sum(), 0.0) / max(len(took), 1)
     seconds: Floats = (took + between) / 1e9
@@ -146,13 +158,18 @@ def _round_with_messages(
     mine: Worker, context: Context, number: int
 ) -> Iterator[tuple[int, int, int, int]]:
     """A round with messages: (round, position, start, end) of its exchanges."""
+    began: dict[int, int] = {}
     for step in mine.steps:
-        if isinstance(step, Exchange):
-            began = time.perf_counter_ns()
-            mine.exchange(step)
-            yield number, step.position, began, time.perf_counter_ns()
+        if isinstance(step, Post):
+            began[step.exchange.position] = time.perf_counter_ns()
+            mine.post(step.exchange)
+        elif isinstance(step, Wait):
+            mine.wait(step.exchange)
+            position = step.exchange.position
+            yield number, position, began[position], time.perf_counter_ns()
         else:
-            mine.rank.run(step, context)
+            for task in step.tasks:
+                mine.rank.run(task, context)
 
 
 def _clock(processes: int) -> tuple[Callable[[], int], float]:

@@ -1,0 +1,163 @@
+"""What one rank does in a step: segments of work, and the exchanges between them.
+
+Part of the room execute. An Executable and the number of a device come in, that device's RankSteps
+go out, in the one global order of the TaskGraph.
+
+    Segment  tasks of work, one after the other: what an interpreter runs task by task, and a
+             compiler (generate.py and others) as one function
+    Post     an exchange begins: receives are posted, messages packed and handed to the transport.
+             Nobody waits
+    Wait     an exchange ends: what was to be received is there, what was sent may be dropped
+
+An exchange is waited for before the first task that reads what it brings, and if it brings nothing
+to this rank, before this rank's next exchange or at the end of the step. So a rank waits only for
+messages whose other ends were posted at a smaller position, by ranks that waited for nothing later:
+nobody waits forever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from apportion.execute.executable import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one rank sends and receives at one position: (message, other rank)."""
+
+    position: int
+    sends: tuple[tuple[int, int], ...]
+    receives: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """An exchange begins."""
+
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An exchange ends."""
+
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tasks of work between two exchanges.
+
+    ins       slots that are there before it and that it reads
+    outs      slots that it makes and that are there after it
+    frees     slots that are there before it and not after it
+    messages  received messages that its assemblies read
+    """
+
+    tasks: tuple[int, ...]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    frees: tuple[int, ...]
+    messages: tuple[int, ...]
+
+
+RankStep = Segment | Post | Wait
+
+
+def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
+    """The steps of one device."""
+    found: list[RankStep] = []
+    run: list[int] = []  # tasks of the segment at hand
+    waiting: list[Exchange] = []  # posted, not yet waited for
+    exchanges = exchanges_of(executable, device)
+    brings = {number: x for x in exchanges.values() for number, _ in x.receives}
+
+    def close() -> None:
+        if run:
+            found.append(segment(executable, run))
+            run.clear()
+
+    def end(exchange: Exchange) -> None:
+        close()
+        found.append(Wait(exchange))
+        waiting.remove(exchange)
+
+    for task, is_message in enumerate(executable.is_message):
+        if is_message:
+            exchange = exchanges.pop(executable.position[task], None)  # once for all of a position
+            if exchange is None:
+                continue
+            for other in [x for x in waiting if not x.receives]:
+                end(other)
+            close()
+            found.append(Post(exchange))
+            waiting.append(exchange)
+        elif executable.device[task] == device:
+            for message in messages_read(executable, task):
+                if brings[message] in waiting:
+                    end(brings[message])
+            run.append(task)
+    close()
+    for exchange in tuple(waiting):
+        end(exchange)
+    return tuple(found)
+
+
+def messages_read(executable: Executable, task: int) -> list[int]:
+    """The received messages that a task reads."""
+    copies = executable.copies.get(task, ())
+    return list(dict.fromkeys(copy.message for copy in copies if copy.message >= 0))
+
+
+def exchanges_of(executable: Executable, device: int) -> dict[int, Exchange]:
+    """The exchanges that a device takes part in, by position."""
+    sends: dict[int, list[tuple[int, int]]] = {}
+    receives: dict[int, list[tuple[int, int]]] = {}
+    for number, message in enumerate(executable.messages):
+        position = executable.position[message.task]
+        if message.sender == device:
+            sends.setdefault(position, []).append((number, message.receiver))
+        if message.receiver == device:
+            receives.setdefault(position, []).append((number, message.sender))
+    return {
+        position: Exchange(
+            position, tuple(sends.get(position, ())), tuple(receives.get(position, ()))
+        )
+        for position in sends.keys() | receives.keys()
+    }
+
+
+def segment(executable: Executable, tasks: Sequence[int]) -> Segment:
+    """Tasks of one device as a Segment."""
+    made: dict[int, None] = {}
+    read: dict[int, None] = {}
+    gone: dict[int, None] = {}
+    messages: dict[int, None] = {}
+    for task in tasks:
+        for slot in _slots_read(executable, task):
+            if slot not in made:
+                read[slot] = None
+        made |= dict.fromkeys(_slots_made(executable, task))
+        gone |= dict.fromkeys(executable.frees[task])
+        messages |= dict.fromkeys(messages_read(executable, task))
+    return Segment(
+        tuple(tasks),
+        tuple(read),
+        tuple(slot for slot in made if slot not in gone),
+        tuple(slot for slot in gone if slot not in made),
+        tuple(messages),
+    )
+
+
+def _slots_read(executable: Executable, task: int) -> Iterator[int]:
+    tasks = executable.tasks
+    read = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
+    return (slot for slot in read.tolist() if slot >= 0)
+
+
+def _slots_made(executable: Executable, task: int) -> list[int]:
+    tasks = executable.tasks
+    made: list[int] = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]].tolist()
+    return made
