@@ -34,10 +34,10 @@ def uniform(
 
     key is (seed, step, operator). The result's shape is the lengths of the indices.
     """
-    first, second = _words(key)
+    first, second = key_words(key)
     device = indices[0].device if indices else None
-    word = torch.full((), _signed(first), dtype=torch.int32, device=device)
-    return uniform_of_words(word, _signed(second), indices, dtype)
+    word = torch.full((), first, dtype=torch.int32, device=device)
+    return uniform_of_words(word, second, indices, dtype)
 
 
 def uniform_of_words(
@@ -113,8 +113,14 @@ def _mix_ints(word: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return word ^ (word >> 16)
 
 
+def key_words(key: tuple[int, int, int]) -> tuple[int, int]:
+    """Two signed 32-bit words from (seed, step, operator), so that a collision of one does not
+    repeat a mask: all that the numbers of an operator depend on beside their indices."""
+    first, second = _words(key)
+    return _signed(first), _signed(second)
+
+
 def _words(key: tuple[int, ...]) -> tuple[int, int]:
-    """Two 32-bit words from the key, so that a collision of one does not repeat a mask."""
     words = [_GOLDEN, ~_GOLDEN]
     for part in key:
         for half in (part & 0xFFFFFFFF, part >> 32 & 0xFFFFFFFF):
