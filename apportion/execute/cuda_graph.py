@@ -21,20 +21,20 @@ If recording fails, the segment runs as it did, and `notes` says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from apportion.capture import torch_private
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import Segment
-from apportion.execute.run_part import same_storage
 from apportion.execute.segment_function import SegmentFunction
 from apportion.execute.segment_graph import first_line
-from apportion.execute.step_words import StepWords
+from apportion.execute.step_words import StepRates, StepWords
 
 MOST_RECORDINGS = 16  # of one segment; then its settings change too often
 
@@ -67,6 +67,7 @@ class GraphedSegment:
     inner: SegmentFunction
     pool: Any
     words: StepWords
+    rates: StepRates
     notes: list[str] = field(default_factory=list)
     recorded: RecordedGraph | None = None
     calls: int = 0
@@ -74,9 +75,10 @@ class GraphedSegment:
 
     def __call__(self, rank: Rank, context: Context) -> None:
         self.words.fill(context.seed, context.step)
+        self.rates.fill(context.setting)
         self.calls += 1
         if self.calls == 1 or self.recordings > MOST_RECORDINGS:
-            self.inner(rank, replace(context, words=self.words))
+            self.inner(rank, self._fixed(context))
             return
         found = self.recorded
         if found is None or any(context.setting(x) != v for x, v in found.settings.items()):
@@ -105,8 +107,11 @@ class GraphedSegment:
         if self.recorded is None:
             torch.cuda.synchronize()
             rank.tensors, rank.received = tensors, received
-            self.inner(rank, replace(context, words=self.words))
+            self.inner(rank, self._fixed(context))
         return self.recorded
+
+    def _fixed(self, context: Context) -> Context:
+        return replace(context, words=self.words, rates=self.rates)
 
     def _recording(self, rank: Rank, context: Context) -> RecordedGraph:
         settings: dict[Any, float] = {}
@@ -118,7 +123,9 @@ class GraphedSegment:
         own = self.segment
         ins = {slot: rank.tensors[slot] for slot in own.ins}
         messages = {message: rank.received[message] for message in own.messages}
-        fixed = replace(context, words=self.words, setting=setting)
+        fixed = replace(self._fixed(context), setting=setting)
+        if self.recordings == 1:
+            self.words.settle()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the warm-up used is for the graph's own pool
         graph = torch.cuda.CUDAGraph()
@@ -132,13 +139,14 @@ class GraphedSegment:
     def _carry_over(self, ins: dict[int, torch.Tensor], outs: dict[int, torch.Tensor]) -> None:
         """Writes new state over the old one, where nobody will read that any more."""
         dropped = set(self.segment.frees)
+        views = Counter(torch_private.storage_id(out) for out in outs.values())
         new, old = [], []
         for made, begun in self.executable.carry:
             if made not in outs or begun not in dropped or begun not in ins:
                 continue
             target = ins[begun]
-            if outs[made] is target or not _may_overwrite(target, made, outs):
-                continue
+            if outs[made] is target or views[torch_private.storage_id(target)]:
+                continue  # it was overwritten already, or an output is a view of it
             new.append(outs[made])
             old.append(target)
             outs[made] = target
@@ -161,14 +169,9 @@ class GraphedSegment:
             rank.received.pop(message, None)
 
 
-def _may_overwrite(target: torch.Tensor, made: int, outs: dict[int, torch.Tensor]) -> bool:
-    """Whether no other output is a view of the target."""
-    return not any(slot != made and same_storage(out, target) for slot, out in outs.items())
-
-
 def graphed(
     executable: Executable, segment: Segment, inner: SegmentFunction, pool: Any
 ) -> GraphedSegment:
     """A segment's function under a CUDA graph, with memory out of `pool`, which the graphs of a
     rank share: they are always replayed in the order in which they are recorded."""
-    return GraphedSegment(executable, segment, inner, pool, StepWords("cuda"))
+    return GraphedSegment(executable, segment, inner, pool, StepWords("cuda"), StepRates("cuda"))

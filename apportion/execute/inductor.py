@@ -25,12 +25,11 @@ from apportion.execute.executable import BoxCopy, Executable
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import Segment
-from apportion.execute.segment_cut import TRACED, around, cut
+from apportion.execute.segment_cut import CALLED, TRACED, UPDATES, around, cut
 from apportion.execute.segment_function import (
     CannotCompile,
     SegmentCompiler,
     SegmentFunction,
-    interpreted,
 )
 from apportion.execute.segment_graph import (
     CannotTrace,
@@ -43,6 +42,7 @@ from apportion.execute.segment_graph import (
 )
 from apportion.execute.step_words import StepWords, words_tensor
 from apportion.execute.torch_compiler import CompiledCode, compiled
+from apportion.execute.update_calls import update_calls
 
 MOST_FAILURES = 3  # distinct pieces; then no more are tried
 
@@ -127,8 +127,11 @@ class InductorSegment:
         number = len(self.ready)
         piece = self.pieces[number]
         own = piece.segment
-        if piece.kind != TRACED:
-            self.ready.append(self._not_compiled(own))
+        if piece.kind == UPDATES:
+            self.ready.append(update_calls(self.executable, own))
+            return
+        if piece.kind == CALLED:
+            self.ready.append(made_one_by_one(own))
             return
         rows = slice(self.drawn, self.drawn + len(random_operators(self.executable, own)))
         try:
@@ -152,7 +155,7 @@ class InductorSegment:
         try:
             return self.otherwise(self.executable, own, self.place)
         except CannotCompile:
-            return interpreted(own)
+            return made_one_by_one(own)
 
     def _artefact(self, rank: Rank, own: Segment) -> CompiledCode:
         """The compiled code of a piece, which may be another's."""
@@ -186,7 +189,35 @@ def compiled_piece(
     return CompiledPiece(code, ins, own.outs, boxes, rows, gone, unread)
 
 
+def made_one_by_one(own: Segment) -> SegmentFunction:
+    """The function that lets the interpreter make each task."""
+
+    def run(rank: Rank, context: Context) -> None:
+        for task in own.tasks:
+            rank.make(task, context)
+            rank.free(task)
+
+    return run
+
+
+def kernel_by_kernel(executable: Executable, segment: Segment, place: str) -> SegmentFunction:
+    """The function that calls the interpreter's kernels and fused updates: what a CUDA graph
+    records where nothing is compiled."""
+    ready: list[SegmentFunction] = [
+        update_calls(executable, piece.segment)
+        if piece.kind == UPDATES
+        else made_one_by_one(piece.segment)
+        for piece in cut(executable, segment, place)
+    ]
+
+    def run(rank: Rank, context: Context) -> None:
+        for piece in ready:
+            piece(rank, context)
+
+    return run
+
+
 def inductor(executable: Executable, segment: Segment, place: str) -> SegmentFunction:
     """The function of a segment by inductor; raises CannotCompile, at the latest when it is first
     called."""
-    return InductorSegment(executable, segment, place, lambda _, own, __: interpreted(own))
+    return InductorSegment(executable, segment, place, lambda _, own, __: made_one_by_one(own))

@@ -26,6 +26,7 @@ class Context:
 
     words  where code is traced or captured once for all steps: the two words of an operator's
            random numbers (capture/counter_random.py) as tensors that are filled at every step
+    rates  the same for the learning rate of a parameter group, for kernels that read it as float32
     """
 
     seed: int
@@ -35,6 +36,7 @@ class Context:
     device: str = "cpu"
     like: str = "cpu"
     words: Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None = None
+    rates: Callable[[int], torch.Tensor] | None = None
 
     @property
     def cuda(self) -> bool:
