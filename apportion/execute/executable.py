@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -105,6 +106,7 @@ class Executable:
         self.strategy = strategy
         self.graph = space.graph
         self.tasks = tasks
+        self.artefacts: dict[Any, Any] = {}  # compiled code, by what it was compiled from
 
     @cached_property
     def kind(self) -> list[int]:
