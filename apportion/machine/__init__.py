@@ -149,6 +149,9 @@ if TYPE_CHECKING:
         KernelMeasurement as KernelMeasurement,
     )
     from apportion.machine.cost_table import (
+        ReferenceTime as ReferenceTime,
+    )
+    from apportion.machine.cost_table import (
         kind_and_inputs as kind_and_inputs,
     )
     from apportion.machine.cost_table import (
