@@ -102,8 +102,8 @@ def plan_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told, measure)
-            prices = {"costs": costs, "compile": compile}
-            made = make_plan(program, place, method, *how, policy=policy, **prices)
+            given = (None, policy, costs, compile)
+            made = make_plan(program, place, method, *how, *given)
         made = with_model(made, model)
         if certify:
             made = with_certificate(made, budget)
@@ -157,8 +157,7 @@ def compare_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told)
-            prices = {"costs": costs, "compile": compile}
-            plans = compare_methods(program, place, names, *how, policy=policy, **prices)
+            plans = compare_methods(program, place, names, *how, policy, costs, compile)
     plans = [replace(made, model=model) for made in plans]
     answer(as_json, comparison_facts(model, place.name, plans), tables.compared(plans))
     raise typer.Exit(0 if any(made.feasible for made in plans) else 1)

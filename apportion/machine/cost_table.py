@@ -75,8 +75,8 @@ class CostLine(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Condition:
     """What costs depend on beside the call: kind of device, threads of each process, processes
-    that run at the same time, and how a rank's tasks are compiled (compile_mode.py; files that do
-    not say it are of the interpreter)."""
+    that run at the same time, and how tasks are run (`mode`, one of execute's; files that do not
+    say were measured with the interpreter)."""
 
     kind: str
     threads: int = 1
@@ -100,10 +100,11 @@ class CostTable:
 
     def __str__(self) -> str:
         at = self.condition
+        how = "" if at.mode == "none" else f", {at.mode}"
         return (
-            f"{at.kind}, {at.threads} thread(s), {at.processes} process(es), compile {at.mode}: "
-            f"{len(self.works)} works, {len(self.fits)} fits, measured "
-            f"{self.measured or 'at an unknown date'}"
+            f"{at.kind}, {at.threads} thread(s), {at.processes} process(es){how}: "
+            f"{len(self.works)} works, {len(self.fits)} fits, "
+            f"measured {self.measured or 'at an unknown date'}"
         )
 
 
