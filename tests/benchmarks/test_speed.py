@@ -17,7 +17,7 @@ BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 def answer(**seconds: float) -> dict[str, object]:
     """A rank whose steps took so many seconds, on the processor half of that."""
     steps = {name.replace("_", " "): [[s / 2, s, 0.0, 1]] * 3 for name, s in seconds.items()}
-    return {"losses": dict.fromkeys(steps, [1.0]), "figures": steps}
+    return {"losses": {name: [1.0] for name in steps}, "figures": steps}
 
 
 def test_ratios_are_to_the_faster_rival() -> None:
