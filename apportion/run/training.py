@@ -55,11 +55,12 @@ class TrainingRequest:
         used: list[float] = []
         with _peak_of(self) as memory:
             runner = Runner(program, mine, self.seed)
+            mine.rank.records = self.steps == 1  # of the last step
             _wait_for_all()
             memory.mark()
             losses.append(_timed(runner, vary(program.batch, self.seed, 0), steps, used))
         for step in range(1, self.steps):
-            mine.rank.spans.clear()
+            mine.rank.records = step == self.steps - 1
             batch = vary(program.batch, self.seed, step)
             _wait_for_all()
             losses.append(_timed(runner, batch, steps, used))
