@@ -134,13 +134,32 @@ class BodyOp:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateRecipe:
+    """Which optimizer's update a Body is, so that one call can do many of them in place.
+
+    kind   sgd, adam or adamw
+    group  index of the optimizer's parameter group, whose settings it reads
+    state  names of the state tensors, in the order of the Body's inputs after the parameter and
+           its gradient, and of its outputs after the new parameter
+    flags  those of amsgrad, maximize and nesterov that are set, sorted
+    """
+
+    kind: str
+    group: int
+    state: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Body:
     """What a composite Op computes. `Ref(k)` is input k for k < inputs, else the result of
-    `ops[k - inputs]`."""
+    `ops[k - inputs]`. `recipe` says the same in fewer words, where it is an optimizer's update; it
+    is not part of what identifies a step."""
 
     inputs: int
     ops: tuple[BodyOp, ...]
     outputs: tuple[int, ...]
+    recipe: UpdateRecipe | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -356,6 +375,19 @@ def _own_costs(op: Op) -> list[Any]:
     return [[costs.times, costs.transfer, costs.memory_bytes, costs.colocation]]
 
 
+def _own_recipe(body: Body) -> list[Any]:
+    """Nothing for a Body without one, as in files from before there were any."""
+    recipe = body.recipe
+    return [] if recipe is None else [[recipe.kind, recipe.group, recipe.state, recipe.flags]]
+
+
+def _load_recipe(rows: list[Any]) -> UpdateRecipe | None:
+    if not rows:
+        return None
+    ((kind, group, state, flags),) = rows
+    return UpdateRecipe(kind, group, tuple(state), tuple(flags))
+
+
 def _load_imported(rows: list[Any]) -> ImportedCosts | None:
     if not rows:
         return None
@@ -375,7 +407,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
             for o in graph.ops
         ],
         "bodies": [
-            [b.inputs, [[o.kind, _dump_arg(o.args)] for o in b.ops], b.outputs]
+            [b.inputs, [[o.kind, _dump_arg(o.args)] for o in b.ops], b.outputs, *_own_recipe(b)]
             for b in graph.bodies
         ],
         "state": [list(pair) for pair in graph.state],
@@ -398,10 +430,13 @@ def from_json(data: dict[str, Any]) -> Graph:
             state=tuple((a, b) for a, b in data["state"]),
             loss=data["loss"],
             bodies=tuple(
-                Body(n, tuple(BodyOp(k, _load_arg(a)) for k, a in ops), tuple(outs))
-                for n, ops, outs in data["bodies"]
+                Body(
+                    n, tuple(BodyOp(k, _load_arg(a)) for k, a in ops), tuple(outs),
+                    _load_recipe(own),
+                )
+                for n, ops, outs, *own in data["bodies"]
             ),
-        )
+        )  # fmt: skip
         verify(graph)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"the graph is malformed: {error}") from None

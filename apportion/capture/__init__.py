@@ -20,6 +20,9 @@ if TYPE_CHECKING:
         capture as capture,
     )
     from apportion.capture.counter_random import (
+        key_words as key_words,
+    )
+    from apportion.capture.counter_random import (
         uniform as uniform,
     )
     from apportion.capture.functional_twins import (

@@ -32,12 +32,12 @@ def uniform(
 
     key is (seed, step, operator). The result's shape is the lengths of the indices.
     """
-    first, second = _words(key)
+    first, second = key_words(key)
     device = indices[0].device if indices else None
-    word = torch.full((), _signed(first), dtype=torch.int32, device=device)
+    word = torch.full((), first, dtype=torch.int32, device=device)
     for dim, index in enumerate(indices):
         word = _mix(word.unsqueeze(-1) + _spread(dim, index))
-    word = _mix(word.bitwise_xor(_signed(second)))
+    word = _mix(word.bitwise_xor(second))
     return (
         word.bitwise_right_shift_(8)
         .bitwise_and_(0xFFFFFF)
@@ -81,13 +81,14 @@ def _mix_int(word: int) -> int:
     return word ^ (word >> 16)
 
 
-def _words(key: tuple[int, int, int]) -> tuple[int, int]:
-    """Two 32-bit words from the key, so that a collision of one does not repeat a mask."""
+def key_words(key: tuple[int, int, int]) -> tuple[int, int]:
+    """Two signed 32-bit words from (seed, step, operator), so that a collision of one does not
+    repeat a mask: all that the numbers of an operator depend on beside their indices."""
     words = [_GOLDEN, ~_GOLDEN]
     for part in key:
         for half in (part & 0xFFFFFFFF, part >> 32 & 0xFFFFFFFF):
             words = [_mix_int(words[0] + half), _mix_int((words[1] ^ half) + _GOLDEN)]
-    return words[0], words[1]
+    return _signed(words[0]), _signed(words[1])
 
 
 def _signed(word: int) -> int:

@@ -13,6 +13,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -234,7 +235,18 @@ def update_body(
             "cannot be followed; this version of torch needs a change in "
             "apportion/capture/optimizer.py"
         )
-    return first
+    return replace(first, recipe=update_recipe(optimizer, index))
+
+
+def update_recipe(optimizer: torch.optim.Optimizer, index: int) -> g.UpdateRecipe:
+    """Which update the parameters of group `index` have."""
+    group = optimizer.param_groups[index]
+    kind = "sgd"
+    if "betas" in group:
+        decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
+        kind = "adamw" if decoupled else "adam"
+    flags = tuple(f for f in ("amsgrad", "maximize", "nesterov") if group.get(f))
+    return g.UpdateRecipe(kind, index, state_names(group), flags)
 
 
 def _traced_body(

@@ -5,7 +5,7 @@ A file is JSON with a version and holds tables of one machine, one for each Cond
 CPU depend on how many threads a kernel has and how many processes run beside it.
 
     {"format": "apportion costs", "version": 1, "machine": "...", "torch": "2.13.0", "tables": [{
-      "condition": {"kind": "cpu", "threads": 1, "processes": 2},
+      "condition": {"kind": "cpu", "threads": 1, "processes": 2, "mode": "generated"},
       "measured": "2026-01-31", "noise": 0.03,
       "works": {"aten.mm.default(float32[8,4] float32[4,8]) #0a1b2c3d4e":
                 [seconds, flops, bytes, itemsize, workspace bytes]},
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,11 +75,13 @@ class CostLine(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Condition:
     """What costs depend on beside the call: kind of device, threads of each process, processes
-    that run at the same time."""
+    that run at the same time, and how tasks are run (`mode`, one of execute's; files that do not
+    say were measured with the interpreter)."""
 
     kind: str
     threads: int = 1
     processes: int = 1
+    mode: str = "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +100,11 @@ class CostTable:
 
     def __str__(self) -> str:
         at = self.condition
+        how = "" if at.mode == "none" else f", {at.mode}"
         return (
-            f"{at.kind}, {at.threads} thread(s), {at.processes} process(es): {len(self.works)} "
-            f"works, {len(self.fits)} fits, measured {self.measured or 'at an unknown date'}"
+            f"{at.kind}, {at.threads} thread(s), {at.processes} process(es){how}: "
+            f"{len(self.works)} works, {len(self.fits)} fits, "
+            f"measured {self.measured or 'at an unknown date'}"
         )
 
 
@@ -150,7 +154,7 @@ def table_to_json(table: CostTable) -> dict[str, Any]:
     """One table as plain JSON data."""
     at = table.condition
     return {
-        "condition": {"kind": at.kind, "threads": at.threads, "processes": at.processes},
+        "condition": asdict(at),
         "measured": table.measured,
         "noise": table.noise,
         "works": {name: list(work) for name, work in table.works.items()},

@@ -143,6 +143,15 @@ def test_a_file_that_is_wrong_is_refused(change: object, complaint: str, tmp_pat
     assert "t.json" in str(error.value)
 
 
+def test_a_file_that_says_no_mode_was_measured_with_the_interpreter(tmp_path: Path) -> None:
+    data = to_json(CostFile("a machine", "2.0", (full_table(),)))
+    del data["tables"][0]["condition"]["mode"]
+    (tmp_path / "t.json").write_text(json.dumps(data))
+    found = load_cost_file(tmp_path / "t.json")
+    assert found.table(Condition("cpu", 1, 2, "none")).works == full_table().works
+    assert not found.table(Condition("cpu", 1, 2, "generated")).works
+
+
 @pytest.mark.parametrize("text", ["", "[1", "[]", "3"])
 def test_a_file_that_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(text)

@@ -1,0 +1,313 @@
+"""CallTrace: the operator calls that a task makes, recorded once for all tasks that are alike.
+
+Part of the room execute. A task and the forms of what it reads come in; the calls that interpreting
+it makes go out, in order, with the places where what they made is dropped. It is the interpreter
+that is recorded (Rank.make), on tensors without data: a trace has its calls and no others.
+
+What changes from step to step is left open: an optimizer's settings (TracedSetting) and the words
+that random numbers are made of (TracedWord). Both are recorded as numbers that nothing else in the
+task can be.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from apportion.capture import RANDOM_UNIFORM, key_words, torch_private
+from apportion.execute.executable import Executable
+from apportion.execute.kernels.base import Context
+from apportion.execute.rank import Rank
+from apportion.execute.rank_steps import messages_read
+from apportion.execute.run_part import same_storage
+from apportion.lower import COMPUTE
+
+Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor."""
+
+SEED, STEP = 0x5EED0BAD12345678, 0x1357924680ACE  # those that traces are recorded with
+
+
+class CannotRecord(Exception):
+    """A task's calls cannot be known without its data; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTensor:
+    """The k-th tensor of a trace: inputs first, then results in order."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSetting:
+    """The number that a setting's expression has in the step at hand."""
+
+    expression: Any
+
+
+@dataclass(frozen=True, slots=True)
+class TracedWord:
+    """The first or second word of a random operator's key in the step at hand."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One call: an overload, its arguments, what it makes (TracedTensors, None, or nested), and
+    which tensors are dropped before it."""
+
+    function: Any
+    args: tuple[Any, ...]
+    keywords: tuple[tuple[str, Any], ...]
+    result: Any
+    drops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallTrace:
+    """What a task calls.
+
+    inputs   how many tensors come in: slots, then messages
+    outputs  for each output slot its tensor
+    forms    of the outputs
+    shares   for each output the input whose storage it shares, or -1
+    drops    tensors that are dropped when the last call is done
+    """
+
+    inputs: int
+    calls: tuple[TracedCall, ...]
+    outputs: tuple[int, ...]
+    forms: tuple[Form, ...]
+    shares: tuple[int, ...]
+    drops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """What a task reads and makes.
+
+    slots     that it reads, each once, in order
+    messages  that it reads
+    outs      slots that it makes
+    key       equal for tasks that make the same calls on inputs of the same forms
+    words     the random operator's key, or None
+    """
+
+    slots: tuple[int, ...]
+    messages: tuple[int, ...]
+    outs: tuple[int, ...]
+    key: Any
+    words: int | None = None
+
+
+def task_call(executable: Executable, task: int) -> TaskCall:
+    """What is to be recorded of a task."""
+    tasks = executable.tasks
+    read = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]].tolist()
+    made = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]].tolist()
+    outs = tuple((executable.slots[s].shape, executable.slots[s].dtype) for s in made)
+    if executable.kind[task] == COMPUTE:
+        work = executable.computes[task]
+        slots = {slot: k for k, slot in enumerate(dict.fromkeys(s for s in work.ins if s >= 0))}
+        args, words = work.part.args, None
+        if work.op.kind == RANDOM_UNIFORM:
+            args, words = (args[0], *args[2:]), int(args[1])
+        absent = tuple(work.part.inputs[k] for k, s in enumerate(work.ins) if s < 0)
+        pattern = tuple(slots.get(s, -1) for s in work.ins)
+        how = (absent, work.part.pads, work.part.scales)
+        key = (work.op.kind, work.op.body, args, *how, pattern, outs)
+        return TaskCall(tuple(slots), (), tuple(made), key, words)
+    slots = {slot: k for k, slot in enumerate(dict.fromkeys(s for s in read if s >= 0))}
+    messages = {message: k for k, message in enumerate(messages_read(executable, task))}
+    copies = executable.copies.get(task, [])
+    for copy in copies:
+        if copy.message < 0 and copy.source not in slots:
+            slots[copy.source] = len(slots)
+    boxes = tuple(
+        (
+            -1 if copy.message >= 0 else slots[copy.source],
+            messages.get(copy.message, -1), copy.source_shape, _ends(copy.source_box),
+            _ends(copy.target_box), copy.term, copy.offset, copy.nbytes, copy.dtype, copy.shape,
+        )
+        for copy in copies
+    )  # fmt: skip
+    meant = executable.slots[made[0]]
+    reducer = executable.reducers.get(meant.value)
+    sizes = tuple(executable.messages[m].nbytes for m in messages)
+    whole = (meant.region, reducer, int(tasks.slot_base[made[0]]) >= 0, sizes)
+    key = (executable.kind[task], boxes, whole, outs)
+    return TaskCall(tuple(slots), tuple(messages), tuple(made), key)
+
+
+def _ends(box: Sequence[slice]) -> tuple[tuple[int, int], ...]:
+    return tuple((side.start, side.stop) for side in box)
+
+
+@dataclass
+class TraceBook:
+    """The traces of a device's tasks, each distinct one recorded once.
+
+    A trace that cannot be recorded is kept as the CannotRecord that says why.
+    """
+
+    executable: Executable
+    device: int
+    place: str
+    traces: dict[Any, CallTrace | CannotRecord] = field(default_factory=dict)
+    mode: Any = field(default_factory=torch_private.FakeTensorMode)
+
+    def trace(
+        self, task: int, call: TaskCall, forms: Mapping[int, Form]
+    ) -> CallTrace | CannotRecord:
+        """The calls of a task whose slots have these forms."""
+        key = (call.key, tuple(forms[slot] for slot in call.slots))
+        found = self.traces.get(key)
+        if found is None:
+            try:
+                found = self._record(task, call, forms)
+            except CannotRecord as error:
+                found = error
+            except Exception as error:  # whatever a kernel raises where there is no data
+                found = CannotRecord(f"{type(error).__name__}: {_first_line(error)}")
+            self.traces[key] = found
+        return found
+
+    def _record(self, task: int, call: TaskCall, forms: Mapping[int, Form]) -> CallTrace:
+        rank = Rank(self.executable, self.device, place=self.place)
+        numbers = _OpenNumbers(call)
+        bodies = self.executable.graph.bodies
+        context = Context(SEED, STEP, numbers.setting, bodies, self.place)
+        with torch.no_grad(), self.mode:
+            for slot in call.slots:
+                shape, stride, kind = forms[slot]
+                made = torch.empty_strided(shape, stride, dtype=kind, device=self.place)
+                rank.tensors[slot] = made
+            for message in call.messages:
+                nbytes = self.executable.messages[message].nbytes
+                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8)
+            inputs = [*rank.tensors.values(), *rank.received.values()]
+            recorder = Recorder(inputs, numbers)
+            with recorder:
+                rank.make(task, context)
+            results = [rank.tensors.pop(slot) for slot in call.outs]
+            rank.tensors.clear()
+            return recorder.trace(inputs, results)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
+
+
+class _OpenNumbers:
+    """Numbers that stand for what changes from step to step."""
+
+    def __init__(self, call: TaskCall) -> None:
+        self.settings: dict[float, Any] = {}
+        self.words: dict[int, int] = {}
+        self.seen: set[Any] = set()
+        if call.words is not None:
+            words = key_words((SEED, STEP, call.words))
+            self.words = {word: k for k, word in enumerate(words)}
+
+    def setting(self, expression: Any) -> float:
+        for number, known in self.settings.items():
+            if known == expression:
+                return number
+        number = 0.731058 + len(self.settings) * 1.6180339887e-7
+        self.settings[number] = expression
+        return number
+
+    def open(self, number: Any) -> Any:
+        """What a number of the recording stands for; itself if nothing."""
+        if type(number) is float and number in self.settings:
+            return TracedSetting(self.settings[number])
+        if type(number) is int and number in self.words:
+            self.seen.add(number)
+            return TracedWord(self.words[number])
+        return number
+
+
+class Recorder(torch_private.TorchDispatchMode):  # type: ignore[misc,unused-ignore]
+    """Writes down the calls that are made while it is active."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor], numbers: _OpenNumbers | None = None) -> None:
+        super().__init__()
+        self.calls: list[TracedCall] = []
+        self.numbers = numbers
+        self.known: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self.count = 0
+        for tensor in inputs:
+            self._new(tensor)
+        self.inputs = self.count
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        drops = tuple(self._dead())
+        given = tuple(self._arg(a) for a in args)
+        keywords = tuple((name, self._arg(a)) for name, a in (kwargs or {}).items())
+        result = func(*args, **(kwargs or {}))
+        self.calls.append(TracedCall(func, given, keywords, self._result(result), drops))
+        return result
+
+    def _new(self, tensor: torch.Tensor) -> int:
+        self.known[id(tensor)] = (weakref.ref(tensor), self.count)
+        self.count += 1
+        return self.count - 1
+
+    def _place(self, tensor: torch.Tensor) -> int | None:
+        found = self.known.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def _dead(self) -> Iterator[int]:
+        """Results that nobody holds any more; each is told once."""
+        for key, (ref, index) in list(self.known.items()):
+            if ref() is None:
+                del self.known[key]
+                if index >= self.inputs:
+                    yield index
+
+    def _arg(self, arg: Any) -> Any:
+        if isinstance(arg, torch.Tensor):
+            place = self._place(arg)
+            if place is None:
+                raise CannotRecord("it reads a tensor that is made outside of operators")
+            return TracedTensor(place)
+        if isinstance(arg, list | tuple):
+            return tuple(self._arg(a) for a in arg)
+        return arg if self.numbers is None else self.numbers.open(arg)
+
+    def _result(self, result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            place = self._place(result)
+            return TracedTensor(self._new(result) if place is None else place)
+        if isinstance(result, list | tuple):
+            return tuple(self._result(r) for r in result)
+        if result is None:
+            return None
+        raise CannotRecord(f"an operator returned {type(result).__name__}, which depends on data")
+
+    def trace(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> CallTrace:
+        """What was recorded, with the results at its end."""
+        numbers = self.numbers
+        if numbers is not None and numbers.seen != numbers.words.keys():
+            raise CannotRecord("its random words are not used as they are")
+        places = []
+        for result in results:
+            place = self._place(result)
+            if place is None:
+                raise CannotRecord("it returns a tensor that is made outside of operators")
+            places.append(place)
+        kept = set(places)
+        drops = [i for _, i in self.known.values() if i >= self.inputs and i not in kept]
+        forms = tuple((tuple(r.shape), tuple(r.stride()), r.dtype) for r in results)
+        shares = tuple(
+            next((k for k, x in enumerate(inputs) if same_storage(x, r)), -1) for r in results
+        )
+        return CallTrace(self.inputs, tuple(self.calls), tuple(places), forms, shares, tuple(drops))

@@ -1,0 +1,149 @@
+"""Fused updates: many parameters' optimizer updates as one call of torch's fused kernels, in place.
+
+Part of the room execute. An Executable comes in; out go which update tasks a fused kernel computes
+(`fused_updates`), which state they overwrite (`overwritten_slots`), and the calls themselves.
+
+A fused kernel rounds otherwise than an update's Body does. So whether a task is fused depends only
+on what all replicas of its region share (recipe, dtypes), never on one device's memory; copies of a
+parameter stay bit-equal. Whether the kernel writes over the old state is decided slot by slot:
+where the old state is needed later, it works on a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from apportion.execute.executable import Executable
+from apportion.execute.kernels.base import resolve
+from apportion.graph import UpdateRecipe
+from apportion.lower import COMPUTE
+
+UPDATE = "apportion.update"
+FUSED = {
+    "sgd": "aten._fused_sgd_.default",
+    "adam": "aten._fused_adam_.default",
+    "adamw": "aten._fused_adamw_.default",
+}
+FUSED_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+STATE_OF_ADAM = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
+HELD_BYTES = 1 << 26
+"""Gradients that may be held back for one fused call, beside those that are there anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedUpdate:
+    """One update task that a fused kernel computes.
+
+    ins   slots of the parameter, its gradient and its state, in the recipe's order
+    outs  slots of the new parameter and the new state
+    """
+
+    task: int
+    recipe: UpdateRecipe
+    dtype: torch.dtype
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+
+    @property
+    def batch(self) -> tuple[Any, ...]:
+        """Equal for updates that one call computes."""
+        return (self.recipe, self.dtype)
+
+    @property
+    def gradient(self) -> int:
+        return self.ins[1]
+
+
+def fused_updates(executable: Executable) -> dict[int, FusedUpdate]:
+    """The update tasks that fused kernels compute, by task."""
+    found = {}
+    bodies, slots = executable.graph.bodies, executable.slots
+    for task in range(len(executable.tasks)):
+        if executable.kind[task] != COMPUTE:
+            continue
+        work = executable.computes[task]
+        if work.op.kind != UPDATE or work.op.body is None:
+            continue
+        recipe = bodies[work.op.body].recipe
+        if recipe is None or not _known(recipe) or min(work.ins) < 0:
+            continue
+        if work.part.pads or any(scale != 1.0 for scale in work.part.scales):
+            continue
+        kind = slots[work.ins[0]].dtype
+        if kind not in FUSED_DTYPES or len(work.ins) != 2 + len(recipe.state):
+            continue
+        names = ("", "", *recipe.state)
+        shape = slots[work.ins[0]].shape
+        wanted = [((), torch.float32) if name == "step" else (shape, kind) for name in names]
+        if [(slots[s].shape, slots[s].dtype) for s in work.ins] == wanted:
+            found[task] = FusedUpdate(task, recipe, kind, work.ins, work.outs)
+    return found
+
+
+def _known(recipe: UpdateRecipe) -> bool:
+    """Whether the recipe is one that the fused kernels have."""
+    if recipe.kind == "sgd":
+        return recipe.state in ((), ("momentum_buffer",)) and "amsgrad" not in recipe.flags
+    largest = "amsgrad" in recipe.flags
+    names = tuple(n for n in STATE_OF_ADAM if largest or n != "max_exp_avg_sq")
+    return recipe.kind in FUSED and recipe.state == names and "nesterov" not in recipe.flags
+
+
+def overwritten_slots(executable: Executable) -> dict[int, int]:
+    """New state slot -> the state slot in whose memory a fused update writes it.
+
+    That is where the old state is there when the step begins, is read by nobody after the update,
+    shares its storage with no other slot, and is what the new state is carried to.
+    """
+    tasks = executable.tasks
+    carried: dict[int, list[int]] = {}
+    for end, begin in executable.carry:
+        carried.setdefault(end, []).append(begin)
+    bases = set(tasks.slot_base.tolist())
+    found = {}
+    for task, update in fused_updates(executable).items():
+        before = (update.ins[0], *update.ins[2:])
+        for old, new in zip(before, update.outs, strict=True):
+            own = tasks.slot_base[old] < 0 and old not in bases and update.ins.count(old) == 1
+            last = tasks.slot_first[old] == -1 and tasks.slot_last[old] == task
+            if own and last and carried.get(new) == [old]:
+                found[new] = old
+    return found
+
+
+def in_place_updates(executable: Executable) -> set[int]:
+    """The update tasks that overwrite all of their state."""
+    written = overwritten_slots(executable)
+    return {
+        task
+        for task, update in fused_updates(executable).items()
+        if all(slot in written for slot in update.outs)
+    }
+
+
+def fused_kernel(recipe: UpdateRecipe) -> Any:
+    """The operator that computes updates of a recipe."""
+    return resolve(FUSED[recipe.kind])
+
+
+def fused_settings(recipe: UpdateRecipe) -> dict[str, Any]:
+    """The keywords of a fused call: ("get", group, key) expressions of settings, or constants."""
+    group, flags = recipe.group, recipe.flags
+    named: dict[str, Any] = {key: ("get", group, key) for key in ("lr", "weight_decay")}
+    if recipe.kind == "sgd":
+        named |= {key: ("get", group, key) for key in ("momentum", "dampening")}
+        return named | {
+            "nesterov": "nesterov" in flags,
+            "maximize": "maximize" in flags,
+            "is_first_step": False,
+        }
+    return named | {
+        "beta1": ("get", group, "betas", 0),
+        "beta2": ("get", group, "betas", 1),
+        "eps": ("get", group, "eps"),
+        "amsgrad": "amsgrad" in flags,
+        "maximize": "maximize" in flags,
+    }
