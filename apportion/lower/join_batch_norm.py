@@ -222,12 +222,15 @@ class _TaskRows:
         owner = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
         order = np.argsort(tasks.in_slot, kind="stable")
         self._sorted, self._reader = tasks.in_slot[order], owner[order]
+        self._computes = np.flatnonzero(tasks.kind == COMPUTE)
+        by_op = np.argsort(tasks.op[self._computes], kind="stable")
+        self._computes = self._computes[by_op]
+        self._op = tasks.op[self._computes]
 
     def of(self, op: int) -> list[int]:
         """The tasks that compute the parts of an Op."""
-        low, high = int(self.tasks.op_start[op]), int(self.tasks.op_start[op + 1])
-        rows = np.flatnonzero(self.tasks.kind[low:high] == COMPUTE) + low
-        found: list[int] = rows.tolist()
+        low, high = np.searchsorted(self._op, [op, op + 1])
+        found: list[int] = self._computes[low:high].tolist()
         return found
 
     def ins(self, task: int) -> list[int]:
