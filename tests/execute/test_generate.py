@@ -151,14 +151,14 @@ def test_segments_that_are_alike_share_their_code() -> None:
     ranks = RanksInMode(program, space, data(problem(2)).strategy, 2, "none")
     generator = SegmentGenerator(ranks.executable, 0, "cpu")
     sources = generator.segments(ranks.steps[0])
-    assert len({source.text for source in sources}) == len(generator.codes) < len(sources)
+    assert len({source.plain.text for source in sources}) == len(generator.codes) < len(sources)
 
 
 def test_the_text_has_only_names_of_our_own() -> None:
     program, space = captured("gpt2:tiny")
     ranks = RanksInMode(program, space, whole(space), 1, "none")
     (source,) = SegmentGenerator(ranks.executable, 0, "cpu").segments(ranks.steps[0])
-    first, *rest = source.text.replace(" x.clear()", "").splitlines()
+    first, *rest = source.plain.text.replace(" x.clear()", "").splitlines()
     assert first == "def segment(x, s, w, context, clock, mark):"
     assert not set("\"'.\\@{:") & set("".join(rest))
 
