@@ -32,7 +32,6 @@ from apportion.execute.torch_compiler import fake_mode, traced
 from apportion.graph import Arg, Setting
 from apportion.lower import ASSEMBLE, COMPUTE
 
-
 _LONGEST = 160  # letters of a reason
 
 
