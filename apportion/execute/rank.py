@@ -85,7 +85,7 @@ class Rank:
                     f"the batch function returned {list(tensor.shape)} for {name!r}, asked for "
                     f"{list(meant.shape)}"
                 )
-            self.tensors[slot] = tensor.detach().to(self.place, meant.dtype, copy=True)
+            self.tensors[slot] = self._kept(tensor, meant.dtype)
 
     def _drop_unread(self) -> None:
         for slot in self.executable.unread:
@@ -106,7 +106,12 @@ class Rank:
         factors = self.executable.space.factors(meant.value)
         whole = source(meant.value).detach().reshape(factors)
         here = whole[slices(meant.region)].reshape(meant.shape)
-        return here.to(self.place, meant.dtype, copy=True)
+        return self._kept(here, meant.dtype)
+
+    def _kept(self, tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        """A dense copy in a storage of its own, as what was compiled expects."""
+        made = torch.empty(tensor.shape, dtype=kind, device=self.place)
+        return made.copy_(tensor.detach())
 
     def run(self, task: int, context: Context) -> None:
         """One task of work, and the frees after it."""
@@ -185,7 +190,7 @@ class Rank:
             for s in self._begin(lambda role: role != INPUT)
             if s not in new and s in self.tensors
         }
-        self.tensors = constant | {b: t if _owns(t) else t.clone() for b, t in new.items()}
+        self.tensors = constant | {b: t if _owns(t) else _dense(t) for b, t in new.items()}
         return None if loss is None else loss.detach().clone()
 
     def state(self) -> dict[int, tuple[int, torch.Tensor]]:
@@ -202,8 +207,13 @@ WORK_ON_DEVICE: dict[int, Callable[[Rank, int, Context], None]] = {
 
 
 def _owns(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is all of its storage, so that keeping it keeps nothing else."""
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    """Whether the tensor is dense and all of its storage, so that keeping it keeps nothing else."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return whole and tensor.is_contiguous()
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def combine(reducer: str | None, target: torch.Tensor, term: torch.Tensor) -> None:

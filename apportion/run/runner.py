@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from apportion.capture import Program, batch_leaves, check_settings, setting_value, state_tensor
-from apportion.execute import Context, Executable, Worker, worker
+from apportion.execute import GENERATED, Context, Executable, Worker, check_mode, worker
 from apportion.plan import Plan
 
 Region = tuple[slice, ...]
@@ -69,6 +69,11 @@ class Runner:
         self.steps_done += 1
         return context
 
+    @property
+    def notes(self) -> list[str]:
+        """What does not run as `compile` says, and why; known after the first step."""
+        return self.worker.notes
+
     def _asked(self, batch: Callable[[str, Region], torch.Tensor]) -> Any:
         values = self.program.graph.values
         return lambda value, region: batch(values[value].name, region)
@@ -86,12 +91,24 @@ class Runner:
         return loss
 
 
-def distribute(program: Program, plan: Plan, seed: int = 0, device: str = "cpu") -> Runner:
+def distribute(
+    program: Program,
+    plan: Plan,
+    seed: int = 0,
+    device: str = "cpu",
+    compile: str = GENERATED,
+) -> Runner:
     """A Runner for this rank, its tensors on torch's `device`; starts the process group unless
     somebody has.
 
-    Raises ValueError if the plan is for another step or another number of ranks.
+    `compile` says how the work between exchanges runs: "generated" as straight-line code with fused
+    updates in place, "graph" and "inductor" on top of that, "auto" as the fastest that works here,
+    "none" task by task. `runner.notes` has what does not run so, and why.
+
+    Raises ValueError for an unknown way to compile, or if the plan is for another step or another
+    number of ranks.
     """
+    check_mode(compile)
     check_plan(program, plan)
     if not dist.is_initialized():
         if "RANK" not in os.environ:
@@ -106,7 +123,7 @@ def distribute(program: Program, plan: Plan, seed: int = 0, device: str = "cpu")
             f"{dist.get_world_size()} processes; start as many or plan again"
         )
     executable = Executable(plan.space, plan.strategy, plan.tasks)
-    return Runner(program, worker(executable, dist.get_rank(), device), seed)
+    return Runner(program, worker(executable, dist.get_rank(), device, compile), seed)
 
 
 def check_plan(program: Program, plan: Plan) -> None:
