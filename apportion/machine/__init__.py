@@ -173,6 +173,9 @@ if TYPE_CHECKING:
         KernelMeasurement as KernelMeasurement,
     )
     from apportion.machine.cost_table import (
+        ReferenceTime as ReferenceTime,
+    )
+    from apportion.machine.cost_table import (
         fused_name as fused_name,
     )
     from apportion.machine.cost_table import (

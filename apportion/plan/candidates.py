@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
-from apportion.lower import Storage, TaskGraph, lower, with_storage
+from apportion.lower import Storage, TaskGraph, runnable, with_storage
 from apportion.machine import GENERATED, Cluster, CostFile, CostModel, default_cost
 from apportion.search import METHODS, Problem, Progress, SearchResult, UnsuitableMethod
 from apportion.simulate import Timeline, simulate
@@ -270,7 +270,7 @@ def scored(request: PlanRequest, method: str, found: SearchResult, seconds: floa
         space = found.space
     elif (strategy.digits, strategy.opening) != (space.digits, space.opening):
         space = space_of(space.source, strategy, space)
-    tasks = lower(space, strategy, len(cluster.devices))
+    tasks = runnable(space, strategy, len(cluster.devices))
     storage = _measured_storage(space, strategy, tasks, cluster, request.costs.known())
     tasks = with_storage(tasks, storage)
     cost = request.costs.cost(strategy, tasks)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from apportion import graph as graphs
 from apportion.files import write_atomic
-from apportion.lower import Storage, TaskGraph, lower, with_storage
+from apportion.lower import Storage, TaskGraph, runnable, with_storage
 from apportion.machine import (
     Cluster,
     CostFile,
@@ -85,7 +85,7 @@ class SimulatedStep:
         """The tasks of one step, with what they really allocate."""
         if self._tasks is not None:
             return self._tasks
-        tasks = lower(self.space, self._strategy, len(self._cluster.devices))
+        tasks = runnable(self.space, self._strategy, len(self._cluster.devices))
         return with_storage(tasks, self._storage)
 
     @cached_property
