@@ -194,6 +194,9 @@ if TYPE_CHECKING:
         fusible as fusible,
     )
     from apportion.machine.fusible_kinds import (
+        reads_twice as reads_twice,
+    )
+    from apportion.machine.fusible_kinds import (
         reduces_rows as reduces_rows,
     )
     from apportion.machine.topology import (

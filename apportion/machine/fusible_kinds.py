@@ -29,13 +29,19 @@ REDUCED = """
     batch_norm_backward batch_norm_reduce sum_total native_batch_norm native_batch_norm_backward
     avg_pool2d avg_pool_backward max_pool max_pool_backward
 """
-FUSIBLE = frozenset(re.findall(r"\w+", POINTWISE + ROWS + REDUCED))
+TWICE = ("batch_norm_whole", "batch_norm_whole_backward")  # statistics first, then everything
+FUSIBLE = frozenset((*re.findall(r"\w+", POINTWISE + ROWS + REDUCED), *TWICE))
 
 
 def fusible(kind: str) -> bool:
     """Whether Ops of this kind may be part of a fused kernel."""
     name = kind.split(".")[1] if "." in kind else kind
     return name in FUSIBLE
+
+
+def reads_twice(kind: str) -> bool:
+    """Whether a kernel of this kind first needs a statistic of what it then computes on."""
+    return kind.rpartition(".")[2] in TWICE
 
 
 def reduces_rows(signature: str, ratio: float) -> bool:

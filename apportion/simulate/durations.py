@@ -166,9 +166,12 @@ def _costs(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> tuple[Floats,
 def _compute_price(
     tasks: TaskGraph, rows: Ints, cluster: Cluster, cost: CostModel
 ) -> tuple[Floats, Ints]:
+    kinds, which = _op_kinds(tasks), tasks.op[rows]
+    if len(tasks.work):  # a call may do the work of several Ops
+        kinds, which = tuple(map(kind_of_signature, tasks.works)), tasks.work[rows]
     return compute_seconds(
-        cost, cluster, _op_kinds(tasks), tasks.op[rows], tasks.device[rows], tasks.flops[rows],
-        tasks.nbytes[rows], tasks.itemsize[rows],
+        cost, cluster, kinds, which, tasks.device[rows], tasks.flops[rows], tasks.nbytes[rows],
+        tasks.itemsize[rows],
     )  # fmt: skip
 
 

@@ -11,7 +11,8 @@ share of a kernel.
     traffic a group reads what it needs from outside once, and writes what is needed outside once
 
 A reduction over other dimensions than the last (the gradient of a bias, statistics of a batch) is a
-kernel of its own, since all of its input is needed before anything follows. Who moves a byte is
+kernel of its own, since all of its input is needed before anything follows; a call that needs such
+statistics of what it computes on reads that again. Who moves a byte is
 charged for it: the first reader in the group, the maker. Tasks of one stage are not connected by a
 way through a kernel that is not in their group, so that groups can always be computed.
 """
@@ -24,7 +25,7 @@ import numpy as np
 
 from apportion.columns import Bools, Floats, Ints, compiled, compiled_part, plain
 from apportion.lower import ASSEMBLE, COMPUTE, TaskGraph
-from apportion.machine import fusible, kind_of_signature, reduces_rows
+from apportion.machine import fusible, kind_of_signature, reads_twice, reduces_rows
 
 REDUCING = 4.0  # inputs per output, for a call to be a reduction
 
@@ -55,7 +56,9 @@ def fused_traffic(tasks: TaskGraph) -> FusedTraffic:
     key = _keys(tasks, _stages(*slots, root, joins, free))
     group = _groups(*slots, root, key, joins, free)
     size, last = plain(tasks.slot_nbytes), plain(tasks.slot_last)
-    nbytes = _moved(*slots, root, size, last, group, fused, free)
+    twice = np.array([reads_twice(kind_of_signature(work)) for work in tasks.works] + [False])
+    again = (fused & twice[tasks.work]).astype(np.int64)
+    nbytes = _moved(*slots, root, size, last, group, fused, free, again)
     members = np.bincount(group[fused], minlength=count)
     return FusedTraffic(fused, np.where(fused, 1 / np.maximum(members[group], 1), 0.0), nbytes)
 
@@ -156,7 +159,7 @@ def _groups(
 @compiled
 def _moved(
     in_start: Ints, in_slot: Ints, out_start: Ints, out_slot: Ints, root: Ints, size: Ints,
-    last: Ints, group: Ints, fused: Bools, free: Bools,
+    last: Ints, group: Ints, fused: Bools, free: Bools, again: Ints,
 ) -> Ints:  # fmt: skip
     """The bytes that every task that may be fused still moves."""
     count, slots = len(in_start) - 1, len(root)
@@ -172,6 +175,7 @@ def _moved(
             if in_slot[k] < 0:
                 continue
             slot = root[in_slot[k]]
+            nbytes[task] += again[task] * size[in_slot[k]]
             if mine >= 0 and maker[slot] >= 0 and group[maker[slot]] == mine:
                 continue
             outside[slot] = True
