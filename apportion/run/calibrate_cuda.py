@@ -97,7 +97,6 @@ def step_seconds(runner: Runner, batch: Any, count: int) -> list[float]:
         runner.local_step(batch)
         torch.cuda.synchronize()
         found.append(time.perf_counter() - began)
-        runner.worker.rank.spans.clear()
     return found
 
 
@@ -161,11 +160,12 @@ def _round(runner: Runner, batch: Any, clock: Any) -> float:
     began = time.perf_counter()
     context = runner.begin(batch)
     seconds = time.perf_counter() - began
-    rank.clock = clock
+    rank.spans.clear()
+    rank.clock, rank.records = clock, True
     try:
         runner.worker.run(context)
     finally:
-        rank.clock = before
+        rank.clock, rank.records = before, False
         if isinstance(clock, EventClock):
             clock.finish()
         torch.cuda.synchronize()
@@ -191,7 +191,6 @@ def _quantile(rounds: Sequence[Floats], share: float) -> list[float]:
 
 
 def _end(rank: Rank) -> None:
-    rank.spans.clear()
     rank.finish()
     torch.cuda.synchronize()
 
