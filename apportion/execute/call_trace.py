@@ -20,7 +20,7 @@ import torch
 
 from apportion.capture import RANDOM_UNIFORM, key_words, torch_private
 from apportion.execute.executable import Executable
-from apportion.execute.host_random import uniform_on_host
+from apportion.execute.host_random import prepare, uniform_on_host
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import messages_read
@@ -216,6 +216,7 @@ class TraceBook:
         where = _frozen(place[0]) if place else tuple(((n, 0, n),) for n in size)
         words = (TracedWord(0), TracedWord(1))
         call = TracedCall(uniform_on_host, (*words, where, kind), (), TracedTensor(0), ())
+        prepare()
         meant = self.executable.slots[work.outs[0]]
         dense = torch.empty(meant.shape, device="meta").stride()
         return CallTrace(0, (call,), (0,), ((meant.shape, dense, meant.dtype),), (-1,), ())
@@ -232,7 +233,7 @@ def quick_function(
     to do so; the overload itself where there is none. `known` are those found before."""
     key = (overload, tuple(map(_type, args)), tuple((n, _type(a)) for n, a in keywords.items()))
     if key not in known:
-        known[key] = overload
+        known[key] = torch_private.equal_function(overload) or overload
         for candidate in torch_private.native_functions(overload):
             with _OneCall() as seen:
                 try:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from apportion.capture import computing_dtype, index_words
-from apportion.columns import compiled
+from apportion.columns import Ints, compiled, compiled_part
 
 Words = npt.NDArray[np.uint32]
 Atoms = tuple[tuple[int, int, int], ...]
@@ -26,18 +26,12 @@ _LOW, _FIRST, _SECOND = 0xFFFFFFFF, 0x7FEB352D, 0x846CA68B
 
 
 def uniform_on_host(
-    first: int, second: int, where: Sequence[Atoms], kind: torch.dtype
+    first: int, second: int, where: tuple[Atoms, ...], kind: torch.dtype
 ) -> torch.Tensor:
     """Numbers in [0, 1) for the box of these places, from the words of a key."""
-    spreads = [_spread(dim, atoms) for dim, atoms in enumerate(where)] or [np.zeros(1, np.uint32)]
-    room = uniform_room([len(spread) for spread in spreads][: len(where)], kind, "cpu")
-    words = np.array([first & _LOW], np.uint32)
-    for spread in spreads[:-1]:
-        words = _next_words(words, spread)
-    if where:
-        _fill(words, spreads[-1], second & _LOW, room.view(-1).numpy())
-    else:
-        room.fill_(float(_mixed(words ^ np.uint32(second & _LOW))[0] >> 8) * 2.0**-24)
+    spreads, counts, size = _spreads(where)
+    room = uniform_room(size, kind, "cpu")
+    _fill(first & _LOW, second & _LOW, spreads, counts, room.view(-1).numpy())
     return room.to(kind)
 
 
@@ -46,13 +40,24 @@ def uniform_room(size: Sequence[int], kind: torch.dtype, device: str) -> torch.T
     return torch.empty(size, dtype=computing_dtype(kind), device=device)
 
 
+def prepare() -> None:
+    """Compiles the loop, or loads it, before a step needs it."""
+    _fill.native = _fill.dispatcher
+    for kind in (torch.float32, torch.float64):
+        uniform_on_host(1, 2, (((1, 0, 1),),), kind)
+
+
 @lru_cache(maxsize=1024)
-def _spread(dim: int, atoms: Atoms) -> Words:
-    """A word for each index along a dimension."""
-    index = np.zeros(1, np.int64)
-    for factor, low, high in atoms:
-        index = (index[:, None] * factor + np.arange(low, high)).reshape(-1)
-    return index_words(dim, index)
+def _spreads(where: tuple[Atoms, ...]) -> tuple[Words, Ints, tuple[int, ...]]:
+    """A word for each index along each dimension, one dimension after the other, and how many."""
+    found = []
+    for dim, atoms in enumerate(where):
+        index = np.zeros(1, np.int64)
+        for factor, low, high in atoms:
+            index = (index[:, None] * factor + np.arange(low, high)).reshape(-1)
+        found.append(index_words(dim, index))
+    size = tuple(map(len, found))
+    return np.concatenate([*found, np.zeros(0, np.uint32)]), np.array(size, np.int64), size
 
 
 def _mixed(words: Any) -> Words:
@@ -65,33 +70,46 @@ def _mixed(words: Any) -> Words:
     return mixed
 
 
-def _next_words(words: Words, spread: Words) -> Words:
-    """The words one dimension on."""
-    return _mixed((words[:, None] + spread).reshape(-1))
+def _fill_plainly(
+    first: int, second: int, spreads: Words, counts: Ints, room: npt.NDArray[Any]
+) -> None:
+    words = np.array([first], np.uint32)
+    begin = 0
+    for count in counts.tolist():
+        words = _mixed((words[:, None] + spreads[begin : begin + count]).reshape(-1))
+        begin += count
+    np.multiply(_mixed(words ^ np.uint32(second)) >> np.uint32(8), 2.0**-24, out=room)
 
 
-def _fill_plainly(words: Words, spread: Words, second: int, room: npt.NDArray[Any]) -> None:
-    found = _mixed(_next_words(words, spread) ^ np.uint32(second)) >> np.uint32(8)
-    np.multiply(found, 2.0**-24, out=room, casting="unsafe")
+@compiled_part
+def _mix(word: Any) -> Any:
+    word ^= word >> np.uint64(16)
+    word = (word * np.uint64(0x7FEB352D)) & np.uint64(0xFFFFFFFF)
+    word ^= word >> np.uint64(15)
+    word = (word * np.uint64(0x846CA68B)) & np.uint64(0xFFFFFFFF)
+    return word ^ (word >> np.uint64(16))
 
 
 @compiled(plain=_fill_plainly)
-def _fill(words: Words, spread: Words, second: int, room: npt.NDArray[Any]) -> None:
-    """The numbers of the last dimension."""
-    place = 0
+def _fill(first: int, second: int, spreads: Words, counts: Ints, room: npt.NDArray[Any]) -> None:
+    """Writes the numbers of a box whose dimensions have so many words each."""
+    words = np.array([first], np.uint64)
+    begin = 0
+    for dim in range(len(counts) - 1):
+        count = counts[dim]
+        longer = np.empty(len(words) * count, np.uint64)
+        for i in range(len(words)):
+            for j in range(count):
+                word = (words[i] + np.uint64(spreads[begin + j])) & np.uint64(0xFFFFFFFF)
+                longer[i * count + j] = _mix(word)
+        words = longer
+        begin += count
+    if len(counts) == 0:
+        room[0] = np.float64(_mix(words[0] ^ np.uint64(second)) >> np.uint64(8)) * 2.0**-24
+        return
+    count = counts[-1]
     for i in range(len(words)):
-        for j in range(len(spread)):
-            word = (np.uint64(words[i]) + np.uint64(spread[j])) & np.uint64(0xFFFFFFFF)
-            word ^= word >> np.uint64(16)
-            word = (word * np.uint64(0x7FEB352D)) & np.uint64(0xFFFFFFFF)
-            word ^= word >> np.uint64(15)
-            word = (word * np.uint64(0x846CA68B)) & np.uint64(0xFFFFFFFF)
-            word ^= word >> np.uint64(16)
-            word ^= np.uint64(second)
-            word ^= word >> np.uint64(16)
-            word = (word * np.uint64(0x7FEB352D)) & np.uint64(0xFFFFFFFF)
-            word ^= word >> np.uint64(15)
-            word = (word * np.uint64(0x846CA68B)) & np.uint64(0xFFFFFFFF)
-            word ^= word >> np.uint64(16)
-            room[place] = np.float64(word >> np.uint64(8)) * 2.0**-24
-            place += 1
+        for j in range(count):
+            word = _mix((words[i] + np.uint64(spreads[begin + j])) & np.uint64(0xFFFFFFFF))
+            word = _mix(word ^ np.uint64(second)) >> np.uint64(8)
+            room[i * count + j] = np.float64(word) * 2.0**-24
