@@ -55,6 +55,12 @@ if TYPE_CHECKING:
     from apportion.machine.collective import (
         collective as collective,
     )
+    from apportion.machine.compile_mode import (
+        GENERATED as GENERATED,
+    )
+    from apportion.machine.compile_mode import (
+        predicted_mode as predicted_mode,
+    )
     from apportion.machine.cost_fit import (
         fits as fits,
     )
@@ -87,6 +93,9 @@ if TYPE_CHECKING:
     )
     from apportion.machine.cost_model import (
         assembly_price as assembly_price,
+    )
+    from apportion.machine.cost_model import (
+        check_kinds as check_kinds,
     )
     from apportion.machine.cost_model import (
         compute_price as compute_price,
@@ -147,6 +156,9 @@ if TYPE_CHECKING:
     )
     from apportion.machine.cost_table import (
         KernelMeasurement as KernelMeasurement,
+    )
+    from apportion.machine.cost_table import (
+        ReferenceTime as ReferenceTime,
     )
     from apportion.machine.cost_table import (
         kind_and_inputs as kind_and_inputs,

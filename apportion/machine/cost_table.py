@@ -11,7 +11,8 @@ CPU depend on how many threads a kernel has and how many processes run beside it
                 [seconds, flops, bytes, itemsize, workspace bytes]},
       "fits": {"aten.mm.default": [launch, per flop, per byte, relative error, points]},
       "lines": {"assemble": [each, per box, per byte, relative error, points]},
-      "issue": {"": 1.2e-05}, "resident": 33554432}]}
+      "issue": {"": 1.2e-05}, "resident": 33554432,
+      "references": {"matmul": [seconds, spread]}, "provisional": ["exchange"]}]}
 
 works   seconds of one kernel call by its signature (execute/dry_run.py), with what fits need
 fits    seconds = launch + flops * per flop + bytes * per byte, for a kind of Op or a family
@@ -23,6 +24,9 @@ issue   seconds of the host for issuing one task to an asynchronous device, by k
         by signature for calls that are far from the others of their kind. "ahead": how many such
         seconds the host may be ahead of the device, whose queue has an end
 resident  bytes that libraries take at their first call on a device and keep
+references  what kernels took that should always take the same: another machine, or another state of
+        this one, is known by them. Files of before have none: whether they still hold is unknown
+provisional  works and lines that were measured while other programs ran
 """
 
 from __future__ import annotations
@@ -72,6 +76,14 @@ class CostLine(NamedTuple):
     points: int
 
 
+class ReferenceTime(NamedTuple):
+    """A kernel that should always take the same: a low quantile of its seconds, and how far, as a
+    share of that, most were above it."""
+
+    seconds: float
+    spread: float
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """What costs depend on beside the call: kind of device, threads of each process, processes
@@ -87,7 +99,8 @@ class Condition:
 @dataclass(frozen=True, eq=False)
 class CostTable:
     """Measurements of one kind of device under one Condition. `noise` is the relative spread of a
-    reference kernel over the rounds."""
+    reference kernel over the rounds; `references` are what reference kernels took then, by name;
+    `provisional` are works and lines measured while other programs ran, to be measured again."""
 
     condition: Condition
     measured: str = ""
@@ -97,6 +110,8 @@ class CostTable:
     lines: Mapping[str, CostLine] = field(default_factory=dict)
     issue: Mapping[str, float] = field(default_factory=dict)
     resident: int = 0
+    references: Mapping[str, ReferenceTime] = field(default_factory=dict)
+    provisional: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         at = self.condition
@@ -162,6 +177,8 @@ def table_to_json(table: CostTable) -> dict[str, Any]:
         "lines": {name: list(line) for name, line in table.lines.items()},
         "issue": dict(table.issue),
         "resident": table.resident,
+        "references": {name: list(time) for name, time in table.references.items()},
+        "provisional": list(table.provisional),
     }
 
 
@@ -179,6 +196,8 @@ def table_from_json(data: Any) -> CostTable:
     numbers = (*table.works.values(), *table.fits.values(), *table.lines.values())
     if not all(0 <= x < float("inf") for row in numbers for x in row):
         raise ValueError("the cost table has a number that is negative or not finite")
+    if not all(0 < x.seconds < float("inf") for x in table.references.values()):
+        raise ValueError("the cost table has a reference that took no time or no finite one")
     if not all(0 <= x < float("inf") for x in table.issue.values()):
         raise ValueError("the cost table has an issue cost that is negative or not finite")
     return table

@@ -101,8 +101,14 @@ def peak_bytes(runner: Runner, batch: Any) -> int:
 
 def device_kind() -> str:
     """The kind of this machine's CUDA device, as clusters call it: h200, a100."""
-    found = re.search(r"[A-Za-z]*\d{2,}", torch.cuda.get_device_name())
-    return found.group().lower() if found else "gpu"
+    return kind_of_gpu(torch.cuda.get_device_name())
+
+
+def kind_of_gpu(name: str) -> str:
+    """The kind of a GPU that the driver calls so: `NVIDIA H100 80GB HBM3` is an h100."""
+    words = [word.split("-")[0] for word in name.removeprefix("NVIDIA ").split()]
+    found = next((w for w in words if re.fullmatch(r"[A-Za-z]{0,3}\d+[A-Za-z]{0,2}", w)), "gpu")
+    return found.lower()
 
 
 def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS) -> CudaTimes:
@@ -248,10 +254,11 @@ def calibrate(
     """Measures the steps of plans for one device on this machine's CUDA device."""
     if not torch.cuda.is_available():
         raise ValueError("this machine has no CUDA device that torch can use")
-    samples = CudaSamples()
+    samples, kind = CudaSamples(), device_kind()
     for program, plan in steps:
         if len(plan.cluster.devices) != 1:
             raise ValueError(f"a plan for {len(plan.cluster.devices)} devices is not for one GPU")
+        kind = plan.cluster.devices[0].kind
         executable = Executable(plan.space, plan.strategy, plan.tasks)
         runner = runner_on(program, executable)
         figures = measured(runner, plan.storage, on_device(program.batch), rounds)
@@ -259,7 +266,7 @@ def calibrate(
         note(f"measured {len(executable.tasks)} tasks, {len(plan.storage.works)} different calls")
         del runner
         torch.cuda.empty_cache()
-    return samples.table(device_kind(), time.strftime("%Y-%m-%d"))
+    return samples.table(kind, time.strftime("%Y-%m-%d"))
 
 
 class CudaSamples:

@@ -21,6 +21,7 @@ from apportion.capture import Program, capture, cast_program
 from apportion.plan import Plan
 from apportion.run.check_run import Distance, compare_with_eager
 from apportion.run.pool import SharedPool
+from apportion.run.reference_kernels import caveat
 from apportion.run.runner import check_plan
 from apportion.run.step_source import source_of_model
 from apportion.run.training import TrainingRequest, TrainingResult, losses_of, step_seconds
@@ -76,6 +77,8 @@ def run(
     )
     with ExitStack() as stack:
         processes = processes or stack.enter_context(SharedPool(devices, timeout))
+        if place == "cpu" and (why := caveat(plan.cost.tables.get("cpu"))):
+            note(why)
         if place != "cpu":
             note(f"running on {place}")
         elif not processes.running:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from apportion.execute import Executable, allocated_peak, peer_errors, worker
-from apportion.lower import lower
+from apportion.lower import runnable
 from apportion.run.process import PoolProcess
 from apportion.run.runner import Runner
 from apportion.run.step_source import StepSource
@@ -46,7 +46,7 @@ class TrainingRequest:
         program, space = process.program(self.source, self.double)
         if (space.digits, space.opening) != (self.strategy.digits, self.strategy.opening):
             space = space_of(program.graph, self.strategy)
-        tasks = lower(space, self.strategy, self.devices)
+        tasks = runnable(space, self.strategy, self.devices)
         mine = worker(Executable(space, self.strategy, tasks), process.rank, self.place)
         mine.progress = process.progress
         mine.progress[0] = 1

@@ -91,8 +91,10 @@ def restricted(cost: CostModel, tasks: TaskGraph) -> CostModel:
     always = {"", ASSEMBLE_LINE, AHEAD, *tasks.works, *map(kind_and_inputs, tasks.works)}
 
     def needed(table: CostTable) -> CostTable:
+        there = {*calls, *table.lines}
         return replace(
             table,
+            provisional=tuple(name for name in table.provisional if name in there),
             works={w: table.works[w] for w in calls if w in table.works},
             fits={n: f for n, f in table.fits.items() if n.rpartition("/")[0] in names},
             issue={k: s for k, s in table.issue.items() if k in kinds | always},
