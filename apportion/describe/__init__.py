@@ -92,9 +92,6 @@ if TYPE_CHECKING:
         full as full,
     )
     from apportion.describe.interval import (
-        intersect as intersect,
-    )
-    from apportion.describe.interval import (
         lengths as lengths,
     )
     from apportion.describe.interval import (

@@ -16,39 +16,49 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from apportion.execute.executable import Executable
 from apportion.lower import COMPUTE
 
 # Kernels whose results do not depend on strides: what they compute is rounded once, or not at all.
 ROUNDED_ONCE = frozenset(
-    "abs add sub mul div neg relu sqrt reciprocal where maximum minimum clamp threshold_backward "
-    "eq ne lt le gt ge floor ceil round sign copy clone _to_copy embedding gather index index_select "
-    "masked_fill cat stack max_pool2d_with_indices slice_backward select_backward "
-    "constant_pad_nd bitwise_and bitwise_or bitwise_xor bitwise_not logical_not argmax "
-    "view _unsafe_view reshape t transpose permute expand unsqueeze squeeze select slice alias "
-    "detach split split_with_sizes unbind as_strided diagonal flip roll repeat zeros ones full "
-    "arange zeros_like ones_like full_like empty empty_like scalar_tensor fill".split()
-)
+    {
+        "abs", "add", "sub", "mul", "div", "neg", "relu", "sqrt", "reciprocal", "where",
+        "maximum", "minimum", "clamp", "threshold_backward", "eq", "ne", "lt", "le", "gt", "ge",
+        "floor", "ceil", "round", "sign", "copy", "clone", "_to_copy", "embedding", "gather",
+        "index", "index_select", "masked_fill", "cat", "stack", "max_pool2d_with_indices",
+        "slice_backward", "select_backward", "constant_pad_nd", "bitwise_and", "bitwise_or",
+        "bitwise_xor", "bitwise_not", "logical_not", "argmax", "view", "_unsafe_view",
+        "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "select",
+        "slice", "alias", "detach", "split", "split_with_sizes", "unbind", "as_strided",
+        "diagonal", "flip", "roll", "repeat", "zeros", "ones", "full", "arange", "zeros_like",
+        "ones_like", "full_like", "empty", "empty_like", "scalar_tensor", "fill",
+    }
+)  # fmt: skip
 
 # Kernels that on a GPU add by atomic operations, so that not even two runs are the same
 # (torch.use_deterministic_algorithms lists them).
 ANY_ORDER_ON_GPU = frozenset(
-    "index_put index_add scatter_add scatter_reduce put embedding_dense_backward "
-    "_embedding_bag_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward "
-    "avg_pool3d_backward adaptive_avg_pool2d_backward _adaptive_avg_pool2d_backward "
-    "_adaptive_avg_pool3d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward "
-    "upsample_linear1d_backward upsample_trilinear3d_backward upsample_nearest2d_backward "
-    "reflection_pad1d_backward reflection_pad2d_backward replication_pad2d_backward "
-    "grid_sampler_2d_backward cumsum bincount histc convolution_backward ctc_loss_backward "
-    "nll_loss2d_forward sdpa_backward index_put_impl".split()
-)
+    {
+        "index_put", "index_add", "scatter_add", "scatter_reduce", "put",
+        "embedding_dense_backward", "_embedding_bag_backward",
+        "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
+        "avg_pool3d_backward", "adaptive_avg_pool2d_backward", "_adaptive_avg_pool2d_backward",
+        "_adaptive_avg_pool3d_backward", "upsample_bilinear2d_backward",
+        "upsample_bicubic2d_backward", "upsample_linear1d_backward",
+        "upsample_trilinear3d_backward", "upsample_nearest2d_backward",
+        "reflection_pad1d_backward", "reflection_pad2d_backward", "replication_pad2d_backward",
+        "grid_sampler_2d_backward", "cumsum", "bincount", "histc", "convolution_backward",
+        "ctc_loss_backward", "nll_loss2d_forward", "sdpa_backward", "index_put_impl",
+    }
+)  # fmt: skip
 
 
 def replica_notes(executable: Executable, on_gpu: bool) -> tuple[str, ...]:
     """Sentences about copies that may differ; one for each reason."""
     found = []
-    strided = list(dict.fromkeys(_other_strides(executable)))
-    if strided:
+    if strided := _other_strides(executable):
         found.append(
             "copies of the state may differ in their last bits between devices: "
             f"{_listed(executable, strided)} is computed on several from operands that lie in "
@@ -57,8 +67,8 @@ def replica_notes(executable: Executable, on_gpu: bool) -> tuple[str, ...]:
     if on_gpu and (loose := list(_any_order(executable))):
         found.append(
             "copies of the state may differ in their last bits between devices: "
-            f"{_listed(executable, loose)} is computed on several by a GPU's kernel that adds in no "
-            "fixed order"
+            f"{_listed(executable, loose)} is computed on several by a kernel of GPUs that adds in "
+            "no fixed order"
         )
     return tuple(found)
 
@@ -73,22 +83,25 @@ def _stem(kind: str) -> str:
     return kind.split(".")[1] if "." in kind else kind
 
 
-def _other_strides(executable: Executable) -> Iterator[int]:
+def _other_strides(executable: Executable) -> list[int]:
     """Ops with a part whose replicas make different kernel calls."""
     tasks, choices = executable.tasks, executable.strategy.choices
     if not len(tasks.work):
-        return
-    first: dict[tuple[int, int], int] = {}
-    rows = zip(
-        tasks.kind.tolist(), tasks.op.tolist(), tasks.part.tolist(), tasks.work.tolist(),
-        strict=True,
-    )  # fmt: skip
-    for kind, op, part, work in rows:
-        if kind != COMPUTE or choices[op].replicas < 2:
-            continue
-        known = first.setdefault((op, part % choices[op].count), work)
-        if known != work and _stem(executable.graph.ops[op].kind) not in ROUNDED_ONCE:
-            yield op
+        return []
+    kinds = [_stem(op.kind) not in ROUNDED_ONCE for op in executable.graph.ops]
+    doubtful = np.array(
+        [choice.replicas > 1 and kind for choice, kind in zip(choices, kinds, strict=True)]
+        + [False]
+    )
+    count = np.array([choice.count for choice in choices] + [1], np.int64)
+    rows = np.flatnonzero((tasks.kind == COMPUTE) & doubtful[tasks.op])
+    op, work = tasks.op[rows], tasks.work[rows]
+    part = tasks.part[rows] % count[op]
+    order = np.lexsort((work, part, op))
+    op, part, work = op[order], part[order], work[order]
+    same = (op[1:] == op[:-1]) & (part[1:] == part[:-1])
+    found: list[int] = np.unique(op[1:][same & (work[1:] != work[:-1])]).tolist()
+    return found
 
 
 def _any_order(executable: Executable) -> Iterator[int]:

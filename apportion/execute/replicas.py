@@ -1,7 +1,7 @@
 """Whether all copies of the state are the same, bit for bit.
 
-Part of the room execute. A rank at the end of a step comes in; if a region of the state that several
-ranks have is not the same everywhere, a ReplicasDiffer names the tensor and the ranks.
+Part of the room execute. A rank at the end of a step comes in; if a region of the state that
+several ranks have is not the same everywhere, a ReplicasDiffer names the tensor and the ranks.
 
 Every rank digests the bytes of what it shares with others, and the digests are compared. That reads
 the whole state and waits for the device: it is for tests and for whoever looks for an error.
@@ -12,14 +12,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 import torch.distributed as dist
 
-from apportion.describe import Box, full, intersect, lengths
+from apportion.describe import Box, full
 from apportion.execute.backends import peer_errors
-from apportion.execute.executable import Executable, slices
+from apportion.execute.executable import Executable
 from apportion.execute.rank import Rank
 
 DIGEST_BYTES = 8
@@ -39,24 +38,17 @@ class SharedRegion:
 
 
 def shared_regions(executable: Executable) -> tuple[SharedRegion, ...]:
-    """What several devices have of the state when a step ends."""
-    of_value: dict[int, dict[Box, list[int]]] = {}
+    """What several devices have of the state when a step ends. Regions of a Value are those of a
+    grid: two are the same or have nothing in common."""
+    found: dict[tuple[int, Box], list[int]] = {}
     for _, slot in executable.carry:
         meant = executable.slots[slot]
-        of_value.setdefault(meant.value, {}).setdefault(meant.region, []).append(slot)
-    found = []
-    for value, regions in of_value.items():
-        boxes = {region for region, slots in regions.items() if len(slots) > 1}
-        common = (intersect(a, b) for a, b in combinations(regions, 2))
-        boxes |= {box for box in common if box is not None}
-        for box in sorted(boxes):
-            slots = [s for region in regions if _inside(box, region) for s in regions[region]]
-            found.append(SharedRegion(value, box, tuple(sorted(slots))))
-    return tuple(found)
-
-
-def _inside(box: Box, region: Box) -> bool:
-    return intersect(box, region) == box
+        found.setdefault((meant.value, meant.region), []).append(slot)
+    return tuple(
+        SharedRegion(value, box, tuple(sorted(slots)))
+        for (value, box), slots in found.items()
+        if len(slots) > 1
+    )
 
 
 def digests(rank: Rank, regions: Sequence[SharedRegion]) -> torch.Tensor:
@@ -65,18 +57,12 @@ def digests(rank: Rank, regions: Sequence[SharedRegion]) -> torch.Tensor:
     for number, region in enumerate(regions):
         for slot in region.slots:
             if slot in rank.tensors and rank.executable.slot_device[slot] == rank.device:
-                found[number] = _digest(rank, slot, region.box)
+                found[number] = _digest(rank.tensors[slot])
     return found
 
 
-def _digest(rank: Rank, slot: int, box: Box) -> int:
-    region = rank.executable.slots[slot].region
-    inside = tuple(
-        slice(low - first, high - first)
-        for (low, high), (first, _) in zip(box, region, strict=True)
-    )
-    tensor = rank.tensors[slot].detach().reshape(lengths(region))[inside]
-    flat = tensor.contiguous().reshape(-1).cpu().view(torch.uint8)
+def _digest(tensor: torch.Tensor) -> int:
+    flat = tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8)
     digest = hashlib.blake2b(flat.numpy().data, digest_size=DIGEST_BYTES).digest()
     return int.from_bytes(digest, "little", signed=True)
 

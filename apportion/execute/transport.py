@@ -12,7 +12,6 @@ A message's bytes are where its rank's tensors are; backends.py says what carrie
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,18 +19,23 @@ from typing import Any
 import torch
 
 from apportion.execute.backends import Backends, Handle, Parcel, peer_errors
+from apportion.execute.cuda_clock import shared_out
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import (
     Context,
 )
+from apportion.execute.ladder import GENERATED, Ladder, check_mode, ladder
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import Exchange, Post, RankStep, Segment, rank_steps
+from apportion.execute.segment_function import SegmentFunction
 
 
 @dataclass
 class Worker:
     """A Rank with its own tasks in order, and the bytes it has handed to the transport.
 
+    Segments run as `mode` says (ladder.py), which `notes` has the exceptions of. `timed`: the spans
+    of tasks are recorded in every mode; without it, only by the interpreter.
     `progress[0]` says how far it has come: rounds done times 2**32, plus the position of the latest
     exchange. When nobody moves, everybody waits for the rank with the least.
     """
@@ -42,14 +46,31 @@ class Worker:
     rounds: int = 0
     progress: Any = field(default_factory=lambda: [0])
     pending: dict[int, ExchangeInFlight] = field(default_factory=dict)
+    mode: str = GENERATED
+    timed: bool = False
+    ladder: Ladder | None = None
     backends: Backends = field(default_factory=Backends)
+
+    @property
+    def notes(self) -> list[str]:
+        """What does not run as the mode says, and why."""
+        return [] if self.ladder is None else self.ladder.notes
+
+    def compiled(self) -> Ladder:
+        """The functions of the segments, made at the first call."""
+        if self.ladder is None:
+            rank = self.rank
+            how = (self.steps, self.mode, self.timed)
+            self.ladder = ladder(rank.executable, rank.device, rank.place, *how)
+        return self.ladder
 
     def run(self, context: Context) -> torch.Tensor | None:
         """One step; returns the loss if it is here."""
+        self.rank.spans.clear()
+        functions = self.compiled().functions
         for step in self.steps:
             if isinstance(step, Segment):
-                for task in step.tasks:
-                    self.rank.run(task, context)
+                self._segment(step, functions[step], context)
             elif isinstance(step, Post):
                 self.post(step.exchange)
             else:
@@ -58,9 +79,21 @@ class Worker:
         self.progress[0] = self.rounds << 32
         return self.rank.finish()
 
+    def _segment(self, segment: Segment, function: SegmentFunction, context: Context) -> None:
+        """One segment; where its function notes no spans though they are wanted, one for all."""
+        rank = self.rank
+        if not rank.records:
+            function(rank, context)
+            return
+        known, began = len(rank.spans), rank.clock()
+        function(rank, context)
+        if len(rank.spans) == known:
+            rank.spans += shared_out(segment.tasks, began, rank.clock())
+
     def post(self, exchange: Exchange) -> None:
         """Begins an exchange: all that is received and sent at one position."""
-        rank, began = self.rank, time.perf_counter_ns()
+        rank = self.rank
+        began = rank.clock() if rank.records else 0
         self.progress[0] = (self.rounds << 32) + exchange.position
         messages = rank.executable.messages
         receives: list[Parcel] = []
@@ -88,7 +121,7 @@ class Worker:
                 work.wait()
         if not self.rank.records:
             return
-        ended = time.perf_counter_ns()
+        ended = self.rank.clock()
         messages = self.rank.executable.messages
         parties = (*exchange.sends, *exchange.receives)
         for task in dict.fromkeys(messages[number].task for number, _ in parties):
@@ -104,7 +137,15 @@ class ExchangeInFlight:
     outgoing: list[Parcel]
 
 
-def worker(executable: Executable, device: int, place: str = "cpu") -> Worker:
+def worker(
+    executable: Executable,
+    device: int,
+    place: str = "cpu",
+    mode: str = GENERATED,
+    timed: bool = False,
+) -> Worker:
     """The part of a TaskGraph that belongs to one device, ready to run in this process, its tensors
-    on the device that torch calls `place`."""
-    return Worker(Rank(executable, device, place=place), rank_steps(executable, device))
+    on the device that torch calls `place`, its segments in a mode of ladder.py."""
+    rank = Rank(executable, device, place=place, records=timed)
+    steps = rank_steps(executable, device)
+    return Worker(rank, steps, mode=check_mode(mode), timed=timed)

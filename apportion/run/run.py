@@ -9,7 +9,7 @@ check each of them captures once, in float64. One pool serves planning, the run 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 
 from apportion import zoo
 from apportion.capture import Program, capture, cast_program
+from apportion.execute import GENERATED, Executable, check_mode, mode_of, replica_notes
 from apportion.plan import Plan
 from apportion.run.check_run import Distance, compare_with_eager
 from apportion.run.pool import SharedPool
@@ -30,8 +31,8 @@ from apportion.simulate import ComparisonRow, Timeline, comparison, measured_tim
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured: all steps, and in `timeline` the last one. The last four are None unless
-    the run was checked."""
+    """What was measured: all steps, and in `timeline` the last one. `mode` is how segments ran,
+    `notes` are on those that did not. The last four are None unless the run was checked."""
 
     losses: list[float]
     measured_step_seconds: float
@@ -40,6 +41,8 @@ class Run:
     measured_bytes_moved: int
     timeline: Timeline
     comparison: tuple[ComparisonRow, ...]
+    mode: str = GENERATED
+    notes: tuple[str, ...] = ()
     max_abs_loss_diff: float | None = None
     max_rel_param_diff: float | None = None
     equal: bool | None = None
@@ -56,12 +59,18 @@ def run(
     note: Callable[[str], None] = lambda text: None,
     program: Program | None = None,
     processes: SharedPool | None = None,
+    mode: str = GENERATED,
+    share_gpu: bool = False,
 ) -> Run:
-    """Runs a plan of the model `spec` on as many processes as it has devices. A plan for one GPU
-    runs on the GPU of this machine, if it has one; all others on its CPU.
+    """Runs a plan of the model `spec` on as many processes as it has devices. A plan for GPUs runs
+    on those of this machine, if it has as many; with `share_gpu` all its processes run on the first
+    one; all other plans run on the CPU.
+
+    With `check` the trained model is compared with plain PyTorch's, and after every step all copies
+    of the state with each other, bit for bit, unless a note says that they may differ.
 
     `program` is the step of the model with data, if it has been captured already; `processes` are
-    those to run on, if there are some already.
+    those to run on, if there are some already; `mode` is how segments run, of execute/ladder.py.
 
     Raises ValueError for a wrong request (a plan for another model), RuntimeError if a process
     fails.
@@ -70,22 +79,32 @@ def run(
         raise ValueError(f"{steps} steps are nothing to run; give at least 1")
     program = program or _load_program(spec, seed)
     check_plan(program, plan)
-    devices, place = len(plan.cluster.devices), place_of(plan)
+    devices, place = len(plan.cluster.devices), place_of(plan, share_gpu)
+    loose = replica_notes(Executable(plan.space, plan.strategy, plan.tasks), place != "cpu")
     source = source_of_model(program, spec, seed)
     request = TrainingRequest(
-        source, plan.strategy, devices, steps, seed, state=check, profile=True, place=place
-    )
+        source, plan.strategy, devices, steps, seed, state=check, profile=True, place=place,
+        mode=check_mode(mode), replicas=check and not loose,
+    )  # fmt: skip
     with ExitStack() as stack:
         processes = processes or stack.enter_context(SharedPool(devices, timeout))
         if place == "cpu" and (why := caveat(plan.cost.tables.get("cpu"))):
             note(why)
         if place != "cpu":
-            note(f"running on {place}")
+            note(
+                f"running on {devices} GPUs"
+                if place == "cuda" and devices > 1
+                else "running on one GPU"
+            )
         elif not processes.running:
             note(f"starting {devices} processes")
         ranks = processes.pool().train(request, timeout)
         note(f"ran {steps} steps")
-        measured = _measured(plan, ranks, steps)
+        measured = replace(
+            _measured(plan, ranks, steps),
+            mode=mode_of(mode, place),
+            notes=(*loose, *notes_of(ranks)),
+        )
         if not check:
             return measured
         own = compare_with_eager(program, plan, ranks, steps, seed)
@@ -96,10 +115,23 @@ def run(
     return _checked(measured, compare_with_eager(exact, plan, ranks, steps, seed), own)
 
 
-def place_of(plan: Plan) -> str:
-    """The device that torch runs a plan on here: a GPU if it is for one and there is one."""
-    one = len(plan.cluster.devices) == 1 and plan.cluster.devices[0].kind != "cpu"
-    return "cuda" if one and torch.cuda.is_available() else "cpu"
+def notes_of(ranks: Iterable[TrainingResult]) -> tuple[str, ...]:
+    """What all ranks have to say, each thing once."""
+    return tuple(dict.fromkeys(note for rank in ranks for note in rank.notes))
+
+
+def place_of(plan: Plan, share_gpu: bool = False) -> str:
+    """The device that torch runs a plan on here: `cuda`, each process on a GPU of its own, if it is
+    for GPUs and there are as many; `cuda:0` for all if they are to share it; else `cpu`. Raises
+    ValueError if there is no GPU to share."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if share_gpu:
+        if not count:
+            raise ValueError("there is no GPU to share here: torch sees none")
+        return "cuda:0"
+    wanted = len(plan.cluster.devices)
+    gpus = all(device.kind != "cpu" for device in plan.cluster.devices)
+    return "cuda" if gpus and count >= wanted else "cpu"
 
 
 def _load_program(spec: str, seed: int) -> Program:
