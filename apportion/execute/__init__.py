@@ -5,8 +5,9 @@ a measured Timeline. A rank runs its own rows of the same TaskGraph that simulat
 Read executable.py first, then kernels/ (how a part of an operator runs), rank.py (the tensors of a
 device), feed.py (its batches), rank_steps.py (what one rank does in a step), ladder.py (the modes
 that its segments run in; generate.py and fused_update.py make the default one), transport.py and
-backends.py (messages between processes), dry_run.py (storage without data) and allocations.py (what
-torch allocates).
+backends.py (messages between processes), replicas.py (whether copies of the state are equal),
+cuda_clock.py (times on a GPU), dry_run.py (storage without data) and allocations.py (what torch
+allocates).
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.backends import (
         peer_errors as peer_errors,
+    )
+    from apportion.execute.cuda_clock import (
+        CudaClock as CudaClock,
     )
     from apportion.execute.dry_run import (
         device_memory_facts as device_memory_facts,
@@ -93,6 +97,12 @@ if TYPE_CHECKING:
     )
     from apportion.execute.rank_steps import (
         Wait as Wait,
+    )
+    from apportion.execute.replica_notes import (
+        replica_notes as replica_notes,
+    )
+    from apportion.execute.replicas import (
+        ReplicaCheck as ReplicaCheck,
     )
     from apportion.execute.run_part import (
         padded as padded,
