@@ -4,7 +4,7 @@ In: a Program's Graph, a Space, a TaskGraph and the tensors of a rank. Out: loss
 a measured Timeline. A rank runs its own rows of the same TaskGraph that simulate/ times.
 Read executable.py first, then kernels/ (how a part of an operator runs), rank.py (the tensors of a
 device), feed.py (its batches), rank_steps.py (what one rank does in a step), transport.py and
-backends.py (messages between processes),
+backends.py (messages between processes), peer_memory.py (those on one machine),
 dry_run.py (storage without data) and allocations.py (what torch allocates).
 """
 
@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.kernels.base import (
         kernel as kernel,
+    )
+    from apportion.execute.peer_memory import (
+        carrier as carrier,
     )
     from apportion.execute.rank import (
         Rank as Rank,

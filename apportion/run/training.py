@@ -48,6 +48,8 @@ class TrainingRequest:
             space = space_of(program.graph, self.strategy)
         tasks = runnable(space, self.strategy, self.devices)
         mine = worker(Executable(space, self.strategy, tasks), process.rank, self.place)
+        if self.place == "cpu":
+            mine.backends = process.backends
         mine.progress = process.progress
         mine.progress[0] = 1
         losses: list[float | None] = []
