@@ -69,8 +69,7 @@ class TrainingRequest:
         executable = Executable(space, self.strategy, tasks)
         place = own_device(self.place, process.rank)
         mine = worker(executable, process.rank, place, self.mode, timed=True)
-        if place != "cpu":
-            mine.backends = join_backends(place)
+        mine.backends = process.backends if place == "cpu" else join_backends(place)
         mine.progress = process.progress
         mine.progress[0] = 1
         losses: list[float | None] = []
