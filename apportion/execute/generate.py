@@ -39,6 +39,7 @@ from apportion.execute.call_trace import (
     TracedWord,
     task_call,
 )
+from apportion.execute.cuda_clock import shared_out
 from apportion.execute.executable import Executable
 from apportion.execute.fused_update import (
     HELD_BYTES,
@@ -254,12 +255,6 @@ class SegmentSource:
                 rank.spans += shared_out(tasks, began, rank.clock())
 
         return run
-
-
-def shared_out(tasks: Sequence[int], began: int, ended: int) -> list[tuple[int, int, int]]:
-    """Spans of tasks that ran together: as if one after the other, each as long."""
-    ends = [began + (ended - began) * k // len(tasks) for k in range(len(tasks) + 1)]
-    return list(zip(tasks, ends, ends[1:], strict=False))
 
 
 class SegmentWriter:

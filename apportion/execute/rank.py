@@ -124,10 +124,10 @@ class Rank:
             self.tensors[region.slot] = self.copied(tensor, region.slot)
 
     def copied(self, region: torch.Tensor, slot: int) -> torch.Tensor:
-        """A region as a dense tensor of its own, as the slot wants it."""
+        """A region as a dense tensor in a storage of its own, as what was compiled expects."""
         kind = self.executable.slots[slot].dtype
         made = torch.empty(region.shape, dtype=kind, device=self.place)
-        return made.copy_(region)
+        return made.copy_(region.detach())
 
     def drop_unread(self) -> None:
         """Drops the state that the step does not read."""
