@@ -3,9 +3,10 @@
 In: a Program's Graph, a Space, a TaskGraph and the tensors of a rank. Out: losses, new state, and
 a measured Timeline. A rank runs its own rows of the same TaskGraph that simulate/ times.
 Read executable.py first, then kernels/ (how a part of an operator runs), rank.py (the tensors of a
-device), feed.py (its batches), rank_steps.py (what one rank does in a step), transport.py and
-backends.py (messages between processes),
-dry_run.py (storage without data) and allocations.py (what torch allocates).
+device), feed.py (its batches), rank_steps.py (what one rank does in a step), ladder.py (the modes
+that its segments run in; generate.py and fused_update.py make the default one), transport.py and
+backends.py (messages between processes), dry_run.py (storage without data) and allocations.py (what
+torch allocates).
 """
 
 from __future__ import annotations
@@ -62,6 +63,18 @@ if TYPE_CHECKING:
     )
     from apportion.execute.kernels.base import (
         kernel as kernel,
+    )
+    from apportion.execute.ladder import (
+        GENERATED as GENERATED,
+    )
+    from apportion.execute.ladder import (
+        NONE as NONE,
+    )
+    from apportion.execute.ladder import (
+        check_mode as check_mode,
+    )
+    from apportion.execute.ladder import (
+        mode_of as mode_of,
     )
     from apportion.execute.rank import (
         Rank as Rank,

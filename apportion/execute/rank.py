@@ -121,8 +121,10 @@ class Rank:
             self.tensors[region.slot] = self.copied(tensor, region.slot)
 
     def copied(self, region: torch.Tensor, slot: int) -> torch.Tensor:
-        """A region as a tensor of its own, as the slot wants it."""
-        return region.to(self.place, self.executable.slots[slot].dtype, copy=True)
+        """A region as a dense tensor of its own, as the slot wants it."""
+        kind = self.executable.slots[slot].dtype
+        made = torch.empty(region.shape, dtype=kind, device=self.place)
+        return made.copy_(region)
 
     def drop_unread(self) -> None:
         """Drops the state that the step does not read."""
@@ -238,7 +240,7 @@ class Rank:
         new = {b: tensors[a] for a, b in self._carry}
         loss = next((tensors[s] for s in self.executable.loss_slots if s in tensors), None)
         kept = {s: tensors[s] for s in self._constant_slots if s in tensors}
-        self.tensors = kept | {b: t if _owns(t) else t.clone() for b, t in new.items()}
+        self.tensors = kept | {b: t if _owns(t) else _dense(t) for b, t in new.items()}
         return None if loss is None else loss.detach().clone()
 
     def state(self) -> dict[int, tuple[int, torch.Tensor]]:
@@ -264,8 +266,13 @@ def _input_region(executable: Executable, slot: int) -> InputRegion:
 
 
 def _owns(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is all of its storage, so that keeping it keeps nothing else."""
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    """Whether the tensor is dense and all of its storage, so that keeping it keeps nothing else."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return whole and tensor.is_contiguous()
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def combine(reducer: str | None, target: torch.Tensor, term: torch.Tensor) -> None:

@@ -24,6 +24,7 @@ from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import (
     Context,
 )
+from apportion.execute.ladder import GENERATED, Ladder, check_mode, ladder
 from apportion.execute.rank import Rank
 from apportion.execute.rank_buffers import RankBuffers, rank_buffers
 from apportion.execute.rank_steps import Exchange, Post, RankStep, Segment, rank_steps
@@ -32,6 +33,9 @@ from apportion.execute.rank_steps import Exchange, Post, RankStep, Segment, rank
 @dataclass
 class Worker:
     """A Rank with its own tasks in order, and the bytes it has handed to the transport.
+
+    Segments run as `mode` says (ladder.py), which `notes` has the exceptions of. `timed`: steps
+    that are recorded have a span for each task, where the mode can.
 
     `progress[0]` says how far it has come: rounds done times 2**32, plus the position of the latest
     exchange. When nobody moves, everybody waits for the rank with the least.
@@ -45,14 +49,30 @@ class Worker:
     pending: dict[int, ExchangeInFlight] = field(default_factory=dict)
     backends: Backends = field(default_factory=Backends)
     buffers: RankBuffers | None = None
+    mode: str = GENERATED
+    timed: bool = False
+    ladder: Ladder | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What does not run as the mode says, and why."""
+        return [] if self.ladder is None else self.ladder.notes
+
+    def compiled(self) -> Ladder:
+        """The functions of the segments, made at the first call."""
+        if self.ladder is None:
+            rank = self.rank
+            how = (self.steps, self.mode, self.timed)
+            self.ladder = ladder(rank.executable, rank.device, rank.place, *how)
+        return self.ladder
 
     def run(self, context: Context) -> torch.Tensor | None:
         """One step; returns the loss if it is here."""
+        functions = self.compiled().functions
         self.own_buffers()
         for step in self.steps:
             if isinstance(step, Segment):
-                for task in step.tasks:
-                    self.rank.run(task, context)
+                functions[step](self.rank, context)
             elif isinstance(step, Post):
                 self.post(step.exchange)
             else:
@@ -118,7 +138,15 @@ class ExchangeInFlight:
     works: list[Handle]
 
 
-def worker(executable: Executable, device: int, place: str = "cpu") -> Worker:
+def worker(
+    executable: Executable,
+    device: int,
+    place: str = "cpu",
+    mode: str = GENERATED,
+    timed: bool = False,
+) -> Worker:
     """The part of a TaskGraph that belongs to one device, ready to run in this process, its tensors
-    on the device that torch calls `place`."""
-    return Worker(Rank(executable, device, place=place), rank_steps(executable, device))
+    on the device that torch calls `place`, its segments in a mode of ladder.py."""
+    rank = Rank(executable, device, place=place)
+    steps = rank_steps(executable, device)
+    return Worker(rank, steps, mode=check_mode(mode), timed=timed)

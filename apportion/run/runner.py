@@ -26,10 +26,12 @@ import torch.distributed as dist
 
 from apportion.capture import Program, batch_leaves, check_settings, setting_value, state_tensor
 from apportion.execute import (
+    GENERATED,
     Context,
     Executable,
     StagedBatch,
     Worker,
+    check_mode,
     feed_of,
     join_backends,
     worker,
@@ -131,14 +133,31 @@ class Runner:
         self.steps_done += 1
         return context
 
+    @property
+    def notes(self) -> list[str]:
+        """What does not run as `compile` says, and why; known after the first step."""
+        return self.worker.notes
 
-def distribute(program: Program, plan: Plan, seed: int = 0, device: str = "cpu") -> Runner:
+
+def distribute(
+    program: Program,
+    plan: Plan,
+    seed: int = 0,
+    device: str = "cpu",
+    compile: str = GENERATED,
+) -> Runner:
     """A Runner for this rank, its tensors on torch's `device`; starts the process group unless
     somebody has. `cuda` is the GPU of the rank's own number on its machine (LOCAL_RANK), so that
     torchrun gives each its own; `cuda:0` lets all share one.
 
-    Raises ValueError if the plan is for another step or another number of ranks.
+    `compile` says how the work between exchanges runs: "generated" as straight-line code with fused
+    updates in place, "graph" and "inductor" on top of that, "auto" as the fastest that works here,
+    "none" task by task. `runner.notes` has what does not run so, and why.
+
+    Raises ValueError for an unknown way to compile, or if the plan is for another step or another
+    number of ranks.
     """
+    check_mode(compile)
     check_plan(program, plan)
     place = own_device(device)
     if not dist.is_initialized():
@@ -154,7 +173,7 @@ def distribute(program: Program, plan: Plan, seed: int = 0, device: str = "cpu")
             f"{dist.get_world_size()} processes; start as many or plan again"
         )
     executable = Executable(plan.space, plan.strategy, plan.tasks)
-    mine = worker(executable, dist.get_rank(), place)
+    mine = worker(executable, dist.get_rank(), place, compile)
     mine.backends = join_backends(place)
     return Runner(program, mine, seed)
 
