@@ -117,6 +117,13 @@ def _not_calibrating(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def calibrating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of a test in which planning measures what is missing."""
+    """The cache of a test in which planning measures what is missing, on a machine that is quiet
+    and always equally fast."""
     monkeypatch.setenv("APPORTION_CACHE", str(tmp_path / "cache"))
+    from apportion.machine.cost_table import ReferenceTime
+    from apportion.run.reference_kernels import MachineSpeed
+
+    steady = MachineSpeed({"matmul": ReferenceTime(1e-3, 0.0)}, 0.0)
+    monkeypatch.setattr("apportion.run.calibrate.machine_speed", lambda condition: steady)
+    monkeypatch.setattr("apportion.run.calibrate.taken", lambda *given: 0.0)
     return tmp_path / "cache"

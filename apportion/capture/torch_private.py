@@ -69,6 +69,18 @@ def is_composite(operator: Any) -> bool:
     return not own and bool(operator._can_decompose())
 
 
+def native_functions(operator: Any) -> list[Any]:
+    """Functions of torch, written in C++, that are named as an ATen operator and may call it."""
+    namespace, name, _ = str(operator).split(".")
+    if namespace != "aten":
+        return []
+    found = [getattr(place, name, None) for place in (torch, torch.Tensor, torch._C._nn)]
+    return [f for f in found if type(f) in _NATIVE]
+
+
+_NATIVE = (type(torch.mm), type(torch.Tensor.view))
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """A number that tensors share exactly if they share their memory."""
     return int(tensor.untyped_storage()._cdata)

@@ -59,6 +59,16 @@ def run_command(
     calibrate: Calibrate = True,
     measure: Measure = None,
     policy: PolicyFile = None,
+    compile_mode: Annotated[
+        str | None,
+        typer.Option(
+            "--compile",
+            metavar="MODE",
+            help="How work between exchanges runs: none (task by task), generated (the default), "
+            "graph, inductor, or auto (the fastest that works here).",
+        ),
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="The same as --compile auto.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a few steps on real processes and set what was measured beside what was predicted.
@@ -67,6 +77,7 @@ def run_command(
     """
     from apportion import zoo
     from apportion.capture import capture
+    from apportion.execute import check_mode
     from apportion.machine import cluster
     from apportion.plan import Plan, warn_unsplit, with_model
     from apportion.run import SharedPool, source_of_model
@@ -79,6 +90,9 @@ def run_command(
         raise ValueError(
             "Give either --plan, or --procs, --method, --measure and --policy, not both."
         )
+    if fast and compile_mode not in (None, "auto"):
+        raise ValueError(f"Give either --fast or --compile {compile_mode}, not both.")
+    mode = check_mode(compile_mode or ("auto" if fast else "generated"))
     check_folders(trace)
     with stdout_kept(as_json), warnings_noted():
         it = zoo.load(model, seed)  # its file may describe operators of its own
@@ -97,7 +111,8 @@ def run_command(
                 warn_unsplit(made.space)
             for table in () if as_json else tables.expected(made):
                 say(table)
-            done = run_plan(model, made, steps, seed, check, timeout, note, program, processes)
+            there = (program, processes, mode)
+            done = run_plan(model, made, steps, seed, check, timeout, note, *there)
         if trace is not None:
             write_trace(done.timeline, made.tasks, made.space.graph, trace)
     answer(as_json, plan_facts(made) | run_facts(done), tables.measured(made, done))

@@ -59,8 +59,9 @@ class TracedWord:
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One call: an overload, its arguments, what it makes (TracedTensors, None, or nested), and
-    which tensors are dropped before it."""
+    """One call: an overload, or a function that certainly calls just that overload in less time;
+    its arguments, what it makes (TracedTensors, None, or nested), and which tensors are dropped
+    before it."""
 
     function: Any
     args: tuple[Any, ...]
@@ -115,14 +116,17 @@ def task_call(executable: Executable, task: int) -> TaskCall:
     if executable.kind[task] == COMPUTE:
         work = executable.computes[task]
         slots = {slot: k for k, slot in enumerate(dict.fromkeys(s for s in work.ins if s >= 0))}
-        args, words = work.part.args, None
+        args = work.part.args
+        words: int | None = None
         if work.op.kind == RANDOM_UNIFORM:
-            args, words = (args[0], *args[2:]), int(args[1])
+            _, number, *_ = args
+            assert isinstance(number, int)
+            args, words = (args[0], *args[2:]), number
         absent = tuple(work.part.inputs[k] for k, s in enumerate(work.ins) if s < 0)
         pattern = tuple(slots.get(s, -1) for s in work.ins)
         how = (absent, work.part.pads, work.part.scales)
-        key = (work.op.kind, work.op.body, args, *how, pattern, outs)
-        return TaskCall(tuple(slots), (), tuple(made), key, words)
+        called = (work.op.kind, work.op.body, args, *how, pattern, outs)
+        return TaskCall(tuple(slots), (), tuple(made), called, words)
     slots = {slot: k for k, slot in enumerate(dict.fromkeys(s for s in read if s >= 0))}
     messages = {message: k for k, message in enumerate(messages_read(executable, task))}
     copies = executable.copies.get(task, [])
@@ -161,6 +165,7 @@ class TraceBook:
     place: str
     traces: dict[Any, CallTrace | CannotRecord] = field(default_factory=dict)
     mode: Any = field(default_factory=torch_private.FakeTensorMode)
+    quick: dict[Any, Any] = field(default_factory=dict)
 
     def trace(
         self, task: int, call: TaskCall, forms: Mapping[int, Form]
@@ -190,14 +195,74 @@ class TraceBook:
                 rank.tensors[slot] = made
             for message in call.messages:
                 nbytes = self.executable.messages[message].nbytes
-                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8)
+                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8, device=self.place)
             inputs = [*rank.tensors.values(), *rank.received.values()]
-            recorder = Recorder(inputs, numbers)
+            recorder = Recorder(inputs, numbers, self.quick)
             with recorder:
                 rank.make(task, context)
             results = [rank.tensors.pop(slot) for slot in call.outs]
             rank.tensors.clear()
             return recorder.trace(inputs, results)
+
+
+def quick_function(
+    overload: Any, args: Any, keywords: dict[str, Any], known: dict[Any, Any]
+) -> Any:
+    """A function that calls the overload with these arguments and nothing else, and takes less time
+    to do so; the overload itself where there is none. `known` are those found before."""
+    key = (overload, tuple(map(_type, args)), tuple((n, _type(a)) for n, a in keywords.items()))
+    if key not in known:
+        known[key] = overload
+        for candidate in torch_private.native_functions(overload):
+            with _OneCall() as seen:
+                try:
+                    candidate(*args, **keywords)
+                except Exception:  # it does not take these arguments
+                    continue
+            if seen.calls == 1 and seen.is_call(overload, args, keywords):
+                known[key] = candidate
+                break
+    return known[key]
+
+
+def _type(arg: Any) -> Any:
+    """What decides which overload an argument fits."""
+    if isinstance(arg, list | tuple):
+        return tuple(map(_type, arg))
+    return arg if arg is None or isinstance(arg, bool) else type(arg)
+
+
+class _OneCall(torch_private.TorchDispatchMode):
+    """Remembers the one call that is made while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = 0
+        self.call: Any = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls += 1
+        self.call = (func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def is_call(self, overload: Any, args: Any, keywords: dict[str, Any]) -> bool:
+        func, given, named = self.call
+        return (
+            func is overload
+            and _same(given, args)
+            and named.keys() == keywords.keys()
+            and all(_same(named[name], keywords[name]) for name in named)
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return a is b
+    return type(a) is type(b) and bool(a == b)
 
 
 def _first_line(error: BaseException) -> str:
@@ -233,12 +298,18 @@ class _OpenNumbers:
         return number
 
 
-class Recorder(torch_private.TorchDispatchMode):  # type: ignore[misc,unused-ignore]
+_FACTS = (bool, int, float, str, torch.device, torch.dtype, torch.layout, torch.Size)
+
+
+class Recorder(torch_private.TorchDispatchMode):
     """Writes down the calls that are made while it is active."""
 
-    def __init__(self, inputs: Sequence[torch.Tensor], numbers: _OpenNumbers | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, inputs: Sequence[torch.Tensor], numbers: _OpenNumbers, quick: dict[Any, Any]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[TracedCall] = []
+        self.quick = quick
         self.numbers = numbers
         self.known: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self.count = 0
@@ -253,7 +324,10 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[misc,unused-ign
         given = tuple(self._arg(a) for a in args)
         keywords = tuple((name, self._arg(a)) for name, a in (kwargs or {}).items())
         result = func(*args, **(kwargs or {}))
-        self.calls.append(TracedCall(func, given, keywords, self._result(result), drops))
+        if isinstance(result, _FACTS):
+            return result  # a fact about a tensor without data: the same in every step
+        function = quick_function(func, args, kwargs or {}, self.quick)
+        self.calls.append(TracedCall(function, given, keywords, self._result(result), drops))
         return result
 
     def _new(self, tensor: torch.Tensor) -> int:
@@ -281,7 +355,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[misc,unused-ign
             return TracedTensor(place)
         if isinstance(arg, list | tuple):
             return tuple(self._arg(a) for a in arg)
-        return arg if self.numbers is None else self.numbers.open(arg)
+        return self.numbers.open(arg)
 
     def _result(self, result: Any) -> Any:
         if isinstance(result, torch.Tensor):
@@ -291,12 +365,11 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[misc,unused-ign
             return tuple(self._result(r) for r in result)
         if result is None:
             return None
-        raise CannotRecord(f"an operator returned {type(result).__name__}, which depends on data")
+        raise CannotRecord(f"an operator returned {type(result).__name__}")
 
     def trace(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> CallTrace:
         """What was recorded, with the results at its end."""
-        numbers = self.numbers
-        if numbers is not None and numbers.seen != numbers.words.keys():
+        if self.numbers.seen != self.numbers.words.keys():
             raise CannotRecord("its random words are not used as they are")
         places = []
         for result in results:

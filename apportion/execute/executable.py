@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -106,6 +107,7 @@ class Executable:
         self.strategy = strategy
         self.graph = space.graph
         self.tasks = tasks
+        self.artefacts: dict[Any, Any] = {}  # compiled code, by what it was compiled from
 
     @cached_property
     def kind(self) -> list[int]:

@@ -11,18 +11,26 @@ CPU depend on how many threads a kernel has and how many processes run beside it
                 [seconds, flops, bytes, itemsize, workspace bytes]},
       "fits": {"aten.mm.default": [launch, per flop, per byte, relative error, points]},
       "lines": {"assemble": [each, per box, per byte, relative error, points]},
-      "issue": {"": 1.2e-05}, "resident": 33554432}]}
+      "issue": {"": 1.2e-05}, "resident": 33554432,
+      "references": {"matmul": [seconds, spread]}, "provisional": ["exchange"]}]}
 
-works   seconds of one kernel call by its signature (execute/dry_run.py), with what fits need
+works   seconds of one kernel call by its signature (execute/dry_run.py), with what fits need; of a
+        call in a fused kernel its share of that, by `fused_name`
 fits    seconds = launch + flops * per flop + bytes * per byte, for a kind of Op or a family
 lines   seconds = each + boxes * per box + bytes * per byte: "assemble" (a region put together),
         "pack" (a message put together; bytes read and written),
-        "exchange" (the messages of one position as one process sees them, boxes being messages)
+        "exchange" (the messages of one position as one process sees them, boxes being messages),
+        "fused" (a fused kernel; boxes being kernels, and bytes those that it still moves)
 issue   seconds of the host for issuing one task to an asynchronous device, by kind of Op; "" else;
         by kind and number of inputs (`aten.cat.default/3`), where that is known;
         by signature for calls that are far from the others of their kind. "ahead": how many such
-        seconds the host may be ahead of the device, whose queue has an end
+        seconds the host may be ahead of the device, whose queue has an end. "begin": what a
+        step takes the host before it issues anything. "replay": to have what was recorded between
+        two exchanges done once more
 resident  bytes that libraries take at their first call on a device and keep
+references  what kernels took that should always take the same: another machine, or another state of
+        this one, is known by them. Files of before have none: whether they still hold is unknown
+provisional  works and lines that were measured while other programs ran
 """
 
 from __future__ import annotations
@@ -39,7 +47,8 @@ from apportion.files import write_atomic
 
 FORMAT, VERSION = "apportion costs", 1
 ASSEMBLE_LINE, PACK_LINE, EXCHANGE_LINE = "assemble", "pack", "exchange"
-AHEAD = "ahead"  # among issue costs
+FUSED_LINE = "fused"
+AHEAD, BEGIN, REPLAY = "ahead", "begin", "replay"  # among issue costs
 
 
 class KernelMeasurement(NamedTuple):
@@ -72,6 +81,14 @@ class CostLine(NamedTuple):
     points: int
 
 
+class ReferenceTime(NamedTuple):
+    """A kernel that should always take the same: a low quantile of its seconds, and how far, as a
+    share of that, most were above it."""
+
+    seconds: float
+    spread: float
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """What costs depend on beside the call: kind of device, threads of each process, processes
@@ -87,7 +104,8 @@ class Condition:
 @dataclass(frozen=True, eq=False)
 class CostTable:
     """Measurements of one kind of device under one Condition. `noise` is the relative spread of a
-    reference kernel over the rounds."""
+    reference kernel over the rounds; `references` are what reference kernels took then, by name;
+    `provisional` are works and lines measured while other programs ran, to be measured again."""
 
     condition: Condition
     measured: str = ""
@@ -97,6 +115,8 @@ class CostTable:
     lines: Mapping[str, CostLine] = field(default_factory=dict)
     issue: Mapping[str, float] = field(default_factory=dict)
     resident: int = 0
+    references: Mapping[str, ReferenceTime] = field(default_factory=dict)
+    provisional: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         at = self.condition
@@ -134,6 +154,11 @@ def kind_and_inputs(signature: str) -> str:
     return f"{kind}/{len(rest.partition(')')[0].split())}"
 
 
+def fused_name(signature: str) -> str:
+    """The name of a call's share of the fused kernel that it is in."""
+    return f"fused:{signature}"
+
+
 def kind_of_signature(signature: str) -> str:
     """The kind of Op of a signature."""
     return signature.partition("(")[0]
@@ -162,6 +187,8 @@ def table_to_json(table: CostTable) -> dict[str, Any]:
         "lines": {name: list(line) for name, line in table.lines.items()},
         "issue": dict(table.issue),
         "resident": table.resident,
+        "references": {name: list(time) for name, time in table.references.items()},
+        "provisional": list(table.provisional),
     }
 
 
@@ -179,6 +206,8 @@ def table_from_json(data: Any) -> CostTable:
     numbers = (*table.works.values(), *table.fits.values(), *table.lines.values())
     if not all(0 <= x < float("inf") for row in numbers for x in row):
         raise ValueError("the cost table has a number that is negative or not finite")
+    if not all(0 < x.seconds < float("inf") for x in table.references.values()):
+        raise ValueError("the cost table has a reference that took no time or no finite one")
     if not all(0 <= x < float("inf") for x in table.issue.values()):
         raise ValueError("the cost table has an issue cost that is negative or not finite")
     return table

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
         Calibrator as Calibrator,
     )
     from apportion.run.calibrate import (
-        count_missing as count_missing,
-    )
-    from apportion.run.calibrate import (
         lower_strategy as lower_strategy,
     )
     from apportion.run.cost_cache import (
@@ -30,6 +27,9 @@ if TYPE_CHECKING:
     )
     from apportion.run.cost_cache import (
         condition_of as condition_of,
+    )
+    from apportion.run.cost_cache import (
+        keep_costs as keep_costs,
     )
     from apportion.run.cost_cache import (
         machine_name as machine_name,
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     )
     from apportion.run.pool import (
         SharedPool as SharedPool,
+    )
+    from apportion.run.renewal import (
+        count_missing as count_missing,
     )
     from apportion.run.run import (
         Run as Run,

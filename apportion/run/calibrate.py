@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,14 @@ from types import TracebackType
 from apportion.execute import Executable, measure_storage, threads
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import TaskGraph, runnable, with_storage
-from apportion.machine import ASSUMED, EXCHANGE_LINE, Cluster, CostModel, CostTable
+from apportion.machine import ASSUMED, EXCHANGE_LINE, Cluster, CostModel, CostTable, ReferenceTime
+from apportion.run.core_use import core_use, taken
 from apportion.run.cost_cache import cached_costs, condition_of, keep_costs, measured_cost
 from apportion.run.measured_table import exchanges_of_all_sizes, with_exchanges, with_rehearsal
 from apportion.run.pool import TIMEOUT, ProcessPool, SharedPool
+from apportion.run.reference_kernels import DISTURBED, MachineSpeed, changed, machine_speed
 from apportion.run.rehearse import ExchangeRequest, ExchangeTimes, RehearsalRequest
+from apportion.run.renewal import count_lacking, drift, with_marks, without_provisional
 from apportion.run.step_source import StepSource
 from apportion.simulate import simulate
 from apportion.split import Strategy, space_of
@@ -34,7 +37,7 @@ MOST_OF_ONE = 8.0  # seconds for one strategy
 MESSAGE_BUDGET = 4.0
 MEMORY_SHARE = 0.7  # of the free memory that a rehearsal may take
 STATE = (PARAMETER, OPTIMIZER_STATE, BUFFER)
-NOISY = 0.15  # relative spread of the reference kernel above which a warning is due
+NOISY = 0.15  # relative spread of a kernel above which a machine is disturbed, if nothing else says
 Note = Callable[[str], None]
 
 
@@ -91,18 +94,16 @@ def exchange_times(
     return answers
 
 
-def count_missing(table: CostTable, tasks: TaskGraph) -> int:
-    """How many of the tasks' works are not in the table."""
-    return sum(work not in table.works for work in tasks.works)
-
-
 class Calibrator:
-    """Costs of a step's tasks on a local cluster: those of the cache, and those that it measures
-    when they are missing, on `processes` or on its own. A context manager.
+    """Costs of a step's tasks on a local cluster: those of the cache, as long as they are of this
+    machine as it is now, and those that it measures when they are missing, on `processes` or on its
+    own. A context manager.
 
-    budget   seconds that all rehearsals together may take, about
+    budget   seconds that all rehearsals together may take, about; with 0 nothing is measured, and
+             what the cache has is taken as it is
     note     is told what is done
     seconds  that measuring has taken
+    speed    of this machine, once it was looked at
     """
 
     def __init__(
@@ -116,6 +117,8 @@ class Calibrator:
         self.source, self.cluster, self.note = source, cluster, note
         self.left, self.seconds = budget, 0.0
         self.table = cached_costs().table(condition_of(cluster))
+        self.speed: MachineSpeed | None = None
+        self._compared = False  # what was measured before with what is measured now
         self._own = ExitStack()
         count = len(cluster.devices)
         self.processes = processes or self._own.enter_context(SharedPool(count))
@@ -138,7 +141,9 @@ class Calibrator:
     def cost(self, strategy: Strategy, tasks: TaskGraph) -> CostModel:
         """The CostModel for a strategy's tasks; what is missing is measured first, within the
         budget."""
-        lacking, count = count_missing(self.table, tasks), len(self.cluster.devices)
+        if self.left > 0:
+            self.check()
+        lacking, count = count_lacking(self.table, tasks, self.quiet), len(self.cluster.devices)
         if lacking and self.left > 0 and self.fits(tasks):
             self.note(f"measuring {lacking} kernel calls on {count} processes")
             began = time.perf_counter()
@@ -151,22 +156,63 @@ class Calibrator:
                 self.seconds += time.perf_counter() - began
         return self.known()
 
+    @property
+    def quiet(self) -> bool:
+        """Whether this machine was looked at and no other programs ran."""
+        return self.speed is not None and not self.speed.disturbed
+
+    def check(self) -> None:
+        """Looks how fast this machine is, once; what was measured when it was another one, or in
+        another state, is forgotten."""
+        if self.speed is None:
+            self.speed = machine_speed(self.table.condition)
+            if self.table.works and (why := changed(self.table, self.speed)):
+                self.forget(why)
+
+    def forget(self, why: str) -> None:
+        """Begins with an empty table."""
+        when = self.table.measured or "an unknown day"
+        self.note(f"what was measured on {when} no longer holds and is measured again: {why}")
+        self.table = CostTable(self.table.condition)
+
     def measure(self, strategy: Strategy, tasks: TaskGraph) -> None:
         """Rehearses a strategy and keeps what was measured."""
+        self.check()
         began = time.perf_counter()
-        pool = self.processes.pool()
-        if EXCHANGE_LINE not in self.table.lines:
-            self.table = exchange_on(pool, self.table, MESSAGE_BUDGET)
-        share = min(self.left, MOST_OF_ONE)
+        at, pool = self.table.condition, self.processes.pool()
+        numbers = [child.pid for child in pool.children]
+        before = core_use(numbers)
+        old = without_provisional(self.table) if self.quiet else self.table
+        exchanged = (
+            exchange_on(pool, old, MESSAGE_BUDGET) if EXCHANGE_LINE not in old.lines else old
+        )
         one = LoweredStrategy(strategy, tasks)
-        self.table = rehearse_on(pool, self.source, one, self.table, ROUNDS, share)
+        request = rehearsal_request(self.source, one, ROUNDS, min(self.left, MOST_OF_ONE))
+        answers = pool.ask(request, TIMEOUT)
+        new = with_rehearsal(exchanged, tasks, answers)
+        lost = taken(before, core_use(numbers), at.threads * at.processes)
+        disturbed = new.noise > NOISY if lost is None else lost > DISTURBED
+        first, self._compared = not self._compared, True
+        if first and not disturbed and (ratio := drift(old, new)) is not None:
+            self.forget(f"the same kernel calls take {ratio:.2g} times what they took")
+            old = self.table
+            new = with_rehearsal(exchange_on(pool, old, MESSAGE_BUDGET), tasks, answers)
+        self.table = with_marks(old, new, None if disturbed else self.references())
         self.left -= time.perf_counter() - began
         keep_costs(self.table)
-        if self.table.noise > NOISY:
+        if disturbed:
+            self.speed = MachineSpeed({}, 1.0 if lost is None else lost)
+            what = "part" if lost is None else f"{lost:.0%}"
             self.note(
-                f"this machine is busy with something else: the same kernel took up to "
-                f"{self.table.noise:.0%} longer, so predictions may be off by as much"
+                f"other programs had {what} of the cores meanwhile: predictions may be off, and "
+                "these calls are measured again when this machine is quieter"
             )
+
+    def references(self) -> Mapping[str, ReferenceTime]:
+        """What reference kernels take; nothing if other programs disturb them."""
+        if not self.quiet:
+            self.speed = machine_speed(self.table.condition)
+        return self.speed.references if self.speed and self.quiet else {}
 
     def fits(self, tasks: TaskGraph) -> bool:
         """Whether there is memory and time for a rehearsal."""

@@ -94,7 +94,7 @@ def rehearse(
     mine = worker(executable, device)
     rank = mine.rank
     clock, crowd = _clock(executable.tasks.devices)
-    rank.clock = clock
+    rank.clock, rank.records = clock, True
     rank.load(step.tensor)
     tasks = [task for step in mine.steps if isinstance(step, Segment) for task in step.tasks]
     found = RehearsalTimes(np.array(tasks, np.int64), np.zeros((0, 0)), [], [], [], [])

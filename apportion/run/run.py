@@ -9,7 +9,7 @@ check each of them captures once, in float64. One pool serves planning, the run 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,9 +18,11 @@ import torch
 
 from apportion import zoo
 from apportion.capture import Program, capture, cast_program
+from apportion.execute import GENERATED, check_mode, mode_of
 from apportion.plan import Plan
 from apportion.run.check_run import Distance, compare_with_eager
 from apportion.run.pool import SharedPool
+from apportion.run.reference_kernels import caveat
 from apportion.run.runner import check_plan
 from apportion.run.step_source import source_of_model
 from apportion.run.training import TrainingRequest, TrainingResult, losses_of, step_seconds
@@ -29,8 +31,8 @@ from apportion.simulate import ComparisonRow, Timeline, comparison, measured_tim
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured: all steps, and in `timeline` the last one. The last four are None unless
-    the run was checked."""
+    """What was measured: all steps, and in `timeline` the last one. `mode` is how segments ran,
+    `notes` are on those that did not. The last four are None unless the run was checked."""
 
     losses: list[float]
     measured_step_seconds: float
@@ -39,6 +41,8 @@ class Run:
     measured_bytes_moved: int
     timeline: Timeline
     comparison: tuple[ComparisonRow, ...]
+    mode: str = GENERATED
+    notes: tuple[str, ...] = ()
     max_abs_loss_diff: float | None = None
     max_rel_param_diff: float | None = None
     equal: bool | None = None
@@ -55,12 +59,13 @@ def run(
     note: Callable[[str], None] = lambda text: None,
     program: Program | None = None,
     processes: SharedPool | None = None,
+    mode: str = GENERATED,
 ) -> Run:
     """Runs a plan of the model `spec` on as many processes as it has devices. A plan for one GPU
     runs on the GPU of this machine, if it has one; all others on its CPU.
 
     `program` is the step of the model with data, if it has been captured already; `processes` are
-    those to run on, if there are some already.
+    those to run on, if there are some already; `mode` is how segments run, of execute/ladder.py.
 
     Raises ValueError for a wrong request (a plan for another model), RuntimeError if a process
     fails.
@@ -72,17 +77,22 @@ def run(
     devices, place = len(plan.cluster.devices), place_of(plan)
     source = source_of_model(program, spec, seed)
     request = TrainingRequest(
-        source, plan.strategy, devices, steps, seed, state=check, profile=True, place=place
-    )
+        source, plan.strategy, devices, steps, seed, state=check, profile=True, place=place,
+        mode=check_mode(mode),
+    )  # fmt: skip
     with ExitStack() as stack:
         processes = processes or stack.enter_context(SharedPool(devices, timeout))
+        if place == "cpu" and (why := caveat(plan.cost.tables.get("cpu"))):
+            note(why)
         if place != "cpu":
             note(f"running on {place}")
         elif not processes.running:
             note(f"starting {devices} processes")
         ranks = processes.pool().train(request, timeout)
         note(f"ran {steps} steps")
-        measured = _measured(plan, ranks, steps)
+        measured = replace(
+            _measured(plan, ranks, steps), mode=mode_of(mode, place), notes=notes_of(ranks)
+        )
         if not check:
             return measured
         own = compare_with_eager(program, plan, ranks, steps, seed)
@@ -91,6 +101,11 @@ def run(
         ranks = processes.pool().train(double, timeout)
     exact = cast_program(program, torch.float64)
     return _checked(measured, compare_with_eager(exact, plan, ranks, steps, seed), own)
+
+
+def notes_of(ranks: Iterable[TrainingResult]) -> tuple[str, ...]:
+    """What all ranks have to say, each thing once."""
+    return tuple(dict.fromkeys(note for rank in ranks for note in rank.notes))
 
 
 def place_of(plan: Plan) -> str:

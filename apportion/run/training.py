@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from apportion.execute import Executable, allocated_peak, peer_errors, worker
+from apportion.capture import Program
+from apportion.execute import (
+    GENERATED,
+    NONE,
+    Executable,
+    Worker,
+    allocated_peak,
+    mode_of,
+    peer_errors,
+    worker,
+)
 from apportion.lower import runnable
 from apportion.run.process import PoolProcess
 from apportion.run.runner import Runner
@@ -28,7 +38,9 @@ class TrainingRequest:
 
     double   in float64, for which the step is captured again
     state    the answer is to have the state after the last step
-    profile  the answer is to have the peak of memory in the first step
+    profile  the answer is to have the peak of memory in a step, for which steps are taken and
+             forgotten before the others
+    mode     how segments run, of execute/ladder.py
     """
 
     source: StepSource
@@ -40,6 +52,7 @@ class TrainingRequest:
     state: bool = False
     profile: bool = False
     place: str = "cpu"
+    mode: str = GENERATED
 
     def __call__(self, process: PoolProcess) -> TrainingResult:
         """Runs in a process of a pool."""
@@ -47,27 +60,38 @@ class TrainingRequest:
         if (space.digits, space.opening) != (self.strategy.digits, self.strategy.opening):
             space = space_of(program.graph, self.strategy)
         tasks = runnable(space, self.strategy, self.devices)
-        mine = worker(Executable(space, self.strategy, tasks), process.rank, self.place)
+        executable = Executable(space, self.strategy, tasks)
+        mine = worker(executable, process.rank, self.place, self.mode, timed=True)
         mine.progress = process.progress
         mine.progress[0] = 1
         losses: list[float | None] = []
         steps: list[tuple[float, float]] = []
         used: list[float] = []
-        with _peak_of(self) as memory:
-            runner = Runner(program, mine, self.seed)
-            _wait_for_all()
-            memory.mark()
-            losses.append(_timed(runner, vary(program.batch, self.seed, 0), steps, used))
-        for step in range(1, self.steps):
-            mine.rank.spans.clear()
+        peak_bytes = self._peak(program, mine) if self.profile else None
+        runner = Runner(program, mine, self.seed)
+        mine.sent_bytes = 0
+        for step in range(self.steps):
+            mine.rank.records = step == self.steps - 1
             batch = vary(program.batch, self.seed, step)
             _wait_for_all()
             losses.append(_timed(runner, batch, steps, used))
         held = mine.rank.state().items() if self.state else ()
         state = [(slot, tensor.cpu().numpy()) for slot, (_, tensor) in held]
         spans = list(mine.rank.spans)
-        figures = (mine.sent_bytes, memory.peak_bytes, state, spans, process.captures)
+        figures = (mine.sent_bytes, peak_bytes, state, spans, process.captures, mine.notes)
         return TrainingResult(losses, steps, used, *figures)
+
+    def _peak(self, program: Program, mine: Worker) -> int | None:
+        """Peak bytes in a step; in the one before, what is compiled was compared with the
+        interpreter, whose results take room of their own."""
+        with _peak_of(self) as memory:
+            runner = Runner(program, mine, self.seed)
+            if mode_of(self.mode, self.place) != NONE:
+                runner.local_step(program.batch)
+            _wait_for_all()
+            memory.mark()
+            runner.local_step(program.batch)
+        return memory.peak_bytes
 
 
 @dataclass(frozen=True)
@@ -79,6 +103,7 @@ class TrainingResult:
     state        (slot, array) pairs
     spans        (task, start, end) of the last step
     captures     how often the process has captured a step since it began
+    notes        what does not run in the mode asked for, and why
     """
 
     losses: list[float | None]
@@ -89,6 +114,7 @@ class TrainingResult:
     state: list[tuple[int, Any]]
     spans: list[tuple[int, int, int]]
     captures: int = 0
+    notes: list[str] = field(default_factory=list)
 
 
 def step_seconds(ranks: Sequence[TrainingResult]) -> list[float]:

@@ -103,6 +103,8 @@ def run_facts(run: Run) -> dict[str, Any]:
         "measured_bytes_moved": run.measured_bytes_moved,
         "losses": list(run.losses),
         "measured_steps": list(run.measured_steps),
+        "mode": run.mode,
+        "run_notes": list(run.notes),
         "comparison": [
             {"name": row.name, "unit": row.unit, "predicted": row.predicted,
              "measured": row.measured, "error": row.error}

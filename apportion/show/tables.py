@@ -194,6 +194,7 @@ def measured(plan: Plan, run: Run) -> list[Table | str]:
         error = "" if row.error is None else f"{row.error:+.1%}"
         table.add_row(f"a device {row.name}" if row.name in ACTIVITIES else row.name, *both, error)
     shown: list[Table | str] = [table, "losses: " + " ".join(f"{x:.6f}" for x in run.losses)]
+    shown += [f"note: {note}" for note in run.notes]
     if run.equal is not None:
         shown += [
             f"largest difference from a single device, in float64: {run.max_abs_loss_diff:.1e} "

@@ -35,12 +35,13 @@ from apportion.machine.cost_table import (
     CostTable,
     Fit,
     KernelMeasurement,
+    ReferenceTime,
     from_json,
     load_cost_file,
     save_cost_file,
     to_json,
 )
-from apportion.run.calibrate import NOISY, Calibrator, count_missing, lower_strategy
+from apportion.run.calibrate import NOISY, Calibrator, lower_strategy
 from apportion.run.cost_cache import (
     QUANTILE,
     cache_file,
@@ -49,8 +50,9 @@ from apportion.run.cost_cache import (
     keep_costs,
     measured_cost,
 )
-from apportion.run.measured_table import with_exchanges, with_rehearsal
+from apportion.run.measured_table import exchange_line_of, with_exchanges, with_rehearsal
 from apportion.run.rehearse import WHOLE, ExchangeTimes, RehearsalTimes
+from apportion.run.renewal import count_missing
 from apportion.run.step_source import StepSource, source_of, tensors_of_graph
 from apportion.search.baselines.random_strategy import draw
 from apportion.simulate.durations import (
@@ -108,6 +110,8 @@ def full_table() -> CostTable:
         fits={"aten.mm.default/4": Fit(1e-6, 1e-9, 0.0, 0.1, 4)},
         lines={"exchange": CostLine(1e-4, 1e-5, 1e-9, 0.1, 14)},
         issue={"": 1e-5},
+        references={"matmul": ReferenceTime(1e-3, 0.1)},
+        provisional=("exchange",),
     )
 
 
@@ -132,6 +136,8 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
         (lambda d: d["tables"][0]["works"].update(x=[1.0, 2.0]), "works.x"),
         (lambda d: d["tables"][0]["works"].update(x=[-1.0, 2.0, 3, 4, 0]), "negative"),
         (lambda d: d["tables"][0]["issue"].update(x=-1.0), "negative"),
+        (lambda d: d["tables"][0]["references"].update(matmul=[0.0, 0.1]), "took no time"),
+        (lambda d: d["tables"][0].update(provisional=[1]), "provisional"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused(change: object, complaint: str, tmp_path: Path) -> None:
@@ -146,6 +152,7 @@ def test_a_file_that_is_wrong_is_refused(change: object, complaint: str, tmp_pat
 def test_a_file_that_says_no_mode_was_measured_with_the_interpreter(tmp_path: Path) -> None:
     data = to_json(CostFile("a machine", "2.0", (full_table(),)))
     del data["tables"][0]["condition"]["mode"]
+    del data["tables"][0]["references"], data["tables"][0]["provisional"]
     (tmp_path / "t.json").write_text(json.dumps(data))
     found = load_cost_file(tmp_path / "t.json")
     assert found.table(Condition("cpu", 1, 2, "none")).works == full_table().works
@@ -343,6 +350,34 @@ def test_processes_that_wait_for_each_other_wait_at_exchanges() -> None:
     assert waiting == pytest.approx(0.05, rel=0.02)
 
 
+def test_exchanges_cost_what_several_steps_say() -> None:
+    """In steps an exchange costs more than alone, each far more, and a byte as much."""
+
+    def step(count: int, messages: int, nbytes: int) -> float:
+        return 8e-4 * count + 5e-5 * messages + 1e-9 * nbytes
+
+    alone = {
+        f"apportion.exchange({m} {n})": KernelMeasurement(1e-4 + 2e-5 * m + 1e-9 * n, m, n, 0)
+        for m in (1, 2, 6)
+        for n in (1 << 10, 1 << 16, 1 << 22)
+    }
+    assert exchange_line_of(alone)[:3] == pytest.approx((1e-4, 2e-5, 1e-9), rel=1e-3)
+    sizes = [(50, 100, 1_000_000), (3, 6, 40_000_000), (200, 1200, 10_000_000)]
+    steps = {
+        f"apportion.step_exchanges({c} {m} {n})": KernelMeasurement(step(c, m, n), m, n, 0, c)
+        for c, m, n in sizes
+    }
+    found = exchange_line_of(alone | steps)
+    for c, m, n in (*sizes, (20, 60, 5_000_000)):
+        guess = c * found.each + m * found.per_box + n * found.per_byte
+        assert guess == pytest.approx(step(c, m, n), rel=0.2)
+    one = exchange_line_of(alone | dict([next(iter(steps.items()))]))
+    assert 50 * one.each + 100 * one.per_box + 1e6 * one.per_byte == pytest.approx(
+        step(*sizes[0]), rel=1e-6
+    )
+    assert one.each / one.per_byte == pytest.approx(1e-4 / 1e-9, rel=1e-3)
+
+
 # Calibrator
 
 
@@ -350,7 +385,8 @@ def test_what_is_known_is_not_measured_again(calibrating: Path) -> None:
     tasks = random_piece("mlp:tiny")
     place = cluster("local:2")
     seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
-    keep_costs(with_rehearsal(CostTable(condition_of(place)), tasks, rehearsed(tasks, seconds)))
+    empty = CostTable(condition_of(place), references={"matmul": ReferenceTime(1e-3, 0.0)})
+    keep_costs(with_rehearsal(empty, tasks, rehearsed(tasks, seconds)))
     notes: list[str] = []
     with Calibrator(StepSource(captured("mlp:tiny")[0].graph), place, 20.0, notes.append) as prices:
         cost = prices.cost(Strategy(()), tasks)
