@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
+    from apportion.execute.allocations import (
+        allocated_peak as allocated_peak,
+    )
     from apportion.execute.backends import (
         Backends as Backends,
     )
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.backends import (
         peer_errors as peer_errors,
+    )
+    from apportion.execute.cuda_clock import (
+        CudaClock as CudaClock,
     )
     from apportion.execute.dry_run import (
         device_memory_facts as device_memory_facts,
@@ -62,6 +68,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.ladder import (
         GENERATED as GENERATED,
+    )
+    from apportion.execute.ladder import (
+        NONE as NONE,
     )
     from apportion.execute.ladder import (
         check_mode as check_mode,
