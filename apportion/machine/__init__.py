@@ -59,6 +59,12 @@ if TYPE_CHECKING:
         GENERATED as GENERATED,
     )
     from apportion.machine.compile_mode import (
+        INDUCTOR as INDUCTOR,
+    )
+    from apportion.machine.compile_mode import (
+        REPLAYED as REPLAYED,
+    )
+    from apportion.machine.compile_mode import (
         predicted_mode as predicted_mode,
     )
     from apportion.machine.cost_fit import (
@@ -137,10 +143,19 @@ if TYPE_CHECKING:
         ASSEMBLE_LINE as ASSEMBLE_LINE,
     )
     from apportion.machine.cost_table import (
+        BEGIN as BEGIN,
+    )
+    from apportion.machine.cost_table import (
         EXCHANGE_LINE as EXCHANGE_LINE,
     )
     from apportion.machine.cost_table import (
+        FUSED_LINE as FUSED_LINE,
+    )
+    from apportion.machine.cost_table import (
         PACK_LINE as PACK_LINE,
+    )
+    from apportion.machine.cost_table import (
+        REPLAY as REPLAY,
     )
     from apportion.machine.cost_table import (
         Condition as Condition,
@@ -161,6 +176,9 @@ if TYPE_CHECKING:
         ReferenceTime as ReferenceTime,
     )
     from apportion.machine.cost_table import (
+        fused_name as fused_name,
+    )
+    from apportion.machine.cost_table import (
         kind_and_inputs as kind_and_inputs,
     )
     from apportion.machine.cost_table import (
@@ -171,6 +189,15 @@ if TYPE_CHECKING:
     )
     from apportion.machine.cost_table import (
         save_cost_file as save_cost_file,
+    )
+    from apportion.machine.fusible_kinds import (
+        fusible as fusible,
+    )
+    from apportion.machine.fusible_kinds import (
+        reads_twice as reads_twice,
+    )
+    from apportion.machine.fusible_kinds import (
+        reduces_rows as reduces_rows,
     )
     from apportion.machine.topology import (
         Cluster as Cluster,
