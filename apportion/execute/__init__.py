@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from apportion.execute.executable import (
         threads as threads,
     )
+    from apportion.execute.fused_update import (
+        fused_updates as fused_updates,
+    )
     from apportion.execute.kernels.base import (
         Context as Context,
     )
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.ladder import (
         check_mode as check_mode,
+    )
+    from apportion.execute.ladder import (
+        ladder as ladder,
     )
     from apportion.execute.ladder import (
         mode_of as mode_of,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from apportion.execute import threads
+from apportion.execute import GENERATED, mode_of, threads
 from apportion.machine import (
     ASSUMED,
     Cluster,
@@ -68,10 +68,11 @@ def keep_costs(table: CostTable) -> None:
     save_cost_file(cached_costs().with_table(table), path)
 
 
-def condition_of(cluster: Cluster) -> Condition:
-    """Under which Condition the processes of a local cluster run."""
+def condition_of(cluster: Cluster, mode: str = GENERATED) -> Condition:
+    """Under which Condition the processes of a local cluster run, their segments in a mode of
+    execute/."""
     count = len(cluster.devices)
-    return Condition("cpu", threads(count), count)
+    return Condition("cpu", threads(count), count, mode_of(mode, "cpu"))
 
 
 def measured_cost(table: CostTable) -> CostModel:
