@@ -32,7 +32,7 @@ from apportion.execute.kernels.base import (
 )
 from apportion.execute.rank import Rank, run_together
 from apportion.graph import ACTIVATION, INPUT, Dtype, Graph, Op, Ref, Value, nbytes_of, verify
-from apportion.lower.lower import lower
+from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import TaskGraph
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
@@ -195,7 +195,7 @@ def start(
     program: Program, space: Space, strategy: Strategy, devices: int
 ) -> tuple[TaskGraph, list[Watched]]:
     """The tasks of a strategy, and ranks that have loaded their state."""
-    tasks = lower(space, strategy, devices)
+    tasks = runnable(space, strategy, devices)
     executable = Executable(space, strategy, tasks)
     ranks = [Watched(executable, device) for device in range(devices)]
     constants = program.constants

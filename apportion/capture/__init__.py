@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from apportion.capture.counter_random import (
         uniform as uniform,
     )
+    from apportion.capture.counter_random import (
+        uniform_of_words as uniform_of_words,
+    )
+    from apportion.capture.counter_random import (
+        word_table as word_table,
+    )
     from apportion.capture.functional_twins import (
         functional_twin as functional_twin,
     )

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
@@ -35,6 +37,18 @@ def uniform(
     first, second = key_words(key)
     device = indices[0].device if indices else None
     word = torch.full((), first, dtype=torch.int32, device=device)
+    return uniform_of_words(word, second, indices, dtype)
+
+
+def uniform_of_words(
+    first: torch.Tensor,
+    second: torch.Tensor | int,
+    indices: Sequence[torch.Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """`uniform` from the two words of its key (int32, without dimensions), so that compiled code
+    can read them at every step."""
+    word = first
     for dim, index in enumerate(indices):
         word = _mix(word.unsqueeze(-1) + _spread(dim, index))
     word = _mix(word.bitwise_xor(second))
@@ -52,6 +66,16 @@ def uniform_tensor(
 ) -> torch.Tensor:
     """`uniform` for the whole tensor of that size."""
     return uniform(key, [torch.arange(n, device=device) for n in size], dtype)
+
+
+def word_table(seed: int, step: int, operators: Sequence[int]) -> npt.NDArray[np.int32]:
+    """The two words of each key (seed, step, operator), a row per operator."""
+    words = _words((seed, step))
+    keys = np.array(operators, np.int64)
+    first, second = np.full(len(keys), words[0]), np.full(len(keys), words[1])
+    for half in (keys & 0xFFFFFFFF, keys >> 32 & 0xFFFFFFFF):
+        first, second = _mix_ints(first + half), _mix_ints((second ^ half) + _GOLDEN)
+    return np.stack([first, second], 1).astype(np.uint32).view(np.int32)
 
 
 def computing_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -81,14 +105,27 @@ def _mix_int(word: int) -> int:
     return word ^ (word >> 16)
 
 
+def _mix_ints(word: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`_mix_int` of many; a product of two words wraps, which leaves its low 32 bits right."""
+    word = word & 0xFFFFFFFF
+    word = (word ^ (word >> 16)) * _MULTIPLIERS[0] & 0xFFFFFFFF
+    word = (word ^ (word >> 15)) * _MULTIPLIERS[1] & 0xFFFFFFFF
+    return word ^ (word >> 16)
+
+
 def key_words(key: tuple[int, int, int]) -> tuple[int, int]:
     """Two signed 32-bit words from (seed, step, operator), so that a collision of one does not
     repeat a mask: all that the numbers of an operator depend on beside their indices."""
+    first, second = _words(key)
+    return _signed(first), _signed(second)
+
+
+def _words(key: tuple[int, ...]) -> tuple[int, int]:
     words = [_GOLDEN, ~_GOLDEN]
     for part in key:
         for half in (part & 0xFFFFFFFF, part >> 32 & 0xFFFFFFFF):
             words = [_mix_int(words[0] + half), _mix_int((words[1] ^ half) + _GOLDEN)]
-    return _signed(words[0]), _signed(words[1])
+    return words[0], words[1]
 
 
 def _signed(word: int) -> int:

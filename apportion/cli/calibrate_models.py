@@ -19,6 +19,7 @@ from apportion.machine import (
     Cluster,
     CostFile,
     CostTable,
+    first_devices,
     kind_of_signature,
     save_cost_file,
 )
@@ -30,6 +31,7 @@ from apportion.run import (
     calibrate_cuda,
     condition_of,
     count_missing,
+    keep_costs,
     lower_strategy,
     machine_name,
     source_of_model,
@@ -56,7 +58,9 @@ def measured(
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device {device!r} is neither cpu nor cuda")
     if device == "cuda":
-        return _saved(_cuda(models or USUAL, seed, note), out)
+        table = _cuda(models or USUAL, cluster, seed, note)
+        keep_costs(table)
+        return _saved(table, out)
     if cluster is not None and not cluster.startswith("local:"):
         raise ValueError(f"only processes of this machine can be measured, not {cluster!r}")
     if cluster is not None and procs is not None:
@@ -73,17 +77,35 @@ def _saved(table: CostTable, out: Path | None) -> CostTable:
     return table
 
 
-def _cuda(models: Sequence[str], seed: int, note: Note) -> CostTable:
-    """What whole steps cost on this machine's CUDA device."""
+def _cuda(models: Sequence[str], cluster: str | None, seed: int, note: Note) -> CostTable:
+    """What whole steps cost on this machine's CUDA device, which is one of the cluster's."""
     if not torch.cuda.is_available():
         raise ValueError("this machine has no CUDA device that torch can use")
-    place = cluster_of(f"1x{calibrate_cuda.device_kind()}")
+    place = gpu_place(torch.cuda.get_device_name(), cluster)
     steps = []
     for spec in models:
         it = zoo.load(spec, seed)
         program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
         steps.append((program, make_plan(program, place, "single")))
     return calibrate_cuda.calibrate(steps, note=note)
+
+
+def gpu_place(gpu: str, cluster: str | None) -> Cluster:
+    """A cluster of one GPU with this name, of the kind that clusters call it."""
+    if cluster is not None:
+        whole = cluster_of(cluster)
+        kinds = {device.kind for device in whole.devices}
+        if len(kinds) != 1 or not whole.devices[0].asynchronous:
+            raise ValueError(f"the devices of {cluster} are not GPUs of one kind")
+        return first_devices(whole, 1, whole.name)
+    kind = calibrate_cuda.kind_of_gpu(gpu)
+    try:
+        return cluster_of(f"1x{kind}")
+    except ValueError:
+        raise ValueError(
+            f"no preset has the GPU {gpu!r}: describe it in a cluster file and give that as "
+            "--cluster FILE.toml"
+        ) from None
 
 
 def _model(spec: str, place: Cluster, budget: float, seed: int, note: Note) -> None:
@@ -122,6 +144,7 @@ def facts(table: CostTable) -> dict[str, Any]:
         "kind": at.kind,
         "threads": at.threads,
         "processes": at.processes,
+        "mode": at.mode,
         "works": len(table.works),
         "noise": table.noise,
         "fits": {name: fit._asdict() for name, fit in table.fits.items()},

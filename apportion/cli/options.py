@@ -77,4 +77,18 @@ PolicyFile = Annotated[
         help="What a method that learns has learned before, as policy train writes it.",
     ),
 ]
+CostsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--costs", metavar="FILE", help="What such devices cost, as calibrate --out writes it."
+    ),
+]
+Compile = Annotated[
+    str,
+    typer.Option(
+        "--compile",
+        metavar="MODE",
+        help="How ranks are compiled: none, generated, graph, inductor or auto.",
+    ),
+]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file written by plan --out.")]

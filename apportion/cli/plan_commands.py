@@ -17,6 +17,8 @@ from apportion.cli.options import (
     Budget,
     Calibrate,
     ClusterName,
+    Compile,
+    CostsFile,
     Measure,
     MemoryLimit,
     Method,
@@ -57,6 +59,8 @@ def plan_command(
         bool, typer.Option("--certify", help="Also prove how few bytes a plan must move.")
     ] = False,
     policy: PolicyFile = None,
+    costs: CostsFile = None,
+    compile: Compile = "generated",
     as_json: AsJson = False,
 ) -> None:
     """Search for a good way to divide a model over a cluster.
@@ -76,6 +80,10 @@ def plan_command(
     --certify proves, within --budget more seconds, how far the bytes that tofu's
     partition moves are from the fewest possible, and says for which space.
 
+    Steps are predicted for ranks that are compiled as --compile says. --costs has
+    what kernels cost on the devices of the cluster, where calibrate --device cuda
+    has measured one of them on another machine.
+
     Example: apportion plan gpt2:tiny --cluster local:4 --out p.json
 
     Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
@@ -94,7 +102,8 @@ def plan_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told, measure)
-            made = make_plan(program, place, method, *how, policy=policy)
+            given = (None, policy, costs, compile)
+            made = make_plan(program, place, method, *how, *given)
         made = with_model(made, model)
         if certify:
             made = with_certificate(made, budget)
@@ -122,6 +131,8 @@ def compare_command(
     seed: Seed = 0,
     calibrate: Calibrate = True,
     policy: PolicyFile = None,
+    costs: CostsFile = None,
+    compile: Compile = "generated",
     as_json: AsJson = False,
 ) -> None:
     """Plan with several methods and set the results side by side, under one simulator.
@@ -146,7 +157,7 @@ def compare_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told)
-            plans = compare_methods(program, place, names, *how, policy=policy)
+            plans = compare_methods(program, place, names, *how, policy, costs, compile)
     plans = [replace(made, model=model) for made in plans]
     answer(as_json, comparison_facts(model, place.name, plans), tables.compared(plans))
     raise typer.Exit(0 if any(made.feasible for made in plans) else 1)
@@ -155,7 +166,10 @@ def compare_command(
 def calibrate_command(
     models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL ...]")] = None,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="C", help="local:N; the same as --procs N.")
+        str | None,
+        typer.Option(
+            "--cluster", metavar="C", help="local:N (as --procs N), or one with this GPU."
+        ),
     ] = None,
     procs: Procs = None,
     budget: Budget = 60.0,
@@ -166,9 +180,13 @@ def calibrate_command(
 ) -> None:
     """Measure what kernels, copies and messages cost on this machine, and keep it.
 
-    Kernel calls are those of the models' steps, whole and divided in several ways.
+    Kernel calls are those of the models' steps, whole and divided in several ways;
+    on a GPU whole ones, for all clusters with such devices. The kind of a GPU that
+    no preset has is that of the devices of --cluster.
 
     Example: apportion calibrate gpt2:tiny mlp:tiny --procs 2
+
+    Example: apportion calibrate gpt2 resnet50 --device cuda --out table.json
     """
     from apportion.cli.calibrate_models import facts, measured, shown
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from apportion.cli.options import AsJson, Budget, PlanFile, Trace
+from apportion.cli.options import AsJson, Budget, CostsFile, PlanFile, Trace
 from apportion.cli.requests import check_folders
 from apportion.show import answer, note, plan_facts, say, stdout_kept, tables, why_facts
 
@@ -22,18 +22,22 @@ def simulate_command(
         Path | None,
         typer.Option("--chakra", metavar="DIR", help="Write Chakra execution traces there too."),
     ] = None,
+    costs: CostsFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a saved plan; neither the model nor a device is needed.
 
+    A plan has the costs that it was made with. What --costs says counts for more.
+
     Example: apportion simulate p.json --trace p.trace.json
     """
-    from apportion.plan import Plan
+    from apportion.plan import Plan, with_costs
     from apportion.show import export
 
     check_folders(trace)
     with stdout_kept(as_json):
-        made = Plan.load(plan).simulate()
+        made = Plan.load(plan)
+        made = (made if costs is None else with_costs(made, costs)).simulate()
         if trace is not None:
             made.trace(trace)
         if chakra is not None:

@@ -3,9 +3,10 @@
 In: a Program's Graph, a Space, a TaskGraph and the tensors of a rank. Out: losses, new state, and
 a measured Timeline. A rank runs its own rows of the same TaskGraph that simulate/ times.
 Read executable.py first, then kernels/ (how a part of an operator runs), rank.py (the tensors of a
-device), rank_steps.py (what one rank does in a step), ladder.py (the modes that its segments run
-in; generate.py and fused_update.py make the default one), transport.py (messages between
-processes), dry_run.py (storage without data) and allocations.py (what torch allocates).
+device), feed.py (its batches), rank_steps.py (what one rank does in a step), ladder.py (the modes
+that its segments run in; generate.py and fused_update.py make the default one), transport.py and
+backends.py (messages between processes), dry_run.py (storage without data) and allocations.py (what
+torch allocates).
 """
 
 from __future__ import annotations
@@ -17,6 +18,18 @@ from apportion.faces import lazy_face
 if TYPE_CHECKING:
     from apportion.execute.allocations import (
         allocated_peak as allocated_peak,
+    )
+    from apportion.execute.backends import (
+        Backends as Backends,
+    )
+    from apportion.execute.backends import (
+        PeerLost as PeerLost,
+    )
+    from apportion.execute.backends import (
+        join_backends as join_backends,
+    )
+    from apportion.execute.backends import (
+        peer_errors as peer_errors,
     )
     from apportion.execute.dry_run import (
         device_memory_facts as device_memory_facts,
@@ -35,6 +48,12 @@ if TYPE_CHECKING:
     )
     from apportion.execute.executable import (
         threads as threads,
+    )
+    from apportion.execute.feed import (
+        StagedBatch as StagedBatch,
+    )
+    from apportion.execute.feed import (
+        feed_of as feed_of,
     )
     from apportion.execute.fused_update import (
         fused_updates as fused_updates,
@@ -85,13 +104,7 @@ if TYPE_CHECKING:
         padded as padded,
     )
     from apportion.execute.transport import (
-        PeerLost as PeerLost,
-    )
-    from apportion.execute.transport import (
         Worker as Worker,
-    )
-    from apportion.execute.transport import (
-        peer_errors as peer_errors,
     )
     from apportion.execute.transport import (
         worker as worker,

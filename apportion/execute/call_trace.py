@@ -195,7 +195,7 @@ class TraceBook:
                 rank.tensors[slot] = made
             for message in call.messages:
                 nbytes = self.executable.messages[message].nbytes
-                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8)
+                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8, device=self.place)
             inputs = [*rank.tensors.values(), *rank.received.values()]
             recorder = Recorder(inputs, numbers, self.quick)
             with recorder:

@@ -22,7 +22,7 @@ from apportion.capture import RANDOM_UNIFORM
 from apportion.columns import Ints
 from apportion.describe import lengths
 from apportion.execute.allocations import AllocationTracker
-from apportion.execute.executable import Executable, local_shape
+from apportion.execute.executable import Executable, joined_part, local_shape
 from apportion.execute.kernels.base import (
     Context,
     dtype,
@@ -343,12 +343,17 @@ class _DryRun:
         outs = tasks.out_slot[tasks.out_start[low] : tasks.out_start[high]].reshape(high - low, -1)
         parts = self.space.split(index, choice.parts).parts
         part, forms = tasks.part[low:high] % choice.count, self.form[ins]
-        dense = self.dense[outs]
-        key = (op.kind, op.body, id(parts), part.tobytes(), forms.tobytes(), dense.tobytes())
+        dense, joined = self.dense[outs], tasks.call[low:high]
+        key = (
+            op.kind, op.body, id(parts), part.tobytes(), forms.tobytes(), dense.tobytes(),
+            joined.tobytes(),
+        )  # fmt: skip
         found = self.stretches.get(key)
         if found is None:
             calls = [
-                self._compute(op, parts[number], tuple(given), tuple(meant), low + k)
+                self._compute(
+                    *self._called(low + k, op, parts[number]), tuple(given), tuple(meant), low + k
+                )
                 for k, (number, given, meant) in enumerate(
                     zip(part.tolist(), forms.tolist(), dense.tolist(), strict=True)
                 )
@@ -356,6 +361,12 @@ class _DryRun:
             found = self._stretch(calls, np.ones(outs.shape, bool))
             self.stretches[key], self.known[id(parts)] = found, parts
         self._settle(low, found, ins, outs)
+
+    def _called(self, task: int, op: Op, part: Part) -> tuple[Op, Part]:
+        """The Op and the Part of which a task calls the kernel."""
+        if not len(self.tasks.call) or self.tasks.call[task] < 0:
+            return op, part
+        return joined_part(self.tasks, op, task, self.assemblies.regions)
 
     def _compute(
         self, op: Op, part: Part, forms: tuple[int, ...], meant: tuple[int, ...], task: int

@@ -7,8 +7,10 @@ no tensors: rank.py has those of one device, run_part.py calls a kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -105,6 +107,7 @@ class Executable:
         self.strategy = strategy
         self.graph = space.graph
         self.tasks = tasks
+        self.artefacts: dict[Any, Any] = {}  # compiled code, by what it was compiled from
 
     @cached_property
     def kind(self) -> list[int]:
@@ -240,8 +243,12 @@ class Executable:
                 ins = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
                 outs = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]]
                 op = self.graph.ops[index]
-                args = templates.setdefault(id(part), template(part.args))
                 slots = tuple(ins.tolist()), tuple(outs.tolist())
+                if len(tasks.call) and tasks.call[task] >= 0:
+                    op, part = joined_part(tasks, op, task, tasks.boxes)
+                    found[task] = KernelCall(op, part, number, *slots, template(part.args))
+                    continue
+                args = templates.setdefault(id(part), template(part.args))
                 found[task] = KernelCall(op, part, number, *slots, args)
         return found
 
@@ -257,6 +264,19 @@ class Executable:
             for s, slot in enumerate(self.slots)
             if slot.value == self.graph.loss and slot.region == whole and last[s] == len(self.tasks)
         ]
+
+
+def joined_part(tasks: TaskGraph, op: Op, task: int, regions: Sequence[Box]) -> tuple[Op, Part]:
+    """What a task computes that calls something else than the kernel of its Op, in the form of a
+    part of an Op; `regions` are what `slot_region` indexes."""
+    call = tasks.calls[int(tasks.call[task])]
+    ins = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
+    outs = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]]
+    values = [tuple(tasks.slot_value[slots].tolist()) for slots in (ins, outs)]
+    boxes = [tuple(regions[k] for k in tasks.slot_region[slots].tolist()) for slots in (ins, outs)]
+    joined = replace(op, kind=call.kind, inputs=values[0], outputs=values[1], args=call.args)
+    none, ones = (0,) * len(outs), (1.0,) * len(outs)
+    return joined, Part(boxes[0], (), boxes[1], none, call.args, ones, float(tasks.flops[task]))
 
 
 def _listed(column: Ints) -> list[int]:

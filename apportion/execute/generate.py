@@ -93,7 +93,14 @@ class SegmentGenerator:
             root = self._root(slot)
             last = int(self.executable.tasks.slot_last[slot])
             self.last_of_root[root] = max(self.last_of_root.get(root, -1), last)
-        return [SegmentWriter(self, plan).write() for plan in plans]
+        return [
+            SegmentSource(
+                SegmentWriter(self, plan).write(),
+                SegmentWriter(self, plan, timed=True).write() if self.timed else None,
+                plan.segment,
+            )
+            for plan in plans
+        ]
 
     def _root(self, slot: int) -> int:
         while slot in self.roots:
@@ -128,16 +135,6 @@ class SegmentGenerator:
         note = f"{what} is interpreted within its segment: {why}"
         if note not in self.notes:
             self.notes.append(note)
-
-    def rounded(self, segment: Segment) -> frozenset[int]:
-        """Slots of a segment that fused updates round otherwise than the interpreter does."""
-        found: set[int] = set()
-        for task in segment.tasks:
-            if task in self.fused:
-                found |= set(self.fused[task].outs)
-            elif not found.isdisjoint((call := task_call(self.executable, task)).slots):
-                found |= set(call.outs)
-        return frozenset(found)
 
     def may_overwrite(self, old: int, new: int, task: int) -> bool:
         """Whether a fused update may write over its old state: nothing that shares its storage is
@@ -179,7 +176,7 @@ class TracedSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentSource:
+class SegmentText:
     """The text of a segment's function, and what goes in and out.
 
     names     what the text's names are bound to
@@ -229,6 +226,34 @@ class SegmentSource:
         return run
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentSource:
+    """A segment as text; in `timed` the clock is read after every task."""
+
+    plain: SegmentText
+    timed: SegmentText | None
+    segment: Segment
+
+    def function(self) -> SegmentFunction:
+        """The SegmentFunction, which records spans in steps that are recorded: of every task, or
+        where there is no `timed`, of the whole segment, shared out."""
+        plain = self.plain.function()
+        timed = None if self.timed is None else self.timed.function()
+        tasks = self.segment.tasks
+
+        def run(rank: Rank, context: Context) -> None:
+            if not rank.records:
+                plain(rank, context)
+            elif timed is not None:
+                timed(rank, context)
+            else:
+                began = rank.clock()
+                plain(rank, context)
+                rank.spans += shared_out(tasks, began, rank.clock())
+
+        return run
+
+
 def shared_out(tasks: Sequence[int], began: int, ended: int) -> list[tuple[int, int, int]]:
     """Spans of tasks that ran together: as if one after the other, each as long."""
     ends = [began + (ended - began) * k // len(tasks) for k in range(len(tasks) + 1)]
@@ -238,8 +263,11 @@ def shared_out(tasks: Sequence[int], began: int, ended: int) -> list[tuple[int, 
 class SegmentWriter:
     """Writes the source of one segment."""
 
-    def __init__(self, generator: SegmentGenerator, traced: TracedSegment) -> None:
+    def __init__(
+        self, generator: SegmentGenerator, traced: TracedSegment, timed: bool = False
+    ) -> None:
         self.generator = generator
+        self.timed = timed
         self.executable = generator.executable
         self.segment = traced.segment
         self.tasks = traced.tasks
@@ -258,7 +286,7 @@ class SegmentWriter:
         self.freed_later: list[int] = []
         self.spans: list[tuple[int, ...]] = []
 
-    def write(self) -> SegmentSource:
+    def write(self) -> SegmentText:
         """The source."""
         segment, executable = self.segment, self.executable
         ins = [(slot, slot in segment.frees) for slot in segment.ins]
@@ -283,7 +311,7 @@ class SegmentWriter:
         lines += [*self.lines, f" return ({outs}{',' if outs else ''})"]
         text = "\n".join(lines) + "\n"
         unread = tuple(s for s in segment.frees if s not in segment.ins)
-        return SegmentSource(
+        return SegmentText(
             text, self.generator.code(text), self.names, tuple(self.settings), tuple(self.words),
             tuple(ins), tuple(messages), segment.outs, unread, tuple(self.spans),
         )  # fmt: skip
@@ -311,7 +339,7 @@ class SegmentWriter:
         self._mark((row.task,))
 
     def _mark(self, tasks: tuple[int, ...]) -> None:
-        if self.generator.timed:
+        if self.timed:
             self.lines.append(" mark(clock())")
             self.spans.append(tasks)
 

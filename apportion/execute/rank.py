@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -42,79 +43,132 @@ def dim_spans(space: Space, value: int, region: Box) -> tuple[slice, ...] | None
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class InputRegion:
+    """The region of an input of the step that one device keeps in a slot.
+
+    factors  the shape of the whole input, seen by its atoms; `box` indexes that
+    spans    the region as one slice per dimension, or None if it is not
+    """
+
+    slot: int
+    value: int
+    name: str
+    factors: tuple[int, ...]
+    box: tuple[slice, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    spans: tuple[slice, ...] | None
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The region of the whole tensor: a view of it where that is possible."""
+        return whole.detach().reshape(self.factors)[self.box].reshape(self.shape)
+
+    def asked(self, ask: Callable[[int, tuple[slice, ...]], torch.Tensor]) -> torch.Tensor:
+        """What `ask(value, a slice per dimension)` says it is."""
+        if self.spans is None:
+            raise ValueError(
+                f"the plan keeps a region of {self.name!r} "
+                "that is not one slice per dimension; pass the whole batch"
+            )
+        tensor = ask(self.value, self.spans)
+        if tuple(tensor.shape) != self.shape:
+            raise ValueError(
+                f"the batch function returned {list(tensor.shape)} for {self.name!r}, asked for "
+                f"{list(self.shape)}"
+            )
+        return tensor.detach()
+
+
 @dataclass
 class Rank:
-    """One device's tensors while an Executable runs."""
+    """One device's tensors while an Executable runs.
+
+    tensors   by slot
+    received  bytes of messages, by number
+    spans     (task, start, end) by `clock`, of steps while `records` is set
+    place     torch's name of the device that holds the tensors
+    """
 
     executable: Executable
     device: int
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
-    received: dict[int, torch.Tensor] = field(default_factory=dict)  # bytes of messages
+    received: dict[int, torch.Tensor] = field(default_factory=dict)
     spans: list[tuple[int, int, int]] = field(default_factory=list)
     corrupt: Corrupt | None = None
-    place: str = "cpu"  # torch's name of the device that holds them
+    place: str = "cpu"
     clock: Callable[[], int] = time.perf_counter_ns
+    records: bool = False
 
     def load(self, source: Callable[[int], torch.Tensor]) -> None:
         """Copies this device's regions of the state out of whole tensors, `source(value)`."""
-        for slot in self._begin(lambda role: role != INPUT):
-            self.tensors[slot] = self._region(slot, source)
+        for slot in self._state_slots:
+            whole = source(self.executable.slots[slot].value)
+            self.tensors[slot] = self.copied(_input_region(self.executable, slot).of(whole), slot)
 
     def feed(self, source: Callable[[int], torch.Tensor]) -> None:
         """Copies this device's regions of the batch, and drops state that the step does not
         read."""
-        self._drop_unread()
-        for slot in self._begin(lambda role: role == INPUT):
-            self.tensors[slot] = self._region(slot, source)
+        self._keep([region.of(source(region.value)) for region in self.inputs])
 
     def feed_regions(self, ask: Callable[[int, tuple[slice, ...]], torch.Tensor]) -> None:
         """Asks for this device's regions of the batch: `ask(value, a slice per dimension)`."""
-        self._drop_unread()
-        for slot in self._begin(lambda role: role == INPUT):
-            meant = self.executable.slots[slot]
-            spans = dim_spans(self.executable.space, meant.value, meant.region)
-            name = self.executable.graph.values[meant.value].name
-            if spans is None:
-                raise ValueError(
-                    f"the plan keeps a region of {name!r} "
-                    "that is not one slice per dimension; pass the whole batch"
-                )
-            tensor = ask(meant.value, spans)
-            if tuple(tensor.shape) != meant.shape:
-                raise ValueError(
-                    f"the batch function returned {list(tensor.shape)} for {name!r}, asked for "
-                    f"{list(meant.shape)}"
-                )
-            self.tensors[slot] = self._kept(tensor, meant.dtype)
+        self._keep([region.asked(ask) for region in self.inputs])
 
-    def _drop_unread(self) -> None:
+    def _keep(self, batch: Sequence[torch.Tensor]) -> None:
+        self.drop_unread()
+        for region, tensor in zip(self.inputs, batch, strict=True):
+            self.tensors[region.slot] = self.copied(tensor, region.slot)
+
+    def copied(self, region: torch.Tensor, slot: int) -> torch.Tensor:
+        """A region as a dense tensor of its own, as the slot wants it."""
+        kind = self.executable.slots[slot].dtype
+        made = torch.empty(region.shape, dtype=kind, device=self.place)
+        return made.copy_(region)
+
+    def drop_unread(self) -> None:
+        """Drops the state that the step does not read."""
         for slot in self.executable.unread:
             self.tensors.pop(slot, None)
 
-    def _begin(self, wanted: Callable[[str], bool]) -> list[int]:
+    @cached_property
+    def inputs(self) -> tuple[InputRegion, ...]:
+        """What this device keeps of the batch."""
         executable = self.executable
-        roles = executable.graph.values
-        return [
-            s
-            for s in executable.begin
-            if executable.slot_device[s] == self.device
-            and wanted(roles[executable.slots[s].value].role)
-        ]
+        return tuple(
+            _input_region(executable, slot)
+            for slot in self._begin_slots
+            if executable.graph.values[executable.slots[slot].value].role == INPUT
+        )
 
-    def _region(self, slot: int, source: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        meant = self.executable.slots[slot]
-        factors = self.executable.space.factors(meant.value)
-        whole = source(meant.value).detach().reshape(factors)
-        here = whole[slices(meant.region)].reshape(meant.shape)
-        return self._kept(here, meant.dtype)
+    @cached_property
+    def _begin_slots(self) -> tuple[int, ...]:
+        executable = self.executable
+        return tuple(s for s in executable.begin if executable.slot_device[s] == self.device)
 
-    def _kept(self, tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-        """A dense copy in a storage of its own, as what was compiled expects."""
-        made = torch.empty(tensor.shape, dtype=kind, device=self.place)
-        return made.copy_(tensor.detach())
+    @cached_property
+    def _state_slots(self) -> tuple[int, ...]:
+        fed = {region.slot for region in self.inputs}
+        return tuple(slot for slot in self._begin_slots if slot not in fed)
+
+    @cached_property
+    def _carry(self) -> tuple[tuple[int, int], ...]:
+        executable = self.executable
+        return tuple(
+            (a, b) for a, b in executable.carry if executable.slot_device[a] == self.device
+        )
+
+    @cached_property
+    def _constant_slots(self) -> tuple[int, ...]:
+        carried = {b for _, b in self._carry}
+        return tuple(slot for slot in self._state_slots if slot not in carried)
 
     def run(self, task: int, context: Context) -> None:
         """One task of work, and the frees after it."""
+        if not self.records:
+            self.make(task, context)
+            self.free(task)
+            return
         began = self.clock()
         self.make(task, context)
         self.free(task)
@@ -140,7 +194,8 @@ class Rank:
 
     def pack(self, message: int) -> torch.Tensor:
         """The bytes of a message."""
-        packed = torch.empty(self.executable.messages[message].nbytes, dtype=torch.uint8)
+        nbytes = self.executable.messages[message].nbytes
+        packed = torch.empty(nbytes, dtype=torch.uint8, device=self.place)
         for copy in self.executable.packed[message]:
             room = packed[copy.offset : copy.offset + copy.nbytes].view(copy.dtype)
             source = self.tensors[copy.source].reshape(copy.source_shape)
@@ -171,7 +226,7 @@ class Rank:
     def _box(self, copy: BoxCopy) -> torch.Tensor:
         if copy.message >= 0:
             raw = self.received[copy.message][copy.offset : copy.offset + copy.nbytes]
-            return raw.view(copy.dtype).reshape(copy.shape).to(self.place)
+            return raw.view(copy.dtype).reshape(copy.shape)
         return self.tensors[copy.source].reshape(copy.source_shape)[copy.source_box]
 
     def free(self, task: int) -> None:
@@ -181,16 +236,11 @@ class Rank:
 
     def finish(self) -> torch.Tensor | None:
         """Ends the step: state becomes the next step's; returns the loss if it is here."""
-        executable = self.executable
-        here = executable.slot_device
-        new = {b: self.tensors[a] for a, b in executable.carry if here[a] == self.device}
-        loss = next((self.tensors[s] for s in executable.loss_slots if s in self.tensors), None)
-        constant = {
-            s: self.tensors[s]
-            for s in self._begin(lambda role: role != INPUT)
-            if s not in new and s in self.tensors
-        }
-        self.tensors = constant | {b: t if _owns(t) else _dense(t) for b, t in new.items()}
+        tensors = self.tensors
+        new = {b: tensors[a] for a, b in self._carry}
+        loss = next((tensors[s] for s in self.executable.loss_slots if s in tensors), None)
+        kept = {s: tensors[s] for s in self._constant_slots if s in tensors}
+        self.tensors = kept | {b: t if _owns(t) else _dense(t) for b, t in new.items()}
         return None if loss is None else loss.detach().clone()
 
     def state(self) -> dict[int, tuple[int, torch.Tensor]]:
@@ -204,6 +254,15 @@ WORK_ON_DEVICE: dict[int, Callable[[Rank, int, Context], None]] = {
     COMPUTE: Rank.compute,
     ASSEMBLE: Rank.assemble,
 }
+
+
+def _input_region(executable: Executable, slot: int) -> InputRegion:
+    meant, space = executable.slots[slot], executable.space
+    return InputRegion(
+        slot, meant.value, executable.graph.values[meant.value].name, space.factors(meant.value),
+        slices(meant.region), meant.shape, meant.dtype,
+        dim_spans(space, meant.value, meant.region),
+    )  # fmt: skip
 
 
 def _owns(tensor: torch.Tensor) -> bool:

@@ -7,20 +7,19 @@ Receives are posted first, then sends; nothing waits until what was sent is need
 ranks there is at most one message each way per position, and all ranks post in the order of
 positions, so messages need no tags.
 
-Messages are bytes on the host: gloo moves CPU tensors.
+A message's bytes are where its rank's tensors are; backends.py says what carries them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from apportion.execute.backends import Backends, Handle, Parcel, peer_errors
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import (
     Context,
@@ -30,25 +29,13 @@ from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import Exchange, Post, RankStep, Segment, rank_steps
 
 
-class PeerLost(RuntimeError):
-    """The transport failed, so another rank has; this one is not the cause."""
-
-
-@contextmanager
-def peer_errors() -> Iterator[None]:
-    """A context in which every error of gloo is raised as PeerLost."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLost(str(error)) from None
-
-
 @dataclass
 class Worker:
     """A Rank with its own tasks in order, and the bytes it has handed to the transport.
 
-    Segments run as `mode` says (ladder.py), which `notes` has the exceptions of. `timed`: the spans
-    of tasks are recorded in every mode; without it, only by the interpreter.
+    Segments run as `mode` says (ladder.py), which `notes` has the exceptions of. `timed`: steps
+    that are recorded have a span for each task, where the mode can.
+
     `progress[0]` says how far it has come: rounds done times 2**32, plus the position of the latest
     exchange. When nobody moves, everybody waits for the rank with the least.
     """
@@ -59,6 +46,7 @@ class Worker:
     rounds: int = 0
     progress: Any = field(default_factory=lambda: [0])
     pending: dict[int, ExchangeInFlight] = field(default_factory=dict)
+    backends: Backends = field(default_factory=Backends)
     mode: str = GENERATED
     timed: bool = False
     ladder: Ladder | None = None
@@ -78,7 +66,6 @@ class Worker:
 
     def run(self, context: Context) -> torch.Tensor | None:
         """One step; returns the loss if it is here."""
-        self.rank.spans.clear()
         functions = self.compiled().functions
         for step in self.steps:
             if isinstance(step, Segment):
@@ -95,31 +82,32 @@ class Worker:
         """Begins an exchange: all that is received and sent at one position."""
         rank, began = self.rank, time.perf_counter_ns()
         self.progress[0] = (self.rounds << 32) + exchange.position
-        pending = []
         messages = rank.executable.messages
+        receives: list[Parcel] = []
         for number, source in exchange.receives:
-            buffer = torch.empty(messages[number].nbytes, dtype=torch.uint8)
+            buffer = torch.empty(messages[number].nbytes, dtype=torch.uint8, device=rank.place)
             rank.received[number] = buffer
-            with peer_errors():
-                pending.append(dist.irecv(buffer, source))
-        outgoing = []
-        for number, target in exchange.sends:
-            packed = rank.pack(number)
-            outgoing.append(packed)  # must live until it has been sent
-            self.sent_bytes += packed.nbytes
-            with peer_errors():
-                pending.append(dist.isend(packed, target))
+            receives.append((buffer, source))
+        outgoing: list[Parcel] = []  # must live until it has been sent
+        pending = self.backends.post(receives, self._packed(exchange, outgoing))
         for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
             rank.free(task)
         self.pending[exchange.position] = ExchangeInFlight(began, pending, outgoing)
+
+    def _packed(self, exchange: Exchange, outgoing: list[Parcel]) -> Iterator[Parcel]:
+        for number, target in exchange.sends:
+            outgoing.append((self.rank.pack(number), target))
+            self.sent_bytes += outgoing[-1][0].nbytes
+            yield outgoing[-1]
 
     def wait(self, exchange: Exchange) -> None:
         """Ends an exchange."""
         flight = self.pending.pop(exchange.position)
         with peer_errors():
             for work in flight.works:
-                assert work is not None
                 work.wait()
+        if not self.rank.records:
+            return
         ended = time.perf_counter_ns()
         messages = self.rank.executable.messages
         parties = (*exchange.sends, *exchange.receives)
@@ -132,8 +120,8 @@ class ExchangeInFlight:
     """An exchange that has been posted: when, what to wait for, and what must live until then."""
 
     began: int
-    works: list[Any]
-    outgoing: list[torch.Tensor]
+    works: list[Handle]
+    outgoing: list[Parcel]
 
 
 def worker(

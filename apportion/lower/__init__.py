@@ -3,7 +3,8 @@
 In: a Space, a Strategy and a number of devices. Out: a TaskGraph, in columns, in one global order,
 which simulate/ times and execute/ runs. No torch.
 Read task_graph.py first (what a task is), then lower.py, value_flow.py (where the pieces of a
-Value are), exchange.py and op_tasks.py (the tasks of one Op), task_columns.py (all of them).
+Value are), exchange.py and op_tasks.py (the tasks of one Op), task_columns.py (all of them), and
+runnable.py (the passes over them before they run, such as join_batch_norm.py).
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     )
     from apportion.lower.op_tasks import (
         lower_ops as lower_ops,
+    )
+    from apportion.lower.runnable import (
+        runnable as runnable,
     )
     from apportion.lower.task_columns import (
         build_task_graph as build_task_graph,

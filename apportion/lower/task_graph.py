@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Bools, Floats, Ints, compiled, offsets, plain
+from apportion.graph import Arg
 from apportion.lower.task_kinds import TASK_KINDS, TaskKind, TaskKinds
 
 # What the bytes of a slot are. The first seven are the roles of Values, ordered as in graph.ROLES.
@@ -99,6 +100,14 @@ class Assemblies:
     regions: tuple[Box, ...]  # what slot_region indexes
     which: Ints  # n: index into distinct of an ASSEMBLE, else -1
     distinct: tuple[tuple[AssembledBox, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedCall:
+    """What a task calls in place of its Op's kernel; `Ref(k)` is the k-th slot that it reads."""
+
+    kind: str
+    args: tuple[Arg, ...]
 
 
 class Ends(NamedTuple):  # numba takes no dataclass
@@ -186,6 +195,13 @@ class TaskGraph:
 
     works: tuple[str, ...] = ()
     """The distinct kernel calls, with shapes, strides and dtypes: what a cost is measured for."""
+
+    call: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """n: index into calls of a COMPUTE that calls something else than its Op's kernel, else -1;
+    empty where there is none."""
+
+    calls: tuple[JoinedCall, ...] = ()
+    """The calls that do the work of several tasks, and the one that does nothing."""
 
     make_assemblies: Callable[[], Assemblies] | None = None
     """What makes `assemblies`, where lowering made the tasks; it needs no copies."""

@@ -55,6 +55,18 @@ if TYPE_CHECKING:
     from apportion.machine.collective import (
         collective as collective,
     )
+    from apportion.machine.compile_mode import (
+        GENERATED as GENERATED,
+    )
+    from apportion.machine.compile_mode import (
+        INDUCTOR as INDUCTOR,
+    )
+    from apportion.machine.compile_mode import (
+        REPLAYED as REPLAYED,
+    )
+    from apportion.machine.compile_mode import (
+        predicted_mode as predicted_mode,
+    )
     from apportion.machine.cost_fit import (
         fits as fits,
     )
@@ -87,6 +99,9 @@ if TYPE_CHECKING:
     )
     from apportion.machine.cost_model import (
         assembly_price as assembly_price,
+    )
+    from apportion.machine.cost_model import (
+        check_kinds as check_kinds,
     )
     from apportion.machine.cost_model import (
         compute_price as compute_price,
@@ -128,10 +143,19 @@ if TYPE_CHECKING:
         ASSEMBLE_LINE as ASSEMBLE_LINE,
     )
     from apportion.machine.cost_table import (
+        BEGIN as BEGIN,
+    )
+    from apportion.machine.cost_table import (
         EXCHANGE_LINE as EXCHANGE_LINE,
     )
     from apportion.machine.cost_table import (
+        FUSED_LINE as FUSED_LINE,
+    )
+    from apportion.machine.cost_table import (
         PACK_LINE as PACK_LINE,
+    )
+    from apportion.machine.cost_table import (
+        REPLAY as REPLAY,
     )
     from apportion.machine.cost_table import (
         Condition as Condition,
@@ -152,6 +176,9 @@ if TYPE_CHECKING:
         ReferenceTime as ReferenceTime,
     )
     from apportion.machine.cost_table import (
+        fused_name as fused_name,
+    )
+    from apportion.machine.cost_table import (
         kind_and_inputs as kind_and_inputs,
     )
     from apportion.machine.cost_table import (
@@ -162,6 +189,15 @@ if TYPE_CHECKING:
     )
     from apportion.machine.cost_table import (
         save_cost_file as save_cost_file,
+    )
+    from apportion.machine.fusible_kinds import (
+        fusible as fusible,
+    )
+    from apportion.machine.fusible_kinds import (
+        reads_twice as reads_twice,
+    )
+    from apportion.machine.fusible_kinds import (
+        reduces_rows as reduces_rows,
     )
     from apportion.machine.topology import (
         Cluster as Cluster,

@@ -21,7 +21,7 @@ duration is the CostModel's (`times_messages`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,11 +31,13 @@ import numpy as np
 from apportion.columns import Bools, Floats, Ints, compiled, compiled_part, plain
 from apportion.machine import cost_fit
 from apportion.machine.cluster import cluster as named
+from apportion.machine.compile_mode import GENERATED, INTERPRETER, MODES, predicted_mode
 from apportion.machine.cost_table import (
     AHEAD,
     ASSEMBLE_LINE,
     EXCHANGE_LINE,
     Condition,
+    CostFile,
     CostLine,
     CostTable,
     Fit,
@@ -53,12 +55,14 @@ SHIPPED = Path(__file__).parent / "costs"
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """`efficiency` is the share of a device's rates that a kernel is taken to reach where nothing
-    was measured; `tables` holds what was, by kind of device."""
+    was measured; `tables` holds what was, by kind of device; `mode` is how the ranks that it is
+    about are compiled (compile_mode.py)."""
 
     name: str
     provenance: str
     efficiency: float
     tables: Mapping[str, CostTable] = field(default_factory=dict)
+    mode: str = GENERATED
 
     def __post_init__(self) -> None:
         if not 0 < self.efficiency <= 1:
@@ -71,38 +75,104 @@ PUBLISHED = CostModel(
 ASSUMED = CostModel("assumed", "assumed rates of a CPU core, taken as what a kernel reaches", 1.0)
 
 
-def default_cost(cluster: Cluster) -> CostModel:
-    """The CostModel for a Cluster from what is shipped: measured tables of some GPUs, for others as
-    large a share of their published rates as a measured one reaches."""
+def default_cost(
+    cluster: Cluster, mode: str = GENERATED, own: Sequence[CostFile] = ()
+) -> CostModel:
+    """The CostModel for a Cluster whose ranks are compiled by `mode`: from the files of one's own,
+    the last first, then from what is shipped: measured tables of some GPUs, for others as large a
+    share of their published rates as a measured one reaches."""
+    mode = predicted_mode(mode, cluster)
     if all(device.kind == "cpu" for device in cluster.devices):
-        return ASSUMED
-    known = {t.condition.kind: t for t in shipped()}
-    tables, guessed = {}, set()
+        return ASSUMED if mode == ASSUMED.mode else replace(ASSUMED, mode=mode)
+    tables, texts, estimated = {}, [], False
     for _, device in device_classes(cluster):
-        if device.kind in known:
-            tables[device.kind] = known[device.kind]
-        elif device.asynchronous and REFERENCE in known and device.kind not in tables:
-            tables[device.kind] = _scaled_table(device)
-            guessed.add(device.kind)
+        kind = device.kind
+        if kind in tables:
+            continue
+        mine = [file for file in own if any(t.condition.kind == kind for t in file.tables)]
+        measured = [t for t in shipped() if t.condition.kind == kind]
+        unknown = not measured and device.asynchronous and _reference()
+        measured += [t for file in mine for t in file.tables if t.condition.kind == kind]
+        guessed = [_scaled_table(device, mode)] if unknown else []
+        if guessed or measured:
+            tables[kind] = _combined((*guessed, *measured), mode)
+            texts.append(_provenance(kind, mine, bool(measured)))
+            estimated |= not measured
     if not tables:
-        return PUBLISHED
-    texts = [f"measured on {kind}" for kind in sorted(tables.keys() - guessed)]
-    texts += [
+        return PUBLISHED if mode == PUBLISHED.mode else replace(PUBLISHED, mode=mode)
+    name = "estimated" if estimated else "measured"
+    kinds = dict(sorted(tables.items()))
+    return CostModel(name, "; ".join(sorted(texts)), PUBLISHED.efficiency, kinds, mode)
+
+
+def _provenance(kind: str, own: Sequence[CostFile], measured: bool) -> str:
+    if own:
+        return f"measured on {kind} of {own[-1].machine}, torch {own[-1].torch}"
+    if measured:
+        return f"measured on {kind}"
+    return (
         f"{kind} is taken to reach the share of its published rates that {REFERENCE} was measured "
-        "to reach" for kind in sorted(guessed)
-    ]  # fmt: skip
-    name = "estimated" if guessed else "measured"
-    return CostModel(name, "; ".join(texts), PUBLISHED.efficiency, dict(sorted(tables.items())))
+        "to reach"
+    )
+
+
+def check_kinds(file: CostFile, path: str | Path, cluster: Cluster) -> None:
+    """ValueError unless a file has costs of some kind of the cluster's devices."""
+    has, wanted = {t.condition.kind for t in file.tables}, {d.kind for d in cluster.devices}
+    if not has & wanted:
+        raise ValueError(
+            f"{path} has costs of {', '.join(sorted(has)) or 'nothing'}, and the devices of "
+            f"{cluster.name} are {', '.join(sorted(wanted))}: measure one of those with `apportion "
+            "calibrate`"
+        )
 
 
 REFERENCE = "h200"
 
 
+def _reference() -> bool:
+    return any(t.condition.kind == REFERENCE for t in shipped())
+
+
 @lru_cache(maxsize=32)
-def _scaled_table(device: Device) -> CostTable:
+def _combined(tables: tuple[CostTable, ...], mode: str) -> CostTable:
+    """What tables of one kind of device say together of a mode, later ones before earlier ones.
+
+    A call takes the device as long in generated code as for the interpreter; what another mode does
+    otherwise its own tables say.
+    """
+    modes = (INTERPRETER, GENERATED) if mode == INTERPRETER else (INTERPRETER, GENERATED, mode)
+    found: CostTable | None = None
+    for other in dict.fromkeys(modes):
+        for table in (t for t in tables if t.condition.mode == other):
+            found = table if found is None else _laid_over(found, table)
+    hosts = [t for t in tables if t.condition.mode == mode and t.issue]
+    found = found or CostTable(replace(tables[-1].condition, mode=mode))
+    issue = {k: v for t in hosts for k, v in t.issue.items()} if hosts else found.issue
+    return replace(found, condition=replace(found.condition, mode=mode), issue=issue)
+
+
+def _laid_over(base: CostTable, top: CostTable) -> CostTable:
+    """Two tables of one kind of device as one; what both have is the second one's."""
+    works = {**base.works, **top.works}
+    alike = base.condition.mode == top.condition.mode
+    fits = cost_fit.fits(works, folds=0) if alike and base.works and top.works else {}
+    return replace(
+        top,
+        works=works,
+        fits={**base.fits, **top.fits, **fits},
+        lines={**base.lines, **top.lines},
+        issue={**(base.issue if alike else {}), **top.issue} or base.issue,
+        resident=top.resident or base.resident,
+    )
+
+
+@lru_cache(maxsize=32)
+def _scaled_table(device: Device, mode: str) -> CostTable:
     """A table without works for a device that nobody has measured: the lines of the reference, at
     the pace of the device, and never faster than its published rates."""
-    table = next(t for t in shipped() if t.condition.kind == REFERENCE)
+    tables = tuple(t for t in shipped() if t.condition.kind == REFERENCE)
+    table = _combined(tables, mode)
     (model,) = named(f"1x{REFERENCE}").devices
     old, new = rates_by_itemsize(model), rates_by_itemsize(device)
     fits = {}
@@ -114,7 +184,7 @@ def _scaled_table(device: Device) -> CostTable:
             per_flop=max(flop, 1 / new[size]) if flop else 0.0,
             per_byte=max(byte, 1 / device.memory_bandwidth) if byte else 0.0,
         )
-    return CostTable(Condition(device.kind), fits=fits)
+    return CostTable(Condition(device.kind, mode=mode), fits=fits)
 
 
 @lru_cache(maxsize=1)
@@ -130,6 +200,7 @@ def dump_cost(cost: CostModel) -> dict[str, Any]:
         "provenance": cost.provenance,
         "efficiency": cost.efficiency,
         "tables": {kind: table_to_json(table) for kind, table in cost.tables.items()},
+        "mode": cost.mode,
     }
 
 
@@ -138,7 +209,11 @@ def load_cost(data: Any) -> CostModel:
     if not isinstance(data["tables"], dict):
         raise ValueError("the tables of its costs are not by kind of device")
     tables = {str(kind): table_from_json(table) for kind, table in data["tables"].items()}
-    return CostModel(str(data["name"]), str(data["provenance"]), float(data["efficiency"]), tables)
+    mode = str(data.get("mode", INTERPRETER))  # plans of earlier versions do not say it
+    if mode not in MODES:
+        raise ValueError(f"its costs are of ranks compiled by {mode!r}, which is unknown")
+    how = str(data["name"]), str(data["provenance"]), float(data["efficiency"])
+    return CostModel(*how, tables, mode)
 
 
 def times_messages(cluster: Cluster, cost: CostModel) -> bool:

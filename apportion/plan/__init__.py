@@ -50,6 +50,9 @@ if TYPE_CHECKING:
         with_certificate as with_certificate,
     )
     from apportion.plan.plan import (
+        with_costs as with_costs,
+    )
+    from apportion.plan.plan import (
         with_model as with_model,
     )
     from apportion.plan.plan import (

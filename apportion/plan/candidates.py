@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
-from apportion.lower import Storage, TaskGraph, lower, with_storage
-from apportion.machine import Cluster, CostModel, default_cost
+from apportion.lower import Storage, TaskGraph, runnable, with_storage
+from apportion.machine import GENERATED, Cluster, CostFile, CostModel, default_cost
 from apportion.search import METHODS, Problem, Progress, SearchResult, UnsuitableMethod
 from apportion.simulate import Timeline, simulate
 from apportion.split import Space, Strategy, space_of
@@ -51,16 +51,19 @@ class CostSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DefaultCosts:
-    """Prices from what comes with the package: nothing is measured."""
+    """Prices of ranks that are compiled by `mode`, from what comes with the package and from files
+    of one's own: nothing is measured."""
 
     cluster: Cluster
     seconds: float = 0.0
+    mode: str = GENERATED
+    own: tuple[CostFile, ...] = ()
 
     def known(self) -> CostModel:
-        return default_cost(self.cluster)
+        return default_cost(self.cluster, self.mode, self.own)
 
     def cost(self, strategy: Strategy, tasks: TaskGraph) -> CostModel:
-        return default_cost(self.cluster)
+        return default_cost(self.cluster, self.mode, self.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +270,8 @@ def scored(request: PlanRequest, method: str, found: SearchResult, seconds: floa
         space = found.space
     elif (strategy.digits, strategy.opening) != (space.digits, space.opening):
         space = space_of(space.source, strategy, space)
-    tasks = lower(space, strategy, len(cluster.devices))
-    storage = _measured_storage(space, strategy, tasks, cluster)
+    tasks = runnable(space, strategy, len(cluster.devices))
+    storage = _measured_storage(space, strategy, tasks, cluster, request.costs.known())
     tasks = with_storage(tasks, storage)
     cost = request.costs.cost(strategy, tasks)
     line = simulate(tasks, cluster, cost)
@@ -276,7 +279,7 @@ def scored(request: PlanRequest, method: str, found: SearchResult, seconds: floa
 
 
 def _measured_storage(
-    space: Space, strategy: Strategy, tasks: TaskGraph, cluster: Cluster
+    space: Space, strategy: Strategy, tasks: TaskGraph, cluster: Cluster, cost: CostModel
 ) -> Storage:
     """What the kernels allocate. Needs torch, which a loaded Plan does not: it has the result."""
     from apportion.execute import Executable, device_memory_facts, measure_storage, threads
@@ -285,6 +288,5 @@ def _measured_storage(
     kinds = {device.kind for device in cluster.devices}
     if kinds == {"cpu"}:
         return measure_storage(executable, threads(len(cluster.devices)))
-    tables = default_cost(cluster).tables
-    known = next((tables[kind] for kind in sorted(kinds) if kind in tables), None)
+    known = next((cost.tables[kind] for kind in sorted(kinds) if kind in cost.tables), None)
     return measure_storage(executable, None, device_memory_facts(known))

@@ -132,10 +132,13 @@ class _FitTest:
 
     def __call__(self, count: int, budget: float) -> str:
         place = repeated(self.request.cluster, count)
-        limits = (self.limit,) * count
-        request = replace(
-            self.request, cluster=place, costs=DefaultCosts(place), memory_limit=limits, tell=None
+        limits, costs = (self.limit,) * count, self.request.costs
+        costs = (
+            replace(costs, cluster=place)
+            if isinstance(costs, DefaultCosts)
+            else DefaultCosts(place)
         )
+        request = replace(self.request, cluster=place, costs=costs, memory_limit=limits, tell=None)
         for method in QUICK_METHODS:
             if method not in METHODS:
                 continue

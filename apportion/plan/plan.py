@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING
 
 from apportion import graph as graphs
 from apportion.files import write_atomic
-from apportion.lower import Storage, TaskGraph, lower, with_storage
-from apportion.machine import Cluster, CostModel
+from apportion.lower import Storage, TaskGraph, runnable, with_storage
+from apportion.machine import (
+    Cluster,
+    CostFile,
+    CostModel,
+    check_kinds,
+    default_cost,
+    load_cost_file,
+)
 from apportion.plan.candidates import Curve
 from apportion.search import Problem
 from apportion.simulate import Timeline, link_spans, network, simulate
@@ -78,7 +85,7 @@ class SimulatedStep:
         """The tasks of one step, with what they really allocate."""
         if self._tasks is not None:
             return self._tasks
-        tasks = lower(self.space, self._strategy, len(self._cluster.devices))
+        tasks = runnable(self.space, self._strategy, len(self._cluster.devices))
         return with_storage(tasks, self._storage)
 
     @cached_property
@@ -218,6 +225,16 @@ def prediction_of(timeline: Timeline) -> Prediction:
 def with_model(made: Plan, model: str) -> Plan:
     """The same Plan, of a model's specification, with what has been worked out for it."""
     return replace(made, model=model, simulated=made.step)
+
+
+def with_costs(made: Plan, path: str | Path) -> Plan:
+    """The same Plan, priced by a file of costs where that says something; ValueError if it is not
+    one for the devices of its cluster."""
+    file = load_cost_file(path)
+    check_kinds(file, path, made.cluster)
+    before = CostFile("the plan", "", tuple(made.cost.tables.values()))
+    cost = default_cost(made.cluster, made.cost.mode, (before, file))
+    return replace(made, cost=cost)
 
 
 def with_trials(made: Plan, trials: Sequence[PlanTrial], notes: Sequence[str]) -> Plan:

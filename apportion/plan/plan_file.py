@@ -12,7 +12,7 @@ from typing import Any
 
 from apportion import graph as graphs
 from apportion.describe import find_description, reason_unsplit
-from apportion.lower import Storage, TaskGraph, lower, with_storage
+from apportion.lower import Storage, TaskGraph, runnable, with_storage
 from apportion.machine import cluster_from_json as load_cluster
 from apportion.machine import cluster_to_json as dump_cluster
 from apportion.machine import dump_cost, load_cost
@@ -103,7 +103,7 @@ def _checked(plan: Plan) -> Plan:
         strategies.verify_strategy(plan.space, plan.strategy, count)
     except ValueError as error:
         raise ValueError(f"{error}{_how_to_describe(plan.graph)}") from None
-    tasks = lower(plan.space, plan.strategy, count)
+    tasks = runnable(plan.space, plan.strategy, count)
     _check_storage(plan.storage, tasks)
     tasks = with_storage(tasks, plan.storage)
     return replace(plan, simulated=SimulatedStep(plan, plan.space, tasks))

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
         condition_of as condition_of,
     )
     from apportion.run.cost_cache import (
+        keep_costs as keep_costs,
+    )
+    from apportion.run.cost_cache import (
         machine_name as machine_name,
     )
     from apportion.run.plan_here import (

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from apportion.execute import GENERATED, Executable, measure_storage, threads
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
-from apportion.lower import TaskGraph, lower, with_storage
+from apportion.lower import TaskGraph, runnable, with_storage
 from apportion.machine import ASSUMED, EXCHANGE_LINE, Cluster, CostModel, CostTable, ReferenceTime
 from apportion.run.core_use import core_use, taken
 from apportion.run.cost_cache import cached_costs, condition_of, keep_costs, measured_cost
@@ -52,7 +52,7 @@ class LoweredStrategy:
 def lower_strategy(graph: Graph, strategy: Strategy, devices: int) -> LoweredStrategy:
     """The tasks of a strategy, with the signatures of their kernel calls."""
     space = space_of(graph, strategy)
-    tasks = lower(space, strategy, devices)
+    tasks = runnable(space, strategy, devices)
     storage = measure_storage(Executable(space, strategy, tasks), threads(devices))
     return LoweredStrategy(strategy, with_storage(tasks, storage))
 

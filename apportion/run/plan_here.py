@@ -11,11 +11,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from apportion.capture import Program
 from apportion.graph import Graph
-from apportion.machine import Cluster
+from apportion.machine import (
+    GENERATED,
+    Cluster,
+    CostFile,
+    check_kinds,
+    load_cost_file,
+    predicted_mode,
+)
 from apportion.plan import (
     CostSource,
     DefaultCosts,
@@ -26,6 +35,7 @@ from apportion.plan import (
     compare_methods,
 )
 from apportion.run.calibrate import BUDGET, Calibrator
+from apportion.run.cost_cache import cached_costs
 from apportion.run.pool import SharedPool
 from apportion.run.step_source import StepSource, source_of
 from apportion.run.trial import fastest_measured
@@ -47,6 +57,8 @@ def plan(
     measure: int | None = None,
     processes: SharedPool | None = None,
     policy: Path | None = None,
+    costs: str | Path | None = None,
+    compile: str = GENERATED,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -68,6 +80,11 @@ def plan(
 
     `policy` is the file of a policy, for the methods that learn.
 
+    `compile` is how ranks are compiled in the steps that are predicted: "none", "generated",
+    "graph", "inductor", or "auto". `costs` is a file of `apportion calibrate --out` for devices
+    that are not processes of this machine; what this machine has measured of such devices itself is
+    taken from its cache.
+
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description.
     """
@@ -75,8 +92,9 @@ def plan(
         _check_measurable(program, cluster, source, measure)
     with ExitStack() as stack:
         processes = processes or stack.enter_context(SharedPool(len(cluster.devices)))
-        with _costs(program, cluster, calibrate, note, source, processes) as costs:
-            how = (budget, memory_limit, seed, costs, progress, measure or 1)
+        given = _Given(costs, compile)
+        with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
+            how = (budget, memory_limit, seed, prices, progress, measure or 1)
             best = best_plans(program, cluster, method, *how, policy=policy)
         if measure is None:
             return best[0]
@@ -110,15 +128,39 @@ def compare(
     source: StepSource | None = None,
     progress: Callable[[PlanningProgress], None] | None = None,
     policy: Path | None = None,
+    costs: str | Path | None = None,
+    compile: str = GENERATED,
 ) -> list[Plan]:
     """A Plan by each method (None: by all but those that first have to learn), under one simulator;
-    measures what is missing as `plan` does.
+    measures what is missing as `plan` does, which `costs` and `compile` are as in.
 
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
-    with _costs(program, cluster, calibrate, note, source) as costs:
-        how = (budget, memory_limit, seed, costs, progress)
+    given = _Given(costs, compile)
+    with _costs(program, cluster, calibrate, note, source, None, given) as prices:
+        how = (budget, memory_limit, seed, prices, progress)
         return compare_methods(program, cluster, methods, *how, policy=policy)
+
+
+class _Given(NamedTuple):
+    """What a user says of costs: a file of them, and how ranks are compiled."""
+
+    costs: str | Path | None
+    compile: str
+
+
+def own_costs(cluster: Cluster, path: str | Path | None) -> tuple[CostFile, ...]:
+    """What this machine has measured of a cluster's devices, and a file, which counts for more;
+    ValueError if that is not one of costs of such devices."""
+    cached = cached_costs()
+    kinds = {device.kind for device in cluster.devices if device.asynchronous}
+    own = tuple(table for table in cached.tables if table.condition.kind in kinds)
+    found = (replace(cached, tables=own),) if own else ()
+    if path is None:
+        return found
+    file = load_cost_file(path)
+    check_kinds(file, path, cluster)
+    return (*found, file)
 
 
 @contextmanager
@@ -128,11 +170,18 @@ def _costs(
     calibrate: bool,
     note: Note | None,
     source: StepSource | None,
-    processes: SharedPool | None = None,
+    processes: SharedPool | None,
+    wanted: _Given,
 ) -> Iterator[CostSource]:
+    mode = predicted_mode(wanted.compile, cluster)
     if not is_here(cluster):
-        yield DefaultCosts(cluster)
+        yield DefaultCosts(cluster, mode=mode, own=own_costs(cluster, wanted.costs))
         return
+    if wanted.costs is not None:
+        raise ValueError(
+            f"costs of {cluster.name} are measured here and kept in the cache; a file of costs is "
+            "for other devices"
+        )
     given = source or source_of(program)
     budget = BUDGET if calibrate else 0.0
     with Calibrator(given, cluster, budget, note or _warn, processes) as costs:

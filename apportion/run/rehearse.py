@@ -44,7 +44,7 @@ from apportion.execute import (
     peer_errors,
     worker,
 )
-from apportion.lower import lower
+from apportion.lower import runnable
 from apportion.machine import usable_cores
 from apportion.run.process import PoolProcess
 from apportion.run.step_source import RunnableStep, StepSource
@@ -91,7 +91,7 @@ class RehearsalRequest:
         """Runs in a process of a pool."""
         step = process.step(self.source)
         space = space_of(step.graph, self.strategy)
-        executable = Executable(space, self.strategy, lower(space, self.strategy, self.devices))
+        executable = Executable(space, self.strategy, runnable(space, self.strategy, self.devices))
         process.progress[0] = 1
         return rehearse(executable, process.rank, step, self.rounds, self.budget, self.mode)
 
@@ -108,7 +108,7 @@ def rehearse(
     mine = worker(executable, device, mode=mode)
     rank = mine.rank
     clock, crowd = _clock(executable.tasks.devices)
-    rank.clock = clock
+    rank.clock, rank.records = clock, True
     rank.load(step.tensor)
     timed = TimedWorker(mine, clock)
     found = RehearsalTimes(timed.tasks, np.zeros((0, 0)), [], [], [], [])

@@ -5,6 +5,11 @@ Part of the room run. A Program and a Plan come in; batches go in and losses com
     runner = ap.distribute(program, plan)
     loss = runner.step(batch)
 
+or, with a DataLoader,
+
+    for loss in runner.train(loader):
+        ...
+
 Each rank passes the whole batch, or a function that makes the region it is asked for; it keeps what
 the plan gives it. The optimizer's settings are read from its groups at every step, so that
 schedulers work as usual.
@@ -13,29 +18,47 @@ schedulers work as usual.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from apportion.capture import Program, batch_leaves, check_settings, setting_value, state_tensor
-from apportion.execute import GENERATED, Context, Executable, Worker, check_mode, worker
+from apportion.execute import (
+    GENERATED,
+    Context,
+    Executable,
+    StagedBatch,
+    Worker,
+    check_mode,
+    feed_of,
+    join_backends,
+    worker,
+)
 from apportion.plan import Plan
+from apportion.run.pending_loss import LossSharing
 
-Region = tuple[slice, ...]
+_END = object()
 
 
 class Runner:
     """One rank's side of a divided step. State is loaded from the live model and optimizer when it
-    is made."""
+    is made.
+
+    No step waits for the device: a loss is a tensor that float() waits for. On a GPU a batch is
+    copied beside what the device is busy with.
+    """
 
     def __init__(self, program: Program, worker: Worker, seed: int = 0) -> None:
         self.program = program
         self.worker = worker
         self.seed = seed
         self.steps_done = 0
-        worker.rank.load(lambda value: state_tensor(program, value))
+        rank = worker.rank
+        rank.load(lambda value: state_tensor(program, value))
+        self._feed = feed_of(rank)
+        self._losses = LossSharing(rank.executable, rank.device, worker.backends)
 
     def step(self, batch: Any) -> torch.Tensor:
         """One training step; returns the loss, the same on every rank.
@@ -43,8 +66,42 @@ class Runner:
         A callable batch is asked `batch(name, region)` for the input of that name, region a slice
         per dimension.
         """
-        loss = self.local_step(batch)
-        return self._everywhere(loss)
+        return self._losses.everywhere(self.local_step(batch))
+
+    def train(self, batches: Iterable[Any]) -> Iterator[torch.Tensor]:
+        """A training step for each batch of a DataLoader, or of whatever can be iterated; yields
+        the losses.
+
+        On a GPU the next batch is taken and copied to the device while it is still busy with the
+        last one; who stops early has taken one batch more than steps. A batch's tensors must not
+        be changed until the next one is asked for.
+        """
+        if not isinstance(batches, Iterable):
+            raise ValueError(
+                f"train wants batches that can be iterated, such as a DataLoader, and got a "
+                f"{type(batches).__name__}; call step for a single batch"
+            )
+        coming = iter(batches)
+        staged, first = self._staged_next(coming), True
+        while staged is not None:
+            loss = self._losses.everywhere(self.worker.run(self._fed(staged)))
+            first, failure, staged = False, None, None
+            if self._feed.ahead:
+                try:
+                    staged = self._staged_next(coming)
+                except Exception as error:  # after the loss of the step that is under way
+                    failure = error
+            yield loss
+            if failure is not None:
+                raise failure
+            if not self._feed.ahead:
+                staged = self._staged_next(coming)
+        if first:
+            raise ValueError("there is no batch to train with; was the iterator used before?")
+
+    def _staged_next(self, coming: Iterator[Any]) -> StagedBatch | None:
+        batch = next(coming, _END)
+        return None if batch is _END else self._staged(batch, keeps=True)
 
     def local_step(self, batch: Any) -> torch.Tensor | None:
         """One training step; returns the loss where the plan leaves it, None on other ranks."""
@@ -52,19 +109,26 @@ class Runner:
 
     def begin(self, batch: Any) -> Context:
         """Takes this rank's regions of the batch; what its tasks need to run the step."""
-        check_settings(self.program)
-        rank = self.worker.rank
+        return self._fed(self._staged(batch))
+
+    def _staged(self, batch: Any, keeps: bool = False) -> StagedBatch:
         if callable(batch):
-            rank.feed_regions(self._asked(batch))
-        else:
-            leaves = batch_leaves(self.program, batch)
-            rank.feed(lambda value: leaves[value])
+            values = self.program.graph.values
+            return self._feed.stage(
+                lambda region: region.asked(lambda v, spans: batch(values[v].name, spans))
+            )
+        leaves = batch_leaves(self.program, batch)
+        return self._feed.stage(lambda region: region.of(leaves[region.value]), keeps)
+
+    def _fed(self, staged: StagedBatch) -> Context:
+        check_settings(self.program)
+        self._feed.feed(staged)
         context = Context(
             self.seed,
             self.steps_done,
             lambda expression: setting_value(self.program.optimizer, expression),
             self.program.graph.bodies,
-            rank.place,
+            self.worker.rank.place,
         )
         self.steps_done += 1
         return context
@@ -73,22 +137,6 @@ class Runner:
     def notes(self) -> list[str]:
         """What does not run as `compile` says, and why; known after the first step."""
         return self.worker.notes
-
-    def _asked(self, batch: Callable[[str, Region], torch.Tensor]) -> Any:
-        values = self.program.graph.values
-        return lambda value, region: batch(values[value].name, region)
-
-    def _everywhere(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """The loss on every rank. These few bytes are for the caller and not part of the plan."""
-        executable = self.worker.rank.executable
-        holders = sorted({executable.slot_device[s] for s in executable.loss_slots})
-        if len(holders) < executable.tasks.devices:
-            if loss is None:
-                slot = executable.slots[executable.loss_slots[0]]
-                loss = torch.empty(slot.shape, dtype=slot.dtype, device=self.worker.rank.place)
-            dist.broadcast(loss, holders[0])
-        assert loss is not None
-        return loss
 
 
 def distribute(
@@ -99,7 +147,8 @@ def distribute(
     compile: str = GENERATED,
 ) -> Runner:
     """A Runner for this rank, its tensors on torch's `device`; starts the process group unless
-    somebody has.
+    somebody has. `cuda` is the GPU of the rank's own number on its machine (LOCAL_RANK), so that
+    torchrun gives each its own; `cuda:0` lets all share one.
 
     `compile` says how the work between exchanges runs: "generated" as straight-line code with fused
     updates in place, "graph" and "inductor" on top of that, "auto" as the fastest that works here,
@@ -110,20 +159,40 @@ def distribute(
     """
     check_mode(compile)
     check_plan(program, plan)
+    place = own_device(device)
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise ValueError(
                 "ap.distribute runs inside torchrun: torchrun --standalone --nproc-per-node "
                 f"{len(plan.cluster.devices)} your_script.py"
             )
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo")  # backends.py adds NCCL where there are several GPUs
     if dist.get_world_size() != len(plan.cluster.devices):
         raise ValueError(
             f"the plan is for {len(plan.cluster.devices)} devices, torchrun started "
             f"{dist.get_world_size()} processes; start as many or plan again"
         )
     executable = Executable(plan.space, plan.strategy, plan.tasks)
-    return Runner(program, worker(executable, dist.get_rank(), device, compile), seed)
+    mine = worker(executable, dist.get_rank(), place, compile)
+    mine.backends = join_backends(place)
+    return Runner(program, mine, seed)
+
+
+def own_device(device: str) -> str:
+    """torch's device for a rank that wants `device`, made the current one; raises ValueError if
+    there is none."""
+    if not device.startswith("cuda"):
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(device[5:] or 0) if ":" in device else int(os.environ.get("LOCAL_RANK", "0"))
+    if index >= count:
+        raise ValueError(
+            f"rank {os.environ.get('RANK', '0')} wants GPU {index}, but torch sees {count} here; "
+            "start fewer processes a machine, or let them share one with device='cuda:0', or use "
+            "device='cpu'"
+        )
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"
 
 
 def check_plan(program: Program, plan: Plan) -> None:

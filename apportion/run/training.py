@@ -25,7 +25,7 @@ from apportion.execute import (
     peer_errors,
     worker,
 )
-from apportion.lower import lower
+from apportion.lower import runnable
 from apportion.run.process import PoolProcess
 from apportion.run.runner import Runner
 from apportion.run.step_source import StepSource
@@ -59,7 +59,7 @@ class TrainingRequest:
         program, space = process.program(self.source, self.double)
         if (space.digits, space.opening) != (self.strategy.digits, self.strategy.opening):
             space = space_of(program.graph, self.strategy)
-        tasks = lower(space, self.strategy, self.devices)
+        tasks = runnable(space, self.strategy, self.devices)
         executable = Executable(space, self.strategy, tasks)
         mine = worker(executable, process.rank, self.place, self.mode, timed=True)
         mine.progress = process.progress
@@ -71,6 +71,7 @@ class TrainingRequest:
         runner = Runner(program, mine, self.seed)
         mine.sent_bytes = 0
         for step in range(self.steps):
+            mine.rank.records = step == self.steps - 1
             batch = vary(program.batch, self.seed, step)
             _wait_for_all()
             losses.append(_timed(runner, batch, steps, used))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from apportion.execute import Context, Executable, worker
-from apportion.lower import lower
+from apportion.lower import runnable
 from apportion.plan import Plan, PlanTrial, with_trials
 from apportion.quantity import format_quantity
 from apportion.run.calibrate import MEMORY_SHARE, STATE, free_memory
@@ -52,7 +52,7 @@ class TrialRequest:
         """Runs in a process of a pool; the steps that count."""
         step = process.step(self.source)
         space = space_of(step.graph, self.strategy)
-        executable = Executable(space, self.strategy, lower(space, self.strategy, self.devices))
+        executable = Executable(space, self.strategy, runnable(space, self.strategy, self.devices))
         mine = worker(executable, process.rank)
         mine.progress = process.progress
         mine.progress[0] = 1

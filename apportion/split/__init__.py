@@ -71,6 +71,9 @@ if TYPE_CHECKING:
         ShortenedGraph as ShortenedGraph,
     )
     from apportion.split.repeats import (
+        layers_of as layers_of,
+    )
+    from apportion.split.repeats import (
         shorten as shorten,
     )
     from apportion.split.space import (

@@ -38,7 +38,7 @@ class ShortenedGraph:
 def shorten(graph: Graph, kinds: Sequence[int]) -> ShortenedGraph | None:
     """The Graph without its middle layers; None if it has no long row of equal ones. `kinds`
     numbers the Ops, equal for equal calls."""
-    layers = _layers(graph)
+    layers = layers_of(graph)
     count = 1 + max(layers, default=-1)
     if count < LAYERS:
         return None
@@ -63,7 +63,7 @@ def shorten(graph: Graph, kinds: Sequence[int]) -> ShortenedGraph | None:
     return _GraphShortener(graph, rows, slots, places).short()
 
 
-def _layers(graph: Graph) -> list[int]:
+def layers_of(graph: Graph) -> list[int]:
     """For each Op its layer in the row of layers that holds most Ops, -1 for none."""
     found: dict[str, list[tuple[str, int]]] = {}
     sizes = Counter[str]()

@@ -10,7 +10,12 @@ import pytest
 import torch
 from graphs import CONTEXT
 
-from apportion.capture.counter_random import uniform, uniform_tensor
+from apportion.capture.counter_random import (
+    uniform,
+    uniform_of_words,
+    uniform_tensor,
+    word_table,
+)
 from apportion.capture.lift_call import lift_call
 from apportion.capture.random_rules import CounterRandom
 from apportion.split.space import Space
@@ -58,6 +63,16 @@ def test_the_three_parts_of_the_key_matter() -> None:
     x = uniform_tensor(KEY, (512, 512), torch.float64)
     for other in ((4, 1, 4), (3, 2, 4), (3, 1, 5), (1, 3, 4), (3 + 2**32, 1, 4)):
         assert abs(correlation(x, uniform_tensor(other, (512, 512), torch.float64))) < 8e-3
+
+
+def test_words_from_a_table_draw_the_same_numbers() -> None:
+    operators = [0, 7, 123456, 2**33 + 5]
+    for seed, step in ((0, 0), (3, 11), (2**40 + 1, 2**33)):
+        table = torch.from_numpy(word_table(seed, step, operators))
+        for row, operator in zip(table, operators, strict=True):
+            drawn = uniform_of_words(row[0], row[1], [torch.arange(5), torch.arange(3, 9)])
+            meant = uniform((seed, step, operator), [torch.arange(5), torch.arange(3, 9)])
+            assert torch.equal(drawn, meant)
 
 
 def test_torchs_random_operators_are_replaced() -> None:

@@ -66,11 +66,12 @@ def test_the_surface_is_what_it_was() -> None:
         },
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
-            *("--trace", "--calibrate", "--measure", "--certify", "--policy", "--json"),
+            *("--trace", "--calibrate", "--measure", "--certify", "--policy", "--costs"),
+            *("--compile", "--json"),
         },
         "compare": {
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),
-            *("--calibrate", "--policy", "--json"),
+            *("--calibrate", "--policy", "--costs", "--compile", "--json"),
         },
         "place": {
             *("source", "--format", "--devices", "--cluster", "--objective", "--contiguous"),
@@ -88,7 +89,7 @@ def test_the_surface_is_what_it_was() -> None:
             *("models", "--cluster", "--procs", "--budget", "--device", "--seed", "--out"),
             "--json",
         },
-        "simulate": {"plan", "--trace", "--chakra", "--json"},
+        "simulate": {"plan", "--trace", "--chakra", "--costs", "--json"},
         "report": {"plan", "--out", "-o", "--trace"},
         "explain": {"plan", "op", "--alternatives", "--budget", "--json"},
         "run": {

@@ -22,7 +22,12 @@ LEFT_OUT = frozenset(["device", "layout", "pin_memory", "generator", "memory_for
 @dataclass(slots=True)
 class Context:
     """What kernels need beside their arguments: whose random numbers, which step, the optimizer's
-    settings now. Tensors are made on `device`; where that is meta, they are meant for `like`."""
+    settings now. Tensors are made on `device`; where that is meta, they are meant for `like`.
+
+    words  where code is traced or captured once for all steps: the two words of an operator's
+           random numbers (capture/counter_random.py) as tensors that are filled at every step
+    rates  the same for the learning rate of a parameter group, for kernels that read it as float32
+    """
 
     seed: int
     step: int
@@ -30,6 +35,8 @@ class Context:
     bodies: Sequence[Body] = ()
     device: str = "cpu"
     like: str = "cpu"
+    words: Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None = None
+    rates: Callable[[int], torch.Tensor] | None = None
 
     @property
     def cuda(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from apportion.capture import uniform
+from apportion.capture import uniform, uniform_of_words
 from apportion.execute.kernels.base import Context, own
 
 
@@ -19,6 +19,8 @@ def _random_uniform(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     size, key, kind, *place = args
     where = place[0] if place else [((n, 0, n),) for n in size]
     indices = [global_index(atoms, context.device) for atoms in where]
+    if context.words is not None:
+        return (uniform_of_words(*context.words(key), indices, kind),)
     return (uniform((context.seed, context.step, key), indices, kind),)
 
 

@@ -1,0 +1,63 @@
+"""The private interfaces of torch that compiled segments use, each under a plain name.
+
+Part of the room execute. A function of tensors comes in, its functional graph of ATen operators
+goes out (`traced`); that graph comes in, a callable that inductor made of it goes out (`compiled`).
+Whatever segment_graph.py and inductor.py need of torch's compiler is here, so that a new version of
+torch is met in one place. The compiler is loaded when this module is used, not when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+
+from apportion.capture import torch_private
+
+CompiledCode = Callable[[list[Any]], Sequence[torch.Tensor]]
+"""Takes its arguments in a list, which it empties as it goes, so that they can be freed."""
+
+
+def fake_mode() -> AbstractContextManager[Any]:
+    """A context in which tensors have no data. It has a ShapeEnv: without one, inductor's cache on
+    disk is passed over in silence."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode: AbstractContextManager[Any] = torch_private.FakeTensorMode(shape_env=ShapeEnv())
+    return mode
+
+
+def traced(
+    function: Callable[..., Sequence[torch.Tensor]], fakes: Sequence[torch.Tensor]
+) -> torch.fx.GraphModule:
+    """The calls that a function makes on tensors without data, as a graph without mutations, in
+    operators that inductor knows."""
+    from torch._inductor import lowering  # which decompositions of pooling look at
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    assert lowering is not None
+    pure = torch.func.functionalize(function, remove="mutations")
+    with torch.no_grad():
+        return make_fx(pure, decomposition_table=select_decomp_table())(*fakes)
+
+
+def compiled(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> CompiledCode:
+    """What inductor makes of a graph. Outputs have the strides that they have in the graph."""
+    from torch._inductor import compile_fx, config
+    from torch._inductor.virtualized import V
+
+    output = next(iter(reversed(graph.graph.nodes)))
+    mode = fakes[0].fake_mode  # type: ignore[attr-defined]
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(V.set_fake_mode(mode))
+        stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
+        stack.enter_context(config.patch({"fx_graph_cache": True, "triton.cudagraphs": False}))
+        graph = compile_fx._recursive_joint_graph_passes(graph)
+        output = graph.graph.find_nodes(op="output")[0]
+        output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+        code: CompiledCode = compile_fx.compile_fx_inner(graph, list(fakes))
+    return code

@@ -1,0 +1,20 @@
+"""The tasks of a step in the form in which ranks run them.
+
+Part of the room lower. A Space, a Strategy and a number of devices come in, a TaskGraph goes out:
+that of lower(), which a search compares strategies by, after the passes over all of its tasks that
+make it faster and leave its meaning. What is predicted of a plan, measured and run is this one.
+"""
+
+from __future__ import annotations
+
+from apportion.lower.join_batch_norm import join_batch_norm
+from apportion.lower.lower import lower
+from apportion.lower.task_graph import TaskGraph
+from apportion.split import Space, Strategy
+
+
+def runnable(space: Space, strategy: Strategy, devices: int, joined: bool = True) -> TaskGraph:
+    """The tasks of one step, as they run; `joined`: with one call for the pieces of a batch norm
+    where that can be. Raises ValueError if the strategy is not legal."""
+    tasks = lower(space, strategy, devices)
+    return join_batch_norm(space, strategy, tasks) if joined else tasks
