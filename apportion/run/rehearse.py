@@ -17,7 +17,7 @@ read after each task, for the rounds that say what tasks take, and without for t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,9 +35,7 @@ from apportion.execute import (
     Exchange,
     Executable,
     Post,
-    Rank,
     Segment,
-    Wait,
     Worker,
     fused_updates,
     ladder,
@@ -50,7 +48,6 @@ from apportion.run.process import PoolProcess
 from apportion.run.step_source import RunnableStep, StepSource
 from apportion.split import Strategy, space_of
 
-WHOLE = -1  # in the place of a position: the whole round
 WARM = 2  # rounds that are not counted: pages, caches and threads are new then
 LEAST_ROUNDS = WARM + 2
 LAUNCH_BYTES = 1 << 14  # what a task's share of a fused call costs beside its bytes, as bytes
@@ -63,8 +60,7 @@ class RehearsalTimes:
     seconds    of `task` (columns) in each round (rows), what the interpreter adds included
     ends       of taking the batch and of leaving the state for the next step, in each round
     packed     (task, seconds) of packing messages
-    exchanged  (round, position, start, end) in nanoseconds of exchanges that took place, and of
-               whole rounds (WHOLE)
+    rounds     (number, start, end) in nanoseconds of rounds with messages
     reference  of a kernel that should always take the same
     """
 
@@ -72,7 +68,7 @@ class RehearsalTimes:
     seconds: Floats
     ends: list[float]
     packed: list[tuple[int, float]]
-    exchanged: list[tuple[int, int, int, int]]
+    rounds: list[tuple[int, int, int]]
     reference: list[float]
 
 
@@ -132,10 +128,9 @@ def rehearse(
         if _any(sends_any):
             begun = time.perf_counter_ns()
             rank.feed(step.tensor)
-            exchanges = list(_round_with_messages(mine, context, number))
-            rank.finish()
-            whole = (number, WHOLE, begun, time.perf_counter_ns())
-            found.exchanged.extend([*exchanges, whole] if number >= WARM else ())
+            rank.spans.clear()
+            mine.run(context)
+            found.rounds.append((number, begun, time.perf_counter_ns()))
     counted = np.array(seconds[WARM:]).reshape(len(seconds) - WARM, len(found.task))
     packed = [(task, crowd * each) for task, each in found.packed]
     return replace(
@@ -144,6 +139,7 @@ def rehearse(
         packed=packed,
         ends=found.ends[WARM:],
         reference=found.reference[WARM:],
+        rounds=[row for row in found.rounds if row[0] >= WARM],
     )
 
 
@@ -177,7 +173,7 @@ class TimedWorker:
         for step in self.worker.steps:
             if isinstance(step, Post):
                 before = self.clock()
-                packed += _without_messages(rank, step.exchange, self.clock)
+                packed += _without_messages(self.worker, step.exchange, self.clock)
                 aside += self.clock() - before
             elif isinstance(step, Segment):
                 self.ladder.functions[step](rank, context)
@@ -211,23 +207,6 @@ def _reading(clock: Callable[[], int]) -> float:
     return float(np.quantile(np.diff(marks), 0.25))
 
 
-def _round_with_messages(
-    mine: Worker, context: Context, number: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """A round with messages: (round, position, start, end) of its exchanges."""
-    began: dict[int, int] = {}
-    for step in mine.steps:
-        if isinstance(step, Post):
-            began[step.exchange.position] = time.perf_counter_ns()
-            mine.post(step.exchange)
-        elif isinstance(step, Wait):
-            mine.wait(step.exchange)
-            position = step.exchange.position
-            yield number, position, began[position], time.perf_counter_ns()
-        else:
-            mine.compiled().functions[step](mine.rank, context)
-
-
 def _clock(processes: int) -> tuple[Callable[[], int], float]:
     """How the time of a task is taken, and what it is multiplied with.
 
@@ -256,16 +235,17 @@ def _any(mine: bool) -> bool:
 
 
 def _without_messages(
-    rank: Rank, exchange: Exchange, clock: Callable[[], int]
+    mine: Worker, exchange: Exchange, clock: Callable[[], int]
 ) -> list[tuple[int, float]]:
     """An exchange without anybody else; (task, seconds) of packing what would be sent."""
     found = []
+    rank, buffers = mine.rank, mine.own_buffers()
     messages = rank.executable.messages
     for number, _ in exchange.receives:
-        rank.received[number] = torch.empty(messages[number].nbytes, dtype=torch.uint8).fill_(0)
+        rank.received[number] = buffers.incoming[number].fill_(0)
     for number, _ in exchange.sends:
         began = clock()
-        rank.pack(number)
+        buffers.pack(number, rank.tensors)
         found.append((messages[number].task, (clock() - began) / 1e9))
     for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
         rank.free(task)
