@@ -9,6 +9,7 @@ import pytest
 from graphs import captured
 
 from apportion.capture.program import Program
+from apportion.execute.backends import Backends
 from apportion.execute.executable import Executable
 from apportion.execute.fused_update import fused_updates
 from apportion.execute.kernels.base import Context
@@ -46,7 +47,7 @@ def step_of(program: Program) -> RunnableStep:
 def rehearsed(executable: Executable, mode: str) -> RehearsalTimes:
     program = captured(SPEC)[0]
     step = step_of(program)
-    return rehearse(executable, 0, step, 1, 1e-9, mode)
+    return rehearse(executable, 0, step, 1, 1e-9, Backends(), mode)
 
 
 @pytest.mark.slow
