@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from apportion.execute.feed import (
         feed_of as feed_of,
     )
+    from apportion.execute.fused_update import (
+        fused_updates as fused_updates,
+    )
     from apportion.execute.kernels.base import (
         Context as Context,
     )
@@ -74,6 +77,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.ladder import (
         check_mode as check_mode,
+    )
+    from apportion.execute.ladder import (
+        ladder as ladder,
     )
     from apportion.execute.ladder import (
         mode_of as mode_of,
