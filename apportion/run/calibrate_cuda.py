@@ -259,10 +259,17 @@ def calibrate(
     return samples.table(kind, time.strftime("%Y-%m-%d"))
 
 
-class CudaSamples:
-    """Measured steps, put together by kernel call."""
+RENEWED = ("apportion.update", "apportion.channel", "apportion.batch_norm", "apportion.nothing")
+"""Calls that generated code makes otherwise than the interpreter of earlier tables."""
 
-    def __init__(self) -> None:
+
+class CudaSamples:
+    """Measured steps, put together by kernel call. Calls that are not measured again take what an
+    earlier table says."""
+
+    def __init__(self, before: CostTable | None = None) -> None:
+        self.before = before
+        self.passing: set[str] = set()  # calls that only fits are made from
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.host: dict[str, list[float]] = defaultdict(list)
         self.works: dict[str, KernelMeasurement] = {}
@@ -271,8 +278,10 @@ class CudaSamples:
         self.ahead: list[float] = []
         self.begin: list[float] = []
 
-    def add(self, executable: Executable, storage: Storage, figures: CudaTimes) -> None:
-        """Takes in one measured step."""
+    def add(
+        self, executable: Executable, storage: Storage, figures: CudaTimes, keep: bool = True
+    ) -> None:
+        """Takes in one measured step; if it is not to be kept, its calls take part in fits only."""
         tasks = executable.tasks
         self.resident.append(figures.resident)
         self.ahead += [figures.ahead] if figures.ahead else []
@@ -287,6 +296,10 @@ class CudaSamples:
             elif kind == COMPUTE:
                 work = storage.work[task]
                 text = storage.works[work]
+                if keep:
+                    self.passing.discard(text)
+                elif text not in self.works:
+                    self.passing.add(text)
                 self.seconds[text].append(figures.device[task])
                 self.host[text].append(figures.host[task])
                 known = figures.workspace.get(work, 0)
@@ -302,6 +315,10 @@ class CudaSamples:
             text: work._replace(seconds=_rounded(max(float(np.mean(self.seconds[text])), LEAST)))
             for text, work in self.works.items()
         }
+        earlier = {} if self.before is None else self.before.works
+        renewed = {w: x for w, x in earlier.items() if w not in works and not w.startswith(RENEWED)}
+        works = renewed | works
+        found = {text: work for text, work in works.items() if text not in self.passing}
         lines = {ASSEMBLE_LINE: line(self.assembled)} if self.assembled else {}
         # Beside what libraries hold, remainders of the blocks that state lies in: most have few.
         resident = int(np.quantile(self.resident, 2 / 3)) if self.resident else 0
@@ -309,7 +326,7 @@ class CudaSamples:
             Condition(kind, mode=GENERATED),
             day,
             0.0,
-            works,
+            found,
             fits(works),
             lines,
             self._issue(),
