@@ -136,16 +136,6 @@ class SegmentGenerator:
         if note not in self.notes:
             self.notes.append(note)
 
-    def rounded(self, segment: Segment) -> frozenset[int]:
-        """Slots of a segment that fused updates round otherwise than the interpreter does."""
-        found: set[int] = set()
-        for task in segment.tasks:
-            if task in self.fused:
-                found |= set(self.fused[task].outs)
-            elif not found.isdisjoint((call := task_call(self.executable, task)).slots):
-                found |= set(call.outs)
-        return frozenset(found)
-
     def may_overwrite(self, old: int, new: int, task: int) -> bool:
         """Whether a fused update may write over its old state: nothing that shares its storage is
         needed later."""

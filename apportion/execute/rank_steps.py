@@ -136,10 +136,10 @@ def segment(executable: Executable, tasks: Sequence[int]) -> Segment:
     gone: dict[int, None] = {}
     messages: dict[int, None] = {}
     for task in tasks:
-        for slot in _slots_read(executable, task):
+        for slot in slots_read(executable, task):
             if slot not in made:
                 read[slot] = None
-        made |= dict.fromkeys(_slots_made(executable, task))
+        made |= dict.fromkeys(slots_made(executable, task))
         gone |= dict.fromkeys(executable.frees[task])
         messages |= dict.fromkeys(messages_read(executable, task))
     return Segment(
@@ -151,13 +151,15 @@ def segment(executable: Executable, tasks: Sequence[int]) -> Segment:
     )
 
 
-def _slots_read(executable: Executable, task: int) -> Iterator[int]:
+def slots_read(executable: Executable, task: int) -> Iterator[int]:
+    """The slots that a task reads."""
     tasks = executable.tasks
     read = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
     return (slot for slot in read.tolist() if slot >= 0)
 
 
-def _slots_made(executable: Executable, task: int) -> list[int]:
+def slots_made(executable: Executable, task: int) -> list[int]:
+    """The slots that a task makes."""
     tasks = executable.tasks
     made: list[int] = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]].tolist()
     return made

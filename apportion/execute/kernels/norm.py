@@ -23,7 +23,7 @@ def _channel_sum(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
 def _channel_squares(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     x, total, count = args
     away = x - _per_channel(total / count, x)
-    return (_per_channel_total(away.square_()),)
+    return (_per_channel_total(away.pow_(2)),)
 
 
 @own("apportion.batch_norm")
@@ -80,7 +80,7 @@ def _batch_norm_whole(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     count = x.numel() // x.shape[1]
     total = _per_channel_total(x)
     found = total / count
-    squares = _per_channel_total((x - _per_channel(found, x)).square_())
+    squares = _per_channel_total((x - _per_channel(found, x)).pow_(2))
     spread = squares / count
     normalise = torch.ops.aten.native_batch_norm.default  # with statistics given: pointwise
     out = normalise(x, weight, bias, found, spread, False, 0.0, eps)[0]
