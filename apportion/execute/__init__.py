@@ -3,10 +3,9 @@
 In: a Program's Graph, a Space, a TaskGraph and the tensors of a rank. Out: losses, new state, and
 a measured Timeline. A rank runs its own rows of the same TaskGraph that simulate/ times.
 Read executable.py first, then kernels/ (how a part of an operator runs), rank.py (the tensors of a
-device), feed.py (its batches), rank_steps.py (what one rank does in a step), ladder.py (the modes
-that its segments run in; generate.py and fused_update.py make the default one), transport.py and
-backends.py (messages between processes), dry_run.py (storage without data) and allocations.py (what
-torch allocates).
+device), feed.py (its batches), rank_steps.py (what one rank does in a step), transport.py and
+backends.py (messages between processes), peer_memory.py (those on one machine),
+dry_run.py (storage without data) and allocations.py (what torch allocates).
 """
 
 from __future__ import annotations
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.backends import (
         peer_errors as peer_errors,
+    )
+    from apportion.execute.cuda_clock import (
+        CudaClock as CudaClock,
     )
     from apportion.execute.dry_run import (
         device_memory_facts as device_memory_facts,
@@ -76,6 +78,9 @@ if TYPE_CHECKING:
     from apportion.execute.ladder import (
         mode_of as mode_of,
     )
+    from apportion.execute.peer_memory import (
+        carrier as carrier,
+    )
     from apportion.execute.rank import (
         Rank as Rank,
     )
@@ -93,6 +98,12 @@ if TYPE_CHECKING:
     )
     from apportion.execute.rank_steps import (
         Wait as Wait,
+    )
+    from apportion.execute.replica_notes import (
+        replica_notes as replica_notes,
+    )
+    from apportion.execute.replicas import (
+        ReplicaCheck as ReplicaCheck,
     )
     from apportion.execute.run_part import (
         padded as padded,

@@ -24,10 +24,11 @@ from typing import Any
 
 import torch
 
+from apportion.execute.cuda_clock import shared_out
 from apportion.execute.cuda_graph import graphed
 from apportion.execute.executable import Executable
 from apportion.execute.fused_update import FusedUpdate, fused_updates
-from apportion.execute.generate import SegmentGenerator, SegmentSource, shared_out
+from apportion.execute.generate import SegmentGenerator, SegmentSource
 from apportion.execute.inductor import inductor, kernel_by_kernel
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
