@@ -187,7 +187,10 @@ def the_gpu(folder: Path, alone: bool) -> Iterator[None]:
     """A context in which this process may use the GPU, `alone` or beside others that may."""
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a compiler's processes may have the file open too
 
 
 def measure_one(number: int, folder: Path, modes: Sequence[str], times: bool) -> None:
