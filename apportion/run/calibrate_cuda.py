@@ -138,7 +138,7 @@ def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS)
     chunks = {chunk.start: 3 * sum(host[k] for k in chunk) + 1e-3 for chunk in _chunks(host)}
     found, apart, together = [], 0.0, 0.0
     for _ in range(rounds):
-        timed, whole = EventClock(chunks), EventClock(chunks, each=False)
+        timed, whole = (EventClock(chunks, len(host), each) for each in (True, False))
         _round(runner, batch, timed)
         found.append([timed.seconds.get(k, float("nan")) for k in range(len(host))])
         _round(runner, batch, whole)
@@ -153,7 +153,7 @@ def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS)
     return CudaTimes(*shared, workspace, resident, event, queue.found, begin)
 
 
-def _round(runner: Runner, batch: Any, clock: Any) -> float:
+def _round(runner: Runner, batch: Any, clock: Callable[[], int]) -> float:
     """One step with this clock between its tasks; the host's seconds before the first."""
     rank, before = runner.worker.rank, runner.worker.rank.clock
     torch.cuda.synchronize()
@@ -166,8 +166,6 @@ def _round(runner: Runner, batch: Any, clock: Any) -> float:
         runner.worker.run(context)
     finally:
         rank.clock, rank.records = before, False
-        if isinstance(clock, EventClock):
-            clock.finish()
         torch.cuda.synchronize()
     return seconds
 
@@ -287,6 +285,8 @@ class CudaSamples:
         self.ahead += [figures.ahead] if figures.ahead else []
         self.begin.append(figures.begin)
         for task, kind in enumerate(executable.kind):
+            if np.isnan(figures.device[task]):
+                continue  # the host was never ahead of it
             if kind == ASSEMBLE:
                 boxes, nbytes = len(executable.copies[task]), int(tasks.nbytes[task])
                 if nbytes:
