@@ -20,6 +20,12 @@ if TYPE_CHECKING:
         capture as capture,
     )
     from apportion.capture.counter_random import (
+        computing_dtype as computing_dtype,
+    )
+    from apportion.capture.counter_random import (
+        index_words as index_words,
+    )
+    from apportion.capture.counter_random import (
         key_words as key_words,
     )
     from apportion.capture.counter_random import (
@@ -71,10 +77,10 @@ if TYPE_CHECKING:
         eager_steps as eager_steps,
     )
     from apportion.capture.trace import (
-        RANDOM_UNIFORM as RANDOM_UNIFORM,
+        CaptureError as CaptureError,
     )
     from apportion.capture.trace import (
-        CaptureError as CaptureError,
+        RANDOM_UNIFORM as RANDOM_UNIFORM,
     )
     from apportion.capture.trace import (
         flat_results as flat_results,

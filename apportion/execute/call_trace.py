@@ -20,6 +20,7 @@ import torch
 
 from apportion.capture import RANDOM_UNIFORM, key_words, torch_private
 from apportion.execute.executable import Executable
+from apportion.execute.host_random import prepare, uniform_on_host
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import messages_read
@@ -184,6 +185,8 @@ class TraceBook:
         return found
 
     def _record(self, task: int, call: TaskCall, forms: Mapping[int, Form]) -> CallTrace:
+        if call.words is not None and not self.place.startswith("cuda"):
+            return self._drawn(task)
         rank = Rank(self.executable, self.device, place=self.place)
         numbers = _OpenNumbers(call)
         bodies = self.executable.graph.bodies
@@ -195,7 +198,7 @@ class TraceBook:
                 rank.tensors[slot] = made
             for message in call.messages:
                 nbytes = self.executable.messages[message].nbytes
-                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8)
+                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8, device=self.place)
             inputs = [*rank.tensors.values(), *rank.received.values()]
             recorder = Recorder(inputs, numbers, self.quick)
             with recorder:
@@ -203,6 +206,24 @@ class TraceBook:
             results = [rank.tensors.pop(slot) for slot in call.outs]
             rank.tensors.clear()
             return recorder.trace(inputs, results)
+
+    def _drawn(self, task: int) -> CallTrace:
+        """The one call of a random operator on a CPU, which is no operator of torch's."""
+        work = self.executable.computes[task]
+        (size, _, kind, *place), scales = work.args.fixed, work.part.scales
+        if work.args.others or any(scale != 1.0 for scale in scales):
+            raise CannotRecord("its random numbers are scaled")
+        where = _frozen(place[0]) if place else tuple(((n, 0, n),) for n in size)
+        words = (TracedWord(0), TracedWord(1))
+        call = TracedCall(uniform_on_host, (*words, where, kind), (), TracedTensor(0), ())
+        prepare()
+        meant = self.executable.slots[work.outs[0]]
+        dense = torch.empty(meant.shape, device="meta").stride()
+        return CallTrace(0, (call,), (0,), ((meant.shape, dense, meant.dtype),), (-1,), ())
+
+
+def _frozen(places: Any) -> Any:
+    return tuple(map(_frozen, places)) if isinstance(places, list | tuple) else places
 
 
 def quick_function(
@@ -212,7 +233,7 @@ def quick_function(
     to do so; the overload itself where there is none. `known` are those found before."""
     key = (overload, tuple(map(_type, args)), tuple((n, _type(a)) for n, a in keywords.items()))
     if key not in known:
-        known[key] = overload
+        known[key] = torch_private.equal_function(overload) or overload
         for candidate in torch_private.native_functions(overload):
             with _OneCall() as seen:
                 try:

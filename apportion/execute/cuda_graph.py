@@ -65,7 +65,7 @@ class GraphedSegment:
     executable: Executable
     segment: Segment
     inner: SegmentFunction
-    pool: Any
+    pool: torch.cuda.MemPool
     words: StepWords
     rates: StepRates
     notes: list[str] = field(default_factory=list)
@@ -129,7 +129,7 @@ class GraphedSegment:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the warm-up used is for the graph's own pool
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.graph(graph, pool=self.pool.id):
             self.inner(rank, fixed)
             outs = {slot: rank.tensors[slot] for slot in own.outs}
             self._carry_over(ins, outs)
@@ -170,7 +170,7 @@ class GraphedSegment:
 
 
 def graphed(
-    executable: Executable, segment: Segment, inner: SegmentFunction, pool: Any
+    executable: Executable, segment: Segment, inner: SegmentFunction, pool: torch.cuda.MemPool
 ) -> GraphedSegment:
     """A segment's function under a CUDA graph, with memory out of `pool`, which the graphs of a
     rank share: they are always replayed in the order in which they are recorded."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from apportion.capture import torch_private
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import resolve
 from apportion.graph import UpdateRecipe
@@ -95,19 +96,18 @@ def _known(recipe: UpdateRecipe) -> bool:
 def overwritten_slots(executable: Executable) -> dict[int, int]:
     """New state slot -> the state slot in whose memory a fused update writes it.
 
-    That is where the old state is there when the step begins, is read by nobody after the update,
-    shares its storage with no other slot, and is what the new state is carried to.
+    That is where the old state is there when the step begins, neither it nor a view of it is read
+    after the update, and it is what the new state is carried to.
     """
     tasks = executable.tasks
     carried: dict[int, list[int]] = {}
     for end, begin in executable.carry:
         carried.setdefault(end, []).append(begin)
-    bases = set(tasks.slot_base.tolist())
     found = {}
     for task, update in fused_updates(executable).items():
         before = (update.ins[0], *update.ins[2:])
         for old, new in zip(before, update.outs, strict=True):
-            own = tasks.slot_base[old] < 0 and old not in bases and update.ins.count(old) == 1
+            own = tasks.slot_base[old] < 0 and update.ins.count(old) == 1
             last = tasks.slot_first[old] == -1 and tasks.slot_last[old] == task
             if own and last and carried.get(new) == [old]:
                 found[new] = old
@@ -125,8 +125,19 @@ def in_place_updates(executable: Executable) -> set[int]:
 
 
 def fused_kernel(recipe: UpdateRecipe) -> Any:
-    """The operator that computes updates of a recipe."""
-    return resolve(FUSED[recipe.kind])
+    """The function that computes updates of a recipe."""
+    return _native(FUSED[recipe.kind])
+
+
+def count_kernel() -> Any:
+    """The function that adds a number to each of several tensors, in place."""
+    return _native("aten._foreach_add_.Scalar")
+
+
+def _native(kind: str) -> Any:
+    """torch's own function that calls an operator, which takes less time; else the operator."""
+    operator = resolve(kind)
+    return (*torch_private.native_functions(operator), operator)[0]
 
 
 def fused_settings(recipe: UpdateRecipe) -> dict[str, Any]:

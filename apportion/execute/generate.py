@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from apportion.capture import key_words
+from apportion.capture import key_words, torch_private
 from apportion.execute.call_trace import (
     CallTrace,
     CannotRecord,
@@ -44,6 +44,7 @@ from apportion.execute.executable import Executable
 from apportion.execute.fused_update import (
     HELD_BYTES,
     FusedUpdate,
+    count_kernel,
     fused_kernel,
     fused_settings,
     fused_updates,
@@ -94,7 +95,14 @@ class SegmentGenerator:
             root = self._root(slot)
             last = int(self.executable.tasks.slot_last[slot])
             self.last_of_root[root] = max(self.last_of_root.get(root, -1), last)
-        return [SegmentWriter(self, plan).write() for plan in plans]
+        return [
+            SegmentSource(
+                SegmentWriter(self, plan).write(),
+                SegmentWriter(self, plan, timed=True).write() if self.timed else None,
+                plan.segment,
+            )
+            for plan in plans
+        ]
 
     def _root(self, slot: int) -> int:
         while slot in self.roots:
@@ -129,16 +137,6 @@ class SegmentGenerator:
         note = f"{what} is interpreted within its segment: {why}"
         if note not in self.notes:
             self.notes.append(note)
-
-    def rounded(self, segment: Segment) -> frozenset[int]:
-        """Slots of a segment that fused updates round otherwise than the interpreter does."""
-        found: set[int] = set()
-        for task in segment.tasks:
-            if task in self.fused:
-                found |= set(self.fused[task].outs)
-            elif not found.isdisjoint((call := task_call(self.executable, task)).slots):
-                found |= set(call.outs)
-        return frozenset(found)
 
     def may_overwrite(self, old: int, new: int, task: int) -> bool:
         """Whether a fused update may write over its old state: nothing that shares its storage is
@@ -180,7 +178,7 @@ class TracedSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentSource:
+class SegmentText:
     """The text of a segment's function, and what goes in and out.
 
     names     what the text's names are bound to
@@ -222,7 +220,8 @@ class SegmentSource:
             seed, step = context.seed, context.step
             drawn = [word for key in words for word in key_words((seed, step, key))]
             marks = [rank.clock()] if spans else []
-            made = call(given, numbers, drawn, context, rank.clock, marks.append)
+            with torch_private.below_autograd():
+                made = call(given, numbers, drawn, context, rank.clock, marks.append)
             tensors.update(zip(outs, made, strict=True))
             for tasks, began, ended in zip(spans, marks, marks[1:], strict=False):
                 rank.spans += shared_out(tasks, began, ended)
@@ -230,11 +229,42 @@ class SegmentSource:
         return run
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentSource:
+    """A segment as text; in `timed` the clock is read after every task."""
+
+    plain: SegmentText
+    timed: SegmentText | None
+    segment: Segment
+
+    def function(self) -> SegmentFunction:
+        """The SegmentFunction, which records spans in steps that are recorded: of every task, or
+        where there is no `timed`, of the whole segment, shared out."""
+        plain = self.plain.function()
+        timed = None if self.timed is None else self.timed.function()
+        tasks = self.segment.tasks
+
+        def run(rank: Rank, context: Context) -> None:
+            if not rank.records:
+                plain(rank, context)
+            elif timed is not None:
+                timed(rank, context)
+            else:
+                began = rank.clock()
+                plain(rank, context)
+                rank.spans += shared_out(tasks, began, rank.clock())
+
+        return run
+
+
 class SegmentWriter:
     """Writes the source of one segment."""
 
-    def __init__(self, generator: SegmentGenerator, traced: TracedSegment) -> None:
+    def __init__(
+        self, generator: SegmentGenerator, traced: TracedSegment, timed: bool = False
+    ) -> None:
         self.generator = generator
+        self.timed = timed
         self.executable = generator.executable
         self.segment = traced.segment
         self.tasks = traced.tasks
@@ -253,7 +283,7 @@ class SegmentWriter:
         self.freed_later: list[int] = []
         self.spans: list[tuple[int, ...]] = []
 
-    def write(self) -> SegmentSource:
+    def write(self) -> SegmentText:
         """The source."""
         segment, executable = self.segment, self.executable
         ins = [(slot, slot in segment.frees) for slot in segment.ins]
@@ -278,7 +308,7 @@ class SegmentWriter:
         lines += [*self.lines, f" return ({outs}{',' if outs else ''})"]
         text = "\n".join(lines) + "\n"
         unread = tuple(s for s in segment.frees if s not in segment.ins)
-        return SegmentSource(
+        return SegmentText(
             text, self.generator.code(text), self.names, tuple(self.settings), tuple(self.words),
             tuple(ins), tuple(messages), segment.outs, unread, tuple(self.spans),
         )  # fmt: skip
@@ -306,7 +336,7 @@ class SegmentWriter:
         self._mark((row.task,))
 
     def _mark(self, tasks: tuple[int, ...]) -> None:
-        if self.generator.timed:
+        if self.timed:
             self.lines.append(" mark(clock())")
             self.spans.append(tasks)
 
@@ -449,7 +479,7 @@ class SegmentWriter:
                 column.append(name)
         lists = dict(zip(("parameter", *recipe.state), columns, strict=True))
         if "step" in lists:
-            add = self._bind(torch.ops.aten._foreach_add_.Scalar, "f")
+            add = self._bind(count_kernel(), "f")
             self.lines.append(f" {add}([{', '.join(lists['step'])}], 1)")
         if recipe.kind == "sgd":
             tensors = [lists["parameter"], gradients, lists.get("momentum_buffer", [])]

@@ -9,23 +9,30 @@ segment goes out, with notes on those that do not run as asked.
     inductor   compiled by inductor, on CUDA devices under CUDA graphs
     auto       the fastest that works on the device: inductor on CUDA, generated elsewhere
 
-Every compiled segment is compared with the interpreter in the first step it runs, on the same
-inputs. The interpreter writes over nothing, so it goes first and costs no copies, only the room for
-its results. A segment that fails or differs runs interpreted from then on, and a note says so.
+Every compiled segment is compared with the interpreter in the first step it runs (under a CUDA
+graph, in the first two), on the same inputs. The interpreter writes over nothing, so it goes first
+and costs no copies, only the room for its results, which stay if the segment fails or differs. Such
+a segment runs one mode lower from then on (generated, then interpreted), and a note says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 
+from apportion.execute.cuda_clock import shared_out
+from apportion.execute.cuda_graph import graphed
 from apportion.execute.executable import Executable
-from apportion.execute.generate import SegmentGenerator
+from apportion.execute.fused_update import FusedUpdate, fused_updates
+from apportion.execute.generate import SegmentGenerator, SegmentSource
+from apportion.execute.inductor import inductor, kernel_by_kernel
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
-from apportion.execute.rank_steps import RankStep, Segment
+from apportion.execute.rank_steps import RankStep, Segment, slots_made, slots_read
 from apportion.execute.segment_function import CannotCompile, SegmentFunction, interpreted
 
 NONE = "none"
@@ -34,10 +41,22 @@ GRAPH = "graph"
 INDUCTOR = "inductor"
 AUTO = "auto"
 MODES = (NONE, GENERATED, GRAPH, INDUCTOR, AUTO)
+BELOW = {GENERATED: NONE, GRAPH: GENERATED, INDUCTOR: GENERATED}
 
 # How far a compiled segment may be from the interpreter, relative to the largest element.
-ROUNDING = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-OTHER_ORDER = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+Tolerance = dict[torch.dtype, float]
+ROUNDING: Tolerance = {
+    torch.float64: 1e-11,
+    torch.float32: 1e-5,
+    torch.float16: 1e-2,
+    torch.bfloat16: 4e-2,
+}
+OTHER_ORDER: Tolerance = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-3,
+    torch.float16: 3e-2,
+    torch.bfloat16: 1e-1,
+}
 
 
 def check_mode(mode: str) -> str:
@@ -58,10 +77,35 @@ def mode_of(mode: str, place: str) -> str:
 
 @dataclass
 class Ladder:
-    """The functions of one device's segments, and what there is to say about them."""
+    """The functions of one device's segments, and what there is to say about them.
 
-    functions: dict[Segment, SegmentFunction]
-    notes: list[str] = field(default_factory=list)
+    fallen  (segment's number, how it runs instead, why)
+    """
+
+    device: int
+    functions: dict[Segment, SegmentFunction] = field(default_factory=dict)
+    general: list[str] = field(default_factory=list)
+    fallen: list[tuple[int, str, str]] = field(default_factory=list)
+    speakers: list[Any] = field(default_factory=list)  # functions that have notes of their own
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence for each thing that does not run as asked."""
+        why: dict[tuple[str, str], list[int]] = {}
+        for number, how, reason in self.fallen:
+            why.setdefault((how, reason), []).append(number)
+        fallen = [
+            f"{_segments(numbers)} of device {self.device} {'is' if len(numbers) == 1 else 'are'} "
+            f"{how}: {reason}"
+            for (how, reason), numbers in why.items()
+        ]
+        own = [note for speaker in self.speakers for note in speaker.notes]
+        return [*self.general, *fallen, *dict.fromkeys(own)]
+
+
+def _segments(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    return f"segment {shown}" if len(numbers) == 1 else f"segments {shown}"
 
 
 def ladder(
@@ -72,90 +116,147 @@ def ladder(
     mode: str,
     timed: bool = False,
 ) -> Ladder:
-    """How each segment of a device runs. `timed`: spans are recorded task by task where the mode
-    can."""
+    """How each segment of a device runs. `timed`: in steps that are recorded every task has a span,
+    where the mode can."""
     segments = [step for step in steps if isinstance(step, Segment)]
-    found = Ladder({})
+    found = Ladder(device)
     wanted = mode_of(mode, place)
+    found.functions = {segment: interpreted(segment) for segment in segments}
     if wanted == NONE or not segments:
-        found.functions = {segment: interpreted(segment) for segment in segments}
         return found
     if wanted != mode and mode != AUTO:
-        found.notes.append(f"{mode} needs a CUDA device; on {place} segments run {wanted}")
-    generator = SegmentGenerator(executable, device, place, timed)
-    try:
-        sources = generator.segments(steps)
-    except CannotCompile as error:
-        found.notes.append(f"the segments of device {device} are interpreted: {error}")
-        found.functions = {segment: interpreted(segment) for segment in segments}
-        return found
-    found.notes += generator.notes
-    for number, (segment, source) in enumerate(zip(segments, sources, strict=True)):
-        check = FirstStep(executable, segment, f"segment {number} of device {device}", found)
-        tolerance = dict.fromkeys(ROUNDING, 0.0) if place == "cpu" else ROUNDING
-        rounded = generator.rounded(segment)
-        found.functions[segment] = check.around(source.function(), tolerance, rounded)
+        found.general.append(f"{mode} needs a CUDA device; on {place} segments run {wanted}")
+    rungs = Rungs(executable, place, steps, found, timed)
+    for number, segment in enumerate(segments):
+        found.functions[segment] = rungs.begin(number, segment, wanted)
     return found
 
 
-@dataclass(frozen=True)
-class FirstStep:
-    """Compares a segment's function with the interpreter in its first step, then lets it alone."""
+@dataclass
+class Rungs:
+    """Makes the functions of a device's segments: compiled as asked, and what they fall back to."""
 
     executable: Executable
-    segment: Segment
-    name: str
+    place: str
+    steps: Sequence[RankStep]
     ladder: Ladder
+    timed: bool
 
-    def around(
-        self,
-        function: SegmentFunction,
-        tolerance: dict[torch.dtype, float],
-        rounded: frozenset[int] = frozenset(),
-    ) -> SegmentFunction:
-        """The function, compared once. `rounded` are slots that fused updates round otherwise."""
+    @cached_property
+    def generator(self) -> SegmentGenerator:
+        return SegmentGenerator(self.executable, self.ladder.device, self.place, self.timed)
 
-        def first(rank: Rank, context: Context) -> None:
-            oracle = self._interpret(rank, context)
-            try:
-                function(rank, context)
-                why = self._difference(rank, oracle, tolerance, rounded, context)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # a compiler's code may raise anything
-                why = f"it raised {type(error).__name__}: {(str(error) or ' ').splitlines()[0]}"
-            if not why:
-                self.ladder.functions[self.segment] = function
-                return
+    @cached_property
+    def sources(self) -> dict[Segment, SegmentSource]:
+        found = self.generator.segments(self.steps)
+        self.ladder.general += self.generator.notes
+        return {source.segment: source for source in found}
+
+    @cached_property
+    def pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def begin(self, number: int, segment: Segment, mode: str) -> SegmentFunction:
+        """The function of a segment in a mode, compared in its first steps; the next one down if
+        there is none."""
+        try:
+            function, checks, tolerance = self._made(segment, mode)
+        except CannotCompile as error:
+            return self.fall(number, segment, mode, str(error))
+        return FirstSteps(self, number, segment, mode, function, checks, tolerance)
+
+    def fall(self, number: int, segment: Segment, mode: str, why: str) -> SegmentFunction:
+        """The function that a segment has instead."""
+        lower = BELOW[mode]
+        self.ladder.fallen.append((number, lower if lower != NONE else "interpreted", why))
+        return interpreted(segment) if lower == NONE else self.begin(number, segment, lower)
+
+    def _made(self, segment: Segment, mode: str) -> tuple[SegmentFunction, int, Tolerance]:
+        """The function of a segment, in how many steps it is compared, and how closely."""
+        cuda = self.place.startswith("cuda")
+        if mode == GENERATED:
+            exact = ROUNDING if cuda else dict.fromkeys(ROUNDING, 0.0)
+            return self.sources[segment].function(), 1, exact
+        inner = inductor if mode == INDUCTOR else kernel_by_kernel
+        function = inner(self.executable, segment, self.place)
+        if hasattr(function, "notes"):
+            self.ladder.speakers.append(function)
+        if not cuda:
+            return whole_span(segment, function), 1, OTHER_ORDER
+        whole = graphed(self.executable, segment, function, self.pool)
+        self.ladder.speakers.append(whole)
+        # once as it is, once recorded and replayed
+        return whole_span(segment, whole), 2, OTHER_ORDER
+
+    @cached_property
+    def fused(self) -> dict[int, FusedUpdate]:
+        return fused_updates(self.executable)
+
+
+def whole_span(segment: Segment, function: SegmentFunction) -> SegmentFunction:
+    """The function, which in steps that are recorded shares out its time among its tasks."""
+
+    def run(rank: Rank, context: Context) -> None:
+        began = rank.clock() if rank.records else 0
+        function(rank, context)
+        if rank.records:
+            rank.spans += shared_out(segment.tasks, began, rank.clock())
+
+    return run
+
+
+@dataclass
+class FirstSteps:
+    """Compares a segment's function with the interpreter in its first steps, then lets it alone."""
+
+    rungs: Rungs
+    number: int
+    segment: Segment
+    mode: str
+    function: SegmentFunction
+    checks: int
+    tolerance: Tolerance
+
+    def __call__(self, rank: Rank, context: Context) -> None:
+        oracle = self._interpret(rank, context)
+        try:
+            self.function(rank, context)
+            why = self._difference(rank, oracle, context)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler, or its code, may raise anything
+            told = (str(error).splitlines() or [""])[0]
+            why = told if isinstance(error, CannotCompile) else f"{type(error).__name__}: {told}"
+        functions = self.rungs.ladder.functions
+        if why:
             self._put_back(rank, oracle)
-            self.ladder.notes.append(f"{self.name} is interpreted: {why}")
-            self.ladder.functions[self.segment] = interpreted(self.segment)
-
-        return first
+            functions[self.segment] = self.rungs.fall(self.number, self.segment, self.mode, why)
+            return
+        self.checks -= 1
+        if not self.checks:
+            functions[self.segment] = self.function
 
     def _interpret(self, rank: Rank, context: Context) -> Rank:
         """The segment interpreted on the same tensors, which it does not change."""
-        oracle = Rank(self.executable, rank.device, place=rank.place)
+        oracle = Rank(rank.executable, rank.device, place=rank.place)
         oracle.tensors = {slot: rank.tensors[slot] for slot in self.segment.ins}
         oracle.received = {m: rank.received[m] for m in self.segment.messages}
         interpreted(self.segment)(oracle, context)
         return oracle
 
-    def _difference(
-        self,
-        rank: Rank,
-        oracle: Rank,
-        tolerance: dict[torch.dtype, float],
-        rounded: frozenset[int],
-        context: Context,
-    ) -> str:
+    def _difference(self, rank: Rank, oracle: Rank, context: Context) -> str:
         """Where the two differ by more than rounding may; "" if nowhere."""
+        rates = rounded_slots(rank.executable, self.rungs.fused, self.segment)
         for slot in self.segment.outs:
             found, meant = rank.tensors[slot], oracle.tensors[slot]
-            share = ROUNDING if slot in rounded else tolerance
-            if not near(found, meant, share.get(meant.dtype, 0.0)):
-                value = self.executable.graph.values[self.executable.slots[slot].value].name
-                return f"its {value!r} is not the interpreter's"
+            share, more = self.tolerance.get(meant.dtype, 0.0), 0.0
+            if slot in rates:
+                share = max(share, ROUNDING.get(meant.dtype, 0.0))
+                if self.mode != GENERATED:  # Adam makes steps of this size out of rounding
+                    more = 4 * abs(context.setting(("get", rates[slot], "lr")))
+            if not near(found, meant, share, more):
+                slots, values = rank.executable.slots, rank.executable.graph.values
+                return f"its {values[slots[slot].value].name!r} is not the interpreter's"
         return ""
 
     def _put_back(self, rank: Rank, oracle: Rank) -> None:
@@ -169,8 +270,25 @@ class FirstStep:
                 rank.received.pop(message, None)
 
 
-def near(found: torch.Tensor, meant: torch.Tensor, share: float) -> bool:
-    """Whether no element is off by more than that share of the largest one; NaN equals NaN."""
+def rounded_slots(
+    executable: Executable, fused: dict[int, FusedUpdate], segment: Segment
+) -> dict[int, int]:
+    """Slots of a segment that fused updates round otherwise than the interpreter does, each with
+    the group of parameters whose rate it depends on."""
+    found: dict[int, int] = {}
+    for task in segment.tasks:
+        if task in fused:
+            found |= dict.fromkeys(fused[task].outs, fused[task].recipe.group)
+            continue
+        groups = [found[s] for s in slots_read(executable, task) if s in found]
+        if groups:
+            found |= dict.fromkeys(slots_made(executable, task), groups[0])
+    return found
+
+
+def near(found: torch.Tensor, meant: torch.Tensor, share: float, more: float = 0.0) -> bool:
+    """Whether no element is off by more than that share of the largest one, and `more`; NaN equals
+    NaN."""
     if found.shape != meant.shape or found.dtype != meant.dtype:
         return False
     if not meant.numel() or torch.equal(found, meant):
@@ -181,4 +299,4 @@ def near(found: torch.Tensor, meant: torch.Tensor, share: float) -> bool:
     a, b = found.to(wide), meant.to(wide)
     known = torch.isfinite(b)
     largest = float(b[known].abs().max()) if bool(known.any()) else 0.0
-    return torch.allclose(a, b, rtol=0.0, atol=share * largest, equal_nan=True)
+    return torch.allclose(a, b, rtol=0.0, atol=share * largest + more, equal_nan=True)

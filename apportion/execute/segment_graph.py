@@ -32,6 +32,8 @@ from apportion.execute.torch_compiler import fake_mode, traced
 from apportion.graph import Arg, Setting
 from apportion.lower import ASSEMBLE, COMPUTE
 
+_LONGEST = 160  # letters of a reason
+
 
 class CannotTrace(Exception):
     """A task's kernel does not run on tensors without data. `task` says which; the text, why."""
@@ -128,8 +130,10 @@ def trace_segment(
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its class."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The beginning of what an error says, or its class."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[0] if lines else type(error).__name__
+    return said if len(said) <= _LONGEST else said[:_LONGEST] + " ..."
 
 
 class _Everything(dict[int, Any]):

@@ -34,9 +34,11 @@ def traced(
 ) -> torch.fx.GraphModule:
     """The calls that a function makes on tensors without data, as a graph without mutations, in
     operators that inductor knows."""
+    from torch._inductor import lowering  # which decompositions of pooling look at
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    assert lowering is not None
     pure = torch.func.functionalize(function, remove="mutations")
     with torch.no_grad():
         return make_fx(pure, decomposition_table=select_decomp_table())(*fakes)

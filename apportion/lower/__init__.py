@@ -4,7 +4,7 @@ In: a Space, a Strategy and a number of devices. Out: a TaskGraph, in columns, i
 which simulate/ times and execute/ runs. No torch.
 Read task_graph.py first (what a task is), then lower.py, value_flow.py (where the pieces of a
 Value are), exchange.py and op_tasks.py (the tasks of one Op), task_columns.py (all of them), and
-runnable.py (the passes over them before they run, such as join_batch_norm.py).
+runnable.py (the passes over them before they run, such as coalesce.py and join_batch_norm.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
         OPS as OPS,
     )
     from apportion.lower.exchange import (
+        OpTasks as OpTasks,
+    )
+    from apportion.lower.exchange import (
         PIECE as PIECE,
     )
     from apportion.lower.exchange import (
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
     )
     from apportion.lower.exchange import (
         TASKS as TASKS,
-    )
-    from apportion.lower.exchange import (
-        OpTasks as OpTasks,
     )
     from apportion.lower.exchange import (
         pair_columns as pair_columns,
@@ -47,6 +47,15 @@ if TYPE_CHECKING:
     from apportion.lower.lower import (
         lower as lower,
     )
+    from apportion.lower.message_buffers import (
+        LATER as LATER,
+    )
+    from apportion.lower.message_buffers import (
+        MessageBuffers as MessageBuffers,
+    )
+    from apportion.lower.message_buffers import (
+        message_buffers as message_buffers,
+    )
     from apportion.lower.op_tasks import (
         lower_ops as lower_ops,
     )
@@ -57,19 +66,13 @@ if TYPE_CHECKING:
         build_task_graph as build_task_graph,
     )
     from apportion.lower.task_graph import (
+        AssembledBox as AssembledBox,
+    )
+    from apportion.lower.task_graph import (
         CATEGORIES as CATEGORIES,
     )
     from apportion.lower.task_graph import (
         COMMUNICATION as COMMUNICATION,
-    )
-    from apportion.lower.task_graph import (
-        NO_ENDS as NO_ENDS,
-    )
-    from apportion.lower.task_graph import (
-        WORKSPACE as WORKSPACE,
-    )
-    from apportion.lower.task_graph import (
-        AssembledBox as AssembledBox,
     )
     from apportion.lower.task_graph import (
         Copies as Copies,
@@ -78,10 +81,16 @@ if TYPE_CHECKING:
         Ends as Ends,
     )
     from apportion.lower.task_graph import (
+        NO_ENDS as NO_ENDS,
+    )
+    from apportion.lower.task_graph import (
         Storage as Storage,
     )
     from apportion.lower.task_graph import (
         TaskGraph as TaskGraph,
+    )
+    from apportion.lower.task_graph import (
+        WORKSPACE as WORKSPACE,
     )
     from apportion.lower.task_graph import (
         with_storage as with_storage,
@@ -114,6 +123,9 @@ if TYPE_CHECKING:
         FLOWS as FLOWS,
     )
     from apportion.lower.value_flow import (
+        FlowStore as FlowStore,
+    )
+    from apportion.lower.value_flow import (
         MADE as MADE,
     )
     from apportion.lower.value_flow import (
@@ -124,9 +136,6 @@ if TYPE_CHECKING:
     )
     from apportion.lower.value_flow import (
         STAGES as STAGES,
-    )
-    from apportion.lower.value_flow import (
-        FlowStore as FlowStore,
     )
     from apportion.lower.value_flow import (
         end_piece as end_piece,

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
         ALL_TO_ALL as ALL_TO_ALL,
     )
     from apportion.machine.collective import (
+        AlgorithmLine as AlgorithmLine,
+    )
+    from apportion.machine.collective import (
         PATTERNS as PATTERNS,
     )
     from apportion.machine.collective import (
         REDUCE_SCATTER as REDUCE_SCATTER,
-    )
-    from apportion.machine.collective import (
-        AlgorithmLine as AlgorithmLine,
     )
     from apportion.machine.collective import (
         algorithm_lines as algorithm_lines,
@@ -59,6 +59,12 @@ if TYPE_CHECKING:
         GENERATED as GENERATED,
     )
     from apportion.machine.compile_mode import (
+        INDUCTOR as INDUCTOR,
+    )
+    from apportion.machine.compile_mode import (
+        REPLAYED as REPLAYED,
+    )
+    from apportion.machine.compile_mode import (
         predicted_mode as predicted_mode,
     )
     from apportion.machine.cost_fit import (
@@ -71,6 +77,9 @@ if TYPE_CHECKING:
         ASSUMED as ASSUMED,
     )
     from apportion.machine.cost_model import (
+        CostModel as CostModel,
+    )
+    from apportion.machine.cost_model import (
         ESTIMATED as ESTIMATED,
     )
     from apportion.machine.cost_model import (
@@ -78,9 +87,6 @@ if TYPE_CHECKING:
     )
     from apportion.machine.cost_model import (
         MEASURED as MEASURED,
-    )
-    from apportion.machine.cost_model import (
-        CostModel as CostModel,
     )
     from apportion.machine.cost_model import (
         PriceTable as PriceTable,
@@ -137,10 +143,7 @@ if TYPE_CHECKING:
         ASSEMBLE_LINE as ASSEMBLE_LINE,
     )
     from apportion.machine.cost_table import (
-        EXCHANGE_LINE as EXCHANGE_LINE,
-    )
-    from apportion.machine.cost_table import (
-        PACK_LINE as PACK_LINE,
+        BEGIN as BEGIN,
     )
     from apportion.machine.cost_table import (
         Condition as Condition,
@@ -155,10 +158,25 @@ if TYPE_CHECKING:
         CostTable as CostTable,
     )
     from apportion.machine.cost_table import (
+        EXCHANGE_LINE as EXCHANGE_LINE,
+    )
+    from apportion.machine.cost_table import (
+        FUSED_LINE as FUSED_LINE,
+    )
+    from apportion.machine.cost_table import (
         KernelMeasurement as KernelMeasurement,
     )
     from apportion.machine.cost_table import (
+        PACK_LINE as PACK_LINE,
+    )
+    from apportion.machine.cost_table import (
+        REPLAY as REPLAY,
+    )
+    from apportion.machine.cost_table import (
         ReferenceTime as ReferenceTime,
+    )
+    from apportion.machine.cost_table import (
+        fused_name as fused_name,
     )
     from apportion.machine.cost_table import (
         kind_and_inputs as kind_and_inputs,
@@ -171,6 +189,15 @@ if TYPE_CHECKING:
     )
     from apportion.machine.cost_table import (
         save_cost_file as save_cost_file,
+    )
+    from apportion.machine.fusible_kinds import (
+        fusible as fusible,
+    )
+    from apportion.machine.fusible_kinds import (
+        reads_twice as reads_twice,
+    )
+    from apportion.machine.fusible_kinds import (
+        reduces_rows as reduces_rows,
     )
     from apportion.machine.topology import (
         Cluster as Cluster,

@@ -20,7 +20,13 @@ from itertools import combinations
 import numpy as np
 
 from apportion.columns import Floats
-from apportion.machine.cost_table import CostLine, Fit, KernelMeasurement, kind_of_signature
+from apportion.machine.cost_table import (
+    CostLine,
+    Fit,
+    KernelMeasurement,
+    fused_name,
+    kind_of_signature,
+)
 
 DENSE = (
     "mm", "bmm", "addmm", "baddbmm", "mm_total", "convolution", "convolution_backward",
@@ -28,6 +34,7 @@ DENSE = (
     "sdpa_lse", "sdpa_values",
 )  # fmt: skip
 OTHER = "family:other"
+FUSED = fused_name("")  # shares of a kernel are not on one line
 FEWEST = 4  # works for a fit of a kind
 LEFT_OUT = 12  # at most so many fits to see how well one does on works that it was not made from
 
@@ -49,6 +56,8 @@ def fits(works: Mapping[str, KernelMeasurement], folds: int = LEFT_OUT) -> dict[
     groups: dict[str, list[KernelMeasurement]] = {}
     for signature, work in works.items():
         kind = kind_of_signature(signature)
+        if kind.startswith(FUSED):
+            continue
         if family(kind) == OTHER and work.nbytes:
             work = work._replace(flops=0.0)
         groups.setdefault(key(kind, work.itemsize), []).append(work)

@@ -14,15 +14,19 @@ CPU depend on how many threads a kernel has and how many processes run beside it
       "issue": {"": 1.2e-05}, "resident": 33554432,
       "references": {"matmul": [seconds, spread]}, "provisional": ["exchange"]}]}
 
-works   seconds of one kernel call by its signature (execute/dry_run.py), with what fits need
+works   seconds of one kernel call by its signature (execute/dry_run.py), with what fits need; of a
+        call in a fused kernel its share of that, by `fused_name`
 fits    seconds = launch + flops * per flop + bytes * per byte, for a kind of Op or a family
 lines   seconds = each + boxes * per box + bytes * per byte: "assemble" (a region put together),
         "pack" (a message put together; bytes read and written),
-        "exchange" (the messages of one position as one process sees them, boxes being messages)
+        "exchange" (the messages of one position as one process sees them, boxes being messages),
+        "fused" (a fused kernel; boxes being kernels, and bytes those that it still moves)
 issue   seconds of the host for issuing one task to an asynchronous device, by kind of Op; "" else;
         by kind and number of inputs (`aten.cat.default/3`), where that is known;
         by signature for calls that are far from the others of their kind. "ahead": how many such
-        seconds the host may be ahead of the device, whose queue has an end
+        seconds the host may be ahead of the device, whose queue has an end. "begin": what a
+        step takes the host before it issues anything. "replay": to have what was recorded between
+        two exchanges done once more
 resident  bytes that libraries take at their first call on a device and keep
 references  what kernels took that should always take the same: another machine, or another state of
         this one, is known by them. Files of before have none: whether they still hold is unknown
@@ -43,7 +47,8 @@ from apportion.files import write_atomic
 
 FORMAT, VERSION = "apportion costs", 1
 ASSEMBLE_LINE, PACK_LINE, EXCHANGE_LINE = "assemble", "pack", "exchange"
-AHEAD = "ahead"  # among issue costs
+FUSED_LINE = "fused"
+AHEAD, BEGIN, REPLAY = "ahead", "begin", "replay"  # among issue costs
 
 
 class KernelMeasurement(NamedTuple):
@@ -147,6 +152,11 @@ def kind_and_inputs(signature: str) -> str:
     long for all of these."""
     kind, _, rest = signature.partition("(")
     return f"{kind}/{len(rest.partition(')')[0].split())}"
+
+
+def fused_name(signature: str) -> str:
+    """The name of a call's share of the fused kernel that it is in."""
+    return f"fused:{signature}"
 
 
 def kind_of_signature(signature: str) -> str:

@@ -1,15 +1,17 @@
 """Measuring a CUDA device: the kernels, the host that issues them, and their memory.
 
 Part of the room run. Programs with plans for one device come in, a CostTable goes out. What
-is measured is the step itself, task by task in its own order, so that every kernel finds the caches
-as it will in earnest.
+is measured is the step itself, task by task in its own order and in the code that runs it, so that
+every kernel finds the caches as it will in earnest.
 
 device     A device that waits is made to wait first (a kernel that sleeps), so that the host is
            ahead of it: then the time between the events before and after a task is the device's
            own. Events take time too; a round without them says how much, and it is taken off.
 host       The same tasks issued to an idle device, a few at a time, by the host's clock.
-memory     The allocator's peak during a task less what is left after it; what is held after the
-           step beside its tensors was taken by libraries.
+memory     The allocator's peak while the interpreter does a task less what is left after it; what
+           is held after the step beside its tensors was taken by libraries.
+
+Tasks that one call does together (fused updates) share its time by their bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from apportion.lower import ASSEMBLE, COMPUTE, Storage
 from apportion.machine import (
     AHEAD,
     ASSEMBLE_LINE,
+    BEGIN,
+    GENERATED,
     Condition,
     CostTable,
     KernelMeasurement,
@@ -41,11 +45,10 @@ from apportion.machine import (
 )
 from apportion.plan import Plan
 from apportion.run.runner import Runner
+from apportion.run.task_clock import EventClock, HostClock, QueueClock, intervals
 
 ROUNDS = 6
 AT_ONCE = 1.5e-3  # seconds of the host's work that a sleeping device lets it be ahead
-LONG = 0.4  # seconds, longer than the host takes to fill the device's queue
-SLEEP_CYCLES = 2.0e9  # of a device's clock in a second, at most
 QUANTILE = 0.25  # of the device's times; of the host's, which always has other things to do, 0.5
 LEAST = 1e-9  # seconds of a call that the device does not notice, such as a view
 FAR, FAR_SECONDS = 0.5, 1e-5  # from the usual time of its kind's calls, for one to be listed
@@ -56,8 +59,8 @@ Note = Callable[[str], None]
 @dataclass(frozen=True)
 class CudaTimes:
     """Seconds of the device and of the host for every task, bytes of workspace by work (see
-    Storage), bytes that libraries hold, what an event takes, and how far the host can be ahead (0
-    if it never had to wait)."""
+    Storage), bytes that libraries hold, what an event takes, how far the host can be ahead (0 if
+    it never had to wait), and what a step takes it before the first task."""
 
     device: list[float]
     host: list[float]
@@ -65,11 +68,19 @@ class CudaTimes:
     resident: int
     event: float
     ahead: float
+    begin: float
 
 
-def runner_on(program: Program, executable: Executable, place: str = "cuda") -> Runner:
-    """A Runner of the only device of a plan, in this process."""
-    return Runner(program, worker(executable, 0, place))
+def runner_on(
+    program: Program,
+    executable: Executable,
+    place: str = "cuda",
+    mode: str = GENERATED,
+    timed: bool = False,
+) -> Runner:
+    """A Runner of the only device of a plan, in this process; `timed`: its clock is read between
+    tasks."""
+    return Runner(program, worker(executable, 0, place, mode, timed))
 
 
 def on_device(batch: Any, place: str = "cuda") -> Any:
@@ -86,7 +97,6 @@ def step_seconds(runner: Runner, batch: Any, count: int) -> list[float]:
         runner.local_step(batch)
         torch.cuda.synchronize()
         found.append(time.perf_counter() - began)
-        runner.worker.rank.spans.clear()
     return found
 
 
@@ -112,108 +122,88 @@ def kind_of_gpu(name: str) -> str:
 
 
 def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS) -> CudaTimes:
-    """Measures every task of a step on one CUDA device."""
+    """Measures every task of a step on one CUDA device; the Runner is a timed one."""
+    rank = runner.worker.rank
     for _ in range(2):
         runner.step(batch)  # libraries load their kernels and take their buffers
     torch.cuda.synchronize()
-    resident = _resident(runner.worker.rank, batch)
-    host = _quantile([_host_round(runner, batch) for _ in range(rounds)], 0.5)
-    chunks = _chunks(host)
+    resident = _resident(rank, batch)
+    tasks, begins, hosts = {}, [], []
+    for _ in range(rounds):
+        clock = HostClock()
+        begins.append(_round(runner, batch, clock))
+        tasks, seconds = intervals(rank.spans), clock.seconds
+        hosts.append(seconds)
+    host = _quantile(hosts, 0.5)
+    chunks = {chunk.start: 3 * sum(host[k] for k in chunk) + 1e-3 for chunk in _chunks(host)}
     found, apart, together = [], 0.0, 0.0
     for _ in range(rounds):
-        times, total = _device_round(runner, batch, chunks, host, each=True)
-        found.append(times)
-        apart += total
-        together += _device_round(runner, batch, chunks, host, each=False)[1]
+        timed, whole = EventClock(chunks), EventClock(chunks, each=False)
+        _round(runner, batch, timed)
+        found.append([timed.seconds.get(k, float("nan")) for k in range(len(host))])
+        _round(runner, batch, whole)
+        apart, together = apart + timed.total, together + whole.total
     event = max(apart - together, 0.0) / (rounds * max(len(host), 1))
     device = [max(seconds - event, 0.0) for seconds in _quantile(found, QUANTILE)]
+    queue = QueueClock(host)
+    _round(runner, batch, queue)
+    shared = _shared(rank.executable, tasks, device, host)
     workspace = _memory_round(runner, batch, storage)
-    return CudaTimes(device, host, workspace, resident, event, _ahead(runner, batch, host))
+    begin = float(np.median(begins))
+    return CudaTimes(*shared, workspace, resident, event, queue.found, begin)
+
+
+def _round(runner: Runner, batch: Any, clock: Any) -> float:
+    """One step with this clock between its tasks; the host's seconds before the first."""
+    rank, before = runner.worker.rank, runner.worker.rank.clock
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    context = runner.begin(batch)
+    seconds = time.perf_counter() - began
+    rank.spans.clear()
+    rank.clock, rank.records = clock, True
+    try:
+        runner.worker.run(context)
+    finally:
+        rank.clock, rank.records = before, False
+        if isinstance(clock, EventClock):
+            clock.finish()
+        torch.cuda.synchronize()
+    return seconds
+
+
+def _shared(
+    executable: Executable, tasks: dict[int, list[int]], device: Floats, host: Floats
+) -> tuple[list[float], list[float]]:
+    """Seconds of intervals as seconds of the tasks that ran in them."""
+    count = len(executable.tasks)
+    found: tuple[list[float], list[float]] = ([0.0] * count, [0.0] * count)
+    for number, some in tasks.items():
+        nbytes = [float(executable.tasks.nbytes[task]) or 1.0 for task in some]
+        for task, own in zip(some, nbytes, strict=True):
+            found[0][task] = device[number] * own / sum(nbytes)
+            found[1][task] = host[number] / len(some)
+    return found
 
 
 def _quantile(rounds: Sequence[Floats], share: float) -> list[float]:
     return [float(x) for x in np.nanquantile(np.array(rounds), share, axis=0)]
 
 
-def _host_round(runner: Runner, batch: Any) -> list[float]:
-    """Seconds of the host for each task, the device being idle or nearly so."""
-    rank, context = runner.worker.rank, runner.begin(batch)
-    seconds = []
-    for task in range(len(rank.executable.tasks)):
-        if task % 8 == 0:
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        rank.run(task, context)
-        seconds.append(time.perf_counter() - began)
-    _end(rank)
-    return seconds
-
-
 def _end(rank: Rank) -> None:
-    rank.spans.clear()
     rank.finish()
     torch.cuda.synchronize()
 
 
 def _chunks(host: Floats) -> list[range]:
-    """Runs of tasks that the host issues in about AT_ONCE."""
+    """Runs of intervals that the host issues in about AT_ONCE."""
     found, first, total = [], 0, 0.0
-    for task, seconds in enumerate(host):
-        if total + seconds > AT_ONCE and task > first:
-            found.append(range(first, task))
-            first, total = task, 0.0
+    for number, seconds in enumerate(host):
+        if total + seconds > AT_ONCE and number > first:
+            found.append(range(first, number))
+            first, total = number, 0.0
         total += seconds
     return [*found, range(first, len(host))]
-
-
-def _device_round(
-    runner: Runner, batch: Any, chunks: Sequence[range], host: Floats, each: bool
-) -> tuple[list[float], float]:
-    """Seconds of the device for each task (not a number where the host fell behind), and of all
-    chunks; without `each` events stand only around chunks."""
-    rank, context = runner.worker.rank, runner.begin(batch)
-    seconds, total = [float("nan")] * len(host), 0.0
-    for chunk in chunks:
-        marks = [_event() for _ in range(len(chunk) + 1 if each else 2)]
-        ahead = 3 * sum(host[k] for k in chunk) + 1e-3
-        torch.cuda.synchronize()
-        torch.cuda._sleep(int(ahead * SLEEP_CYCLES))
-        marks[0].record()
-        for place, task in enumerate(chunk):
-            rank.run(task, context)
-            if each:
-                marks[place + 1].record()
-        if not each:
-            marks[1].record()
-        waiting = not marks[0].query()
-        torch.cuda.synchronize()
-        total += marks[0].elapsed_time(marks[-1]) / 1e3
-        if each and waiting:
-            for place, task in enumerate(chunk):
-                seconds[task] = marks[place].elapsed_time(marks[place + 1]) / 1e3
-    _end(rank)
-    return seconds, total
-
-
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
-
-
-def _ahead(runner: Runner, batch: Any, host: Floats) -> float:
-    """How much of its work the host can do while the device does nothing: then the queue is
-    full."""
-    rank, context = runner.worker.rank, runner.begin(batch)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(int(LONG * SLEEP_CYCLES))
-    found, done = 0.0, 0.0
-    for task, seconds in enumerate(host):
-        began = time.perf_counter()
-        rank.run(task, context)
-        if not found and time.perf_counter() - began > LONG / 4:
-            found = done
-        done += seconds
-    _end(rank)
-    return found
 
 
 def _memory_round(runner: Runner, batch: Any, storage: Storage) -> dict[int, int]:
@@ -260,7 +250,7 @@ def calibrate(
             raise ValueError(f"a plan for {len(plan.cluster.devices)} devices is not for one GPU")
         kind = plan.cluster.devices[0].kind
         executable = Executable(plan.space, plan.strategy, plan.tasks)
-        runner = runner_on(program, executable)
+        runner = runner_on(program, executable, timed=True)
         figures = measured(runner, plan.storage, on_device(program.batch), rounds)
         samples.add(executable, plan.storage, figures)
         note(f"measured {len(executable.tasks)} tasks, {len(plan.storage.works)} different calls")
@@ -279,12 +269,14 @@ class CudaSamples:
         self.assembled: list[tuple[int, int, float]] = []
         self.resident: list[int] = []
         self.ahead: list[float] = []
+        self.begin: list[float] = []
 
     def add(self, executable: Executable, storage: Storage, figures: CudaTimes) -> None:
         """Takes in one measured step."""
         tasks = executable.tasks
         self.resident.append(figures.resident)
         self.ahead += [figures.ahead] if figures.ahead else []
+        self.begin.append(figures.begin)
         for task, kind in enumerate(executable.kind):
             if kind == ASSEMBLE:
                 boxes, nbytes = len(executable.copies[task]), int(tasks.nbytes[task])
@@ -314,7 +306,14 @@ class CudaSamples:
         # Beside what libraries hold, remainders of the blocks that state lies in: most have few.
         resident = int(np.quantile(self.resident, 2 / 3)) if self.resident else 0
         return CostTable(
-            Condition(kind), day, 0.0, works, fits(works), lines, self._issue(), resident
+            Condition(kind, mode=GENERATED),
+            day,
+            0.0,
+            works,
+            fits(works),
+            lines,
+            self._issue(),
+            resident,
         )
 
     def _issue(self) -> dict[str, float]:
@@ -335,7 +334,8 @@ class CudaSamples:
         }
         # A queue holds so many kernels: the fewest seconds are those of tasks that are all kernels.
         ahead = {AHEAD: _rounded(min(self.ahead))} if self.ahead else {}
-        return usual | far | ahead
+        begin = {BEGIN: _rounded(float(np.median(self.begin)))} if self.begin else {}
+        return usual | far | ahead | begin
 
 
 def _rounded(seconds: float) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from apportion.execute import threads
+from apportion.execute import carrier, threads
 from apportion.machine import (
     ASSUMED,
     Cluster,
@@ -45,7 +45,8 @@ def cache_file() -> Path:
     if not folder:
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         folder = os.path.join(base, "apportion")
-    name = hashlib.sha256(f"{machine_name()} torch {torch.__version__}".encode()).hexdigest()[:12]
+    facts = f"{machine_name()} torch {torch.__version__}, messages by {carrier()}"
+    name = hashlib.sha256(facts.encode()).hexdigest()[:12]
     return Path(folder) / f"costs-{name}.json"
 
 

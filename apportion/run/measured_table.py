@@ -36,6 +36,11 @@ from apportion.run.rehearse import WHOLE, ExchangeTimes, RehearsalTimes
 from apportion.simulate import feeds, simulate
 
 EXCHANGE = "apportion.exchange"
+STEP_EXCHANGES = "apportion.step_exchanges"
+"""All exchanges of a step: their messages are in the place of flops, their number of workspace."""
+FREE = CostLine(0.0, 0.0, 0.0, 0.0, 0)
+LEAST = 0.01  # the smallest share of anything: prices of nothing cannot be multiplied
+LOOSE = 3.0  # how many times the prices of a line may change against each other to fit steps
 MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 Exchanged = tuple[tuple[int, int, int], ...]
 """Messages (sender, receiver, bytes) of one exchange."""
@@ -75,8 +80,6 @@ def with_rehearsal(
     pack = lines.get(PACK_LINE) or lines.get(ASSEMBLE_LINE)
     exchanges = _exchanges_in_steps(tasks, answers, pack)
     works |= _exchange_works(_averaged(exchanges))
-    if samples := exchange_samples(works):
-        lines[EXCHANGE_LINE] = _scaled(cost_fit.line(samples), exchanges)
     found_table = replace(
         table,
         measured=time.strftime("%Y-%m-%d"),
@@ -85,29 +88,59 @@ def with_rehearsal(
         fits=cost_fit.fits(works),
         noise=max(_spread(answer.reference) for answer in answers),
     )
-    return _with_waiting(found_table, tasks, answers, len(exchanges))
+    return _with_step(found_table, tasks, answers, exchanges)
 
 
-def _with_waiting(
-    table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTimes], exchanges: int
+def _with_step(
+    table: CostTable,
+    tasks: TaskGraph,
+    answers: Sequence[RehearsalTimes],
+    exchanges: Sequence[tuple[int, int, float]],
 ) -> CostTable:
-    """The table in which an exchange also costs what processes wait for each other before it: no
-    two take equally long every time, and the later one counts. That is what whole rounds take
-    beyond what their simulation says."""
+    """The table with what all exchanges of this step take together, and the line of exchanges made
+    from such sums: what whole rounds take beyond their simulation without exchanges. That has in it
+    what processes wait for each other: no two take equally long every time, and now and then a
+    thread loses its core."""
+    if not exchanges:
+        return table
     rounds: dict[int, list[tuple[int, int]]] = {}
     for answer in answers:
         for number, position, start, end in answer.exchanged:
             if position == WHOLE:
                 rounds.setdefault(number, []).append((start, end))
-    if not rounds or not exchanges:
-        return table
-    took = [max(e for _, e in turn) - max(s for s, _ in turn) for turn in rounds.values()]
-    place = cluster_of(f"local:{tasks.devices}")
-    guess = simulate(tasks, place, measured_cost(table)).step_seconds
-    more = max(float(np.quantile(took, QUANTILE)) / 1e9 - guess, 0.0) / exchanges
-    line = table.lines[EXCHANGE_LINE]
-    waiting = line._replace(each=line.each + more)
-    return replace(table, lines=dict(table.lines) | {EXCHANGE_LINE: waiting})
+    count, messages = len(exchanges), sum(m for m, _, _ in exchanges)
+    nbytes, seconds = sum(n for _, n, _ in exchanges), sum(each for _, _, each in exchanges)
+    if rounds:
+        took = [max(e for _, e in turn) - max(s for s, _ in turn) for turn in rounds.values()]
+        free = replace(table, lines=dict(table.lines) | {EXCHANGE_LINE: FREE})
+        place = cluster_of(f"local:{tasks.devices}")
+        alone = simulate(tasks, place, measured_cost(free)).step_seconds
+        seconds = max(float(np.quantile(took, QUANTILE)) / 1e9 - alone, LEAST * seconds)
+    name = f"{STEP_EXCHANGES}({count} {messages} {nbytes})"
+    works = dict(table.works) | {name: KernelMeasurement(seconds, messages, nbytes, 0, count)}
+    line = exchange_line_of(works)
+    return replace(table, works=works, lines=dict(table.lines) | {EXCHANGE_LINE: line})
+
+
+def exchange_line_of(works: Mapping[str, KernelMeasurement]) -> CostLine:
+    """The line of exchanges from single ones, and from those of whole steps where there are some:
+    as near as can be to the line of single ones, all its prices multiplied with the same, that
+    makes the steps take what they took."""
+    line = cost_fit.line(exchange_samples(works))
+    steps = [w for name, w in works.items() if name.startswith(f"{STEP_EXCHANGES}(")]
+    if not steps:
+        return line
+    rows = np.array([(w.workspace, w.flops, w.nbytes) for w in steps], np.float64)
+    seconds = np.array([w.seconds for w in steps])
+    alone = np.maximum(np.array(line[:3]), LEAST * (rows @ line[:3]).mean() / rows.max(axis=0))
+    usual = alone * float(np.exp(np.log(seconds / (rows @ alone)).mean()))
+    held = np.diag(1 / LOOSE / len(usual) ** 0.5 / usual)
+    both = np.vstack([rows / seconds[:, None], held])
+    wanted = np.concatenate([np.ones(len(seconds)), held @ usual])
+    found = np.maximum(np.linalg.lstsq(both * usual, wanted, rcond=None)[0] * usual, 0.0)
+    error = float(np.median(np.abs(rows @ found / seconds - 1)))
+    each, per_box, per_byte = found.tolist()
+    return CostLine(each, per_box, per_byte, error, len(steps))
 
 
 def _low(seconds: Floats) -> Floats:
@@ -157,8 +190,8 @@ def with_exchanges(
     works = dict(table.works) | _exchange_works(
         _exchange_samples(exchanges_of_all_sizes(count), times)
     )
-    line = cost_fit.line(exchange_samples(works))
-    return replace(table, works=works, lines=dict(table.lines) | {EXCHANGE_LINE: line})
+    lines = dict(table.lines) | {EXCHANGE_LINE: exchange_line_of(works)}
+    return replace(table, works=works, lines=lines)
 
 
 def _exchange_works(samples: Iterable[tuple[int, int, float]]) -> dict[str, KernelMeasurement]:
@@ -198,18 +231,6 @@ def _exchanges_in_steps(
         if messages and seconds > packing:
             found.append((messages, nbytes, float(seconds) - packing))
     return found
-
-
-def _scaled(line: CostLine, exchanges: Sequence[tuple[int, int, float]]) -> CostLine:
-    """The Line by which these exchanges together take what they took. Most take as long as
-    exchanges by themselves do, some several times longer because a thread has lost its core: what
-    counts in a step is the sum."""
-    if not exchanges:
-        return line
-    guess = sum(line.each + m * line.per_box + n * line.per_byte for m, n, _ in exchanges)
-    scale = float(sum(seconds for _, _, seconds in exchanges) / guess)
-    each, per_box, per_byte = (scale * x for x in line[:3])
-    return line._replace(each=each, per_box=per_box, per_byte=per_byte)
 
 
 def _busiest(

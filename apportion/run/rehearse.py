@@ -26,6 +26,7 @@ from apportion.columns import (
     Ints,
 )
 from apportion.execute import (
+    Backends,
     Context,
     Exchange,
     Executable,
@@ -84,14 +85,21 @@ class RehearsalRequest:
         space = space_of(step.graph, self.strategy)
         executable = Executable(space, self.strategy, runnable(space, self.strategy, self.devices))
         process.progress[0] = 1
-        return rehearse(executable, process.rank, step, self.rounds, self.budget)
+        how = (self.rounds, self.budget, process.backends)
+        return rehearse(executable, process.rank, step, *how)
 
 
 def rehearse(
-    executable: Executable, device: int, step: RunnableStep, rounds: int, budget: float
+    executable: Executable,
+    device: int,
+    step: RunnableStep,
+    rounds: int,
+    budget: float,
+    backends: Backends,
 ) -> RehearsalTimes:
     """Rounds of one device's tasks, together with the other ranks if there are any."""
     mine = worker(executable, device)
+    mine.backends = backends
     rank = mine.rank
     clock, crowd = _clock(executable.tasks.devices)
     rank.clock, rank.records = clock, True
@@ -263,21 +271,19 @@ class ExchangeRequest:
                 longest_of_all(0.0)
                 for _ in range(4):
                     work.mm(work)
-                row.append(_exchange(process.rank, messages))
+                row.append(_exchange(process, messages))
             found.append(row)
         return ExchangeTimes(np.array(found[1:], np.int64))
 
 
-def _exchange(me: int, messages: tuple[tuple[int, int, int], ...]) -> tuple[int, int]:
+def _exchange(process: PoolProcess, messages: tuple[tuple[int, int, int], ...]) -> tuple[int, int]:
     """One exchange, as a step does it (execute/transport.py)."""
-    out = [(to, torch.empty(n, dtype=torch.uint8).fill_(1)) for a, to, n in messages if a == me]
+    me = process.rank
+    out = [(torch.empty(n, dtype=torch.uint8).fill_(1), to) for a, to, n in messages if a == me]
     began = time.perf_counter_ns()
+    into = [(torch.empty(n, dtype=torch.uint8), a) for a, to, n in messages if to == me]
+    pending = process.backends.post(into, out)
     with peer_errors():
-        pending = [
-            dist.irecv(torch.empty(n, dtype=torch.uint8), a) for a, to, n in messages if to == me
-        ]
-        pending += [dist.isend(message, to) for to, message in out]
         for work in pending:
-            assert work is not None
             work.wait()
     return (began, time.perf_counter_ns()) if pending else (-1, -1)

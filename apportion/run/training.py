@@ -69,8 +69,7 @@ class TrainingRequest:
         executable = Executable(space, self.strategy, tasks)
         place = own_device(self.place, process.rank)
         mine = worker(executable, process.rank, place, self.mode, timed=True)
-        if place != "cpu":
-            mine.backends = join_backends(place)
+        mine.backends = process.backends if place == "cpu" else join_backends(place)
         mine.progress = process.progress
         mine.progress[0] = 1
         losses: list[float | None] = []
@@ -82,6 +81,7 @@ class TrainingRequest:
         check = ReplicaCheck(mine.rank) if self.replicas else None
         mine.sent_bytes = 0
         for step in range(self.steps):
+            mine.rank.records = step == self.steps - 1
             batch = vary(program.batch, self.seed, step)
             if step == self.steps - 1:
                 clock = _device_clock(mine)

@@ -54,6 +54,7 @@ class TrialRequest:
         space = space_of(step.graph, self.strategy)
         executable = Executable(space, self.strategy, runnable(space, self.strategy, self.devices))
         mine = worker(executable, process.rank)
+        mine.backends = process.backends
         mine.progress = process.progress
         mine.progress[0] = 1
         mine.rank.load(step.tensor)

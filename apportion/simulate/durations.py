@@ -13,15 +13,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from apportion.columns import Floats, Ints, compiled
+from apportion.columns import Bools, Floats, Ints, compiled
 from apportion.lower import ASSEMBLE, CATEGORIES, COLLECTIVE, COMPUTE, TRANSFER, TaskGraph
 from apportion.machine import (
     AHEAD,
     ASSEMBLE_LINE,
+    BEGIN,
     ESTIMATED,
     FITTED,
+    FUSED_LINE,
+    INDUCTOR,
     MEASURED,
     PACK_LINE,
+    REPLAY,
+    REPLAYED,
     Cluster,
     CostLine,
     CostModel,
@@ -31,12 +36,14 @@ from apportion.machine import (
     cost_fit,
     device_classes,
     exchange_line,
+    fused_name,
     kind_and_inputs,
     kind_of_signature,
     to_nanoseconds,
     wire_lines,
     wire_seconds,
 )
+from apportion.simulate.fusion import fused_traffic
 
 SOURCES = ("measured", "fitted", "estimated")
 INPUT_CATEGORY = CATEGORIES.index("input")
@@ -62,7 +69,7 @@ def shares(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> dict[str, flo
 
 def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Ints:
     """What it takes the host to issue each task to an asynchronous device; 0 on others and for
-    messages."""
+    messages. A device that replays is told once between two exchanges."""
     issue = np.zeros(len(tasks))
     names = _op_kinds(tasks)
     for where, device in device_classes(cluster):
@@ -70,6 +77,11 @@ def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> In
             continue
         known = cost.tables[device.kind].issue if device.kind in cost.tables else {}
         usual = known.get("", device.launch_seconds)
+        if cost.mode in REPLAYED:
+            told = _first_tasks(tasks, where, after_messages=True)
+            issue[told] = known.get(REPLAY, device.launch_seconds)
+            issue[_first_tasks(tasks, where)] += known.get(BEGIN, 0.0)
+            continue
         per_op = np.array([known.get(name, usual) for name in names] + [usual])
         mine = where[tasks.device] & tasks.is_work
         computes = mine & (tasks.kind == COMPUTE)
@@ -80,15 +92,43 @@ def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> In
             calls = [known.get(w, known.get(kind_and_inputs(w), np.nan)) for w in tasks.works]
             own = np.array([*calls, np.nan])[tasks.work]
             issue[computes] = np.where(np.isnan(own), issue, own)[computes]
+            issue[_first_tasks(tasks, where)] += known.get(BEGIN, 0.0)
     return np.rint(issue * 1e9).astype(np.int64)
+
+
+def _first_tasks(tasks: TaskGraph, where: Bools, after_messages: bool = False) -> Ints:
+    """The first task of work of each of some devices, and after the messages of each; none where
+    calls are not known, since then there may be tasks around these."""
+    if not len(tasks.work):
+        return np.zeros(0, np.int64)
+    found = []
+    working = tasks.is_work & where[tasks.device]
+    for device in np.unique(tasks.device[working]).tolist():
+        mine = np.flatnonzero(working & (tasks.device == device))
+        if not after_messages:
+            found.append(mine[:1])
+            continue
+        cuts = np.unique(tasks.ends.task[tasks.ends.device == device])
+        first = np.searchsorted(mine, np.append(-1, cuts))
+        found.append(mine[np.unique(first[first < len(mine)])])
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
 def restricted(cost: CostModel, tasks: TaskGraph) -> CostModel:
     """The CostModel with no more than what these tasks need: what a saved Plan keeps."""
     kinds = set(tasks.kinds) | {kind_of_signature(work) for work in tasks.works}
     names = kinds | {cost_fit.family(kind) for kind in kinds} | {"apportion.feed"}
-    calls = (*tasks.works, *(name for name, _, _ in feeds(tasks)))
-    always = {"", ASSEMBLE_LINE, AHEAD, *tasks.works, *map(kind_and_inputs, tasks.works)}
+    feeding = (name for name, _, _ in feeds(tasks))
+    calls = (*tasks.works, *map(fused_name, tasks.works), *feeding)
+    always = {
+        "",
+        ASSEMBLE_LINE,
+        AHEAD,
+        BEGIN,
+        REPLAY,
+        *tasks.works,
+        *map(kind_and_inputs, tasks.works),
+    }
 
     def needed(table: CostTable) -> CostTable:
         there = {*calls, *table.lines}
@@ -117,6 +157,8 @@ def _costs(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> tuple[Floats,
             assert number in PRICES, f"tasks of the kind {kind.name!r} have no price"
             seconds[rows], source[rows] = PRICES[number](tasks, rows, cluster, cost)
     _put_measured(tasks, cluster, cost, seconds, source)
+    if cost.mode == INDUCTOR:
+        _put_fused(tasks, cluster, cost, seconds, source)
     _put_feeds(tasks, cluster, cost, seconds)
     return seconds, source
 
@@ -124,9 +166,12 @@ def _costs(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> tuple[Floats,
 def _compute_price(
     tasks: TaskGraph, rows: Ints, cluster: Cluster, cost: CostModel
 ) -> tuple[Floats, Ints]:
+    kinds, which = _op_kinds(tasks), tasks.op[rows]
+    if len(tasks.work):  # a call may do the work of several Ops
+        kinds, which = tuple(map(kind_of_signature, tasks.works)), tasks.work[rows]
     return compute_seconds(
-        cost, cluster, _op_kinds(tasks), tasks.op[rows], tasks.device[rows], tasks.flops[rows],
-        tasks.nbytes[rows], tasks.itemsize[rows],
+        cost, cluster, kinds, which, tasks.device[rows], tasks.flops[rows], tasks.nbytes[rows],
+        tasks.itemsize[rows],
     )  # fmt: skip
 
 
@@ -154,6 +199,27 @@ def _put_measured(
         measured = np.array([*found, np.nan])[tasks.work]
         here = where[tasks.device] & ~np.isnan(measured)
         seconds[here], source[here] = measured[here], MEASURED
+
+
+def _put_fused(
+    tasks: TaskGraph, cluster: Cluster, cost: CostModel, seconds: Floats, source: Ints
+) -> None:
+    """What may be part of a fused kernel takes its share of one, where calls are known."""
+    if not len(tasks.work):
+        return
+    traffic = fused_traffic(tasks)
+    for where, device in device_classes(cluster):
+        table = cost.tables.get(device.kind)
+        line = None if table is None else table.lines.get(FUSED_LINE)
+        if table is None or line is None:
+            continue
+        here = traffic.fused & where[tasks.device]
+        guess = traffic.kernels * line.per_box + traffic.nbytes * line.per_byte
+        seconds[here], source[here] = guess[here], FITTED
+        shares = (table.works.get(fused_name(w)) for w in tasks.works)
+        own = np.array([*(np.nan if s is None else s.seconds for s in shares), np.nan])[tasks.work]
+        known = here & ~np.isnan(own)
+        seconds[known], source[known] = own[known], MEASURED
 
 
 def feeds(tasks: TaskGraph) -> list[tuple[str, int, int]]:

@@ -9,12 +9,13 @@ import pytest
 import torch
 from compare_runs import batches
 from generated_runs import RanksInMode, differing_replicas
-from graphs import captured
+from graphs import captured, problem
 from torch import nn
 
 from apportion.capture.capture import capture
 from apportion.capture.reference import capture_as, eager_steps
 from apportion.execute.generate import SegmentGenerator
+from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, unsplit_choice
@@ -147,17 +148,19 @@ def program_state(ranks: RanksInMode) -> list[tuple[int, int]]:
 
 def test_segments_that_are_alike_share_their_code() -> None:
     program, space = captured("mlp:tiny")
-    ranks = RanksInMode(program, space, draw(space, 2, Random(203)), 2, "none")
+    ranks = RanksInMode(program, space, data(problem(2)).strategy, 2, "none")
     generator = SegmentGenerator(ranks.executable, 0, "cpu")
     sources = generator.segments(ranks.steps[0])
-    assert len({source.text for source in sources}) == len(generator.codes) < len(sources)
+    assert len({source.plain.text for source in sources}) == len(generator.codes) < len(sources)
 
 
 def test_the_text_has_only_names_of_our_own() -> None:
     program, space = captured("gpt2:tiny")
     ranks = RanksInMode(program, space, whole(space), 1, "none")
     (source,) = SegmentGenerator(ranks.executable, 0, "cpu").segments(ranks.steps[0])
-    assert not set("\"'.\\@{:") & set(source.text.replace("mark):", ""))
+    first, *rest = source.plain.text.replace(" x.clear()", "").splitlines()
+    assert first == "def segment(x, s, w, context, clock, mark):"
+    assert not set("\"'.\\@{:") & set("".join(rest))
 
 
 def test_tasks_are_recorded_once_for_all_that_are_alike() -> None:

@@ -50,7 +50,7 @@ from apportion.run.cost_cache import (
     keep_costs,
     measured_cost,
 )
-from apportion.run.measured_table import with_exchanges, with_rehearsal
+from apportion.run.measured_table import exchange_line_of, with_exchanges, with_rehearsal
 from apportion.run.rehearse import WHOLE, ExchangeTimes, RehearsalTimes
 from apportion.run.renewal import count_missing
 from apportion.run.step_source import StepSource, source_of, tensors_of_graph
@@ -348,6 +348,34 @@ def test_processes_that_wait_for_each_other_wait_at_exchanges() -> None:
     alone, waiting = (simulate(tasks, place, measured_cost(t)).step_seconds for t in tables)
     assert alone < 0.03
     assert waiting == pytest.approx(0.05, rel=0.02)
+
+
+def test_exchanges_cost_what_several_steps_say() -> None:
+    """In steps an exchange costs more than alone, each far more, and a byte as much."""
+
+    def step(count: int, messages: int, nbytes: int) -> float:
+        return 8e-4 * count + 5e-5 * messages + 1e-9 * nbytes
+
+    alone = {
+        f"apportion.exchange({m} {n})": KernelMeasurement(1e-4 + 2e-5 * m + 1e-9 * n, m, n, 0)
+        for m in (1, 2, 6)
+        for n in (1 << 10, 1 << 16, 1 << 22)
+    }
+    assert exchange_line_of(alone)[:3] == pytest.approx((1e-4, 2e-5, 1e-9), rel=1e-3)
+    sizes = [(50, 100, 1_000_000), (3, 6, 40_000_000), (200, 1200, 10_000_000)]
+    steps = {
+        f"apportion.step_exchanges({c} {m} {n})": KernelMeasurement(step(c, m, n), m, n, 0, c)
+        for c, m, n in sizes
+    }
+    found = exchange_line_of(alone | steps)
+    for c, m, n in (*sizes, (20, 60, 5_000_000)):
+        guess = c * found.each + m * found.per_box + n * found.per_byte
+        assert guess == pytest.approx(step(c, m, n), rel=0.2)
+    one = exchange_line_of(alone | dict([next(iter(steps.items()))]))
+    assert 50 * one.each + 100 * one.per_box + 1e6 * one.per_byte == pytest.approx(
+        step(*sizes[0]), rel=1e-6
+    )
+    assert one.each / one.per_byte == pytest.approx(1e-4 / 1e-9, rel=1e-3)
 
 
 # Calibrator

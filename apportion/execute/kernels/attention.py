@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -72,11 +73,12 @@ def _sdpa_backward(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(backward(*tensors, lse.contiguous(), dropout, causal, attn_mask=mask, scale=scale))
 
 
-# On CUDA devices: FlashAttention in half precision without a mask, the memory-efficient kernel for
-# the rest, and plain products in precisions and widths that neither takes.
+# On CUDA devices: cuDNN's kernels or FlashAttention in half precision without a mask, the
+# memory-efficient kernel for the rest, and plain products in precisions and widths that none takes.
 
 _HALF = (torch.float16, torch.bfloat16)
 _ROWS = 32  # the memory-efficient kernel keeps its sums in multiples of so many queries
+_CUDNN = 91500  # the version from which torch itself prefers it, on Hopper and Blackwell
 
 
 def _flash(q: torch.Tensor, v: torch.Tensor, mask: Any, place: Sequence[int]) -> bool:
@@ -84,6 +86,21 @@ def _flash(q: torch.Tensor, v: torch.Tensor, mask: Any, place: Sequence[int]) ->
     return q.dtype in _HALF and mask is None and not place and widths[0] == widths[1] <= 256 and (
         widths[0] % 8 == 0
     )  # fmt: skip
+
+
+def _cudnn(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Of what FlashAttention takes, whether cuDNN does it, as torch chooses on the device here."""
+    usual = q.shape[-1] <= 128 and min(q.shape[2], k.shape[2]) > 1
+    return usual and not torch.are_deterministic_algorithms_enabled() and _prefers_cudnn()
+
+
+@cache
+def _prefers_cudnn() -> bool:
+    if not (torch.cuda.is_available() and torch.backends.cudnn.is_available()):
+        return False
+    new = (torch.backends.cudnn.version() or 0) >= _CUDNN
+    wanted = torch.backends.cuda.cudnn_sdp_enabled()
+    return new and wanted and torch.cuda.get_device_capability() in ((9, 0), (10, 0))
 
 
 def _efficient(q: torch.Tensor, v: torch.Tensor) -> bool:
@@ -129,6 +146,10 @@ def _on_cuda(
         weights = found.sub_(lse.unsqueeze(-1)).exp_()
         return torch.matmul(weights.to(v.dtype), _repeated(v, q.shape[1])), lse
     dense = [_dense(q), *(_dense(_repeated(x, q.shape[1])) for x in (k, v))]
+    if _flash(q, v, mask, place) and _cudnn(q, k):
+        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+        out, lse, *_ = cudnn(*dense, None, True, 0.0, causal, scale=scale)
+        return out, lse.reshape(out.shape[:-1])
     if _flash(q, v, mask, place):
         attend = torch.ops.aten._scaled_dot_product_flash_attention.default
         return tuple(attend(*dense, 0.0, causal, scale=scale)[:2])
@@ -149,7 +170,11 @@ def _backward_on_cuda(
     wide = [_dense(q), *(_dense(_repeated(x, heads)) for x in (k, v))]
     grad, out, lse = _dense(grad), _dense(out), lse.contiguous()
     no_seed = torch.zeros((), dtype=torch.int64, device=q.device)  # nothing is dropped
-    if _flash(q, v, mask, place):
+    if _flash(q, v, mask, place) and _cudnn(q, k):
+        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+        sums = (lse.unsqueeze(-1), no_seed, no_seed, None, None, None, q.shape[2], k.shape[2])
+        found = cudnn(grad, *wide, out, *sums, 0.0, causal, scale=scale)
+    elif _flash(q, v, mask, place):
         flash = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
         lengths = (None, None, q.shape[2], k.shape[2])
         seeds = (torch.zeros(2, dtype=torch.uint64, device=q.device), no_seed)

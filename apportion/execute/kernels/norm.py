@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from apportion.capture import computing_dtype
 from apportion.execute.kernels.base import Context, own
 
 
@@ -23,7 +24,7 @@ def _channel_sum(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
 def _channel_squares(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     x, total, count = args
     away = x - _per_channel(total / count, x)
-    return (_per_channel_total(away.square_()),)
+    return (_per_channel_total(away.pow_(2)),)
 
 
 @own("apportion.batch_norm")
@@ -71,7 +72,7 @@ def _nothing(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
 def _batch_norm_whole(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     """The result, mean and inverse deviation, and the new running statistics if there are any."""
     x, weight, bias, mean, variance, momentum, eps = args
-    x, wide = x.contiguous(), torch.promote_types(x.dtype, torch.float32)
+    x, wide = x.contiguous(), computing_dtype(x.dtype)
     weight, bias = weight.to(wide), bias.to(wide)
     plane = x.numel() // (x.shape[0] * x.shape[1])
     if context.cuda or plane <= _SMALL_PLANE:
@@ -80,7 +81,7 @@ def _batch_norm_whole(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     count = x.numel() // x.shape[1]
     total = _per_channel_total(x)
     found = total / count
-    squares = _per_channel_total((x - _per_channel(found, x)).square_())
+    squares = _per_channel_total((x - _per_channel(found, x)).pow_(2))
     spread = squares / count
     normalise = torch.ops.aten.native_batch_norm.default  # with statistics given: pointwise
     out = normalise(x, weight, bias, found, spread, False, 0.0, eps)[0]
@@ -125,7 +126,7 @@ def _batch_norm_whole_backward(context: Context, args: Sequence[Any]) -> tuple[A
 
 def _per_channel_total(x: torch.Tensor) -> torch.Tensor:
     """The sum of all but channels, added in double like torch's own statistics, plane by plane."""
-    kind = torch.promote_types(x.dtype, torch.float32)
+    kind = computing_dtype(x.dtype)
     x = x.contiguous()  # so that the order of additions does not depend on strides
     planes = x.sum(tuple(range(2, x.dim())), dtype=kind) if x.dim() > 2 else x
     return planes.sum(0, dtype=torch.float64).to(kind)

@@ -81,7 +81,7 @@ def _row_sum(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
 @own("apportion.row_squares")
 def _row_squares(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     x, total, rank, count = args
-    return ((_wide(x) - total / count).square_().sum(_columns(x, rank), keepdim=True),)
+    return ((_wide(x) - total / count).pow_(2).sum(_columns(x, rank), keepdim=True),)
 
 
 @own("apportion.row_statistics")
