@@ -77,10 +77,10 @@ if TYPE_CHECKING:
         eager_steps as eager_steps,
     )
     from apportion.capture.trace import (
-        CaptureError as CaptureError,
+        RANDOM_UNIFORM as RANDOM_UNIFORM,
     )
     from apportion.capture.trace import (
-        RANDOM_UNIFORM as RANDOM_UNIFORM,
+        CaptureError as CaptureError,
     )
     from apportion.capture.trace import (
         flat_results as flat_results,

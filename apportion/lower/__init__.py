@@ -24,9 +24,6 @@ if TYPE_CHECKING:
         OPS as OPS,
     )
     from apportion.lower.exchange import (
-        OpTasks as OpTasks,
-    )
-    from apportion.lower.exchange import (
         PIECE as PIECE,
     )
     from apportion.lower.exchange import (
@@ -34,6 +31,9 @@ if TYPE_CHECKING:
     )
     from apportion.lower.exchange import (
         TASKS as TASKS,
+    )
+    from apportion.lower.exchange import (
+        OpTasks as OpTasks,
     )
     from apportion.lower.exchange import (
         pair_columns as pair_columns,
@@ -66,13 +66,19 @@ if TYPE_CHECKING:
         build_task_graph as build_task_graph,
     )
     from apportion.lower.task_graph import (
-        AssembledBox as AssembledBox,
-    )
-    from apportion.lower.task_graph import (
         CATEGORIES as CATEGORIES,
     )
     from apportion.lower.task_graph import (
         COMMUNICATION as COMMUNICATION,
+    )
+    from apportion.lower.task_graph import (
+        NO_ENDS as NO_ENDS,
+    )
+    from apportion.lower.task_graph import (
+        WORKSPACE as WORKSPACE,
+    )
+    from apportion.lower.task_graph import (
+        AssembledBox as AssembledBox,
     )
     from apportion.lower.task_graph import (
         Copies as Copies,
@@ -81,16 +87,10 @@ if TYPE_CHECKING:
         Ends as Ends,
     )
     from apportion.lower.task_graph import (
-        NO_ENDS as NO_ENDS,
-    )
-    from apportion.lower.task_graph import (
         Storage as Storage,
     )
     from apportion.lower.task_graph import (
         TaskGraph as TaskGraph,
-    )
-    from apportion.lower.task_graph import (
-        WORKSPACE as WORKSPACE,
     )
     from apportion.lower.task_graph import (
         with_storage as with_storage,
@@ -123,9 +123,6 @@ if TYPE_CHECKING:
         FLOWS as FLOWS,
     )
     from apportion.lower.value_flow import (
-        FlowStore as FlowStore,
-    )
-    from apportion.lower.value_flow import (
         MADE as MADE,
     )
     from apportion.lower.value_flow import (
@@ -136,6 +133,9 @@ if TYPE_CHECKING:
     )
     from apportion.lower.value_flow import (
         STAGES as STAGES,
+    )
+    from apportion.lower.value_flow import (
+        FlowStore as FlowStore,
     )
     from apportion.lower.value_flow import (
         end_piece as end_piece,

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
         ALL_TO_ALL as ALL_TO_ALL,
     )
     from apportion.machine.collective import (
-        AlgorithmLine as AlgorithmLine,
-    )
-    from apportion.machine.collective import (
         PATTERNS as PATTERNS,
     )
     from apportion.machine.collective import (
         REDUCE_SCATTER as REDUCE_SCATTER,
+    )
+    from apportion.machine.collective import (
+        AlgorithmLine as AlgorithmLine,
     )
     from apportion.machine.collective import (
         algorithm_lines as algorithm_lines,
@@ -77,9 +77,6 @@ if TYPE_CHECKING:
         ASSUMED as ASSUMED,
     )
     from apportion.machine.cost_model import (
-        CostModel as CostModel,
-    )
-    from apportion.machine.cost_model import (
         ESTIMATED as ESTIMATED,
     )
     from apportion.machine.cost_model import (
@@ -87,6 +84,9 @@ if TYPE_CHECKING:
     )
     from apportion.machine.cost_model import (
         MEASURED as MEASURED,
+    )
+    from apportion.machine.cost_model import (
+        CostModel as CostModel,
     )
     from apportion.machine.cost_model import (
         PriceTable as PriceTable,
@@ -146,6 +146,18 @@ if TYPE_CHECKING:
         BEGIN as BEGIN,
     )
     from apportion.machine.cost_table import (
+        EXCHANGE_LINE as EXCHANGE_LINE,
+    )
+    from apportion.machine.cost_table import (
+        FUSED_LINE as FUSED_LINE,
+    )
+    from apportion.machine.cost_table import (
+        PACK_LINE as PACK_LINE,
+    )
+    from apportion.machine.cost_table import (
+        REPLAY as REPLAY,
+    )
+    from apportion.machine.cost_table import (
         Condition as Condition,
     )
     from apportion.machine.cost_table import (
@@ -158,19 +170,7 @@ if TYPE_CHECKING:
         CostTable as CostTable,
     )
     from apportion.machine.cost_table import (
-        EXCHANGE_LINE as EXCHANGE_LINE,
-    )
-    from apportion.machine.cost_table import (
-        FUSED_LINE as FUSED_LINE,
-    )
-    from apportion.machine.cost_table import (
         KernelMeasurement as KernelMeasurement,
-    )
-    from apportion.machine.cost_table import (
-        PACK_LINE as PACK_LINE,
-    )
-    from apportion.machine.cost_table import (
-        REPLAY as REPLAY,
     )
     from apportion.machine.cost_table import (
         ReferenceTime as ReferenceTime,

@@ -70,6 +70,7 @@ class TrainingRequest:
         place = own_device(self.place, process.rank)
         mine = worker(executable, process.rank, place, self.mode, timed=True)
         mine.backends = process.backends if place == "cpu" else join_backends(place)
+        mine.rank.records = False
         mine.progress = process.progress
         mine.progress[0] = 1
         losses: list[float | None] = []
@@ -82,6 +83,7 @@ class TrainingRequest:
         mine.sent_bytes = 0
         for step in range(self.steps):
             mine.rank.records = step == self.steps - 1
+            mine.rank.spans.clear()
             batch = vary(program.batch, self.seed, step)
             if step == self.steps - 1:
                 clock = _device_clock(mine)
