@@ -7,6 +7,7 @@ make it faster and leave its meaning. What is predicted of a plan, measured and 
 
 from __future__ import annotations
 
+from apportion.lower.coalesce import coalesce
 from apportion.lower.join_batch_norm import join_batch_norm
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import TaskGraph
@@ -17,4 +18,4 @@ def runnable(space: Space, strategy: Strategy, devices: int, joined: bool = True
     """The tasks of one step, as they run; `joined`: with one call for the pieces of a batch norm
     where that can be. Raises ValueError if the strategy is not legal."""
     tasks = lower(space, strategy, devices)
-    return join_batch_norm(space, strategy, tasks) if joined else tasks
+    return coalesce(join_batch_norm(space, strategy, tasks) if joined else tasks)
