@@ -15,6 +15,8 @@ from apportion.cli.options import (
     METHOD_NAMES,
     AsJson,
     Calibrate,
+    CompileMode,
+    Fast,
     Measure,
     Model,
     PolicyFile,
@@ -62,16 +64,8 @@ def run_command(
     share_gpu: Annotated[
         bool, typer.Option("--share-gpu", help="Run all processes on this machine's first GPU.")
     ] = False,
-    compile_mode: Annotated[
-        str | None,
-        typer.Option(
-            "--compile",
-            metavar="MODE",
-            help="How work between exchanges runs: none (task by task), generated (the default), "
-            "graph, inductor, or auto (the fastest that works here).",
-        ),
-    ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="The same as --compile auto.")] = False,
+    compile_mode: CompileMode = None,
+    fast: Fast = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a few steps on real processes and set what was measured beside what was predicted.
