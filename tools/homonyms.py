@@ -64,6 +64,7 @@ STATE: dict[str, str] = {
     "apportion.execute.kernels.update._prepared": "a cache of compiled update bodies",
     "apportion.machine.collective._network": "a cache by Cluster and group, bounded",
     "apportion.machine.collective._profile": "a cache by Cluster and group, bounded",
+    "apportion.machine.cost_model._combined": "a cache by tables and mode, bounded",
     "apportion.machine.cost_model._scaled_table": "a cache by device, bounded",
     "apportion.machine.cost_model.shipped": "the files that come with the package, read once",
     "apportion.machine.cost_model._distinct_kinds": "a cache by kinds, bounded",
