@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 from plain_builder import Builder, Piece
 
 from apportion.describe.descriptions import find_description
@@ -296,18 +297,19 @@ class _Lowering:
         return sources
 
     def _sliceable(self, value: int, piece: Piece, region: Box) -> bool:
-        """Whether a slice of the piece's tensor can be a view: no dimension is cut inside a merged
-        product."""
+        """Whether a slice of the piece's tensor can be a view: one range of every dimension."""
         position = 0
         for factors in self.space.atoms.dims[value]:
             stop = position + len(factors)
-            sizes = lengths(piece.region[position:stop])
-            cut = [
-                n
-                for n, size in zip(lengths(region[position:stop]), sizes, strict=True)
-                if n != size
-            ]
-            if cut and len([s for s in sizes if s > 1]) > 1:
+            outer, inner = piece.region[position:stop], region[position:stop]
+            places = (
+                np.arange(volume(outer))
+                .reshape(lengths(outer))[
+                    tuple(slice(a - o, b - o) for (o, _), (a, b) in zip(outer, inner, strict=True))
+                ]
+                .ravel()
+            )
+            if len(places) and places[-1] - places[0] != len(places) - 1:
                 return False
             position = stop
         return True

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from apportion.execute.backends import (
         peer_errors as peer_errors,
     )
+    from apportion.execute.cuda_clock import (
+        CudaClock as CudaClock,
+    )
     from apportion.execute.dry_run import (
         device_memory_facts as device_memory_facts,
     )
@@ -55,6 +58,9 @@ if TYPE_CHECKING:
     from apportion.execute.feed import (
         feed_of as feed_of,
     )
+    from apportion.execute.fused_update import (
+        fused_updates as fused_updates,
+    )
     from apportion.execute.kernels.base import (
         Context as Context,
     )
@@ -72,6 +78,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.ladder import (
         check_mode as check_mode,
+    )
+    from apportion.execute.ladder import (
+        ladder as ladder,
     )
     from apportion.execute.ladder import (
         mode_of as mode_of,
@@ -94,8 +103,11 @@ if TYPE_CHECKING:
     from apportion.execute.rank_steps import (
         Segment as Segment,
     )
-    from apportion.execute.rank_steps import (
-        Wait as Wait,
+    from apportion.execute.replica_notes import (
+        replica_notes as replica_notes,
+    )
+    from apportion.execute.replicas import (
+        ReplicaCheck as ReplicaCheck,
     )
     from apportion.execute.run_part import (
         padded as padded,

@@ -124,4 +124,3 @@ def _box(executable: Executable, copy: BoxCopy, view: torch.Tensor) -> PackedBox
         room = room.reshape(executable.slots[copy.source].shape)
         return PackedBox(room, copy.source, copy.source_shape, None)
     return PackedBox(room.reshape(copy.shape), copy.source, copy.source_shape, copy.source_box)
-

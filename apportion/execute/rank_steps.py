@@ -93,7 +93,7 @@ def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
             if exchange is None:
                 continue
             posted.append(exchange)
-            for other in posted[: -LATER]:
+            for other in posted[:-LATER]:
                 if not other.receives and other in waiting:
                     end(other)
             close()

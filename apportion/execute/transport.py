@@ -12,7 +12,6 @@ backends.py says what carries them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from apportion.execute.backends import Backends, Handle, Parcel, peer_errors
+from apportion.execute.cuda_clock import shared_out
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import (
     Context,
@@ -28,6 +28,7 @@ from apportion.execute.ladder import GENERATED, Ladder, check_mode, ladder
 from apportion.execute.rank import Rank
 from apportion.execute.rank_buffers import RankBuffers, rank_buffers
 from apportion.execute.rank_steps import Exchange, Post, RankStep, Segment, rank_steps
+from apportion.execute.segment_function import SegmentFunction
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Worker:
         self.own_buffers()
         for step in self.steps:
             if isinstance(step, Segment):
-                functions[step](self.rank, context)
+                self._segment(step, functions[step], context)
             elif isinstance(step, Post):
                 self.post(step.exchange)
             else:
@@ -81,9 +82,21 @@ class Worker:
         self.progress[0] = self.rounds << 32
         return self.rank.finish()
 
+    def _segment(self, segment: Segment, function: SegmentFunction, context: Context) -> None:
+        """One segment; where its function notes no spans though they are wanted, one for all."""
+        rank = self.rank
+        if not rank.records:
+            function(rank, context)
+            return
+        known, began = len(rank.spans), rank.clock()
+        function(rank, context)
+        if len(rank.spans) == known:
+            rank.spans += shared_out(segment.tasks, began, rank.clock())
+
     def post(self, exchange: Exchange) -> None:
         """Begins an exchange: all that is received and sent at one position."""
-        rank, began, buffers = self.rank, time.perf_counter_ns(), self.own_buffers()
+        rank, buffers = self.rank, self.own_buffers()
+        began = rank.clock() if rank.records else 0
         self.progress[0] = (self.rounds << 32) + exchange.position
         receives: list[Parcel] = []
         for number, source in exchange.receives:
@@ -123,7 +136,7 @@ class Worker:
                     self.rank.received[number] = self.buffers.incoming[number].clone()
         if not self.rank.records:
             return
-        ended = time.perf_counter_ns()
+        ended = self.rank.clock()
         messages = self.rank.executable.messages
         parties = (*exchange.sends, *exchange.receives)
         for task in dict.fromkeys(messages[number].task for number, _ in parties):
@@ -147,6 +160,6 @@ def worker(
 ) -> Worker:
     """The part of a TaskGraph that belongs to one device, ready to run in this process, its tensors
     on the device that torch calls `place`, its segments in a mode of ladder.py."""
-    rank = Rank(executable, device, place=place)
+    rank = Rank(executable, device, place=place, records=timed)
     steps = rank_steps(executable, device)
     return Worker(rank, steps, mode=check_mode(mode), timed=timed)

@@ -64,9 +64,7 @@ def coalesce(tasks: TaskGraph, sizes: BucketSizes = BUCKETS) -> TaskGraph:
 # What is known before anything is placed
 
 
-def _units(
-    tasks: TaskGraph, sizes: BucketSizes
-) -> tuple[Dependencies, Units, Limits, Ints, Bools]:
+def _units(tasks: TaskGraph, sizes: BucketSizes) -> tuple[Dependencies, Units, Limits, Ints, Bools]:
     message, n = tasks.is_message, len(tasks)
     end_start = offsets(np.bincount(tasks.ends.task, minlength=n))
     unit, code, members, first = find_units(

@@ -384,18 +384,17 @@ def _inside(box, region, outer):  # type: ignore[no-untyped-def]
 
 @compiled
 def _sliceable(box, region, piece, dims):  # type: ignore[no-untyped-def]
-    """Whether a slice of the piece's tensor can be a view: no dimension is cut inside a merged
-    product."""
+    """Whether a slice of the piece's tensor can be a view: in every dimension, which may be a
+    merged product, it is one range."""
     atoms, a = len(dims), 0
     while a < atoms:
-        dim, wide, cut = dims[a], 0, False
+        dim, begun = dims[a], False
         while a < atoms and dims[a] == dim:
-            size = box[piece, 2 * a + 1] - box[piece, 2 * a]
-            wide += size > 1
-            cut = cut or box[region, 2 * a + 1] - box[region, 2 * a] != size
+            here = box[region, 2 * a + 1] - box[region, 2 * a]
+            if begun and here != box[piece, 2 * a + 1] - box[piece, 2 * a]:
+                return False
+            begun = begun or here > 1
             a += 1
-        if cut and wide > 1:
-            return False
     return True
 
 

@@ -95,7 +95,7 @@ def test_the_peak_of_one_device_is_predicted_to_the_byte(spec: str, double: bool
     exact = with_storage(tasks, measure_storage(executable, 1))
     verify(exact)
     assert run(program, executable) == predicted(exact)
-    if spec != "rnn:tiny":  # no kernel at its peak takes more than planned
+    if spec not in ("gpt2:tiny", "rnn:tiny"):  # no kernel at their peak takes more than planned
         assert predicted(exact) != predicted(tasks)
 
 

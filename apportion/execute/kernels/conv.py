@@ -44,7 +44,7 @@ def _conv_backward_input(context: Context, args: Sequence[Any]) -> tuple[Any, ..
     # How far the last window that torch would see lies behind the last that is there.
     more = [n + 2 * p - r for n, r, p in zip(size[2:], reach, padding, strict=True)]
     if min(padding) >= 0 and all(0 <= m < s for m, s in zip(more, stride, strict=True)):
-        x = shaped(grad, size)
+        x = _unread(context, grad, size)
         return _conv_backward(grad, x, weight, stride, padding, dilation, groups, 0)
     return (_spread(grad, weight, size[2:], stride, padding, dilation, groups),)
 
@@ -52,7 +52,8 @@ def _conv_backward_input(context: Context, args: Sequence[Any]) -> tuple[Any, ..
 @own("apportion.conv_backward_weight")
 def _conv_backward_weight(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     grad, x, size, stride, padding, dilation, groups = args
-    return _conv_backward(grad, x, shaped(grad, size), stride, padding, dilation, groups, 1)
+    weight = _unread(context, grad, size)
+    return _conv_backward(grad, x, weight, stride, padding, dilation, groups, 1)
 
 
 def _conv_backward(
@@ -98,6 +99,12 @@ def cropped(x: torch.Tensor, before: Sequence[int], after: Sequence[int]) -> tor
     are negative."""
     widths = [-n for pair in zip(reversed(before), reversed(after), strict=True) for n in pair]
     return torch.ops.aten.constant_pad_nd.default(x, widths) if any(widths) else x
+
+
+def _unread(context: Context, like: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """An operand that a convolution's gradient is not computed from. On CPUs the kernels make
+    every operand dense first, which copies one of other strides."""
+    return shaped(like, size) if context.cuda else like.new_empty(tuple(size))
 
 
 def shaped(like: torch.Tensor, size: Sequence[int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Kernels that misread inputs of unusual strides, and views, which may need a copy.
+"""Kernels that misread inputs of unusual strides, copies, and views, which may need one.
 
 Kernels of the room execute: a Context and arguments come in, a tuple of tensors goes out.
 """
@@ -17,6 +17,13 @@ from apportion.execute.kernels.base import OWN, Context, Kernel, own, resolve
 def _reshape(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     # A part may have other strides than the whole had, so that a view of it may need a copy.
     return (args[0].reshape(args[1]),)
+
+
+@own("aten.clone.default")
+def _clone(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    # A Graph does not say in which order of dimensions; the view that follows most of them would
+    # copy once more what is not dense.
+    return (args[0].clone(memory_format=torch.contiguous_format),)
 
 
 @own("aten.isin.Tensor_Tensor")

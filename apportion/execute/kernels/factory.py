@@ -54,6 +54,8 @@ def _sequence(kind: str) -> Kernel:
         named, place = dict(zip(names, args, strict=False)), args[len(names) :]
         whole = make(**named, device=context.device)
         for dim, atoms in enumerate(place[0] if place else ()):
+            if all((low, high) == (0, factor) for factor, low, high in atoms):
+                continue
             whole = whole.index_select(dim, global_index(atoms, context.device))
         return (whole,)
 

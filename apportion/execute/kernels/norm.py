@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from apportion.capture import computing_dtype
 from apportion.execute.kernels.base import Context, own
 
 
@@ -71,7 +72,7 @@ def _nothing(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
 def _batch_norm_whole(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     """The result, mean and inverse deviation, and the new running statistics if there are any."""
     x, weight, bias, mean, variance, momentum, eps = args
-    x, wide = x.contiguous(), torch.promote_types(x.dtype, torch.float32)
+    x, wide = x.contiguous(), computing_dtype(x.dtype)
     weight, bias = weight.to(wide), bias.to(wide)
     plane = x.numel() // (x.shape[0] * x.shape[1])
     if context.cuda or plane <= _SMALL_PLANE:
@@ -125,7 +126,7 @@ def _batch_norm_whole_backward(context: Context, args: Sequence[Any]) -> tuple[A
 
 def _per_channel_total(x: torch.Tensor) -> torch.Tensor:
     """The sum of all but channels, added in double like torch's own statistics, plane by plane."""
-    kind = torch.promote_types(x.dtype, torch.float32)
+    kind = computing_dtype(x.dtype)
     x = x.contiguous()  # so that the order of additions does not depend on strides
     planes = x.sum(tuple(range(2, x.dim())), dtype=kind) if x.dim() > 2 else x
     return planes.sum(0, dtype=torch.float64).to(kind)

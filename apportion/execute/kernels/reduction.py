@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from apportion.capture import computing_dtype
 from apportion.execute.kernels.base import Context, own, resolve
 
 
 @own("apportion.square_sum")
 def _square_sum(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     x, dims, keepdim = args
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = computing_dtype(x.dtype)
     return (torch.linalg.vector_norm(x, 2, dims, keepdim, dtype=wide).square(),)
 
 
