@@ -279,16 +279,17 @@ def _before_others() -> Iterator[None]:
 
 @contextmanager
 def _own_cache() -> Iterator[None]:
-    """Measurements that were made under other conditions stay out, and these do not get in."""
-    before = os.environ.get("APPORTION_CACHE")
+    """Measurements that were made under other conditions stay out, and these do not get in.
+    Messages go through gloo, as over a cable."""
+    before = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["APPORTION_CACHE"] = folder
+        os.environ |= {"APPORTION_CACHE": folder, "APPORTION_TRANSPORT": "gloo"}
         try:
             yield
         finally:
-            del os.environ["APPORTION_CACHE"]
-            if before is not None:
-                os.environ["APPORTION_CACHE"] = before
+            for name in ("APPORTION_CACHE", "APPORTION_TRANSPORT"):
+                del os.environ[name]
+                os.environ |= {name: before[name]} if name in before else {}
 
 
 def _note(text: str) -> None:

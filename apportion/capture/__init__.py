@@ -23,6 +23,9 @@ if TYPE_CHECKING:
         computing_dtype as computing_dtype,
     )
     from apportion.capture.counter_random import (
+        index_words as index_words,
+    )
+    from apportion.capture.counter_random import (
         key_words as key_words,
     )
     from apportion.capture.counter_random import (

@@ -89,6 +89,12 @@ def _spread(dim: int, index: torch.Tensor) -> torch.Tensor:
     return _mix(index.to(torch.int32) * odd + dim)
 
 
+def index_words(dim: int, index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """The word that each global index along dimension `dim` adds to those before it."""
+    odd = 2 * _mix_int(dim + 1) + 1
+    return _mix_ints((index & 0xFFFFFFFF) * (odd & 0xFFFFFFFF) + dim).astype(np.uint32)
+
+
 def _mix(word: torch.Tensor) -> torch.Tensor:
     """Mixes a fresh int32 tensor in place."""
     word = word.bitwise_xor_((word >> 16).bitwise_and_(0xFFFF))

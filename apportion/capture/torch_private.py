@@ -74,11 +74,33 @@ def native_functions(operator: Any) -> list[Any]:
     namespace, name, _ = str(operator).split(".")
     if namespace != "aten":
         return []
-    found = [getattr(place, name, None) for place in (torch, torch.Tensor, torch._C._nn)]
+    places = (torch, torch._C.TensorBase, torch._C._nn)
+    names = {"_to_copy": ("to",)}.get(name, (name,))
+    found = [getattr(place, each, None) for each in names for place in places]
     return [f for f in found if type(f) in _NATIVE]
 
 
-_NATIVE = (type(torch.mm), type(torch.Tensor.view))
+_NATIVE = (type(torch.mm), type(torch._C._nn.gelu), type(torch.Tensor.view))
+
+
+def equal_function(operator: Any) -> Any:
+    """A function of torch, written in C++, that computes the same as an operator by another one, or
+    None: a number instead of a tensor without dimensions, or a view that autograd may not know."""
+    return _EQUAL.get(str(operator))
+
+
+_EQUAL = {
+    "aten._unsafe_view.default": torch._C.TensorBase.view,
+    "aten.mul.Scalar": torch.mul,
+    "aten.div.Scalar": torch.div,
+}
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """A context in which operators go to their kernels without asking whether autograd wants to
+    know."""
+    guard: AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
+    return guard
 
 
 def storage_id(tensor: torch.Tensor) -> int:

@@ -59,6 +59,9 @@ def run_command(
     calibrate: Calibrate = True,
     measure: Measure = None,
     policy: PolicyFile = None,
+    share_gpu: Annotated[
+        bool, typer.Option("--share-gpu", help="Run all processes on this machine's first GPU.")
+    ] = False,
     compile_mode: Annotated[
         str | None,
         typer.Option(
@@ -111,7 +114,7 @@ def run_command(
                 warn_unsplit(made.space)
             for table in () if as_json else tables.expected(made):
                 say(table)
-            there = (program, processes, mode)
+            there = (program, processes, mode, share_gpu)
             done = run_plan(model, made, steps, seed, check, timeout, note, *there)
         if trace is not None:
             write_trace(done.timeline, made.tasks, made.space.graph, trace)

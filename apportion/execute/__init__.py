@@ -5,8 +5,8 @@ a measured Timeline. A rank runs its own rows of the same TaskGraph that simulat
 Read executable.py first, then kernels/ (how a part of an operator runs), rank.py (the tensors of a
 device), feed.py (its batches), rank_steps.py (what one rank does in a step), ladder.py (the modes
 that its segments run in; generate.py and fused_update.py make the default one), transport.py and
-backends.py (messages between processes), dry_run.py (storage without data) and allocations.py (what
-torch allocates).
+backends.py (messages between processes), peer_memory.py (those of one machine), dry_run.py (storage
+without data) and allocations.py (what torch allocates).
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.backends import (
         peer_errors as peer_errors,
+    )
+    from apportion.execute.cuda_clock import (
+        CudaClock as CudaClock,
     )
     from apportion.execute.dry_run import (
         device_memory_facts as device_memory_facts,
@@ -55,6 +58,9 @@ if TYPE_CHECKING:
     from apportion.execute.feed import (
         feed_of as feed_of,
     )
+    from apportion.execute.fused_update import (
+        fused_updates as fused_updates,
+    )
     from apportion.execute.kernels.base import (
         Context as Context,
     )
@@ -74,7 +80,13 @@ if TYPE_CHECKING:
         check_mode as check_mode,
     )
     from apportion.execute.ladder import (
+        ladder as ladder,
+    )
+    from apportion.execute.ladder import (
         mode_of as mode_of,
+    )
+    from apportion.execute.peer_memory import (
+        carrier as carrier,
     )
     from apportion.execute.rank import (
         Rank as Rank,
@@ -91,8 +103,11 @@ if TYPE_CHECKING:
     from apportion.execute.rank_steps import (
         Segment as Segment,
     )
-    from apportion.execute.rank_steps import (
-        Wait as Wait,
+    from apportion.execute.replica_notes import (
+        replica_notes as replica_notes,
+    )
+    from apportion.execute.replicas import (
+        ReplicaCheck as ReplicaCheck,
     )
     from apportion.execute.run_part import (
         padded as padded,

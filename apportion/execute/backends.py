@@ -5,6 +5,7 @@ buffers to torch.distributed.
 
     both ends on GPUs, and not on the same one   NCCL, from device to device
     an end on a CPU, or both on one GPU          gloo; a GPU's buffer goes through pinned memory
+    all ranks processes of one machine's CPUs    the memory of the other process (peer_memory.py)
 
 NCCL wants at most one rank on each GPU: where ranks share one, gloo carries everything.
 
@@ -23,6 +24,8 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+
+from apportion.execute.peer_memory import PeerMemory, join_peer_memory
 
 GLOO, NCCL = "gloo", "nccl"
 NAME_BYTES = 128  # of a place's name
@@ -73,6 +76,7 @@ class Backends:
     place: str = "cpu"
     of_rank: tuple[str, ...] = ()  # empty: gloo for all
     nccl: Any = None
+    memory: PeerMemory | None = None  # for messages without a tag, which are waited for in a step
 
     def of(self, other: int) -> str:
         """The library that carries messages to and from a rank."""
@@ -86,7 +90,12 @@ class Backends:
         Gloo's receives are posted before the first parcel of `sends` is asked for, so that packing
         one may take its time. What is sent must live until it has been waited for.
         """
-        found: list[Handle] = []
+        if self.memory is not None and not tag:
+            with peer_errors():
+                found: list[Handle] = [self.memory.receive(*parcel) for parcel in receives]
+                found.extend(self.memory.send(*parcel) for parcel in sends)
+            return found
+        found = []
         device: list[dist.P2POp] = []
         for buffer, source in receives:
             if self.of(source) == NCCL:
@@ -164,7 +173,9 @@ def join_backends(place: str) -> Backends:
             group = dist.new_group(gpus, backend=NCCL)
     here = places[dist.get_rank()]
     named = tuple(backend_between(here, there) if group else GLOO for there in places)
-    return Backends(place, named, group)
+    with peer_errors():
+        memory = join_peer_memory() if set(places) == {"cpu"} else None
+    return Backends(place, named, group, memory)
 
 
 def _names_of_all(name: str) -> list[str]:

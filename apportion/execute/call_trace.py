@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 
 from apportion.capture import RANDOM_UNIFORM, key_words, torch_private
 from apportion.execute.executable import Executable
+from apportion.execute.host_random import prepare, uniform_on_host
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import messages_read
@@ -174,28 +176,41 @@ class TraceBook:
         key = (call.key, tuple(forms[slot] for slot in call.slots))
         found = self.traces.get(key)
         if found is None:
-            try:
-                found = self._record(task, call, forms)
-            except CannotRecord as error:
-                found = error
-            except Exception as error:  # whatever a kernel raises where there is no data
-                found = CannotRecord(f"{type(error).__name__}: {_first_line(error)}")
+            found = self._tried(task, call, forms, nullcontext(), "meta")
+            if isinstance(found, CannotRecord):  # some kernels know fake tensors only
+                found = self._tried(task, call, forms, self.mode, self.place)
             self.traces[key] = found
         return found
 
-    def _record(self, task: int, call: TaskCall, forms: Mapping[int, Form]) -> CallTrace:
-        rank = Rank(self.executable, self.device, place=self.place)
-        numbers = _OpenNumbers(call)
+    def _tried(
+        self, task: int, call: TaskCall, forms: Mapping[int, Form], mode: Any, device: str
+    ) -> CallTrace | CannotRecord:
+        try:
+            return self._record(task, call, forms, mode, device)
+        except CannotRecord as error:
+            return error
+        except Exception as error:  # whatever a kernel raises where there is no data
+            return CannotRecord(f"{type(error).__name__}: {_first_line(error)}")
+
+    def _record(
+        self, task: int, call: TaskCall, forms: Mapping[int, Form], mode: Any, device: str
+    ) -> CallTrace:
+        """The calls of a task on tensors without data: on torch's `meta` device, or fake ones on
+        the device that is meant."""
+        if call.words is not None and not self.place.startswith("cuda"):
+            return self._drawn(task)
+        rank = Rank(self.executable, self.device, place=device)
+        numbers = _OpenNumbers(call, torch.device(self.place))
         bodies = self.executable.graph.bodies
-        context = Context(SEED, STEP, numbers.setting, bodies, self.place)
-        with torch.no_grad(), self.mode:
+        context = Context(SEED, STEP, numbers.setting, bodies, device, self.place)
+        with torch.no_grad(), mode:
             for slot in call.slots:
                 shape, stride, kind = forms[slot]
-                made = torch.empty_strided(shape, stride, dtype=kind, device=self.place)
+                made = torch.empty_strided(shape, stride, dtype=kind, device=device)
                 rank.tensors[slot] = made
             for message in call.messages:
                 nbytes = self.executable.messages[message].nbytes
-                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8, device=self.place)
+                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8, device=device)
             inputs = [*rank.tensors.values(), *rank.received.values()]
             recorder = Recorder(inputs, numbers, self.quick)
             with recorder:
@@ -203,6 +218,24 @@ class TraceBook:
             results = [rank.tensors.pop(slot) for slot in call.outs]
             rank.tensors.clear()
             return recorder.trace(inputs, results)
+
+    def _drawn(self, task: int) -> CallTrace:
+        """The one call of a random operator on a CPU, which is no operator of torch's."""
+        work = self.executable.computes[task]
+        (size, _, kind, *place), scales = work.args.fixed, work.part.scales
+        if work.args.others or any(scale != 1.0 for scale in scales):
+            raise CannotRecord("its random numbers are scaled")
+        where = _frozen(place[0]) if place else tuple(((n, 0, n),) for n in size)
+        words = (TracedWord(0), TracedWord(1))
+        call = TracedCall(uniform_on_host, (*words, where, kind), (), TracedTensor(0), ())
+        prepare()
+        meant = self.executable.slots[work.outs[0]]
+        dense = torch.empty(meant.shape, device="meta").stride()
+        return CallTrace(0, (call,), (0,), ((meant.shape, dense, meant.dtype),), (-1,), ())
+
+
+def _frozen(places: Any) -> Any:
+    return tuple(map(_frozen, places)) if isinstance(places, list | tuple) else places
 
 
 def quick_function(
@@ -212,7 +245,7 @@ def quick_function(
     to do so; the overload itself where there is none. `known` are those found before."""
     key = (overload, tuple(map(_type, args)), tuple((n, _type(a)) for n, a in keywords.items()))
     if key not in known:
-        known[key] = overload
+        known[key] = torch_private.equal_function(overload) or overload
         for candidate in torch_private.native_functions(overload):
             with _OneCall() as seen:
                 try:
@@ -272,7 +305,8 @@ def _first_line(error: BaseException) -> str:
 class _OpenNumbers:
     """Numbers that stand for what changes from step to step."""
 
-    def __init__(self, call: TaskCall) -> None:
+    def __init__(self, call: TaskCall, device: torch.device) -> None:
+        self.device = device
         self.settings: dict[float, Any] = {}
         self.words: dict[int, int] = {}
         self.seen: set[Any] = set()
@@ -290,6 +324,8 @@ class _OpenNumbers:
 
     def open(self, number: Any) -> Any:
         """What a number of the recording stands for; itself if nothing."""
+        if number == _META:
+            return self.device
         if type(number) is float and number in self.settings:
             return TracedSetting(self.settings[number])
         if type(number) is int and number in self.words:
@@ -298,6 +334,7 @@ class _OpenNumbers:
         return number
 
 
+_META = torch.device("meta")
 _FACTS = (bool, int, float, str, torch.device, torch.dtype, torch.layout, torch.Size)
 
 

@@ -221,11 +221,12 @@ class _DryRun:
             if tasks.kind[low] in DRY_RUNS:
                 DRY_RUNS[int(tasks.kind[low])](self, low, high)
             low = high
-        used = np.flatnonzero(self.workspace)
-        workspace = zip(used.tolist(), self.workspace[used].tolist(), strict=True)
-        return Storage(
-            self._slots(), tuple(workspace), tuple(self.works), tuple(self.work.tolist())
-        )
+        work, needed = self.work, self.workspace
+        if len(tasks.became):
+            work, needed = work[tasks.became], needed[tasks.became]
+        used = np.flatnonzero(needed)
+        workspace = zip(used.tolist(), needed[used].tolist(), strict=True)
+        return Storage(self._slots(), tuple(workspace), tuple(self.works), tuple(work.tolist()))
 
     def _dense_forms(self) -> Ints:
         """The form of every slot if its tensor is dense."""

@@ -22,7 +22,7 @@ from apportion.execute.kernels.base import (
     template,
 )
 from apportion.graph import Op
-from apportion.lower import COMPUTE, TaskGraph
+from apportion.lower import COMPUTE, MessageBuffers, TaskGraph, message_buffers
 from apportion.machine import usable_cores
 from apportion.split import Part, Space, Strategy
 
@@ -177,6 +177,11 @@ class Executable:
     @cached_property
     def readers(self) -> dict[int, int]:
         return self._schedule.readers
+
+    @cached_property
+    def message_buffers(self) -> MessageBuffers:
+        """Where the bytes of messages are, on all devices."""
+        return message_buffers(self.tasks)
 
     @cached_property
     def reducers(self) -> dict[int, str | None]:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from apportion.capture import key_words
+from apportion.capture import key_words, torch_private
 from apportion.execute.call_trace import (
     CallTrace,
     CannotRecord,
@@ -39,10 +39,12 @@ from apportion.execute.call_trace import (
     TracedWord,
     task_call,
 )
+from apportion.execute.cuda_clock import shared_out
 from apportion.execute.executable import Executable
 from apportion.execute.fused_update import (
     HELD_BYTES,
     FusedUpdate,
+    count_kernel,
     fused_kernel,
     fused_settings,
     fused_updates,
@@ -218,7 +220,8 @@ class SegmentText:
             seed, step = context.seed, context.step
             drawn = [word for key in words for word in key_words((seed, step, key))]
             marks = [rank.clock()] if spans else []
-            made = call(given, numbers, drawn, context, rank.clock, marks.append)
+            with torch_private.below_autograd():
+                made = call(given, numbers, drawn, context, rank.clock, marks.append)
             tensors.update(zip(outs, made, strict=True))
             for tasks, began, ended in zip(spans, marks, marks[1:], strict=False):
                 rank.spans += shared_out(tasks, began, ended)
@@ -252,12 +255,6 @@ class SegmentSource:
                 rank.spans += shared_out(tasks, began, rank.clock())
 
         return run
-
-
-def shared_out(tasks: Sequence[int], began: int, ended: int) -> list[tuple[int, int, int]]:
-    """Spans of tasks that ran together: as if one after the other, each as long."""
-    ends = [began + (ended - began) * k // len(tasks) for k in range(len(tasks) + 1)]
-    return list(zip(tasks, ends, ends[1:], strict=False))
 
 
 class SegmentWriter:
@@ -482,7 +479,7 @@ class SegmentWriter:
                 column.append(name)
         lists = dict(zip(("parameter", *recipe.state), columns, strict=True))
         if "step" in lists:
-            add = self._bind(torch.ops.aten._foreach_add_.Scalar, "f")
+            add = self._bind(count_kernel(), "f")
             self.lines.append(f" {add}([{', '.join(lists['step'])}], 1)")
         if recipe.kind == "sgd":
             tensors = [lists["parameter"], gradients, lists.get("momentum_buffer", [])]

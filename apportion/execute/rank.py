@@ -11,6 +11,7 @@ tensors that state is loaded from.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -88,6 +89,7 @@ class Rank:
     received  bytes of messages, by number
     spans     (task, start, end) by `clock`, of steps while `records` is set
     place     torch's name of the device that holds the tensors
+    settled   state that is known to be dense and all of its storage
     """
 
     executable: Executable
@@ -99,6 +101,7 @@ class Rank:
     place: str = "cpu"
     clock: Callable[[], int] = time.perf_counter_ns
     records: bool = False
+    settled: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
 
     def load(self, source: Callable[[int], torch.Tensor]) -> None:
         """Copies this device's regions of the state out of whole tensors, `source(value)`."""
@@ -121,10 +124,10 @@ class Rank:
             self.tensors[region.slot] = self.copied(tensor, region.slot)
 
     def copied(self, region: torch.Tensor, slot: int) -> torch.Tensor:
-        """A region as a dense tensor of its own, as the slot wants it."""
+        """A region as a dense tensor in a storage of its own, as what was compiled expects."""
         kind = self.executable.slots[slot].dtype
         made = torch.empty(region.shape, dtype=kind, device=self.place)
-        return made.copy_(region)
+        return made.copy_(region.detach())
 
     def drop_unread(self) -> None:
         """Drops the state that the step does not read."""
@@ -240,8 +243,17 @@ class Rank:
         new = {b: tensors[a] for a, b in self._carry}
         loss = next((tensors[s] for s in self.executable.loss_slots if s in tensors), None)
         kept = {s: tensors[s] for s in self._constant_slots if s in tensors}
-        self.tensors = kept | {b: t if _owns(t) else _dense(t) for b, t in new.items()}
+        self.tensors = kept | {b: self._settle(b, t) for b, t in new.items()}
         return None if loss is None else loss.detach().clone()
+
+    def _settle(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
+        """New state as a tensor of its own; what was so before, and was written over, still is."""
+        known = self.settled.get(slot)
+        if known is not None and known() is tensor:
+            return tensor
+        tensor = tensor if _owns(tensor) else _dense(tensor)
+        self.settled[slot] = weakref.ref(tensor)
+        return tensor
 
     def state(self) -> dict[int, tuple[int, torch.Tensor]]:
         """Slot -> (Value, tensor) of the state held here."""

@@ -10,9 +10,10 @@ go out, in the one global order of the TaskGraph.
     Wait     an exchange ends: what was to be received is there, what was sent may be dropped
 
 An exchange is waited for before the first task that reads what it brings, and if it brings nothing
-to this rank, before this rank's next exchange or at the end of the step. So a rank waits only for
-messages whose other ends were posted at a smaller position, by ranks that waited for nothing later:
-nobody waits forever.
+to this rank, before the second exchange of this rank after it (LATER) or at the end of the step;
+buffers are shared by that rule (lower/message_buffers.py). So a rank waits only for messages whose
+other ends were posted at a smaller position, by ranks that waited for nothing later: nobody waits
+forever.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from apportion.execute.executable import Executable
+from apportion.lower import LATER
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
     found: list[RankStep] = []
     run: list[int] = []  # tasks of the segment at hand
     waiting: list[Exchange] = []  # posted, not yet waited for
+    posted: list[Exchange] = []
     exchanges = exchanges_of(executable, device)
     brings = {number: x for x in exchanges.values() for number, _ in x.receives}
 
@@ -89,8 +92,10 @@ def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
             exchange = exchanges.pop(executable.position[task], None)  # once for all of a position
             if exchange is None:
                 continue
-            for other in [x for x in waiting if not x.receives]:
-                end(other)
+            posted.append(exchange)
+            for other in posted[:-LATER]:
+                if not other.receives and other in waiting:
+                    end(other)
             close()
             found.append(Post(exchange))
             waiting.append(exchange)

@@ -3,16 +3,15 @@
 Part of the room execute. An Executable and the number of a device come in, a Worker goes out, which
 runs that device's RankSteps (rank_steps.py) in this process and exchanges messages with the others.
 
-Receives are posted first, then sends; nothing waits until what was sent is needed. Between two
-ranks there is at most one message each way per position, and all ranks post in the order of
-positions, so messages need no tags.
+Receives are posted first, then sends; nothing waits until what was sent is needed. All ranks post
+the messages between two of them in the same order, so messages need no tags.
 
-A message's bytes are where its rank's tensors are; backends.py says what carries them.
+A message's bytes are in buffers that persist (rank_buffers.py), where its rank's tensors are;
+backends.py says what carries them.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from apportion.execute.backends import Backends, Handle, Parcel, peer_errors
+from apportion.execute.cuda_clock import shared_out
 from apportion.execute.executable import Executable
 from apportion.execute.host_memory import keep_freed_memory
 from apportion.execute.kernels.base import (
@@ -27,7 +27,9 @@ from apportion.execute.kernels.base import (
 )
 from apportion.execute.ladder import GENERATED, Ladder, check_mode, ladder
 from apportion.execute.rank import Rank
+from apportion.execute.rank_buffers import RankBuffers, rank_buffers
 from apportion.execute.rank_steps import Exchange, Post, RankStep, Segment, rank_steps
+from apportion.execute.segment_function import SegmentFunction
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Worker:
     progress: Any = field(default_factory=lambda: [0])
     pending: dict[int, ExchangeInFlight] = field(default_factory=dict)
     backends: Backends = field(default_factory=Backends)
+    buffers: RankBuffers | None = None
     mode: str = GENERATED
     timed: bool = False
     ladder: Ladder | None = None
@@ -68,9 +71,10 @@ class Worker:
     def run(self, context: Context) -> torch.Tensor | None:
         """One step; returns the loss if it is here."""
         functions = self.compiled().functions
+        self.own_buffers()
         for step in self.steps:
             if isinstance(step, Segment):
-                functions[step](self.rank, context)
+                self._segment(step, functions[step], context)
             elif isinstance(step, Post):
                 self.post(step.exchange)
             else:
@@ -79,27 +83,47 @@ class Worker:
         self.progress[0] = self.rounds << 32
         return self.rank.finish()
 
+    def _segment(self, segment: Segment, function: SegmentFunction, context: Context) -> None:
+        """One segment; where its function notes no spans though they are wanted, one for all."""
+        rank = self.rank
+        if not rank.records:
+            function(rank, context)
+            return
+        known, began = len(rank.spans), rank.clock()
+        function(rank, context)
+        if len(rank.spans) == known:
+            rank.spans += shared_out(segment.tasks, began, rank.clock())
+
     def post(self, exchange: Exchange) -> None:
         """Begins an exchange: all that is received and sent at one position."""
-        rank, began = self.rank, time.perf_counter_ns()
+        rank, buffers = self.rank, self.own_buffers()
+        began = rank.clock() if rank.records else 0
         self.progress[0] = (self.rounds << 32) + exchange.position
-        messages = rank.executable.messages
         receives: list[Parcel] = []
         for number, source in exchange.receives:
-            buffer = torch.empty(messages[number].nbytes, dtype=torch.uint8, device=rank.place)
-            rank.received[number] = buffer
+            buffer = rank.received[number] = buffers.incoming[number]
             receives.append((buffer, source))
-        outgoing: list[Parcel] = []  # must live until it has been sent
-        pending = self.backends.post(receives, self._packed(exchange, outgoing))
+        pending = self.backends.post(receives, self._packed(exchange, buffers))
+        messages = rank.executable.messages
         for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
             rank.free(task)
-        self.pending[exchange.position] = ExchangeInFlight(began, pending, outgoing)
+        self.pending[exchange.position] = ExchangeInFlight(began, pending)
 
-    def _packed(self, exchange: Exchange, outgoing: list[Parcel]) -> Iterator[Parcel]:
+    def own_buffers(self) -> RankBuffers:
+        """The buffers of this rank's messages, made at the first call."""
+        if self.buffers is None:
+            rank = self.rank
+            self.buffers = rank_buffers(rank.executable, rank.device, rank.place)
+        return self.buffers
+
+    def _packed(self, exchange: Exchange, buffers: RankBuffers) -> Iterator[Parcel]:
+        rank = self.rank
         for number, target in exchange.sends:
-            outgoing.append((self.rank.pack(number), target))
-            self.sent_bytes += outgoing[-1][0].nbytes
-            yield outgoing[-1]
+            packed = buffers.pack(number, rank.tensors)
+            if rank.corrupt is not None:
+                packed.copy_(rank.corrupt(number, packed))
+            self.sent_bytes += packed.nbytes
+            yield packed, target
 
     def wait(self, exchange: Exchange) -> None:
         """Ends an exchange."""
@@ -107,9 +131,13 @@ class Worker:
         with peer_errors():
             for work in flight.works:
                 work.wait()
+        if self.buffers is not None and self.buffers.unaligned:
+            for number, _ in exchange.receives:
+                if number in self.buffers.unaligned:
+                    self.rank.received[number] = self.buffers.incoming[number].clone()
         if not self.rank.records:
             return
-        ended = time.perf_counter_ns()
+        ended = self.rank.clock()
         messages = self.rank.executable.messages
         parties = (*exchange.sends, *exchange.receives)
         for task in dict.fromkeys(messages[number].task for number, _ in parties):
@@ -118,11 +146,10 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeInFlight:
-    """An exchange that has been posted: when, what to wait for, and what must live until then."""
+    """An exchange that has been posted: when, and what to wait for."""
 
     began: int
     works: list[Handle]
-    outgoing: list[Parcel]
 
 
 def worker(
@@ -136,6 +163,6 @@ def worker(
     on the device that torch calls `place`, its segments in a mode of ladder.py."""
     if place == "cpu":
         keep_freed_memory()
-    rank = Rank(executable, device, place=place)
+    rank = Rank(executable, device, place=place, records=timed)
     steps = rank_steps(executable, device)
     return Worker(rank, steps, mode=check_mode(mode), timed=timed)

@@ -4,7 +4,7 @@ In: a Space, a Strategy and a number of devices. Out: a TaskGraph, in columns, i
 which simulate/ times and execute/ runs. No torch.
 Read task_graph.py first (what a task is), then lower.py, value_flow.py (where the pieces of a
 Value are), exchange.py and op_tasks.py (the tasks of one Op), task_columns.py (all of them), and
-runnable.py (the passes over them before they run, such as join_batch_norm.py).
+runnable.py (the passes over them before they run, such as coalesce.py and join_batch_norm.py).
 """
 
 from __future__ import annotations
@@ -46,6 +46,15 @@ if TYPE_CHECKING:
     )
     from apportion.lower.lower import (
         lower as lower,
+    )
+    from apportion.lower.message_buffers import (
+        LATER as LATER,
+    )
+    from apportion.lower.message_buffers import (
+        MessageBuffers as MessageBuffers,
+    )
+    from apportion.lower.message_buffers import (
+        message_buffers as message_buffers,
     )
     from apportion.lower.op_tasks import (
         lower_ops as lower_ops,

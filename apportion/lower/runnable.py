@@ -7,6 +7,7 @@ make it faster and leave its meaning. What is predicted of a plan, measured and 
 
 from __future__ import annotations
 
+from apportion.lower.coalesce import coalesce
 from apportion.lower.join_batch_norm import join_batch_norm
 from apportion.lower.join_conv_backward import join_conv_backward
 from apportion.lower.lower import lower
@@ -20,4 +21,4 @@ def runnable(space: Space, strategy: Strategy, devices: int, joined: bool = True
     tasks = lower(space, strategy, devices)
     for join in (join_batch_norm, join_conv_backward) if joined else ():
         tasks = join(space, strategy, tasks)
-    return tasks
+    return coalesce(tasks)

@@ -206,6 +206,10 @@ class TaskGraph:
     make_assemblies: Callable[[], Assemblies] | None = None
     """What makes `assemblies`, where lowering made the tasks; it needs no copies."""
 
+    became: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Where coalesce.py made these tasks: for every task of the plain lowering the one that it is
+    here, or is a part of; empty where they are the plain ones. A Storage counts plain tasks."""
+
     task_kinds: TaskKinds = TASK_KINDS
     """What the kinds of its tasks mean."""
 
@@ -215,6 +219,10 @@ class TaskGraph:
     @cached_property
     def _copies(self) -> Copies:
         return self.copies if isinstance(self.copies, Copies) else self.copies()
+
+    def make_copies(self) -> Copies:
+        """The copies, made now if they have not been."""
+        return self._copies
 
     @cached_property
     def assemblies(self) -> Assemblies:
@@ -326,6 +334,8 @@ class TaskGraph:
 class Storage:
     """What kernels really allocate, where it differs from the slots' regions.
 
+    Tasks are those of the plain lowering, whatever has been coalesced since.
+
     slots      (slot, base, bytes): storage that another slot shares, or of another size
     workspace  (task, bytes)
     works      the distinct kernel calls, as text
@@ -347,9 +357,14 @@ def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
         base[slots], nbytes[slots] = new_base, size
         shares = new_base >= 0
         np.maximum.at(last, new_base[shares], last[slots[shares]])
+    became = tasks.became
     if storage.workspace:
         at, size = np.array(storage.workspace, np.int64).T
-        workspace[at] = size
+        workspace[became[at] if len(became) else at] = size
+    work = np.array(storage.work, np.int64)
+    if len(became) and len(work):
+        work = np.full(len(tasks), -1)
+        work[became] = storage.work  # tasks that became one are messages: all have -1
     return replace(
         tasks,
         slot_base=base,
@@ -357,7 +372,7 @@ def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
         slot_last=last,
         workspace=workspace,
         works=storage.works,
-        work=np.array(storage.work, np.int64),
+        work=work,
     )
 
 

@@ -111,10 +111,11 @@ def _checked(plan: Plan) -> Plan:
 
 def _check_storage(storage: Storage, tasks: TaskGraph) -> None:
     """Raises ValueError unless the storage can be that of these tasks."""
+    count = len(tasks.became) or len(tasks)  # of the plain lowering
     if (
         not all(0 <= s < len(tasks.slot_base) and -1 <= b < s for s, b, _ in storage.slots)
-        or not all(0 <= t < len(tasks) for t, _ in storage.workspace)
-        or len(storage.work) not in (0, len(tasks))
+        or not all(0 <= t < count for t, _ in storage.workspace)
+        or len(storage.work) not in (0, count)
         or not all(-1 <= w < len(storage.works) for w in storage.work)
     ):
         raise ValueError("its storage is not that of its strategy's tasks")

@@ -184,7 +184,7 @@ def _costs(
         )
     given = source or source_of(program)
     budget = BUDGET if calibrate else 0.0
-    with Calibrator(given, cluster, budget, note or _warn, processes) as costs:
+    with Calibrator(given, cluster, budget, note or _warn, processes, mode) as costs:
         yield costs
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from apportion.execute import threads
+from apportion.execute import carrier, threads
 from apportion.run.process import RankFailure, main
 from apportion.run.training import TrainingRequest, TrainingResult
 
@@ -64,7 +64,7 @@ class ProcessPool:
             self.pipes.append(ours)
             child = context.Process(
                 target=main,
-                args=(rank, processes, folder, share, self.timeout, theirs),
+                args=(rank, processes, folder, share, self.timeout, theirs, carrier()),
                 daemon=True,
             )
             self.children.append(child)

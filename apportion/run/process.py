@@ -4,9 +4,9 @@ Part of the room run. A request comes in and is called with this process; what i
 answer. A model is loaded once for each specification and seed, and captured at most once for each
 precision: not at all in its own precision, if the parent sends what its capture has found.
 
-Requests and answers go through a pipe between parent and child; tensors between children through
-gloo on the loopback address. A child that fails answers with the reason and leaves the rest to the
-parent.
+Requests and answers go through a pipe between parent and child; tensors between children as
+execute/backends.py says, at least through gloo on the loopback address. A child that fails answers
+with the reason and leaves the rest to the parent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import torch.distributed as dist
 
 from apportion import zoo
 from apportion.capture import Program, capture, capture_as
-from apportion.execute import PeerLost, peer_errors
+from apportion.execute import Backends, PeerLost, join_backends, peer_errors
 from apportion.run.step_source import (
     RunnableStep,
     StepSource,
@@ -62,12 +62,14 @@ class PoolProcess:
 
     progress  a cell that the parent sees; see transport.Worker
     captures  how often this process has captured a step
+    backends  how it reaches the other ranks
     programs  by specification, seed and whether it is in float64
     """
 
     rank: int
     progress: Any
     captures: int = 0
+    backends: Backends = field(default_factory=Backends)
     programs: dict[tuple[str, int, bool], tuple[Program, Space]] = field(default_factory=dict)
 
     def program(self, source: StepSource, double: bool = False) -> tuple[Program, Space]:
@@ -82,7 +84,7 @@ class PoolProcess:
         """The step of a source, whether it has a specification or a Graph only."""
         if source.spec:
             return tensors_of_program(self.program(source)[0])
-        return tensors_of_graph(source.graph, source.given)
+        return tensors_of_graph(source.graph, source.given, source.settings)
 
     def _loaded(self, source: StepSource) -> Program:
         model = zoo.load(source.spec, source.model_seed)
@@ -98,10 +100,17 @@ class PoolProcess:
 
 
 def main(
-    rank: int, world: int, folder: str, threads: int, timeout: float, pipe: Connection
+    rank: int,
+    world: int,
+    folder: str,
+    threads: int,
+    timeout: float,
+    pipe: Connection,
+    carried: str,
 ) -> None:
     """The child's loop: answer until the pipe closes. `folder` holds the pool's two files: `store`,
-    where ranks find each other, and `progress`, a number per rank."""
+    where ranks find each other, and `progress`, a number per rank. Messages are `carried` by gloo,
+    or by memory where they can be."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     warnings.simplefilter("ignore")  # the parent loads the same model and has shown them
@@ -111,20 +120,22 @@ def main(
     except FileNotFoundError:
         return  # the parent was interrupted while it started us, and has cleaned up
     process = PoolProcess(rank, cells[rank : rank + 1])
-    failure = _attempt(_join, rank, world, os.path.join(folder, "store"), timeout)
+    failure = _attempt(_join, process, world, os.path.join(folder, "store"), timeout, carried)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe
         while True:
             request = pipe.recv()
             pipe.send(failure or _attempt(request, process))
 
 
-def _join(rank: int, world: int, store: str, timeout: float) -> None:
+def _join(process: PoolProcess, world: int, store: str, timeout: float, carried: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with peer_errors():
         dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
+            "gloo", init_method=f"file://{store}", rank=process.rank, world_size=world,
             timeout=timedelta(seconds=timeout + PATIENCE),
         )  # fmt: skip
+    if carried != "gloo":
+        process.backends = join_backends("cpu")
 
 
 def _attempt(function: Callable[..., Any], *given: Any) -> Any:

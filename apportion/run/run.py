@@ -18,7 +18,7 @@ import torch
 
 from apportion import zoo
 from apportion.capture import Program, capture, cast_program
-from apportion.execute import GENERATED, check_mode, mode_of
+from apportion.execute import GENERATED, Executable, check_mode, mode_of, replica_notes
 from apportion.plan import Plan
 from apportion.run.check_run import Distance, compare_with_eager
 from apportion.run.pool import SharedPool
@@ -60,9 +60,14 @@ def run(
     program: Program | None = None,
     processes: SharedPool | None = None,
     mode: str = GENERATED,
+    share_gpu: bool = False,
 ) -> Run:
-    """Runs a plan of the model `spec` on as many processes as it has devices. A plan for one GPU
-    runs on the GPU of this machine, if it has one; all others on its CPU.
+    """Runs a plan of the model `spec` on as many processes as it has devices. A plan for GPUs runs
+    on those of this machine, if it has as many; with `share_gpu` all its processes run on the first
+    one; all other plans run on the CPU.
+
+    With `check` the trained model is compared with plain PyTorch's, and after every step all copies
+    of the state with each other, bit for bit, unless a note says that they may differ.
 
     `program` is the step of the model with data, if it has been captured already; `processes` are
     those to run on, if there are some already; `mode` is how segments run, of execute/ladder.py.
@@ -74,24 +79,31 @@ def run(
         raise ValueError(f"{steps} steps are nothing to run; give at least 1")
     program = program or _load_program(spec, seed)
     check_plan(program, plan)
-    devices, place = len(plan.cluster.devices), place_of(plan)
+    devices, place = len(plan.cluster.devices), place_of(plan, share_gpu)
+    loose = replica_notes(Executable(plan.space, plan.strategy, plan.tasks), place != "cpu")
     source = source_of_model(program, spec, seed)
     request = TrainingRequest(
         source, plan.strategy, devices, steps, seed, state=check, profile=True, place=place,
-        mode=check_mode(mode),
+        mode=check_mode(mode), replicas=check and not loose,
     )  # fmt: skip
     with ExitStack() as stack:
         processes = processes or stack.enter_context(SharedPool(devices, timeout))
         if place == "cpu" and (why := caveat(plan.cost.tables.get("cpu"))):
             note(why)
         if place != "cpu":
-            note(f"running on {place}")
+            note(
+                f"running on {devices} GPUs"
+                if place == "cuda" and devices > 1
+                else "running on one GPU"
+            )
         elif not processes.running:
             note(f"starting {devices} processes")
         ranks = processes.pool().train(request, timeout)
         note(f"ran {steps} steps")
         measured = replace(
-            _measured(plan, ranks, steps), mode=mode_of(mode, place), notes=notes_of(ranks)
+            _measured(plan, ranks, steps),
+            mode=mode_of(mode, place),
+            notes=notes_of(ranks),
         )
         if not check:
             return measured
@@ -108,10 +120,18 @@ def notes_of(ranks: Iterable[TrainingResult]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(note for rank in ranks for note in rank.notes))
 
 
-def place_of(plan: Plan) -> str:
-    """The device that torch runs a plan on here: a GPU if it is for one and there is one."""
-    one = len(plan.cluster.devices) == 1 and plan.cluster.devices[0].kind != "cpu"
-    return "cuda" if one and torch.cuda.is_available() else "cpu"
+def place_of(plan: Plan, share_gpu: bool = False) -> str:
+    """The device that torch runs a plan on here: `cuda`, each process on a GPU of its own, if it is
+    for GPUs and there are as many; `cuda:0` for all if they are to share it; else `cpu`. Raises
+    ValueError if there is no GPU to share."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if share_gpu:
+        if not count:
+            raise ValueError("there is no GPU to share here: torch sees none")
+        return "cuda:0"
+    wanted = len(plan.cluster.devices)
+    gpus = all(device.kind != "cpu" for device in plan.cluster.devices)
+    return "cuda" if gpus and count >= wanted else "cpu"
 
 
 def _load_program(spec: str, seed: int) -> Program:

@@ -29,11 +29,13 @@ from apportion.execute import (
     GENERATED,
     Context,
     Executable,
+    ReplicaCheck,
     StagedBatch,
     Worker,
     check_mode,
     feed_of,
     join_backends,
+    replica_notes,
     worker,
 )
 from apportion.plan import Plan
@@ -48,9 +50,14 @@ class Runner:
 
     No step waits for the device: a loss is a tensor that float() waits for. On a GPU a batch is
     copied beside what the device is busy with.
+
+    With `check_replicas` every step ends with a comparison of what several ranks have of the state,
+    bit for bit, which does wait; it raises ReplicasDiffer, naming the first tensor that differs.
     """
 
-    def __init__(self, program: Program, worker: Worker, seed: int = 0) -> None:
+    def __init__(
+        self, program: Program, worker: Worker, seed: int = 0, check_replicas: bool = False
+    ) -> None:
         self.program = program
         self.worker = worker
         self.seed = seed
@@ -59,6 +66,8 @@ class Runner:
         rank.load(lambda value: state_tensor(program, value))
         self._feed = feed_of(rank)
         self._losses = LossSharing(rank.executable, rank.device, worker.backends)
+        self._replicas = ReplicaCheck(rank) if check_replicas else None
+        self._notes = replica_notes(rank.executable, rank.place.startswith("cuda"))
 
     def step(self, batch: Any) -> torch.Tensor:
         """One training step; returns the loss, the same on every rank.
@@ -84,7 +93,7 @@ class Runner:
         coming = iter(batches)
         staged, first = self._staged_next(coming), True
         while staged is not None:
-            loss = self._losses.everywhere(self.worker.run(self._fed(staged)))
+            loss = self._losses.everywhere(self._run(staged))
             first, failure, staged = False, None, None
             if self._feed.ahead:
                 try:
@@ -105,7 +114,13 @@ class Runner:
 
     def local_step(self, batch: Any) -> torch.Tensor | None:
         """One training step; returns the loss where the plan leaves it, None on other ranks."""
-        return self.worker.run(self.begin(batch))
+        return self._run(self._staged(batch))
+
+    def _run(self, staged: StagedBatch) -> torch.Tensor | None:
+        loss = self.worker.run(self._fed(staged))
+        if self._replicas is not None:
+            self._replicas.check(self.steps_done)
+        return loss
 
     def begin(self, batch: Any) -> Context:
         """Takes this rank's regions of the batch; what its tasks need to run the step."""
@@ -135,8 +150,9 @@ class Runner:
 
     @property
     def notes(self) -> list[str]:
-        """What does not run as `compile` says, and why; known after the first step."""
-        return self.worker.notes
+        """What does not run as `compile` says, and why, known after the first step; and which
+        copies of the state may differ in their last bits."""
+        return [*self._notes, *self.worker.notes]
 
 
 def distribute(
@@ -145,6 +161,7 @@ def distribute(
     seed: int = 0,
     device: str = "cpu",
     compile: str = GENERATED,
+    check_replicas: bool = False,
 ) -> Runner:
     """A Runner for this rank, its tensors on torch's `device`; starts the process group unless
     somebody has. `cuda` is the GPU of the rank's own number on its machine (LOCAL_RANK), so that
@@ -154,12 +171,14 @@ def distribute(
     updates in place, "graph" and "inductor" on top of that, "auto" as the fastest that works here,
     "none" task by task. `runner.notes` has what does not run so, and why.
 
+    `check_replicas` compares the copies of the state after every step (see Runner).
+
     Raises ValueError for an unknown way to compile, or if the plan is for another step or another
     number of ranks.
     """
     check_mode(compile)
     check_plan(program, plan)
-    place = own_device(device)
+    place = own_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise ValueError(
@@ -175,21 +194,20 @@ def distribute(
     executable = Executable(plan.space, plan.strategy, plan.tasks)
     mine = worker(executable, dist.get_rank(), place, compile)
     mine.backends = join_backends(place)
-    return Runner(program, mine, seed)
+    return Runner(program, mine, seed, check_replicas)
 
 
-def own_device(device: str) -> str:
-    """torch's device for a rank that wants `device`, made the current one; raises ValueError if
-    there is none."""
+def own_device(device: str, number: int) -> str:
+    """torch's device for a rank that wants `device`, made the current one: `cuda` is the GPU of
+    that number. Raises ValueError if there is none."""
     if not device.startswith("cuda"):
         return device
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = int(device[5:] or 0) if ":" in device else int(os.environ.get("LOCAL_RANK", "0"))
+    index = int(device[5:]) if device[5:].isdecimal() else number
     if index >= count:
         raise ValueError(
-            f"rank {os.environ.get('RANK', '0')} wants GPU {index}, but torch sees {count} here; "
-            "start fewer processes a machine, or let them share one with device='cuda:0', or use "
-            "device='cpu'"
+            f"a rank wants GPU {index}, but torch sees {count} here; start fewer processes on a "
+            "machine, or let them share one with device='cuda:0', or use device='cpu'"
         )
     torch.cuda.set_device(index)
     return f"cuda:{index}"

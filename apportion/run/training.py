@@ -18,29 +18,34 @@ from apportion.capture import Program
 from apportion.execute import (
     GENERATED,
     NONE,
+    CudaClock,
     Executable,
+    ReplicaCheck,
     Worker,
     allocated_peak,
+    join_backends,
     mode_of,
     peer_errors,
     worker,
 )
 from apportion.lower import runnable
 from apportion.run.process import PoolProcess
-from apportion.run.runner import Runner
+from apportion.run.runner import Runner, own_device
 from apportion.run.step_source import StepSource
 from apportion.split import Strategy, space_of
 
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """A request to run a strategy, on the device that torch calls `place`.
+    """A request to run a strategy, on the device that torch calls `place`: `cuda` is each rank's
+    own GPU, `cuda:0` the same one for all.
 
     double   in float64, for which the step is captured again
     state    the answer is to have the state after the last step
     profile  the answer is to have the peak of memory in a step, for which steps are taken and
              forgotten before the others
     mode     how segments run, of execute/ladder.py
+    replicas  the copies of the state are compared after every step
     """
 
     source: StepSource
@@ -53,6 +58,7 @@ class TrainingRequest:
     profile: bool = False
     place: str = "cpu"
     mode: str = GENERATED
+    replicas: bool = False
 
     def __call__(self, process: PoolProcess) -> TrainingResult:
         """Runs in a process of a pool."""
@@ -61,23 +67,33 @@ class TrainingRequest:
             space = space_of(program.graph, self.strategy)
         tasks = runnable(space, self.strategy, self.devices)
         executable = Executable(space, self.strategy, tasks)
-        mine = worker(executable, process.rank, self.place, self.mode, timed=True)
+        place = own_device(self.place, process.rank)
+        mine = worker(executable, process.rank, place, self.mode, timed=True)
+        mine.backends = process.backends if place == "cpu" else join_backends(place)
+        mine.rank.records = False
         mine.progress = process.progress
         mine.progress[0] = 1
         losses: list[float | None] = []
         steps: list[tuple[float, float]] = []
         used: list[float] = []
+        clock: CudaClock | None = None
         peak_bytes = self._peak(program, mine) if self.profile else None
         runner = Runner(program, mine, self.seed)
+        check = ReplicaCheck(mine.rank) if self.replicas else None
         mine.sent_bytes = 0
         for step in range(self.steps):
             mine.rank.records = step == self.steps - 1
+            mine.rank.spans.clear()
             batch = vary(program.batch, self.seed, step)
+            if step == self.steps - 1:
+                clock = _device_clock(mine)
             _wait_for_all()
             losses.append(_timed(runner, batch, steps, used))
+            if check is not None:
+                check.check(step + 1)
         held = mine.rank.state().items() if self.state else ()
         state = [(slot, tensor.cpu().numpy()) for slot, (_, tensor) in held]
-        spans = list(mine.rank.spans)
+        spans = clock.times(mine.rank.spans) if clock else list(mine.rank.spans)
         figures = (mine.sent_bytes, peak_bytes, state, spans, process.captures, mine.notes)
         return TrainingResult(losses, steps, used, *figures)
 
@@ -135,6 +151,16 @@ def _wait_for_all() -> None:
     """Waits for all ranks, so that none counts another's lateness as its own step."""
     with peer_errors():
         dist.barrier()
+
+
+def _device_clock(mine: Worker) -> CudaClock | None:
+    """The clock by which a step on a CUDA device is noted; before it, none is read there."""
+    if mine.rank.place == "cpu":
+        return None
+    clock = CudaClock(mine.rank.place)
+    clock.start()
+    mine.rank.clock, mine.rank.records = clock, True
+    return clock
 
 
 def _timed(

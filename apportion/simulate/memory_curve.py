@@ -4,15 +4,15 @@ Memory of a device is the sum of
 
     slots      from the task that makes them (or the beginning) to the last that uses them (or for
                ever); a slot that shares another's storage costs nothing
-    messages   on the sender, packed, during their exchange; on the receiver from the beginning of
-               the exchange to the end of the assembly that takes them
+    messages   buffers for both of their ends, for the whole step: messages that are not under way
+               at the same time take turns in one (lower/message_buffers.py)
     workspace  while its task runs
 
 Each is rounded up to what the device's allocator hands out.
 
 What a device holds follows from the order of its tasks, which is the order in which it runs them,
-and not from the times: all messages of one exchange are there at once, a task's results and
-workspace are there before anything it frees is gone. Times only say where on the curve that is.
+and not from the times: a task's results and workspace are there before anything it frees is gone.
+Times only say where on the curve that is.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from apportion.lower import (
     CATEGORIES,
     COMMUNICATION,
     WORKSPACE,
-    Ends,
+    MessageBuffers,
     TaskGraph,
+    message_buffers,
 )
 from apportion.machine import PATTERNS, Cluster
 
@@ -55,7 +56,8 @@ class Curve:
     """Bytes held on one device after each change, in the order in which they happen.
 
     category  what is allocated or freed, an index into CATEGORIES
-    thing     which: a slot, or the number of slots plus the task whose message or workspace it is
+    thing     which: a slot, or the number of slots plus the task whose workspace it is, or that is
+              the largest message in a buffer
     peak      the first row with the most bytes, -1 if there are no rows
     """
 
@@ -117,16 +119,16 @@ def curves(
         tasks.slot_device, tasks.slot_nbytes, tasks.slot_category, tasks.slot_base,
         tasks.slot_first, tasks.slot_last,
     )))  # fmt: skip
-    exchange = _exchanges(tasks.is_message, plain(tasks.position))
-    ends = tasks.ends
-    work = _WorkMemory(plain(tasks.device), plain(tasks.workspace), *exchange)
-    edges, order = _ordered(slots, ends, work, tasks.devices)
+    last = _exchange_ends(tasks.is_message, plain(tasks.position))
+    buffers = message_buffers(tasks)
+    work = _WorkMemory(plain(tasks.device), plain(tasks.workspace), last)
+    edges, order = _ordered(slots, buffers, work, tasks.devices)
     time, nbytes = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
     category, thing = np.empty(len(order), np.int8), np.empty(len(order), np.int32)
     peaks, times = np.full(tasks.devices, -1), _TaskTimes(plain(start_ns), plain(end_ns), granule)
     _walk(
         slots,
-        ends,
+        buffers,
         work,
         times,
         order,
@@ -140,7 +142,7 @@ def curves(
     return tuple(found)
 
 
-# The ends of messages
+# Columns
 
 
 class _Slots(NamedTuple):  # numba takes no dataclass
@@ -173,82 +175,70 @@ class _CurveColumns(NamedTuple):
 class _WorkMemory(NamedTuple):
     device: Ints  # n
     workspace: Ints  # n, or empty
-    first: Ints  # n: the first task of its exchange, itself if it is no message
-    last: Ints  # n
+    last: Ints  # n: the last task of its exchange, itself if it is no message
 
 
 @compiled
-def _exchanges(is_message: Bools, position: Ints) -> tuple[Ints, Ints]:
-    """For every task the first and the last task of its exchange; itself if it is no message."""
-    first, last = np.arange(len(position)), np.arange(len(position))
-    low = high = -1  # the messages of the position at hand
-    for t in range(len(position)):
-        if not is_message[t]:
-            continue
-        if low < 0 or position[t] != position[low]:
-            low = t
-        first[t], high = low, t
-        last[low] = high
-    for t in range(len(position)):
+def _exchange_ends(is_message: Bools, position: Ints) -> Ints:
+    """For every task the last task of its exchange; itself if it is no message."""
+    last, high = np.arange(len(position)), -1  # the message after, of the position at hand
+    for t in range(len(position) - 1, -1, -1):
         if is_message[t]:
-            last[t] = last[first[t]]
-    return first, last
+            high = high if high >= 0 and position[t] == position[high] else t
+            last[t] = high
+    return last
 
 
-# Every change has a moment, 4 * (its task + 1) + one of these. Allocations are BEFORE and DURING,
-# frees the others, so that sorting by moment is all. A change is known by its number: births of
-# slots, their deaths, arrivals, departures, departures' ends, arrivals' ends, workspaces, their
-# ends, each in a stretch of its own.
+# Every change has a moment, 3 * (its task + 1) + one of these. Allocations are DURING, frees the
+# others, so that sorting by moment is all. A change is known by its number: births of slots, their
+# deaths, buffers, workspaces, their ends, each in a stretch of its own.
 
-_BEFORE, _DURING, _AFTER, _FREES = range(4)
+_DURING, _AFTER, _FREES = range(3)
 
 
 @compiled
-def _moments(slots: _Slots, ends: Ends, work: _WorkMemory, moment: Small, devices: int) -> Ints:
+def _moments(
+    slots: _Slots, buffers: MessageBuffers, work: _WorkMemory, moment: Small, devices: int
+) -> Ints:
     """Writes the moment of each change, -1 for none; returns how many each device has."""
     count, n, s, r = (
         np.zeros(devices, np.int64),
         len(work.device),
         len(slots.device),
-        len(ends.task),
+        len(buffers.device),
     )
     moment[:] = -1
     for slot in range(s):
         if slots.base[slot] >= 0 or slots.nbytes[slot] == 0:
             continue
-        moment[slot] = 4 * (slots.first[slot] + 1) + _DURING
+        moment[slot] = 3 * (slots.first[slot] + 1) + _DURING
         count[slots.device[slot]] += 1
         last = slots.last[slot]
         if last < n:
             last = work.last[last] if last >= 0 else last
-            moment[s + slot] = 4 * (last + 1) + _FREES
+            moment[s + slot] = 3 * (last + 1) + _FREES
             count[slots.device[slot]] += 1
-    for row in range(r):
-        task, at = ends.task[row], 2 * s + row
-        if ends.received[row]:
-            moment[at] = 4 * (work.first[task] + 1) + _BEFORE
-            moment[at + 3 * r] = 4 * (ends.taker[row] + 1) + _AFTER
-            count[ends.device[row]] += 2
-        if ends.sent[row]:
-            moment[at + r] = 4 * (work.first[task] + 1) + _DURING
-            moment[at + 2 * r] = 4 * (work.last[task] + 1) + _AFTER
-            count[ends.device[row]] += 2
+    for buffer in range(r):
+        moment[2 * s + buffer] = 3 + _DURING  # of the first task
+        count[buffers.device[buffer]] += 1
     for task in range(len(work.workspace)):
         if work.workspace[task]:
-            at = 2 * s + 4 * r + task
-            moment[at], moment[at + n] = 4 * (task + 1) + _DURING, 4 * (task + 1) + _AFTER
+            at = 2 * s + r + task
+            moment[at], moment[at + n] = 3 * (task + 1) + _DURING, 3 * (task + 1) + _AFTER
             count[work.device[task]] += 2
     return count
 
 
-def _ordered(slots: _Slots, ends: Ends, work: _WorkMemory, devices: int) -> tuple[Ints, Small]:
+def _ordered(
+    slots: _Slots, buffers: MessageBuffers, work: _WorkMemory, devices: int
+) -> tuple[Ints, Small]:
     """Where each device's changes begin among the rows, and the numbers of all by moment."""
-    most = 2 * len(slots.device) + 4 * len(ends.task) + 2 * len(work.workspace)
+    most = 2 * len(slots.device) + len(buffers.device) + 2 * len(work.workspace)
     moment = np.empty(most, np.int32)
-    count = _moments(slots, ends, work, moment, devices)
+    count = _moments(slots, buffers, work, moment, devices)
     edges = np.zeros(devices + 1, np.int64)
     np.cumsum(count, out=edges[1:])
-    order: Small = _by_moment(moment, 4 * (len(work.device) + 1), int(edges[-1]))
+    order: Small = _by_moment(moment, 3 * (len(work.device) + 1), int(edges[-1]))
     return edges, order
 
 
@@ -272,7 +262,7 @@ def _by_moment(moment: Small, moments: int, total: int) -> Small:
 @compiled
 def _walk(
     slots: _Slots,
-    ends: Ends,
+    buffers: MessageBuffers,
     work: _WorkMemory,
     times: _TaskTimes,
     order: Small,
@@ -280,7 +270,7 @@ def _walk(
     rows: _CurveColumns,
 ) -> None:
     """Writes the rows of all curves; `at` is where each device's next row goes."""
-    s, r, n = len(slots.device), len(ends.task), len(work.device)
+    s, r, n = len(slots.device), len(buffers.device), len(work.device)
     held, now, most = np.zeros_like(at), np.zeros_like(at), np.zeros_like(at)
     for number in order:
         if number < 2 * s:
@@ -291,15 +281,12 @@ def _walk(
             if number >= s and task >= 0:
                 task = work.last[task]
             gives = number >= s
-        elif number < 2 * s + 4 * r:
-            stage, row = divmod(number - 2 * s, r)
-            device, task, kind = ends.device[row], ends.task[row], COMMUNICATION
-            size = ends.received[row] if stage == 0 or stage == 3 else ends.sent[row]
-            what = s + task
-            task = ends.taker[row] if stage == 3 else task
-            gives = stage >= 2
+        elif number < 2 * s + r:
+            buffer = number - 2 * s
+            device, size, kind = buffers.device[buffer], buffers.nbytes[buffer], COMMUNICATION
+            what, task, gives = s + buffers.task[buffer], -1, False
         else:
-            task = number - 2 * s - 4 * r
+            task = number - 2 * s - r
             gives = task >= n
             task -= n if gives else 0
             device, size, kind, what = work.device[task], work.workspace[task], WORKSPACE, s + task

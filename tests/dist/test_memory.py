@@ -12,7 +12,7 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.execute.dry_run import measure_storage
 from apportion.execute.executable import Executable, threads
-from apportion.lower.lower import lower
+from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import with_storage
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
@@ -59,7 +59,7 @@ def test_peaks_and_bytes_are_as_predicted(
     machine = cluster(f"local:{devices}")
     for name, strategy in strategies(spaces[spec], devices).items():
         space = Space(spaces[spec].graph, strategy.digits)
-        tasks = lower(space, strategy, devices)
+        tasks = runnable(space, strategy, devices)
         storage = measure_storage(Executable(space, strategy, tasks), threads(devices))
         line = simulate(with_storage(tasks, storage), machine, default_cost(machine))
         source = StepSource(spaces[spec].graph, spec, SEED)

@@ -27,7 +27,7 @@ from apportion.execute.kernels.base import (
     Context,
 )
 from apportion.execute.rank import Rank, combine, gather, run_together
-from apportion.lower.lower import lower
+from apportion.lower.runnable import runnable
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
@@ -136,7 +136,7 @@ def test_a_planted_error_is_found() -> None:
     for seed in range(100):
         rng = Random(seed)
         strategy = draw(space, 3, rng)
-        executable = Executable(space, strategy, lower(space, strategy, 3))
+        executable = Executable(space, strategy, runnable(space, strategy, 3))
         corrupt = one_element_off(executable, rng)
         found += not compare(program, space, strategy, 3, seed=1, corrupt=corrupt).equal
     assert found >= 75
@@ -148,7 +148,7 @@ def test_a_planted_error_is_found() -> None:
 def run_once(make: Maker, strategy: Strategy, devices: int, **inputs: torch.Tensor) -> list[Rank]:
     """The tasks of a hand-made Graph, up to the end of the step."""
     space = make.space()
-    executable = Executable(space, strategy, lower(space, strategy, devices))
+    executable = Executable(space, strategy, runnable(space, strategy, devices))
     ranks = [Rank(executable, device) for device in range(devices)]
     tensors = {int(name[1:]): tensor for name, tensor in inputs.items()}
     for rank in ranks:

@@ -10,14 +10,19 @@ from typing import Any
 
 import torch
 
-from apportion.capture import uniform, uniform_of_words
+from apportion.capture import key_words, uniform, uniform_of_words
+from apportion.execute.host_random import uniform_on_host, uniform_room
 from apportion.execute.kernels.base import Context, own
 
 
 @own("apportion.random_uniform")
 def _random_uniform(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     size, key, kind, *place = args
-    where = place[0] if place else [((n, 0, n),) for n in size]
+    where = place[0] if place else tuple(((n, 0, n),) for n in size)
+    if context.words is None and not context.cuda:
+        if context.device == "meta":
+            return (uniform_room(size, kind, "meta").to(kind),)
+        return (uniform_on_host(*key_words((context.seed, context.step, key)), where, kind),)
     indices = [global_index(atoms, context.device) for atoms in where]
     if context.words is not None:
         return (uniform_of_words(*context.words(key), indices, kind),)

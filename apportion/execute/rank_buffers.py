@@ -1,0 +1,126 @@
+"""RankBuffers: the bytes of one rank's messages, in buffers that persist over steps.
+
+Part of the room execute. An Executable and the number of a device come in; out go, for every
+message that the device sends or receives, a view of one of its buffers (lower/message_buffers.py),
+and what packs the message: views of the buffer that boxes of slots are copied into, made once.
+
+Of a COLLECTIVE a device has one buffer to send from and one to receive in, in which the others
+follow each other in rising order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from apportion.execute.executable import BoxCopy, Executable, Message
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBox:
+    """A box of a slot and where it goes. No `source_box`: all of the slot's tensor."""
+
+    room: torch.Tensor
+    slot: int
+    source_shape: tuple[int, ...]
+    source_box: tuple[slice, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankBuffers:
+    """Views of buffers by message.
+
+    outgoing   all bytes of a message that is sent
+    incoming   all bytes of one that is received
+    unaligned  of all of them those that do not begin at a multiple of their largest item's size, as
+               a view by its dtype has to
+    boxes      what is packed into a message that is sent
+    """
+
+    outgoing: Mapping[int, torch.Tensor]
+    incoming: Mapping[int, torch.Tensor]
+    unaligned: frozenset[int]
+    boxes: Mapping[int, tuple[PackedBox, ...]]
+
+    def pack(self, number: int, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Packs a message; its bytes."""
+        rooms, sources = [], []
+        for box in self.boxes[number]:
+            source = tensors[box.slot]
+            if box.source_box is not None:
+                source = source.reshape(box.source_shape)[box.source_box]
+            rooms.append(box.room)
+            sources.append(source)
+        torch._foreach_copy_(rooms, sources)
+        packed = self.outgoing[number]
+        if number in self.unaligned:
+            packed.copy_(self._whole(number))
+        return packed
+
+    def _whole(self, number: int) -> torch.Tensor:
+        """The aligned bytes that a message is packed into first."""
+        room = self.boxes[number][0].room
+        whole = torch.empty(0, dtype=torch.uint8, device=room.device)
+        return whole.set_(room.untyped_storage())
+
+
+def rank_buffers(executable: Executable, device: int, place: str) -> RankBuffers:
+    """New buffers of one device, on the device that torch calls `place`."""
+    ends, found = executable.tasks.ends, executable.message_buffers
+    rows = {
+        key: row
+        for row, key in enumerate(zip(ends.task.tolist(), ends.device.tolist(), strict=True))
+        if key[1] == device
+    }
+    made = {
+        buffer: torch.empty(int(found.nbytes[buffer]), dtype=torch.uint8, device=place)
+        for buffer, where in enumerate(found.device.tolist())
+        if where == device
+    }
+    outgoing, incoming = {}, {}
+    unaligned: set[int] = set()
+    ends_at: dict[int, int] = {}  # by buffer's message and direction
+    for number, message in _in_order(executable.messages, device):
+        sends = message.sender == device
+        row = rows[message.task, device]
+        buffer = int((found.sent if sends else found.received)[row])
+        key = 2 * message.task + sends
+        offset = ends_at.get(key, 0)
+        ends_at[key] = offset + message.nbytes
+        view = made[buffer][offset : offset + message.nbytes]
+        (outgoing if sends else incoming)[number] = view
+        if offset % executable.packed[number][0].dtype.itemsize:  # large items come first
+            unaligned.add(number)
+    boxes = {
+        number: _boxes(executable, number, view, number in unaligned)
+        for number, view in outgoing.items()
+    }
+    return RankBuffers(outgoing, incoming, frozenset(unaligned), boxes)
+
+
+def _in_order(messages: list[Message], device: int) -> list[tuple[int, Message]]:
+    """The messages of a device, those of one task by the other end."""
+    mine = [(k, m) for k, m in enumerate(messages) if device in (m.sender, m.receiver)]
+    return sorted(mine, key=lambda each: (each[1].task, each[1].sender + each[1].receiver))
+
+
+def _boxes(
+    executable: Executable, number: int, view: torch.Tensor, unaligned: bool
+) -> tuple[PackedBox, ...]:
+    if unaligned:
+        view = torch.empty_like(view)
+    return tuple(_box(executable, copy, view) for copy in executable.packed[number])
+
+
+def _box(executable: Executable, copy: BoxCopy, view: torch.Tensor) -> PackedBox:
+    room = view[copy.offset : copy.offset + copy.nbytes].view(copy.dtype)
+    whole = all(
+        span.start == 0 and span.stop == size
+        for span, size in zip(copy.source_box, copy.source_shape, strict=True)
+    )
+    if whole:
+        room = room.reshape(executable.slots[copy.source].shape)
+        return PackedBox(room, copy.source, copy.source_shape, None)
+    return PackedBox(room.reshape(copy.shape), copy.source, copy.source_shape, copy.source_box)

@@ -1,0 +1,304 @@
+"""coalesce: messages of a TaskGraph that can travel together do, and are posted early.
+
+In: the TaskGraph of lower.py, where every Op has its own exchanges. Out: a TaskGraph of the same
+work, in which post_order.py says when exchanges are posted and which are one: one TRANSFER for each
+pair of devices, one COLLECTIVE for each group and pattern. The bytes, the boxes and the order in
+which terms are added stay as they are, so that results are equal bit for bit.
+
+runnable.py applies it to all that is predicted of a plan, measured and run. Searches that change one
+Choice at a time (simulate/delta) go on with the plain lowering, where a change stays local.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from apportion.columns import Bools, Ints, distinct, offsets, plain
+from apportion.lower.post_order import (
+    DEPTH,
+    LEAD,
+    Dependencies,
+    Limits,
+    Placing,
+    Rows,
+    State,
+    Units,
+    find_needs,
+    find_units,
+    place,
+)
+from apportion.lower.task_graph import Assemblies, Copies, Ends, TaskGraph
+from apportion.lower.task_kinds import ASSEMBLE
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSizes:
+    """Bytes that a device sends in one bucket: a share of all that it sends to the same devices in
+    a step, so that most of it is under way while the rest is computed; at least so many that a
+    bucket costs more than to begin it does, at most so many that buffers stay small."""
+
+    least: int = 1 * MIB
+    most: int = 25 * MIB
+    share: float = 1 / 8
+
+
+BUCKETS = BucketSizes()
+
+
+def coalesce(tasks: TaskGraph, sizes: BucketSizes = BUCKETS) -> TaskGraph:
+    """The same work with exchanges that are posted early, and together where they can be."""
+    message = tasks.is_message
+    if not message.any():
+        return tasks
+    given, units, limits, need, feeds = _units(tasks, sizes)
+    rows = _rows(given, units, need, feeds)
+    placing = place(given, units, limits, rows, _state(given, units, rows))
+    became, first = _numbered(tasks, given.unit, placing)
+    return _Coalesced(tasks, given, placing, became, first).task_graph()
+
+
+# What is known before anything is placed
+
+
+def _units(tasks: TaskGraph, sizes: BucketSizes) -> tuple[Dependencies, Units, Limits, Ints, Bools]:
+    message, n = tasks.is_message, len(tasks)
+    end_start = offsets(np.bincount(tasks.ends.task, minlength=n))
+    unit, code, members, first = find_units(
+        message, plain(tasks.position), end_start, plain(tasks.ends.device), tasks.devices
+    )
+    given = Dependencies(
+        plain(tasks.op), message, tasks.kind == ASSEMBLE, *_dependencies(tasks), unit,
+        len(tasks.op_start) - 1,
+    )  # fmt: skip
+    need, unit_need, feeds = find_needs(given, len(code))
+    sent = np.bincount(unit[message], tasks.nbytes[message], len(code)).astype(np.int64) // members
+    _, key = np.unique(code, return_inverse=True)
+    key = plain(key.reshape(-1))
+    pulled = _pulled(tasks, unit, unit_need)
+    units = Units(key, sent, unit_need, pulled, first)
+    return given, units, _limits(units, sizes), need, feeds
+
+
+def _dependencies(tasks: TaskGraph) -> tuple[Ints, Ints]:
+    """What tasks wait for, the makers of all that they read among it; as offsets and tasks."""
+    n, every = len(tasks), np.arange(len(tasks))
+    real = tasks.in_slot >= 0
+    owner = np.repeat(every, np.diff(tasks.in_start))[real]
+    maker = tasks.slot_first[tasks.in_slot[real]]
+    made = maker >= 0
+    owner = np.concatenate([np.repeat(every, np.diff(tasks.dep_start)), owner[made]])
+    key = distinct(owner * n + np.concatenate([tasks.dep, maker[made]]))
+    return offsets(np.bincount(key // n, minlength=n)), key % n
+
+
+def _pulled(tasks: TaskGraph, unit: Ints, need: Ints) -> Bools:
+    """Whether all that a unit sends is there when the step begins, or stays until the unit is
+    needed for some Op of its own device."""
+    reader = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
+    real = tasks.in_slot >= 0
+    reader, slot = reader[real], tasks.in_slot[real]
+    computing = ~tasks.is_message[reader] & (tasks.kind[reader] != ASSEMBLE)
+    last = np.where(tasks.slot_first < 0, len(tasks.op_start), -1)
+    np.maximum.at(last, slot[computing], tasks.op[reader[computing]])
+    sends = unit[reader] >= 0
+    found = np.full(len(need), len(tasks.op_start))
+    np.minimum.at(found, unit[reader[sends]], last[slot[sends]])
+    pulled: Bools = found >= need
+    return pulled
+
+
+def _limits(units: Units, sizes: BucketSizes) -> Limits:
+    keys = int(units.key.max(initial=-1)) + 1
+
+    def limit(mine: Bools) -> Ints:
+        total = np.bincount(units.key[mine], units.nbytes[mine], keys)
+        return np.clip(total * sizes.share, sizes.least, sizes.most).astype(np.int64)
+
+    return Limits(limit(~units.pulled), limit(units.pulled), sizes.most)
+
+
+def _by(number: Ints, items: Ints, count: int) -> tuple[Ints, Ints]:
+    """Items by a number: offsets, and the items, those of one number in their order."""
+    order = np.argsort(number, kind="stable")
+    return offsets(np.bincount(number, minlength=count)), plain(items[order])
+
+
+def _rows(given: Dependencies, units: Units, need: Ints, feeds: Bools) -> Rows:
+    n, ops, keys = len(given.op), given.ops, int(units.key.max(initial=-1)) + 1
+    task = np.repeat(np.arange(n), np.diff(given.dep_start))
+    waits = given.message[task] | feeds[task]
+    made = given.assembles[task] & given.message[given.dep]
+    pairs = distinct(given.unit[given.dep[made]] * n + task[made])
+    due = np.sort(np.concatenate([np.flatnonzero(given.assembles), units.first]))
+    due_op = np.where(given.message[due], units.need[given.unit[due]], need[due])
+    pushed, pulled = np.flatnonzero(~units.pulled), np.flatnonzero(units.pulled)
+    pulled = pulled[np.lexsort((units.first[pulled], units.need[pulled]))]
+    computes = np.flatnonzero(~given.message & ~given.assembles)
+    return Rows(
+        *_by(given.dep[waits], task[waits], n), *_by(pairs // n, pairs % n, len(units.key)),
+        *_by(due_op, due, ops), *_by(np.maximum(units.need[pushed] - LEAD, 0), pushed, ops),
+        *_by(units.key[pulled], pulled, keys), *_by(given.op[computes], computes, ops),
+    )  # fmt: skip
+
+
+def _state(given: Dependencies, units: Units, rows: Rows) -> State:
+    n, u, keys = len(given.op), len(units.key), int(units.key.max(initial=-1)) + 1
+    later, message = rows.next, given.message[rows.next]
+    return State(
+        np.zeros(6, np.int64), np.zeros(n, bool), np.bincount(later[~message], minlength=n),
+        np.bincount(given.unit[later[message]], minlength=u), np.zeros(u, np.int64),
+        np.zeros(u, np.int64), np.zeros(n, np.int64), np.full(u, -1), np.full(keys, -1),
+        np.full(keys, -1), np.zeros(keys, np.int64), np.full((keys, DEPTH), -1),
+        rows.pull_start[:-1].copy(), np.full(u, -1), np.zeros(u, bool),
+    )  # fmt: skip
+
+
+# The new tasks
+
+
+def _numbered(tasks: TaskGraph, unit: Ints, placing: Placing) -> tuple[Ints, Ints]:
+    """For every task the one that it becomes, and for every new one the first that becomes it."""
+    message = unit >= 0
+    bucket = placing.bucket[unit]
+    sequence = np.where(message, placing.bucket_sequence[bucket], placing.sequence)
+    together = tasks.is_collective
+    group = tasks.group if len(tasks.group) else np.full(len(tasks), -1)
+    pattern = tasks.pattern if len(tasks.pattern) else np.full(len(tasks), -1)
+    sender = np.where(together, group, tasks.device) * message
+    receiver = np.where(together, pattern, tasks.peer) * message
+    columns = (receiver, sender, ~together & message, sequence)
+    order = np.lexsort(columns)
+    sorted_ = np.stack(columns)[:, order]
+    new = np.append(True, (sorted_[:, 1:] != sorted_[:, :-1]).any(axis=0))
+    became = np.empty(len(tasks), np.int64)
+    became[order] = np.cumsum(new) - 1
+    return became, order[new]
+
+
+class _Coalesced:
+    """The columns of the new TaskGraph, each from those of the old one."""
+
+    def __init__(
+        self, tasks: TaskGraph, given: Dependencies, placing: Placing, became: Ints, first: Ints
+    ) -> None:
+        self.tasks, self.became, self.first, self.n = tasks, became, first, len(first)
+        self.given, self.message = given, given.message[first]
+        bucket = placing.bucket[given.unit[first]]
+        self.op = np.where(self.message, placing.bucket_op[bucket], placing.at_op[first])
+        begins = self.message & (np.append(-1, bucket[:-1]) != bucket)
+        begins[1:] |= self.message[1:] & ~self.message[:-1]
+        self.position = 2 * np.cumsum(begins) + ~self.message
+
+    def task_graph(self) -> TaskGraph:
+        tasks, first, n = self.tasks, self.first, self.n
+        in_start, in_slot = self._read()
+        out_count = np.diff(tasks.out_start)[first]
+        index = np.arange(out_count.sum()) + np.repeat(
+            tasks.out_start[first] - offsets(out_count)[:-1], out_count
+        )
+        columns = ("kind", "part", "device", "peer", "flops", "itemsize")
+        optional = ("group", "pattern", "workspace", "work", "call")
+        given = {c: getattr(tasks, c)[first] for c in columns}
+        given |= {c: getattr(tasks, c)[first] for c in optional if len(getattr(tasks, c))}
+        dep_start, dep = self._dependencies()
+        slot_first, slot_last = self._lives(in_start, in_slot)
+        ways = tasks.make_assemblies
+        return replace(
+            tasks, **given, op=self.op, position=self.position, nbytes=self._sum(tasks.nbytes),
+            taken=self._sum(tasks.taken), dep_start=dep_start, dep=dep, slot_first=slot_first,
+            slot_last=slot_last, in_start=in_start, in_slot=in_slot, out_start=offsets(out_count),
+            out_slot=tasks.out_slot[index],
+            op_start=np.searchsorted(self.op, np.arange(len(tasks.op_start))),
+            copies=self._copies, ends=self._ends(), became=self.became,
+            make_assemblies=None if ways is None else self._assemblies,
+        )  # fmt: skip
+
+    def _sum(self, column: Ints) -> Ints:
+        """A column of messages added up; of work as it is."""
+        found = np.zeros(self.n, np.int64)
+        np.add.at(found, self.became, column)
+        return found
+
+    def _dependencies(self) -> tuple[Ints, Ints]:
+        owner = self.became[np.repeat(np.arange(len(self.became)), np.diff(self.given.dep_start))]
+        key = distinct(owner * self.n + self.became[self.given.dep])
+        return offsets(np.bincount(key // self.n, minlength=self.n)), key % self.n
+
+    def _read(self) -> tuple[Ints, Ints]:
+        """Slots that tasks read: work in the order of its arguments, messages each slot once."""
+        tasks, slots = self.tasks, len(self.tasks.slot_device)
+        old = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
+        of_message = tasks.is_message[old]
+        work, messages = np.flatnonzero(~of_message), np.flatnonzero(of_message)
+        key = distinct(self.became[old[messages]] * max(slots, 1) + tasks.in_slot[messages])
+        owner = np.concatenate([self.became[old[work]], key // max(slots, 1)])
+        slot = np.concatenate([tasks.in_slot[work], key % max(slots, 1)])
+        order = np.argsort(owner, kind="stable")
+        return offsets(np.bincount(owner, minlength=self.n)), slot[order]
+
+    def _lives(self, in_start: Ints, in_slot: Ints) -> tuple[Ints, Ints]:
+        """The first and the last task of every slot."""
+        tasks, n = self.tasks, self.n
+        first = np.where(tasks.slot_first < 0, -1, self.became[np.maximum(tasks.slot_first, 0)])
+        last = first.copy()
+        reader = np.repeat(np.arange(n), np.diff(in_start))
+        real = in_slot >= 0
+        np.maximum.at(last, in_slot[real], reader[real])
+        last[tasks.slot_last >= len(tasks)] = n
+        gone = tasks.slot_last < -1  # nobody makes them
+        last[gone] = tasks.slot_last[gone]
+        shared = tasks.slot_base >= 0
+        np.maximum.at(last, tasks.slot_base[shared], last[shared])
+        return first, last
+
+    def _ends(self) -> Ends:
+        """Ends of messages that became one are one: they are of the same devices in the same
+        order."""
+        ends, old = self.tasks.ends, len(self.tasks)
+        start = offsets(np.bincount(ends.task, minlength=old))
+        count = np.diff(start)[self.first]
+        new_start = offsets(count)
+        row = new_start[self.became[ends.task]] + np.arange(len(ends.task)) - start[ends.task]
+        total = int(new_start[-1])
+        device, sent, received = np.zeros((3, total), np.int64)
+        device[row] = ends.device
+        np.add.at(sent, row, ends.sent)
+        np.add.at(received, row, ends.received)
+        task = np.repeat(np.arange(self.n), count)
+        return Ends(task, device, sent, received, self._takers(task, device))
+
+    def _takers(self, task: Ints, device: Ints) -> Ints:
+        """For every end of a message the last task on its device that waits for the message."""
+        tasks, count = self.tasks, self.tasks.devices
+        reader = np.repeat(np.arange(len(tasks)), np.diff(tasks.dep_start))
+        taking = tasks.is_message[tasks.dep]
+        reader, message = reader[taking], self.became[tasks.dep[taking]]
+        key = task * count + device
+        order = np.argsort(key)
+        row = order[np.searchsorted(key[order], message * count + tasks.device[reader])]
+        taker = task.copy()
+        np.maximum.at(taker, row, self.became[reader])
+        return taker
+
+    def _copies(self) -> Copies:
+        old = self.tasks.make_copies()
+        task = self.became[old.task]
+        order = np.argsort(task, kind="stable")
+        message = np.where(old.message < 0, -1, self.became[np.maximum(old.message, 0)])
+        task, target = task[order], old.target[order]
+        owner, value = self.op[task], self.tasks.slot_value[target]
+        change = (owner[1:] != owner[:-1]) | (value[1:] != value[:-1])
+        start = np.flatnonzero(np.append(True, change))[: len(owner)]
+        return Copies(
+            old.source[order], target, old.source_box[order], old.target_box[order],
+            old.term[order], message[order], task, old.nbytes[order],
+            owner[start], value[start], np.append(start, len(owner)), old.boxes,
+        )  # fmt: skip
+
+    def _assemblies(self) -> Assemblies:
+        old = self.tasks.assemblies
+        return replace(old, which=old.which[self.first])

@@ -1,0 +1,95 @@
+"""Messages that a process reads out of another's memory, between processes of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BEGIN = """
+import sys, torch, torch.distributed as dist
+from apportion.execute.backends import Backends, PeerLost, join_backends
+from apportion.execute.peer_memory import join_peer_memory
+dist.init_process_group("gloo")
+me, others = dist.get_rank(), [r for r in range(dist.get_world_size()) if r != dist.get_rank()]
+"""
+EXCHANGE = """
+memory = join_peer_memory()
+assert memory is not None
+sizes = [0, 1, 17, 5_000_001]
+def message(source, target, number):
+    step = 1 + source + 3 * target + 7 * number
+    return (torch.arange(sizes[number % len(sizes)]) * step % 251).to(torch.uint8)
+for count, backwards in ((4, False), (4, True), (600, True)):
+    into = {(r, k): torch.empty(sizes[k % 4 if count < 600 else k % 3], dtype=torch.uint8)
+            for r in others for k in range(count)}
+    pick = lambda k: k % 4 if count < 600 else k % 3
+    works = []
+    if me == 0:
+        works += [memory.receive(into[r, k], r) for r in others for k in range(count)]
+    works += [memory.send(message(me, r, pick(k)), r) for r in others for k in range(count)]
+    if me != 0:
+        works += [memory.receive(into[r, k], r) for r in others for k in range(count)]
+    for work in reversed(works) if backwards else works:
+        work.wait()
+    for (r, k), found in into.items():
+        assert torch.equal(found, message(r, me, pick(k))), (r, k)
+dist.barrier()
+"""
+END = """
+backends = join_backends("cpu")
+assert backends.memory is not None
+if me == 0:
+    dist.barrier()
+    sys.exit()
+works = backends.post([(torch.empty(8, dtype=torch.uint8), 0)], [])
+dist.barrier()
+try:
+    works[0].wait()
+except RuntimeError as error:
+    assert "rank 0 has ended" in str(error), error
+else:
+    raise AssertionError("nothing was sent")
+"""
+SWITCHED = """
+import os
+if me == 1:
+    os.environ["APPORTION_TRANSPORT"] = "gloo"
+assert join_peer_memory() is None
+"""
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/ns/net").exists(), reason="reading another process needs Linux"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"), [(EXCHANGE, 2), (EXCHANGE, 3), (END, 2), (SWITCHED, 2)],
+    ids=["exchange of 2", "exchange of 3", "a rank ends", "switched off by one"],
+)  # fmt: skip
+def test_messages(text: str, ranks: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    started = []
+    for rank in range(ranks):
+        settings = {
+            "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }  # fmt: skip
+        command = [sys.executable, "-c", BEGIN + text]
+        environment = {**os.environ, **settings}
+        environment.pop("APPORTION_TRANSPORT", None)
+        started.append(
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        )
+    try:
+        errors = [process.communicate(timeout=100)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    said = "\n".join(errors)
+    assert [process.returncode for process in started] == [0] * ranks, said
