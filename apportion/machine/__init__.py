@@ -170,6 +170,9 @@ if TYPE_CHECKING:
         CostTable as CostTable,
     )
     from apportion.machine.cost_table import (
+        Fit as Fit,
+    )
+    from apportion.machine.cost_table import (
         KernelMeasurement as KernelMeasurement,
     )
     from apportion.machine.cost_table import (
