@@ -1,22 +1,28 @@
 """How true predictions are on one GPU: step time and peak memory, predicted against measured.
 
-    python benchmarks/accuracy_gpu.py --out docs/accuracy-h200.md   # needs an H200; 5 minutes
-    python benchmarks/accuracy_gpu.py --calibrate table.json        # measures a new table
+    python benchmarks/accuracy_gpu.py measure DIR          # on the GPU: steps, kernels, peaks
+    python benchmarks/accuracy_gpu.py table DIR --out T    # anywhere: a table of what was measured
+    python benchmarks/accuracy_gpu.py page DIR --out PAGE  # anywhere: predictions beside it
 
-Predictions come from the table that is shipped for the kind of GPU, which was measured on another
-day and on some of these steps; the page says which share of the predicted time is a measurement of
-that very call, and which is fitted.
+`measure` runs each step in a process of its own, several at the same time, of which one at a time
+has the GPU to itself, and writes a plan and a JSON file for each; `--times` measures every kernel
+as well. `page` predicts by the tables that are shipped for the kind of GPU, or by `--costs T`.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
+import json
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,24 +31,31 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.capture.reference import capture_as
+from apportion.execute.dry_run import device_memory_facts, measure_storage
 from apportion.execute.executable import Executable
+from apportion.lower.task_graph import with_storage
 from apportion.machine.cluster import cluster
-from apportion.machine.cost_table import CostFile, save_cost_file
+from apportion.machine.cost_model import default_cost, shipped
+from apportion.machine.cost_table import CostFile, CostTable, load_cost_file, save_cost_file
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
 from apportion.run.calibrate_cuda import (
-    calibrate,
+    CudaSamples,
+    CudaTimes,
     device_kind,
+    measured,
     on_device,
     peak_bytes,
     runner_on,
     step_seconds,
 )
+from apportion.run.fused_line import FusedStep, fused_table
 from apportion.simulate.durations import (
     issue_nanoseconds,
     nanoseconds,
     shares,
 )
+from apportion.simulate.simulate import simulate
 
 
 @dataclass(frozen=True)
@@ -101,31 +114,194 @@ SHAPES = (
     Case("rnn:batch=128,steps=8", "bfloat16"),
     Case("bert:layers=1,batch=4"),
 )
-WARM, STEPS = 3, 15
+ODD = (
+    Case("gpt2:layers=1,width=1024,heads=16,batch=8,seq=512,dropout=0", "bfloat16"),
+    Case("gpt2:layers=1,width=2048,heads=32,batch=4,seq=512,dropout=0", "bfloat16"),
+    Case("gpt2:layers=4,width=256,heads=4,batch=4,seq=256,dropout=0"),
+)
+ALL = (*CALIBRATED, *UNSEEN, *PARTS, *SHAPES, *ODD)
+MODES = ("generated", "inductor")
+WARM, STEPS, ROUNDS = 3, 11, 4
+PATIENCE = 150.0  # seconds of one case
 LIMITS = (
     "## Where predictions are off, and why",
     "",
-    "- The host. Python issues the kernels, some tens of microseconds for each task, and the speed "
-    "of the host's processor changes with its load: the same step has taken 150 and 200 ms in "
-    "different sessions. Steps whose host column is near their kernels column share that; most of "
-    "all the end of a step, where the optimizer's updates are many small kernels and the device's "
-    "queue, which is limited, is soon empty.",
-    "- Fits know arithmetic and bytes, not which algorithm a library picks: convolutions of unseen "
-    "shapes (alexnet) are 30% off at the median, and products in half precision are much slower "
-    "where a side is odd (the vocabulary of 50257) than where it is a multiple of 8.",
-    "- Memory of seen and unseen steps: what is asked of the allocator is predicted within 0.3%; "
-    "what it hands out depends on what was freed before. An allowance covers that (`handed_out` in "
+    "- The host. Python issues the kernels, and the speed of the host's processor changes with its "
+    "load. Steps whose host column is near their kernels column share that. Under `inductor` the "
+    "device replays a recorded step, and the host hardly matters.",
+    "- Fits know arithmetic and bytes, not which algorithm a library picks. What is known to "
+    "matter has fits of its own: products in half precision with an odd side (the vocabulary of "
+    "50257), convolutions with few channels.",
+    "- What inductor fuses is a model (apportion/simulate/fusion.py): groups of operators between "
+    "products read what they need once and write what is needed once, at a bandwidth and a cost "
+    "per kernel that were fitted to whole steps.",
+    "- Memory: what is asked of the allocator is predicted within 0.3%; what it hands out depends "
+    "on what was freed before. An allowance covers that (`handed_out` in "
     "apportion/simulate/memory_curve.py), so predictions are a little high.",
 )
 
 
-@dataclass(frozen=True)
-class Row:
-    """What was predicted and measured of a Case. `device` and `host` are the predicted seconds of
-    all kernels, and of issuing them."""
+# On the GPU
+
+
+@dataclass
+class CaseMeasurement:
+    """What was measured of a Case, by mode: seconds of steps, bytes at the peak (asked for, and
+    reserved), seconds of the first step, the host's seconds of a step, and notes. `times` is what
+    every task took in generated code."""
 
     case: Case
-    seen: bool
+    gpu: str
+    torch: str
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+    reserved: dict[str, int] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)
+    host: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    times: CudaTimes | None = None
+
+
+def load_measurement(path: Path) -> CaseMeasurement:
+    """What `measure` wrote of a Case."""
+    data = json.loads(path.read_text())
+    data["case"] = Case(**data["case"])
+    if data["times"] is not None:
+        workspace = {int(work): size for work, size in data["times"]["workspace"].items()}
+        data["times"] = CudaTimes(**data["times"] | {"workspace": workspace})
+    return CaseMeasurement(**data)
+
+
+def prepared(case: Case) -> tuple[Program, Plan]:
+    """The step of a Case, and its Plan for one GPU of this kind."""
+    it = zoo.load(case.spec, 0)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    if case.precision != "float32":
+        program = capture_as(program, getattr(torch, case.precision))
+    where = cluster(f"1x{device_kind()}")
+    return program, make_plan(program.graph, where, case.method, seed=case.seed)
+
+
+@contextmanager
+def the_gpu(folder: Path, alone: bool) -> Iterator[None]:
+    """A context in which this process may use the GPU, `alone` or beside others that may."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a compiler's processes may have the file open too
+
+
+def measure_one(number: int, folder: Path, modes: Sequence[str], times: bool) -> None:
+    """Measures a Case in this process."""
+    case = ALL[number]
+    program, made = prepared(case)
+    made.save(folder / f"{number}.plan.json")
+    found = CaseMeasurement(case, torch.cuda.get_device_name(), torch.__version__)
+    for mode in modes:
+        try:
+            each = times and mode == "generated" and case not in UNSEEN
+            _measure_mode(found, program, made, mode, folder, each)
+        except Exception as error:  # another mode may do
+            found.notes.setdefault(mode, []).append(f"{type(error).__name__}: {error}"[:300])
+        gc.collect()
+        torch.cuda.empty_cache()
+        (folder / f"{number}.json").write_text(json.dumps(asdict(found)))
+
+
+def _measure_mode(
+    found: CaseMeasurement, program: Program, made: Plan, mode: str, folder: Path, times: bool
+) -> None:
+    executable = Executable(made.space, made.strategy, made.tasks)
+    with the_gpu(folder, alone=False):
+        batch = on_device(program.batch)
+        runner = runner_on(program, executable, mode=mode, timed=times)
+        began = time.perf_counter()
+        step_seconds(runner, batch, 1)
+        found.first[mode] = time.perf_counter() - began
+        step_seconds(runner, batch, WARM)
+    found.notes[mode] = [*runner.worker.notes]
+    gc.collect()
+    gc.freeze()
+    with the_gpu(folder, alone=True):
+        step_seconds(runner, batch, 1)
+        found.seconds[mode] = step_seconds(runner, batch, STEPS)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        runner.local_step(batch)
+        found.host[mode] = time.perf_counter() - began
+        torch.cuda.synchronize()
+        if times:
+            found.times = measured(runner, made.storage, batch, ROUNDS)
+        del batch
+        torch.cuda.empty_cache()
+        found.peak[mode] = max(peak_bytes(runner, program.batch) for _ in range(2))
+        found.reserved[mode] = torch.cuda.max_memory_reserved()
+    gc.unfreeze()
+
+
+def measure_all(
+    folder: Path, cases: Sequence[Case], modes: Sequence[str], times: bool, jobs: int, limit: float
+) -> None:
+    """Measures Cases in processes of their own; begins none after `limit` seconds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    began, waiting = time.perf_counter(), [ALL.index(case) for case in cases]
+    running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+    while waiting or running:
+        spent = time.perf_counter() - began
+        while waiting and len(running) < jobs and spent < limit:
+            number = waiting.pop(0)
+            command = [sys.executable, __file__, "one", str(folder), "--number", str(number)]
+            command += ["--modes", ",".join(modes), *(["--times"] if times else [])]
+            running[number] = (subprocess.Popen(command), time.perf_counter())
+        for number, (process, since) in tuple(running.items()):
+            late = time.perf_counter() - since > PATIENCE or spent > limit + PATIENCE / 4
+            if late and process.poll() is None:
+                process.kill()
+                process.wait()
+            if process.poll() is not None:
+                del running[number]
+                took = time.perf_counter() - since
+                told = f"{spent:6.1f} s: {ALL[number].spec} {process.returncode} {took:.0f} s"
+                print(told, flush=True)
+        if spent >= limit:
+            waiting.clear()
+        time.sleep(0.1)
+
+
+# Anywhere
+
+
+def load_all(folder: Path) -> Iterator[tuple[CaseMeasurement, Plan]]:
+    """What was measured, with the Plans."""
+    for path in sorted(folder.glob("*[0-9].json"), key=lambda p: int(p.stem)):
+        yield load_measurement(path), Plan.load(path.with_suffix(".plan.json"))
+
+
+def make_tables(folder: Path, before: CostTable | None) -> tuple[CostTable, ...]:
+    """Tables of what was measured in `folder`, for each mode; works that were not measured again
+    are those of an earlier table."""
+    samples, steps, kind, day = CudaSamples(before), [], "", time.strftime("%Y-%m-%d")
+    for found, made in load_all(folder):
+        kind = made.cluster.devices[0].kind
+        if found.times is not None and found.case not in UNSEEN:
+            executable = Executable(made.space, made.strategy, made.tasks)
+            samples.add(executable, made.storage, found.times, keep=found.case not in PARTS)
+        if "inductor" in found.seconds and found.case not in UNSEEN:
+            took = statistics.median(found.seconds["inductor"])
+            steps.append(FusedStep(made.tasks, made.cluster, took))
+    generated = samples.table(kind, day)
+    return (generated, *([fused_table(generated, steps, day)] if steps else []))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was predicted and measured of a Case in a mode. `device` and `host` are the predicted
+    seconds of all kernels, and of issuing them."""
+
+    case: Case
+    mode: str
     predicted: float
     measured: float
     spread: float
@@ -144,67 +320,55 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-def prepared(case: Case) -> tuple[Program, Plan]:
-    """The step of a Case, and its Plan for one GPU of this kind."""
-    it = zoo.load(case.spec, 0)
-    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
-    if case.precision != "float32":
-        program = capture_as(program, getattr(torch, case.precision))
-    where = cluster(f"1x{device_kind()}")
-    return program, make_plan(program.graph, where, case.method, seed=case.seed)
-
-
-def compared(case: Case, seen: bool) -> Row:
-    """Runs a Case and its prediction."""
-    program, made = prepared(case)
-    runner = runner_on(program, Executable(made.space, made.strategy, made.tasks))
-    batch = on_device(program.batch)
-    step_seconds(runner, batch, WARM)
-    gc.collect()
-    gc.freeze()
-    seconds = sorted(step_seconds(runner, batch, STEPS))
-    gc.unfreeze()
-    del batch
-    cost, tasks, where = made.cost, made.tasks, made.cluster
-    row = Row(
-        case, seen, made.predicted.step_seconds, statistics.median(seconds),
-        seconds[-3] / seconds[2] - 1,
+def compared(found: CaseMeasurement, made: Plan, mode: str, own: Sequence[CostFile]) -> Row:
+    """A Case predicted, beside what was measured."""
+    where = made.cluster
+    cost = default_cost(where, mode, own)
+    executable = Executable(made.space, made.strategy, made.tasks)
+    facts = device_memory_facts(cost.tables[where.devices[0].kind])
+    tasks = with_storage(made.tasks, measure_storage(executable, None, facts))
+    line = simulate(tasks, where, cost)
+    seconds = sorted(found.seconds[mode])
+    return Row(
+        found.case, mode, line.step_seconds, statistics.median(seconds),
+        seconds[-2] / seconds[1] - 1,
         float(nanoseconds(tasks, where, cost).sum()) / 1e9,
         float(issue_nanoseconds(tasks, where, cost).sum()) / 1e9,
-        made.predicted.peak_bytes[0],
-        max(peak_bytes(runner, program.batch) for _ in range(2)),
-        shares(tasks, where, cost)["measured"],
+        line.peak_bytes[0], found.peak[mode], shares(tasks, where, cost)["measured"],
     )  # fmt: skip
-    del runner, program, made
-    gc.collect()
-    torch.cuda.empty_cache()
-    return row
 
 
-def page(rows: Sequence[Row]) -> str:
+def page(rows: Sequence[Row], gpu: str, version: str) -> str:
     """The results as Markdown."""
-    gpu = torch.cuda.get_device_name()
-    return "\n".join([
+    lines = [
         f"# Accuracy on one {gpu.removeprefix('NVIDIA ')}", "",
         f"`python benchmarks/accuracy_gpu.py`, {time.strftime('%Y-%m-%d')}, {gpu}, torch "
-        f"{torch.__version__}, torch's defaults: products in float32, convolutions in TF32. Steps "
-        "are the whole training step by apportion's interpreter, from an idle device to an idle "
-        f"device; measured is the median of {STEPS}, and the spread the third largest over the "
-        "third smallest. Peaks are the allocator's (`torch.cuda.max_memory_allocated`).", "",
-        "Predictions come from the shipped table `apportion/costs/h200.json`, which was measured "
-        "in another session, and not from these runs. *Kernels* and *host* are the predicted sums: "
-        "of what the device computes, and of what the host needs to issue it; *of it measured* is "
-        "the share of kernels' time that was measured for that very call, the rest is fitted.", "",
-        "## Steps that the table was measured on", "",
-        *_table([r for r in rows if r.seen and r.case.method == "single"]), "",
-        "## Several parts on the one device", "",
-        "Random strategies, which cut operators of such steps into parts. Their calls took part in "
-        "the fits, and are not in the table.", "",
-        *_table([r for r in rows if r.case.method != "single"]), "",
-        "## Steps that the table has never seen", "",
-        *_table([r for r in rows if not r.seen and r.case.method == "single"]), "",
-        "## In short", "", *_summary(rows), "", *LIMITS, "",
-    ])  # fmt: skip
+        f"{version}, torch's defaults: products in float32, convolutions in TF32. Steps "
+        "are the whole training step, from an idle device to an idle device, in two modes: "
+        "`generated` code, and `inductor` with a recorded CUDA graph. Measured is the median of "
+        f"{STEPS}, and the spread the second largest over the second smallest. Peaks are the "
+        "allocator's (`torch.cuda.max_memory_allocated`).", "",
+        "Predictions come from the shipped table `apportion/machine/costs/h200.json`, and not from "
+        "these runs. *Kernels* and *host* are the predicted sums: of what the device computes, and "
+        "of what the host needs to issue it; *of it measured* is the share of kernels' time that "
+        "was measured for that very call, the rest is fitted.", "",
+        "## In short", "", *_summary(rows), "",
+    ]  # fmt: skip
+    for mode in dict.fromkeys(row.mode for row in rows):
+        for title, some in _kinds([row for row in rows if row.mode == mode]):
+            lines += [f"## {mode}: {title}", "", *_table(some), ""]
+    return "\n".join([*lines, *LIMITS, ""])
+
+
+def _kinds(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    for title, cases in (
+        ("steps that the table was measured on", CALIBRATED),
+        ("several parts on the one device, in the fits only", PARTS),
+        ("steps that the table has never seen", UNSEEN),
+    ):
+        some = [row for row in rows if row.case in cases]
+        if some:
+            yield title, some
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
@@ -227,16 +391,12 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _summary(rows: Sequence[Row]) -> Iterator[str]:
-    for title, some in (
-        ("measured on", [r for r in rows if r.seen and r.case.method == "single"]),
-        ("in parts", [r for r in rows if r.case.method != "single"]),
-        ("never seen", [r for r in rows if not r.seen and r.case.method == "single"]),
-    ):
-        if some:
+    for mode in dict.fromkeys(row.mode for row in rows):
+        for title, some in _kinds([row for row in rows if row.mode == mode]):
             times = [abs(r.error) for r in some]
             memory = [r.bytes_error for r in some]
             yield (
-                f"- {title}: {len(some)} steps, mean absolute error of the step "
+                f"- {mode}, {title}: {len(some)} steps, mean absolute error of the step "
                 f"{statistics.mean(times):.1%}, largest {max(times):.1%}; of the peak "
                 f"{min(memory):+.2%} to {max(memory):+.2%}"
             )
@@ -244,25 +404,49 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the page here")
-    parser.add_argument("--calibrate", type=Path, help="measure a table and write it here")
+    parser.add_argument("what", choices=("measure", "one", "table", "page"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, help="write the table or the page here")
+    parser.add_argument("--costs", type=Path, help="predict by this table")
+    parser.add_argument("--cases", default="calibrated,unseen,parts", help="which cases to measure")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--times", action="store_true", help="measure every kernel as well")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for beginning cases")
+    parser.add_argument("--number", type=int, help="of the case to measure")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    if given.calibrate is not None:
-        cases = (*CALIBRATED, *PARTS, *SHAPES)
-        table = calibrate((prepared(case) for case in cases), note=print)
-        machine = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-        save_cost_file(CostFile(machine, torch.__version__, (table,)), given.calibrate)
-        return
-    rows = []
-    for case in (*CALIBRATED, *PARTS, *UNSEEN):
-        rows.append(compared(case, case not in UNSEEN))
-        print("\n".join(list(_table(rows[-1:]))[2:]), flush=True)
-    text = page(rows)
-    if given.out is not None:
-        given.out.write_text(text)
+    modes = given.modes.split(",")
+    if given.what == "one":
+        measure_one(given.number, given.folder, modes, given.times)
+    elif given.what == "measure":
+        named = {"calibrated": CALIBRATED, "unseen": UNSEEN, "parts": PARTS}
+        named |= {"shapes": SHAPES, "odd": ODD}
+        cases = [case for name in given.cases.split(",") for case in named[name]]
+        measure_all(given.folder, cases, modes, given.times, given.jobs, given.limit)
+    elif given.what == "table":
+        _write_table(given.folder, given.out)
     else:
-        print(text)
+        own = () if given.costs is None else (load_cost_file(given.costs),)
+        rows, gpu, version = [], "", ""
+        for found, made in load_all(given.folder):
+            gpu, version = found.gpu, found.torch
+            new = [compared(found, made, m, own) for m in modes if m in found.peak]
+            print("\n".join(list(_table(new))[2:]), flush=True)
+            rows += new
+        text = page(rows, gpu, version)
+        print("\n".join(_summary(rows)))
+        if given.out is not None:
+            given.out.write_text(text)
+
+
+def _write_table(folder: Path, out: Path) -> None:
+    (found, made), *_ = load_all(folder)
+    kind = made.cluster.devices[0].kind
+    before = next((t for t in shipped() if t.condition.kind == kind), None)
+    tables = make_tables(folder, before)
+    save_cost_file(CostFile(found.gpu, found.torch, tables), out)
+    print("\n".join(map(str, tables)), out.stat().st_size, "bytes")
 
 
 if __name__ == "__main__":

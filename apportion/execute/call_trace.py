@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,30 +176,41 @@ class TraceBook:
         key = (call.key, tuple(forms[slot] for slot in call.slots))
         found = self.traces.get(key)
         if found is None:
-            try:
-                found = self._record(task, call, forms)
-            except CannotRecord as error:
-                found = error
-            except Exception as error:  # whatever a kernel raises where there is no data
-                found = CannotRecord(f"{type(error).__name__}: {_first_line(error)}")
+            found = self._tried(task, call, forms, nullcontext(), "meta")
+            if isinstance(found, CannotRecord):  # some kernels know fake tensors only
+                found = self._tried(task, call, forms, self.mode, self.place)
             self.traces[key] = found
         return found
 
-    def _record(self, task: int, call: TaskCall, forms: Mapping[int, Form]) -> CallTrace:
+    def _tried(
+        self, task: int, call: TaskCall, forms: Mapping[int, Form], mode: Any, device: str
+    ) -> CallTrace | CannotRecord:
+        try:
+            return self._record(task, call, forms, mode, device)
+        except CannotRecord as error:
+            return error
+        except Exception as error:  # whatever a kernel raises where there is no data
+            return CannotRecord(f"{type(error).__name__}: {_first_line(error)}")
+
+    def _record(
+        self, task: int, call: TaskCall, forms: Mapping[int, Form], mode: Any, device: str
+    ) -> CallTrace:
+        """The calls of a task on tensors without data: on torch's `meta` device, or fake ones on
+        the device that is meant."""
         if call.words is not None and not self.place.startswith("cuda"):
             return self._drawn(task)
-        rank = Rank(self.executable, self.device, place=self.place)
-        numbers = _OpenNumbers(call)
+        rank = Rank(self.executable, self.device, place=device)
+        numbers = _OpenNumbers(call, torch.device(self.place))
         bodies = self.executable.graph.bodies
-        context = Context(SEED, STEP, numbers.setting, bodies, self.place)
-        with torch.no_grad(), self.mode:
+        context = Context(SEED, STEP, numbers.setting, bodies, device, self.place)
+        with torch.no_grad(), mode:
             for slot in call.slots:
                 shape, stride, kind = forms[slot]
-                made = torch.empty_strided(shape, stride, dtype=kind, device=self.place)
+                made = torch.empty_strided(shape, stride, dtype=kind, device=device)
                 rank.tensors[slot] = made
             for message in call.messages:
                 nbytes = self.executable.messages[message].nbytes
-                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8, device=self.place)
+                rank.received[message] = torch.empty(nbytes, dtype=torch.uint8, device=device)
             inputs = [*rank.tensors.values(), *rank.received.values()]
             recorder = Recorder(inputs, numbers, self.quick)
             with recorder:
@@ -293,7 +305,8 @@ def _first_line(error: BaseException) -> str:
 class _OpenNumbers:
     """Numbers that stand for what changes from step to step."""
 
-    def __init__(self, call: TaskCall) -> None:
+    def __init__(self, call: TaskCall, device: torch.device) -> None:
+        self.device = device
         self.settings: dict[float, Any] = {}
         self.words: dict[int, int] = {}
         self.seen: set[Any] = set()
@@ -311,6 +324,8 @@ class _OpenNumbers:
 
     def open(self, number: Any) -> Any:
         """What a number of the recording stands for; itself if nothing."""
+        if number == _META:
+            return self.device
         if type(number) is float and number in self.settings:
             return TracedSetting(self.settings[number])
         if type(number) is int and number in self.words:
@@ -319,6 +334,7 @@ class _OpenNumbers:
         return number
 
 
+_META = torch.device("meta")
 _FACTS = (bool, int, float, str, torch.device, torch.dtype, torch.layout, torch.Size)
 
 

@@ -170,6 +170,9 @@ if TYPE_CHECKING:
         CostTable as CostTable,
     )
     from apportion.machine.cost_table import (
+        Fit as Fit,
+    )
+    from apportion.machine.cost_table import (
         KernelMeasurement as KernelMeasurement,
     )
     from apportion.machine.cost_table import (
@@ -219,6 +222,9 @@ if TYPE_CHECKING:
     )
     from apportion.machine.topology import (
         first_devices as first_devices,
+    )
+    from apportion.machine.wire_time import (
+        on_different_hosts as on_different_hosts,
     )
     from apportion.machine.wire_time import (
         wire_lines as wire_lines,

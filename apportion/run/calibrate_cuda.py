@@ -138,7 +138,7 @@ def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS)
     chunks = {chunk.start: 3 * sum(host[k] for k in chunk) + 1e-3 for chunk in _chunks(host)}
     found, apart, together = [], 0.0, 0.0
     for _ in range(rounds):
-        timed, whole = EventClock(chunks), EventClock(chunks, each=False)
+        timed, whole = (EventClock(chunks, len(host), each) for each in (True, False))
         _round(runner, batch, timed)
         found.append([timed.seconds.get(k, float("nan")) for k in range(len(host))])
         _round(runner, batch, whole)
@@ -153,7 +153,7 @@ def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS)
     return CudaTimes(*shared, workspace, resident, event, queue.found, begin)
 
 
-def _round(runner: Runner, batch: Any, clock: Any) -> float:
+def _round(runner: Runner, batch: Any, clock: Callable[[], int]) -> float:
     """One step with this clock between its tasks; the host's seconds before the first."""
     rank, before = runner.worker.rank, runner.worker.rank.clock
     torch.cuda.synchronize()
@@ -166,8 +166,6 @@ def _round(runner: Runner, batch: Any, clock: Any) -> float:
         runner.worker.run(context)
     finally:
         rank.clock, rank.records = before, False
-        if isinstance(clock, EventClock):
-            clock.finish()
         torch.cuda.synchronize()
     return seconds
 
@@ -259,10 +257,17 @@ def calibrate(
     return samples.table(kind, time.strftime("%Y-%m-%d"))
 
 
-class CudaSamples:
-    """Measured steps, put together by kernel call."""
+RENEWED = ("apportion.update", "apportion.channel", "apportion.batch_norm", "apportion.nothing")
+"""Calls that generated code makes otherwise than the interpreter of earlier tables."""
 
-    def __init__(self) -> None:
+
+class CudaSamples:
+    """Measured steps, put together by kernel call. Calls that are not measured again take what an
+    earlier table says."""
+
+    def __init__(self, before: CostTable | None = None) -> None:
+        self.before = before
+        self.passing: set[str] = set()  # calls that only fits are made from
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.host: dict[str, list[float]] = defaultdict(list)
         self.works: dict[str, KernelMeasurement] = {}
@@ -271,13 +276,17 @@ class CudaSamples:
         self.ahead: list[float] = []
         self.begin: list[float] = []
 
-    def add(self, executable: Executable, storage: Storage, figures: CudaTimes) -> None:
-        """Takes in one measured step."""
+    def add(
+        self, executable: Executable, storage: Storage, figures: CudaTimes, keep: bool = True
+    ) -> None:
+        """Takes in one measured step; if it is not to be kept, its calls take part in fits only."""
         tasks = executable.tasks
         self.resident.append(figures.resident)
         self.ahead += [figures.ahead] if figures.ahead else []
         self.begin.append(figures.begin)
         for task, kind in enumerate(executable.kind):
+            if np.isnan(figures.device[task]):
+                continue  # the host was never ahead of it
             if kind == ASSEMBLE:
                 boxes, nbytes = len(executable.copies[task]), int(tasks.nbytes[task])
                 if nbytes:
@@ -287,6 +296,10 @@ class CudaSamples:
             elif kind == COMPUTE:
                 work = storage.work[task]
                 text = storage.works[work]
+                if keep:
+                    self.passing.discard(text)
+                elif text not in self.works:
+                    self.passing.add(text)
                 self.seconds[text].append(figures.device[task])
                 self.host[text].append(figures.host[task])
                 known = figures.workspace.get(work, 0)
@@ -302,6 +315,10 @@ class CudaSamples:
             text: work._replace(seconds=_rounded(max(float(np.mean(self.seconds[text])), LEAST)))
             for text, work in self.works.items()
         }
+        earlier = {} if self.before is None else self.before.works
+        renewed = {w: x for w, x in earlier.items() if w not in works and not w.startswith(RENEWED)}
+        works = renewed | works
+        found = {text: work for text, work in works.items() if text not in self.passing}
         lines = {ASSEMBLE_LINE: line(self.assembled)} if self.assembled else {}
         # Beside what libraries hold, remainders of the blocks that state lies in: most have few.
         resident = int(np.quantile(self.resident, 2 / 3)) if self.resident else 0
@@ -309,7 +326,7 @@ class CudaSamples:
             Condition(kind, mode=GENERATED),
             day,
             0.0,
-            works,
+            found,
             fits(works),
             lines,
             self._issue(),

@@ -9,7 +9,7 @@ which interval (`intervals`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +36,10 @@ def _event() -> Any:
 
 @dataclass
 class HostClock:
-    """Seconds of the host in every interval; every `rest` intervals the device catches up."""
+    """Seconds of the host in every interval; every `rest` intervals the device catches up, so that
+    its queue is never full."""
 
-    rest: int = 8
+    rest: int = 64
     seconds: list[float] = field(default_factory=list)
     began: float | None = None
 
@@ -58,11 +59,12 @@ class EventClock:
     """Seconds of the device in every interval, not a number where the host fell behind.
 
     `first` are the intervals before which the device is made to wait, and for how long, so that the
-    host is ahead of it. Without `each`, events stand only there: `total` is all of the device's
-    seconds, with and without what events take.
+    host is ahead of it; there are `last` intervals. Without `each`, events stand only there:
+    `total` is all of the device's seconds, with and without what events take.
     """
 
     first: dict[int, float]
+    last: int
     each: bool = True
     count: int = -1
     marks: list[tuple[int, Any]] = field(default_factory=list)
@@ -72,7 +74,9 @@ class EventClock:
 
     def __call__(self) -> int:
         self.count += 1
-        if self.each and self.marks and self.count not in self.first:
+        if self.count == self.last:
+            self.finish()
+        elif self.each and self.marks and self.count not in self.first:
             self._mark()
         if self.count in self.first:
             self.finish()
@@ -123,6 +127,3 @@ class QueueClock:
                 self.done += self.seconds[self.count - 1]
         self.began = time.perf_counter()
         return self.count * SCALE
-
-
-TaskClock = Callable[[], int]

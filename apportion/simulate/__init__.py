@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from apportion.simulate.durations import (
         shares as shares,
     )
+    from apportion.simulate.fusion import (
+        fused_traffic as fused_traffic,
+    )
     from apportion.simulate.memory_curve import (
         Curve as Curve,
     )
