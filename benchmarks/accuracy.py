@@ -196,10 +196,10 @@ def _joined(loops: list[list[Any]]) -> list[Any]:
                 seconds=np.concatenate([a.seconds for a in answers]),
                 ends=[e for a in answers for e in a.ends],
                 packed=[p for a in answers for p in a.packed],
-                exchanged=[
+                rounds=[
                     (1000 * turn + number, *rest)
                     for turn, a in enumerate(answers)
-                    for number, *rest in a.exchanged
+                    for number, *rest in a.rounds
                 ],
                 reference=[r for a in answers for r in a.reference],
             )

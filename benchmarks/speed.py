@@ -26,6 +26,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch_parallel import CONTENDERS, Unsuitable
-from two_ranks import run_ranks
+from two_ranks import before_others, run_ranks
 
 import apportion as ap
 from apportion import zoo
@@ -188,7 +189,8 @@ def compare(name: str, spec: str, given: argparse.Namespace) -> list[Row]:
         command = [sys.executable, __file__, "--spec", spec, "--rounds", str(given.rounds)]
         command += ["--block", str(given.block), "--plans", json.dumps(files)]
         command += ["--contenders", *contenders, *(["--keep-memory"] * given.keep_memory)]
-        answers = run_ranks(command, LIMIT, given.rate)
+        with before_others() if given.first else nullcontext():
+            answers = run_ranks(command, LIMIT, given.rate)
     return rows(name, answers)
 
 
@@ -266,6 +268,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, help="bytes/s of a cable; needs root")
     parser.add_argument("--auto", type=float, default=0.0, help="seconds for auto's plan as well")
     parser.add_argument("--keep-memory", action="store_true", help="glibc keeps what it frees")
+    parser.add_argument("--first", action="store_true", help="ranks before all else; needs root")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--spec", help=argparse.SUPPRESS)

@@ -56,6 +56,7 @@ STATE: dict[str, str] = {
     "apportion.describe.interval.refine": "a cache of arithmetic, bounded",
     "apportion.describe.ops.resample._nearest": "a cache of arithmetic",
     "apportion.execute.allocations._workspaces": "a cache of measured allocations",
+    "apportion.execute.kernels.attention._prefers_cudnn": "what torch prefers on this machine",
     "apportion.execute.kernels.base.dtype": "a cache of a function of the name",
     "apportion.execute.kernels.base.OWN": "a registry: filled while its files load",
     "apportion.execute.kernels.base._kernel": "a cache of a function of the operator",

@@ -3,9 +3,10 @@
 In: a Program's Graph, a Space, a TaskGraph and the tensors of a rank. Out: losses, new state, and
 a measured Timeline. A rank runs its own rows of the same TaskGraph that simulate/ times.
 Read executable.py first, then kernels/ (how a part of an operator runs), rank.py (the tensors of a
-device), feed.py (its batches), rank_steps.py (what one rank does in a step), transport.py and
-backends.py (messages between processes), peer_memory.py (those on one machine),
-dry_run.py (storage without data) and allocations.py (what torch allocates).
+device), feed.py (its batches), rank_steps.py (what one rank does in a step), ladder.py (the modes
+that its segments run in; generate.py and fused_update.py make the default one), transport.py and
+backends.py (messages between processes), peer_memory.py (those of one machine), dry_run.py (storage
+without data) and allocations.py (what torch allocates).
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
     from apportion.execute.feed import (
         feed_of as feed_of,
     )
+    from apportion.execute.fused_update import (
+        fused_updates as fused_updates,
+    )
     from apportion.execute.kernels.base import (
         Context as Context,
     )
@@ -74,6 +78,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.ladder import (
         check_mode as check_mode,
+    )
+    from apportion.execute.ladder import (
+        ladder as ladder,
     )
     from apportion.execute.ladder import (
         mode_of as mode_of,
@@ -95,9 +102,6 @@ if TYPE_CHECKING:
     )
     from apportion.execute.rank_steps import (
         Segment as Segment,
-    )
-    from apportion.execute.rank_steps import (
-        Wait as Wait,
     )
     from apportion.execute.replica_notes import (
         replica_notes as replica_notes,

@@ -72,7 +72,7 @@ class CudaClock:
     def _host_ns(self, moment: int) -> int:
         if moment >= 0:
             return moment  # of the host already
-        milliseconds = self.base.elapsed_time(self.events[-moment - 1])
+        milliseconds: float = self.base.elapsed_time(self.events[-moment - 1])
         return self.base_ns + round(milliseconds * 1e6)
 
 

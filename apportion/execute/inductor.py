@@ -25,7 +25,14 @@ from apportion.execute.executable import BoxCopy, Executable
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import Segment
-from apportion.execute.segment_cut import CALLED, TRACED, UPDATES, around, cut
+from apportion.execute.segment_cut import (
+    CALLED,
+    TRACED,
+    UPDATES,
+    around,
+    cut,
+    labels_of,
+)
 from apportion.execute.segment_function import (
     CannotCompile,
     SegmentCompiler,
@@ -92,7 +99,7 @@ class InductorSegment:
         self.otherwise = otherwise
         self.notes: list[str] = []
         self.failures = 0
-        self.pieces = cut(executable, segment, place)
+        self.pieces = cut(executable, segment, place, executable.artefacts["labels"])
         self.ready: list[CompiledPiece | SegmentFunction] = []
         self.operators = tuple(
             operator
@@ -144,7 +151,6 @@ class InductorSegment:
         except CannotCompile as error:
             if not any(isinstance(piece, CompiledPiece) for piece in self.ready):
                 raise
-            self.failures += 1
             self.notes.append(f"{len(own.tasks)} tasks of a segment are not compiled: {error}")
             self.ready.append(self._not_compiled(own))
         else:
@@ -167,10 +173,11 @@ class InductorSegment:
                 raise CannotCompile("too many others could not be compiled")
             meant = trace_segment(self.executable, own, forms, self.place)
             try:
-                known[key] = compiled(meant.graph, meant.inputs)
+                known[key] = compiled(meant.graph, meant.inputs, self.executable.tasks.devices > 1)
             except Exception as error:  # whatever a compiler, a disk or a driver may raise
                 known[key] = CannotCompile(first_line(error))
-        found = known[key]
+                self.failures += 1
+        found: CompiledCode | CannotCompile = known[key]
         if isinstance(found, CannotCompile):
             raise found
         return found
@@ -220,4 +227,7 @@ def kernel_by_kernel(executable: Executable, segment: Segment, place: str) -> Se
 def inductor(executable: Executable, segment: Segment, place: str) -> SegmentFunction:
     """The function of a segment by inductor; raises CannotCompile, at the latest when it is first
     called."""
+    known = executable.artefacts
+    if "labels" not in known:
+        known["labels"] = labels_of(executable, place)
     return InductorSegment(executable, segment, place, lambda _, own, __: made_one_by_one(own))

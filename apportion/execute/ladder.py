@@ -154,7 +154,7 @@ class Rungs:
 
     @cached_property
     def pool(self) -> Any:
-        return torch.cuda.graph_pool_handle()
+        return torch.cuda.MemPool()
 
     def begin(self, number: int, segment: Segment, mode: str) -> SegmentFunction:
         """The function of a segment in a mode, compared in its first steps; the next one down if
@@ -187,11 +187,19 @@ class Rungs:
         whole = graphed(self.executable, segment, function, self.pool)
         self.ladder.speakers.append(whole)
         # once as it is, once recorded and replayed
-        return whole_span(segment, whole), 2, OTHER_ORDER
+        return whole_span(segment, whole), 2, other_order_on_cuda()
 
     @cached_property
     def fused(self) -> dict[int, FusedUpdate]:
         return fused_updates(self.executable)
+
+
+def other_order_on_cuda() -> Tolerance:
+    """OTHER_ORDER where products or convolutions in float32 may be computed in TF32, which has
+    little more digits than bfloat16: another layout means another algorithm."""
+    if torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32:
+        return OTHER_ORDER | {torch.float32: OTHER_ORDER[torch.bfloat16]}
+    return OTHER_ORDER
 
 
 def whole_span(segment: Segment, function: SegmentFunction) -> SegmentFunction:

@@ -9,6 +9,10 @@ that does what the segment does.
     CALLED   tasks that the interpreter runs: those that no compiler can trace, or whose arguments
              are settings of the optimizer
 
+Among several devices, sums of partial values are pieces of their own (`labels_of`): a compiler that
+joined one to what computes its own term would not round that term, which the other devices get
+rounded, and copies of a value would differ.
+
 Compilation takes as long as the distinct pieces take. Where layers repeat, a piece is the tasks of
 one (phase, layer), so that a deep model takes no longer than a shallow one; where cutting would not
 save at least half of the work, everything that can be traced is one piece, which inductor
@@ -17,17 +21,24 @@ makes the most of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from apportion.execute.executable import Executable
-from apportion.execute.rank_steps import Segment, segment
+from apportion.execute.rank_steps import Segment, rank_steps, segment, slots_made, slots_read
+from apportion.execute.segment_function import CannotCompile
 from apportion.execute.segment_graph import has_setting, segment_key
 from apportion.lower import COMPUTE
 from apportion.split import layers_of
 
 TRACED, UPDATES, CALLED = "traced", "updates", "called"
+
+Labels = Mapping[int, int]
+"""Tasks that are compiled only with others of the same number; all without one go together."""
+
+SUM, REPLICA = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +49,11 @@ class SegmentPiece:
     segment: Segment
 
 
-def cut(executable: Executable, whole: Segment, place: str) -> list[SegmentPiece]:
-    """The pieces of a segment."""
-    runs = list(_runs(executable, whole))
+def cut(
+    executable: Executable, whole: Segment, place: str, labels: Labels | None = None
+) -> list[SegmentPiece]:
+    """The pieces of a segment. Tasks with different `labels` are in different pieces."""
+    runs = list(_runs(executable, whole, labels or {}))
     by_layer = _regional(executable, runs)
     pieces = _pieces(executable, runs)
     if len(by_layer) > len(pieces):
@@ -64,20 +77,18 @@ def around(executable: Executable, own: Segment, task: int) -> list[SegmentPiece
 Run = tuple[str, tuple[int, ...]]
 
 
-def _runs(executable: Executable, whole: Segment) -> Iterator[Run]:
+def _runs(executable: Executable, whole: Segment, labels: Labels) -> Iterator[Run]:
     """Tasks of one kind after the other, updates as late as possible."""
     late: list[int] = []
     made: set[int] = set()  # by updates that were put off
     run: list[int] = []
-    tasks = executable.tasks
+    label = 0
     for task in whole.tasks:
-        low, high = tasks.out_start[task], tasks.out_start[task + 1]
         if _is_update(executable, task):
             late.append(task)
-            made.update(tasks.out_slot[low:high].tolist())
+            made.update(slots_made(executable, task))
             continue
-        read = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]].tolist()
-        if late and not made.isdisjoint(read):
+        if late and not made.isdisjoint(slots_read(executable, task)):
             yield TRACED, tuple(run)
             yield UPDATES, tuple(late)
             run, late, made = [], [], set()
@@ -85,10 +96,18 @@ def _runs(executable: Executable, whole: Segment) -> Iterator[Run]:
             yield TRACED, tuple(run)
             yield CALLED, (task,)
             run = []
-        else:
-            run.append(task)
+            continue
+        if labels.get(task, 0) != label:
+            yield TRACED, tuple(run)
+            run, label = [], labels.get(task, 0)
+        run.append(task)
     yield TRACED, tuple(run)
     yield UPDATES, tuple(late)
+
+
+def is_sum(executable: Executable, task: int) -> bool:
+    """Whether a task adds terms of a partial value."""
+    return any(copy.term > 0 for copy in executable.copies.get(task, ()))
 
 
 def _is_update(executable: Executable, task: int) -> bool:
@@ -139,6 +158,68 @@ def _groups(
         else:
             kept.append((key, group))
     return (group for _, group in kept)
+
+
+def labels_of(executable: Executable, place: str) -> Labels:
+    """What to keep apart so that copies of a value are rounded alike on all devices; raises
+    CannotCompile if nothing helps.
+
+    Sums are always kept apart. Where devices that hold copies of the same state compile different
+    pieces, so is whatever several of them compute, and that at least has to be the same.
+    """
+    if executable.tasks.devices == 1:
+        return {}
+    tasks = range(len(executable.tasks))
+    found = {task: SUM for task in tasks if is_sum(executable, task)}
+    if len({_code_of(executable, d, place, found) for d in _with_copies(executable)}) <= 1:
+        return found
+    computed: dict[tuple[int, int], list[int]] = {}
+    for task, call in executable.computes.items():
+        op = int(executable.tasks.op[task])
+        part = call.number % executable.strategy.choices[op].count
+        computed.setdefault((op, part), []).append(task)
+    replicas = [t for group in computed.values() if len(group) > 1 for t in group]
+    found |= {task: REPLICA for task in replicas if not _is_update(executable, task)}
+    devices = {executable.device[task] for task, label in found.items() if label == REPLICA}
+    if len({_code_of(executable, d, place, found, REPLICA) for d in devices}) > 1:
+        raise CannotCompile(
+            "devices that hold copies of the same state would run different code, whose rounding "
+            "could make the copies differ"
+        )
+    return found
+
+
+def _with_copies(executable: Executable) -> set[int]:
+    """The devices that hold state that another one holds as well."""
+    held: dict[Any, set[int]] = {}
+    for end, _ in executable.carry:
+        spec = executable.slots[end]
+        held.setdefault((spec.value, spec.region), set()).add(executable.slot_device[end])
+    return {device for devices in held.values() if len(devices) > 1 for device in devices}
+
+
+def _code_of(
+    executable: Executable, device: int, place: str, labels: Labels, label: int = 0
+) -> tuple[Any, ...]:
+    """What decides how a device's compiled pieces of a label round: which operators of which shapes
+    read which values. Not which part of a tensor it is, nor where an assembly's parts come from."""
+    segments = [s for s in rank_steps(executable, device) if isinstance(s, Segment)]
+    return tuple(
+        tuple(_rounding_of(executable, task) for task in piece.segment.tasks)
+        for whole in segments
+        for piece in cut(executable, whole, place, labels)
+        if piece.kind == TRACED and labels.get(piece.segment.tasks[0], 0) == label
+    )
+
+
+def _rounding_of(executable: Executable, task: int) -> tuple[Any, ...]:
+    slots = executable.slots
+    made = tuple((slots[s].shape, slots[s].dtype) for s in slots_made(executable, task))
+    call = executable.computes.get(task)
+    if call is None:
+        return made
+    read = tuple((slots[s].shape, slots[s].dtype) if s >= 0 else None for s in call.ins)
+    return call.op.kind, call.op.inputs, call.part.scales, read, made
 
 
 def _distinct(executable: Executable, pieces: Sequence[SegmentPiece], place: str) -> int:

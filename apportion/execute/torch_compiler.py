@@ -8,8 +8,9 @@ torch is met in one place. The compiler is loaded when this module is used, not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -29,33 +30,49 @@ def fake_mode() -> AbstractContextManager[Any]:
     return mode
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context in which nothing warns: what torch says while it compiles is for its developers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def traced(
     function: Callable[..., Sequence[torch.Tensor]], fakes: Sequence[torch.Tensor]
 ) -> torch.fx.GraphModule:
     """The calls that a function makes on tensors without data, as a graph without mutations, in
     operators that inductor knows."""
-    from torch._inductor import lowering  # which decompositions of pooling look at
-    from torch._inductor.decomposition import select_decomp_table
-    from torch.fx.experimental.proxy_tensor import make_fx
+    with _quiet():
+        from torch._inductor import lowering  # which decompositions of pooling look at
+        from torch._inductor.decomposition import select_decomp_table
+        from torch.fx.experimental.proxy_tensor import make_fx
 
     assert lowering is not None
     pure = torch.func.functionalize(function, remove="mutations")
-    with torch.no_grad():
+    with _quiet(), torch.no_grad():
         return make_fx(pure, decomposition_table=select_decomp_table())(*fakes)
 
 
-def compiled(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> CompiledCode:
-    """What inductor makes of a graph. Outputs have the strides that they have in the graph."""
-    from torch._inductor import compile_fx, config
-    from torch._inductor.virtualized import V
+def compiled(
+    graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], reproducible: bool = False
+) -> CompiledCode:
+    """What inductor makes of a graph. Outputs have the strides that they have in the graph.
+    `reproducible`: without choices by measured time, which differ from process to process."""
+    with _quiet():
+        from torch._inductor import compile_fx, config
+        from torch._inductor.virtualized import V
 
-    output = next(iter(reversed(graph.graph.nodes)))
+    settings = {"fx_graph_cache": True, "triton.cudagraphs": False}
+    if reproducible and hasattr(config, "deterministic"):
+        settings["deterministic"] = True
     mode = fakes[0].fake_mode  # type: ignore[attr-defined]
     with ExitStack() as stack:
+        stack.enter_context(_quiet())
         stack.enter_context(torch.no_grad())
         stack.enter_context(V.set_fake_mode(mode))
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
-        stack.enter_context(config.patch({"fx_graph_cache": True, "triton.cudagraphs": False}))
+        stack.enter_context(config.patch(settings))
         graph = compile_fx._recursive_joint_graph_passes(graph)
         output = graph.graph.find_nodes(op="output")[0]
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))

@@ -187,10 +187,18 @@ def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
         lower_bound=found.found.lower_bound,
         storage=found.storage,
         lower_bound_of=found.found.bound_of,
-        notes=found.notes,
+        notes=(*found.notes, *_on_replicas(request, found)),
         curve=found.curve,
         figures=found.figures,
     )
+
+
+def _on_replicas(request: PlanRequest, found: Candidate) -> tuple[str, ...]:
+    """Which copies of the state may not be bit-equal."""
+    from apportion.execute import Executable, replica_notes  # which needs torch
+
+    on_gpu = any(device.kind != "cpu" for device in request.cluster.devices)
+    return replica_notes(Executable(found.space, found.found.strategy, found.tasks), on_gpu)
 
 
 def _with_step(made: Plan, found: Candidate) -> Plan:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from apportion.execute import Executable, measure_storage, threads
+from apportion.execute import GENERATED, Executable, measure_storage, threads
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import TaskGraph, runnable, with_storage
 from apportion.machine import ASSUMED, EXCHANGE_LINE, Cluster, CostModel, CostTable, ReferenceTime
@@ -58,10 +58,14 @@ def lower_strategy(graph: Graph, strategy: Strategy, devices: int) -> LoweredStr
 
 
 def rehearsal_request(
-    source: StepSource, one: LoweredStrategy, rounds: int, budget: float
+    source: StepSource,
+    one: LoweredStrategy,
+    rounds: int,
+    budget: float,
+    mode: str = GENERATED,
 ) -> RehearsalRequest:
     """The request to rehearse a strategy."""
-    return RehearsalRequest(source, one.strategy, one.tasks.devices, rounds, budget)
+    return RehearsalRequest(source, one.strategy, one.tasks.devices, rounds, budget, mode)
 
 
 def rehearse_on(
@@ -73,7 +77,8 @@ def rehearse_on(
     budget: float,
 ) -> CostTable:
     """The table with what one rehearsal on a pool has measured."""
-    answers = pool.ask(rehearsal_request(source, one, rounds, budget), TIMEOUT)
+    mode = table.condition.mode
+    answers = pool.ask(rehearsal_request(source, one, rounds, budget, mode), TIMEOUT)
     return with_rehearsal(table, one.tasks, answers)
 
 
@@ -102,6 +107,7 @@ class Calibrator:
     budget   seconds that all rehearsals together may take, about; with 0 nothing is measured, and
              what the cache has is taken as it is
     note     is told what is done
+    mode     how segments will run, of execute/
     seconds  that measuring has taken
     speed    of this machine, once it was looked at
     """
@@ -113,10 +119,11 @@ class Calibrator:
         budget: float = BUDGET,
         note: Note = warnings.warn,
         processes: SharedPool | None = None,
+        mode: str = GENERATED,
     ) -> None:
         self.source, self.cluster, self.note = source, cluster, note
         self.left, self.seconds = budget, 0.0
-        self.table = cached_costs().table(condition_of(cluster))
+        self.table = cached_costs().table(condition_of(cluster, mode))
         self.speed: MachineSpeed | None = None
         self._compared = False  # what was measured before with what is measured now
         self._own = ExitStack()
@@ -187,7 +194,8 @@ class Calibrator:
             exchange_on(pool, old, MESSAGE_BUDGET) if EXCHANGE_LINE not in old.lines else old
         )
         one = LoweredStrategy(strategy, tasks)
-        request = rehearsal_request(self.source, one, ROUNDS, min(self.left, MOST_OF_ONE))
+        share = min(self.left, MOST_OF_ONE)
+        request = rehearsal_request(self.source, one, ROUNDS, share, at.mode)
         answers = pool.ask(request, TIMEOUT)
         new = with_rehearsal(exchanged, tasks, answers)
         lost = taken(before, core_use(numbers), at.threads * at.processes)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from apportion.execute import carrier, threads
+from apportion.execute import GENERATED, NONE, carrier, threads
 from apportion.machine import (
     ASSUMED,
     Cluster,
@@ -69,15 +70,17 @@ def keep_costs(table: CostTable) -> None:
     save_cost_file(cached_costs().with_table(table), path)
 
 
-def condition_of(cluster: Cluster) -> Condition:
-    """Under which Condition the processes of a local cluster run."""
+def condition_of(cluster: Cluster, mode: str = GENERATED) -> Condition:
+    """Under which Condition the processes of a local cluster run. What is compiled further than
+    generated code is taken to cost as much: on processors it has the same kernels in most."""
     count = len(cluster.devices)
-    return Condition("cpu", threads(count), count)
+    return Condition("cpu", threads(count), count, NONE if mode == NONE else GENERATED)
 
 
 def measured_cost(table: CostTable) -> CostModel:
     """The CostModel of a local cluster from a table."""
+    mode = table.condition.mode
     if not table.works:
-        return ASSUMED
+        return ASSUMED if mode == ASSUMED.mode else replace(ASSUMED, mode=mode)
     text = f"measured on this machine, {table.condition.processes} processes at the same time"
-    return CostModel("calibrated", text, ASSUMED.efficiency, {"cpu": table})
+    return CostModel("calibrated", text, ASSUMED.efficiency, {"cpu": table}, mode)

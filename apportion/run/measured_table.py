@@ -32,13 +32,14 @@ from apportion.machine import (
 )
 from apportion.machine import cluster as cluster_of
 from apportion.run.cost_cache import QUANTILE, measured_cost
-from apportion.run.rehearse import WHOLE, ExchangeTimes, RehearsalTimes
+from apportion.run.rehearse import ExchangeTimes, RehearsalTimes
 from apportion.simulate import feeds, simulate
 
 EXCHANGE = "apportion.exchange"
 STEP_EXCHANGES = "apportion.step_exchanges"
 """All exchanges of a step: their messages are in the place of flops, their number of workspace."""
 FREE = CostLine(0.0, 0.0, 0.0, 0.0, 0)
+GUESS = CostLine(1e-4, 3e-5, 1e-9, 0.0, 0)  # of exchanges, where no single one was measured
 LEAST = 0.01  # the smallest share of anything: prices of nothing cannot be multiplied
 LOOSE = 3.0  # how many times the prices of a line may change against each other to fit steps
 MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
@@ -75,11 +76,8 @@ def with_rehearsal(
     if len(joins) >= 8:
         lines[ASSEMBLE_LINE] = cost_fit.line(joins)
     packs = _packs(tasks, answers)
-    if len(packs) >= 8:
+    if len(packs) >= 3:
         lines[PACK_LINE] = cost_fit.line(packs)
-    pack = lines.get(PACK_LINE) or lines.get(ASSEMBLE_LINE)
-    exchanges = _exchanges_in_steps(tasks, answers, pack)
-    works |= _exchange_works(_averaged(exchanges))
     found_table = replace(
         table,
         measured=time.strftime("%Y-%m-%d"),
@@ -88,34 +86,30 @@ def with_rehearsal(
         fits=cost_fit.fits(works),
         noise=max(_spread(answer.reference) for answer in answers),
     )
-    return _with_step(found_table, tasks, answers, exchanges)
+    return _with_step(found_table, tasks, answers)
 
 
-def _with_step(
-    table: CostTable,
-    tasks: TaskGraph,
-    answers: Sequence[RehearsalTimes],
-    exchanges: Sequence[tuple[int, int, float]],
-) -> CostTable:
+def _with_step(table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTimes]) -> CostTable:
     """The table with what all exchanges of this step take together, and the line of exchanges made
-    from such sums: what whole rounds take beyond their simulation without exchanges. That has in it
-    what processes wait for each other: no two take equally long every time, and now and then a
+    from such sums. They take what whole rounds take beyond their simulation without exchanges:
+    exchanges go on beside computing, so that one of them alone has no time of its own. That has in
+    it what processes wait for each other: no two take equally long every time, and now and then a
     thread loses its core."""
-    if not exchanges:
-        return table
     rounds: dict[int, list[tuple[int, int]]] = {}
     for answer in answers:
-        for number, position, start, end in answer.exchanged:
-            if position == WHOLE:
-                rounds.setdefault(number, []).append((start, end))
-    count, messages = len(exchanges), sum(m for m, _, _ in exchanges)
-    nbytes, seconds = sum(n for _, n, _ in exchanges), sum(each for _, _, each in exchanges)
-    if rounds:
-        took = [max(e for _, e in turn) - max(s for s, _ in turn) for turn in rounds.values()]
-        free = replace(table, lines=dict(table.lines) | {EXCHANGE_LINE: FREE})
-        place = cluster_of(f"local:{tasks.devices}")
-        alone = simulate(tasks, place, measured_cost(free)).step_seconds
-        seconds = max(float(np.quantile(took, QUANTILE)) / 1e9 - alone, LEAST * seconds)
+        for number, start, end in answer.rounds:
+            rounds.setdefault(number, []).append((start, end))
+    exchanges = exchanges_in_step(tasks)
+    if not rounds or not exchanges:
+        return table
+    count, messages = len(exchanges), sum(m for m, _ in exchanges)
+    nbytes = sum(n for _, n in exchanges)
+    took = [max(e for _, e in turn) - max(s for s, _ in turn) for turn in rounds.values()]
+    whole = float(np.quantile(took, QUANTILE)) / 1e9
+    free = replace(table, lines=dict(table.lines) | {EXCHANGE_LINE: FREE})
+    place = cluster_of(f"local:{tasks.devices}")
+    alone = simulate(tasks, place, measured_cost(free)).step_seconds
+    seconds = max(whole - alone, LEAST * whole)
     name = f"{STEP_EXCHANGES}({count} {messages} {nbytes})"
     works = dict(table.works) | {name: KernelMeasurement(seconds, messages, nbytes, 0, count)}
     line = exchange_line_of(works)
@@ -130,6 +124,7 @@ def exchange_line_of(works: Mapping[str, KernelMeasurement]) -> CostLine:
     steps = [w for name, w in works.items() if name.startswith(f"{STEP_EXCHANGES}(")]
     if not steps:
         return line
+    line = line if any(line[:3]) else GUESS
     rows = np.array([(w.workspace, w.flops, w.nbytes) for w in steps], np.float64)
     seconds = np.array([w.seconds for w in steps])
     alone = np.maximum(np.array(line[:3]), LEAST * (rows @ line[:3]).mean() / rows.max(axis=0))
@@ -208,63 +203,22 @@ def exchange_samples(works: Mapping[str, KernelMeasurement]) -> list[tuple[int, 
     return [(int(w.flops), w.nbytes, w.seconds) for w in rows]
 
 
-def _exchanges_in_steps(
-    tasks: TaskGraph, answers: Sequence[RehearsalTimes], pack: CostLine | None
-) -> list[tuple[int, int, float]]:
-    """(messages, bytes, seconds) of the exchanges in rehearsals, without packing: from when the
-    last process has come, for the one that has the most to do."""
-    times: dict[int, dict[int, list[tuple[int, int]]]] = {}
-    for answer in answers:
-        for number, position, start, end in answer.exchanged:
-            if position != WHOLE:
-                times.setdefault(position, {}).setdefault(number, []).append((start, end))
-    boxes = tasks.taken
-    took = [
-        [max(e for _, e in turn) - max(s for s, _ in turn) for turn in turns.values()]
-        for turns in times.values()
-    ]
-    found = []
-    for position, seconds in zip(
-        times, (_low(np.array(took).T) / 1e9 if took else ()), strict=True
-    ):
-        messages, nbytes, packing = _busiest(tasks, position, boxes, pack)
-        if messages and seconds > packing:
-            found.append((messages, nbytes, float(seconds) - packing))
-    return found
-
-
-def _busiest(
-    tasks: TaskGraph, position: int, boxes: Ints, pack: CostLine | None
-) -> tuple[int, int, float]:
-    """Messages and bytes of the process with most bytes at a position, and its seconds of
-    packing."""
-    low, high = np.searchsorted(tasks.position, [position, position + 1])
-    most = (0, 0, 0.0)
-    each = pack or CostLine(0.0, 0.0, 0.0, 0.0, 0)
-    for device in range(tasks.devices):
-        count, size, packing = 0, 0, 0.0
-        for task in range(int(low), int(high)):
-            nbytes, kind = int(tasks.nbytes[task]), tasks.kind_of(task)
-            if kind.is_pairwise and device in (tasks.device[task], tasks.peer[task]):
-                count, size = count + 1, size + nbytes
-                if device == tasks.device[task]:
-                    packing += each.each + boxes[task] * each.per_box + 2 * nbytes * each.per_byte
-            elif kind.is_collective and device in tasks.groups[tasks.group[task]]:
-                members = len(tasks.groups[tasks.group[task]])
-                share = nbytes // members
-                count, size = count + 2 * (members - 1), size + 2 * share
-                packing += (members - 1) * (each.each + each.per_box) + 2 * share * each.per_byte
-        if size > most[1]:
-            most = (count, size, packing)
-    return most
-
-
-def _averaged(samples: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
-    """One sample for equal exchanges."""
-    groups: dict[tuple[int, int], list[float]] = {}
-    for messages, nbytes, seconds in samples:
-        groups.setdefault((messages, nbytes), []).append(seconds)
-    return [(m, n, float(np.mean(seconds))) for (m, n), seconds in groups.items()]
+def exchanges_in_step(tasks: TaskGraph) -> list[tuple[int, int]]:
+    """(messages, bytes) of the process with most bytes, for every position with messages."""
+    found: dict[int, dict[int, list[int]]] = {}
+    moving = np.flatnonzero(tasks.is_message)
+    for task in moving.tolist():
+        here, nbytes = found.setdefault(int(tasks.position[task]), {}), int(tasks.nbytes[task])
+        if tasks.kind_of(task).is_collective:
+            members = tasks.groups[tasks.group[task]]
+            count, size = 2 * (len(members) - 1), 2 * (nbytes // len(members))
+        else:
+            members, count, size = (int(tasks.device[task]), int(tasks.peer[task])), 1, nbytes
+        for device in members:
+            total = here.setdefault(device, [0, 0])
+            total[0], total[1] = total[0] + count, total[1] + size
+    most = [max(devices.values(), key=lambda total: total[1]) for devices in found.values()]
+    return [(messages, nbytes) for messages, nbytes in most]
 
 
 def _exchange_samples(exchanges: Sequence[Exchanged], times: Ints) -> list[tuple[int, int, float]]:

@@ -84,7 +84,7 @@ class PoolProcess:
         """The step of a source, whether it has a specification or a Graph only."""
         if source.spec:
             return tensors_of_program(self.program(source)[0])
-        return tensors_of_graph(source.graph, source.given)
+        return tensors_of_graph(source.graph, source.given, source.settings)
 
     def _loaded(self, source: StepSource) -> Program:
         model = zoo.load(source.spec, source.model_seed)

@@ -9,12 +9,15 @@ memory is taken and given back as in a step. In every other round nothing is sen
 as bytes just written, so that ranks never wait for each other and a round is nothing but work. In
 the rounds between messages are sent, and it is those that are timed. Where a process has one
 thread, its own time on the processor counts: what other programs take of the cores does not.
+
+Tasks run in the mode that the step will run in. Compiled segments are there twice: with the clock
+read after each task, for the rounds that say what tasks take, and without for those with messages.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,15 +29,17 @@ from apportion.columns import (
     Ints,
 )
 from apportion.execute import (
+    GENERATED,
+    NONE,
     Backends,
     Context,
     Exchange,
     Executable,
     Post,
-    Rank,
     Segment,
-    Wait,
     Worker,
+    fused_updates,
+    ladder,
     peer_errors,
     worker,
 )
@@ -44,9 +49,9 @@ from apportion.run.process import PoolProcess
 from apportion.run.step_source import RunnableStep, StepSource
 from apportion.split import Strategy, space_of
 
-WHOLE = -1  # in the place of a position: the whole round
 WARM = 2  # rounds that are not counted: pages, caches and threads are new then
 LEAST_ROUNDS = WARM + 2
+LAUNCH_BYTES = 1 << 14  # what a task's share of a fused call costs beside its bytes, as bytes
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,7 @@ class RehearsalTimes:
     seconds    of `task` (columns) in each round (rows), what the interpreter adds included
     ends       of taking the batch and of leaving the state for the next step, in each round
     packed     (task, seconds) of packing messages
-    exchanged  (round, position, start, end) in nanoseconds of exchanges that took place, and of
-               whole rounds (WHOLE)
+    rounds     (number, start, end) in nanoseconds of rounds with messages
     reference  of a kernel that should always take the same
     """
 
@@ -65,7 +69,7 @@ class RehearsalTimes:
     seconds: Floats
     ends: list[float]
     packed: list[tuple[int, float]]
-    exchanged: list[tuple[int, int, int, int]]
+    rounds: list[tuple[int, int, int]]
     reference: list[float]
 
 
@@ -78,6 +82,7 @@ class RehearsalRequest:
     devices: int
     rounds: int
     budget: float
+    mode: str = GENERATED
 
     def __call__(self, process: PoolProcess) -> RehearsalTimes:
         """Runs in a process of a pool."""
@@ -85,7 +90,7 @@ class RehearsalRequest:
         space = space_of(step.graph, self.strategy)
         executable = Executable(space, self.strategy, runnable(space, self.strategy, self.devices))
         process.progress[0] = 1
-        how = (self.rounds, self.budget, process.backends)
+        how = (self.rounds, self.budget, process.backends, self.mode)
         return rehearse(executable, process.rank, step, *how)
 
 
@@ -96,16 +101,17 @@ def rehearse(
     rounds: int,
     budget: float,
     backends: Backends,
+    mode: str = GENERATED,
 ) -> RehearsalTimes:
     """Rounds of one device's tasks, together with the other ranks if there are any."""
-    mine = worker(executable, device)
+    mine = worker(executable, device, mode=mode)
     mine.backends = backends
     rank = mine.rank
     clock, crowd = _clock(executable.tasks.devices)
     rank.clock, rank.records = clock, True
     rank.load(step.tensor)
-    tasks = [task for step in mine.steps if isinstance(step, Segment) for task in step.tasks]
-    found = RehearsalTimes(np.array(tasks, np.int64), np.zeros((0, 0)), [], [], [], [])
+    timed = TimedWorker(mine, clock)
+    found = RehearsalTimes(timed.tasks, np.zeros((0, 0)), [], [], [], [])
     seconds: list[Floats] = []
     began = time.perf_counter()
     sends_any = any(isinstance(step, Post) for step in mine.steps)
@@ -119,17 +125,16 @@ def rehearse(
         fed = clock()
         rank.feed(step.tensor)
         begun = clock()
-        seconds.append(crowd * _round(mine, context, clock, found.packed))
+        seconds.append(crowd * timed.round(context, found.packed))
         ended = clock()
         rank.finish()
         found.ends.append(crowd * (clock() - ended + begun - fed) / 1e9)
         if _any(sends_any):
             begun = time.perf_counter_ns()
             rank.feed(step.tensor)
-            exchanges = list(_round_with_messages(mine, context, number))
-            rank.finish()
-            whole = (number, WHOLE, begun, time.perf_counter_ns())
-            found.exchanged.extend([*exchanges, whole] if number >= WARM else ())
+            rank.spans.clear()
+            mine.run(context)
+            found.rounds.append((number, begun, time.perf_counter_ns()))
     counted = np.array(seconds[WARM:]).reshape(len(seconds) - WARM, len(found.task))
     packed = [(task, crowd * each) for task, each in found.packed]
     return replace(
@@ -138,46 +143,72 @@ def rehearse(
         packed=packed,
         ends=found.ends[WARM:],
         reference=found.reference[WARM:],
+        rounds=[row for row in found.rounds if row[0] >= WARM],
     )
 
 
-def _round(
-    mine: Worker, context: Context, clock: Callable[[], int], packed: list[tuple[int, float]]
-) -> Floats:
-    """Seconds of each task in a round without messages, what is between them shared out."""
-    rank, aside = mine.rank, 0.0
-    rank.spans.clear()
-    begun = clock()
-    for step in mine.steps:
-        if isinstance(step, Post):
-            before = clock()
-            packed += _without_messages(rank, step.exchange, clock)
-            aside += clock() - before
-        elif isinstance(step, Segment):
-            for task in step.tasks:
-                rank.run(task, context)
-    took = np.array([end - start for _, start, end in rank.spans], np.float64)
-    between = max(clock() - begun - aside - took.sum(), 0.0) / max(len(took), 1)
-    seconds: Floats = (took + between) / 1e9
-    return seconds
+class TimedWorker:
+    """A Worker whose tasks are timed, in rounds without messages.
+
+    tasks    of its segments, in order
+    reading  nanoseconds that reading the clock after a task adds; 0 for the interpreter, which
+             always does
+    """
+
+    def __init__(self, worker: Worker, clock: Callable[[], int]) -> None:
+        rank = worker.rank
+        self.worker, self.clock = worker, clock
+        self.ladder = ladder(
+            rank.executable, rank.device, rank.place, worker.steps, worker.mode, timed=True
+        )
+        segments = [step for step in worker.steps if isinstance(step, Segment)]
+        self.tasks = np.array([task for step in segments for task in step.tasks], np.int64)
+        self.place = {task: k for k, task in enumerate(self.tasks.tolist())}
+        self.reading = 0.0 if worker.mode == NONE else _reading(clock)
+        fused = fused_updates(rank.executable) if worker.mode != NONE else {}
+        self.fused = np.array([task in fused for task in self.tasks.tolist()], bool)
+
+    def round(self, context: Context, packed: list[tuple[int, float]]) -> Floats:
+        """Seconds of each task in a round, what is between them shared out; adds (task, seconds) of
+        packing to `packed`."""
+        rank, aside = self.worker.rank, 0.0
+        rank.spans.clear()
+        begun = self.clock()
+        for step in self.worker.steps:
+            if isinstance(step, Post):
+                before = self.clock()
+                packed += _without_messages(self.worker, step.exchange, self.clock)
+                aside += self.clock() - before
+            elif isinstance(step, Segment):
+                self.ladder.functions[step](rank, context)
+        whole = self.clock() - begun - aside
+        took = np.zeros(len(self.tasks))
+        for task, start, end in rank.spans:
+            took[self.place[task]] += end - start
+        took = np.maximum(took - self.reading, 0.0)
+        if self.fused.any():
+            took[self.fused] = shared_by_bytes(
+                took[self.fused], rank.executable.tasks.nbytes[self.tasks[self.fused]]
+            )
+        between = max(whole - self.reading * len(took) - took.sum(), 0.0) / max(len(took), 1)
+        seconds: Floats = (took + between) / 1e9
+        return seconds
 
 
-def _round_with_messages(
-    mine: Worker, context: Context, number: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """A round with messages: (round, position, start, end) of its exchanges."""
-    began: dict[int, int] = {}
-    for step in mine.steps:
-        if isinstance(step, Post):
-            began[step.exchange.position] = time.perf_counter_ns()
-            mine.post(step.exchange)
-        elif isinstance(step, Wait):
-            mine.wait(step.exchange)
-            position = step.exchange.position
-            yield number, position, began[position], time.perf_counter_ns()
-        else:
-            for task in step.tasks:
-                mine.rank.run(task, context)
+def shared_by_bytes(seconds: Floats, nbytes: Ints) -> Floats:
+    """The same seconds in all, each task's share by what it reads and writes: of tasks that one
+    call computes nobody knows more."""
+    weight = nbytes + float(LAUNCH_BYTES)
+    shared: Floats = seconds.sum() * weight / weight.sum()
+    return shared
+
+
+def _reading(clock: Callable[[], int]) -> float:
+    """Nanoseconds for reading a clock and keeping what it says."""
+    marks: list[int] = []
+    for _ in range(401):
+        marks.append(clock())
+    return float(np.quantile(np.diff(marks), 0.25))
 
 
 def _clock(processes: int) -> tuple[Callable[[], int], float]:
@@ -208,16 +239,17 @@ def _any(mine: bool) -> bool:
 
 
 def _without_messages(
-    rank: Rank, exchange: Exchange, clock: Callable[[], int]
+    mine: Worker, exchange: Exchange, clock: Callable[[], int]
 ) -> list[tuple[int, float]]:
     """An exchange without anybody else; (task, seconds) of packing what would be sent."""
     found = []
+    rank, buffers = mine.rank, mine.own_buffers()
     messages = rank.executable.messages
     for number, _ in exchange.receives:
-        rank.received[number] = torch.empty(messages[number].nbytes, dtype=torch.uint8).fill_(0)
+        rank.received[number] = buffers.incoming[number].fill_(0)
     for number, _ in exchange.sends:
         began = clock()
-        rank.pack(number)
+        buffers.pack(number, rank.tensors)
         found.append((messages[number].task, (clock() - began) / 1e9))
     for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
         rank.free(task)

@@ -103,7 +103,7 @@ def run(
         measured = replace(
             _measured(plan, ranks, steps),
             mode=mode_of(mode, place),
-            notes=(*loose, *notes_of(ranks)),
+            notes=notes_of(ranks),
         )
         if not check:
             return measured

@@ -10,14 +10,15 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from apportion.capture import Program, batch_leaves, setting_value, state_tensor
 from apportion.execute import dtype
-from apportion.graph import INPUT, PARAMETER, Graph
+from apportion.graph import INPUT, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.zoo import Loaded
 
 Array = np.ndarray[Any, Any]
@@ -37,13 +38,15 @@ class CaptureFacts:
 @dataclass(frozen=True)
 class StepSource:
     """The step that is run: that of a model's specification, or that of a Graph with tensors for
-    some of its Values. A process that gets no `facts` with a specification captures by itself."""
+    some of its Values and the `settings` of each group of its optimizer, as far as they are known.
+    A process that gets no `facts` with a specification captures by itself."""
 
     graph: Graph
     spec: str = ""
     model_seed: int = 0
     given: Mapping[int, Array] = field(default_factory=dict)
     facts: CaptureFacts | None = None
+    settings: tuple[Mapping[str, Any], ...] = ()
 
 
 def source_of(program: Program | Graph) -> StepSource:
@@ -52,7 +55,21 @@ def source_of(program: Program | Graph) -> StepSource:
         return StepSource(program)
     tensors = batch_leaves(program, program.batch) | program.constants
     known = {v: t for v, t in tensors.items() if not t.is_meta and t.dtype != torch.bfloat16}
-    return StepSource(program.graph, given={v: t.detach().numpy() for v, t in known.items()})
+    given = {v: t.detach().numpy() for v, t in known.items()}
+    return StepSource(program.graph, given=given, settings=_settings(program.optimizer))
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], ...]:
+    """The numbers among the settings of each group."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return float(value) if value.numel() == 1 and not value.is_meta else None
+        whole = value if isinstance(value, tuple) else (value,)
+        return value if all(isinstance(part, int | float) for part in whole) else None
+
+    groups = [{key: plain(value) for key, value in g.items()} for g in optimizer.param_groups]
+    return tuple({k: v for k, v in group.items() if v is not None} for group in groups)
 
 
 def source_of_model(program: Program, spec: str, seed: int) -> StepSource:
@@ -102,9 +119,11 @@ def tensors_of_program(program: Program) -> RunnableStep:
     )
 
 
-def tensors_of_graph(graph: Graph, given: Mapping[int, Array]) -> RunnableStep:
+def tensors_of_graph(
+    graph: Graph, given: Mapping[int, Array], settings: tuple[Mapping[str, Any], ...] = ()
+) -> RunnableStep:
     """The given tensors, and made up ones for the rest: state is small and positive, parameters are
-    around zero, whole numbers are zero."""
+    around zero, whole numbers are zero, a count of steps is one. Without settings all are 0.1."""
     generator = torch.Generator().manual_seed(0)
 
     def tensor(value: int) -> torch.Tensor:
@@ -115,6 +134,14 @@ def tensors_of_graph(graph: Graph, given: Mapping[int, Array]) -> RunnableStep:
         if made.is_floating_point():
             low = -0.05 if meant.role in (PARAMETER, INPUT) else 0.01
             made.uniform_(low, 0.05, generator=generator)
+        if meant.role == OPTIMIZER_STATE and not meant.shape:
+            made.fill_(1)
         return made
 
-    return RunnableStep(graph, tensor, lambda expression: 0.1)
+    def setting(expression: Any) -> float:
+        if not settings:
+            return 0.1
+        return setting_value(cast(torch.optim.Optimizer, optimizer), expression)
+
+    optimizer = SimpleNamespace(param_groups=settings)
+    return RunnableStep(graph, tensor, setting)

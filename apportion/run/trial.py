@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apportion.execute import Context, Executable, worker
+from apportion.execute import GENERATED, Context, Executable, worker
 from apportion.lower import runnable
 from apportion.plan import Plan, PlanTrial, with_trials
 from apportion.quantity import format_quantity
@@ -47,13 +47,14 @@ class TrialRequest:
     warm: int
     timed: int
     budget: float
+    mode: str = GENERATED
 
     def __call__(self, process: PoolProcess) -> list[Span]:
         """Runs in a process of a pool; the steps that count."""
         step = process.step(self.source)
         space = space_of(step.graph, self.strategy)
         executable = Executable(space, self.strategy, runnable(space, self.strategy, self.devices))
-        mine = worker(executable, process.rank)
+        mine = worker(executable, process.rank, mode=self.mode)
         mine.backends = process.backends
         mine.progress = process.progress
         mine.progress[0] = 1
@@ -131,7 +132,8 @@ def _results(
 
 def trial_request(plan: Plan, source: StepSource) -> TrialRequest:
     """The request to run a plan."""
-    return TrialRequest(source, plan.strategy, len(plan.cluster.devices), WARM, TIMED, MOST)
+    count = len(plan.cluster.devices)
+    return TrialRequest(source, plan.strategy, count, WARM, TIMED, MOST, plan.cost.mode)
 
 
 def unfit(plan: Plan, free: float) -> str:

@@ -82,7 +82,7 @@ def test_regions_of_the_state_are_the_same_or_have_nothing_in_common() -> None:
 
 def test_kernels_that_find_their_operands_in_another_order_are_named() -> None:
     _, space = captured("mlp:tiny")
-    found = []
+    found: list[str] = []
     for seed in range(6):
         executable = executable_of(space, seed)
         assert not replica_notes(executable, on_gpu=False)  # nothing is known without a dry run

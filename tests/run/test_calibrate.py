@@ -19,7 +19,6 @@ from apportion.lower.task_graph import (
 from apportion.lower.task_kinds import (
     ASSEMBLE,
     COMPUTE,
-    TRANSFER,
 )
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_fit import family, fit, fits, line
@@ -50,14 +49,18 @@ from apportion.run.cost_cache import (
     keep_costs,
     measured_cost,
 )
-from apportion.run.measured_table import exchange_line_of, with_exchanges, with_rehearsal
-from apportion.run.rehearse import WHOLE, ExchangeTimes, RehearsalTimes
+from apportion.run.measured_table import (
+    exchange_line_of,
+    exchanges_in_step,
+    with_exchanges,
+    with_rehearsal,
+)
+from apportion.run.rehearse import ExchangeTimes, RehearsalTimes
 from apportion.run.renewal import count_missing
 from apportion.run.step_source import StepSource, source_of, tensors_of_graph
 from apportion.search.baselines.random_strategy import draw
 from apportion.simulate.durations import (
     feeds,
-    nanoseconds,
     sources,
 )
 from apportion.simulate.simulate import simulate
@@ -317,37 +320,25 @@ def test_exchanges_are_timed_from_when_the_last_process_has_come() -> None:
     assert table.lines["exchange"][:3] == pytest.approx((1e-4, 1e-5, 1e-9), rel=1e-3)
 
 
-def test_exchanges_of_a_rehearsal_take_together_what_they_took() -> None:
-    tasks = random_piece("mlp:tiny")
-    moving = np.flatnonzero(tasks.kind == TRANSFER)
-    positions = sorted(set(tasks.position[moving].tolist()))
-    seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
-    times = [
-        (number, position, 0, 2_000_000 if (number + k) % 4 == 0 else 200_000)
-        for number in range(12)
-        for k, position in enumerate(positions)
-    ]  # a fourth of them is late
-    answers = [replace(a, exchanged=times) for a in rehearsed(tasks, seconds)]
-    place = cluster("local:2")
-    table = with_rehearsal(CostTable(condition_of(place)), tasks, answers)
-    found = nanoseconds(tasks, place, measured_cost(table))
-    whole = [sum(end for n, _, _, end in times if n == number) for number in range(12)]
-    assert found[moving].sum() == pytest.approx(np.quantile(whole, QUANTILE), rel=1e-3)
-
-
-def test_processes_that_wait_for_each_other_wait_at_exchanges() -> None:
+@pytest.mark.parametrize("longer", [20_000_000, 50_000_000])
+def test_a_rehearsed_step_takes_what_its_rounds_took(longer: int) -> None:
+    """Exchanges take what is left, with what processes wait for each other."""
     tasks, place = random_piece("mlp:tiny"), cluster("local:2")
-    positions = sorted(set(tasks.position[tasks.kind == TRANSFER].tolist()))
     seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
-    calm = [(n, position, 0, 200_000) for n in range(4) for position in positions]
-    tables = []
-    for longer in (0, 50_000_000):
-        whole = [(n, WHOLE, 0, longer) for n in range(4)]
-        answers = [replace(a, exchanged=calm + whole) for a in rehearsed(tasks, seconds)]
-        tables.append(with_rehearsal(CostTable(condition_of(place)), tasks, answers))
-    alone, waiting = (simulate(tasks, place, measured_cost(t)).step_seconds for t in tables)
-    assert alone < 0.03
-    assert waiting == pytest.approx(0.05, rel=0.02)
+    rounds = [(n, 100 * device, longer) for device in range(2) for n in range(4)]
+    rounds[0] = (0, 0, 9 * longer)  # one was disturbed
+    answers = [replace(a, rounds=rounds) for a in rehearsed(tasks, seconds)]
+    table = with_rehearsal(CostTable(condition_of(place)), tasks, answers)
+    found = simulate(tasks, place, measured_cost(table)).step_seconds
+    assert found == pytest.approx(longer / 1e9, rel=0.05)
+
+
+def test_the_exchanges_of_a_step_are_counted_where_most_is_moved() -> None:
+    tasks = random_piece("mlp:tiny")
+    found = exchanges_in_step(tasks)
+    moving = tasks.is_message
+    assert len(found) == len(set(tasks.position[moving].tolist()))
+    assert sum(nbytes for _, nbytes in found) == tasks.nbytes[moving].sum()  # there are two only
 
 
 def test_exchanges_cost_what_several_steps_say() -> None:
