@@ -152,7 +152,7 @@ def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS)
     _round(runner, batch, queue)
     shared = _shared(rank.executable, tasks, device, host)
     workspace = _memory_round(runner, batch, storage)
-    begin = float(np.median(begins))
+    begin = float(np.median(begins)) + sum(host[k] for k in range(len(host)) if k not in tasks)
     return CudaTimes(*shared, workspace, resident, event, queue.found, begin)
 
 
