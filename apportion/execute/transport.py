@@ -21,6 +21,7 @@ import torch
 from apportion.execute.backends import Backends, Handle, Parcel, peer_errors
 from apportion.execute.cuda_clock import shared_out
 from apportion.execute.executable import Executable
+from apportion.execute.host_memory import keep_freed_memory
 from apportion.execute.kernels.base import (
     Context,
 )
@@ -160,6 +161,8 @@ def worker(
 ) -> Worker:
     """The part of a TaskGraph that belongs to one device, ready to run in this process, its tensors
     on the device that torch calls `place`, its segments in a mode of ladder.py."""
+    if place == "cpu":
+        keep_freed_memory()
     rank = Rank(executable, device, place=place, records=timed)
     steps = rank_steps(executable, device)
     return Worker(rank, steps, mode=check_mode(mode), timed=timed)

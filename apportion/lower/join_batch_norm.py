@@ -22,24 +22,19 @@ reads a result before the joined call has made it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
-import numpy as np
-
-from apportion.columns import Ints, offsets
 from apportion.graph import Arg, Graph, Op, Ref
+from apportion.lower.join_calls import Rewiring, TaskRows, computes_whole, rewired
 from apportion.lower.task_graph import JoinedCall, TaskGraph
-from apportion.lower.task_kinds import COMPUTE
 from apportion.split import Space, Strategy
 
 SUM, SQUARES, NORM = "apportion.channel_sum", "apportion.channel_squares", "apportion.batch_norm"
 REDUCE, BACKWARD = "apportion.batch_norm_reduce", "apportion.batch_norm_backward"
 SCALED, ADDED = "aten.mul.Scalar", "aten.add.Tensor"
 
-NOTHING = JoinedCall("apportion.nothing", ())
-NEVER = -2  # the last use of a slot that is no longer made
 SAME = 1e-12  # two momenta are the same up to rounding
 
 
@@ -71,36 +66,24 @@ class BatchNormOps:
         return (*self.forward, *(op for op in gradients if op is not None))
 
 
-@dataclass(slots=True)
-class _Rewiring:
-    """What changes: calls, and slots read and made, by task; which task does a task's work; slots
-    that nobody makes any more."""
-
-    call: dict[int, JoinedCall] = field(default_factory=dict)
-    ins: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    outs: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    done_by: dict[int, int] = field(default_factory=dict)
-    gone: list[int] = field(default_factory=list)
-
-
 def join_batch_norm(space: Space, strategy: Strategy, tasks: TaskGraph) -> TaskGraph:
     """The tasks with the pieces of every batch norm joined where each device has the whole of
     what it normalises."""
     found = [
         ops
         for ops in batch_norms(space.graph)
-        if all(_plain(space, strategy, op) for op in ops.all)
+        if all(computes_whole(space, strategy, op) for op in ops.all)
     ]
     if not found:
         return tasks
-    rows = _TaskRows(tasks, space.graph)
-    done = _Rewiring()
+    rows = TaskRows(tasks, space.graph)
+    done = Rewiring()
     for ops in found:
         wired = _wired(rows, ops)
         if wired is not None:
             for part in wired:
                 _join(rows, ops, part, done)
-    return _rewired(tasks, done) if done.call else tasks
+    return rewired(tasks, done) if done.call else tasks
 
 
 # The Ops
@@ -195,14 +178,6 @@ def _same_values(graph: Graph, ops: BatchNormOps, statistics: tuple[int, int]) -
     return fine and tuple(_value(backward, k) for k in (5, 6)) == reduce.outputs
 
 
-def _plain(space: Space, strategy: Strategy, op: int) -> bool:
-    """Whether all parts of an Op compute a whole result by its own kernel."""
-    split = space.split(op, strategy.choices[op].parts)
-    return set(split.terms) == {1} and not any(
-        part.zeros or part.pads or set(part.scales) != {1.0} for part in split.parts
-    )
-
-
 # The tasks
 
 
@@ -214,52 +189,7 @@ class _PartTasks:
     task: dict[int, int]
 
 
-class _TaskRows:
-    """The tasks of Ops, and what they read and make."""
-
-    def __init__(self, tasks: TaskGraph, graph: Graph) -> None:
-        self.tasks, self.graph = tasks, graph
-        owner = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
-        order = np.argsort(tasks.in_slot, kind="stable")
-        self._sorted, self._reader = tasks.in_slot[order], owner[order]
-        self._computes = np.flatnonzero(tasks.kind == COMPUTE)
-        by_op = np.argsort(tasks.op[self._computes], kind="stable")
-        self._computes = self._computes[by_op]
-        self._op = tasks.op[self._computes]
-
-    def of(self, op: int) -> list[int]:
-        """The tasks that compute the parts of an Op."""
-        low, high = np.searchsorted(self._op, [op, op + 1])
-        found: list[int] = self._computes[low:high].tolist()
-        return found
-
-    def ins(self, task: int) -> list[int]:
-        start = self.tasks.in_start
-        found: list[int] = self.tasks.in_slot[start[task] : start[task + 1]].tolist()
-        return found
-
-    def outs(self, task: int) -> list[int]:
-        start = self.tasks.out_start
-        found: list[int] = self.tasks.out_slot[start[task] : start[task + 1]].tolist()
-        return found
-
-    def arg(self, op: int, task: int, place: int) -> int:
-        """The slot that is an argument of a task of an Op."""
-        found = self.graph.ops[op].args[place]
-        assert isinstance(found, Ref)
-        return self.ins(task)[found.index]
-
-    def readers(self, slot: int) -> list[int]:
-        """The tasks that read a slot, rising."""
-        low, high = np.searchsorted(self._sorted, [slot, slot + 1])
-        found: list[int] = self._reader[low:high].tolist()
-        return sorted(set(found))
-
-    def maker(self, slot: int) -> int:
-        return int(self.tasks.slot_first[slot]) if slot >= 0 else -1
-
-
-def _wired(rows: _TaskRows, ops: BatchNormOps) -> list[_PartTasks] | None:
+def _wired(rows: TaskRows, ops: BatchNormOps) -> list[_PartTasks] | None:
     """The tasks of a batch norm, one for each part and piece; None unless each device hands on
     what it has made itself."""
     of = {op: rows.of(op) for op in ops.all}
@@ -289,7 +219,7 @@ def _wired(rows: _TaskRows, ops: BatchNormOps) -> list[_PartTasks] | None:
     return found
 
 
-def _in_order(rows: _TaskRows, ops: BatchNormOps, part: _PartTasks) -> bool:
+def _in_order(rows: TaskRows, ops: BatchNormOps, part: _PartTasks) -> bool:
     """Whether the pieces read the same slots and nobody reads a result before the joined call."""
     task = part.task
     norm = task[ops.norm]
@@ -313,7 +243,7 @@ def _in_order(rows: _TaskRows, ops: BatchNormOps, part: _PartTasks) -> bool:
     )
 
 
-def _join(rows: _TaskRows, ops: BatchNormOps, part: _PartTasks, done: _Rewiring) -> None:
+def _join(rows: TaskRows, ops: BatchNormOps, part: _PartTasks, done: Rewiring) -> None:
     """Notes what changes for one part."""
     task, graph = part.task, rows.graph
     norm = task[ops.norm]
@@ -329,7 +259,7 @@ def _join(rows: _TaskRows, ops: BatchNormOps, part: _PartTasks, done: _Rewiring)
     )
     done.ins[norm] = (x, weight, bias, *before)
     done.outs[norm] = (*rows.outs(norm), total, squares, *after)
-    _leave_to(norm, (task[op] for op in ops.forward if op != ops.norm), done)
+    done.leave(norm, (task[op] for op in ops.forward if op != ops.norm))
     if ops.reduce is None or ops.last is None:
         return
     last, sums = task[ops.last], rows.outs(task[ops.reduce])
@@ -343,61 +273,4 @@ def _join(rows: _TaskRows, ops: BatchNormOps, part: _PartTasks, done: _Rewiring)
     )
     done.ins[last], done.outs[last] = given, (*results, *sums)
     if ops.backward is not None:
-        _leave_to(last, (task[ops.reduce],), done)
-
-
-def _leave_to(last: int, tasks: Iterable[int], done: _Rewiring) -> None:
-    for task in tasks:
-        done.call[task], done.ins[task], done.outs[task] = NOTHING, (), ()
-        done.done_by[task] = last
-
-
-# The columns
-
-
-def _rewired(tasks: TaskGraph, done: _Rewiring) -> TaskGraph:
-    calls = {call: k for k, call in enumerate(dict.fromkeys(done.call.values()))}
-    call = np.full(len(tasks), -1)
-    call[list(done.call)] = [calls[c] for c in done.call.values()]
-    in_start, in_slot = _replaced(tasks.in_start, tasks.in_slot, done.ins)
-    out_start, out_slot = _replaced(tasks.out_start, tasks.out_slot, done.outs)
-    first, last = tasks.slot_first.copy(), tasks.slot_last.copy()
-    nbytes = tasks.slot_nbytes.copy()
-    for task, outs in done.outs.items():
-        first[list(outs)] = task
-    last[done.gone], nbytes[done.gone] = NEVER, 0
-    _shorten(tasks, done, last)
-    work, flops = tasks.nbytes.copy(), tasks.flops.copy()
-    for task, by in done.done_by.items():
-        work[by] += tasks.nbytes[task]
-        flops[by] += tasks.flops[task]
-        work[task], flops[task] = 0, 0.0
-    return replace(
-        tasks, call=call, calls=tuple(calls), in_start=in_start, in_slot=in_slot,
-        out_start=out_start, out_slot=out_slot, slot_first=first, slot_last=last,
-        slot_nbytes=nbytes, nbytes=work, flops=flops, dep=_waiting(tasks, done),
-    )  # fmt: skip
-
-
-def _replaced(start: Ints, slot: Ints, new: dict[int, tuple[int, ...]]) -> tuple[Ints, Ints]:
-    rows = np.split(slot, start[1:-1])
-    for task, slots in new.items():
-        rows[task] = np.array(slots, np.int64)
-    return offsets(np.array([len(row) for row in rows])), np.concatenate(rows)
-
-
-def _shorten(tasks: TaskGraph, done: _Rewiring, last: Ints) -> None:
-    """Slots whose last reader no longer reads them die after the task that does its work."""
-    for task, by in done.done_by.items():
-        for slot in tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]].tolist():
-            if slot >= 0 and last[slot] == task:
-                last[slot] = by
-
-
-def _waiting(tasks: TaskGraph, done: _Rewiring) -> Ints:
-    """What tasks wait for: the joined call, if they come after it."""
-    by = np.arange(len(tasks))
-    by[list(done.done_by)] = list(done.done_by.values())
-    owner = np.repeat(np.arange(len(tasks)), np.diff(tasks.dep_start))
-    found: Ints = np.where(by[tasks.dep] < owner, by[tasks.dep], tasks.dep)
-    return found
+        done.leave(last, (task[ops.reduce],))

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from apportion.lower.coalesce import coalesce
 from apportion.lower.join_batch_norm import join_batch_norm
+from apportion.lower.join_conv_backward import join_conv_backward
 from apportion.lower.lower import lower
 from apportion.lower.task_graph import TaskGraph
 from apportion.split import Space, Strategy
 
 
 def runnable(space: Space, strategy: Strategy, devices: int, joined: bool = True) -> TaskGraph:
-    """The tasks of one step, as they run; `joined`: with one call for the pieces of a batch norm
+    """The tasks of one step, as they run; `joined`: with one call for what capture has opened,
     where that can be. Raises ValueError if the strategy is not legal."""
     tasks = lower(space, strategy, devices)
-    return coalesce(join_batch_norm(space, strategy, tasks) if joined else tasks)
+    for join in (join_batch_norm, join_conv_backward) if joined else ():
+        tasks = join(space, strategy, tasks)
+    return coalesce(tasks)

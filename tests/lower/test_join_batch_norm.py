@@ -20,13 +20,13 @@ from apportion.execute.transport import worker
 from apportion.lower.join_batch_norm import (
     BACKWARD,
     NORM,
-    NOTHING,
     REDUCE,
     SQUARES,
     SUM,
     batch_norms,
     join_batch_norm,
 )
+from apportion.lower.join_calls import NOTHING
 from apportion.lower.lower import lower
 from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import verify, with_storage
@@ -197,7 +197,7 @@ def test_memory_is_predicted_to_the_byte() -> None:
     exact = with_storage(tasks, measure_storage(executable, 1))
     verify(exact)
     with _HostPeak(True) as memory:
-        runner = Runner(program, worker(executable, 0))
+        runner = Runner(program, worker(executable, 0, mode="none"))
         memory.mark()
         runner.local_step(program.batch)
     assert simulate(exact, machine, default_cost(machine)).peak_bytes == (memory.peak_bytes,)

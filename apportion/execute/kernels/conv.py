@@ -40,13 +40,36 @@ def _conv_transpose(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
 def _conv_backward_input(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     grad, weight, size, *settings, groups = args
     stride, padding, dilation = (each(setting, grad.dim() - 2) for setting in settings)
-    reach = _reach(grad, weight, stride, dilation)
-    # How far the last window that torch would see lies behind the last that is there.
-    more = [n + 2 * p - r for n, r, p in zip(size[2:], reach, padding, strict=True)]
-    if min(padding) >= 0 and all(0 <= m < s for m, s in zip(more, stride, strict=True)):
+    if _as_torch_sees_it(grad, weight, size, stride, padding, dilation):
         x = _unread(context, grad, size)
         return _conv_backward(grad, x, weight, stride, padding, dilation, groups, 0)
     return (_spread(grad, weight, size[2:], stride, padding, dilation, groups),)
+
+
+def _as_torch_sees_it(
+    grad: torch.Tensor, weight: torch.Tensor, size: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int],
+) -> bool:  # fmt: skip
+    """Whether a convolution of x of that size has just the windows that there are."""
+    reach = _reach(grad, weight, stride, dilation)
+    # How far the last window that torch would see lies behind the last that is there.
+    more = [n + 2 * p - r for n, r, p in zip(size[2:], reach, padding, strict=True)]
+    return min(padding) >= 0 and all(0 <= m < s for m, s in zip(more, stride, strict=True))
+
+
+@own("apportion.conv_backward_both")
+def _conv_backward_both(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Both gradients by one call (lower/join_conv_backward.py)."""
+    grad, x, weight, *settings, groups = args
+    stride, padding, dilation = (each(setting, grad.dim() - 2) for setting in settings)
+    if _as_torch_sees_it(grad, weight, x.shape, stride, padding, dilation):
+        none, mask = [0] * (grad.dim() - 2), [True, True, False]
+        backward = torch.ops.aten.convolution_backward.default
+        local = (None, stride, padding, dilation, False, none, groups, mask)
+        return tuple(backward(grad, x, weight, *local)[:2])
+    for_input = _conv_backward_input(context, (grad, weight, tuple(x.shape), *settings, groups))
+    shape = tuple(weight.shape)
+    return *for_input, *_conv_backward_weight(context, (grad, x, shape, *settings, groups))
 
 
 @own("apportion.conv_backward_weight")
