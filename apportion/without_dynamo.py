@@ -58,9 +58,16 @@ def leave_unloaded() -> None:
 def _load(package: ModuleType) -> None:
     spec = package.__spec__
     assert spec is not None and spec.loader is not None
+    before = dict(package.__dict__)
     package.__class__ = ModuleType
     package.__dict__["__path__"] = spec.submodule_search_locations
     del package.__dict__["disable"]
     for function in package.__dict__.pop("_requests"):
         function.__dict__.pop(_MARK, None)
-    spec.loader.exec_module(package)
+    try:
+        spec.loader.exec_module(package)
+    except BaseException:  # no place for its caches, say: torch goes on without its compiler
+        package.__dict__.clear()
+        package.__dict__.update(before)
+        package.__class__ = _UnloadedPackage
+        raise

@@ -18,7 +18,7 @@ from apportion.execute.kernels.base import Context
 from apportion.execute.ladder import Ladder, ladder
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import Post, RankStep, Segment, rank_steps
-from apportion.lower.lower import lower
+from apportion.lower.runnable import runnable
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy
 
@@ -30,7 +30,7 @@ class RanksInMode:
         self, program: Program, space: Space, strategy: Strategy, devices: int, mode: str
     ) -> None:
         self.program = program
-        self.tasks = lower(space, strategy, devices)
+        self.tasks = runnable(space, strategy, devices)
         self.executable = Executable(space, strategy, self.tasks)
         self.ranks = [Rank(self.executable, device) for device in range(devices)]
         self.steps = [rank_steps(self.executable, device) for device in range(devices)]

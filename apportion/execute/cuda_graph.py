@@ -129,7 +129,8 @@ class GraphedSegment:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the warm-up used is for the graph's own pool
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool.id):
+        pool: Any = self.pool.id
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self.inner(rank, fixed)
             outs = {slot: rank.tensors[slot] for slot in own.outs}
             self._carry_over(ins, outs)

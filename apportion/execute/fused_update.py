@@ -11,6 +11,8 @@ where the old state is needed later, it works on a copy.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch
 from apportion.capture import torch_private
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import resolve
+from apportion.execute.rank_steps import Segment, slots_read
 from apportion.graph import UpdateRecipe
 from apportion.lower import COMPUTE
 
@@ -111,6 +114,51 @@ def overwritten_slots(executable: Executable) -> dict[int, int]:
             last = tasks.slot_first[old] == -1 and tasks.slot_last[old] == task
             if own and last and carried.get(new) == [old]:
                 found[new] = old
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateBatch:
+    """Updates of a segment that are done together, when the task `after` is done. What they read
+    lives until then; what `after` frees is freed before."""
+
+    after: int
+    updates: tuple[FusedUpdate, ...]
+
+
+def update_batches(
+    executable: Executable, segment: Segment, fused: Mapping[int, FusedUpdate]
+) -> dict[int, UpdateBatch]:
+    """The fused updates of a segment in batches, each by the task after which it is done.
+
+    Updates are held back until a task reads what one of them makes, until the gradients that are
+    held exceed HELD_BYTES, or until the segment ends.
+    """
+    found: dict[int, UpdateBatch] = {}
+    waiting: list[FusedUpdate] = []
+    outs: set[int] = set()
+    held, before = 0, -1
+
+    def close(after: int) -> None:
+        nonlocal held
+        if waiting:
+            found[after] = UpdateBatch(after, tuple(waiting))
+        waiting.clear()
+        outs.clear()
+        held = 0
+
+    for task in segment.tasks:
+        if not outs.isdisjoint(slots_read(executable, task)):
+            close(before)
+        if task in fused:
+            waiting.append(fused[task])
+            outs |= set(fused[task].outs)
+            meant = executable.slots[fused[task].gradient]
+            held += meant.dtype.itemsize * math.prod(meant.shape)
+            if held > HELD_BYTES:
+                close(task)
+        before = task
+    close(before)
     return found
 
 

@@ -42,13 +42,14 @@ from apportion.execute.call_trace import (
 from apportion.execute.cuda_clock import shared_out
 from apportion.execute.executable import Executable
 from apportion.execute.fused_update import (
-    HELD_BYTES,
     FusedUpdate,
+    UpdateBatch,
     count_kernel,
     fused_kernel,
     fused_settings,
     fused_updates,
     overwritten_slots,
+    update_batches,
 )
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
@@ -277,10 +278,7 @@ class SegmentWriter:
         self.slot: dict[int, str] = {}  # the name of a slot's tensor
         self.holders: dict[str, int] = {}  # how many slots a name holds
         self.message: dict[int, str] = {}
-        self.waiting: list[FusedUpdate] = []  # fused updates that are not written yet
-        self.waiting_outs: set[int] = set()
-        self.waiting_bytes = 0
-        self.freed_later: list[int] = []
+        self.batches = update_batches(self.executable, self.segment, generator.fused)
         self.spans: list[tuple[int, ...]] = []
 
     def write(self) -> SegmentText:
@@ -296,7 +294,6 @@ class SegmentWriter:
         first = ", ".join([*self.slot.values(), *self.message.values()])
         for row in self.tasks:
             self._task(row)
-        self._flush()
         outs = ", ".join(self.slot[slot] for slot in segment.outs)
         lines = [f"def {NAME}(x, s, w, context, clock, mark):"]
         if first:
@@ -322,18 +319,16 @@ class SegmentWriter:
         self.holders[name] = self.holders.get(name, 0) + 1
 
     def _task(self, row: TracedTask) -> None:
-        if row.call is None:
-            self._wait(self.generator.fused[row.task])
-            return
-        if self.waiting_outs and not self.waiting_outs.isdisjoint(row.call.slots):
-            self._flush()
-        if isinstance(row.trace, CallTrace):
-            self._trace(row.call, row.trace)
-        else:
-            self._interpreted(row.task, row.call)
-        gone = [self.message.pop(m) for m in row.call.messages if self._read_last(m, row.task)]
-        self._drop([*self._let_go(self.executable.frees[row.task]), *gone])
-        self._mark((row.task,))
+        if row.call is not None:
+            if isinstance(row.trace, CallTrace):
+                self._trace(row.call, row.trace)
+            else:
+                self._interpreted(row.task, row.call)
+            gone = [self.message.pop(m) for m in row.call.messages if self._read_last(m, row.task)]
+            self._drop([*self._let_go(self.executable.frees[row.task]), *gone])
+            self._mark((row.task,))
+        if row.task in self.batches:
+            self._batch(self.batches[row.task])
 
     def _mark(self, tasks: tuple[int, ...]) -> None:
         if self.timed:
@@ -423,36 +418,22 @@ class SegmentWriter:
         function = interpreted_task(self.executable, generator.device, generator.place, task, call)
         names = [self._new() for _ in call.outs]
         called = f"{self._bind(function, 'f')}(context, {', '.join(given)})"
-        self.lines.append(f" {', '.join(names)}, = {called}")
+        self.lines.append(f" {', '.join(names)}, = {called}" if names else f" {called}")
         for slot, name in zip(call.outs, names, strict=True):
             self._hold(slot, name)
 
     # fused updates
 
-    def _wait(self, update: FusedUpdate) -> None:
-        if not self.waiting_outs.isdisjoint(update.ins):
-            self._flush()
-        self.waiting.append(update)
-        self.waiting_outs |= set(update.outs)
-        self.freed_later += self.executable.frees[update.task]
-        meant = self.executable.slots[update.gradient]
-        self.waiting_bytes += meant.dtype.itemsize * torch.Size(meant.shape).numel()
-        if self.waiting_bytes > HELD_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        batches: dict[Any, list[FusedUpdate]] = {}
-        for update in self.waiting:
-            batches.setdefault(update.batch, []).append(update)
-        for updates in batches.values():
+    def _batch(self, batch: UpdateBatch) -> None:
+        """The fused calls of a batch, and the frees of its tasks."""
+        calls: dict[Any, list[FusedUpdate]] = {}
+        for update in batch.updates:
+            calls.setdefault(update.batch, []).append(update)
+        for updates in calls.values():
             self._fused(updates)
-        self._drop(self._let_go(self.freed_later))
-        if self.waiting:
-            self._mark(tuple(update.task for update in self.waiting))
-        self.waiting.clear()
-        self.waiting_outs.clear()
-        self.freed_later.clear()
-        self.waiting_bytes = 0
+        tasks = tuple(update.task for update in batch.updates)
+        self._drop(self._let_go([slot for t in tasks for slot in self.executable.frees[t]]))
+        self._mark(tasks)
 
     def _fused(self, updates: Sequence[FusedUpdate]) -> None:
         recipe = updates[0].recipe

@@ -177,7 +177,7 @@ class InductorSegment:
             except Exception as error:  # whatever a compiler, a disk or a driver may raise
                 known[key] = CannotCompile(first_line(error))
                 self.failures += 1
-        found = known[key]
+        found: CompiledCode | CannotCompile = known[key]
         if isinstance(found, CannotCompile):
             raise found
         return found

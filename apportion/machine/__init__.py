@@ -224,6 +224,9 @@ if TYPE_CHECKING:
         first_devices as first_devices,
     )
     from apportion.machine.wire_time import (
+        on_different_hosts as on_different_hosts,
+    )
+    from apportion.machine.wire_time import (
         wire_lines as wire_lines,
     )
     from apportion.machine.wire_time import (

@@ -28,7 +28,7 @@ def wire_seconds(
     exchange stays inside hosts."""
     if not cluster.hosts:
         return np.zeros(len(exchange))
-    outside = np.flatnonzero(_on_different_hosts(cluster)[sender, receiver])
+    outside = np.flatnonzero(on_different_hosts(cluster)[sender, receiver])
     numbers, which = np.unique(exchange, return_inverse=True)
     busiest, latest = np.zeros(len(numbers)), np.zeros(len(numbers))
     messages = (which[outside], sender[outside], receiver[outside], nbytes[outside])
@@ -61,7 +61,7 @@ def _wire_line(group: tuple[int, ...], cluster: Cluster) -> tuple[float, float]:
     return empty, (full - empty) / (len(sender) << 30)
 
 
-def _on_different_hosts(cluster: Cluster) -> npt.NDArray[np.bool_]:
+def on_different_hosts(cluster: Cluster) -> npt.NDArray[np.bool_]:
     """Whether two devices have different hosts. Devices without a host are on one machine."""
     host = np.full(len(cluster.devices), -1)
     for number, each in enumerate(cluster.hosts):

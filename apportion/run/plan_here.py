@@ -130,14 +130,15 @@ def compare(
     policy: Path | None = None,
     costs: str | Path | None = None,
     compile: str = GENERATED,
+    processes: SharedPool | None = None,
 ) -> list[Plan]:
     """A Plan by each method (None: by all but those that first have to learn), under one simulator;
-    measures what is missing as `plan` does, which `costs` and `compile` are as in.
+    measures what is missing as `plan` does, which `costs`, `compile` and `processes` are as in.
 
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
     given = _Given(costs, compile)
-    with _costs(program, cluster, calibrate, note, source, None, given) as prices:
+    with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
         how = (budget, memory_limit, seed, prices, progress)
         return compare_methods(program, cluster, methods, *how, policy=policy)
 

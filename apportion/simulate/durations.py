@@ -39,6 +39,7 @@ from apportion.machine import (
     fused_name,
     kind_and_inputs,
     kind_of_signature,
+    on_different_hosts,
     to_nanoseconds,
     wire_lines,
     wire_seconds,
@@ -271,9 +272,10 @@ def _transfer_price(
     moved = line.per_box + nbytes * line.per_byte
     packed = moved + pack.each + tasks.taken[rows] * pack.per_box + 2 * nbytes * pack.per_byte
     messages = tasks.position[rows], tasks.device[rows], tasks.peer[rows]
+    wire = wire_seconds(*messages, nbytes, cluster)
     shared: Floats = _shared(
         *messages, packed.astype(np.float64), moved.astype(np.float64), line.each,
-        tasks.devices, wire_seconds(*messages, nbytes, cluster),
+        tasks.devices, np.zeros(len(rows)) if _is_overlapped(tasks) else wire,
     )  # fmt: skip
     return shared, np.full(len(rows), FITTED)
 
@@ -291,8 +293,44 @@ def _collective_price(
     both = 2 * (line.per_box * (size - 1) + share * line.per_byte)
     packing = (size - 1) * (pack.each + pack.per_box) + 2 * share * pack.per_byte
     late, pace = (part[group] for part in wire_lines(tasks.groups, cluster))
-    wire = late + pace * nbytes
+    wire = np.zeros(len(rows)) if _is_overlapped(tasks) else late + pace * nbytes
     return line.each + packing + np.maximum(both, wire), np.full(len(rows), FITTED)
+
+
+def _is_overlapped(tasks: TaskGraph) -> bool:
+    """Whether devices go on while their messages are on a wire."""
+    return len(tasks.became) > 0
+
+
+def on_wire(tasks: TaskGraph, cluster: Cluster) -> Bools:
+    """n: whether a message goes from host to host while its devices go on."""
+    found = np.zeros(len(tasks), bool)
+    if cluster.hosts and _is_overlapped(tasks):
+        apart = on_different_hosts(cluster)
+        pairs = np.flatnonzero(tasks.is_pairwise)
+        found[pairs] = apart[tasks.device[pairs], tasks.peer[pairs]]
+        if len(tasks.groups):
+            spread = np.array([apart[np.ix_(group, group)].any() for group in tasks.groups])
+            together = np.flatnonzero(tasks.is_collective)
+            found[together] = spread[tasks.group[together]]
+    return found
+
+
+def leads(tasks: TaskGraph, beside: Bools, cluster: Cluster, cost: CostModel) -> Ints:
+    """For every message on a wire how long its devices pack it first, in nanoseconds; else -1."""
+    pack, rows, found = (
+        _packing_line(cluster, cost),
+        np.flatnonzero(beside),
+        np.full(len(beside), -1),
+    )
+    nbytes, boxes = tasks.nbytes[rows].astype(np.float64), tasks.taken[rows]
+    if len(tasks.groups):
+        size = np.array([*map(len, tasks.groups), 1])[tasks.group[rows]]
+        nbytes, boxes = nbytes / size, boxes / size
+    seconds = pack.each + boxes * pack.per_box + 2 * nbytes * pack.per_byte
+    most = nanoseconds(tasks, cluster, cost)[rows]
+    found[rows] = np.minimum(to_nanoseconds(seconds), most)
+    return found
 
 
 def _line_on_device(cluster: Cluster, cost: CostModel) -> CostLine | None:

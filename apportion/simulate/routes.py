@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import (
+    Bools,
     Floats,
     Ints,
     compiled,
@@ -49,9 +50,11 @@ class Hops(NamedTuple):
     occupancy: Ints
 
 
-def hops(tasks: TaskGraph, cluster: Cluster) -> Hops:
-    """The hops of all messages; other tasks have none."""
+def hops(tasks: TaskGraph, cluster: Cluster, only: Bools | None = None) -> Hops:
+    """The hops of all messages, or only of some; other tasks have none."""
     lines, line = message_lines(tasks, cluster)
+    if only is not None:
+        line = np.where(only, line, -1)
     return Hops(*_hops(lines, line, plain(tasks.nbytes)))
 
 

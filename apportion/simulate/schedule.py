@@ -11,6 +11,10 @@ An item is ready at its release or when the last of its predecessors ends, which
 
              and the message starts at max_j s_j and ends at max_j (s_j + occupancy_j) + latency
 
+    both     a message that burns its devices has a duration as well, and its links turn to it `lead`
+             after it began: those in the same lanes wait for its duration only, those that depend
+             on it until it has ended
+
 A device that takes whatever is ready first, as in FlexFlow and Placeto, is a link that each of its
 items crosses.
 
@@ -36,6 +40,9 @@ Times = tuple[Ints, Ints]
 """Start and end of every item."""
 
 
+NO_ROWS = np.zeros(0, np.int64)
+
+
 class Network(NamedTuple):  # numba takes no dataclass
     """Items in columns: precedence, durations, and the links that messages cross."""
 
@@ -50,6 +57,10 @@ class Network(NamedTuple):  # numba takes no dataclass
     hop_start: Ints  # n + 1: offsets into the hops; none for work
     hop_link: Ints
     hop_occupancy: Ints
+    lead: Ints = (
+        NO_ROWS  # n: of an item that has a duration and hops, else -1; empty: there is none
+    )
+    next_lane: Ints = NO_ROWS  # as next: whether it waits for the duration only; empty: none does
 
 
 def queued(
@@ -92,32 +103,48 @@ def schedule(net: Network) -> Times:
     n = len(net.duration)
     duration, latency, hold = net.duration.tolist(), net.latency.tolist(), net.hold.tolist()
     ready, pending = net.release.tolist(), net.pending.tolist()
-    successors = _rows(net.next_start, net.next)
+    successors, in_lane = (_rows(net.next_start, c) for c in (net.next, _in_lane(net)))
     links, occupancies = (_rows(net.hop_start, c) for c in (net.hop_link, net.hop_occupancy))
     start, end, free = [-1] * n, [-1] * n, [0] * net.links
+    lead = net.lead.tolist() or [-1] * n
     resolvable = [item for item in range(n) if not pending[item]]
     messages: list[tuple[int, int]] = []  # heap of (ready, item)
+
+    def go_on(item: int, lane: int | None) -> None:
+        """Whatever waits for the item, or for it in a lane only (1) or otherwise (0)."""
+        for later, waits in zip(successors[item], in_lane[item], strict=True):
+            if lane is None or waits == lane:
+                ready[later] = max(ready[later], end[item])
+                pending[later] -= 1
+                if not pending[later]:
+                    resolvable.append(later)
+
     while resolvable or messages:
         if resolvable:
             item = resolvable.pop()
-            if links[item]:
+            if links[item] and lead[item] < 0:
                 heappush(messages, (ready[item], item))
                 continue
             start[item] = ready[item]
             end[item] = start[item] + duration[item]
+            if links[item]:
+                heappush(messages, (start[item] + lead[item], item))
+            go_on(item, 1 if links[item] else None)
         else:
-            _, item = heappop(messages)
+            since, item = heappop(messages)
+            began = -1
             for link, occupancy in zip(links[item], occupancies[item], strict=True):
-                turn = max(ready[item], free[link])
-                start[item] = max(start[item], turn)
+                turn = max(since, free[link])
+                began = max(began, turn)
                 end[item] = max(end[item], turn + occupancy + latency[item])
                 free[link] = turn + occupancy + hold[item]
-        for later in successors[item]:
-            ready[later] = max(ready[later], end[item])
-            pending[later] -= 1
-            if not pending[later]:
-                resolvable.append(later)
+            start[item] = began if lead[item] < 0 else start[item]
+            go_on(item, None if lead[item] < 0 else 0)
     return _all_ran(np.array(start, np.int64), np.array(end, np.int64))
+
+
+def _in_lane(net: Network) -> Ints:
+    return net.next_lane if len(net.next_lane) else np.zeros(len(net.next), np.int64)
 
 
 def schedule_compiled(net: Network) -> Times:
@@ -146,29 +173,42 @@ def _schedule(net: Network, ready: Ints, pending: Ints) -> Times:
             resolvable[count] = item
             count += 1
     messages, size = np.empty((n, 2), np.int64), 0  # heap of rows (ready, item)
+    split = len(net.lead) > 0
     while count or size:
+        waits = -1  # go on with all that wait; 1: in a lane only, 0: otherwise
         if count:
             count -= 1
             item = resolvable[count]
-            if net.hop_start[item] < net.hop_start[item + 1]:
+            crosses = net.hop_start[item] < net.hop_start[item + 1]
+            if crosses and not (split and net.lead[item] >= 0):
                 push(messages, size, ready[item], item)
                 size += 1
                 continue
             start[item] = ready[item]
             end[item] = start[item] + net.duration[item]
+            if crosses:
+                push(messages, size, start[item] + net.lead[item], item)
+                size += 1
+                waits = 1
         else:
-            item = messages[0, 1]
+            since, item = messages[0, 0], messages[0, 1]
             pop(messages, size)
             size -= 1
             begin, done = np.int64(-1), np.int64(-1)
             for hop in range(net.hop_start[item], net.hop_start[item + 1]):
                 link = net.hop_link[hop]
-                turn = max(ready[item], free[link])
+                turn = max(since, free[link])
                 passed = turn + net.hop_occupancy[hop]
                 begin, done = max(begin, turn), max(done, passed)
                 free[link] = passed + net.hold[item]
-            start[item], end[item] = begin, done + net.latency[item]
+            if split and net.lead[item] >= 0:
+                end[item] = max(end[item], done + net.latency[item])
+                waits = 0
+            else:
+                start[item], end[item] = begin, done + net.latency[item]
         for at in range(net.next_start[item], net.next_start[item + 1]):
+            if waits >= 0 and net.next_lane[at] != waits:
+                continue
             later = net.next[at]
             ready[later] = max(ready[later], end[item])
             pending[later] -= 1
@@ -178,11 +218,25 @@ def _schedule(net: Network, ready: Ints, pending: Ints) -> Times:
     return start, end
 
 
+def readiness(net: Network, times: Times) -> Ints:
+    """When each item was ready: of one that has a duration and hops, when its links could turn to
+    it."""
+    start, end = times
+    until = np.repeat(end, np.diff(net.next_start))
+    if len(net.lead):
+        first = np.repeat(start + net.duration, np.diff(net.next_start))
+        both = np.repeat(net.lead >= 0, np.diff(net.next_start))
+        until = np.where(both & (net.next_lane == 1), first, until)
+    ready = net.release.copy()
+    np.maximum.at(ready, net.next, until)
+    if len(net.lead):
+        ready = np.where(net.lead >= 0, start + net.lead, ready)
+    return ready
+
+
 def link_spans(net: Network, times: Times) -> LinkSpans:
     """When each link was occupied by which message, given what the schedulers said."""
-    n, end = len(net.duration), times[1]
-    ready = net.release.copy()
-    np.maximum.at(ready, net.next, np.repeat(end, np.diff(net.next_start)))
+    n, ready = len(net.duration), readiness(net, times)
     hops = np.diff(net.hop_start)
     messages = np.flatnonzero(hops)
     order = messages[np.lexsort((messages, ready[messages]))]

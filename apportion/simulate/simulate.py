@@ -9,7 +9,9 @@ left to contend for. `schedule` says how; `hops` says which links, and for how l
 
 Where communication burns the device (`Cluster.communication_on_device`) a message also occupies
 the compute lanes of all devices that it involves; if messages were measured there, it occupies the
-devices and no links, for as long as the CostModel says.
+devices and no links, for as long as the CostModel says. Between hosts there is a wire besides. In
+tasks that lower/coalesce.py has ordered, messages are posted early, and the wire is busy while the
+devices go on; in plain ones a message is waited for where it is posted, and its devices with it.
 
 An asynchronous device computes while its host issues the next kernels: a task there is released
 when the host has issued it, after all earlier ones of its lane.
@@ -34,21 +36,24 @@ from apportion.machine import (
 )
 from apportion.simulate.durations import (
     issue_nanoseconds,
+    leads,
     nanoseconds,
+    on_wire,
 )
 from apportion.simulate.memory_curve import granules
 from apportion.simulate.routes import hops, no_hops
-from apportion.simulate.schedule import Network, schedule_compiled
+from apportion.simulate.schedule import NO_ROWS, Network, schedule_compiled
 from apportion.simulate.timeline import SIMULATED, Timeline, timeline
 
 
 def simulate(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Timeline:
     """The Timeline that the Cluster would show; ValueError if it has too few devices."""
-    start, end = schedule_compiled(network(tasks, cluster, cost))
-    on_device = cluster.communication_on_device
+    net = network(tasks, cluster, cost)
+    start, end = schedule_compiled(net)
+    occupied = np.where(net.lead >= 0, net.duration, end - start) if len(net.lead) else None
     return timeline(
-        tasks, start, end, source=SIMULATED, communication_on_device=on_device,
-        granule=granules(cluster),
+        tasks, start, end, source=SIMULATED, granule=granules(cluster), occupied_ns=occupied,
+        communication_on_device=cluster.communication_on_device,
     )  # fmt: skip
 
 
@@ -58,10 +63,14 @@ def network(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Network:
     duration = nanoseconds(tasks, cluster, cost)
     lane_start, lane = occupied_lanes(tasks, cluster.communication_on_device)
     lanes = tasks.devices * len(tasks.task_kinds.lanes)
-    pending, next_start, next_ = _precedence(
+    pending, next_start, next_, next_lane = _precedence(
         plain(tasks.dep_start), plain(tasks.dep), lane_start, lane, lanes
     )
-    messages = no_hops(n) if times_messages(cluster, cost) else hops(tasks, cluster)
+    messages, lead = hops(tasks, cluster), NO_ROWS
+    if times_messages(cluster, cost):
+        beside = on_wire(tasks, cluster)
+        messages = hops(tasks, cluster, beside) if beside.any() else no_hops(n)
+        lead = leads(tasks, beside, cluster, cost) if beside.any() else NO_ROWS
     return Network(
         links=len(cluster.links),
         duration=duration,
@@ -74,6 +83,8 @@ def network(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Network:
         hop_start=messages.start,
         hop_link=messages.link,
         hop_occupancy=messages.occupancy,
+        lead=lead,
+        next_lane=next_lane if len(lead) else NO_ROWS,
     )
 
 
@@ -99,8 +110,9 @@ def occupied_lanes(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:
 @compiled
 def _precedence(
     dep_start: Ints, dep: Ints, lane_start: Ints, lane: Ints, lanes: int
-) -> tuple[Ints, Ints, Ints]:
-    """How many tasks each one waits for, and those that wait for it, as offsets and tasks."""
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """How many tasks each one waits for, and those that wait for it, as offsets and tasks; and of
+    these whether they wait in a lane."""
     n = len(dep_start) - 1
     pending, starts = np.empty(n, np.int64), np.zeros(n + 2, np.int64)
     before = np.full(len(lane), -1)  # the task before, in the same lane
@@ -117,7 +129,7 @@ def _precedence(
                 pending[task] += 1
     for task in range(n):
         starts[task + 2] += starts[task + 1]
-    after = np.empty(starts[n + 1], np.int64)
+    after, in_lane = np.empty(starts[n + 1], np.int64), np.zeros(starts[n + 1], np.int64)
     for task in range(n):  # starts[k + 1] moves from where the row of k begins to where it ends
         for at in range(dep_start[task], dep_start[task + 1]):
             after[starts[dep[at] + 1]] = task
@@ -125,8 +137,9 @@ def _precedence(
         for at in range(lane_start[task], lane_start[task + 1]):
             if before[at] >= 0:
                 after[starts[before[at] + 1]] = task
+                in_lane[starts[before[at] + 1]] = 1
                 starts[before[at] + 1] += 1
-    return pending, starts[: n + 1], after
+    return pending, starts[: n + 1], after, in_lane
 
 
 # Release

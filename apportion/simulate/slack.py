@@ -19,29 +19,35 @@ from __future__ import annotations
 import numpy as np
 
 from apportion.columns import Ints, compiled
-from apportion.simulate.schedule import Network, Times, link_spans
+from apportion.simulate.schedule import Network, Times, link_spans, readiness
 
 
 def slack(net: Network, times: Times) -> Ints:
     """Nanoseconds per item that its end has, given what the schedulers said."""
-    end = times[1]
-    ready = net.release.copy()
-    np.maximum.at(ready, net.next, np.repeat(end, np.diff(net.next_start)))
-    order = np.lexsort((np.arange(len(ready)), ready))  # whatever waits comes later
+    start, end = times
+    ready = readiness(net, times)
+    begun = np.where(net.lead >= 0, start, ready) if len(net.lead) else ready
+    order = np.lexsort((np.arange(len(ready)), begun))  # whatever waits comes later
     spans = link_spans(net, times)
-    found: Ints = _slack(net, order, ready, end, spans.start)
+    found: Ints = _slack(net, order, ready, begun, end, spans.start)
     return found
 
 
 @compiled
-def _slack(net: Network, order: Ints, ready: Ints, end: Ints, turn: Ints) -> Ints:
+def _slack(net: Network, order: Ints, ready: Ints, begun: Ints, end: Ints, turn: Ints) -> Ints:
     found = (end.max() if len(end) else 0) - end
     at_ready = np.zeros(len(end), np.int64)
     after, at_turn = np.full(net.links, -1), np.zeros(len(turn), np.int64)
     for item in order[::-1]:
+        both = len(net.lead) > 0 and net.lead[item] >= 0
+        held = found[item]  # of its lanes, where they go on before it ends
         for at in range(net.next_start[item], net.next_start[item + 1]):
             later = net.next[at]
-            found[item] = min(found[item], ready[later] - end[item] + at_ready[later])
+            if both and net.next_lane[at]:
+                gap = begun[later] - begun[item] - net.duration[item]
+                held = min(held, gap + at_ready[later])
+            else:
+                found[item] = min(found[item], begun[later] - end[item] + at_ready[later])
         first, last = net.hop_start[item], net.hop_start[item + 1]
         at_ready[item] = found[item]
         for hop in range(first, last):
@@ -53,4 +59,7 @@ def _slack(net: Network, order: Ints, ready: Ints, end: Ints, turn: Ints) -> Int
             after[net.hop_link[hop]], at_turn[hop] = hop, left
             waited = turn[hop] - ready[item] + left
             at_ready[item] = waited if hop == first else min(at_ready[item], waited)
+        if both:
+            late = end[item] - begun[item] - net.duration[item] + found[item]
+            at_ready[item] = min(at_ready[item], held, late)
     return found

@@ -59,15 +59,17 @@ def timeline(
     source: str,
     communication_on_device: bool = False,
     granule: Ints | None = None,
+    occupied_ns: Ints | None = None,
 ) -> Timeline:
     """The Timeline of tasks that ran at these times; `granule` is that of `footprint.granules`, 1
-    for every device unless given."""
+    for every device unless given. `occupied_ns` is how long each occupied its devices, if not from
+    its start to its end."""
     return Timeline(
         source=source,
         start_ns=start_ns,
         end_ns=end_ns,
         curves=curves(tasks, start_ns, end_ns, granule),
-        busy=_busy(tasks, start_ns, end_ns, communication_on_device),
+        busy=_busy(tasks, start_ns, end_ns, communication_on_device, occupied_ns),
         bytes_moved=tasks.bytes_moved,
     )
 
@@ -81,8 +83,10 @@ def verify(timeline: Timeline, tasks: TaskGraph) -> None:
     assert (end[tasks.dep] <= start[owners]).all(), "a task starts before its inputs are there"
 
 
-def _busy(tasks: TaskGraph, start: Ints, end: Ints, on_device: bool) -> tuple[float, ...]:
-    length, ends = end - start, tasks.ends
+def _busy(
+    tasks: TaskGraph, start: Ints, end: Ints, on_device: bool, occupied: Ints | None
+) -> tuple[float, ...]:
+    length, ends = end - start if occupied is None else occupied, tasks.ends
     occupies = tasks.is_work & (tasks.task_kinds.lane[tasks.kind] == 0)
     busy = _sums(tasks.device, np.where(occupies, length, 0), tasks.devices)
     if on_device:

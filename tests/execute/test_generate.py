@@ -14,7 +14,10 @@ from torch import nn
 
 from apportion.capture.capture import capture
 from apportion.capture.reference import capture_as, eager_steps
+from apportion.execute.executable import Executable
 from apportion.execute.generate import SegmentGenerator
+from apportion.execute.rank_steps import rank_steps
+from apportion.lower.lower import lower
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
@@ -147,10 +150,11 @@ def program_state(ranks: RanksInMode) -> list[tuple[int, int]]:
 
 
 def test_segments_that_are_alike_share_their_code() -> None:
-    program, space = captured("mlp:tiny")
-    ranks = RanksInMode(program, space, data(problem(2)).strategy, 2, "none")
-    generator = SegmentGenerator(ranks.executable, 0, "cpu")
-    sources = generator.segments(ranks.steps[0])
+    _, space = captured("mlp:tiny")
+    strategy = data(problem(2)).strategy
+    executable = Executable(space, strategy, lower(space, strategy, 2))  # a segment per parameter
+    generator = SegmentGenerator(executable, 0, "cpu")
+    sources = generator.segments(rank_steps(executable, 0))
     assert len({source.plain.text for source in sources}) == len(generator.codes) < len(sources)
 
 

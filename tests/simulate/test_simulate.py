@@ -26,7 +26,7 @@ from apportion.machine.collective import (
 from apportion.machine.cost_model import PUBLISHED
 from apportion.machine.topology import Cluster
 from apportion.simulate.schedule import Network, link_spans, schedule, schedule_compiled
-from apportion.simulate.simulate import network, simulate
+from apportion.simulate.simulate import _precedence, network, occupied_lanes, simulate
 from apportion.simulate.timeline import verify
 
 CLUSTERS = {
@@ -249,6 +249,52 @@ def test_both_schedulers_follow_the_rules(seed: int, name: str) -> None:
 
 
 @settings(deadline=None, max_examples=100)
+@given(seed=seeds)
+def test_devices_go_on_while_messages_are_on_their_links(seed: int) -> None:
+    """Both schedulers, and the rules read literally."""
+    tasks = random_tasks(seed, collectives=True)
+    net, rng = network(tasks, CLUSTERS["on device"], EXACT), np.random.default_rng(seed)
+    duration = rng.integers(1, 9, len(tasks))
+    crosses = (np.diff(net.hop_start) > 0) & (rng.random(len(tasks)) < 0.8)
+    lead = np.where(crosses, rng.integers(0, duration + 1), -1)
+    lane = rng.integers(0, 2, len(net.next))
+    net = vary(net._replace(duration=duration, lead=lead, next_lane=lane), seed)
+    start, end = schedule(net)
+    for one, other in zip((start, end), schedule_compiled(net), strict=True):
+        assert np.array_equal(one, other)
+    slow_start, slow_end, slow_turns = slow_times(net)
+    assert (start.tolist(), end.tolist()) == (slow_start, slow_end)
+    assert link_spans(net, (start, end)).start.tolist() == slow_turns
+
+
+def test_a_wire_between_hosts_is_busy_while_devices_compute() -> None:
+    """Two messages of 40 and 30 ns on the wire, the second posted behind the first; what is
+    computed besides takes no longer for them."""
+    make = Maker(2)
+    first = make.transfer(0, 1, 40)
+    second = make.transfer(0, 1, 30)
+    beside = make.compute(1, flops=50)
+    taken = make.assemble(1, 1, after=[first])
+    make.assemble(1, 1, after=[second, taken])
+    net = network(make.done(), ports(2, on_device=True), EXACT)
+    assert schedule(net)[0][beside] == 70
+    lanes = network(make.done(), ports(2, on_device=True), EXACT).next_lane
+    assert not len(lanes)  # all of a message is waited for
+    lane_start, lane = occupied_lanes(make.done(), True)
+    _, _, next_, in_lane = _precedence(
+        make.done().dep_start, make.done().dep, lane_start, lane, 2 * 3
+    )
+    assert (next_ == net.next).all()
+    net = net._replace(
+        duration=np.array([5, 5, 50, 1, 1]), lead=np.array([2, 2, -1, -1, -1]), next_lane=in_lane
+    )
+    for run in (schedule, schedule_compiled):
+        start, end = run(net)
+        assert start.tolist() == [0, 5, 10, 60, 72]
+        assert end.tolist() == [42, 72, 60, 61, 73]
+
+
+@settings(deadline=None, max_examples=100)
 @given(seed=seeds, name=some_cluster)
 def test_bounds(seed: int, name: str) -> None:
     tasks, c = random_tasks(seed, collectives=True), CLUSTERS[name]
@@ -320,28 +366,42 @@ def slow_times(net: Network) -> tuple[list[int], list[int], list[int]]:
     free_at, now = [0] * net.links, 0
     queues: list[list[tuple[int, int, int]]] = [[] for _ in range(net.links)]
     unseen = set(range(n))
+    lead = net.lead.tolist() or [-1] * n
+    gone_on = [-1] * n  # when those in its lanes may begin
+    later: list[int] = []  # moments at which something enters a queue
     while -1 in end or any(queues):
         arrived = {
-            t for t in unseen if release[t] <= now and all(0 <= end[b] <= now for b in before[t])
-        }
+            t for t in unseen
+            if release[t] <= now
+            and all(0 <= (gone_on if lane else end)[b] <= now for b, lane in before[t])
+        }  # fmt: skip
         unseen -= arrived
         for item in arrived:
             if not hops_of(net, item):
                 start[item], end[item] = now, now + int(net.duration[item])
+                gone_on[item] = end[item]
+            elif lead[item] >= 0:
+                start[item], gone_on[item] = now, now + int(net.duration[item])
             for hop in hops_of(net, item):
-                queues[link_of[hop]].append((now, item, hop))
+                entry = now + max(lead[item], 0)
+                queues[link_of[hop]].append((entry, item, hop))
+                later.append(entry)
         for link, queue in enumerate(queues):
-            if queue and free_at[link] <= now:
+            if queue and free_at[link] <= now and min(queue)[0] <= now:
                 first = min(queue)
                 queue.remove(first)
                 _, item, hop = first
                 turn[hop] = now
                 free_at[link] = now + occupancy[hop] + hold[item]
                 if all(turn[h] >= 0 for h in hops_of(net, item)):
-                    start[item] = now
                     done = max(turn[h] + occupancy[h] for h in hops_of(net, item))
                     end[item] = done + latency[item]
-        now = min(time for time in [*end, *free_at, *release, 10**18] if time > now)
+                    if lead[item] >= 0:
+                        end[item] = max(end[item], gone_on[item])
+                    else:
+                        start[item], gone_on[item] = now, end[item]
+        moments = [*end, *gone_on, *later, *free_at, *release, 10**18]
+        now = min(time for time in moments if time > now)
     return start, end, turn
 
 
@@ -354,11 +414,13 @@ def durations_alone(net: Network) -> np.ndarray:
     return alone
 
 
-def predecessors(net: Network) -> list[list[int]]:
-    before: list[list[int]] = [[] for _ in net.duration]
+def predecessors(net: Network) -> list[list[tuple[int, bool]]]:
+    """What each item waits for, and whether only for its duration, where it has hops besides."""
+    before: list[list[tuple[int, bool]]] = [[] for _ in net.duration]
     for task in range(len(net.duration)):
-        for later in net.next[net.next_start[task] : net.next_start[task + 1]].tolist():
-            before[later].append(task)
+        both = len(net.lead) > 0 and bool(net.lead[task] >= 0)
+        for at in range(net.next_start[task], net.next_start[task + 1]):
+            before[int(net.next[at])].append((task, both and bool(net.next_lane[at])))
     return before
 
 
