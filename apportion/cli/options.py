@@ -51,6 +51,13 @@ Seed = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Compare with a single device, in float64, and ranks' copies."),
+]
+ShareGpu = Annotated[
+    bool, typer.Option("--share-gpu", help="Run all processes on this machine's first GPU.")
+]
 Procs = Annotated[
     int | None, typer.Option("--procs", metavar="N", min=1, help="N local processes (2).")
 ]

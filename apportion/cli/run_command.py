@@ -15,6 +15,7 @@ from apportion.cli.options import (
     METHOD_NAMES,
     AsJson,
     Calibrate,
+    Check,
     CompileMode,
     Fast,
     Measure,
@@ -22,6 +23,7 @@ from apportion.cli.options import (
     PolicyFile,
     Procs,
     Seed,
+    ShareGpu,
     Trace,
 )
 from apportion.cli.requests import check_folders
@@ -51,9 +53,7 @@ def run_command(
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Training steps.")] = 3,
     seed: Seed = 0,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare with a single device, in float64.")
-    ] = False,
+    check: Check = False,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
     ] = 600.0,
@@ -61,11 +61,9 @@ def run_command(
     calibrate: Calibrate = True,
     measure: Measure = None,
     policy: PolicyFile = None,
-    share_gpu: Annotated[
-        bool, typer.Option("--share-gpu", help="Run all processes on this machine's first GPU.")
-    ] = False,
     compile_mode: CompileMode = None,
     fast: Fast = False,
+    share_gpu: ShareGpu = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a few steps on real processes and set what was measured beside what was predicted.
