@@ -120,9 +120,18 @@ ODD = (
     Case("gpt2:layers=1,width=2048,heads=32,batch=4,seq=512,dropout=0", "bfloat16"),
     Case("gpt2:layers=4,width=256,heads=4,batch=4,seq=256,dropout=0"),
 )
+FUSED = (
+    *(
+        case
+        for case in (*CALIBRATED[1:], *ODD, *UNSEEN)
+        if case.spec[:4] in ("gpt2", "bert", "llam")
+    ),
+    *(case for case in (*CALIBRATED, *UNSEEN) if case.spec[:5] in ("vgg16", "alexn", "resne")),
+)  # in an order of rising time to compile
 LONG = tuple(case for case in CALIBRATED if case.spec.startswith(("transformer-xl", "nmt")))
 UNROLLED = (
     *LONG,
+    *(case for case in CALIBRATED if case.spec.startswith(("wresnet", "gpt2:batch=16"))),
     *(case for case in (*CALIBRATED, *UNSEEN) if "rnn" in case.spec or "gnmt" in case.spec),
 )
 ALL = (*CALIBRATED, *UNSEEN, *PARTS, *SHAPES, *ODD)
@@ -440,9 +449,9 @@ def main() -> None:
         measure_one(given.number, given.folder, modes, given.times)
     elif given.what == "measure":
         named = {"calibrated": CALIBRATED, "unseen": UNSEEN, "parts": PARTS}
-        named |= {"shapes": SHAPES, "odd": ODD}
+        named |= {"shapes": SHAPES, "odd": ODD, "fused": FUSED}
         cases = [case for name in given.cases.split(",") for case in named[name]]
-        cases.sort(key=lambda case: case in UNROLLED)  # those take long to compile
+        cases.sort(key=lambda case: case in UNROLLED)  # those take long
         measure_all(given.folder, cases, modes, given.times, given.jobs, given.limit)
     elif given.what == "table":
         _write_table(given.folder, given.out)
