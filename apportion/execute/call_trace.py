@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from apportion.capture import RANDOM_UNIFORM, key_words, torch_private
+from apportion.execute.device_random import uniform_on_cuda
 from apportion.execute.executable import Executable
 from apportion.execute.host_random import prepare, uniform_on_host
 from apportion.execute.kernels.base import Context
@@ -197,7 +198,7 @@ class TraceBook:
     ) -> CallTrace:
         """The calls of a task on tensors without data: on torch's `meta` device, or fake ones on
         the device that is meant."""
-        if call.words is not None and not self.place.startswith("cuda"):
+        if call.words is not None:
             return self._drawn(task)
         rank = Rank(self.executable, self.device, place=device)
         numbers = _OpenNumbers(call, torch.device(self.place))
@@ -212,7 +213,7 @@ class TraceBook:
                 nbytes = self.executable.messages[message].nbytes
                 rank.received[message] = torch.empty(nbytes, dtype=torch.uint8, device=device)
             inputs = [*rank.tensors.values(), *rank.received.values()]
-            recorder = Recorder(inputs, numbers, self.quick)
+            recorder = CallRecorder(inputs, numbers, self.quick)
             with recorder:
                 rank.make(task, context)
             results = [rank.tensors.pop(slot) for slot in call.outs]
@@ -220,7 +221,7 @@ class TraceBook:
             return recorder.trace(inputs, results)
 
     def _drawn(self, task: int) -> CallTrace:
-        """The one call of a random operator on a CPU, which is no operator of torch's."""
+        """The one call of a random operator, which is no operator of torch's."""
         work = self.executable.computes[task]
         (size, _, kind, *place), scales = work.args.fixed, work.part.scales
         if work.args.others or any(scale != 1.0 for scale in scales):
@@ -228,7 +229,11 @@ class TraceBook:
         where = _frozen(place[0]) if place else tuple(((n, 0, n),) for n in size)
         words = (TracedWord(0), TracedWord(1))
         call = TracedCall(uniform_on_host, (*words, where, kind), (), TracedTensor(0), ())
-        prepare()
+        if self.place.startswith("cuda"):
+            given = (*words, where, kind, self.place)
+            call = TracedCall(uniform_on_cuda, given, (), TracedTensor(0), ())
+        else:
+            prepare()
         meant = self.executable.slots[work.outs[0]]
         dense = torch.empty(meant.shape, device="meta").stride()
         return CallTrace(0, (call,), (0,), ((meant.shape, dense, meant.dtype),), (-1,), ())
@@ -338,7 +343,7 @@ _META = torch.device("meta")
 _FACTS = (bool, int, float, str, torch.device, torch.dtype, torch.layout, torch.Size)
 
 
-class Recorder(torch_private.TorchDispatchMode):
+class CallRecorder(torch_private.TorchDispatchMode):
     """Writes down the calls that are made while it is active."""
 
     def __init__(
