@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -326,7 +326,9 @@ def compared(found: CaseMeasurement, made: Plan, mode: str, own: Sequence[CostFi
     cost = default_cost(where, mode, own)
     executable = Executable(made.space, made.strategy, made.tasks)
     facts = device_memory_facts(cost.tables[where.devices[0].kind])
-    tasks = with_storage(made.tasks, measure_storage(executable, None, facts))
+    storage = measure_storage(executable, None, facts)
+    # which results are views is a matter of torch's version: as it was found beside the GPU
+    tasks = with_storage(made.tasks, replace(storage, slots=made.storage.slots))
     line = simulate(tasks, where, cost)
     seconds = sorted(found.seconds[mode])
     return Row(

@@ -57,6 +57,7 @@ STATE: dict[str, str] = {
     "apportion.describe.ops.resample._nearest": "a cache of arithmetic",
     "apportion.execute.allocations._workspaces": "a cache of measured allocations",
     "apportion.execute.kernels.attention._prefers_cudnn": "what torch prefers on this machine",
+    "apportion.execute.host_random._spreads": "a cache of arithmetic, bounded",
     "apportion.execute.device_random.is_trusted": "a cache of a property of the device",
     "apportion.execute.device_random._kernel": "a cache of compiled kernels",
     "apportion.execute.device_random._words": "a cache of arithmetic, bounded",

@@ -76,6 +76,16 @@ Measure = Annotated[
         help="On local:N, run the K best plans for a few steps and keep the really fastest.",
     ),
 ]
+CompileMode = Annotated[
+    str | None,
+    typer.Option(
+        "--compile",
+        metavar="MODE",
+        help="How the work between exchanges runs: none (task by task), generated (the default), "
+        "graph, inductor, or auto (the fastest that works here).",
+    ),
+]
+Fast = Annotated[bool, typer.Option("--fast", help="The same as --compile auto.")]
 PolicyFile = Annotated[
     Path | None,
     typer.Option(

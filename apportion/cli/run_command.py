@@ -16,6 +16,8 @@ from apportion.cli.options import (
     AsJson,
     Calibrate,
     Check,
+    CompileMode,
+    Fast,
     Measure,
     Model,
     PolicyFile,
@@ -59,17 +61,9 @@ def run_command(
     calibrate: Calibrate = True,
     measure: Measure = None,
     policy: PolicyFile = None,
+    compile_mode: CompileMode = None,
+    fast: Fast = False,
     share_gpu: ShareGpu = False,
-    compile_mode: Annotated[
-        str | None,
-        typer.Option(
-            "--compile",
-            metavar="MODE",
-            help="How work between exchanges runs: none (task by task), generated (the default), "
-            "graph, inductor, or auto (the fastest that works here).",
-        ),
-    ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="The same as --compile auto.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a few steps on real processes and set what was measured beside what was predicted.

@@ -213,7 +213,7 @@ class TraceBook:
                 nbytes = self.executable.messages[message].nbytes
                 rank.received[message] = torch.empty(nbytes, dtype=torch.uint8, device=device)
             inputs = [*rank.tensors.values(), *rank.received.values()]
-            recorder = Recorder(inputs, numbers, self.quick)
+            recorder = CallRecorder(inputs, numbers, self.quick)
             with recorder:
                 rank.make(task, context)
             results = [rank.tensors.pop(slot) for slot in call.outs]
@@ -343,7 +343,7 @@ _META = torch.device("meta")
 _FACTS = (bool, int, float, str, torch.device, torch.dtype, torch.layout, torch.Size)
 
 
-class Recorder(torch_private.TorchDispatchMode):
+class CallRecorder(torch_private.TorchDispatchMode):
     """Writes down the calls that are made while it is active."""
 
     def __init__(
