@@ -339,6 +339,28 @@ class _OpenNumbers:
         return number
 
 
+_VIEWS = frozenset(
+    [
+        torch.ops.aten.alias.default,
+        torch.ops.aten.detach.default,
+        torch.ops.aten.view.default,
+        torch.ops.aten._unsafe_view.default,
+        torch.ops.aten.slice.Tensor,
+        torch.ops.aten.expand.default,
+    ]
+)
+
+
+def _same_view(x: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether a view is the very tensor that it is of."""
+    return (
+        x.shape == view.shape
+        and x.stride() == view.stride()
+        and x.storage_offset() == view.storage_offset()
+        and same_storage(x, view)
+    )
+
+
 _META = torch.device("meta")
 _FACTS = (bool, int, float, str, torch.device, torch.dtype, torch.layout, torch.Size)
 
@@ -368,6 +390,9 @@ class CallRecorder(torch_private.TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, _FACTS):
             return result  # a fact about a tensor without data: the same in every step
+        if func in _VIEWS and _same_view(args[0], result):
+            self.known[id(result)] = (weakref.ref(result), given[0].index)
+            return result  # nothing but another name
         function = quick_function(func, args, kwargs or {}, self.quick)
         self.calls.append(TracedCall(function, given, keywords, self._result(result), drops))
         return result
@@ -383,11 +408,12 @@ class CallRecorder(torch_private.TorchDispatchMode):
 
     def _dead(self) -> Iterator[int]:
         """Results that nobody holds any more; each is told once."""
-        for key, (ref, index) in list(self.known.items()):
-            if ref() is None:
-                del self.known[key]
-                if index >= self.inputs:
-                    yield index
+        gone = [key for key, (ref, _) in self.known.items() if ref() is None]
+        if not gone:
+            return
+        dead = dict.fromkeys(self.known.pop(key)[1] for key in gone)
+        alive = {index for _, index in self.known.values()}
+        yield from (i for i in dead if i >= self.inputs and i not in alive)
 
     def _arg(self, arg: Any) -> Any:
         if isinstance(arg, torch.Tensor):
@@ -420,7 +446,8 @@ class CallRecorder(torch_private.TorchDispatchMode):
                 raise CannotRecord("it returns a tensor that is made outside of operators")
             places.append(place)
         kept = set(places)
-        drops = [i for _, i in self.known.values() if i >= self.inputs and i not in kept]
+        left = dict.fromkeys(index for _, index in self.known.values())
+        drops = [i for i in left if i >= self.inputs and i not in kept]
         forms = tuple((tuple(r.shape), tuple(r.stride()), r.dtype) for r in results)
         shares = tuple(
             next((k for k, x in enumerate(inputs) if same_storage(x, r)), -1) for r in results

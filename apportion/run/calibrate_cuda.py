@@ -81,9 +81,11 @@ def runner_on(
     mode: str = GENERATED,
     timed: bool = False,
 ) -> Runner:
-    """A Runner of the only device of a plan, in this process; `timed`: its clock is read between
-    tasks."""
-    return Runner(program, worker(executable, 0, place, mode, timed))
+    """A Runner of the only device of a plan, in this process; `timed`: its clock can be read
+    between tasks."""
+    mine = worker(executable, 0, place, mode, timed)
+    mine.rank.records = False
+    return Runner(program, mine)
 
 
 def on_device(batch: Any, place: str = "cuda") -> Any:
