@@ -57,14 +57,23 @@ _CASTS = {  # methods of a tensor that name a dtype by themselves
 }
 
 
+_Operator = type(torch.ops.aten.add.Tensor)
+
+
 class _DtypeReplacementMode(TorchFunctionMode):
-    """Runs Python code with one dtype replaced by another wherever a call of torch names it."""
+    """Runs Python code with one dtype replaced by another wherever a call of torch names it.
+
+    Not where an operator itself is called: that is what autograd makes of a cast in its backward,
+    seen by a mode of ours that hands it on, and it names the dtype that the tensor had.
+    """
 
     def __init__(self, replacement: DtypeReplacement) -> None:
         super().__init__()
         self._old, self._new = replacement
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, _Operator):
+            return func(*args, **(kwargs or {}))
         named = {key: self._replaced(value) for key, value in (kwargs or {}).items()}
         if func is _CASTS.get(self._old):
             func = _CASTS.get(self._new, func)

@@ -28,7 +28,7 @@ from apportion.execute.kernels.base import (
     dtype,
 )
 from apportion.execute.run_part import run_part, same_storage
-from apportion.graph import Body, Op
+from apportion.graph import INPUT, Body, Op
 from apportion.lower import (
     ASSEMBLE,
     COMPUTE,
@@ -192,7 +192,8 @@ class _DryRun:
         self.assemblies = executable.tasks.assemblies
         self.threads = threads
         self.memory_facts = memory_facts or DeviceMemoryFacts()
-        like = "cpu" if memory_facts is None else "cuda"
+        self.on_gpu = memory_facts is not None
+        like = "cuda" if self.on_gpu else "cpu"
         self.context = Context(0, 0, lambda expression: 1.0, self.graph.bodies, "meta", like)
         self.forms: dict[Form, int] = {}
         self.formed: list[Form] = []
@@ -221,12 +222,20 @@ class _DryRun:
             if tasks.kind[low] in DRY_RUNS:
                 DRY_RUNS[int(tasks.kind[low])](self, low, high)
             low = high
+        if self.on_gpu:  # a batch is staged there beside its slots (feed.py)
+            computes = tasks.kind == COMPUTE
+            given = begin[np.array([self._is_input(slot) for slot in begin.tolist()], bool)]
+            staged = np.bincount(tasks.slot_device[given], tasks.slot_nbytes[given], tasks.devices)
+            self.workspace[computes] += staged.astype(np.int64)[tasks.device[computes]]
         work, needed = self.work, self.workspace
         if len(tasks.became):
             work, needed = work[tasks.became], needed[tasks.became]
         used = np.flatnonzero(needed)
         workspace = zip(used.tolist(), needed[used].tolist(), strict=True)
         return Storage(self._slots(), tuple(workspace), tuple(self.works), tuple(work.tolist()))
+
+    def _is_input(self, slot: int) -> bool:
+        return self.graph.values[int(self.tasks.slot_value[slot])].role == INPUT
 
     def _dense_forms(self) -> Ints:
         """The form of every slot if its tensor is dense."""

@@ -73,6 +73,10 @@ class CompiledPiece:
     unread: tuple[int, ...] = ()
 
     def __call__(self, rank: Rank, words: torch.Tensor | None) -> None:
+        self.run(self.code, rank, words)
+
+    def run(self, code: CompiledCode, rank: Rank, words: torch.Tensor | None) -> None:
+        """Runs the piece with its code, or with other code that takes the same."""
         tensors = rank.tensors
         args: list[Any] = [tensors.pop(s) if last else tensors[s] for s, last in self.ins]
         for copy in self.boxes:
@@ -84,7 +88,7 @@ class CompiledPiece:
             args.append(words[self.rows])
         for slot in self.unread:
             tensors.pop(slot, None)
-        for slot, tensor in zip(self.outs, self.code(args), strict=True):
+        for slot, tensor in zip(self.outs, code(args), strict=True):
             tensors[slot] = tensor
 
 
@@ -113,7 +117,7 @@ class InductorSegment:
         words = self._words(context)
         for number in count():
             while number == len(self.ready) < len(self.pieces):
-                self._prepare(rank)
+                self.prepare(rank)
             if number == len(self.pieces):
                 return
             piece = self.ready[number]
@@ -129,7 +133,7 @@ class InductorSegment:
             return context.words.table(self.operators)
         return words_tensor(context.seed, context.step, self.operators, self.place)
 
-    def _prepare(self, rank: Rank) -> None:
+    def prepare(self, rank: Rank) -> None:
         """Makes the next piece ready, or cuts it into several."""
         number = len(self.ready)
         piece = self.pieces[number]

@@ -27,6 +27,7 @@ from itertools import groupby
 from typing import Any
 
 from apportion.execute.executable import Executable
+from apportion.execute.kernels.base import UNTRACEABLE
 from apportion.execute.rank_steps import Segment, rank_steps, segment, slots_made, slots_read
 from apportion.execute.segment_function import CannotCompile
 from apportion.execute.segment_graph import has_setting, segment_key
@@ -92,7 +93,7 @@ def _runs(executable: Executable, whole: Segment, labels: Labels) -> Iterator[Ru
             yield TRACED, tuple(run)
             yield UPDATES, tuple(late)
             run, late, made = [], [], set()
-        if _has_setting(executable, task):
+        if _has_setting(executable, task) or _looks_at_data(executable, task):
             yield TRACED, tuple(run)
             yield CALLED, (task,)
             run = []
@@ -119,6 +120,11 @@ def _has_setting(executable: Executable, task: int) -> bool:
     if executable.kind[task] != COMPUTE:
         return False
     return any(has_setting(arg) for _, arg in executable.computes[task].args.others)
+
+
+def _looks_at_data(executable: Executable, task: int) -> bool:
+    call = executable.computes.get(task)
+    return call is not None and call.op.kind in UNTRACEABLE
 
 
 def _pieces(executable: Executable, runs: Sequence[Run]) -> list[SegmentPiece]:

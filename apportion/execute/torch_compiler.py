@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -78,3 +79,66 @@ def compiled(
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
         code: CompiledCode = compile_fx.compile_fx_inner(graph, list(fakes))
     return code
+
+
+def without_kernels(code: CompiledCode) -> CompiledCode:
+    """Compiled code for tensors without data: it allocates and drops as ever, and calls no kernel
+    of its own. Raises ValueError if this version of torch keeps it elsewhere."""
+    bound = getattr(code, "current_callable", None)
+    function = getattr(bound, "__func__", bound)
+    if not isinstance(function, FunctionType):
+        raise ValueError("this version of torch keeps compiled code where it cannot be looked at")
+    names = dict(function.__globals__)
+    names |= {name: _Nothing() for name in names if name.startswith(("triton_", "cpp_"))}
+    names |= {name: _allocate for name in names if name.startswith("empty_strided")}
+    names |= {name: _nothing for name in names if name.startswith("assert_")}
+    names |= {
+        "reinterpret_tensor": _reinterpret,
+        "alloc_from_pool": _from_pool,
+        "extern_kernels": _OnlyResults(),
+        "get_raw_stream": _nothing,
+    }
+    dry = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    own = getattr(bound, "__self__", None)
+
+    def call(args: list[Any]) -> Sequence[torch.Tensor]:
+        found: Sequence[torch.Tensor] = dry(args) if own is None else dry(own, args)
+        return found
+
+    return call
+
+
+def _nothing(*_: Any, **__: Any) -> int:
+    return 0
+
+
+class _Nothing:
+    """A kernel that does nothing."""
+
+    run = __call__ = staticmethod(_nothing)
+
+
+class _OnlyResults:
+    """Kernels of libraries, of which only the results are made."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, out: torch.Tensor | None = None, **named: Any) -> Any:
+            return getattr(torch, name)(*args, **named) if out is None else out
+
+        return call
+
+
+def _allocate(size: Sequence[int], stride: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=kind, device="meta")
+
+
+def _reinterpret(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
+
+
+def _from_pool(
+    pool: torch.Tensor, offset: int, kind: torch.dtype, size: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    return pool.view(torch.uint8)[offset:].view(kind).as_strided(size, stride)

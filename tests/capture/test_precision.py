@@ -76,6 +76,27 @@ def test_a_checkpointed_step_is_widened_when_it_is_repeated() -> None:
     assert losses == pytest.approx(eager_steps(double, [double.batch] * 2, seed=0)[0], rel=1e-12)
 
 
+def test_half_precision_with_attention_and_dropout() -> None:
+    """Attention with dropout computes in float32 inside, and its backward casts back to that."""
+
+    def attend(model: nn.Module, x: Tensor) -> Tensor:
+        q, k, v = model(x).view(2, 4, 3, 2, 4).unbind(2)
+        y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), dropout_p=0.25)
+        return F.dropout(y, 0.5).square().sum()
+
+    torch.manual_seed(0)
+    model = nn.Linear(8, 24)
+    given = (model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 4, 8))
+    half = capture_as(capture(attend, *given), torch.bfloat16)
+    assert half.graph.values[half.graph.loss or 0].dtype == "bfloat16"
+    assert "float32" in {v.dtype for v in half.graph.values}
+    losses, state = run(half, [half.batch] * 2)
+    expected, ends = eager_steps(half, [half.batch] * 2, seed=0)
+    assert losses == pytest.approx(expected, rel=0.02)
+    for value, tensor in ends.items():
+        torch.testing.assert_close(state[value], tensor, rtol=0.05, atol=0.05)
+
+
 def test_the_default_dtype_is_put_back() -> None:
     double = capture_as(program(), torch.float64)
     eager_steps(double, [double.batch], seed=0)

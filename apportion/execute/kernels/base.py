@@ -97,6 +97,12 @@ OWN: dict[str, Kernel] = {}
 of that name."""
 
 
+UNTRACEABLE = frozenset(["apportion.mask_index"])
+"""Kinds whose kernels look at data: a compiler can only call them. The others make the same
+operator calls for inputs of the same shapes, strides and dtypes, whatever is in them; what changes
+from step to step comes in by `Context.setting` and `Context.step` alone."""
+
+
 def own(*kinds: str) -> Callable[[Kernel], Kernel]:
     """Registers the decorated function as the kernel of kinds."""
 

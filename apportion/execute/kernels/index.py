@@ -19,9 +19,15 @@ Tensor = torch.Tensor
 _OUT_OF_RANGE = "an index is out of range"
 
 
+def check_all(fine: Tensor, what: str) -> None:
+    """Raises RuntimeError, on a GPU later, unless all are true; an operator, so that compilers see
+    it."""
+    torch._assert_async(fine.all(), what)
+
+
 def _inside(index: Tensor, offset: int, count: int, size: int) -> tuple[Tensor, Tensor]:
     """Indices into a range of `count` that begins at `offset`, and which of them lie there."""
-    torch._assert_async(((index >= 0) & (index < size)).all(), _OUT_OF_RANGE)
+    check_all((index >= 0) & (index < size), _OUT_OF_RANGE)
     local = index - offset
     return local, (local >= 0) & (local < count)
 
@@ -68,11 +74,16 @@ def _embedding_backward(context: Context, args: Sequence[Any]) -> tuple[Any, ...
 @own("apportion.embedding_renorm")
 def _embedding_renorm(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     weight, indices, most, norm, offset, size = args
-    if weight.shape[0] != size:
-        local, inside = _inside(indices, offset, weight.shape[0], size)
-        indices = local[inside]
+    renorm = resolve("aten.embedding_renorm.default")
     weight = weight.contiguous()  # the kernel's rows of other strides are not its input's
-    return (resolve("aten.embedding_renorm.default")(weight, indices.contiguous(), most, norm),)
+    rows = weight.shape[0]
+    if rows == size:
+        return (renorm(weight, indices.contiguous(), most, norm),)
+    # One more row stands for all that are elsewhere; it is 0, so that its norm is never too large.
+    local, inside = _inside(indices, offset, rows, size)
+    wide = torch.cat((weight, weight.new_zeros(1, *weight.shape[1:])))
+    found = renorm(wide, local.masked_fill_(~inside, rows).contiguous(), most, norm)
+    return (found.narrow(0, 0, rows).contiguous(),)
 
 
 # Reading
@@ -154,7 +165,7 @@ def _unravelled(index: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """The place in each dimension of a place in all elements."""
     total = torch.Size(sizes).numel()
     index = _wrapped(index, total)
-    torch._assert_async(((index >= 0) & (index < total)).all(), _OUT_OF_RANGE)
+    check_all((index >= 0) & (index < total), _OUT_OF_RANGE)
     places: list[Tensor] = []
     for size in reversed(sizes):
         places.insert(0, index % size)
@@ -222,19 +233,18 @@ def _write(
     x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool, origins: Any, sizes: Any
 ) -> Tensor:
     local, keep = _places(x, indices, origins, sizes)
-    if keep is not None:
-        # The places that are kept, in a row; values have them in the dimension of the indices.
-        behind = _behind(x, indices)
-        used = [k for k, index in enumerate(indices) if index is not None]
-        rest = [n for k, n in enumerate(x.shape) if k not in used]
-        before = len(rest) - behind
-        values = values.expand(*rest[:before], *keep.shape, *rest[before:])
-        values = values.reshape(*rest[:before], -1, *rest[before:])
-        kept = keep.reshape(-1).nonzero().squeeze(1)
-        values = values.index_select(before, kept)
-        local = [None if i is None else i.expand(keep.shape).reshape(-1)[kept] for i in local]
-    found: Tensor = resolve("aten.index_put.default")(x, local, values, accumulate)
-    return found
+    put = resolve("aten.index_put.default")
+    if keep is None:
+        found: Tensor = put(x, local, values, accumulate)
+        return found
+    # One more row, of a dimension that is cut, for what goes elsewhere.
+    d = next(k for k, i in enumerate(indices) if i is not None and x.shape[k] != sizes[k])
+    count = x.shape[d]
+    wide = x.new_zeros([n + (k == d) for k, n in enumerate(x.shape)])
+    wide.narrow(d, 0, count).copy_(x)
+    local[d] = torch.where(keep, local[d], count)
+    resolve("aten.index_put_.default")(wide, local, values, accumulate)
+    return wide.narrow(d, 0, count).contiguous()
 
 
 @own("apportion.index_put")

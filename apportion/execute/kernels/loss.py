@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from apportion.execute.kernels.base import OWN, Context, Kernel, resolve
+from apportion.execute.kernels.index import check_all
 
 _NOBODY = -100  # a label that no class has
 
@@ -27,7 +28,9 @@ def _nll(kind: str, place: int, count: int) -> Kernel:
         if len(args) > count:
             first, classes = args[count:]
             held = own[place - 1].shape[min(1, own[place - 1].dim() - 1)]
-            own[place] = _labels(own[place], own[place + 3], first, held, classes)
+            if not context.cuda:
+                _check_labels(own[place], own[place + 3], classes)
+            own[place] = _labels(own[place], own[place + 3], first, held)
             own[place + 3] = _NOBODY
         result = resolve(kind)(*own)
         return tuple(result) if isinstance(result, tuple) else (result,)
@@ -35,12 +38,16 @@ def _nll(kind: str, place: int, count: int) -> Kernel:
     return call
 
 
-def _labels(target: torch.Tensor, ignore: int, first: int, held: int, classes: int) -> torch.Tensor:
+def _check_labels(target: torch.Tensor, ignore: int, classes: int) -> None:
+    """Raises RuntimeError for a label of no class, as the kernel of all classes does; by an
+    operator, so that it is part of what compilers see."""
+    fine = (target == ignore) | ((target >= 0) & (target < classes))
+    check_all(fine, f"a label of the loss lies outside of its {classes} classes")
+
+
+def _labels(target: torch.Tensor, ignore: int, first: int, held: int) -> torch.Tensor:
     """The labels as numbers of the classes [first, first + held), or of nobody."""
-    counts = target != ignore
-    if not target.is_cuda and bool((counts & ((target < 0) | (target >= classes))).any()):
-        raise ValueError(f"a label of the loss lies outside of its {classes} classes")
-    counts &= (target >= first) & (target < first + held)
+    counts = (target != ignore) & (target >= first) & (target < first + held)
     return torch.where(counts, target - first, _NOBODY)
 
 
