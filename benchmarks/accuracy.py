@@ -5,9 +5,9 @@
 
 Every model is divided in several ways over 1, 2 and 4 processes, one thread each, whose segments
 run as generated code; `data/4` is data parallelism of four parts, all in one process. Calibration
-and measurement take turns, so that both see the same machine: some rounds of a rehearsal, some steps of
-real training, some messages, and again. One process is kept on one core. Results go to a JSON file
-beside the page, and a plot.
+and measurement take turns, so that both see the same machine: some rounds of a rehearsal, some
+steps of real training, some messages, and again. One process is kept on one core. Results go to a
+JSON file beside the page, and a plot.
 """
 
 from __future__ import annotations
@@ -260,8 +260,8 @@ def page(cases: Sequence[Case], machine: str) -> str:
     lines = [
         "# Accuracy of predictions on CPU processes",
         "",
-        f"Measured on {time.strftime('%Y-%m-%d')}: {machine}; processes with one thread each, their",
-        "segments as generated code. Made by `python benchmarks/accuracy.py --out",
+        f"Measured on {time.strftime('%Y-%m-%d')}: {machine}; processes with one thread each,",
+        "their segments as generated code. Made by `python benchmarks/accuracy.py --out",
         "docs/accuracy.md`. 1 and 2 processes have a core each, 4 share two cores.",
         "",
         *(
