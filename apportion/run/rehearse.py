@@ -248,7 +248,8 @@ def _without_messages(
     rank, buffers = mine.rank, mine.own_buffers()
     messages = rank.executable.messages
     for number, _ in exchange.receives:
-        rank.received[number] = buffers.incoming[number].fill_(0)
+        buffers.incoming[number].fill_(0)
+        rank.received[number] = buffers.readable(number)
     for number, _ in exchange.sends:
         began = clock()
         buffers.pack(number, rank.tensors)
