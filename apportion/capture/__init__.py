@@ -29,9 +29,6 @@ if TYPE_CHECKING:
         key_words as key_words,
     )
     from apportion.capture.counter_random import (
-        uniform as uniform,
-    )
-    from apportion.capture.counter_random import (
         uniform_of_words as uniform_of_words,
     )
     from apportion.capture.counter_random import (

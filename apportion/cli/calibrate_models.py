@@ -58,9 +58,11 @@ def measured(
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device {device!r} is neither cpu nor cuda")
     if device == "cuda":
-        table = _cuda(models or USUAL, cluster, seed, note)
-        keep_costs(table)
-        return _saved(table, out)
+        tables = _cuda(models or USUAL, cluster, seed, note)
+        for table in tables:
+            keep_costs(table)
+        _save(tables, out)
+        return tables[0]
     if cluster is not None and not cluster.startswith("local:"):
         raise ValueError(f"only processes of this machine can be measured, not {cluster!r}")
     if cluster is not None and procs is not None:
@@ -68,17 +70,21 @@ def measured(
     place = cluster_of(cluster or f"local:{procs or 2}")
     for spec in models or USUAL:
         _model(spec, place, budget, seed, note)
-    return _saved(cached_costs().table(condition_of(place)), out)
-
-
-def _saved(table: CostTable, out: Path | None) -> CostTable:
-    if out is not None:
-        save_cost_file(CostFile(machine_name(), torch.__version__, (table,)), out)
+    table = cached_costs().table(condition_of(place))
+    _save((table,), out)
     return table
 
 
-def _cuda(models: Sequence[str], cluster: str | None, seed: int, note: Note) -> CostTable:
-    """What whole steps cost on this machine's CUDA device, which is one of the cluster's."""
+def _save(tables: tuple[CostTable, ...], out: Path | None) -> None:
+    if out is not None:
+        save_cost_file(CostFile(machine_name(), torch.__version__, tables), out)
+
+
+def _cuda(
+    models: Sequence[str], cluster: str | None, seed: int, note: Note
+) -> tuple[CostTable, ...]:
+    """What whole steps cost on this machine's CUDA device, which is one of the cluster's: in
+    generated code, and compiled with fusion where that works."""
     if not torch.cuda.is_available():
         raise ValueError("this machine has no CUDA device that torch can use")
     place = gpu_place(torch.cuda.get_device_name(), cluster)
@@ -87,7 +93,12 @@ def _cuda(models: Sequence[str], cluster: str | None, seed: int, note: Note) -> 
         it = zoo.load(spec, seed)
         program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
         steps.append((program, make_plan(program, place, "single")))
-    return calibrate_cuda.calibrate(steps, note=note)
+    generated = calibrate_cuda.calibrate(steps, note=note)
+    try:
+        return generated, calibrate_cuda.calibrate_fused(steps, generated, note)
+    except ValueError as error:
+        note(f"costs of fused kernels are not measured: {error}")
+        return (generated,)
 
 
 def gpu_place(gpu: str, cluster: str | None) -> Cluster:

@@ -51,6 +51,13 @@ Seed = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Compare with a single device, in float64, and ranks' copies."),
+]
+ShareGpu = Annotated[
+    bool, typer.Option("--share-gpu", help="Run all processes on this machine's first GPU.")
+]
 Procs = Annotated[
     int | None, typer.Option("--procs", metavar="N", min=1, help="N local processes (2).")
 ]
@@ -69,6 +76,16 @@ Measure = Annotated[
         help="On local:N, run the K best plans for a few steps and keep the really fastest.",
     ),
 ]
+CompileMode = Annotated[
+    str | None,
+    typer.Option(
+        "--compile",
+        metavar="MODE",
+        help="How the work between exchanges runs: none (task by task), generated (the default), "
+        "graph, inductor, or auto (the fastest that works here).",
+    ),
+]
+Fast = Annotated[bool, typer.Option("--fast", help="The same as --compile auto.")]
 PolicyFile = Annotated[
     Path | None,
     typer.Option(

@@ -15,11 +15,15 @@ from apportion.cli.options import (
     METHOD_NAMES,
     AsJson,
     Calibrate,
+    Check,
+    CompileMode,
+    Fast,
     Measure,
     Model,
     PolicyFile,
     Procs,
     Seed,
+    ShareGpu,
     Trace,
 )
 from apportion.cli.requests import check_folders
@@ -49,9 +53,7 @@ def run_command(
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Training steps.")] = 3,
     seed: Seed = 0,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare with a single device, in float64.")
-    ] = False,
+    check: Check = False,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
     ] = 600.0,
@@ -59,19 +61,9 @@ def run_command(
     calibrate: Calibrate = True,
     measure: Measure = None,
     policy: PolicyFile = None,
-    share_gpu: Annotated[
-        bool, typer.Option("--share-gpu", help="Run all processes on this machine's first GPU.")
-    ] = False,
-    compile_mode: Annotated[
-        str | None,
-        typer.Option(
-            "--compile",
-            metavar="MODE",
-            help="How work between exchanges runs: none (task by task), generated (the default), "
-            "graph, inductor, or auto (the fastest that works here).",
-        ),
-    ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="The same as --compile auto.")] = False,
+    compile_mode: CompileMode = None,
+    fast: Fast = False,
+    share_gpu: ShareGpu = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a few steps on real processes and set what was measured beside what was predicted.

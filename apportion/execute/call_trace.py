@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from apportion.capture import RANDOM_UNIFORM, key_words, torch_private
+from apportion.execute.device_random import uniform_on_cuda
 from apportion.execute.executable import Executable
 from apportion.execute.host_random import prepare, uniform_on_host
 from apportion.execute.kernels.base import Context
@@ -197,7 +198,7 @@ class TraceBook:
     ) -> CallTrace:
         """The calls of a task on tensors without data: on torch's `meta` device, or fake ones on
         the device that is meant."""
-        if call.words is not None and not self.place.startswith("cuda"):
+        if call.words is not None:
             return self._drawn(task)
         rank = Rank(self.executable, self.device, place=device)
         numbers = _OpenNumbers(call, torch.device(self.place))
@@ -212,7 +213,7 @@ class TraceBook:
                 nbytes = self.executable.messages[message].nbytes
                 rank.received[message] = torch.empty(nbytes, dtype=torch.uint8, device=device)
             inputs = [*rank.tensors.values(), *rank.received.values()]
-            recorder = Recorder(inputs, numbers, self.quick)
+            recorder = CallRecorder(inputs, numbers, self.quick)
             with recorder:
                 rank.make(task, context)
             results = [rank.tensors.pop(slot) for slot in call.outs]
@@ -220,7 +221,7 @@ class TraceBook:
             return recorder.trace(inputs, results)
 
     def _drawn(self, task: int) -> CallTrace:
-        """The one call of a random operator on a CPU, which is no operator of torch's."""
+        """The one call of a random operator, which is no operator of torch's."""
         work = self.executable.computes[task]
         (size, _, kind, *place), scales = work.args.fixed, work.part.scales
         if work.args.others or any(scale != 1.0 for scale in scales):
@@ -228,7 +229,11 @@ class TraceBook:
         where = _frozen(place[0]) if place else tuple(((n, 0, n),) for n in size)
         words = (TracedWord(0), TracedWord(1))
         call = TracedCall(uniform_on_host, (*words, where, kind), (), TracedTensor(0), ())
-        prepare()
+        if self.place.startswith("cuda"):
+            given = (*words, where, kind, self.place)
+            call = TracedCall(uniform_on_cuda, given, (), TracedTensor(0), ())
+        else:
+            prepare()
         meant = self.executable.slots[work.outs[0]]
         dense = torch.empty(meant.shape, device="meta").stride()
         return CallTrace(0, (call,), (0,), ((meant.shape, dense, meant.dtype),), (-1,), ())
@@ -334,11 +339,33 @@ class _OpenNumbers:
         return number
 
 
+_VIEWS = frozenset(
+    [
+        torch.ops.aten.alias.default,
+        torch.ops.aten.detach.default,
+        torch.ops.aten.view.default,
+        torch.ops.aten._unsafe_view.default,
+        torch.ops.aten.slice.Tensor,
+        torch.ops.aten.expand.default,
+    ]
+)
+
+
+def _same_view(x: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether a view is the very tensor that it is of."""
+    return (
+        x.shape == view.shape
+        and x.stride() == view.stride()
+        and x.storage_offset() == view.storage_offset()
+        and same_storage(x, view)
+    )
+
+
 _META = torch.device("meta")
 _FACTS = (bool, int, float, str, torch.device, torch.dtype, torch.layout, torch.Size)
 
 
-class Recorder(torch_private.TorchDispatchMode):
+class CallRecorder(torch_private.TorchDispatchMode):
     """Writes down the calls that are made while it is active."""
 
     def __init__(
@@ -363,6 +390,9 @@ class Recorder(torch_private.TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, _FACTS):
             return result  # a fact about a tensor without data: the same in every step
+        if func in _VIEWS and _same_view(args[0], result):
+            self.known[id(result)] = (weakref.ref(result), given[0].index)
+            return result  # nothing but another name
         function = quick_function(func, args, kwargs or {}, self.quick)
         self.calls.append(TracedCall(function, given, keywords, self._result(result), drops))
         return result
@@ -378,11 +408,12 @@ class Recorder(torch_private.TorchDispatchMode):
 
     def _dead(self) -> Iterator[int]:
         """Results that nobody holds any more; each is told once."""
-        for key, (ref, index) in list(self.known.items()):
-            if ref() is None:
-                del self.known[key]
-                if index >= self.inputs:
-                    yield index
+        gone = [key for key, (ref, _) in self.known.items() if ref() is None]
+        if not gone:
+            return
+        dead = dict.fromkeys(self.known.pop(key)[1] for key in gone)
+        alive = {index for _, index in self.known.values()}
+        yield from (i for i in dead if i >= self.inputs and i not in alive)
 
     def _arg(self, arg: Any) -> Any:
         if isinstance(arg, torch.Tensor):
@@ -415,7 +446,8 @@ class Recorder(torch_private.TorchDispatchMode):
                 raise CannotRecord("it returns a tensor that is made outside of operators")
             places.append(place)
         kept = set(places)
-        drops = [i for _, i in self.known.values() if i >= self.inputs and i not in kept]
+        left = dict.fromkeys(index for _, index in self.known.values())
+        drops = [i for i in left if i >= self.inputs and i not in kept]
         forms = tuple((tuple(r.shape), tuple(r.stride()), r.dtype) for r in results)
         shares = tuple(
             next((k for k, x in enumerate(inputs) if same_storage(x, r)), -1) for r in results

@@ -29,7 +29,7 @@ from apportion.execute.kernels.base import (
 )
 from apportion.execute.run_part import run_part, same_storage
 from apportion.execute.update_memory import update_memory
-from apportion.graph import Body, Op
+from apportion.graph import INPUT, Body, Op
 from apportion.lower import (
     ASSEMBLE,
     COMPUTE,
@@ -199,7 +199,8 @@ class _DryRun:
         self.assemblies = executable.tasks.assemblies
         self.threads = threads
         self.memory_facts = memory_facts or DeviceMemoryFacts()
-        like = "cpu" if memory_facts is None else "cuda"
+        self.on_gpu = memory_facts is not None
+        like = "cuda" if self.on_gpu else "cpu"
         self.context = Context(0, 0, lambda expression: 1.0, self.graph.bodies, "meta", like)
         self.forms: dict[Form, int] = {}
         self.formed: list[Form] = []
@@ -229,6 +230,11 @@ class _DryRun:
                 DRY_RUNS[int(tasks.kind[low])](self, low, high)
             low = high
         kept = self._updates() if fused and len(tasks) <= MOST_TASKS else {}
+        if self.on_gpu:  # a batch is staged there beside its slots (feed.py)
+            computes = tasks.kind == COMPUTE
+            given = begin[np.array([self._is_input(slot) for slot in begin.tolist()], bool)]
+            staged = np.bincount(tasks.slot_device[given], tasks.slot_nbytes[given], tasks.devices)
+            self.workspace[computes] += staged.astype(np.int64)[tasks.device[computes]]
         work, needed = self.work, self.workspace
         if len(tasks.became):
             work, needed = work[tasks.became], needed[tasks.became]
@@ -245,9 +251,10 @@ class _DryRun:
         memory = update_memory(self.executable, self._roots(), dense)
         for new, old in memory.shared.items():
             self.shared[new], self.decided[new] = old, True
-        self.workspace[list(memory.tasks)] = 0
+        resident = self.memory_facts.resident
+        self.workspace[list(memory.tasks)] = resident
         for task, nbytes in memory.workspace.items():
-            self.workspace[task] = max(int(self.workspace[task]), nbytes)
+            self.workspace[task] = max(int(self.workspace[task]), nbytes + resident)
         became = self.tasks.became
         if not len(became):
             return memory.kept
@@ -260,6 +267,9 @@ class _DryRun:
         while (root != root[root]).any():
             root = root[root]
         return root
+
+    def _is_input(self, slot: int) -> bool:
+        return self.graph.values[int(self.tasks.slot_value[slot])].role == INPUT
 
     def _dense_forms(self) -> Ints:
         """The form of every slot if its tensor is dense."""

@@ -30,9 +30,16 @@ RegionOf = Callable[[InputRegion], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """Regions of a batch, one for each input slot of a rank."""
+    """Regions of a batch, one for each input slot of a rank, until it is fed: then there are none,
+    so that nothing but the slots keeps them."""
 
-    tensors: tuple[torch.Tensor, ...]
+    tensors: list[torch.Tensor]
+
+    def taken(self) -> list[torch.Tensor]:
+        """The regions, which it has no longer."""
+        tensors = self.tensors.copy()
+        self.tensors.clear()
+        return tensors
 
 
 class Feed(Protocol):
@@ -63,12 +70,12 @@ class HostFeed:
     def stage(self, region_of: RegionOf, keeps: bool = False) -> StagedBatch:
         """Copies the regions."""
         found = [(region.slot, region_of(region)) for region in self.rank.inputs]
-        return StagedBatch(tuple(self.rank.copied(tensor, slot) for slot, tensor in found))
+        return StagedBatch([self.rank.copied(tensor, slot) for slot, tensor in found])
 
     def feed(self, batch: StagedBatch) -> None:
         """Hands the copies over."""
         self.rank.drop_unread()
-        for region, tensor in zip(self.rank.inputs, batch.tensors, strict=True):
+        for region, tensor in zip(self.rank.inputs, batch.taken(), strict=True):
             self.rank.tensors[region.slot] = tensor
 
 
@@ -92,10 +99,10 @@ class CudaFeed:
         if any(not tensor.is_cuda for _, tensor in regions):
             self.arrived.synchronize()  # pinned memory is free again
             self.side.wait_event(self.taken)
-        staged = tuple(
+        staged = [
             tensor if tensor.is_cuda else self._sent(region, tensor, keeps)
             for region, tensor in regions
-        )
+        ]
         self.arrived.record(self.side)
         return StagedBatch(staged)
 
@@ -119,7 +126,7 @@ class CudaFeed:
         """Fills the slots, in the order of the compute stream."""
         self.rank.drop_unread()
         torch.cuda.current_stream(self.rank.place).wait_event(self.arrived)
-        for region, tensor in zip(self.rank.inputs, batch.tensors, strict=True):
+        for region, tensor in zip(self.rank.inputs, batch.taken(), strict=True):
             self.rank.tensors[region.slot] = self._made(self.slots, region).copy_(
                 tensor, non_blocking=True
             )

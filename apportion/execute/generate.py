@@ -52,6 +52,7 @@ from apportion.execute.fused_update import (
     update_batches,
 )
 from apportion.execute.kernels.base import Context
+from apportion.execute.plain_sum import TOGETHER, MessageBox, MessageViews, PlainSum, plain_sum
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import RankStep, Segment
 from apportion.execute.segment_function import CannotCompile, SegmentFunction
@@ -119,6 +120,11 @@ class SegmentGenerator:
                 rows.append(TracedTask(task, None, None))
                 continue
             call = task_call(self.executable, task)
+            total = plain_sum(self.executable, task, self.forms)
+            if total is not None:
+                self.forms[call.outs[0]] = dense_form(self.executable, call.outs[0])
+                rows.append(TracedTask(task, call, total))
+                continue
             trace = self.book.trace(task, call, self.forms)
             if isinstance(trace, CannotRecord):
                 self._note(task, trace)
@@ -167,7 +173,7 @@ class TracedTask:
 
     task: int
     call: TaskCall | None
-    trace: CallTrace | CannotRecord | None
+    trace: CallTrace | PlainSum | CannotRecord | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +284,12 @@ class SegmentWriter:
         self.slot: dict[int, str] = {}  # the name of a slot's tensor
         self.holders: dict[str, int] = {}  # how many slots a name holds
         self.message: dict[int, str] = {}
+        self.box: dict[MessageBox, str] = {}
+        self.boxes: dict[int, dict[MessageBox, None]] = {}
+        for row in self.tasks:
+            for term in row.trace.terms if isinstance(row.trace, PlainSum) else ():
+                if isinstance(term, MessageBox):
+                    self.boxes.setdefault(term.message, {})[term] = None
         self.batches = update_batches(self.executable, self.segment, generator.fused)
         self.spans: list[tuple[int, ...]] = []
 
@@ -322,6 +334,8 @@ class SegmentWriter:
         if row.call is not None:
             if isinstance(row.trace, CallTrace):
                 self._trace(row.call, row.trace)
+            elif isinstance(row.trace, PlainSum):
+                self._sum(row.call.outs[0], row.trace)
             else:
                 self._interpreted(row.task, row.call)
             gone = [self.message.pop(m) for m in row.call.messages if self._read_last(m, row.task)]
@@ -411,6 +425,29 @@ class SegmentWriter:
         made = target(result)
         self.lines.append(f" {made} = {called}")
         self._drop(unread)
+
+    def _sum(self, slot: int, total: PlainSum) -> None:
+        first, further = (self._bind(f, "f") for f in TOGETHER[total.reducer])
+        terms = [
+            self._message_box(term) if isinstance(term, MessageBox) else self.slot[term]
+            for term in total.terms
+        ]
+        name = self._new()
+        self.lines.append(f" {name} = {first}({terms[0]}, {terms[1]})")
+        self.lines += [f" {further}({name}, {term})" for term in terms[2:]]
+        self._hold(slot, name)
+        self._drop([self.box.pop(term) for term in total.terms if isinstance(term, MessageBox)])
+
+    def _message_box(self, box: MessageBox) -> str:
+        """The name of a tensor in a message; all that are taken out of it are made together."""
+        if box not in self.box:
+            wanted = self.boxes[box.message]
+            names = [self._new() for _ in wanted]
+            views = self._bind(MessageViews(tuple(wanted)), "f")
+            given = self.message[box.message]
+            self.lines.append(f" {', '.join(names)}, = {views}({given})")
+            self.box |= dict(zip(wanted, names, strict=True))
+        return self.box[box]
 
     def _interpreted(self, task: int, call: TaskCall) -> None:
         given = [self.slot[s] for s in call.slots] + [self.message[m] for m in call.messages]

@@ -50,14 +50,17 @@ def prepare() -> None:
 @lru_cache(maxsize=1024)
 def _spreads(where: tuple[Atoms, ...]) -> tuple[Words, Ints, tuple[int, ...]]:
     """A word for each index along each dimension, one dimension after the other, and how many."""
-    found = []
-    for dim, atoms in enumerate(where):
-        index = np.zeros(1, np.int64)
-        for factor, low, high in atoms:
-            index = (index[:, None] * factor + np.arange(low, high)).reshape(-1)
-        found.append(index_words(dim, index))
+    found = [index_words(dim, places(atoms)) for dim, atoms in enumerate(where)]
     size = tuple(map(len, found))
     return np.concatenate([*found, np.zeros(0, np.uint32)]), np.array(size, np.int64), size
+
+
+def places(atoms: Atoms) -> npt.NDArray[np.int64]:
+    """Global indices along a dimension with these atoms."""
+    index = np.zeros(1, np.int64)
+    for factor, low, high in atoms:
+        index = (index[:, None] * factor + np.arange(low, high)).reshape(-1)
+    return index
 
 
 def _mixed(words: Any) -> Words:

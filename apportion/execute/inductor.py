@@ -48,7 +48,7 @@ from apportion.execute.segment_graph import (
     trace_segment,
 )
 from apportion.execute.step_words import StepWords, words_tensor
-from apportion.execute.torch_compiler import CompiledCode, compiled
+from apportion.execute.torch_compiler import CompiledCode, compiled, stop_workers
 from apportion.execute.update_calls import update_calls
 
 MOST_FAILURES = 3  # distinct pieces; then no more are tried
@@ -73,6 +73,10 @@ class CompiledPiece:
     unread: tuple[int, ...] = ()
 
     def __call__(self, rank: Rank, words: torch.Tensor | None) -> None:
+        self.run(self.code, rank, words)
+
+    def run(self, code: CompiledCode, rank: Rank, words: torch.Tensor | None) -> None:
+        """Runs the piece with its code, or with other code that takes the same."""
         tensors = rank.tensors
         args: list[Any] = [tensors.pop(s) if last else tensors[s] for s, last in self.ins]
         for copy in self.boxes:
@@ -84,7 +88,7 @@ class CompiledPiece:
             args.append(words[self.rows])
         for slot in self.unread:
             tensors.pop(slot, None)
-        for slot, tensor in zip(self.outs, self.code(args), strict=True):
+        for slot, tensor in zip(self.outs, code(args), strict=True):
             tensors[slot] = tensor
 
 
@@ -108,12 +112,16 @@ class InductorSegment:
             for operator in random_operators(executable, piece.segment)
         )
         self.drawn = 0  # by the pieces that are ready
+        self.calls = 0
 
     def __call__(self, rank: Rank, context: Context) -> None:
+        self.calls += 1
+        if self.calls == 2 and self.executable.artefacts.pop("compiling", False):
+            stop_workers()  # all segments have been compiled in the first step
         words = self._words(context)
         for number in count():
             while number == len(self.ready) < len(self.pieces):
-                self._prepare(rank)
+                self.prepare(rank)
             if number == len(self.pieces):
                 return
             piece = self.ready[number]
@@ -129,7 +137,7 @@ class InductorSegment:
             return context.words.table(self.operators)
         return words_tensor(context.seed, context.step, self.operators, self.place)
 
-    def _prepare(self, rank: Rank) -> None:
+    def prepare(self, rank: Rank) -> None:
         """Makes the next piece ready, or cuts it into several."""
         number = len(self.ready)
         piece = self.pieces[number]
@@ -171,6 +179,7 @@ class InductorSegment:
         if key not in known:
             if self.failures >= MOST_FAILURES:
                 raise CannotCompile("too many others could not be compiled")
+            known["compiling"] = True
             meant = trace_segment(self.executable, own, forms, self.place)
             try:
                 known[key] = compiled(meant.graph, meant.inputs, self.executable.tasks.devices > 1)

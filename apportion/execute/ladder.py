@@ -244,6 +244,9 @@ class FirstSteps:
         self.checks -= 1
         if not self.checks:
             functions[self.segment] = self.function
+            if rank.place.startswith("cuda"):
+                oracle.tensors.clear()
+                torch.cuda.empty_cache()  # the interpreter's room, which nobody needs any more
 
     def _interpret(self, rank: Rank, context: Context) -> Rank:
         """The segment interpreted on the same tensors, which it does not change."""

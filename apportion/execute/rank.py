@@ -213,18 +213,33 @@ class Rank:
         if self.executable.tasks.slot_base[slot] >= 0:
             self.tensors[slot] = self._box(copies[0]).reshape(meant.shape)
             return
-        target = torch.empty(lengths(meant.region), dtype=meant.dtype, device=self.place)
         reducer = self.executable.reducers.get(meant.value) or "sum"  # of terms of a linear Op
-        for copy in copies:
-            place = target[copy.target_box]
-            if copy.term == 0:
-                place.copy_(self._box(copy))
-            else:
-                combine(reducer, place, self._box(copy))
+        shape = lengths(meant.region)
+        target = self._sum(copies, shape) if reducer == "sum" else None
+        if target is None:
+            target = torch.empty(shape, dtype=meant.dtype, device=self.place)
+            for copy in copies:
+                place = target[copy.target_box]
+                if copy.term == 0:
+                    place.copy_(self._box(copy))
+                else:
+                    combine(reducer, place, self._box(copy))
         self.tensors[slot] = target.reshape(meant.shape)
         for message in {c.message for c in copies} - {-1}:
             if self.executable.readers[message] == task:
                 del self.received[message]
+
+    def _sum(self, copies: Sequence[BoxCopy], shape: tuple[int, ...]) -> torch.Tensor | None:
+        """The sum of terms that are whole and dense, without a copy of the first; else None."""
+        if len(copies) < 2 or any(c.term != k or c.shape != shape for k, c in enumerate(copies)):
+            return None
+        terms = [self._box(copy) for copy in copies]
+        if not all(term.is_contiguous() for term in terms):
+            return None
+        target = torch.add(terms[0], terms[1])
+        for term in terms[2:]:
+            target.add_(term)
+        return target
 
     def _box(self, copy: BoxCopy) -> torch.Tensor:
         if copy.message >= 0:

@@ -59,6 +59,12 @@ class RankBuffers:
             packed.copy_(self._whole(number))
         return packed
 
+    def readable(self, number: int) -> torch.Tensor:
+        """All bytes of a message that has been received, so that a view by any dtype begins at a
+        multiple of its size."""
+        arrived = self.incoming[number]
+        return arrived.clone() if number in self.unaligned else arrived
+
     def _whole(self, number: int) -> torch.Tensor:
         """The aligned bytes that a message is packed into first."""
         room = self.boxes[number][0].room

@@ -8,9 +8,12 @@ torch is met in one place. The compiler is loaded when this module is used, not 
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -63,6 +66,7 @@ def compiled(
         from torch._inductor import compile_fx, config
         from torch._inductor.virtualized import V
 
+    _no_semaphore()
     settings = {"fx_graph_cache": True, "triton.cudagraphs": False}
     if reproducible and hasattr(config, "deterministic"):
         settings["deterministic"] = True
@@ -78,3 +82,84 @@ def compiled(
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
         code: CompiledCode = compile_fx.compile_fx_inner(graph, list(fakes))
     return code
+
+
+def _no_semaphore() -> None:
+    """Lets torch's progress bars, which it makes even where it shows none, lock by thread. Their
+    own lock is a semaphore of the system, which a process that is ended leaves behind."""
+    try:
+        bars = import_module("tqdm").tqdm
+    except ImportError:
+        return
+    if not hasattr(bars, "_lock"):
+        bars.set_lock(threading.RLock())
+
+
+def stop_workers() -> None:
+    """Ends the processes in which inductor compiles; it starts new ones when it needs them."""
+    from torch._inductor.async_compile import shutdown_compile_workers
+
+    shutdown_compile_workers()
+
+
+def without_kernels(code: CompiledCode) -> CompiledCode:
+    """Compiled code for tensors without data: it allocates and drops as ever, and calls no kernel
+    of its own. Raises ValueError if this version of torch keeps it elsewhere."""
+    bound = getattr(code, "current_callable", None)
+    function = getattr(bound, "__func__", bound)
+    if not isinstance(function, FunctionType):
+        raise ValueError("this version of torch keeps compiled code where it cannot be looked at")
+    names = dict(function.__globals__)
+    names |= {name: _Nothing() for name in names if name.startswith(("triton_", "cpp_"))}
+    names |= {name: _allocate for name in names if name.startswith("empty_strided")}
+    names |= {name: _nothing for name in names if name.startswith("assert_")}
+    names |= {
+        "reinterpret_tensor": _reinterpret,
+        "alloc_from_pool": _from_pool,
+        "extern_kernels": _OnlyResults(),
+        "get_raw_stream": _nothing,
+    }
+    dry = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    own = getattr(bound, "__self__", None)
+
+    def call(args: list[Any]) -> Sequence[torch.Tensor]:
+        found: Sequence[torch.Tensor] = dry(args) if own is None else dry(own, args)
+        return found
+
+    return call
+
+
+def _nothing(*_: Any, **__: Any) -> int:
+    return 0
+
+
+class _Nothing:
+    """A kernel that does nothing."""
+
+    run = __call__ = staticmethod(_nothing)
+
+
+class _OnlyResults:
+    """Kernels of libraries, of which only the results are made."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, out: torch.Tensor | None = None, **named: Any) -> Any:
+            return getattr(torch, name)(*args, **named) if out is None else out
+
+        return call
+
+
+def _allocate(size: Sequence[int], stride: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=kind, device="meta")
+
+
+def _reinterpret(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
+
+
+def _from_pool(
+    pool: torch.Tensor, offset: int, kind: torch.dtype, size: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    return pool.view(torch.uint8)[offset:].view(kind).as_strided(size, stride)

@@ -133,8 +133,7 @@ class Worker:
                 work.wait()
         if self.buffers is not None and self.buffers.unaligned:
             for number, _ in exchange.receives:
-                if number in self.buffers.unaligned:
-                    self.rank.received[number] = self.buffers.incoming[number].clone()
+                self.rank.received[number] = self.buffers.readable(number)
         if not self.rank.records:
             return
         ended = self.rank.clock()

@@ -66,6 +66,13 @@ class FusedCall:
         for slots, column in zip(self.made, columns, strict=True):
             tensors.update(zip(slots, column, strict=False))
 
+    def dry(self, rank: Rank) -> None:
+        """What it leaves on tensors without data."""
+        for slots, made in zip(self.columns, self.made, strict=True):
+            for old, new in zip(slots, made, strict=False):
+                kept = rank.tensors[old]
+                rank.tensors[new] = kept.clone() if old in self.kept else kept
+
     def _settings(self, context: Context) -> dict[str, Any]:
         found = {
             key: context.setting(value) if isinstance(value, tuple) else value
@@ -100,6 +107,15 @@ class UpdateCalls:
     def __call__(self, rank: Rank, context: Context) -> None:
         for call in self.fused:
             call(rank, context)
+        self._rest(rank, context)
+
+    def dry(self, rank: Rank, context: Context) -> None:
+        """What it leaves on tensors without data."""
+        for call in self.fused:
+            call.dry(rank)
+        self._rest(rank, context)
+
+    def _rest(self, rank: Rank, context: Context) -> None:
         for task in self.bodies:
             rank.make(task, context)
         for slot in self.frees:

@@ -10,10 +10,14 @@ one for each family of kinds: where launch and rates are all that is known of a 
 a rate that it reaches grows with its size as x / (x + a), and that is what such a line says. Kinds
 that are not bound by arithmetic have no term for it: their flops are as good as a second count of
 their bytes, but would tell other devices a wrong pace.
+
+Calls for which libraries are known to have slower kernels are kinds of their own (`fit_kind`):
+products in half precision with a side that is no multiple of 8, and convolutions of few channels.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
@@ -35,12 +39,30 @@ DENSE = (
 )  # fmt: skip
 OTHER = "family:other"
 FUSED = fused_name("")  # shares of a kernel are not on one line
+ODD, THIN = "~odd", "~thin"
+ALIGNED, FEW_CHANNELS = 8, 16
 FEWEST = 4  # works for a fit of a kind
 LEFT_OUT = 12  # at most so many fits to see how well one does on works that it was not made from
 
 
+def fit_kind(signature: str) -> str:
+    """The kind whose line a call is on: its Op's, or of calls that are slower than most of it."""
+    kind = kind_of_signature(signature)
+    if family(kind) == OTHER:
+        return kind
+    given = re.findall(r"(\w+)\[([\d,]*)", signature.partition("(")[2])
+    shapes = [(name, [int(n) for n in sizes.split(",") if n]) for name, sizes in given]
+    if "conv" in kind:
+        channels = [sizes[1] for _, sizes in shapes[:2] if len(sizes) > 2]
+        return f"{kind}{THIN}" if channels and min(channels) < FEW_CHANNELS else kind
+    half = any(name in ("bfloat16", "float16") for name, _ in shapes)
+    odd = any(n % ALIGNED for _, sizes in shapes if len(sizes) > 1 for n in sizes[-2:])
+    return f"{kind}{ODD}" if half and odd else kind
+
+
 def family(kind: str) -> str:
     """`family:dense` for kinds that are bound by arithmetic, else `family:other`."""
+    kind = kind.partition("~")[0]
     name = kind.split(".")[1] if "." in kind else kind
     return "family:dense" if name in DENSE or "attention" in name else OTHER
 
@@ -55,7 +77,7 @@ def fits(works: Mapping[str, KernelMeasurement], folds: int = LEFT_OUT) -> dict[
     does is seen by at most so many fits without some of its works (0: on all of them)."""
     groups: dict[str, list[KernelMeasurement]] = {}
     for signature, work in works.items():
-        kind = kind_of_signature(signature)
+        kind = fit_kind(signature)
         if kind.startswith(FUSED):
             continue
         if family(kind) == OTHER and work.nbytes:

@@ -393,7 +393,9 @@ def fit_columns(table: CostTable, kinds: tuple[str, ...]) -> tuple[Floats, Ints]
     origin = np.full((len(kinds), LARGEST_ITEM + 1), ESTIMATED)
     for k, kind in enumerate(kinds):
         for size in range(LARGEST_ITEM + 1):
-            own = table.fits.get(cost_fit.key(kind, size))
+            names = dict.fromkeys((kind, kind.partition("~")[0]))
+            lines_of_kind = (table.fits.get(cost_fit.key(name, size)) for name in names)
+            own = next((fit for fit in lines_of_kind if fit is not None), None)
             found: Fit | None = own or table.fits.get(cost_fit.key(cost_fit.family(kind), size))
             if found is not None:
                 lines[:, k, size] = found[:3]

@@ -22,7 +22,12 @@ from apportion.lower import TaskGraph, runnable, with_storage
 from apportion.machine import ASSUMED, EXCHANGE_LINE, Cluster, CostModel, CostTable, ReferenceTime
 from apportion.run.core_use import core_use, taken
 from apportion.run.cost_cache import cached_costs, condition_of, keep_costs, measured_cost
-from apportion.run.measured_table import exchanges_of_all_sizes, with_exchanges, with_rehearsal
+from apportion.run.measured_table import (
+    exchanges_of_all_sizes,
+    noise,
+    with_exchanges,
+    with_rehearsal,
+)
 from apportion.run.pool import TIMEOUT, ProcessPool, SharedPool
 from apportion.run.reference_kernels import DISTURBED, MachineSpeed, changed, machine_speed
 from apportion.run.rehearse import ExchangeRequest, ExchangeTimes, RehearsalRequest
@@ -197,9 +202,9 @@ class Calibrator:
         share = min(self.left, MOST_OF_ONE)
         request = rehearsal_request(self.source, one, ROUNDS, share, at.mode)
         answers = pool.ask(request, TIMEOUT)
-        new = with_rehearsal(exchanged, tasks, answers)
         lost = taken(before, core_use(numbers), at.threads * at.processes)
-        disturbed = new.noise > NOISY if lost is None else lost > DISTURBED
+        disturbed = noise(answers) > NOISY if lost is None else lost > DISTURBED
+        new = with_rehearsal(exchanged, tasks, answers, disturbed)
         first, self._compared = not self._compared, True
         if first and not disturbed and (ratio := drift(old, new)) is not None:
             self.forget(f"the same kernel calls take {ratio:.2g} times what they took")

@@ -35,6 +35,7 @@ from apportion.machine import (
     ASSEMBLE_LINE,
     BEGIN,
     GENERATED,
+    INDUCTOR,
     Condition,
     CostTable,
     KernelMeasurement,
@@ -44,10 +45,12 @@ from apportion.machine import (
     line,
 )
 from apportion.plan import Plan
+from apportion.run.fused_line import FusedStep, fused_table
 from apportion.run.runner import Runner
 from apportion.run.task_clock import EventClock, HostClock, QueueClock, intervals
 
 ROUNDS = 6
+WARM, STEPS = 4, 9  # steps of what is measured as a whole
 AT_ONCE = 1.5e-3  # seconds of the host's work that a sleeping device lets it be ahead
 QUANTILE = 0.25  # of the device's times; of the host's, which always has other things to do, 0.5
 LEAST = 1e-9  # seconds of a call that the device does not notice, such as a view
@@ -78,9 +81,11 @@ def runner_on(
     mode: str = GENERATED,
     timed: bool = False,
 ) -> Runner:
-    """A Runner of the only device of a plan, in this process; `timed`: its clock is read between
-    tasks."""
-    return Runner(program, worker(executable, 0, place, mode, timed))
+    """A Runner of the only device of a plan, in this process; `timed`: its clock can be read
+    between tasks."""
+    mine = worker(executable, 0, place, mode, timed)
+    mine.rank.records = False
+    return Runner(program, mine)
 
 
 def on_device(batch: Any, place: str = "cuda") -> Any:
@@ -149,7 +154,7 @@ def measured(runner: Runner, storage: Storage, batch: Any, rounds: int = ROUNDS)
     _round(runner, batch, queue)
     shared = _shared(rank.executable, tasks, device, host)
     workspace = _memory_round(runner, batch, storage)
-    begin = float(np.median(begins))
+    begin = float(np.median(begins)) + sum(host[k] for k in range(len(host)) if k not in tasks)
     return CudaTimes(*shared, workspace, resident, event, queue.found, begin)
 
 
@@ -255,6 +260,31 @@ def calibrate(
         del runner
         torch.cuda.empty_cache()
     return samples.table(kind, time.strftime("%Y-%m-%d"))
+
+
+def calibrate_fused(
+    steps: Iterable[tuple[Program, Plan]], generated: CostTable, note: Note = lambda text: None
+) -> CostTable:
+    """Measures whole steps that torch's compiler makes kernels for, beside a table of the same
+    steps in generated code; steps that fall back to that are left out, and ValueError is raised if
+    all do."""
+    found, told = [], []
+    for program, plan in steps:
+        executable = Executable(plan.space, plan.strategy, plan.tasks)
+        runner, batch = runner_on(program, executable, mode=INDUCTOR), on_device(program.batch)
+        step_seconds(runner, batch, WARM)
+        if runner.worker.notes:
+            told += runner.worker.notes
+            note(runner.worker.notes[0])
+        else:
+            seconds = float(np.median(step_seconds(runner, batch, STEPS)))
+            found.append(FusedStep(plan.tasks, plan.cluster, seconds))
+            note(f"a step of {len(executable.tasks)} tasks took {seconds * 1e3:.2f} ms, fused")
+        del runner
+        torch.cuda.empty_cache()
+    if not found:
+        raise ValueError(f"no step could be compiled: {told[0] if told else 'there is none'}")
+    return fused_table(generated, found, time.strftime("%Y-%m-%d"))
 
 
 RENEWED = ("apportion.update", "apportion.channel", "apportion.batch_norm", "apportion.nothing")

@@ -79,7 +79,8 @@ def fused_table(generated: CostTable, steps: Sequence[FusedStep], day: str = "")
         if before is None or abs(own - before.seconds) > FAR * before.seconds:
             works[name] = sizes[name]._replace(seconds=own)
     errors = np.abs(rows @ found / np.array([step.seconds for step in steps]) - 1)
-    line = CostLine(0.0, *map(float, found[-2:]), float(np.median(errors)), len(steps))
+    each, per_byte = found[-2:].tolist()
+    line = CostLine(0.0, each, per_byte, float(np.median(errors)), len(steps))
     return CostTable(
         replace(generated.condition, mode=INDUCTOR),
         day,
@@ -120,7 +121,8 @@ def _coefficients(rows: Floats, seconds: Floats) -> Floats:
     wanted = np.concatenate([np.ones(len(seconds)), np.full(len(beliefs), FIRM)])
     scale = np.abs(given).max(axis=0)
     answer = np.linalg.lstsq(given / scale, wanted, rcond=None)[0] / scale
-    return np.maximum(answer, 0.2 * np.array(beliefs))
+    found: Floats = np.maximum(answer, 0.2 * np.array(beliefs))
+    return found
 
 
 def _share(

@@ -40,6 +40,7 @@ STEP_EXCHANGES = "apportion.step_exchanges"
 """All exchanges of a step: their messages are in the place of flops, their number of workspace."""
 FREE = CostLine(0.0, 0.0, 0.0, 0.0, 0)
 GUESS = CostLine(1e-4, 3e-5, 1e-9, 0.0, 0)  # of exchanges, where no single one was measured
+WAITING = 1.2  # how many times longer than work processes take that wait for each other, about
 LEAST = 0.01  # the smallest share of anything: prices of nothing cannot be multiplied
 LOOSE = 3.0  # how many times the prices of a line may change against each other to fit steps
 MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
@@ -48,9 +49,9 @@ Exchanged = tuple[tuple[int, int, int], ...]
 
 
 def with_rehearsal(
-    table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTimes]
+    table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTimes], disturbed: bool = False
 ) -> CostTable:
-    """The table with new works; lines and fits are made anew."""
+    """The table with new works; lines and fits are made anew. `disturbed`: other programs ran."""
     found: dict[int, list[float]] = {}
     first: dict[int, int] = {}
     joins: list[tuple[int, int, float]] = []
@@ -84,20 +85,23 @@ def with_rehearsal(
         works=works,
         lines=lines,
         fits=cost_fit.fits(works),
-        noise=max(_spread(answer.reference) for answer in answers),
+        noise=noise(answers),
     )
-    return _with_step(found_table, tasks, answers)
+    return _with_step(found_table, tasks, answers, disturbed)
 
 
-def _with_step(table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTimes]) -> CostTable:
+def _with_step(
+    table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTimes], disturbed: bool
+) -> CostTable:
     """The table with what all exchanges of this step take together, and the line of exchanges made
     from such sums. They take what whole rounds take beyond their simulation without exchanges:
     exchanges go on beside computing, so that one of them alone has no time of its own. That has in
     it what processes wait for each other: no two take equally long every time, and now and then a
-    thread loses its core."""
+    thread loses its core. Beside other programs a round takes many times longer, and what processes
+    use of the cores says more."""
     rounds: dict[int, list[tuple[int, int]]] = {}
     for answer in answers:
-        for number, start, end in answer.rounds:
+        for number, start, end, _ in answer.rounds:
             rounds.setdefault(number, []).append((start, end))
     exchanges = exchanges_in_step(tasks)
     if not rounds or not exchanges:
@@ -106,6 +110,9 @@ def _with_step(table: CostTable, tasks: TaskGraph, answers: Sequence[RehearsalTi
     nbytes = sum(n for _, n in exchanges)
     took = [max(e for _, e in turn) - max(s for s, _ in turn) for turn in rounds.values()]
     whole = float(np.quantile(took, QUANTILE)) / 1e9
+    if disturbed:
+        used = [np.quantile([x for *_, x in a.rounds], QUANTILE) for a in answers if a.rounds]
+        whole = min(whole, WAITING * float(max(used)) / 1e9)
     free = replace(table, lines=dict(table.lines) | {EXCHANGE_LINE: FREE})
     place = cluster_of(f"local:{tasks.devices}")
     alone = simulate(tasks, place, measured_cost(free)).step_seconds
@@ -158,6 +165,11 @@ def _packs(tasks: TaskGraph, answers: Sequence[RehearsalTimes]) -> list[tuple[in
             low = float(np.quantile(all_seconds, QUANTILE))
             found.append((int(boxes[task]), 2 * int(tasks.nbytes[task]), low))
     return found
+
+
+def noise(answers: Sequence[RehearsalTimes]) -> float:
+    """The largest spread of the reference kernel."""
+    return max(_spread(answer.reference) for answer in answers)
 
 
 def _spread(seconds: Sequence[float]) -> float:

@@ -61,7 +61,8 @@ class RehearsalTimes:
     seconds    of `task` (columns) in each round (rows), what the interpreter adds included
     ends       of taking the batch and of leaving the state for the next step, in each round
     packed     (task, seconds) of packing messages
-    rounds     (number, start, end) in nanoseconds of rounds with messages
+    rounds     (number, start, end, used) in nanoseconds of rounds with messages: how long one would
+               take if it took nothing but what this process uses of the cores
     reference  of a kernel that should always take the same
     """
 
@@ -69,7 +70,7 @@ class RehearsalTimes:
     seconds: Floats
     ends: list[float]
     packed: list[tuple[int, float]]
-    rounds: list[tuple[int, int, int]]
+    rounds: list[tuple[int, int, int, int]]
     reference: list[float]
 
 
@@ -130,11 +131,12 @@ def rehearse(
         rank.finish()
         found.ends.append(crowd * (clock() - ended + begun - fed) / 1e9)
         if _any(sends_any):
-            begun = time.perf_counter_ns()
+            begun, before = time.perf_counter_ns(), time.process_time_ns()
             rank.feed(step.tensor)
             rank.spans.clear()
             mine.run(context)
-            found.rounds.append((number, begun, time.perf_counter_ns()))
+            used = int(crowd * (time.process_time_ns() - before) / torch.get_num_threads())
+            found.rounds.append((number, begun, time.perf_counter_ns(), used))
     counted = np.array(seconds[WARM:]).reshape(len(seconds) - WARM, len(found.task))
     packed = [(task, crowd * each) for task, each in found.packed]
     return replace(
@@ -246,7 +248,8 @@ def _without_messages(
     rank, buffers = mine.rank, mine.own_buffers()
     messages = rank.executable.messages
     for number, _ in exchange.receives:
-        rank.received[number] = buffers.incoming[number].fill_(0)
+        buffers.incoming[number].fill_(0)
+        rank.received[number] = buffers.readable(number)
     for number, _ in exchange.sends:
         began = clock()
         buffers.pack(number, rank.tensors)

@@ -117,7 +117,8 @@ def _first_tasks(tasks: TaskGraph, where: Bools, after_messages: bool = False) -
 
 def restricted(cost: CostModel, tasks: TaskGraph) -> CostModel:
     """The CostModel with no more than what these tasks need: what a saved Plan keeps."""
-    kinds = set(tasks.kinds) | {kind_of_signature(work) for work in tasks.works}
+    kinds = set(tasks.kinds) | {cost_fit.fit_kind(work) for work in tasks.works}
+    kinds |= {kind_of_signature(work) for work in tasks.works}
     names = kinds | {cost_fit.family(kind) for kind in kinds} | {"apportion.feed"}
     feeding = (name for name, _, _ in feeds(tasks))
     calls = (*tasks.works, *map(fused_name, tasks.works), *feeding)
@@ -169,7 +170,7 @@ def _compute_price(
 ) -> tuple[Floats, Ints]:
     kinds, which = _op_kinds(tasks), tasks.op[rows]
     if len(tasks.work):  # a call may do the work of several Ops
-        kinds, which = tuple(map(kind_of_signature, tasks.works)), tasks.work[rows]
+        kinds, which = tuple(map(cost_fit.fit_kind, tasks.works)), tasks.work[rows]
     return compute_seconds(
         cost, cluster, kinds, which, tasks.device[rows], tasks.flops[rows], tasks.nbytes[rows],
         tasks.itemsize[rows],

@@ -16,9 +16,11 @@ from apportion.capture.capture import capture
 from apportion.capture.reference import capture_as, eager_steps
 from apportion.execute.executable import Executable
 from apportion.execute.generate import SegmentGenerator
+from apportion.execute.plain_sum import MessageBox, MessageViews
 from apportion.execute.rank_steps import rank_steps
 from apportion.lower.lower import lower
 from apportion.search.baselines.data import data
+from apportion.search.baselines.fsdp import fsdp
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, unsplit_choice
@@ -121,6 +123,23 @@ def test_fused_updates_are_the_optimizers_with_settings_that_change(
                 largest = float(tensor.abs().max())
                 assert torch.allclose(new[slot], tensor, rtol=0.0, atol=EXACT * largest), slot
         assert not made.notes
+
+
+@pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny"])
+@pytest.mark.parametrize("method", [data, fsdp])
+def test_the_usual_plans_train_as_interpreted(spec: str, method: Any) -> None:
+    program, space = captured(spec)
+    assert_same(program, space, method(problem(2, spec)).strategy, 2, 3)
+
+
+def test_views_of_a_message_are_made_once_where_it_stays() -> None:
+    raw = torch.arange(64, dtype=torch.uint8)
+    box = MessageBox(0, 16, 16, torch.float32, (2, 2))
+    views = MessageViews([box])
+    first, second, third = (views(raw)[0] for _ in range(3))
+    assert torch.equal(first, raw[16:32].view(torch.float32).view(2, 2))
+    assert second is third
+    assert torch.equal(views(raw.clone())[0], first)
 
 
 def test_a_step_equals_eager_pytorch() -> None:

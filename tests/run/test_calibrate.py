@@ -50,6 +50,7 @@ from apportion.run.cost_cache import (
     measured_cost,
 )
 from apportion.run.measured_table import (
+    WAITING,
     exchange_line_of,
     exchanges_in_step,
     with_exchanges,
@@ -325,12 +326,16 @@ def test_a_rehearsed_step_takes_what_its_rounds_took(longer: int) -> None:
     """Exchanges take what is left, with what processes wait for each other."""
     tasks, place = random_piece("mlp:tiny"), cluster("local:2")
     seconds = dict.fromkeys(range(len(tasks.works)), 1e-6)
-    rounds = [(n, 100 * device, longer) for device in range(2) for n in range(4)]
-    rounds[0] = (0, 0, 9 * longer)  # one was disturbed
+    used = 10_000_000
+    rounds = [(n, 100 * device, longer, used) for device in range(2) for n in range(4)]
+    rounds[0] = (0, 0, 9 * longer, used)  # one was disturbed
     answers = [replace(a, rounds=rounds) for a in rehearsed(tasks, seconds)]
     table = with_rehearsal(CostTable(condition_of(place)), tasks, answers)
     found = simulate(tasks, place, measured_cost(table)).step_seconds
     assert found == pytest.approx(longer / 1e9, rel=0.05)
+    beside_others = with_rehearsal(CostTable(condition_of(place)), tasks, answers, disturbed=True)
+    found = simulate(tasks, place, measured_cost(beside_others)).step_seconds
+    assert found == pytest.approx(WAITING * used / 1e9, rel=0.05)
 
 
 def test_the_exchanges_of_a_step_are_counted_where_most_is_moved() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_the_slots_of_the_batch_are_not_the_callers(program: Program) -> None:
     batch[0].zero_()
     loss = one.worker.run(context)
     assert loss is not None and torch.equal(loss, other.step(vary(program.batch, 0, 1)))
+
+
+def test_only_the_slots_keep_the_batch(program: Program) -> None:
+    """So that its memory is free after its last use."""
+    runner = runner_of(program)
+    staged = runner._staged(program.batch)
+    runner._fed(staged)
+    tensors, slots = runner.worker.rank.tensors, [r.slot for r in runner.worker.rank.inputs]
+    kept = [weakref.ref(tensors.pop(slot)) for slot in slots]
+    assert kept and not any(ref() is not None for ref in kept)
 
 
 def test_a_bad_batch_is_refused_and_the_runner_goes_on(program: Program) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from apportion.capture import key_words, uniform, uniform_of_words
+from apportion.capture import key_words, uniform_of_words
+from apportion.execute.device_random import uniform_on_cuda
 from apportion.execute.host_random import uniform_on_host, uniform_room
 from apportion.execute.kernels.base import Context, own
 
@@ -19,14 +20,15 @@ from apportion.execute.kernels.base import Context, own
 def _random_uniform(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     size, key, kind, *place = args
     where = place[0] if place else tuple(((n, 0, n),) for n in size)
-    if context.words is None and not context.cuda:
+    if context.words is None:
         if context.device == "meta":
             return (uniform_room(size, kind, "meta").to(kind),)
-        return (uniform_on_host(*key_words((context.seed, context.step, key)), where, kind),)
+        words = key_words((context.seed, context.step, key))
+        if context.cuda:
+            return (uniform_on_cuda(*words, where, kind, context.device),)
+        return (uniform_on_host(*words, where, kind),)
     indices = [global_index(atoms, context.device) for atoms in where]
-    if context.words is not None:
-        return (uniform_of_words(*context.words(key), indices, kind),)
-    return (uniform((context.seed, context.step, key), indices, kind),)
+    return (uniform_of_words(*context.words(key), indices, kind),)
 
 
 def global_index(atoms: Sequence[tuple[int, int, int]], device: str) -> torch.Tensor:
