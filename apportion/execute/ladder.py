@@ -184,7 +184,7 @@ class Rungs:
             self.ladder.speakers.append(function)
         if not cuda:
             return whole_span(segment, function), 1, OTHER_ORDER
-        whole = graphed(self.executable, segment, function, self.pool)
+        whole = graphed(self.executable, segment, function, self.pool, self.place)
         self.ladder.speakers.append(whole)
         # once as it is, once recorded and replayed
         return whole_span(segment, whole), 2, other_order_on_cuda()
