@@ -3,11 +3,11 @@
     python benchmarks/accuracy.py --out docs/accuracy.md            # all of it, some 15 minutes
     python benchmarks/accuracy.py --models mlp --procs 2 --loops 2  # a part, printed
 
-Every model is divided in several ways over 1, 2 and 4 processes, one thread each; `data/4` is data
-parallelism of four parts, all in one process. Calibration and
-measurement take turns, so that both see the same machine: some rounds of a rehearsal, some steps of
-real training, some messages, and again. One process is kept on one core. Results go to a JSON file
-beside the page, and a plot.
+Every model is divided in several ways over 1, 2 and 4 processes, one thread each, whose segments
+run as generated code; `data/4` is data parallelism of four parts, all in one process. Calibration
+and measurement take turns, so that both see the same machine: some rounds of a rehearsal, some
+steps of real training, some messages, and again. One process is kept on one core. Results go to a
+JSON file beside the page, and a plot.
 """
 
 from __future__ import annotations
@@ -260,9 +260,9 @@ def page(cases: Sequence[Case], machine: str) -> str:
     lines = [
         "# Accuracy of predictions on CPU processes",
         "",
-        f"Measured on {time.strftime('%Y-%m-%d')}: {machine}; processes with one thread each. Made",
-        "by `python benchmarks/accuracy.py --out docs/accuracy.md`. 1 and 2 processes have a core",
-        "each, 4 share two cores.",
+        f"Measured on {time.strftime('%Y-%m-%d')}: {machine}; processes with one thread each,",
+        "their segments as generated code. Made by `python benchmarks/accuracy.py --out",
+        "docs/accuracy.md`. 1 and 2 processes have a core each, 4 share two cores.",
         "",
         *(
             f"- Step time, {count} process{'es' * (count > 1)}, rehearsed: mean absolute error "
@@ -270,7 +270,7 @@ def page(cases: Sequence[Case], machine: str) -> str:
             for count in sorted({c.processes for c in cases})
         ),
         "- *Rehearsed*: this very strategy was run for the calibration, in turns with the",
-        "  measurement, and the cost of messages was scaled to its rounds: it says that the",
+        "  measurement, and the cost of messages was fitted to its rounds: it says that the",
         "  simulation puts measured pieces together rightly, not how well a step is foreseen that",
         "  never ran. *Unrehearsed* says that: only the model's other strategies were run.",
         f"- Peak memory of tensors, by the allocator's events: {min(peaks):+.2%} to "

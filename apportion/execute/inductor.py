@@ -48,7 +48,7 @@ from apportion.execute.segment_graph import (
     trace_segment,
 )
 from apportion.execute.step_words import StepWords, words_tensor
-from apportion.execute.torch_compiler import CompiledCode, compiled
+from apportion.execute.torch_compiler import CompiledCode, compiled, stop_workers
 from apportion.execute.update_calls import update_calls
 
 MOST_FAILURES = 3  # distinct pieces; then no more are tried
@@ -112,8 +112,12 @@ class InductorSegment:
             for operator in random_operators(executable, piece.segment)
         )
         self.drawn = 0  # by the pieces that are ready
+        self.calls = 0
 
     def __call__(self, rank: Rank, context: Context) -> None:
+        self.calls += 1
+        if self.calls == 2 and self.executable.artefacts.pop("compiling", False):
+            stop_workers()  # all segments have been compiled in the first step
         words = self._words(context)
         for number in count():
             while number == len(self.ready) < len(self.pieces):
@@ -149,8 +153,9 @@ class InductorSegment:
             code = self._artefact(rank, own)
         except CannotTrace as error:
             self.pieces[number : number + 1] = around(self.executable, own, error.task)
-            name = self.executable.graph.ops[int(self.executable.tasks.op[error.task])].name
-            self.notes.append(f"{name!r} runs by itself: it cannot be traced ({error})")
+            call = self.executable.computes.get(error.task)
+            name = "an assembly" if call is None else repr(call.op.name)
+            self.notes.append(f"{name} runs by itself: it cannot be traced ({error})")
             return
         except CannotCompile as error:
             if not any(isinstance(piece, CompiledPiece) for piece in self.ready):
@@ -175,6 +180,7 @@ class InductorSegment:
         if key not in known:
             if self.failures >= MOST_FAILURES:
                 raise CannotCompile("too many others could not be compiled")
+            known["compiling"] = True
             meant = trace_segment(self.executable, own, forms, self.place)
             try:
                 known[key] = compiled(meant.graph, meant.inputs, self.executable.tasks.devices > 1)

@@ -8,9 +8,11 @@ torch is met in one place. The compiler is loaded when this module is used, not 
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
 from types import FunctionType
 from typing import Any
 
@@ -64,6 +66,7 @@ def compiled(
         from torch._inductor import compile_fx, config
         from torch._inductor.virtualized import V
 
+    _no_semaphore()
     settings = {"fx_graph_cache": True, "triton.cudagraphs": False}
     if reproducible and hasattr(config, "deterministic"):
         settings["deterministic"] = True
@@ -79,6 +82,24 @@ def compiled(
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
         code: CompiledCode = compile_fx.compile_fx_inner(graph, list(fakes))
     return code
+
+
+def _no_semaphore() -> None:
+    """Lets torch's progress bars, which it makes even where it shows none, lock by thread. Their
+    own lock is a semaphore of the system, which a process that is ended leaves behind."""
+    try:
+        bars = import_module("tqdm").tqdm
+    except ImportError:
+        return
+    if not hasattr(bars, "_lock"):
+        bars.set_lock(threading.RLock())
+
+
+def stop_workers() -> None:
+    """Ends the processes in which inductor compiles; it starts new ones when it needs them."""
+    from torch._inductor.async_compile import shutdown_compile_workers
+
+    shutdown_compile_workers()
 
 
 def without_kernels(code: CompiledCode) -> CompiledCode:

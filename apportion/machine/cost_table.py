@@ -121,10 +121,11 @@ class CostTable:
     def __str__(self) -> str:
         at = self.condition
         how = "" if at.mode == "none" else f", {at.mode}"
+        beside = f", {len(self.provisional)} beside other programs" if self.provisional else ""
         return (
             f"{at.kind}, {at.threads} thread(s), {at.processes} process(es){how}: "
             f"{len(self.works)} works, {len(self.fits)} fits, "
-            f"measured {self.measured or 'at an unknown date'}"
+            f"measured {self.measured or 'at an unknown date'}{beside}"
         )
 
 
