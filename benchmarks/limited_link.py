@@ -123,7 +123,6 @@ def rank(
     dist.init_process_group("gloo")
     latency = _knock(peers)
     runners = [ap.distribute(program, Plan.load(file)) for file in files]
-    _transport_before_computing()
     seconds: list[list[list[float]]] = [[[] for _ in files] for _ in rates]
     sent = [[0 for _ in files] for _ in rates]
     for _ in range(rounds):
@@ -136,15 +135,6 @@ def rank(
     dist.barrier()
     dist.destroy_process_group()
     return {"latency": latency, "seconds": seconds, "sent": sent}
-
-
-def _transport_before_computing() -> None:
-    """All threads of this process but this one run before it: among equals that are never made to
-    pause, as `_before_others` makes them, whoever computes would keep messages waiting."""
-    for thread in map(int, os.listdir("/proc/self/task")):
-        if thread != os.getpid():
-            with suppress(PermissionError, ProcessLookupError):
-                os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(PRIORITY + 1))
 
 
 def _captured(model: str) -> Program:
