@@ -20,12 +20,14 @@ REASONS = {
     "execute/torch_compiler.py": "inductor, whose entry without dynamo has no public name",
     "execute/update_calls.py": "torch._foreach_add_, as torch's own optimizers call it",
     "execute/cuda_graph.py": "torch._foreach_copy_, one kernel for many copies",
+    "execute/rank_buffers.py": "torch._foreach_copy_, one kernel for many copies",
     "execute/run_part.py": "asks whether two tensors share a storage",
     "execute/device_random.py": "torch.cuda.jiterator, which compiles an element-wise kernel",
     "execute/kernels/base.py": "reads the schema of an operator to call it by position",
     "execute/kernels/factory.py": "reads the schema of an operator to call it by position",
     "execute/kernels/index.py": "torch._assert_async, a check that does not wait for the device",
     "run/calibrate_cuda.py": "torch.cuda._sleep, to keep a stream busy while work is queued",
+    "run/task_clock.py": "torch.cuda._sleep, to keep a stream busy while work is queued",
     "run/training.py": "maps over the tensors of a batch as torch's own trees do",
 }
 

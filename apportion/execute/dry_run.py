@@ -251,9 +251,10 @@ class _DryRun:
         memory = update_memory(self.executable, self._roots(), dense)
         for new, old in memory.shared.items():
             self.shared[new], self.decided[new] = old, True
-        self.workspace[list(memory.tasks)] = 0
+        resident = self.memory_facts.resident
+        self.workspace[list(memory.tasks)] = resident
         for task, nbytes in memory.workspace.items():
-            self.workspace[task] = max(int(self.workspace[task]), nbytes)
+            self.workspace[task] = max(int(self.workspace[task]), nbytes + resident)
         became = self.tasks.became
         if not len(became):
             return memory.kept

@@ -5,8 +5,8 @@ work, in which post_order.py says when exchanges are posted and which are one: o
 pair of devices, one COLLECTIVE for each group and pattern. The bytes, the boxes and the order in
 which terms are added stay as they are, so that results are equal bit for bit.
 
-runnable.py applies it to all that is predicted of a plan, measured and run. Searches that change one
-Choice at a time (simulate/delta) go on with the plain lowering, where a change stays local.
+runnable.py applies it to all that is predicted of a plan, measured and run. Searches that change
+one Choice at a time (simulate/delta) go on with the plain lowering, where a change stays local.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from apportion.columns import Bools, Ints, distinct, offsets, plain
 from apportion.lower.post_order import (
     DEPTH,
     LEAD,
-    Dependencies,
-    Limits,
+    BucketLimits,
     Placing,
     Rows,
     State,
+    TaskColumns,
     Units,
     find_needs,
     find_units,
@@ -64,13 +64,15 @@ def coalesce(tasks: TaskGraph, sizes: BucketSizes = BUCKETS) -> TaskGraph:
 # What is known before anything is placed
 
 
-def _units(tasks: TaskGraph, sizes: BucketSizes) -> tuple[Dependencies, Units, Limits, Ints, Bools]:
+def _units(
+    tasks: TaskGraph, sizes: BucketSizes
+) -> tuple[TaskColumns, Units, BucketLimits, Ints, Bools]:
     message, n = tasks.is_message, len(tasks)
     end_start = offsets(np.bincount(tasks.ends.task, minlength=n))
     unit, code, members, first = find_units(
         message, plain(tasks.position), end_start, plain(tasks.ends.device), tasks.devices
     )
-    given = Dependencies(
+    given = TaskColumns(
         plain(tasks.op), message, tasks.kind == ASSEMBLE, *_dependencies(tasks), unit,
         len(tasks.op_start) - 1,
     )  # fmt: skip
@@ -111,14 +113,14 @@ def _pulled(tasks: TaskGraph, unit: Ints, need: Ints) -> Bools:
     return pulled
 
 
-def _limits(units: Units, sizes: BucketSizes) -> Limits:
+def _limits(units: Units, sizes: BucketSizes) -> BucketLimits:
     keys = int(units.key.max(initial=-1)) + 1
 
     def limit(mine: Bools) -> Ints:
         total = np.bincount(units.key[mine], units.nbytes[mine], keys)
         return np.clip(total * sizes.share, sizes.least, sizes.most).astype(np.int64)
 
-    return Limits(limit(~units.pulled), limit(units.pulled), sizes.most)
+    return BucketLimits(limit(~units.pulled), limit(units.pulled), sizes.most)
 
 
 def _by(number: Ints, items: Ints, count: int) -> tuple[Ints, Ints]:
@@ -127,7 +129,7 @@ def _by(number: Ints, items: Ints, count: int) -> tuple[Ints, Ints]:
     return offsets(np.bincount(number, minlength=count)), plain(items[order])
 
 
-def _rows(given: Dependencies, units: Units, need: Ints, feeds: Bools) -> Rows:
+def _rows(given: TaskColumns, units: Units, need: Ints, feeds: Bools) -> Rows:
     n, ops, keys = len(given.op), given.ops, int(units.key.max(initial=-1)) + 1
     task = np.repeat(np.arange(n), np.diff(given.dep_start))
     waits = given.message[task] | feeds[task]
@@ -145,7 +147,7 @@ def _rows(given: Dependencies, units: Units, need: Ints, feeds: Bools) -> Rows:
     )  # fmt: skip
 
 
-def _state(given: Dependencies, units: Units, rows: Rows) -> State:
+def _state(given: TaskColumns, units: Units, rows: Rows) -> State:
     n, u, keys = len(given.op), len(units.key), int(units.key.max(initial=-1)) + 1
     later, message = rows.next, given.message[rows.next]
     return State(
@@ -183,7 +185,7 @@ class _Coalesced:
     """The columns of the new TaskGraph, each from those of the old one."""
 
     def __init__(
-        self, tasks: TaskGraph, given: Dependencies, placing: Placing, became: Ints, first: Ints
+        self, tasks: TaskGraph, given: TaskColumns, placing: Placing, became: Ints, first: Ints
     ) -> None:
         self.tasks, self.became, self.first, self.n = tasks, became, first, len(first)
         self.given, self.message = given, given.message[first]
@@ -194,7 +196,7 @@ class _Coalesced:
         self.position = 2 * np.cumsum(begins) + ~self.message
 
     def task_graph(self) -> TaskGraph:
-        tasks, first, n = self.tasks, self.first, self.n
+        tasks, first = self.tasks, self.first
         in_start, in_slot = self._read()
         out_count = np.diff(tasks.out_start)[first]
         index = np.arange(out_count.sum()) + np.repeat(

@@ -11,9 +11,9 @@ An item is ready at its release or when the last of its predecessors ends, which
 
              and the message starts at max_j s_j and ends at max_j (s_j + occupancy_j) + latency
 
-    both     a message that burns its devices has a duration as well, and its links turn to it `lead`
-             after it began: those in the same lanes wait for its duration only, those that depend
-             on it until it has ended
+    both     a message that burns its devices has a duration as well, and its links turn to it
+             `lead` after it began: those in the same lanes wait for its duration only, those that
+             depend on it until it has ended
 
 A device that takes whatever is ready first, as in FlexFlow and Placeto, is a link that each of its
 items crosses.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -63,7 +64,7 @@ def test_messages_that_are_under_way_at_once_have_different_buffers(devices: int
                 found.setdefault(buffer, []).append((begin, end, 2 * row + sends))
             for times in found.values():
                 times.sort()
-                for (_, end, one), (begin, _, other) in zip(times, times[1:], strict=False):
+                for (_, end, one), (begin, _, other) in pairwise(times):
                     assert one == other or end < begin  # one COLLECTIVE has one for all it sends
                     shared += one != other
     assert shared > 50

@@ -156,7 +156,7 @@ def test_what_was_worked_out_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("it was worked out again")
 
     made = make_plan(captured("mlp:tiny")[0], ap.cluster("local:2"), "data")
-    for name in ("lower", "simulate"):
+    for name in ("runnable", "simulate"):
         monkeypatch.setattr(plans, name, never)
     named = plans.with_trials(plans.with_model(made, "mlp:tiny"), (), ("a note",))
     assert named.model == "mlp:tiny" and named.timeline is made.timeline
