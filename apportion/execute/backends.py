@@ -31,6 +31,9 @@ GLOO, NCCL = "gloo", "nccl"
 NAME_BYTES = 128  # of a place's name
 Parcel = tuple[torch.Tensor, int]
 """A flat buffer, and the other rank."""
+OpenParcel = tuple[torch.Tensor | list[torch.Tensor], int]
+"""The same, or contiguous tensors that follow each other, as only the memory of another process can
+be read."""
 
 
 class PeerLost(RuntimeError):
@@ -83,7 +86,7 @@ class Backends:
         return self.of_rank[other] if self.of_rank else GLOO
 
     def post(
-        self, receives: Sequence[Parcel], sends: Iterable[Parcel], tag: int = 0
+        self, receives: Sequence[Parcel], sends: Iterable[OpenParcel], tag: int = 0
     ) -> list[Handle]:
         """Begins to receive and to send; buffers are flat, of bytes, on this rank's place.
 
@@ -103,6 +106,7 @@ class Backends:
             else:
                 found.append(_gloo_receive(buffer, source, tag))
         for buffer, target in sends:
+            assert isinstance(buffer, torch.Tensor), "pieces go by way of memory"
             if self.of(target) == NCCL:
                 device.append(dist.P2POp(dist.isend, buffer, target, self.nccl))
             else:

@@ -431,7 +431,7 @@ class CallRecorder(torch_private.TorchDispatchMode):
             return TracedTensor(self._new(result) if place is None else place)
         if isinstance(result, list | tuple):
             return tuple(self._result(r) for r in result)
-        if result is None:
+        if result is None or isinstance(result, int):  # without data a number is one of shapes
             return None
         raise CannotRecord(f"an operator returned {type(result).__name__}")
 

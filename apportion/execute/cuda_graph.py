@@ -130,7 +130,8 @@ class GraphedSegment:
         torch.cuda.empty_cache()  # what the warm-up used is for the graph's own pool
         graph = torch.cuda.CUDAGraph()
         pool: Any = self.pool.id
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        here = torch.cuda.device(rank.place)
+        with here, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self.inner(rank, fixed)
             outs = {slot: rank.tensors[slot] for slot in own.outs}
             self._carry_over(ins, outs)
@@ -160,7 +161,8 @@ class GraphedSegment:
         if other:
             torch._foreach_copy_([found.ins[s] for s in other], [tensors[s] for s in other])
         for message, room in found.messages.items():
-            room.copy_(rank.received[message], non_blocking=True)
+            if rank.received[message] is not room:
+                room.copy_(rank.received[message], non_blocking=True)
 
     def _leave(self, found: RecordedGraph, rank: Rank) -> None:
         for slot in self.segment.frees:
@@ -171,8 +173,12 @@ class GraphedSegment:
 
 
 def graphed(
-    executable: Executable, segment: Segment, inner: SegmentFunction, pool: torch.cuda.MemPool
+    executable: Executable,
+    segment: Segment,
+    inner: SegmentFunction,
+    pool: torch.cuda.MemPool,
+    place: str = "cuda",
 ) -> GraphedSegment:
     """A segment's function under a CUDA graph, with memory out of `pool`, which the graphs of a
     rank share: they are always replayed in the order in which they are recorded."""
-    return GraphedSegment(executable, segment, inner, pool, StepWords("cuda"), StepRates("cuda"))
+    return GraphedSegment(executable, segment, inner, pool, StepWords(place), StepRates(place))

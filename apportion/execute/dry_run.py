@@ -28,6 +28,7 @@ from apportion.execute.kernels.base import (
     dtype,
 )
 from apportion.execute.run_part import run_part, same_storage
+from apportion.execute.update_memory import update_memory
 from apportion.graph import INPUT, Body, Op
 from apportion.lower import (
     ASSEMBLE,
@@ -42,6 +43,7 @@ Stride = tuple[int, ...]
 Form = tuple[tuple[int, ...], Stride, torch.dtype]
 Bools = npt.NDArray[np.bool_]
 ASSEMBLY = "apportion.assemble"
+MOST_TASKS = 50_000  # above, updates are taken to run their bodies, which need more
 WORKSPACE_QUANTILE, FEWEST_ALIKE, ALIKE = 0.75, 4, 3
 
 
@@ -117,17 +119,21 @@ def device_memory_facts(table: CostTable | None) -> DeviceMemoryFacts:
 
 
 def measure_storage(
-    executable: Executable, threads: int | None, memory_facts: DeviceMemoryFacts | None = None
+    executable: Executable,
+    threads: int | None,
+    memory_facts: DeviceMemoryFacts | None = None,
+    fused: bool = True,
 ) -> Storage:
     """The real storage of every slot and the workspace of every task, where not as planned.
 
     `threads` is how many threads a kernel uses, some need workspace for each; None if it does not
-    run on this machine's CPU: then workspace is known only as far as `memory_facts` says.
+    run on this machine's CPU: then workspace is known only as far as `memory_facts` says. `fused`:
+    updates are done together and in place, as compiled ranks do them, not as the interpreter does.
     """
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads or before)
-        return _DryRun(executable, threads, memory_facts).run()
+        return _DryRun(executable, threads, memory_facts).run(fused)
     finally:
         torch.set_num_threads(before)
 
@@ -185,6 +191,7 @@ class _DryRun:
         threads: int | None,
         memory_facts: DeviceMemoryFacts | None = None,
     ) -> None:
+        self.executable = executable
         self.space = executable.space
         self.graph = executable.graph
         self.strategy = executable.strategy
@@ -211,7 +218,7 @@ class _DryRun:
         self.workspace = np.zeros(len(self.tasks), np.int64)
         self.work = np.full(len(self.tasks), -1)
 
-    def run(self) -> Storage:
+    def run(self, fused: bool = True) -> Storage:
         tasks = self.tasks
         begin = np.flatnonzero(tasks.slot_first == -1)
         self.form[begin] = self.dense[begin]
@@ -222,6 +229,7 @@ class _DryRun:
             if tasks.kind[low] in DRY_RUNS:
                 DRY_RUNS[int(tasks.kind[low])](self, low, high)
             low = high
+        kept = self._updates() if fused and len(tasks) <= MOST_TASKS else {}
         if self.on_gpu:  # a batch is staged there beside its slots (feed.py)
             computes = tasks.kind == COMPUTE
             given = begin[np.array([self._is_input(slot) for slot in begin.tolist()], bool)]
@@ -232,7 +240,33 @@ class _DryRun:
             work, needed = work[tasks.became], needed[tasks.became]
         used = np.flatnonzero(needed)
         workspace = zip(used.tolist(), needed[used].tolist(), strict=True)
-        return Storage(self._slots(), tuple(workspace), tuple(self.works), tuple(work.tolist()))
+        return Storage(
+            self._slots(), tuple(workspace), tuple(self.works), tuple(work.tolist()),
+            tuple(kept.items()),
+        )  # fmt: skip
+
+    def _updates(self) -> dict[int, int]:
+        """Notes what fused updates need; returns slots that they need longer, and until when."""
+        dense = self.form[:-1] == self.dense
+        memory = update_memory(self.executable, self._roots(), dense)
+        for new, old in memory.shared.items():
+            self.shared[new], self.decided[new] = old, True
+        resident = self.memory_facts.resident
+        self.workspace[list(memory.tasks)] = resident
+        for task, nbytes in memory.workspace.items():
+            self.workspace[task] = max(int(self.workspace[task]), nbytes + resident)
+        became = self.tasks.became
+        if not len(became):
+            return memory.kept
+        was = dict(zip(became.tolist(), range(len(became)), strict=True))
+        return {slot: was[task] for slot, task in memory.kept.items()}
+
+    def _roots(self) -> Ints:
+        """For every slot the one whose storage it shares, itself if none."""
+        root = np.where(self.shared >= 0, self.shared, np.arange(len(self.shared)))
+        while (root != root[root]).any():
+            root = root[root]
+        return root
 
     def _is_input(self, slot: int) -> bool:
         return self.graph.values[int(self.tasks.slot_value[slot])].role == INPUT
@@ -266,10 +300,7 @@ class _DryRun:
 
     def _slots(self) -> tuple[tuple[int, int, int], ...]:
         """Where the bytes of slots are and how many, where that is not what was planned."""
-        tasks = self.tasks
-        root = np.where(self.shared >= 0, self.shared, np.arange(len(self.shared)))
-        while (root != root[root]).any():
-            root = root[root]
+        tasks, root = self.tasks, self._roots()
         found = np.where(self.shared >= 0, root, -1)
         planned = np.where(tasks.slot_base >= 0, root[tasks.slot_base], -1)
         other = (found < 0) & (self.nbytes != tasks.slot_nbytes)

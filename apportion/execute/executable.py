@@ -106,7 +106,7 @@ class Executable:
         self.space = space
         self.strategy = strategy
         self.graph = space.graph
-        self.tasks = tasks
+        self.tasks = tasks if tasks.before_storage is None else tasks.before_storage
         self.artefacts: dict[Any, Any] = {}  # compiled code, by what it was compiled from
 
     @cached_property

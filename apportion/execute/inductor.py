@@ -153,8 +153,9 @@ class InductorSegment:
             code = self._artefact(rank, own)
         except CannotTrace as error:
             self.pieces[number : number + 1] = around(self.executable, own, error.task)
-            name = self.executable.graph.ops[int(self.executable.tasks.op[error.task])].name
-            self.notes.append(f"{name!r} runs by itself: it cannot be traced ({error})")
+            call = self.executable.computes.get(error.task)
+            name = "an assembly" if call is None else repr(call.op.name)
+            self.notes.append(f"{name} runs by itself: it cannot be traced ({error})")
             return
         except CannotCompile as error:
             if not any(isinstance(piece, CompiledPiece) for piece in self.ready):

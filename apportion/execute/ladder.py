@@ -184,7 +184,7 @@ class Rungs:
             self.ladder.speakers.append(function)
         if not cuda:
             return whole_span(segment, function), 1, OTHER_ORDER
-        whole = graphed(self.executable, segment, function, self.pool)
+        whole = graphed(self.executable, segment, function, self.pool, self.place)
         self.ladder.speakers.append(whole)
         # once as it is, once recorded and replayed
         return whole_span(segment, whole), 2, other_order_on_cuda()
@@ -227,7 +227,18 @@ class FirstSteps:
     tolerance: Tolerance
 
     def __call__(self, rank: Rank, context: Context) -> None:
-        oracle = self._interpret(rank, context)
+        functions = self.rungs.ladder.functions
+        try:
+            oracle = self._interpret(rank, context)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            self.rungs.ladder.general.append(
+                f"segment {self.number} of device {rank.device} is not compared with the "
+                "interpreter: there is no room for the results of both"
+            )
+            functions[self.segment] = self.function
+            self.function(rank, context)
+            return
         try:
             self.function(rank, context)
             why = self._difference(rank, oracle, context)
@@ -236,7 +247,6 @@ class FirstSteps:
         except Exception as error:  # a compiler, or its code, may raise anything
             told = (str(error).splitlines() or [""])[0]
             why = told if isinstance(error, CannotCompile) else f"{type(error).__name__}: {told}"
-        functions = self.rungs.ladder.functions
         if why:
             self._put_back(rank, oracle)
             functions[self.segment] = self.rungs.fall(self.number, self.segment, self.mode, why)
@@ -264,6 +274,8 @@ class FirstSteps:
             share, more = self.tolerance.get(meant.dtype, 0.0), 0.0
             if slot in rates:
                 share = max(share, ROUNDING.get(meant.dtype, 0.0))
+                if meant.is_floating_point():
+                    more = 4 * torch.finfo(meant.dtype).tiny  # below that digits are lost
                 if self.mode != GENERATED or rank.place.startswith("cuda"):
                     # Adam makes steps of this size out of rounding
                     more = 4 * abs(context.setting(("get", rates[slot], "lr")))

@@ -25,9 +25,10 @@ import struct
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,20 @@ import torch
 import torch.distributed as dist
 
 OFFER, TAKEN = 1, 2  # a buffer may be read; it has been
-PACKET = struct.Struct("=BQQ")  # which of these, address, bytes
+SIGN = struct.Struct("=B")  # which of these
+SPAN = struct.Struct("=QQ")  # address and bytes: as many as the buffer has pieces follow an offer
+LONGEST = 1 << 18  # bytes of a packet
 CARD = struct.Struct("=32sqQ16s")  # what a rank tells the others: machine, process, address, words
 PATIENCE = 1800.0  # seconds to wait for a rank that lives and does not answer, as gloo does
 TURN = 1000  # milliseconds between looks at the clock
-MOST = 1 << 30  # bytes that one call copies
+TOGETHER, MOST = 64, 1 << 24  # spans that one call copies, bytes of each
 BACKLOG = 256
 SWITCH = "APPORTION_TRANSPORT"
 MEETING = 30.0  # seconds for ranks to connect
 CREDENTIALS = struct.Struct("=iII")  # process, user, group
+
+Spans = list[tuple[int, int]]
+"""Addresses and lengths in bytes."""
 
 
 class _Span(ctypes.Structure):
@@ -70,10 +76,10 @@ class BufferToFill:
 
 @dataclass(slots=True, eq=False)
 class BufferOnOffer:
-    """A buffer that another rank may read, and that must not change until it has."""
+    """Pieces that another rank may read, and that must not change until it has."""
 
     memory: PeerMemory
-    buffer: torch.Tensor
+    pieces: Sequence[torch.Tensor]
     target: int
     done: bool = False
 
@@ -91,13 +97,14 @@ class PeerMemory:
     sockets: dict[int, socket.socket]
     read: Any
     to_fill: dict[int, deque[BufferToFill]] = field(default_factory=lambda: defaultdict(deque))
-    offered: dict[int, deque[tuple[int, int]]] = field(default_factory=lambda: defaultdict(deque))
+    offered: dict[int, deque[Spans]] = field(default_factory=lambda: defaultdict(deque))
     on_offer: dict[int, deque[BufferOnOffer]] = field(default_factory=lambda: defaultdict(deque))
     unsaid: dict[int, deque[bytes]] = field(default_factory=dict)  # a full socket did not take it
     ended: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.ranks = {link.fileno(): rank for rank, link in self.sockets.items()}
+        self.inbox = bytearray(LONGEST)
         self.poll = select.poll()
         for number in self.ranks:
             self.poll.register(number, select.POLLIN)
@@ -108,11 +115,13 @@ class PeerMemory:
         self.to_fill[source].append(found)
         return found
 
-    def send(self, buffer: torch.Tensor, target: int) -> BufferOnOffer:
-        """Begins to send."""
-        found = BufferOnOffer(self, buffer, target)
+    def send(self, buffer: torch.Tensor | Sequence[torch.Tensor], target: int) -> BufferOnOffer:
+        """Begins to send a buffer, or contiguous pieces that follow each other."""
+        pieces = [buffer] if isinstance(buffer, torch.Tensor) else buffer
+        found = BufferOnOffer(self, pieces, target)
         self.on_offer[target].append(found)
-        self._tell(target, PACKET.pack(OFFER, buffer.data_ptr(), buffer.nbytes))
+        spans = [SPAN.pack(piece.data_ptr(), piece.nbytes) for piece in pieces]
+        self._tell(target, b"".join([SIGN.pack(OFFER), *spans]))
         return found
 
     def serve(self, wanted: int) -> None:
@@ -131,17 +140,18 @@ class PeerMemory:
         """Copies what the rank has offered, as far as there are buffers for it."""
         offered, to_fill = self.offered[source], self.to_fill[source]
         while offered and to_fill:
-            (address, nbytes), target = offered.popleft(), to_fill.popleft()
+            spans, target = offered.popleft(), to_fill.popleft()
+            nbytes = sum(length for _, length in spans)
             if nbytes != target.buffer.nbytes:
                 raise RuntimeError(
                     f"rank {source} sends {nbytes} bytes where {target.buffer.nbytes} are expected"
                 )
             try:
-                copy_from(self.read, self.processes[source], address, target.buffer)
+                copy_from(self.read, self.processes[source], spans, target.buffer)
             except OSError as error:
                 raise RuntimeError(f"rank {source}: {error}") from None
             target.done = True
-            self._tell(source, PACKET.pack(TAKEN, 0, 0))
+            self._tell(source, SIGN.pack(TAKEN))
 
     def _listen(self, milliseconds: int) -> bool:
         """Hears what the ranks say; whether one did."""
@@ -153,19 +163,18 @@ class PeerMemory:
             if not event & ~select.POLLOUT:
                 continue
             try:
-                packet = self.sockets[rank].recv(PACKET.size)
+                length = self.sockets[rank].recv_into(self.inbox)
             except ConnectionError:
-                packet = b""
-            if not packet:
+                length = 0
+            if not length:
                 self.ended.add(rank)
                 self.unsaid.pop(rank, None)
                 self.poll.unregister(number)
                 continue
-            what, address, nbytes = PACKET.unpack(packet)
-            if what == TAKEN:
+            if self.inbox[0] == TAKEN:
                 self.on_offer[rank].popleft().done = True
             else:
-                self.offered[rank].append((address, nbytes))
+                self.offered[rank].append(list(SPAN.iter_unpack(self.inbox[SIGN.size : length])))
                 self.take(rank)
         return bool(events)
 
@@ -209,20 +218,27 @@ def reader() -> Any:
     return read
 
 
-def copy_from(read: Any, process: int, address: int, target: torch.Tensor) -> None:
-    """Fills a contiguous tensor on the host with bytes of another process. Raises OSError if the
-    kernel does not allow it."""
-    done, nbytes, place = 0, target.nbytes, target.data_ptr()
-    while done < nbytes:
-        length = min(nbytes - done, MOST)
-        here, there = _Span(place + done, length), _Span(address + done, length)
-        length = read(
-            ctypes.c_int(process), ctypes.byref(here), ctypes.c_ulong(1), ctypes.byref(there),
-            ctypes.c_ulong(1), ctypes.c_ulong(0),
+def copy_from(read: Any, process: int, spans: Spans, target: torch.Tensor) -> None:
+    """Fills a contiguous tensor on the host with bytes of another process: those at (address,
+    length), one after the other. Raises OSError if the kernel does not allow it."""
+    place, cut = target.data_ptr(), _cut(spans)
+    while several := list(islice(cut, TOGETHER)):
+        length = sum(nbytes for _, nbytes in several)
+        here, there = _Span(place, length), (_Span * len(several))(*several)
+        done = read(
+            ctypes.c_int(process), ctypes.byref(here), ctypes.c_ulong(1), there,
+            ctypes.c_ulong(len(several)), ctypes.c_ulong(0),
         )  # fmt: skip
-        if length <= 0:
+        if done != length:
             raise OSError(ctypes.get_errno(), f"the memory of process {process} cannot be read")
-        done += length
+        place += length
+
+
+def _cut(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Spans of which TOGETHER make no more than one call copies."""
+    for address, nbytes in spans:
+        for start in range(0, nbytes, MOST):
+            yield address + start, min(MOST, nbytes - start)
 
 
 def carrier() -> str:
@@ -298,7 +314,7 @@ def _connected(door: socket.socket, cards: Sequence[tuple[Any, ...]]) -> PeerMem
         for rank, (_, process, address, told) in enumerate(cards):
             probe = torch.empty(len(told), dtype=torch.uint8)
             if rank != me:
-                copy_from(read, process, address, probe)
+                copy_from(read, process, [(address, len(told))], probe)
                 if bytes(probe.tolist()) != told:
                     raise OSError("not the process that it seems to be")
     except OSError:

@@ -10,12 +10,16 @@ follow each other in rising order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from apportion.execute.executable import BoxCopy, Executable, Message
+from apportion.execute.run_part import same_storage
+
+DIRECT = 16384  # bytes from which on another address costs less than a copy
+PIECES = 4096  # at most, so that their addresses fit into a packet
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,29 @@ class RankBuffers:
         if number in self.unaligned:
             packed.copy_(self._whole(number))
         return packed
+
+    def parts(
+        self, number: int, tensors: Mapping[int, torch.Tensor], lasting: Collection[int]
+    ) -> list[torch.Tensor]:
+        """The bytes of a message in pieces: large boxes of `lasting` slots where they are, others
+        packed."""
+        if number in self.unaligned or len(self.boxes[number]) > PIECES:
+            return [self.pack(number, tensors)]
+        found, rooms, sources = [], [], []
+        for box in self.boxes[number]:
+            source = tensors[box.slot]
+            if box.source_box is not None:
+                source = source.reshape(box.source_shape)[box.source_box]
+            lasts = box.slot in lasting and source.is_contiguous() and source.nbytes >= DIRECT
+            if lasts and same_storage(source, tensors[box.slot]):
+                found.append(source)
+            else:
+                found.append(box.room)
+                rooms.append(box.room)
+                sources.append(source)
+        if rooms:
+            torch._foreach_copy_(rooms, sources)
+        return found
 
     def readable(self, number: int) -> torch.Tensor:
         """All bytes of a message that has been received, so that a view by any dtype begins at a

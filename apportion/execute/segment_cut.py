@@ -138,8 +138,9 @@ def _regional(executable: Executable, runs: Sequence[Run]) -> list[SegmentPiece]
     ops = executable.graph.ops
 
     def place(task: int) -> tuple[str, int]:
-        op = int(executable.tasks.op[task])
-        return (ops[op].phase, layers[op]) if layers[op] >= 0 else ("", -1)
+        op = int(executable.tasks.op[task])  # that of an assembly may be no Op: a layout's
+        known = 0 <= op < len(ops) and layers[op] >= 0
+        return (ops[op].phase, layers[op]) if known else ("", -1)
 
     found: list[Run] = []
     for kind, tasks in runs:

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from apportion.execute.backends import Backends, Handle, Parcel, peer_errors
+from apportion.execute.backends import Backends, Handle, OpenParcel, Parcel, peer_errors
 from apportion.execute.cuda_clock import shared_out
+from apportion.execute.direct_sends import lasting_slots
 from apportion.execute.executable import Executable
 from apportion.execute.host_memory import keep_freed_memory
 from apportion.execute.kernels.base import (
@@ -51,6 +52,7 @@ class Worker:
     pending: dict[int, ExchangeInFlight] = field(default_factory=dict)
     backends: Backends = field(default_factory=Backends)
     buffers: RankBuffers | None = None
+    direct: dict[int, frozenset[int]] | None = None
     mode: str = GENERATED
     timed: bool = False
     ladder: Ladder | None = None
@@ -109,6 +111,12 @@ class Worker:
             rank.free(task)
         self.pending[exchange.position] = ExchangeInFlight(began, pending)
 
+    def lasting(self) -> dict[int, frozenset[int]]:
+        """The slots that may be sent as they are, by message; found at the first call."""
+        if self.direct is None:
+            self.direct = lasting_slots(self.rank.executable, self.steps)
+        return self.direct
+
     def own_buffers(self) -> RankBuffers:
         """The buffers of this rank's messages, made at the first call."""
         if self.buffers is None:
@@ -116,9 +124,14 @@ class Worker:
             self.buffers = rank_buffers(rank.executable, rank.device, rank.place)
         return self.buffers
 
-    def _packed(self, exchange: Exchange, buffers: RankBuffers) -> Iterator[Parcel]:
+    def _packed(self, exchange: Exchange, buffers: RankBuffers) -> Iterator[OpenParcel]:
         rank = self.rank
+        in_place = self.backends.memory is not None and rank.corrupt is None
         for number, target in exchange.sends:
+            if in_place:
+                self.sent_bytes += rank.executable.messages[number].nbytes
+                yield buffers.parts(number, rank.tensors, self.lasting()[number]), target
+                continue
             packed = buffers.pack(number, rank.tensors)
             if rank.corrupt is not None:
                 packed.copy_(rank.corrupt(number, packed))

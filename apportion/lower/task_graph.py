@@ -213,6 +213,10 @@ class TaskGraph:
     task_kinds: TaskKinds = TASK_KINDS
     """What the kinds of its tasks mean."""
 
+    before_storage: TaskGraph | None = None
+    """The tasks as lowering made them, where columns have been corrected by what kernels allocate:
+    in those a slot may live longer than what runs needs it."""
+
     def __len__(self) -> int:
         return len(self.kind)
 
@@ -340,16 +344,19 @@ class Storage:
     workspace  (task, bytes)
     works      the distinct kernel calls, as text
     work       which of them each task makes, -1 for none; empty where it is not known
+    kept       (slot, task): slots that are needed until a later task than the last that uses them
     """
 
     slots: tuple[tuple[int, int, int], ...] = ()
     workspace: tuple[tuple[int, int], ...] = ()
     works: tuple[str, ...] = ()
     work: tuple[int, ...] = ()
+    kept: tuple[tuple[int, int], ...] = ()
 
 
 def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
-    """The tasks with the columns corrected; slots live as long as what shares their storage."""
+    """The tasks with the columns corrected; slots live as long as what shares their storage. What
+    runs are the tasks as they were (`before_storage`)."""
     base, nbytes = tasks.slot_base.copy(), tasks.slot_nbytes.copy()
     last, workspace = tasks.slot_last.copy(), np.zeros(len(tasks), np.int64)
     if storage.slots:
@@ -358,6 +365,12 @@ def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
         shares = new_base >= 0
         np.maximum.at(last, new_base[shares], last[slots[shares]])
     became = tasks.became
+    if storage.kept:
+        slots, until = np.array(storage.kept, np.int64).T
+        until = became[until] if len(became) else until
+        np.maximum.at(last, slots, until)
+        shares = base[slots] >= 0
+        np.maximum.at(last, base[slots[shares]], until[shares])
     if storage.workspace:
         at, size = np.array(storage.workspace, np.int64).T
         workspace[became[at] if len(became) else at] = size
@@ -373,6 +386,7 @@ def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
         workspace=workspace,
         works=storage.works,
         work=work,
+        before_storage=tasks if tasks.before_storage is None else tasks.before_storage,
     )
 
 

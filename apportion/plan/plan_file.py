@@ -115,6 +115,7 @@ def _check_storage(storage: Storage, tasks: TaskGraph) -> None:
     if (
         not all(0 <= s < len(tasks.slot_base) and -1 <= b < s for s, b, _ in storage.slots)
         or not all(0 <= t < count for t, _ in storage.workspace)
+        or not all(0 <= s < len(tasks.slot_base) and 0 <= t < count for s, t in storage.kept)
         or len(storage.work) not in (0, count)
         or not all(-1 <= w < len(storage.works) for w in storage.work)
     ):
@@ -167,10 +168,11 @@ def _search(data: Any) -> dict[str, Any]:
     }
 
 
-def _storage(slots: Any, workspace: Any, works: Any, work: Any) -> Storage:
+def _storage(slots: Any, workspace: Any, works: Any, work: Any, kept: Any = ()) -> Storage:
     return Storage(
         tuple((int(s), int(b), int(n)) for s, b, n in slots),
         tuple((int(t), int(n)) for t, n in workspace),
         tuple(map(str, works)),
         tuple(map(int, work)),
+        tuple((int(s), int(t)) for s, t in kept),
     )

@@ -54,7 +54,7 @@ WARM, STEPS = 4, 9  # steps of what is measured as a whole
 AT_ONCE = 1.5e-3  # seconds of the host's work that a sleeping device lets it be ahead
 QUANTILE = 0.25  # of the device's times; of the host's, which always has other things to do, 0.5
 LEAST = 1e-9  # seconds of a call that the device does not notice, such as a view
-FAR, FAR_SECONDS = 0.5, 1e-5  # from the usual time of its kind's calls, for one to be listed
+FAR, FAR_SECONDS = 0.3, 4e-6  # from the usual time of its kind's calls, for one to be listed
 Floats = Sequence[float]
 Note = Callable[[str], None]
 
@@ -287,7 +287,8 @@ def calibrate_fused(
     return fused_table(generated, found, time.strftime("%Y-%m-%d"))
 
 
-RENEWED = ("apportion.update", "apportion.channel", "apportion.batch_norm", "apportion.nothing")
+UPDATE = "apportion.update"  # fused ones need no room beside their state
+RENEWED = (UPDATE, "apportion.channel", "apportion.batch_norm", "apportion.nothing")
 """Calls that generated code makes otherwise than the interpreter of earlier tables."""
 
 
@@ -300,6 +301,7 @@ class CudaSamples:
         self.passing: set[str] = set()  # calls that only fits are made from
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.host: dict[str, list[float]] = defaultdict(list)
+        self.passing_host: dict[str, list[float]] = defaultdict(list)
         self.works: dict[str, KernelMeasurement] = {}
         self.assembled: list[tuple[int, int, float]] = []
         self.resident: list[int] = []
@@ -331,8 +333,8 @@ class CudaSamples:
                 elif text not in self.works:
                     self.passing.add(text)
                 self.seconds[text].append(figures.device[task])
-                self.host[text].append(figures.host[task])
-                known = figures.workspace.get(work, 0)
+                (self.host if keep else self.passing_host)[text].append(figures.host[task])
+                known = 0 if text.startswith(UPDATE) else figures.workspace.get(work, 0)
                 before = self.works[text].workspace if text in self.works else 0
                 self.works[text] = KernelMeasurement(
                     0.0, float(tasks.flops[task]), int(tasks.nbytes[task]),
@@ -369,6 +371,10 @@ class CudaSamples:
         kinds: dict[str, list[float]] = defaultdict(list)
         for text, seconds in self.host.items():
             for name in {kind_of_signature(text), kind_and_inputs(text), ""}:
+                kinds[name] += seconds
+        for text, seconds in self.passing_host.items():  # where nothing else is known
+            name = kind_and_inputs(text)
+            if not any(kind_and_inputs(other) == name for other in self.host):
                 kinds[name] += seconds
         usual = {kind: _rounded(float(np.mean(seconds))) for kind, seconds in kinds.items()}
         usual[""] = _rounded(float(np.median(kinds[""])))

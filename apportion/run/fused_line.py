@@ -7,7 +7,7 @@ kernels for; the CostTable of that mode goes out.
                       + kernels * per kernel + bytes that fusion leaves * per byte
 
 Calls of libraries take what they take in generated code, times a pace of their family: a compiler
-may lay out what they read and write otherwise. Coefficients are those that make relative deviations
+may lay out what they read and write otherwise (sides of products that are odd are padded). Coefficients are those that make relative deviations
 small, with weak beliefs of their own (`BELIEFS`) where steps say nothing. What a step takes beyond
 its line is shared out over all of its calls, so that steps that were measured are met; the table
 has these shares, and the line for what was not measured.
@@ -35,11 +35,10 @@ from apportion.machine import (
     KernelMeasurement,
     cost_fit,
     fused_name,
-    kind_of_signature,
 )
 from apportion.simulate import fused_traffic, nanoseconds
 
-FAMILIES = ("product", "convolution", "attention", "other")
+FAMILIES = ("product", "odd product", "convolution", "attention", "other")
 BELIEFS = {"replay": 5e-5, "kernel": 2e-6, "byte": 1 / 3.5e12}  # of an H200, where nothing else is
 PACE, FIRM = 1.0, 0.25  # a pace is believed to be 1, as firmly as this share of a step says
 FAR = 0.02  # from generated code, for a call of a library to be listed
@@ -60,7 +59,9 @@ def kernel_family(kind: str) -> str:
         return "other"
     if "conv" in kind:
         return "convolution"
-    return "attention" if "sdpa" in kind or "attention" in kind else "product"
+    if "sdpa" in kind or "attention" in kind:
+        return "attention"
+    return "odd product" if kind.endswith(cost_fit.ODD) else "product"
 
 
 def fused_table(generated: CostTable, steps: Sequence[FusedStep], day: str = "") -> CostTable:
@@ -100,7 +101,7 @@ def _priced(generated: CostTable, step: FusedStep) -> Floats:
 
 
 def _family_of_tasks(step: FusedStep) -> list[int]:
-    works = [FAMILIES.index(kernel_family(kind_of_signature(w))) for w in step.tasks.works]
+    works = [FAMILIES.index(kernel_family(cost_fit.fit_kind(w))) for w in step.tasks.works]
     return [works[w] if w >= 0 else FAMILIES.index("other") for w in step.tasks.work.tolist()]
 
 

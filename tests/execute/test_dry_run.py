@@ -71,6 +71,7 @@ def run(program: Program, executable: Executable) -> int:
     """Peak bytes of a step of the only device, state included, by the allocator."""
     with _HostPeak(True) as allocations:
         runner = Runner(program, worker(executable, 0))
+        runner.local_step(program.batch)  # in which segments are compared with the interpreter
         allocations.mark()
         runner.local_step(program.batch)
     assert allocations.peak_bytes is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from compare_runs import batches
 from generated_runs import RanksInMode
 from graphs import captured, problem
 
-from apportion.execute import ladder as ladder_module
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import Context
 from apportion.execute.ladder import check_mode, mode_of, near
@@ -55,7 +55,7 @@ def wrong(executable: Executable, segment: Segment, place: str) -> SegmentFuncti
 def test_what_does_not_work_runs_generated(
     compiler: Any, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ladder_module, "inductor", compiler)
+    monkeypatch.setattr(import_module("apportion.execute.ladder"), "inductor", compiler)
     program, space = captured("mlp:tiny")
     strategy = data(problem(2)).strategy
     made = RanksInMode(program, space, strategy, 2, "inductor")
