@@ -112,7 +112,8 @@ def rank_buffers(executable: Executable, device: int, place: str) -> RankBuffers
         for buffer, where in enumerate(found.device.tolist())
         if where == device
     }
-    outgoing, incoming = {}, {}
+    outgoing: dict[int, torch.Tensor] = {}
+    incoming: dict[int, torch.Tensor] = {}
     unaligned: set[int] = set()
     ends_at: dict[int, int] = {}  # by buffer's message and direction
     for number, message in _in_order(executable.messages, device):

@@ -118,7 +118,7 @@ def _limits(units: Units, sizes: BucketSizes) -> BucketLimits:
 
     def limit(mine: Bools) -> Ints:
         total = np.bincount(units.key[mine], units.nbytes[mine], keys)
-        return np.clip(total * sizes.share, sizes.least, sizes.most).astype(np.int64)
+        return plain(np.clip(total * sizes.share, sizes.least, sizes.most))
 
     return BucketLimits(limit(~units.pulled), limit(units.pulled), sizes.most)
 
