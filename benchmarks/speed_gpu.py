@@ -59,9 +59,10 @@ MODELS = {
 }
 DEPTHS = (12, 24, 48)
 TORCH = ("eager", "compile", "reduce-overhead")
-MODES = ("generated", "graph", "inductor")
 ROUNDS, WARM, SEED = 12, 3, 0
-TOGETHER, LIMIT = 3, 170.0
+CONTENDERS = ("compile", "inductor", "eager", "generated", "graph", "reduce-overhead")
+TOGETHER, LIMIT = 2, 170.0
+READY = 0.6  # of the time: what does not begin to compile before is left out
 OPTIONS = {"compile": {}, "reduce-overhead": {"mode": "reduce-overhead"}}
 BARS = {"generated": ("eager",), "graph": ("eager",), "inductor": ("compile", "reduce-overhead")}
 
@@ -86,15 +87,26 @@ class Row:
 
 
 def measure(
-    name: str, spec: str, kind: str, contenders: Sequence[str], rounds: int, place: str, turn: Path
+    name: str,
+    spec: str,
+    kind: str,
+    contenders: Sequence[str],
+    rounds: int,
+    place: str,
+    turn: Path,
+    limit: float,
 ) -> list[Row]:
-    """All contenders of one model."""
+    """All contenders of one model, as far as they are compiled in time."""
     trains: dict[str, Callable[[], Any]] = {}
     first: dict[str, float] = {}
     losses: dict[str, list[float]] = {}
     notes: dict[str, list[str]] = {}
+    deadline = time.monotonic() + READY * limit
     prepared = planned(spec, kind) if set(contenders) - set(TORCH) else None
     for contender in contenders:
+        if time.monotonic() > deadline:
+            _note(f"{name}, {contender}: left out, {READY * limit:g} s are over")
+            continue
         try:
             if contender in TORCH:
                 train, said = _eager(spec, kind, contender, place), list[str]
@@ -104,6 +116,7 @@ def measure(
             began = time.perf_counter()
             found = [float(train())]
             first[contender] = time.perf_counter() - began
+            _note(f"{name}, {contender}: first step after {first[contender]:.1f} s")
             losses[contender] = found + [float(train()) for _ in range(WARM)]
             trains[contender], notes[contender] = train, list(said())
         except Exception as error:  # the others are measured all the same
@@ -224,6 +237,7 @@ def wave(cases: Sequence[dict[str, Any]], given: argparse.Namespace) -> list[Row
             out, cache = Path(folder, f"{number}.json"), Path(folder, f"cache{number}")
             command = [sys.executable, __file__, "--one", json.dumps(case), "--turn", str(turn)]
             command += ["--rounds", str(given.rounds), "--place", given.place, "--out", str(out)]
+            command += ["--limit", str(given.limit)]
             environment = os.environ | {
                 "TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")
             }  # fmt: skip
@@ -232,7 +246,7 @@ def wave(cases: Sequence[dict[str, Any]], given: argparse.Namespace) -> list[Row
         while time.monotonic() < deadline and any(p.poll() is None for *_, p in started):
             ready = len(turn.read_text(encoding="ascii").splitlines())
             running = sum(process.poll() is None for *_, process in started)
-            if ready >= running or time.monotonic() > deadline - given.limit / 4:
+            if ready >= running or time.monotonic() > deadline - (1 - READY) / 2 * given.limit:
                 turn.with_name("go").touch()
             time.sleep(0.05)
         for case, out, process in started:
@@ -274,7 +288,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--depths", nargs="*", type=int, default=list(DEPTHS))
-    parser.add_argument("--contenders", nargs="+", default=[*TORCH, *MODES])
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for so many at a time")
     parser.add_argument("--out", type=Path, help="write the rows here")
@@ -287,7 +301,8 @@ def main() -> int:
         return 2
     warnings.simplefilter("ignore")
     if given.one:
-        rows = measure(**given.one, rounds=given.rounds, place=given.place, turn=given.turn)
+        how = {"rounds": given.rounds, "place": given.place, "turn": given.turn}
+        rows = measure(**given.one, **how, limit=given.limit)
         given.out.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
         return 0
     cases = []
