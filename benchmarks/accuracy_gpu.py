@@ -318,7 +318,11 @@ def make_tables(folder: Path, before: CostTable | None) -> tuple[CostTable, ...]
             took = statistics.median(found.seconds["inductor"])
             steps.append(FusedStep(made.tasks, made.cluster, took))
     generated = samples.table(kind, day)
-    return (generated, *([fused_table(generated, steps, day)] if steps else []))
+    found = [generated, *([fused_table(generated, steps, day)] if steps else [])]
+    if before is not None and before.condition.mode == "none":  # the interpreter's host and updates
+        works = {w: x for w, x in before.works.items() if w.startswith("apportion.update(")}
+        found.append(replace(before, works=works, fits={}, lines={}))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -435,7 +439,7 @@ def main() -> None:
     parser.add_argument("what", choices=("measure", "one", "table", "page"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, help="write the table or the page here")
-    parser.add_argument("--costs", type=Path, help="predict by this table")
+    parser.add_argument("--costs", type=Path, help="predict by this table, or add to it")
     parser.add_argument("--cases", default="calibrated,unseen,parts", help="which cases to measure")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--times", action="store_true", help="measure every kernel as well")
@@ -454,7 +458,7 @@ def main() -> None:
         cases.sort(key=lambda case: case in UNROLLED)  # those take long
         measure_all(given.folder, cases, modes, given.times, given.jobs, given.limit)
     elif given.what == "table":
-        _write_table(given.folder, given.out)
+        _write_table(given.folder, given.out, given.costs)
     else:
         own = () if given.costs is None else (load_cost_file(given.costs),)
         rows, gpu, version = [], "", ""
@@ -469,10 +473,11 @@ def main() -> None:
             given.out.write_text(text)
 
 
-def _write_table(folder: Path, out: Path) -> None:
+def _write_table(folder: Path, out: Path, earlier: Path | None) -> None:
     (found, made), *_ = load_all(folder)
     kind = made.cluster.devices[0].kind
-    before = next((t for t in shipped() if t.condition.kind == kind), None)
+    tables = shipped() if earlier is None else load_cost_file(earlier).tables
+    before = next((t for t in tables if t.condition.kind == kind), None)
     tables = make_tables(folder, before)
     save_cost_file(CostFile(found.gpu, found.torch, tables), out)
     print("\n".join(map(str, tables)), out.stat().st_size, "bytes")

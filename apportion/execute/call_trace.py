@@ -376,6 +376,7 @@ class CallRecorder(torch_private.TorchDispatchMode):
         self.quick = quick
         self.numbers = numbers
         self.known: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self.dead: list[int] = []  # to be told with the next call
         self.count = 0
         for tensor in inputs:
             self._new(tensor)
@@ -384,7 +385,7 @@ class CallRecorder(torch_private.TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        drops = tuple(self._dead())
+        self.dead += self._dead()
         given = tuple(self._arg(a) for a in args)
         keywords = tuple((name, self._arg(a)) for name, a in (kwargs or {}).items())
         result = func(*args, **(kwargs or {}))
@@ -394,6 +395,7 @@ class CallRecorder(torch_private.TorchDispatchMode):
             self.known[id(result)] = (weakref.ref(result), given[0].index)
             return result  # nothing but another name
         function = quick_function(func, args, kwargs or {}, self.quick)
+        drops, self.dead = tuple(self.dead), []
         self.calls.append(TracedCall(function, given, keywords, self._result(result), drops))
         return result
 
@@ -446,7 +448,7 @@ class CallRecorder(torch_private.TorchDispatchMode):
                 raise CannotRecord("it returns a tensor that is made outside of operators")
             places.append(place)
         kept = set(places)
-        left = dict.fromkeys(index for _, index in self.known.values())
+        left = dict.fromkeys((*self.dead, *(index for _, index in self.known.values())))
         drops = [i for i in left if i >= self.inputs and i not in kept]
         forms = tuple((tuple(r.shape), tuple(r.stride()), r.dtype) for r in results)
         shares = tuple(

@@ -239,5 +239,10 @@ def inductor(executable: Executable, segment: Segment, place: str) -> SegmentFun
     called."""
     known = executable.artefacts
     if "labels" not in known:
-        known["labels"] = labels_of(executable, place)
+        try:
+            known["labels"] = labels_of(executable, place)
+        except CannotCompile as error:
+            known["labels"] = error
+    if isinstance(known["labels"], CannotCompile):
+        raise known["labels"]
     return InductorSegment(executable, segment, place, lambda _, own, __: made_one_by_one(own))

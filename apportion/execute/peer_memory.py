@@ -69,7 +69,7 @@ class BufferToFill:
 
     def wait(self) -> None:
         """Waits until they have been."""
-        self.memory.take(self.source)
+        self.memory.take_all()
         while not self.done or self.memory.unsaid:
             self.memory.serve(self.source)
 
@@ -85,6 +85,7 @@ class BufferOnOffer:
 
     def wait(self) -> None:
         """Waits until it has."""
+        self.memory.take_all()
         while not self.done or self.memory.unsaid:
             self.memory.serve(self.target)
 
@@ -135,6 +136,12 @@ class PeerMemory:
                 return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"rank {wanted} did not answer within {PATIENCE:g} s")
+
+    def take_all(self) -> None:
+        """Copies what was offered before there were buffers for it. Whoever waits does so first: the
+        rank that offers may wait for it, and others for that rank."""
+        for source in tuple(self.offered):
+            self.take(source)
 
     def take(self, source: int) -> None:
         """Copies what the rank has offered, as far as there are buffers for it."""

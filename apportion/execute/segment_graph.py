@@ -16,8 +16,9 @@ equal graphs, and one compiled artefact serves them all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -104,7 +105,8 @@ def trace_segment(
     def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         rank = _TracedRank(executable, executable.device[segment.tasks[0]], place=place)
         rank.tensors.update(zip(segment.ins, inputs, strict=False))
-        rank.boxes = iter(inputs[len(segment.ins) : len(segment.ins) + len(boxes)])
+        given = inputs[len(segment.ins) : len(segment.ins) + len(boxes)]
+        rank.boxes = {id(copy): box for copy, box in zip(boxes, given, strict=True)}
         rank.received = _Everything()
         rows = iter(range(words))
 
@@ -144,12 +146,12 @@ class _Everything(dict[int, Any]):
 
 
 class _TracedRank(Rank):
-    """A Rank whose boxes of messages are given one by one."""
+    """A Rank whose boxes of messages are given, by identity of the copies."""
 
-    boxes: Iterator[torch.Tensor] = iter(())
+    boxes: Mapping[int, torch.Tensor] = MappingProxyType({})
 
     def _box(self, copy: BoxCopy) -> torch.Tensor:
-        return next(self.boxes) if copy.message >= 0 else super()._box(copy)
+        return self.boxes[id(copy)] if copy.message >= 0 else super()._box(copy)
 
 
 def _no_setting(expression: Any) -> float:

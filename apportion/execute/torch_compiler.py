@@ -105,9 +105,9 @@ def stop_workers() -> None:
 def without_kernels(code: CompiledCode) -> CompiledCode:
     """Compiled code for tensors without data: it allocates and drops as ever, and calls no kernel
     of its own. Raises ValueError if this version of torch keeps it elsewhere."""
-    bound = getattr(code, "current_callable", None)
+    bound = _innermost(getattr(code, "current_callable", None))
     function = getattr(bound, "__func__", bound)
-    if not isinstance(function, FunctionType):
+    if not isinstance(function, FunctionType) or function.__closure__:
         raise ValueError("this version of torch keeps compiled code where it cannot be looked at")
     names = dict(function.__globals__)
     names |= {name: _Nothing() for name in names if name.startswith(("triton_", "cpp_"))}
@@ -127,6 +127,16 @@ def without_kernels(code: CompiledCode) -> CompiledCode:
         return found
 
     return call
+
+
+def _innermost(function: Any) -> Any:
+    """The function that another one, which aligns its inputs, calls `model`."""
+    while True:
+        plain = getattr(function, "__func__", function)
+        names = plain.__code__.co_freevars if isinstance(plain, FunctionType) else ()
+        if "model" not in names:
+            return function
+        function = plain.__closure__[names.index("model")].cell_contents
 
 
 def _nothing(*_: Any, **__: Any) -> int:

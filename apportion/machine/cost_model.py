@@ -156,7 +156,10 @@ def _laid_over(base: CostTable, top: CostTable) -> CostTable:
     """Two tables of one kind of device as one; what both have is the second one's."""
     works = {**base.works, **top.works}
     alike = base.condition.mode == top.condition.mode
-    fits = cost_fit.fits(works, folds=0) if alike and base.works and top.works else {}
+    new = {cost_fit.fit_kind(w) for w, work in top.works.items() if base.works.get(w) != work}
+    new |= {cost_fit.family(kind) for kind in new}
+    fits = cost_fit.fits(works, folds=0) if alike and base.works and new else {}
+    fits = {name: fit for name, fit in fits.items() if name.rpartition("/")[0] in new}
     return replace(
         top,
         works=works,

@@ -3,8 +3,8 @@
 Part of the room plan. A Plan and the name of an Op come in, an Explanation goes out.
 
 Every alternative (alternatives.py) is put in the place of the Op's Choice, alone and with the Op's
-Group, and simulated by delta: its step time is that of `simulate(lower(...))`. What it moves and
-holds is worked out for the best of them. Then it is said what keeps the best from being taken:
+Group, and simulated by delta: its step time is that of `simulate(lower(...))`, before messages are
+merged, and is compared with the plan's own by the same measure. What it moves and holds is worked out for the best of them. Then it is said what keeps the best from being taken:
 
     optimal     no alternative is faster
     resharding  one would compute faster, but what it moves costs more than that
@@ -386,9 +386,9 @@ def _notes(plan: Plan, live: Delta, tried: int, known: int) -> tuple[str, ...]:
     ours, plans = live.step_ns, int(plan.timeline.end_ns.max(initial=0))
     if ours != plans:
         found.append(
-            "some kernels of the plan were measured, which says nothing of others: alternatives "
-            f"are compared by fitted costs, by which the plan's step takes "
-            f"{seconds(ours / 1e9)}, not {seconds(plans / 1e9)}"
+            "alternatives are compared by fitted costs and before messages are merged, by which "
+            f"the plan's step takes {seconds(ours / 1e9)}, not {seconds(plans / 1e9)}: what was "
+            "measured of its kernels, and what travels together, says nothing of others"
         )
     if tried < known:
         found.append(f"the budget ended after {tried} of {known} alternatives")

@@ -230,11 +230,15 @@ def _memory_round(runner: Runner, batch: Any, storage: Storage) -> dict[int, int
 
 
 def _resident(rank: Rank, batch: Any) -> int:
-    """Bytes on the device that are neither the step's tensors nor its batch."""
+    """Bytes on the device that are neither the step's tensors nor its batch, which has slots of its
+    own there for good (feed.py)."""
     given = [x for x in tree_leaves(batch) if isinstance(x, torch.Tensor) and x.is_cuda]
     found = [tensor.untyped_storage() for tensor in (*rank.tensors.values(), *given)]
     storages = {storage._cdata: storage for storage in found}
-    own = sum(-(-storage.nbytes() // 512) * 512 for storage in storages.values())
+    sizes = [storage.nbytes() for storage in storages.values()]
+    slots = rank.executable.tasks.slot_nbytes
+    sizes += [int(slots[region.slot]) for region in rank.inputs]
+    own = sum(-(-size // 512) * 512 for size in sizes)
     return int(max(torch.cuda.memory_allocated() - own, 0))
 
 

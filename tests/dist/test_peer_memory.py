@@ -40,6 +40,27 @@ for count, backwards in ((4, False), (4, True), (600, True)):
         assert torch.equal(found, message(r, me, pick(k))), (r, k)
 dist.barrier()
 """
+RING = """
+memory = join_peer_memory()
+new = lambda: torch.zeros(8, dtype=torch.uint8)
+if me == 0:  # waits for 1 to read, and then sends what 2 waits for
+    first = memory.send(new(), 1)
+    dist.barrier()
+    first.wait()
+    memory.send(new(), 2).wait()
+elif me == 1:  # hears of the first message before it has a buffer for it; then waits for 2
+    dist.barrier()
+    memory.receive(new(), 2).wait()
+    first = memory.receive(new(), 0)
+    memory.receive(new(), 2).wait()
+    first.wait()
+else:
+    dist.barrier()
+    memory.send(new(), 1).wait()
+    memory.receive(new(), 0).wait()
+    memory.send(new(), 1).wait()
+dist.barrier()
+"""
 END = """
 backends = join_backends("cpu")
 assert backends.memory is not None
@@ -68,8 +89,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks"), [(EXCHANGE, 2), (EXCHANGE, 3), (END, 2), (SWITCHED, 2)],
-    ids=["exchange of 2", "exchange of 3", "a rank ends", "switched off by one"],
+    ("text", "ranks"), [(EXCHANGE, 2), (EXCHANGE, 3), (RING, 3), (END, 2), (SWITCHED, 2)],
+    ids=["exchange of 2", "exchange of 3", "each waits for the next", "a rank ends", "switched off by one"],
 )  # fmt: skip
 def test_messages(text: str, ranks: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from apportion.execute.segment_cut import TRACED, UPDATES, cut
 from apportion.execute.segment_graph import segment_key
 from apportion.lower.lower import lower
 from apportion.search.baselines.data import data
+from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, unsplit_choice
 
@@ -103,6 +105,19 @@ def test_devices_that_could_round_copies_differently_are_not_compiled(by_graph: 
     oracle = RanksInMode(program, space, Strategy(choices), 2, NONE)
     same_steps(oracle, compiled, 1)
     assert any("different code" in note for note in compiled.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_any_strategy_can_be_traced(
+    seed: int, by_graph: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor, "labels_of", lambda *_: {})  # whatever copies are rounded to
+    program, space = captured("mlp:tiny")
+    strategy = draw(space, 3, Random(seed))
+    compiled = RanksInMode(program, space, strategy, 3, INDUCTOR)
+    same_steps(RanksInMode(program, space, strategy, 3, NONE), compiled, 2)
+    assert compiled.notes == []
 
 
 def pieces_and_kinds(layers: int) -> tuple[int, int]:

@@ -226,13 +226,13 @@ def test_nothing_is_left_behind_when_writing_fails(
 def test_reading_a_plan_lowers_it_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for module in (plan_module, plan_file):
-        real = module.lower
+        real = module.runnable
 
         def counted(*given: Any, real: Any = real) -> Any:
             calls.append("lower")
             return real(*given)
 
-        monkeypatch.setattr(module, "lower", counted)
+        monkeypatch.setattr(module, "runnable", counted)
     loaded = Plan.load(file)
     assert len(loaded.tasks) and loaded.timeline.step_seconds > 0
     assert calls == ["lower"]
