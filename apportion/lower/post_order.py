@@ -1,8 +1,8 @@
 """post_order: where in a step its exchanges are posted, and which of them are posted as one.
 
-A part of lower/, in compiled code. In: the tasks of a TaskGraph as TaskDependencies, and the units in
-which messages move: a **unit** is what a set of devices exchanges at one position. Out: a Placing,
-which coalesce.py makes a TaskGraph of.
+A part of lower/, in compiled code. In: the tasks of a TaskGraph as TaskDependencies, and the units
+in which messages move: a **unit** is what a set of devices exchanges at one position. Out: a
+Placing, which coalesce.py makes a TaskGraph of.
 
 Work that computes keeps its order, Op by Op. A unit may be posted once all that it sends is made,
 and has to be there before the first Op that reads what it brings. An assembly comes just before the
