@@ -6,6 +6,7 @@ some steps and answers with a TrainingResult: losses, times, bytes and, if asked
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -222,10 +223,12 @@ class _HostPeak:
 
     def __enter__(self) -> _HostPeak:
         if self.profile is not None:
+            gc.collect()  # what an earlier run left would be freed at some time, and be counted
             self.profile.__enter__()
         return self
 
     def mark(self) -> None:
+        gc.collect()
         self.from_ns = time.time_ns()
 
     def __exit__(self, *error: Any) -> None:
