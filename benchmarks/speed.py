@@ -199,13 +199,15 @@ def _auto(program: Program, rate: float | None, budget: float) -> Plan:
     here = ap.cluster("local:2")
     if rate is None:
         return ap.plan(program, here, budget=budget, note=_note)
-    from limited_link import hosts
+    from limited_link import _own_cache, hosts
 
     from apportion.plan.make_plan import make_plan
     from apportion.run.calibrate import BUDGET, Calibrator
     from apportion.run.step_source import source_of
 
-    with Calibrator(source_of(program), here, BUDGET, _note) as costs:
+    with (
+        before_others(), _own_cache(), Calibrator(source_of(program), here, BUDGET, _note) as costs,
+    ):  # fmt: skip
         return make_plan(program, hosts(rate, 30e-6), budget=budget, seed=SEED, costs=costs)
 
 

@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_map
 
 from apportion import zoo
 from apportion.capture.capture import capture
+from apportion.capture.program import Program
 from apportion.capture.reference import capture_as
 from apportion.execute.executable import Executable
 from apportion.execute.transport import worker
@@ -58,17 +59,18 @@ MODELS = {
 }
 DEPTHS = (12, 24, 48)
 TORCH = ("eager", "compile", "reduce-overhead")
-MODES = ("generated", "graph", "inductor")
 ROUNDS, WARM, SEED = 12, 3, 0
-TOGETHER, LIMIT = 3, 170.0
+CONTENDERS = ("compile", "inductor", "eager", "generated", "graph", "reduce-overhead")
+TOGETHER, LIMIT = 2, 170.0
+READY = 0.6  # of the time: what does not begin to compile before is left out
 OPTIONS = {"compile": {}, "reduce-overhead": {"mode": "reduce-overhead"}}
 BARS = {"generated": ("eager",), "graph": ("eager",), "inductor": ("compile", "reduce-overhead")}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contender: milliseconds of a step, median and lower quartile; seconds until its first
-    step was done, compiling included; the losses of the first steps; the ratio of the medians to
+    """One contender: milliseconds of a step, median and lower quartile; seconds of its first step,
+    compiling included; the losses of the first steps; the ratio of the medians to
     the faster of those that it is compared with; notes of what does not run as asked."""
 
     model: str
@@ -85,22 +87,38 @@ class Row:
 
 
 def measure(
-    name: str, spec: str, kind: str, contenders: Sequence[str], rounds: int, place: str, turn: Path
+    name: str,
+    spec: str,
+    kind: str,
+    contenders: Sequence[str],
+    rounds: int,
+    place: str,
+    turn: Path,
+    limit: float,
 ) -> list[Row]:
-    """All contenders of one model."""
+    """All contenders of one model, as far as they are compiled in time."""
     trains: dict[str, Callable[[], Any]] = {}
     first: dict[str, float] = {}
     losses: dict[str, list[float]] = {}
     notes: dict[str, list[str]] = {}
+    deadline = time.monotonic() + READY * limit
+    prepared = planned(spec, kind) if set(contenders) - set(TORCH) else None
     for contender in contenders:
-        began = time.perf_counter()
+        if time.monotonic() > deadline:
+            _note(f"{name}, {contender}: left out, {READY * limit:g} s are over")
+            continue
         try:
-            make = _eager if contender in TORCH else _ours
-            train, notes[contender] = make(spec, kind, contender, place)
+            if contender in TORCH:
+                train, said = _eager(spec, kind, contender, place), list[str]
+            else:
+                assert prepared is not None
+                train, said = _ours(*prepared, kind, contender, place)
+            began = time.perf_counter()
             found = [float(train())]
             first[contender] = time.perf_counter() - began
+            _note(f"{name}, {contender}: first step after {first[contender]:.1f} s")
             losses[contender] = found + [float(train()) for _ in range(WARM)]
-            trains[contender] = train
+            trains[contender], notes[contender] = train, list(said())
         except Exception as error:  # the others are measured all the same
             _note(f"{name}, {contender}: {type(error).__name__}: {str(error)[:300]}")
     seconds: dict[str, list[float]] = {contender: [] for contender in trains}
@@ -116,7 +134,17 @@ def measure(
     ]  # fmt: skip
 
 
-def _eager(spec: str, kind: str, contender: str, place: str) -> tuple[Callable[[], Any], list[str]]:
+def planned(spec: str, kind: str) -> tuple[Program, Executable]:
+    """The step of a model, captured, and planned for one device."""
+    it = zoo.load(spec, SEED)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    if kind != "float32":
+        program = capture_as(program, getattr(torch, kind))
+    made = make_plan(program.graph, cluster("1xh200"), "single")
+    return program, Executable(made.space, made.strategy, made.tasks)
+
+
+def _eager(spec: str, kind: str, contender: str, place: str) -> Callable[[], Any]:
     it = zoo.load(spec, SEED)
     names = {id(p): name for name, p in it.model.named_parameters()}
     model = it.model.to(place, getattr(torch, kind))
@@ -141,19 +169,16 @@ def _eager(spec: str, kind: str, contender: str, place: str) -> tuple[Callable[[
         optimizer.step()
         return loss.detach()
 
-    return train, []
+    return train
 
 
-def _ours(spec: str, kind: str, mode: str, place: str) -> tuple[Callable[[], Any], list[str]]:
-    it = zoo.load(spec, SEED)
-    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
-    if kind != "float32":
-        program = capture_as(program, getattr(torch, kind))
-    made = make_plan(program.graph, cluster("1xh200"), "single")
-    executable = Executable(made.space, made.strategy, made.tasks)
+def _ours(
+    program: Program, executable: Executable, kind: str, mode: str, place: str
+) -> tuple[Callable[[], Any], Callable[[], list[str]]]:
+    """A step, and what does not run as the mode says."""
     runner = Runner(program, worker(executable, 0, place, mode))
     batch = _on(program.batch, place, kind)
-    return lambda: runner.step(batch), runner.worker.notes
+    return lambda: runner.step(batch), lambda: runner.worker.notes
 
 
 def _on(batch: Any, place: str, kind: str) -> Any:
@@ -212,6 +237,7 @@ def wave(cases: Sequence[dict[str, Any]], given: argparse.Namespace) -> list[Row
             out, cache = Path(folder, f"{number}.json"), Path(folder, f"cache{number}")
             command = [sys.executable, __file__, "--one", json.dumps(case), "--turn", str(turn)]
             command += ["--rounds", str(given.rounds), "--place", given.place, "--out", str(out)]
+            command += ["--limit", str(given.limit)]
             environment = os.environ | {
                 "TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")
             }  # fmt: skip
@@ -220,7 +246,7 @@ def wave(cases: Sequence[dict[str, Any]], given: argparse.Namespace) -> list[Row
         while time.monotonic() < deadline and any(p.poll() is None for *_, p in started):
             ready = len(turn.read_text(encoding="ascii").splitlines())
             running = sum(process.poll() is None for *_, process in started)
-            if ready >= running or time.monotonic() > deadline - given.limit / 4:
+            if ready >= running or time.monotonic() > deadline - (1 - READY) / 2 * given.limit:
                 turn.with_name("go").touch()
             time.sleep(0.05)
         for case, out, process in started:
@@ -262,7 +288,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--depths", nargs="*", type=int, default=list(DEPTHS))
-    parser.add_argument("--contenders", nargs="+", default=[*TORCH, *MODES])
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for so many at a time")
     parser.add_argument("--out", type=Path, help="write the rows here")
@@ -275,7 +301,8 @@ def main() -> int:
         return 2
     warnings.simplefilter("ignore")
     if given.one:
-        rows = measure(**given.one, rounds=given.rounds, place=given.place, turn=given.turn)
+        how = {"rounds": given.rounds, "place": given.place, "turn": given.turn}
+        rows = measure(**given.one, **how, limit=given.limit)
         given.out.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
         return 0
     cases = []
@@ -283,9 +310,12 @@ def main() -> int:
         spec, kind = MODELS.get(name, (name, "float32"))
         cases.append({"name": name, "spec": spec, "kind": kind, "contenders": given.contenders})
     waves = [cases[k : k + TOGETHER] for k in range(0, len(cases), TOGETHER)]
-    for layers in given.depths:
-        case = {"name": f"gpt2 of {layers} layers", "spec": DEEP.format(layers), "kind": "float32"}
-        waves.append([case | {"contenders": ["inductor"]}])
+    deep = [
+        {"name": f"gpt2 of {layers} layers", "spec": DEEP.format(layers), "kind": "float32",
+         "contenders": ["inductor"]}
+        for layers in given.depths
+    ]  # fmt: skip
+    waves += [deep] if deep else []
     found: list[Row] = []
     for some in waves:
         rows = wave(some, given)

@@ -138,8 +138,8 @@ class PeerMemory:
                 raise RuntimeError(f"rank {wanted} did not answer within {PATIENCE:g} s")
 
     def take_all(self) -> None:
-        """Copies what was offered before there were buffers for it. Whoever waits does so first: the
-        rank that offers may wait for it, and others for that rank."""
+        """Copies what was offered before there were buffers for it. Whoever waits does so first:
+        the rank that offers may wait for it, and others for that rank."""
         for source in tuple(self.offered):
             self.take(source)
 

@@ -23,7 +23,7 @@ from apportion.lower.post_order import (
     Placing,
     Rows,
     State,
-    TaskColumns,
+    TaskDependencies,
     Units,
     find_needs,
     find_units,
@@ -66,13 +66,13 @@ def coalesce(tasks: TaskGraph, sizes: BucketSizes = BUCKETS) -> TaskGraph:
 
 def _units(
     tasks: TaskGraph, sizes: BucketSizes
-) -> tuple[TaskColumns, Units, BucketLimits, Ints, Bools]:
+) -> tuple[TaskDependencies, Units, BucketLimits, Ints, Bools]:
     message, n = tasks.is_message, len(tasks)
     end_start = offsets(np.bincount(tasks.ends.task, minlength=n))
     unit, code, members, first = find_units(
         message, plain(tasks.position), end_start, plain(tasks.ends.device), tasks.devices
     )
-    given = TaskColumns(
+    given = TaskDependencies(
         plain(tasks.op), message, tasks.kind == ASSEMBLE, *_dependencies(tasks), unit,
         len(tasks.op_start) - 1,
     )  # fmt: skip
@@ -129,7 +129,7 @@ def _by(number: Ints, items: Ints, count: int) -> tuple[Ints, Ints]:
     return offsets(np.bincount(number, minlength=count)), plain(items[order])
 
 
-def _rows(given: TaskColumns, units: Units, need: Ints, feeds: Bools) -> Rows:
+def _rows(given: TaskDependencies, units: Units, need: Ints, feeds: Bools) -> Rows:
     n, ops, keys = len(given.op), given.ops, int(units.key.max(initial=-1)) + 1
     task = np.repeat(np.arange(n), np.diff(given.dep_start))
     waits = given.message[task] | feeds[task]
@@ -147,7 +147,7 @@ def _rows(given: TaskColumns, units: Units, need: Ints, feeds: Bools) -> Rows:
     )  # fmt: skip
 
 
-def _state(given: TaskColumns, units: Units, rows: Rows) -> State:
+def _state(given: TaskDependencies, units: Units, rows: Rows) -> State:
     n, u, keys = len(given.op), len(units.key), int(units.key.max(initial=-1)) + 1
     later, message = rows.next, given.message[rows.next]
     return State(
@@ -185,7 +185,7 @@ class _Coalesced:
     """The columns of the new TaskGraph, each from those of the old one."""
 
     def __init__(
-        self, tasks: TaskGraph, given: TaskColumns, placing: Placing, became: Ints, first: Ints
+        self, tasks: TaskGraph, given: TaskDependencies, placing: Placing, became: Ints, first: Ints
     ) -> None:
         self.tasks, self.became, self.first, self.n = tasks, became, first, len(first)
         self.given, self.message = given, given.message[first]

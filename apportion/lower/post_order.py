@@ -1,8 +1,8 @@
 """post_order: where in a step its exchanges are posted, and which of them are posted as one.
 
-A part of lower/, in compiled code. In: the tasks of a TaskGraph as TaskColumns, and the units in
-which messages move: a **unit** is what a set of devices exchanges at one position. Out: a Placing,
-which coalesce.py makes a TaskGraph of.
+A part of lower/, in compiled code. In: the tasks of a TaskGraph as TaskDependencies, and the units
+in which messages move: a **unit** is what a set of devices exchanges at one position. Out: a
+Placing, which coalesce.py makes a TaskGraph of.
 
 Work that computes keeps its order, Op by Op. A unit may be posted once all that it sends is made,
 and has to be there before the first Op that reads what it brings. An assembly comes just before the
@@ -36,7 +36,7 @@ WAITING, SOON, PATIENT, POSTED = range(4)
 SEQUENCE, BUCKETS, NOW, READY, SORTED, SEEN = range(6)
 
 
-class TaskColumns(NamedTuple):  # numba takes no dataclass
+class TaskDependencies(NamedTuple):  # numba takes no dataclass
     """Tasks in columns. Lengths: tasks n, units u."""
 
     op: Ints  # n
@@ -135,7 +135,7 @@ def _join_ends(parent, end_start, end_device, low, high):  # type: ignore[no-unt
 
 
 @compiled
-def find_needs(tasks: TaskColumns, units: int) -> tuple[Ints, Ints, Bools]:
+def find_needs(tasks: TaskDependencies, units: int) -> tuple[Ints, Ints, Bools]:
     """For every task the first Op that needs it; the same for every unit; and for every task
     whether it is an assembly of local slots that a message waits for."""
     op, message, assembles, dep_start, dep, unit, ops = tasks
@@ -201,7 +201,7 @@ class State(NamedTuple):
 
 @compiled
 def place(
-    tasks: TaskColumns, units: Units, limits: BucketLimits, rows: Rows, state: State
+    tasks: TaskDependencies, units: Units, limits: BucketLimits, rows: Rows, state: State
 ) -> Placing:
     """Places all tasks."""
     n, u = len(tasks.op), len(units.key)

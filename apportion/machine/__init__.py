@@ -62,6 +62,9 @@ if TYPE_CHECKING:
         INDUCTOR as INDUCTOR,
     )
     from apportion.machine.compile_mode import (
+        INTERPRETER as INTERPRETER,
+    )
+    from apportion.machine.compile_mode import (
         REPLAYED as REPLAYED,
     )
     from apportion.machine.compile_mode import (

@@ -21,7 +21,16 @@ from typing import Any, Protocol
 
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import Storage, TaskGraph, runnable, with_storage
-from apportion.machine import GENERATED, Cluster, CostFile, CostModel, default_cost
+from apportion.machine import (
+    GENERATED,
+    INDUCTOR,
+    INTERPRETER,
+    Cluster,
+    CostFile,
+    CostModel,
+    default_cost,
+)
+from apportion.plan.fused_storage import fused_storage
 from apportion.search import METHODS, Problem, Progress, SearchResult, UnsuitableMethod
 from apportion.simulate import Timeline, simulate
 from apportion.split import Space, Strategy, space_of
@@ -284,9 +293,10 @@ def _measured_storage(
     """What the kernels allocate. Needs torch, which a loaded Plan does not: it has the result."""
     from apportion.execute import Executable, device_memory_facts, measure_storage, threads
 
-    executable = Executable(space, strategy, tasks)
+    executable, fused = Executable(space, strategy, tasks), cost.mode != INTERPRETER
     kinds = {device.kind for device in cluster.devices}
     if kinds == {"cpu"}:
-        return measure_storage(executable, threads(len(cluster.devices)))
+        return measure_storage(executable, threads(len(cluster.devices)), None, fused)
     known = next((cost.tables[kind] for kind in sorted(kinds) if kind in cost.tables), None)
-    return measure_storage(executable, None, device_memory_facts(known))
+    found = measure_storage(executable, None, device_memory_facts(known), fused)
+    return fused_storage(tasks, found, cluster, cost) if cost.mode == INDUCTOR else found

@@ -4,7 +4,8 @@ Part of the room plan. A Plan and the name of an Op come in, an Explanation goes
 
 Every alternative (alternatives.py) is put in the place of the Op's Choice, alone and with the Op's
 Group, and simulated by delta: its step time is that of `simulate(lower(...))`, before messages are
-merged, and is compared with the plan's own by the same measure. What it moves and holds is worked out for the best of them. Then it is said what keeps the best from being taken:
+merged, and is compared with the plan's own by the same measure. What it moves and holds is worked
+out for the best of them. Then it is said what keeps the best from being taken:
 
     optimal     no alternative is faster
     resharding  one would compute faster, but what it moves costs more than that

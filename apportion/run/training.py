@@ -224,10 +224,12 @@ class _HostPeak:
 
     def __enter__(self) -> _HostPeak:
         if self.profile is not None:
+            gc.collect()  # what an earlier run left would be freed at some time, and be counted
             self.profile.__enter__()
         return self
 
     def mark(self) -> None:
+        gc.collect()
         self.from_ns = time.time_ns()
 
     def __exit__(self, *error: Any) -> None:

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from apportion.simulate.fusion import (
         fused_traffic as fused_traffic,
     )
+    from apportion.simulate.fusion import (
+        unwritten_slots as unwritten_slots,
+    )
     from apportion.simulate.memory_curve import (
         Curve as Curve,
     )

@@ -44,23 +44,46 @@ def fused_traffic(tasks: TaskGraph) -> FusedTraffic:
     count = len(tasks)
     if not len(tasks.work):
         return FusedTraffic(np.zeros(count, bool), np.zeros(count), np.zeros(count, np.int64))
-    fused, alone, free = _roles(tasks)
-    root = _roots(tasks.slot_base)
-    slots = (
-        plain(tasks.in_start),
-        plain(tasks.in_slot),
-        plain(tasks.out_start),
-        plain(tasks.out_slot),
-    )
-    joins = fused & ~alone
-    key = _keys(tasks, _stages(*slots, root, joins, free))
-    group = _groups(*slots, root, key, joins, free)
-    size, last = plain(tasks.slot_nbytes), plain(tasks.slot_last)
+    found = _fused_groups(tasks)
+    fused, size, last = found.fused, plain(tasks.slot_nbytes), plain(tasks.slot_last)
     twice = np.array([reads_twice(kind_of_signature(work)) for work in tasks.works] + [False])
     again = (fused & twice[tasks.work]).astype(np.int64)
-    nbytes = _moved(*slots, root, size, last, group, fused, free, again)
-    members = np.bincount(group[fused], minlength=count)
-    return FusedTraffic(fused, np.where(fused, 1 / np.maximum(members[group], 1), 0.0), nbytes)
+    nbytes = _moved(*found.slots, found.root, size, last, found.group, fused, found.free, again)[0]
+    members = np.bincount(found.group[fused], minlength=count)
+    share = np.where(fused, 1 / np.maximum(members[found.group], 1), 0.0)
+    return FusedTraffic(fused, share, nbytes)
+
+
+def unwritten_slots(tasks: TaskGraph) -> Bools:
+    """Which slots are never in memory, because only the kernel that makes them reads them."""
+    if not len(tasks.work):
+        return np.zeros(len(tasks.slot_first), bool)
+    found = _fused_groups(tasks)
+    size, last = plain(tasks.slot_nbytes), plain(tasks.slot_last)
+    again = np.zeros(len(tasks), np.int64)
+    columns = (found.root, size, last, found.group, found.fused, found.free, again)
+    inside: Bools = _moved(*found.slots, *columns)[1][found.root]
+    return inside
+
+
+class _FusedGroups(NamedTuple):
+    """Who may be fused, who is a view, the first task of each one's group, the slot that has each
+    slot's bytes, and the slots that tasks read and make."""
+
+    fused: Bools
+    free: Bools
+    group: Ints
+    root: Ints
+    slots: tuple[Ints, ...]
+
+
+def _fused_groups(tasks: TaskGraph) -> _FusedGroups:
+    fused, alone, free = _roles(tasks)
+    root = _roots(tasks.slot_base)
+    columns = (tasks.in_start, tasks.in_slot, tasks.out_start, tasks.out_slot)
+    slots, joins = tuple(map(plain, columns)), fused & ~alone
+    key = _keys(tasks, _stages(*slots, root, joins, free))
+    return _FusedGroups(fused, free, _groups(*slots, root, key, joins, free), root, slots)
 
 
 def _roles(tasks: TaskGraph) -> tuple[Bools, Bools, Bools]:
@@ -160,8 +183,9 @@ def _groups(
 def _moved(
     in_start: Ints, in_slot: Ints, out_start: Ints, out_slot: Ints, root: Ints, size: Ints,
     last: Ints, group: Ints, fused: Bools, free: Bools, again: Ints,
-) -> Ints:  # fmt: skip
-    """The bytes that every task that may be fused still moves."""
+) -> tuple[Ints, Bools]:  # fmt: skip
+    """The bytes that every task that may be fused still moves, and the slots that only the group
+    reads that makes them."""
     count, slots = len(in_start) - 1, len(root)
     nbytes = np.zeros(count, np.int64)
     maker = np.full(slots, -1)
@@ -185,7 +209,9 @@ def _moved(
         for k in range(out_start[task], out_start[task + 1]):
             slot = root[out_slot[k]]
             maker[slot], read[slot], outside[slot] = task, -1, last[slot] >= count
+    inside = np.zeros(slots, np.bool_)
     for slot in range(slots):
-        if maker[slot] >= 0 and fused[maker[slot]] and outside[slot]:
-            nbytes[maker[slot]] += size[slot]
-    return nbytes
+        if maker[slot] >= 0 and fused[maker[slot]]:
+            inside[slot] = not outside[slot]
+            nbytes[maker[slot]] += size[slot] * outside[slot]
+    return nbytes, inside

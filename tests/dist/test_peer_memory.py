@@ -90,7 +90,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize(
     ("text", "ranks"), [(EXCHANGE, 2), (EXCHANGE, 3), (RING, 3), (END, 2), (SWITCHED, 2)],
-    ids=["exchange of 2", "exchange of 3", "each waits for the next", "a rank ends", "switched off by one"],
+    ids=["exchange of 2", "exchange of 3", "each waits for the next", "a rank ends",
+         "switched off by one"],
 )  # fmt: skip
 def test_messages(text: str, ranks: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

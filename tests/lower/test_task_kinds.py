@@ -139,13 +139,14 @@ def test_messages_that_burn_the_device_leave_other_lanes_alone() -> None:
 def test_memory_is_held_while_it_runs_and_is_named() -> None:
     tasks = offloading(BESIDE)
     curves = simulate(tasks, ports(2), EXACT).curves
-    assert curves[0].peak_bytes == 260 and curves[0].peak_ns == 100
+    assert curves[0].peak_bytes == 310 and curves[0].peak_ns == 100
     value = Value("x", "activation", (15,), "float32", 60)
     found = peaks(curves, tasks, replace(graph_of(tasks), values=(value,)))[0]
     assert (found.task, found.op) == (1, "op1")
     assert [(c.name, c.category, c.nbytes) for c in found.causes] == [
         ("workspace", "workspace", 200),
         ("x", "activation", 60),
+        ("message to device 1", "communication", 50),  # a buffer that persists
     ]
 
 

@@ -273,7 +273,7 @@ def test_a_bad_choice_has_its_better_alternative_named() -> None:
     found = bad.explain(heavy(plan))
     best = found.alternatives[0]
     assert found.constraint == "search"
-    assert best.fits and best.step_seconds <= plan.predicted.step_seconds
+    assert best.fits and best.step_seconds <= line_of(plan, plan.strategy).step_seconds
     assert "shorter" in found.because and str(best.choice) in found.because
     assert bad.method in found.because
 
@@ -296,7 +296,7 @@ def test_what_does_not_fit_is_bound_by_memory() -> None:
 
 def improved(plan: Plan, op: int) -> Plan:
     """The Plan after the best alternative of an Op has been taken as long as one is faster."""
-    steps = [plan.predicted.step_seconds]
+    steps = [line_of(plan, plan.strategy).step_seconds]
     while True:
         live = Delta(plan.space, plan.strategy, plan.cluster, plan.cost)
         trials = explaining.trials_of(OpAlternatives(plan.space, 4), plan, op)
@@ -306,7 +306,7 @@ def improved(plan: Plan, op: int) -> Plan:
             return plan
         assert plan.explain(op, alternatives=1).constraint == "search"
         plan = with_choices(plan, best.choices)
-        steps.append(plan.predicted.step_seconds)
+        steps.append(line_of(plan, plan.strategy).step_seconds)
 
 
 def test_a_choice_that_nothing_beats_is_said_to_be_optimal() -> None:

@@ -1,0 +1,84 @@
+"""What a step holds with fusion: results that stay in a kernel take no room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from apportion.capture.capture import capture
+from apportion.lower.runnable import runnable
+from apportion.lower.task_graph import with_storage
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.plan.candidates import DefaultCosts
+from apportion.plan.fused_storage import LEAST, MARGIN, _padded, fused_storage
+from apportion.plan.make_plan import make_plan
+from apportion.plan.plan import Plan
+from apportion.simulate.fusion import unwritten_slots
+
+ROWS, WIDTH = 4096, 256
+
+
+class Chain(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last((self.first(x).relu() * 2.0).sigmoid())
+
+
+def step(model: Chain, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).sum()
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    model = Chain()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    program = capture(step, model, optimizer, torch.zeros(ROWS, WIDTH))
+    return make_plan(program.graph, cluster("1xh200"), "single")
+
+
+def test_what_stays_in_a_kernel_takes_no_room(plan: Plan) -> None:
+    inside = unwritten_slots(plan.tasks)
+    made = [plan.tasks.works[plan.tasks.work[t]] for t in plan.tasks.slot_first[inside]]
+    assert any(work.startswith("aten.mul.Tensor(") for work in made)
+    assert not any(work.startswith(("aten.mm", "apportion.update")) for work in made)
+    cost = default_cost(plan.cluster, "inductor")
+    bare = runnable(plan.space, plan.strategy, 1)
+    found = with_storage(bare, fused_storage(bare, plan.storage, plan.cluster, cost))
+    assert (found.slot_nbytes[inside] == 0).all()
+    assert (found.slot_nbytes[~inside] == plan.tasks.slot_nbytes[~inside]).all()
+
+
+def test_a_margin_is_added(plan: Plan) -> None:
+    where = plan.cluster
+    fused = make_plan(plan.graph, where, "single", costs=DefaultCosts(where, mode="inductor"))
+    more = fused.tasks.workspace.min() - plan.tasks.workspace.min()
+    before = fused.predicted.peak_bytes[0] - more
+    assert LEAST < more <= LEAST + MARGIN * before
+    assert fused.cost.mode == "inductor" and plan.cost.mode == "generated"
+
+
+def test_odd_products_in_half_precision_are_padded(plan: Plan) -> None:
+    tasks = plan.tasks
+    assert not _padded(tasks).any()
+    product = next(k for k, w in enumerate(tasks.works) if w.startswith("aten.mm"))
+    works = list(tasks.works)
+    works[product] = "aten.mm.default(bfloat16[4096,257] bfloat16[257,256]) #0"
+    padded = _padded(replace(tasks, works=tuple(works)))
+    assert (padded > 0).tolist() == (tasks.work == product).tolist()
+    assert padded.max() == ROWS * WIDTH * 4
+    assert np.issubdtype(padded.dtype, np.integer)
+
+
+def test_the_interpreter_updates_beside_the_old_state(plan: Plan) -> None:
+    where = plan.cluster
+    plain = make_plan(plan.graph, where, "single", costs=DefaultCosts(where, mode="none"))
+    assert plain.predicted.peak_bytes[0] >= plan.predicted.peak_bytes[0]
+    assert plain.storage.slots != plan.storage.slots
