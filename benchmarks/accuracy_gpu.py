@@ -164,10 +164,10 @@ LIMITS = (
     "generated code, with results laid out otherwise than in the plan. It is recorded like all "
     "other calls since; their peaks were not measured again.",
     "- Memory with inductor: results that stay in a kernel take no room, padded products take "
-    "more, and 3% and 64 MiB are added (apportion/plan/fused_storage.py). In float32 that was never "
-    "under what was held and at most 4% over. In bfloat16 with an odd vocabulary much more is held "
-    "than asked for: the step of gpt2 asks for 9.2 GB at its peak, is predicted at 9.4, and holds "
-    "10.9.",
+    "more, and 3% and 64 MiB are added (apportion/plan/fused_storage.py). In float32 that was "
+    "never under what was held and at most 4% over. In bfloat16 with an odd vocabulary much more "
+    "is held than asked for: the step of gpt2 asks for 9.2 GB at its peak, is predicted at 9.4, "
+    "and holds 10.9.",
 )
 
 
