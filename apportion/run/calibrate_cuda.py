@@ -380,9 +380,8 @@ class CudaSamples:
             name = kind_and_inputs(text)
             if not any(kind_and_inputs(other) == name for other in self.host):
                 kinds[name] += seconds
-        usual = {kind: _rounded(float(np.mean(seconds))) for kind, seconds in kinds.items()}
-        usual[""] = _rounded(float(np.median(kinds[""])))
-        own = {text: _rounded(float(np.mean(seconds))) for text, seconds in self.host.items()}
+        usual = {kind: _rounded(float(np.median(seconds))) for kind, seconds in kinds.items()}
+        own = {text: _rounded(float(np.median(seconds))) for text, seconds in self.host.items()}
         far = {
             text: seconds
             for text, seconds in own.items()
