@@ -333,11 +333,11 @@ def make_tables(folder: Path, before: CostTable | None) -> tuple[CostTable, ...]
             took = statistics.median(found.seconds["inductor"])
             steps.append(FusedStep(made.tasks, made.cluster, took))
     generated = samples.table(kind, day)
-    found = [generated, *([fused_table(generated, steps, day)] if steps else [])]
+    tables = [generated, *([fused_table(generated, steps, day)] if steps else [])]
     if before is not None and before.condition.mode == "none":  # the interpreter's host and updates
         works = {w: x for w, x in before.works.items() if w.startswith("apportion.update(")}
-        found.append(replace(before, works=works, fits={}, lines={}))
-    return tuple(found)
+        tables.append(replace(before, works=works, fits={}, lines={}))
+    return tuple(tables)
 
 
 @dataclass(frozen=True)
