@@ -414,8 +414,8 @@ def page(rows: Sequence[Row], gpu: str, version: str) -> str:
         "*never seen* and their kernels took no part in the table; the margin of memory and which "
         "odd products have lines of their own were settled with these runs in view. *Kernels* and "
         "*host* are the predicted sums: of what the device computes, and of what the host needs to "
-        "issue it; *of it measured* is the share of kernels' time that was measured for that very call, the rest "
-        "is fitted. Of `inductor` the peak is what the process holds for good "
+        "issue it; *of it measured* is the share of kernels' time that was measured for that very "
+        "call, the rest is fitted. Of `inductor` the peak is what the process holds for good "
         "(`torch.cuda.max_memory_reserved` after the cache was emptied), since a replayed graph "
         "asks the allocator for nothing.", "",
         "## In short", "", *_summary(rows), "",
