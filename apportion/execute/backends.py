@@ -105,12 +105,12 @@ class Backends:
                 device.append(dist.P2POp(dist.irecv, buffer, source, self.nccl))
             else:
                 found.append(_gloo_receive(buffer, source, tag))
-        for buffer, target in sends:
-            assert isinstance(buffer, torch.Tensor), "pieces go by way of memory"
+        for packed, target in sends:
+            assert isinstance(packed, torch.Tensor), "pieces go by way of memory"
             if self.of(target) == NCCL:
-                device.append(dist.P2POp(dist.isend, buffer, target, self.nccl))
+                device.append(dist.P2POp(dist.isend, packed, target, self.nccl))
             else:
-                found.append(_gloo_send(buffer, target, tag))
+                found.append(_gloo_send(packed, target, tag))
         if device:
             with peer_errors():
                 found.extend(dist.batch_isend_irecv(device))
