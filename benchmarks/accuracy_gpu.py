@@ -164,10 +164,10 @@ LIMITS = (
     "generated code, with results laid out otherwise than in the plan. It is recorded like all "
     "other calls since; their peaks were not measured again.",
     "- Memory with inductor: results that stay in a kernel take no room, padded products take "
-    "more, and 3% and 64 MiB are added (apportion/plan/fused_storage.py). In float32 that was never "
-    "under what was held and at most 4% over. In bfloat16 with an odd vocabulary much more is held "
-    "than asked for: the step of gpt2 asks for 9.2 GB at its peak, is predicted at 9.4, and holds "
-    "10.9.",
+    "more, and 3% and 64 MiB are added (apportion/plan/fused_storage.py). In float32 that was "
+    "never under what was held and at most 4% over. In bfloat16 with an odd vocabulary much more "
+    "is held than asked for: the step of gpt2 asks for 9.2 GB at its peak, is predicted at 9.4, "
+    "and holds 10.9.",
 )
 
 
@@ -333,11 +333,11 @@ def make_tables(folder: Path, before: CostTable | None) -> tuple[CostTable, ...]
             took = statistics.median(found.seconds["inductor"])
             steps.append(FusedStep(made.tasks, made.cluster, took))
     generated = samples.table(kind, day)
-    found = [generated, *([fused_table(generated, steps, day)] if steps else [])]
+    tables = [generated, *([fused_table(generated, steps, day)] if steps else [])]
     if before is not None and before.condition.mode == "none":  # the interpreter's host and updates
         works = {w: x for w, x in before.works.items() if w.startswith("apportion.update(")}
-        found.append(replace(before, works=works, fits={}, lines={}))
-    return tuple(found)
+        tables.append(replace(before, works=works, fits={}, lines={}))
+    return tuple(tables)
 
 
 @dataclass(frozen=True)
@@ -411,10 +411,11 @@ def page(rows: Sequence[Row], gpu: str, version: str) -> str:
         "Predictions come from the shipped table `apportion/machine/costs/h200.json`. The kernels "
         "of the steps under *measured on* were measured in the session that measured these steps, "
         "and whole steps of `inductor` are part of the fit of its fused kernels; the steps under "
-        "*never seen* and their kernels took no part in anything. *Kernels* and *host* are the "
-        "predicted sums: of what the device computes, and of what the host needs to issue it; *of "
-        "it measured* is the share of kernels' time that was measured for that very call, the rest "
-        "is fitted. Of `inductor` the peak is what the process holds for good "
+        "*never seen* and their kernels took no part in the table; the margin of memory and which "
+        "odd products have lines of their own were settled with these runs in view. *Kernels* and "
+        "*host* are the predicted sums: of what the device computes, and of what the host needs to "
+        "issue it; *of it measured* is the share of kernels' time that was measured for that very "
+        "call, the rest is fitted. Of `inductor` the peak is what the process holds for good "
         "(`torch.cuda.max_memory_reserved` after the cache was emptied), since a replayed graph "
         "asks the allocator for nothing.", "",
         "## In short", "", *_summary(rows), "",

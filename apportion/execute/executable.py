@@ -107,6 +107,7 @@ class Executable:
         self.strategy = strategy
         self.graph = space.graph
         self.tasks = tasks if tasks.before_storage is None else tasks.before_storage
+        self.work = tasks.work  # which kernel call each task makes; empty where it is not known
         self.artefacts: dict[Any, Any] = {}  # compiled code, by what it was compiled from
 
     @cached_property

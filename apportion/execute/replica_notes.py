@@ -86,7 +86,7 @@ def _stem(kind: str) -> str:
 def _other_strides(executable: Executable) -> list[int]:
     """Ops with a part whose replicas make different kernel calls."""
     tasks, choices = executable.tasks, executable.strategy.choices
-    if not len(tasks.work):
+    if not len(executable.work):
         return []
     kinds = [_stem(op.kind) not in ROUNDED_ONCE for op in executable.graph.ops]
     doubtful = np.array(
@@ -95,7 +95,7 @@ def _other_strides(executable: Executable) -> list[int]:
     )
     count = np.array([choice.count for choice in choices] + [1], np.int64)
     rows = np.flatnonzero((tasks.kind == COMPUTE) & doubtful[tasks.op])
-    op, work = tasks.op[rows], tasks.work[rows]
+    op, work = tasks.op[rows], executable.work[rows]
     part = tasks.part[rows] % count[op]
     order = np.lexsort((work, part, op))
     op, part, work = op[order], part[order], work[order]

@@ -198,13 +198,13 @@ def shipped() -> tuple[CostTable, ...]:
 
 def dump_cost(cost: CostModel) -> dict[str, Any]:
     """The CostModel as plain JSON data."""
-    return {
+    found: dict[str, Any] = {
         "name": cost.name,
         "provenance": cost.provenance,
         "efficiency": cost.efficiency,
         "tables": {kind: table_to_json(table) for kind, table in cost.tables.items()},
-        "mode": cost.mode,
     }
+    return found if cost.mode == INTERPRETER else found | {"mode": cost.mode}
 
 
 def load_cost(data: Any) -> CostModel:

@@ -178,9 +178,11 @@ def to_json(file: CostFile) -> dict[str, Any]:
 
 def table_to_json(table: CostTable) -> dict[str, Any]:
     """One table as plain JSON data."""
-    at = table.condition
-    return {
-        "condition": asdict(at),
+    at = asdict(table.condition)
+    if at["mode"] == "none":
+        del at["mode"]
+    found: dict[str, Any] = {
+        "condition": at,
         "measured": table.measured,
         "noise": table.noise,
         "works": {name: list(work) for name, work in table.works.items()},
@@ -188,9 +190,13 @@ def table_to_json(table: CostTable) -> dict[str, Any]:
         "lines": {name: list(line) for name, line in table.lines.items()},
         "issue": dict(table.issue),
         "resident": table.resident,
-        "references": {name: list(time) for name, time in table.references.items()},
-        "provisional": list(table.provisional),
     }
+    # What older files do not have is written only where there is some.
+    if table.references:
+        found["references"] = {name: list(time) for name, time in table.references.items()}
+    if table.provisional:
+        found["provisional"] = list(table.provisional)
+    return found
 
 
 _TABLE = TypeAdapter(CostTable)

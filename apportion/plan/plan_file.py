@@ -52,9 +52,15 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "fingerprint": plan.graph.fingerprint,
         "graph": graphs.to_json(plan.graph),
         "strategy": strategies.to_json(plan.strategy),
-        "storage": [list(part) for part in astuple(plan.storage)],
+        "storage": _storage_rows(plan.storage),
         "cost": dump_cost(restricted(plan.cost, plan.tasks)),
     }
+
+
+def _storage_rows(storage: Storage) -> list[list[Any]]:
+    """What older files do not have is written only where there is some."""
+    rows = [list(part) for part in astuple(storage)]
+    return rows if storage.kept else rows[:-1]
 
 
 def plan_from_json(data: Any) -> Plan:

@@ -31,11 +31,8 @@ LONGEST = 0.5  # seconds for all of it, about; one round of each is always timed
 LOW, HIGH = 0.1, 0.75  # quantiles: what counts, and what the spread is taken from
 DISTURBED = 0.15  # share of the cores taken by others from which on nothing is measured for good
 TOLERANCE = {"matmul": 1.2, "copy": 1.75, "small kernels": 1.2, "exchange": 1.5}
-"""How many times longer or shorter a reference may take. Seen in 40 readings with one thread, from
-a quiet machine to one with two endless loops on its two cores: matmul 1314 to 1378 us, small
-kernels 224 to 236 us, exchange 100 to 118 us; copy 218 to 331 us while it was quiet, to 880 us
-else.
-"""
+"""How many times longer or shorter a reference may take; docs/costs.md has what was seen."""
+LOOK = 0.05  # seconds of looking who has the cores, before several threads are timed
 ROUND_TRIP = 1 << 16
 
 
@@ -56,6 +53,8 @@ class MachineSpeed:
 def machine_speed(condition: Condition) -> MachineSpeed:
     """How fast this machine is now."""
     wanted = condition.threads * condition.processes
+    if condition.threads > 1 and (lost := _lost_now(wanted)) > DISTURBED:
+        return MachineSpeed({}, lost)  # threads that wait for a core take seconds and say nothing
     with _threads(condition.threads), _references() as kernels:
         times: dict[str, list[float]] = {name: [] for name in kernels}
         before, began = core_use(), time.perf_counter()
@@ -70,6 +69,13 @@ def machine_speed(condition: Condition) -> MachineSpeed:
         after = core_use()
     found = {name: reference_time(seconds) for name, seconds in times.items()}
     return MachineSpeed(found, taken(before, after, wanted))
+
+
+def _lost_now(wanted: int) -> float:
+    """The share of the wanted cores that other programs have at the moment."""
+    before = core_use()
+    time.sleep(LOOK)
+    return taken(before, core_use(), wanted) or 0.0
 
 
 def reference_time(seconds: list[float]) -> ReferenceTime:

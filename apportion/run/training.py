@@ -101,6 +101,7 @@ class TrainingRequest:
     def _peak(self, program: Program, mine: Worker) -> int | None:
         """Peak bytes in a step; in the one before, what is compiled was compared with the
         interpreter, whose results take room of their own."""
+        gc.collect()  # what an earlier request left behind must not be freed while we count
         with _peak_of(self) as memory:
             runner = Runner(program, mine, self.seed)
             if mode_of(self.mode, self.place) != NONE:

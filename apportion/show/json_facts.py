@@ -59,6 +59,7 @@ def why_facts(plan: Plan) -> dict[str, Any]:
         "cost": {
             "model": cost.name,
             "provenance": cost.provenance,
+            "compile": cost.mode,
             "shares": shares(tasks, plan.cluster, cost),
         },
         "peak_causes": [

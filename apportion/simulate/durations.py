@@ -81,7 +81,8 @@ def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> In
         if cost.mode in REPLAYED:
             told = _first_tasks(tasks, where, after_messages=True)
             issue[told] = known.get(REPLAY, device.launch_seconds)
-            issue[_first_tasks(tasks, where)] += known.get(BEGIN, 0.0)
+            if REPLAY in known:  # else they are of code that issues every task
+                issue[_first_tasks(tasks, where)] += known.get(BEGIN, 0.0)
             continue
         per_op = np.array([known.get(name, usual) for name in names] + [usual])
         mine = where[tasks.device] & tasks.is_work

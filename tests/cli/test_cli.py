@@ -94,7 +94,8 @@ def test_the_surface_is_what_it_was() -> None:
         "explain": {"plan", "op", "--alternatives", "--budget", "--json"},
         "run": {
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
-            *("--timeout", "--trace", "--calibrate", "--measure", "--policy", "--json"),
+            *("--timeout", "--trace", "--calibrate", "--measure", "--policy", "--compile"),
+            *("--fast", "--share-gpu", "--json"),
         },
     }
 
@@ -381,11 +382,11 @@ def test_a_plan_is_lowered_and_simulated_once(
         monkeypatch.setattr(module, name, call_it)
 
     for home in ("apportion.plan.candidates", "apportion.plan.plan"):
-        counted(home, "lower")
+        counted(home, "runnable")
         counted(home, "simulate")
     counted("apportion.plan.auto", "simulate")
     assert call(capfd, *PLAN)[0] == 0
-    assert sorted(calls) == ["lower", "simulate"]
+    assert sorted(calls) == ["runnable", "simulate"]
 
 
 def test_ctrl_c_ends_a_search_with_the_best_so_far(

@@ -193,10 +193,11 @@ def test_assemblies_say_what_the_copies_say(spec: str, seeds: int) -> None:
 
 
 def test_draws_that_differ_in_their_numbers_only_are_one_call() -> None:
-    """Parts of two draws, at different places: one is run, and both have its storage."""
+    """Parts of two draws, at different places: one is run, and both have its storage. What is drawn
+    is float32 at first."""
     make = Maker()
-    make.op("apportion.random_uniform", [8, 4], 0, Dtype("float32"), out=(8, 4))
-    make.op("apportion.random_uniform", [8, 4], 1, Dtype("float32"), out=(8, 4))
+    make.op("apportion.random_uniform", [8, 4], 0, Dtype("bfloat16"), out=(8, 4))
+    make.op("apportion.random_uniform", [8, 4], 1, Dtype("bfloat16"), out=(8, 4))
     space = make.space()
     strategy = Strategy((Choice((4, 1), (0, 1, 2, 3)),) * 2)
     measurement = _DryRun(Executable(space, strategy, lower(space, strategy, 4)), 1)

@@ -29,11 +29,13 @@ class Chain(torch.nn.Module):
         self.last = torch.nn.Linear(WIDTH, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last((self.first(x).relu() * 2.0).sigmoid())
+        out: torch.Tensor = self.last((self.first(x).relu() * 2.0).sigmoid())
+        return out
 
 
 def step(model: Chain, batch: torch.Tensor) -> torch.Tensor:
-    return model(batch).sum()
+    loss: torch.Tensor = model(batch).sum()
+    return loss
 
 
 @pytest.fixture(scope="module")

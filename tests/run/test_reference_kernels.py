@@ -66,6 +66,14 @@ def test_reference_kernels_run_with_the_threads_of_the_condition() -> None:
     assert torch.get_num_threads() == before
 
 
+def test_several_threads_are_not_timed_beside_other_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("apportion.run.reference_kernels.taken", lambda *given: 0.6)
+    assert machine_speed(Condition("cpu", 2, 1)) == MachineSpeed({}, 0.6)
+    assert machine_speed(AT).references  # one thread is, by its own time on the processor
+
+
 @pytest.mark.parametrize(
     ("now", "text"),
     [

@@ -94,8 +94,7 @@ def test_the_trace_shows_devices_lanes_links_and_memory(tmp_path: Path) -> None:
     levels = [e["args"] for e in of(events, "C") if e["pid"] == 1]
     assert levels == [
         {"activation": 0, "communication": 500},
-        {"activation": 500, "communication": 500},
-        {"activation": 500, "communication": 0},
+        {"activation": 500, "communication": 500},  # buffers of messages persist
     ]
     assert max(sum(held.values()) for held in levels) == line.peak_bytes[1] == 1000
     titles = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
