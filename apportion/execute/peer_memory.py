@@ -28,7 +28,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import islice, starmap
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +231,8 @@ def copy_from(read: Any, process: int, spans: Spans, target: torch.Tensor) -> No
     place, cut = target.data_ptr(), _cut(spans)
     while several := list(islice(cut, TOGETHER)):
         length = sum(nbytes for _, nbytes in several)
-        here, there = _Span(place, length), (_Span * len(several))(*starmap(_Span, several))
+        here = _Span(place, length)
+        there = (_Span * len(several))(*(_Span(*span) for span in several))
         done = read(
             ctypes.c_int(process), ctypes.byref(here), ctypes.c_ulong(1), there,
             ctypes.c_ulong(len(several)), ctypes.c_ulong(0),
