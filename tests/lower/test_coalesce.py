@@ -83,7 +83,7 @@ def trained(
     return [rank.tensors for rank in ranks]
 
 
-@pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny"])
+@pytest.mark.parametrize("spec", ["mlp:tiny", pytest.param("gpt2:tiny", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["data", "fsdp", "megatron"])
 def test_state_is_equal_bit_for_bit(spec: str, name: str) -> None:
     program, _ = captured(spec)

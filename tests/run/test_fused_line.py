@@ -44,6 +44,7 @@ def test_families() -> None:
     )] == list(FAMILIES)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_steps_are_met_and_others_are_near(steps: list[FusedStep]) -> None:
     where = cluster("1xh200")
     generated = default_cost(where).tables["h200"]
