@@ -28,7 +28,7 @@ def test_the_walk_reaches_the_optimum_and_nothing_below(spec: str, on: str) -> N
     _, least = eliminate(it.energy)
     found = []
     for seed in range(3):
-        rows, seconds = walk_summed_seconds(it, 20_000, seed)
+        rows, seconds = walk_summed_seconds(it, 80_000, seed)
         assert seconds == it.energy.value(rows)
         found.append(seconds)
     assert min(found) >= least * (1 - 1e-12)
