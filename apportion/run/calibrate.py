@@ -16,10 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from apportion.execute import GENERATED, Executable, measure_storage, threads
+from apportion.execute import Executable, measure_storage, threads
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import TaskGraph, runnable, with_storage
-from apportion.machine import ASSUMED, EXCHANGE_LINE, Cluster, CostModel, CostTable, ReferenceTime
+from apportion.machine import (
+    ASSUMED,
+    EXCHANGE_LINE,
+    GENERATED,
+    Cluster,
+    CostModel,
+    CostTable,
+    ReferenceTime,
+)
 from apportion.run.core_use import core_use, taken
 from apportion.run.cost_cache import cached_costs, condition_of, keep_costs, measured_cost
 from apportion.run.measured_table import (
