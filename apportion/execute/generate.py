@@ -245,21 +245,16 @@ class SegmentSource:
     segment: Segment
 
     def function(self) -> SegmentFunction:
-        """The SegmentFunction, which records spans in steps that are recorded: of every task, or
-        where there is no `timed`, of the whole segment, shared out."""
+        """The SegmentFunction; in steps that are recorded it notes a span of every task if there
+        is a `timed`, else none."""
         plain = self.plain.function()
-        timed = None if self.timed is None else self.timed.function()
-        tasks = self.segment.tasks
+        if self.timed is None:
+            return plain
+        timed = self.timed.function()
 
         def run(rank: Rank, context: Context) -> None:
-            if not rank.records:
-                plain(rank, context)
-            elif timed is not None:
-                timed(rank, context)
-            else:
-                began = rank.clock()
-                plain(rank, context)
-                rank.spans += shared_out(tasks, began, rank.clock())
+            function = timed if rank.records else plain
+            function(rank, context)
 
         return run
 
