@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apportion.capture import Program, batch_leaves, check_settings, setting_value, state_tensor
+from apportion.capture import Program, batch_leaves, check_settings, setting_of, state_tensor
 from apportion.execute import (
     Context,
     Executable,
@@ -140,7 +140,7 @@ class Runner:
         context = Context(
             self.seed,
             self.steps_done,
-            lambda expression: setting_value(self.program.optimizer, expression),
+            lambda expression: setting_of(self.program, expression),
             self.program.graph.bodies,
             self.worker.rank.place,
         )
