@@ -16,6 +16,7 @@ import torch
 
 from apportion import graph as g
 from apportion.capture.all_updates import AllUpdateTemplates, all_fixed_settings
+from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
 from apportion.capture.live_state import LiveState
@@ -23,7 +24,6 @@ from apportion.capture.normalise import normalise
 from apportion.capture.program import Program, live_state_of
 from apportion.capture.record import Recorder, fake_mode, record
 from apportion.capture.torch_private import (
-    pytree,
     run_backward,
     with_parameters,
 )
@@ -34,6 +34,7 @@ from apportion.capture.training_step import (
     scalar_loss,
     with_dtype_replaced,
 )
+from apportion.capture.untouched import untouched
 
 # Operators of gradient clipping differentiate nothing.
 _CLIPPING = CallSite(g.BACKWARD, sequence=-1)
@@ -63,6 +64,18 @@ def capture_with(
     widened: DtypeReplacement | None,
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
+    with untouched({"model": model, "optimizer": optimizer, "batch": batch, "step": step}):
+        return _captured(step, model, optimizer, batch, clip_norm, widened)
+
+
+def _captured(
+    step: StepFunction,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    clip_norm: float | None,
+    widened: DtypeReplacement | None,
+) -> Program:
     live = live_state_of(step, model, optimizer)
     tensors = _tensors(live, batch)
     mode = fake_mode()
@@ -99,20 +112,8 @@ def _tensors(live: LiveState, batch: Any) -> StepTensors:
         raise CaptureError(
             "the optimizer holds no parameter that requires a gradient; there is nothing to train"
         )
-    return StepTensors(parameters, buffers, _batch_names(batch), trained)
-
-
-def _batch_names(batch: Any) -> dict[str, tuple[int, torch.Tensor]]:
-    """Name, flat position and tensor of each tensor in the batch: `batch.x.0`."""
-    named = {}
-    for position, (path, leaf) in enumerate(pytree.tree_flatten_with_path(batch)[0]):
-        if isinstance(leaf, torch.Tensor):
-            parts = [
-                str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
-                for key in path
-            ]
-            named[".".join(["batch", *parts])] = (position, leaf)
-    return named
+    named = {name: (position, leaf) for position, name, leaf in flatten(batch).tensors}
+    return StepTensors(parameters, buffers, named, trained)
 
 
 def _leaves(tensors: StepTensors) -> list[LeafTensor]:
@@ -165,11 +166,12 @@ def _function_to_record(
 
 
 def _with_fakes(batch: Any, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
-    flat, spec = pytree.tree_flatten(batch)
+    flat = flatten(batch)
+    new = list(flat.leaves)
     for leaf, fake in zip(leaves, fakes, strict=True):
         if leaf.role == g.INPUT:
-            flat[leaf.position] = fake
-    return pytree.tree_unflatten(flat, spec)
+            new[leaf.position] = fake
+    return flat.rebuild(new)
 
 
 def _refuse_backward(state: Mapping[str, torch.Tensor]) -> None:
