@@ -20,7 +20,8 @@ from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
 from apportion.capture.normalise import normalise
 from apportion.capture.program import Program
-from apportion.capture.record import Recorder, fake_mode, record
+from apportion.capture.read_probes import StepInput, record_step
+from apportion.capture.record import Recorder, fake_mode
 from apportion.capture.torch_private import (
     pytree,
     run_backward,
@@ -66,17 +67,17 @@ def capture_with(
     tensors = _tensors(model, optimizer, batch)
     mode = fake_mode()
     leaves = _leaves(tensors)
-    with mode:
-        fakes = [_fake(leaf.tensor) for leaf in leaves]
     traced = _function_to_record(step, model, tensors, leaves, batch, clip_norm, widened)
-    trace = record(traced, fakes, mode, model)
+    inputs = [StepInput(x.name, x.tensor, _is_steady(x, tensors)) for x in leaves]
+    recorded = record_step(traced, inputs, mode, model)
+    trace = recorded.trace
     templates = updates.UpdateTemplates(optimizer, mode)
     nodes = decompose(normalise(trace))
     built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
     g.verify(built.graph)
     return Program(
         built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, updates.fixed_settings(optimizer), widened,
+        built.bindings, updates.fixed_settings(optimizer), widened, recorded.notes,
     )  # fmt: skip
 
 
@@ -123,12 +124,9 @@ def _leaves(tensors: StepTensors) -> list[LeafTensor]:
     ]
 
 
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order."""
-    fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
+def _is_steady(leaf: LeafTensor, tensors: StepTensors) -> bool:
+    """Whether no update changes it."""
+    return leaf.role != g.INPUT and leaf.name not in tensors.trained
 
 
 def _function_to_record(

@@ -27,6 +27,7 @@ class Program:
     bindings   for every state Value the step begins with, what it is bound to
     fixed      the optimizer settings that decided which operators the update has
     widened    a dtype, and the one that the step gets wherever it names the first
+    notes      sentences about what capture has left out or taken for fixed
     """
 
     graph: g.Graph
@@ -40,6 +41,7 @@ class Program:
     bindings: dict[int, Binding]
     fixed: tuple[updates.FixedSetting, ...]
     widened: DtypeReplacement | None = None
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Program {type(self.model).__name__}, {len(self.graph.ops)} ops>"
