@@ -9,13 +9,11 @@ update is a template per group (optimizer.py), from which every parameter gets a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
-
-import torch
 
 from apportion import graph as g
 from apportion.capture.all_updates import AllUpdateTemplates, all_fixed_settings
+from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
 from apportion.capture.discover import holds_another
@@ -24,10 +22,10 @@ from apportion.capture.normalise import normalise
 from apportion.capture.phases import with_phases
 from apportion.capture.program import Program, live_state_of
 from apportion.capture.record import fake_mode
-from apportion.capture.record_step import StepCall, record_step
-from apportion.capture.torch_private import pytree
+from apportion.capture.step_run import StepCall, StepLeaves, recorded_step
 from apportion.capture.trace import CaptureError
 from apportion.capture.training_step import DtypeReplacement, StepFunction
+from apportion.capture.untouched import untouched
 
 
 def capture(
@@ -54,28 +52,26 @@ def capture_with(
     widened: DtypeReplacement | None,
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
-    live = live_state_of(step, model, optimizer)
-    tensors = _tensors(live, batch)
+    with untouched({"model": model, "optimizer": optimizer, "batch": batch, "step": step}):
+        return _captured(StepCall(step, model, optimizer, batch, clip_norm, widened))
+
+
+def _captured(call: StepCall) -> Program:
+    live = live_state_of(call.step, call.model, call.optimizer)
+    tensors = _tensors(live, call.batch)
     mode = fake_mode()
     leaves = _leaves(tensors)
     templates = AllUpdateTemplates(live, mode)
     states = {n: templates.state(k, tensors.parameters[n]) for n, k in tensors.trained.items()}
-
-    def fakes() -> tuple[list[torch.Tensor], Any]:
-        with mode:
-            made = [_fake(leaf.tensor) for leaf in leaves]
-        return made, _with_fakes(batch, leaves, made)
-
-    call = StepCall(step, model, optimizer, clip_norm, widened)
-    recorded = record_step(call, live, tensors, leaves, states, fakes, mode)
+    recorded = recorded_step(call, live, StepLeaves(tensors, leaves, states), mode)
     nodes = decompose(normalise(recorded.trace))
     nodes = with_phases(nodes) if recorded.by_itself else nodes
     built = build(recorded.trace, nodes, leaves, tensors, templates, recorded.ends)
     g.verify(built.graph)
     return Program(
-        built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, all_fixed_settings(live), widened, recorded.notes, recorded.results,
-        built.returned, recorded.by_itself,
+        built.graph, call.step, call.model, call.optimizer, call.batch, call.clip_norm,
+        built.constants, built.inputs, built.bindings, all_fixed_settings(live), call.widened,
+        recorded.notes, recorded.results, built.returned, recorded.by_itself,
     )  # fmt: skip
 
 
@@ -95,7 +91,8 @@ def _tensors(live: LiveState, batch: Any) -> StepTensors:
         raise CaptureError(
             "the optimizer holds no parameter that requires a gradient; there is nothing to train"
         )
-    return StepTensors(parameters, buffers, _batch_names(batch), trained)
+    named = {name: (position, leaf) for position, name, leaf in flatten(batch).tensors}
+    return StepTensors(parameters, buffers, named, trained)
 
 
 def _groups(live: LiveState) -> dict[int, int]:
@@ -116,38 +113,9 @@ def _groups(live: LiveState) -> dict[int, int]:
     return groups
 
 
-def _batch_names(batch: Any) -> dict[str, tuple[int, torch.Tensor]]:
-    """Name, flat position and tensor of each tensor in the batch: `batch.x.0`."""
-    named = {}
-    for position, (path, leaf) in enumerate(pytree.tree_flatten_with_path(batch)[0]):
-        if isinstance(leaf, torch.Tensor):
-            parts = [
-                str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
-                for key in path
-            ]
-            named[".".join(["batch", *parts])] = (position, leaf)
-    return named
-
-
 def _leaves(tensors: StepTensors) -> list[LeafTensor]:
     return [
         *(LeafTensor(n, g.PARAMETER, t) for n, t in tensors.parameters.items()),
         *(LeafTensor(n, g.BUFFER, t) for n, t in tensors.buffers.items()),
         *(LeafTensor(n, g.INPUT, t, position) for n, (position, t) in tensors.batch.items()),
     ]
-
-
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order."""
-    fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
-
-
-def _with_fakes(batch: Any, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
-    flat, spec = pytree.tree_flatten(batch)
-    for leaf, fake in zip(leaves, fakes, strict=True):
-        if leaf.role == g.INPUT:
-            flat[leaf.position] = fake
-    return pytree.tree_unflatten(flat, spec)

@@ -36,7 +36,7 @@ StateTypes = dict[str, list[tuple[str, TensorType]]]
 """Name and type of each state tensor, by the name of the parameter."""
 
 
-class StaleView(Exception):
+class StaleView(CaptureError):
     """A view of a parameter was made before the update and read after it."""
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from apportion.capture.batch_tree import map_tensors
 from apportion.capture.capture import capture_with
 from apportion.capture.eager_step import EagerResult, eager_step
 from apportion.capture.program import Program, bound_tensor
 from apportion.capture.random_rules import CounterRandom
-from apportion.capture.torch_private import pytree
 from apportion.capture.training_step import with_dtype_replaced
 
 
@@ -91,8 +91,7 @@ def _precision(model: torch.nn.Module) -> torch.dtype:
 def cast_batch(batch: Any, dtype: torch.dtype) -> Any:
     """The batch with its floating tensors in `dtype`."""
 
-    def cast(leaf: Any) -> Any:
-        floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-        return leaf.to(dtype) if floating else leaf
+    def cast(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
-    return pytree.tree_map(cast, batch)
+    return map_tensors(cast, batch)

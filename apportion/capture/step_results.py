@@ -52,19 +52,23 @@ class ReturnedScalars:
     left_out: tuple[str, ...]
 
 
-def returned_scalars(result: Any) -> ReturnedScalars:
-    """Takes apart what a step returned."""
+def returned_scalars(
+    result: Any, tensor_of: Callable[[Any], torch.Tensor | None] = lambda _: None
+) -> ReturnedScalars:
+    """Takes apart what a step returned; `tensor_of` knows the tensor that a number was read
+    from."""
     scalars: dict[str, torch.Tensor] = {}
     left_out: list[str] = []
 
     def place(name: str, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
+        tensor = leaf if isinstance(leaf, torch.Tensor) else tensor_of(leaf)
+        if tensor is None:
             return leaf
-        if leaf.dim():
+        if tensor.dim():
             left_out.append(name)
             return None
         name = name or "loss"
-        scalars[name] = leaf
+        scalars[name] = tensor
         return ScalarPlace(list(scalars).index(name))
 
     return ReturnedScalars(scalars, _named_map(result, "", place), tuple(left_out))

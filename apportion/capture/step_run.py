@@ -1,4 +1,4 @@
-"""record_step: runs the user's step on fakes, and what capture adds to it -> Trace and its ends.
+"""step_run: runs the user's step on fakes, and what capture adds to it -> Trace and its ends.
 
 Part of capture/, called by capture.py. A step that returns its loss gets backward, clipping and the
 update from here; the body of a user's own loop does them itself (own_loop.py). Either way the trace
@@ -8,7 +8,7 @@ and optimizer state as the step leaves them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from apportion import graph as g
+from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepEnds, StepTensors
 from apportion.capture.live_state import LiveState
 from apportion.capture.own_loop import OwnLoop, StaleView, StateTypes
-from apportion.capture.record import Recorder, record
-from apportion.capture.step_results import StepResults, returned_scalars
+from apportion.capture.read_probes import StepInput, StepRecord, record_step
+from apportion.capture.record import Recorder
+from apportion.capture.step_results import ReturnedScalars, StepResults, returned_scalars
 from apportion.capture.torch_private import FakeTensorMode, step_hooks, with_parameters
 from apportion.capture.trace import CallSite, CaptureError, Trace
 from apportion.capture.training_step import (
@@ -38,11 +40,12 @@ _CLIPPING = CallSite(g.BACKWARD, sequence=-1)
 
 @dataclass(frozen=True)
 class StepCall:
-    """The user's step, what it is called with beside the batch, and what is added to it."""
+    """The user's step, what it is called with, and what is added to it."""
 
     step: StepFunction
     model: Any
     optimizer: Any
+    batch: Any
     clip_norm: float | None
     widened: DtypeReplacement | None
 
@@ -64,68 +67,78 @@ class RecordedStep:
     notes: tuple[str, ...]
 
 
-def record_step(
-    call: StepCall,
-    live: LiveState,
-    tensors: StepTensors,
-    leaves: Sequence[LeafTensor],
-    states: StateTypes,
-    fakes_of: Any,
-    mode: FakeTensorMode,
+@dataclass(frozen=True)
+class StepLeaves:
+    """The tensors that a step begins with: by name, as a flat list, and the optimizers' state of
+    every parameter that has an optimizer."""
+
+    tensors: StepTensors
+    flat: Sequence[LeafTensor]
+    states: StateTypes
+
+
+def recorded_step(
+    call: StepCall, live: LiveState, leaves: StepLeaves, mode: FakeTensorMode
 ) -> RecordedStep:
-    """Records the step; `fakes_of` makes the fakes of the leaves and the batch of them."""
-    for renames in (True, False):
-        fakes, batch = fakes_of()
-        run = _StepRun(call, live, tensors, leaves, states, batch, renames)
-        try:
-            trace = record(run, fakes, mode, live)
-        except StaleView:
-            continue
-        return run.recorded(trace)
-    raise AssertionError("a copied parameter cannot be stale")
+    """Records the step."""
+    trained = leaves.tensors.trained
+    inputs = [
+        StepInput(x.name, x.tensor, x.role != g.INPUT and x.name not in trained)
+        for x in leaves.flat
+    ]
+    try:
+        run = _StepRun(call, live, leaves, renames=True)
+        return run.recorded(record_step(run, inputs, mode, live))
+    except StaleView:
+        run = _StepRun(call, live, leaves, renames=False)
+        return run.recorded(record_step(run, inputs, mode, live))
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one run of a step has come to."""
+
+    loop: OwnLoop
+    returned: ReturnedScalars
+    loss: str
 
 
 class _StepRun:
-    """The function to record, and what is known of the step once it was."""
+    """The function to record. It may be recorded several times; the first time that it comes to
+    an end counts."""
 
-    def __init__(
-        self,
-        call: StepCall,
-        live: LiveState,
-        tensors: StepTensors,
-        leaves: Sequence[LeafTensor],
-        states: StateTypes,
-        batch: Any,
-        renames: bool,
-    ) -> None:
-        self.call, self.live, self.tensors, self.leaves = call, live, tensors, leaves
-        self.states, self.batch, self.renames = states, batch, renames
+    def __init__(self, call: StepCall, live: LiveState, leaves: StepLeaves, renames: bool) -> None:
+        self.call, self.live, self.renames = call, live, renames
+        self.tensors, self.leaves, self.states = leaves.tensors, leaves.flat, leaves.states
+        self.outcome: _Outcome | None = None
 
     def __call__(self, recorder: Recorder, *fakes: torch.Tensor) -> list[torch.Tensor | None]:
-        call = self.call
         held = {
             leaf.name: fake
             for leaf, fake in zip(self.leaves, fakes, strict=True)
             if leaf.role != g.INPUT
         }
-        self.loop = loop = OwnLoop(recorder, self.live, held, self.states, self.renames)
+        loop = OwnLoop(recorder, self.live, held, self.states, self.renames)
         loop.leave_gradients()
-        with self._bound(held), torch.enable_grad(), with_dtype_replaced(call.widened):
+        with self._bound(held), torch.enable_grad(), with_dtype_replaced(self.call.widened):
             with loop.in_place():
-                result = self._call_step()
-                self.returned = returned_scalars(result)
+                result = self._call_step(_with_fakes(self.call.batch, self.leaves, fakes))
+                returned = returned_scalars(result, _tensor_of(recorder))
                 if not loop.by_itself:
-                    self._add_rest(loop)
+                    self._add_rest(loop, returned)
             self._check_updates(loop)
             after = held | self.live.buffers()
         loop.check_end()
-        return self._ends(loop, after)
+        loss = loss_name(returned.scalars, (), self.call.step, required=False)
+        if self.outcome is None:
+            self.outcome = _Outcome(loop, returned, loss)
+        return self._ends(loop, returned, loss, after)
 
-    def _call_step(self) -> Any:
+    def _call_step(self, batch: Any) -> Any:
         call = self.call
         if takes_optimizer(call.step):
-            return call.step(call.model, call.optimizer, self.batch)
-        return call.step(call.model, self.batch)
+            return call.step(call.model, call.optimizer, batch)
+        return call.step(call.model, batch)
 
     @contextmanager
     def _bound(self, held: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -145,11 +158,10 @@ class _StepRun:
                 stack.enter_context(with_parameters(module, own))
             yield
 
-    def _add_rest(self, loop: OwnLoop) -> None:
+    def _add_rest(self, loop: OwnLoop, returned: ReturnedScalars) -> None:
         """Backward, clipping and update, for a step that returns its loss."""
         call = self.call
-        name = loss_name(self.returned.scalars, self.returned.left_out, call.step)
-        loss = self.returned.scalars[name]
+        loss = returned.scalars[loss_name(returned.scalars, returned.left_out, call.step)]
         check_loss(loss, call.step)
         trained = [loop.fakes[n] for n in self.tensors.trained]
         for fake in loop.fakes.values():
@@ -181,52 +193,73 @@ class _StepRun:
             "them in the step"
         )
 
-    def _ends(self, loop: OwnLoop, after: Mapping[str, torch.Tensor]) -> list[torch.Tensor | None]:
-        scalars = dict(self.returned.scalars)
-        self.loss = loss_name(scalars, (), self.call.step, required=False)
-        loss = scalars[self.loss] if self.loss else loop.losses[-1]
+    def _ends(
+        self,
+        loop: OwnLoop,
+        returned: ReturnedScalars,
+        name: str,
+        after: Mapping[str, torch.Tensor],
+    ) -> list[torch.Tensor | None]:
+        loss = returned.scalars[name] if name else loop.losses[-1]
         check_loss(loss, self.call.step, depends=False)
         recorder = loop.recorder
         begins = {recorder.slots[id(x)] for x in after.values()} | set(recorder.constants)
         rest = [
             x.detach().clone() if recorder.slot(x) in begins else x
-            for n, x in scalars.items()
-            if n != self.loss
+            for each, x in returned.scalars.items()
+            if each != name
         ]
         gradients = [grad for _, grad in loop.gradients]
-        state = [after[name] for name in (*self.tensors.parameters, *self.tensors.buffers)]
+        state = [after[each] for each in (*self.tensors.parameters, *self.tensors.buffers)]
         updated = [loop.state[n][key] for n in loop.updated for key, _ in self.states[n]]
         return [loss, *rest, *gradients, *state, *updated]
 
-    def recorded(self, trace: Trace) -> RecordedStep:
-        loop, scalars = self.loop, list(self.returned.scalars)
-        others = [name for name in scalars if name != self.loss]
+    def recorded(self, record: StepRecord) -> RecordedStep:
+        """What was recorded, with all that is known of it."""
+        assert self.outcome is not None
+        loop, returned, loss = self.outcome.loop, self.outcome.returned, self.outcome.loss
+        names = list(returned.scalars)
         ends = StepEnds(
             (*((name, "") for name in loop.leftover), *loop.begins),
-            (self.loss or "loss", *others),
+            (loss or "loss", *(name for name in names if name != loss)),
             tuple([name for name, _ in loop.gradients]),
             (*self.tensors.parameters, *self.tensors.buffers),
             tuple([(n, tuple([key for key, _ in self.states[n]])) for n in loop.updated]),
         )
-        results = StepResults(tuple(scalars), self.returned.form, self._number_of_loss(scalars))
-        return RecordedStep(trace, ends, results, loop.by_itself, tuple(self._notes()))
+        results = StepResults(tuple(names), returned.form, names.index(loss) if loss else None)
+        notes = (*record.notes, *self._notes(loop, returned))
+        return RecordedStep(record.trace, ends, results, loop.by_itself, notes)
 
-    def _number_of_loss(self, scalars: list[str]) -> int | None:
-        return scalars.index(self.loss) if self.loss else None
-
-    def _notes(self) -> Iterator[str]:
-        never = [name for name in self.loop.skipped if name not in self.loop.updated]
-        never = [n for n in never if self.tensors.parameters[n].requires_grad]
+    def _notes(self, loop: OwnLoop, returned: ReturnedScalars) -> Iterator[str]:
+        never = [
+            name
+            for name in loop.skipped
+            if name not in loop.updated and self.tensors.parameters[name].requires_grad
+        ]
         if never:
             yield (
                 f"{_listed(never)} get no gradient and are left as they are, as PyTorch's "
                 "optimizers do"
             )
-        if self.returned.left_out:
+        if returned.left_out:
             yield (
-                f"of what the step returns, {_listed(self.returned.left_out)} is left out; a "
-                "divided step returns scalars only"
+                f"of what the step returns, {_listed(returned.left_out)} is left out; a divided "
+                "step returns scalars only"
             )
+
+
+def _tensor_of(recorder: Recorder) -> Callable[[Any], torch.Tensor | None]:
+    """Who knows the tensors that numbers were read from."""
+    return (lambda _: None) if recorder.reads is None else recorder.reads.tensor_of
+
+
+def _with_fakes(batch: Any, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
+    flat = flatten(batch)
+    new = list(flat.leaves)
+    for leaf, fake in zip(leaves, fakes, strict=True):
+        if leaf.role == g.INPUT:
+            new[leaf.position] = fake
+    return flat.rebuild(new)
 
 
 def _clip(trained: Sequence[torch.Tensor], clip_norm: float) -> None:
