@@ -22,7 +22,8 @@ from apportion.capture.decompose import decompose
 from apportion.capture.live_state import LiveState
 from apportion.capture.normalise import normalise
 from apportion.capture.program import Program, live_state_of
-from apportion.capture.record import Recorder, fake_mode, record
+from apportion.capture.read_probes import StepInput, record_step
+from apportion.capture.record import Recorder, fake_mode
 from apportion.capture.torch_private import (
     run_backward,
     with_parameters,
@@ -80,17 +81,17 @@ def _captured(
     tensors = _tensors(live, batch)
     mode = fake_mode()
     leaves = _leaves(tensors)
-    with mode:
-        fakes = [_fake(leaf.tensor) for leaf in leaves]
     traced = _function_to_record(step, model, tensors, leaves, batch, clip_norm, widened)
-    trace = record(traced, fakes, mode, model)
+    inputs = [StepInput(x.name, x.tensor, _is_steady(x, tensors)) for x in leaves]
+    recorded = record_step(traced, inputs, mode, model)
+    trace = recorded.trace
     templates = AllUpdateTemplates(live, mode)
     nodes = decompose(normalise(trace))
     built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
     g.verify(built.graph)
     return Program(
         built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, all_fixed_settings(live), widened,
+        built.bindings, all_fixed_settings(live), widened, recorded.notes,
     )  # fmt: skip
 
 
@@ -124,12 +125,9 @@ def _leaves(tensors: StepTensors) -> list[LeafTensor]:
     ]
 
 
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order."""
-    fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
+def _is_steady(leaf: LeafTensor, tensors: StepTensors) -> bool:
+    """Whether no update changes it."""
+    return leaf.role != g.INPUT and leaf.name not in tensors.trained
 
 
 def _function_to_record(

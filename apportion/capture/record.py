@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from apportion import graph as g
+from apportion.capture.call_place import call_place
+from apportion.capture.data_shapes import ShapeFromData, shape_refusal, with_fixed_shape
 from apportion.capture.functional_twins import functional_twin
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
 from apportion.capture.torch_private import (
@@ -28,6 +30,7 @@ from apportion.capture.torch_private import (
     TorchDispatchMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    fake_values,
     is_composite,
     newest_autograd_node,
     running_autograd_node,
@@ -47,6 +50,7 @@ from apportion.capture.trace import (
     flat_results,
 )
 from apportion.capture.user_line import at_line, user_line, user_line_of
+from apportion.capture.value_reads import ReadValues
 from apportion.without_dynamo import leave_unloaded
 
 # Before anything is recorded, because a dispatch mode would load torch's compiler when it is first
@@ -75,16 +79,18 @@ def record(
     inputs: Sequence[torch.Tensor],
     mode: FakeTensorMode,
     model: ModulePaths | None = None,
+    reads: ReadValues | None = None,
 ) -> Trace:
     """Runs `function(recorder, *inputs)` on fake inputs and returns its functional trace.
 
-    Raises CaptureError where the result depends on data, which fake tensors do not have.
+    Where the function wants to know a value, which fake tensors do not have, `reads` answers;
+    without it, and where a shape depends on data, CaptureError is raised.
     """
-    recorder = Recorder(mode)
+    recorder = Recorder(mode, reads)
     slots = tuple(recorder.slot(x) for x in inputs)
     with mode, torch.random.fork_rng(devices=[]), without_mkldnn(), _module_paths(recorder, model):
         recorder.numbering = DrawNumbering()
-        with recorder, _numpy_refused_in_our_words():
+        with recorder, _values_of_fakes(recorder), _numpy_refused_in_our_words():
             outputs = function(recorder, *inputs)
     trace = recorder.trace(slots, outputs)
     return _functionalize(trace, mode) if recorder.mutates else trace
@@ -103,9 +109,10 @@ class Recorder(TorchDispatchMode):
     overwritten  of each memory that got a new value by renaming: which tensor it belongs to, and
                 the first slot of the time after
     stale       whether another tensor in such a memory was read after that
+    reads       who answers when the step wants to know a value
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, reads: ReadValues | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mode = mode
         self.calls: list[RecordedCall] = []
@@ -122,6 +129,7 @@ class Recorder(TorchDispatchMode):
         self.numbering: DrawNumbering | None = None
         self.overwritten: dict[int, tuple[int, int]] = {}
         self.stale = False
+        self.reads = reads
 
     def slot(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor, new if it was never seen."""
@@ -212,6 +220,8 @@ class Recorder(TorchDispatchMode):
         if func in RANDOM_RULES:
             with self:
                 return RANDOM_RULES[func](self, *args, **kwargs)
+        if func in _READS and _has_no_data(args[0]):
+            return self._read(func, args, kwargs)
         self._refuse_unsupported(func, args)
         if is_composite(func):
             with self:
@@ -220,9 +230,22 @@ class Recorder(TorchDispatchMode):
             return self._batch_norm(args)
         if schema(func).is_mutable:
             return self._mutate(func, args, kwargs)
-        result = self._run(func, args, kwargs)
+        try:
+            result = self._run(func, args, kwargs)
+        except ShapeFromData:
+            with self:
+                result = with_fixed_shape(func, args, self._fixed)
+            if result is None:
+                raise
+            return result
         self._append(func, args, kwargs, result)
         return result
+
+    def _fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The value of a tensor that is the same in every step."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor
+        return None if self.reads is None else self.reads.fixed(tensor)
 
     def _append(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         given = self._with_refs(tuple(args))
@@ -245,24 +268,26 @@ class Recorder(TorchDispatchMode):
         try:
             return _FAKES.get(func, func)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            raise CaptureError(
-                f"{func} gives a result whose value or shape depends on data{at_user_line()}; a "
-                "captured step must do the same for every batch, so use a fixed shape or "
-                "torch.where"
-            ) from None
+            raise ShapeFromData(shape_refusal(func, call_place(record.__code__).at)) from None
         except (UnsupportedOperatorException, UnsupportedFakeTensorException):
             raise CaptureError(
                 f"{func} has no fake kernel{at_user_line()}; register one with "
                 "torch.library.register_fake"
             ) from None
 
-    def _refuse_unsupported(self, func: Any, args: Any) -> None:
-        if func is aten._local_scalar_dense.default and _has_no_data(args[0]):
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A value that the step wants to know."""
+        if self.reads is None:
             raise CaptureError(
                 f"the step reads a tensor's value as a Python number{at_user_line()}; a captured "
                 "step must not depend on data, so keep it a tensor (torch.where instead of if) or "
                 "move it out of the step"
             )
+        with self:
+            asked = _READS[func](*args, **kwargs)
+        return asked if isinstance(asked, bool) else self.reads.number(asked)
+
+    def _refuse_unsupported(self, func: Any, args: Any) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags and func not in NOT_REALLY_RANDOM:
             raise CaptureError(
                 f"the random operator {func}{at_user_line()} is not supported; use dropout, "
@@ -333,6 +358,23 @@ def at_user_line() -> str:
 def _has_no_data(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
+
+# Operators that give the program a value: the tensor with one element whose value it is.
+
+
+def _whether_equal(a: torch.Tensor, b: torch.Tensor) -> Any:
+    return a.shape == b.shape and (a == b).all()
+
+
+def _whether_close(a: torch.Tensor, b: torch.Tensor, *how: Any, **named: Any) -> torch.Tensor:
+    return torch.isclose(a, b, *how, **named).all()
+
+
+_READS: dict[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: lambda tensor: tensor,
+    aten.equal.default: _whether_equal,
+    aten.allclose.default: _whether_close,
+}
 
 _FACTORED_BY_STRIDES = (
     aten._linalg_det.default,
@@ -409,6 +451,22 @@ def _replay_call(call: RecordedCall, table: dict[int, Any]) -> None:
     for slot, value in zip(call.outputs, flat_results(call.target(*args, **kwargs)), strict=True):
         if slot is not None:
             table[slot] = value
+
+
+@contextmanager
+def _values_of_fakes(recorder: Recorder) -> Iterator[None]:
+    """Lets `recorder.reads` answer what does not pass the dispatcher, or loses its type there."""
+    reads = recorder.reads
+    if reads is None:
+        yield
+        return
+    reads.begin(recorder)
+    with fake_values(
+        lambda tensor: reads.number(tensor, followed=True),
+        lambda tensor: float(reads.number(tensor)),  # type: ignore[arg-type]
+        reads.array,
+    ):
+        yield
 
 
 @contextmanager

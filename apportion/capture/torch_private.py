@@ -9,7 +9,7 @@ Other rooms may import this module from the face of capture.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
@@ -151,6 +151,48 @@ def with_parameters(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) ->
         for table, kept in before:
             table.clear()
             table.update(kept)
+
+
+@contextmanager
+def fake_values(
+    number: Callable[[torch.Tensor], Any],
+    plain_number: Callable[[torch.Tensor], float],
+    array: Callable[[torch.Tensor], Any],
+) -> Iterator[None]:
+    """A context in which fake tensors give values, by these functions: `item()` and formatting by
+    the first, `float()` by the second, `numpy()` by the third. Whatever else reads a value, and a
+    tensor whose value torch knows, go the usual way."""
+
+    def unknown(tensor: FakeTensor) -> bool:
+        return tensor.constant is None and tensor.numel() == 1
+
+    def item(self: FakeTensor) -> Any:
+        return number(self) if unknown(self) else before["item"](self)
+
+    def as_float(self: FakeTensor) -> float:
+        return plain_number(self) if unknown(self) else before["__float__"](self)
+
+    def as_text(self: FakeTensor, form: str) -> str:
+        return format(item(self) if self.dim() == 0 else object.__repr__(self), form)
+
+    def numpy(self: FakeTensor, *, force: bool = False) -> Any:
+        if self.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+        return before["numpy"](self) if self.constant is not None else array(self)
+
+    changed = {"item": item, "__float__": as_float, "__format__": as_text, "numpy": numpy}
+    before: dict[str, Any] = {name: getattr(FakeTensor, name) for name in changed}
+    inherited = [name for name in changed if name not in vars(FakeTensor)]
+    for name, function in changed.items():
+        setattr(FakeTensor, name, function)
+    try:
+        yield
+    finally:
+        for name in changed:
+            if name in inherited:
+                delattr(FakeTensor, name)
+            else:
+                setattr(FakeTensor, name, before[name])
 
 
 def run_backward(loss: torch.Tensor, inputs: tuple[torch.Tensor, ...] = ()) -> Sequence[Any]:
