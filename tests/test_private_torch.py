@@ -22,6 +22,7 @@ REASONS = {
     "execute/cuda_graph.py": "torch._foreach_copy_, one kernel for many copies",
     "execute/rank_buffers.py": "torch._foreach_copy_, one kernel for many copies",
     "execute/run_part.py": "asks whether two tensors share a storage",
+    "execute/device_memory.py": "tells the allocator of a process that already runs",
     "execute/device_random.py": "torch.cuda.jiterator, which compiles an element-wise kernel",
     "execute/kernels/base.py": "reads the schema of an operator to call it by position",
     "execute/kernels/factory.py": "reads the schema of an operator to call it by position",

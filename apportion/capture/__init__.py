@@ -59,6 +59,9 @@ if TYPE_CHECKING:
         check_settings as check_settings,
     )
     from apportion.capture.program import (
+        setting_of as setting_of,
+    )
+    from apportion.capture.program import (
         state_tensor as state_tensor,
     )
     from apportion.capture.record import (

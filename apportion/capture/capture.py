@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.capture import optimizer as updates
+from apportion.capture.all_updates import AllUpdateTemplates, all_fixed_settings
 from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
+from apportion.capture.live_state import LiveState
 from apportion.capture.normalise import normalise
-from apportion.capture.program import Program
+from apportion.capture.program import Program, live_state_of
 from apportion.capture.read_probes import StepInput, record_step
 from apportion.capture.record import Recorder, fake_mode
 from apportion.capture.torch_private import (
@@ -63,29 +64,28 @@ def capture_with(
     widened: DtypeReplacement | None,
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
-    updates.check_supported(optimizer)
-    tensors = _tensors(model, optimizer, batch)
+    live = live_state_of(step, model, optimizer)
+    tensors = _tensors(live, batch)
     mode = fake_mode()
     leaves = _leaves(tensors)
     traced = _function_to_record(step, model, tensors, leaves, batch, clip_norm, widened)
     inputs = [StepInput(x.name, x.tensor, _is_steady(x, tensors)) for x in leaves]
     recorded = record_step(traced, inputs, mode, model)
     trace = recorded.trace
-    templates = updates.UpdateTemplates(optimizer, mode)
+    templates = AllUpdateTemplates(live, mode)
     nodes = decompose(normalise(trace))
     built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
     g.verify(built.graph)
     return Program(
         built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, updates.fixed_settings(optimizer), widened, recorded.notes,
+        built.bindings, all_fixed_settings(live), widened, recorded.notes,
     )  # fmt: skip
 
 
-def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> StepTensors:
+def _tensors(live: LiveState, batch: Any) -> StepTensors:
     """All live tensors of the step, by name."""
-    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
-    groups = {id(p): k for k, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    parameters, buffers = live.parameters(), live.buffers()
+    groups = {id(p): k for k, group in enumerate(live.param_groups) for p in group["params"]}
     known = {id(p) for p in parameters.values()}
     strangers = sum(1 for p in groups if p not in known)
     if strangers:

@@ -7,13 +7,17 @@ behind it, for whoever runs it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from apportion import graph as g
 from apportion.capture import optimizer as updates
+from apportion.capture.all_updates import check_all_fixed
 from apportion.capture.build_graph import Binding
+from apportion.capture.discover import discover
+from apportion.capture.live_state import LiveState, live_state
 from apportion.capture.torch_private import pytree
 from apportion.capture.training_step import DtypeReplacement, StepFunction
 
@@ -22,6 +26,8 @@ from apportion.capture.training_step import DtypeReplacement, StepFunction
 class Program:
     """A captured step.
 
+    model      as the user gave it: a Module, or a sequence or dict of such
+    optimizer  likewise
     inputs     (value index, flat position of the leaf in the batch's pytree)
     constants  tensors found in the trace, by value index
     bindings   for every state Value the step begins with, what it is bound to
@@ -32,8 +38,8 @@ class Program:
 
     graph: g.Graph
     step: StepFunction
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    model: Any
+    optimizer: Any
     batch: Any
     clip_norm: float | None
     constants: dict[int, torch.Tensor]
@@ -42,6 +48,16 @@ class Program:
     fixed: tuple[updates.FixedSetting, ...]
     widened: DtypeReplacement | None = None
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def live(self) -> LiveState:
+        """The modules and optimizers of the step, those that it refers to by itself included."""
+        return live_state_of(self.step, self.model, self.optimizer)
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """All optimizers of the step, in the order in which their groups are numbered."""
+        return self.live.optimizers
 
     def __repr__(self) -> str:
         return f"<Program {type(self.model).__name__}, {len(self.graph.ops)} ops>"
@@ -60,18 +76,23 @@ def state_tensor(program: Program, value_index: int) -> torch.Tensor:
         raise ValueError(
             f"value {name!r} is not a parameter, buffer or optimizer state the step begins with"
         )
-    return bound_tensor(program.model, program.optimizer, binding)
+    return bound_tensor(program.live, binding)
 
 
-def bound_tensor(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, binding: Binding
-) -> torch.Tensor:
-    """The tensor of this model and optimizer that a binding names; raises ValueError if it has no
-    data."""
-    if binding.role == g.BUFFER:
-        tensor = model.get_buffer(binding.name)
-    else:
-        tensor = model.get_parameter(binding.name)
+def live_state_of(step: StepFunction, model: Any, optimizer: Any) -> LiveState:
+    """The modules and optimizers that a step is given, and those that it refers to by itself."""
+    given = live_state(model, optimizer)
+    return live_state(model, optimizer, discover(step, *given.optimizers))
+
+
+def setting_of(program: Program, expression: Any) -> float:
+    """The number that a Setting's expression has now, from the groups of all optimizers."""
+    return updates.setting_value(program.live, expression)  # type: ignore[arg-type]
+
+
+def bound_tensor(live: LiveState, binding: Binding) -> torch.Tensor:
+    """The live tensor that a binding names; raises ValueError if it has no data."""
+    tensor = live.tensor(binding.name)
     if tensor.is_meta:
         raise ValueError(
             f"{binding.role} {binding.name} has no data (meta device); materialise the model with "
@@ -79,7 +100,7 @@ def bound_tensor(
         )
     if binding.state is None:
         return tensor.detach()
-    return updates.state_value(optimizer, tensor, binding.state)
+    return updates.state_value(live.optimizer_of(tensor), tensor, binding.state)
 
 
 def batch_leaves(program: Program, batch: Any) -> dict[int, torch.Tensor]:
@@ -125,4 +146,4 @@ def _check_leaf(position: int, new: Any, old: Any) -> None:
 
 def check_settings(program: Program) -> None:
     """Raises ValueError if an optimizer setting that shaped the captured update has changed."""
-    updates.check_fixed(program.optimizer, program.fixed)
+    check_all_fixed(program.live, program.fixed)

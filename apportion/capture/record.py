@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -63,6 +63,12 @@ aten = torch.ops.aten
 NOT_REALLY_RANDOM = frozenset([aten._scaled_dot_product_flash_attention_for_cpu.default])
 
 
+class ModulePaths(Protocol):
+    """What has modules by their paths."""
+
+    def named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]: ...
+
+
 def fake_mode() -> FakeTensorMode:
     """A mode whose tensors have no data; real tensors may meet them and become constants."""
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -72,7 +78,7 @@ def record(
     function: Callable[..., Sequence[torch.Tensor | None]],
     inputs: Sequence[torch.Tensor],
     mode: FakeTensorMode,
-    model: torch.nn.Module | None = None,
+    model: ModulePaths | None = None,
     reads: ReadValues | None = None,
 ) -> Trace:
     """Runs `function(recorder, *inputs)` on fake inputs and returns its functional trace.
@@ -101,6 +107,9 @@ class Recorder(TorchDispatchMode):
     fixed_site  the site of everything that is recorded, where it is not the place that runs now
     sequence    the newest autograd node when the last call was recorded
     reads       who answers when the step wants to know a value
+    overwritten  of each memory that got a new value by renaming: which tensor it belongs to, and
+                the first slot of the time after
+    stale       whether another tensor in such a memory was read after that
     """
 
     def __init__(self, mode: FakeTensorMode, reads: ReadValues | None = None) -> None:
@@ -119,15 +128,19 @@ class Recorder(TorchDispatchMode):
         self.sequence = newest_autograd_node()
         self.numbering: DrawNumbering | None = None
         self.reads = reads
+        self.overwritten: dict[int, tuple[int, int]] = {}
+        self.stale = False
 
     def slot(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor, new if it was never seen."""
         known = self.slots.get(id(tensor))
         if known is not None:
+            if self.overwritten:
+                self._look_for_stale(tensor, known)
             return known
         if tensor.layout is not torch.strided:
             raise CaptureError(
-                f"the step makes a tensor of layout {tensor.layout}{_at_user_line()}; only dense "
+                f"the step makes a tensor of layout {tensor.layout}{at_user_line()}; only dense "
                 "tensors are supported, so use sparse=False or to_dense()"
             )
         index = len(self.tensors)
@@ -148,6 +161,37 @@ class Recorder(TorchDispatchMode):
         """What was recorded, ending in the given results."""
         ends = tuple(None if x is None else self.slot(x) for x in outputs)
         return Trace(tuple(self.calls), tuple(self.types), self.constants, inputs, ends)
+
+    # what own_loop.py needs
+
+    def new_leaf(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A fake tensor that no call has made."""
+        with without_modes(), self.mode:
+            leaf = torch.empty(tuple(shape), dtype=dtype, device="cpu")
+        self.slot(leaf)
+        return leaf
+
+    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same value in a memory of its own, so that it can be changed by renaming."""
+        slot = self.slot(tensor)
+        leaf = self.new_leaf(tuple(tensor.shape), tensor.dtype)
+        self.slots[id(leaf)] = slot
+        return leaf
+
+    def overwrite(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Gives `target` a new value by renaming, though others may see its memory; if one of them
+        is read later, `stale` says so."""
+        self.slots[id(target)] = self.slot(value)
+        self.overwritten[storage_id(target)] = (id(target), len(self.tensors))
+        torch.autograd.graph.increment_version(target)
+
+    def _look_for_stale(self, tensor: torch.Tensor, known: int) -> None:
+        owner, since = self.overwritten.get(storage_id(tensor), (id(tensor), 0))
+        self.stale = self.stale or (id(tensor) != owner and known < since)
+
+    def after_backward(self) -> None:
+        """Forgets the autograd nodes that a backward has made."""
+        self.sequence = newest_autograd_node()
 
     # the interface of a UniformSource (random_rules.py)
 
@@ -227,7 +271,7 @@ class Recorder(TorchDispatchMode):
             raise ShapeFromData(shape_refusal(func, call_place(record.__code__).at)) from None
         except (UnsupportedOperatorException, UnsupportedFakeTensorException):
             raise CaptureError(
-                f"{func} has no fake kernel{_at_user_line()}; register one with "
+                f"{func} has no fake kernel{at_user_line()}; register one with "
                 "torch.library.register_fake"
             ) from None
 
@@ -235,7 +279,7 @@ class Recorder(TorchDispatchMode):
         """A value that the step wants to know."""
         if self.reads is None:
             raise CaptureError(
-                f"the step reads a tensor's value as a Python number{_at_user_line()}; a captured "
+                f"the step reads a tensor's value as a Python number{at_user_line()}; a captured "
                 "step must not depend on data, so keep it a tensor (torch.where instead of if) or "
                 "move it out of the step"
             )
@@ -246,13 +290,13 @@ class Recorder(TorchDispatchMode):
     def _refuse_unsupported(self, func: Any, args: Any) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags and func not in NOT_REALLY_RANDOM:
             raise CaptureError(
-                f"the random operator {func}{_at_user_line()} is not supported; use dropout, "
+                f"the random operator {func}{at_user_line()} is not supported; use dropout, "
                 "rand, randn, randint, randperm, bernoulli, multinomial or another one that draws "
                 "each element by itself, or draw it outside and pass it in the batch"
             )
         if func in _FACTORED_BY_STRIDES and not args[0].is_contiguous():
             raise CaptureError(
-                f"{func} of a matrix that is not contiguous{_at_user_line()} keeps other factors "
+                f"{func} of a matrix that is not contiguous{at_user_line()} keeps other factors "
                 "than of one that is; give it matrix.contiguous()"
             )
 
@@ -263,7 +307,7 @@ class Recorder(TorchDispatchMode):
         twin = functional_twin(func)
         if target is not None and not isinstance(target, FakeTensor):
             raise CaptureError(
-                f"the step changes a tensor that is no parameter and no buffer{_at_user_line()}; "
+                f"the step changes a tensor that is no parameter and no buffer{at_user_line()}; "
                 "register it with register_buffer"
             )
         if target is None or twin is None or not self._owns_memory(target):
@@ -306,7 +350,8 @@ def _user_line() -> str:
     return user_line(record.__code__)
 
 
-def _at_user_line() -> str:
+def at_user_line() -> str:
+    """` at file.py:12`, the user's line that runs now inside the recorded function."""
     return at_line(_user_line())
 
 
@@ -439,7 +484,7 @@ def _numpy_refused_in_our_words() -> Iterator[None]:
 
 
 @contextmanager
-def _module_paths(recorder: Recorder, model: torch.nn.Module | None) -> Iterator[None]:
+def _module_paths(recorder: Recorder, model: ModulePaths | None) -> Iterator[None]:
     """Keeps `recorder.modules` at the path of the module that runs."""
     names = {} if model is None else {id(m): name for name, m in model.named_modules()}
 

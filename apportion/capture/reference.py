@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from apportion.capture.capture import capture_with
-from apportion.capture.program import Program, bound_tensor
+from apportion.capture.program import Program, bound_tensor, live_state_of
 from apportion.capture.random_rules import CounterRandom
 from apportion.capture.torch_private import pytree, run_backward
 from apportion.capture.training_step import scalar_loss, with_dtype_replaced
@@ -30,13 +30,14 @@ def eager_steps(
     parameter, buffer and optimizer state ends with. Random operators draw what the Graph draws.
     """
     for binding in program.bindings.values():
-        bound_tensor(program.model, program.optimizer, binding)
+        bound_tensor(program.live, binding)
     model, optimizer = copy.deepcopy((program.model, program.optimizer))
     losses = [
         _eager_step(program, model, optimizer, batch, seed, number)
         for number, batch in enumerate(batches)
     ]
-    ends = {v: bound_tensor(model, optimizer, b) for v, b in program.bindings.items()}
+    live = live_state_of(program.step, model, optimizer)
+    ends = {v: bound_tensor(live, b) for v, b in program.bindings.items()}
     return losses, ends
 
 

@@ -204,3 +204,42 @@ def operator_database() -> list[Any]:
         warnings.simplefilter("ignore")  # some of its modules are older than their libraries
         from torch.testing._internal.common_methods_invocations import op_db
     return list(op_db)
+
+
+def gradients_of(
+    roots: Sequence[torch.Tensor],
+    seeds: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    keeps_graph: bool,
+    makes_graph: bool,
+) -> Sequence[Any]:
+    """The gradients of the inputs (None: it has none), from the gradients `seeds` of the roots; for
+    no inputs, all leaves get a `grad`. See run_backward for why the engine is called directly."""
+    found: Sequence[Any] = _engine_run_backward(
+        tuple(roots), tuple(seeds), keeps_graph, makes_graph, tuple(inputs),
+        allow_unreachable=True, accumulate_grad=not inputs,
+    )  # fmt: skip
+    return found
+
+
+def gradient_hooks(leaf: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """The hooks of a leaf: those that may change its gradient, and those that are called once it
+    is accumulated."""
+    before = getattr(leaf, "_backward_hooks", None) or {}
+    after = getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
+    return list(before.values()), list(after.values())
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any]]:
+    """The hooks that run before and after an optimizer's step, those of all optimizers first."""
+    from torch.optim import optimizer as module
+
+    before = [
+        *module._global_optimizer_pre_hooks.values(),
+        *optimizer._optimizer_step_pre_hooks.values(),
+    ]
+    after = [
+        *optimizer._optimizer_step_post_hooks.values(),
+        *module._global_optimizer_post_hooks.values(),
+    ]
+    return before, after

@@ -17,8 +17,6 @@ import torch.distributed as dist
 
 from apportion.capture import Program
 from apportion.execute import (
-    GENERATED,
-    NONE,
     CudaClock,
     Executable,
     ReplicaCheck,
@@ -30,6 +28,7 @@ from apportion.execute import (
     worker,
 )
 from apportion.lower import runnable
+from apportion.machine import GENERATED, INTERPRETER
 from apportion.run.process import PoolProcess
 from apportion.run.runner import Runner, own_device
 from apportion.run.step_source import StepSource
@@ -104,7 +103,7 @@ class TrainingRequest:
         gc.collect()  # what an earlier request left behind must not be freed while we count
         with _peak_of(self) as memory:
             runner = Runner(program, mine, self.seed)
-            if mode_of(self.mode, self.place) != NONE:
+            if mode_of(self.mode, self.place) != INTERPRETER:
                 runner.local_step(program.batch)
             _wait_for_all()
             memory.mark()
@@ -224,7 +223,6 @@ class _HostPeak:
 
     def __enter__(self) -> _HostPeak:
         if self.profile is not None:
-            gc.collect()  # what an earlier run left would be freed at some time, and be counted
             self.profile.__enter__()
         return self
 
