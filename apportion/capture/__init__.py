@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from apportion.capture import (
         torch_private as torch_private,
     )
+    from apportion.capture.batch_tree import (
+        flatten as flatten,
+    )
+    from apportion.capture.batch_tree import (
+        map_tensors as map_tensors,
+    )
     from apportion.capture.capture import (
         capture as capture,
     )

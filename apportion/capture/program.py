@@ -15,10 +15,10 @@ import torch
 from apportion import graph as g
 from apportion.capture import optimizer as updates
 from apportion.capture.all_updates import check_all_fixed
+from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import Binding
 from apportion.capture.discover import discover
 from apportion.capture.live_state import LiveState, live_state
-from apportion.capture.torch_private import pytree
 from apportion.capture.training_step import DtypeReplacement, StepFunction
 
 
@@ -105,33 +105,18 @@ def bound_tensor(live: LiveState, binding: Binding) -> torch.Tensor:
 
 def batch_leaves(program: Program, batch: Any) -> dict[int, torch.Tensor]:
     """The batch's tensors by value index; raises ValueError unless the batch is as captured. A list
-    may stand for a tuple, as a DataLoader makes lists of what were tuples."""
-    captured, spec = pytree.tree_flatten(program.batch)
-    flat, given = pytree.tree_flatten(batch)
-    if given != spec:
-        alike = pytree.tree_structure(_as_tuples(program.batch))
-        if pytree.tree_structure(_as_tuples(batch)) != alike:
-            shown = [" ".join(str(structure).split()) for structure in (given, spec)]
-            raise ValueError(
-                f"the batch has the structure {shown[0]}, but the step was captured with {shown[1]}"
-            )
-    for position, (new, old) in enumerate(zip(flat, captured, strict=True)):
+    may stand for a tuple, as a DataLoader makes lists of what were tuples, and any Mapping for
+    another."""
+    captured = flatten(program.batch)
+    flat = flatten(batch).in_order_of(captured)
+    for position, (new, old) in enumerate(zip(flat, captured.leaves, strict=True)):
         _check_leaf(position, new, old)
     return {value: flat[position] for value, position in program.inputs}
 
 
-def _as_tuples(tree: Any) -> Any:
-    """A batch with tuples in the place of lists."""
-    if type(tree) in (list, tuple):
-        return tuple(map(_as_tuples, tree))
-    if type(tree) is dict:
-        return {key: _as_tuples(each) for key, each in tree.items()}
-    return tree
-
-
 def _check_leaf(position: int, new: Any, old: Any) -> None:
     if not isinstance(old, torch.Tensor):
-        if isinstance(new, torch.Tensor) or new != old:
+        if isinstance(new, torch.Tensor) or (new is not old and new != old):
             raise ValueError(
                 f"leaf {position} of the batch is {new!r}, but the step was captured with {old!r}, "
                 "which is part of the graph; capture again"

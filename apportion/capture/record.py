@@ -106,10 +106,10 @@ class Recorder(TorchDispatchMode):
     mutates     whether something was recorded that writes to a tensor
     fixed_site  the site of everything that is recorded, where it is not the place that runs now
     sequence    the newest autograd node when the last call was recorded
-    reads       who answers when the step wants to know a value
     overwritten  of each memory that got a new value by renaming: which tensor it belongs to, and
                 the first slot of the time after
     stale       whether another tensor in such a memory was read after that
+    reads       who answers when the step wants to know a value
     """
 
     def __init__(self, mode: FakeTensorMode, reads: ReadValues | None = None) -> None:
@@ -127,9 +127,9 @@ class Recorder(TorchDispatchMode):
         self.fixed_site: CallSite | None = None
         self.sequence = newest_autograd_node()
         self.numbering: DrawNumbering | None = None
-        self.reads = reads
         self.overwritten: dict[int, tuple[int, int]] = {}
         self.stale = False
+        self.reads = reads
 
     def slot(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor, new if it was never seen."""

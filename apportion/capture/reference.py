@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from apportion.capture.batch_tree import map_tensors
 from apportion.capture.capture import capture_with
 from apportion.capture.program import Program, bound_tensor, live_state_of
 from apportion.capture.random_rules import CounterRandom
-from apportion.capture.torch_private import pytree, run_backward
+from apportion.capture.torch_private import run_backward
 from apportion.capture.training_step import scalar_loss, with_dtype_replaced
 
 
@@ -105,8 +106,7 @@ def _precision(model: torch.nn.Module) -> torch.dtype:
 def cast_batch(batch: Any, dtype: torch.dtype) -> Any:
     """The batch with its floating tensors in `dtype`."""
 
-    def cast(leaf: Any) -> Any:
-        floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-        return leaf.to(dtype) if floating else leaf
+    def cast(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
-    return pytree.tree_map(cast, batch)
+    return map_tensors(cast, batch)

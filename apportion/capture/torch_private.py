@@ -37,7 +37,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException as UnsupportedOperatorException,
 )
 from torch.autograd.graph import _engine_run_backward
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -136,11 +135,22 @@ def without_mkldnn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def with_parameters(
-    model: torch.nn.Module, tensors: dict[str, torch.Tensor]
-) -> AbstractContextManager[None]:
-    """A context in which the model has other parameters and buffers, tied ones included."""
-    return _reparametrize_module(model, tensors, tie_weights=True)
+@contextmanager
+def with_parameters(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+    """A context in which the model has other parameters and buffers, wherever they are: tied ones
+    and those of a module that has several names, too."""
+    live: dict[str, Any] = dict(model.named_parameters()) | dict(model.named_buffers())
+    other = {id(live[name]): tensor for name, tensor in tensors.items()}
+    tables = [t for module in model.modules() for t in (module._parameters, module._buffers)]
+    before: list[tuple[Any, dict[str, Any]]] = [(table, dict(table)) for table in tables]
+    try:
+        for table, kept in before:
+            table.update({key: other.get(id(tensor), tensor) for key, tensor in kept.items()})
+        yield
+    finally:
+        for table, kept in before:
+            table.clear()
+            table.update(kept)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apportion.capture import Program
+from apportion.capture import Program, map_tensors
 from apportion.execute import (
     CudaClock,
     Executable,
@@ -182,13 +182,11 @@ def vary(batch: Any, seed: int, step: int) -> Any:
         return batch
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
 
-    def shuffled(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
+    def shuffled(leaf: torch.Tensor) -> torch.Tensor:
         order = torch.randperm(leaf.numel(), generator=generator)
         return leaf.reshape(-1)[order].reshape(leaf.shape)
 
-    return torch.utils._pytree.tree_map(shuffled, batch)
+    return map_tensors(shuffled, batch)
 
 
 def _peak_of(request: TrainingRequest) -> _HostPeak | _CudaPeak:
