@@ -22,20 +22,21 @@ from apportion.capture.decompose import decompose
 from apportion.capture.live_state import LiveState
 from apportion.capture.normalise import normalise
 from apportion.capture.program import Program, live_state_of
-from apportion.capture.read_probes import StepInput, record_step
-from apportion.capture.record import Recorder, fake_mode
+from apportion.capture.read_probes import StepInput, record_probed
+from apportion.capture.record import Recorder, fake_mode, record
 from apportion.capture.torch_private import (
     run_backward,
     with_parameters,
 )
-from apportion.capture.trace import CallSite, CaptureError
+from apportion.capture.trace import CallSite, CaptureError, Trace
 from apportion.capture.training_step import (
     DtypeReplacement,
     StepFunction,
     scalar_loss,
     with_dtype_replaced,
 )
-from apportion.capture.untouched import untouched
+from apportion.capture.untouched import Snapshot, untouched
+from apportion.capture.value_reads import ReadValues
 
 # Operators of gradient clipping differentiate nothing.
 _CLIPPING = CallSite(g.BACKWARD, sequence=-1)
@@ -65,8 +66,9 @@ def capture_with(
     widened: DtypeReplacement | None,
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
-    with untouched({"model": model, "optimizer": optimizer, "batch": batch, "step": step}):
-        return _captured(step, model, optimizer, batch, clip_norm, widened)
+    roots = {"model": model, "optimizer": optimizer, "batch": batch, "step": step}
+    with untouched(roots) as snapshot:
+        return _captured(step, model, optimizer, batch, clip_norm, widened, snapshot)
 
 
 def _captured(
@@ -76,6 +78,7 @@ def _captured(
     batch: Any,
     clip_norm: float | None,
     widened: DtypeReplacement | None,
+    snapshot: Snapshot,
 ) -> Program:
     live = live_state_of(step, model, optimizer)
     tensors = _tensors(live, batch)
@@ -83,15 +86,23 @@ def _captured(
     leaves = _leaves(tensors)
     traced = _function_to_record(step, model, tensors, leaves, batch, clip_norm, widened)
     inputs = [StepInput(x.name, x.tensor, _is_steady(x, tensors)) for x in leaves]
-    recorded = record_step(traced, inputs, mode, model)
-    trace = recorded.trace
+
+    def once(reads: ReadValues) -> Trace:
+        with mode:
+            fakes = [_fake(leaf.tensor) for leaf in leaves]
+        try:
+            return record(traced, fakes, mode, model, reads)
+        finally:
+            snapshot.restore()
+
+    trace, notes = record_probed(once, lambda trace: trace, inputs)
     templates = AllUpdateTemplates(live, mode)
     nodes = decompose(normalise(trace))
     built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
     g.verify(built.graph)
     return Program(
         built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, all_fixed_settings(live), widened, recorded.notes,
+        built.bindings, all_fixed_settings(live), widened, notes,
     )  # fmt: skip
 
 
@@ -123,6 +134,14 @@ def _leaves(tensors: StepTensors) -> list[LeafTensor]:
         *(LeafTensor(n, g.BUFFER, t) for n, t in tensors.buffers.items()),
         *(LeafTensor(n, g.INPUT, t, position) for n, (position, t) in tensors.batch.items()),
     ]
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order."""
+    fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake
 
 
 def _is_steady(leaf: LeafTensor, tensors: StepTensors) -> bool:
