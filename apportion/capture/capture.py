@@ -24,6 +24,7 @@ from apportion.capture.normalise import normalise
 from apportion.capture.program import Program, live_state_of
 from apportion.capture.read_probes import StepInput, record_probed
 from apportion.capture.record import Recorder, fake_mode, record
+from apportion.capture.repeatable import RepeatedRecording, StepWatch, is_ours
 from apportion.capture.torch_private import (
     run_backward,
     with_parameters,
@@ -35,7 +36,7 @@ from apportion.capture.training_step import (
     scalar_loss,
     with_dtype_replaced,
 )
-from apportion.capture.untouched import Snapshot, untouched
+from apportion.capture.untouched import LiveObjects, untouched
 from apportion.capture.value_reads import ReadValues
 
 # Operators of gradient clipping differentiate nothing.
@@ -67,8 +68,8 @@ def capture_with(
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
     roots = {"model": model, "optimizer": optimizer, "batch": batch, "step": step}
-    with untouched(roots) as snapshot:
-        return _captured(step, model, optimizer, batch, clip_norm, widened, snapshot)
+    with untouched(roots) as objects:
+        return _captured(step, model, optimizer, batch, clip_norm, widened, objects)
 
 
 def _captured(
@@ -78,7 +79,7 @@ def _captured(
     batch: Any,
     clip_norm: float | None,
     widened: DtypeReplacement | None,
-    snapshot: Snapshot,
+    objects: LiveObjects,
 ) -> Program:
     live = live_state_of(step, model, optimizer)
     tensors = _tensors(live, batch)
@@ -87,22 +88,23 @@ def _captured(
     traced = _function_to_record(step, model, tensors, leaves, batch, clip_norm, widened)
     inputs = [StepInput(x.name, x.tensor, _is_steady(x, tensors)) for x in leaves]
 
+    watch = StepWatch(frozenset(k for k, x in enumerate(inputs) if x.steady))
+
     def once(reads: ReadValues) -> Trace:
         with mode:
             fakes = [_fake(leaf.tensor) for leaf in leaves]
-        try:
-            return record(traced, fakes, mode, model, reads)
-        finally:
-            snapshot.restore()
+        return record(watch.watched(traced), fakes, mode, model, reads)
 
-    trace, notes = record_probed(once, lambda trace: trace, inputs)
+    compares = widened is None and not is_ours(step)
+    repeated = RepeatedRecording(once, lambda trace: trace, objects, watch, compares)
+    trace, notes = record_probed(repeated, lambda trace: trace, inputs)
     templates = AllUpdateTemplates(live, mode)
     nodes = decompose(normalise(trace))
     built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
     g.verify(built.graph)
     return Program(
         built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, all_fixed_settings(live), widened, notes,
+        built.bindings, all_fixed_settings(live), widened, (*notes, *repeated.notes),
     )  # fmt: skip
 
 
