@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,8 +48,8 @@ def make_batch(
     ]
     if missing or not batch:
         raise ValueError(
-            f"{spec!r}: {type(model).__name__} wants {', '.join(missing) or 'inputs'}, which cannot "
-            "be made from its config; write a FILE.py:FUNCTION that makes its batch."
+            f"{spec!r}: {type(model).__name__} wants {', '.join(missing) or 'inputs'}, which "
+            "cannot be made from its config; write a FILE.py:FUNCTION that makes its batch."
         )
     return batch, tuple(made.notes)
 
@@ -121,7 +122,7 @@ class _BatchMaker:
                     values = value if isinstance(value, list | tuple) else [value]
                     named.update(v for v in values if type(v) is int and 0 <= v < size)
         ends = sorted(named)
-        low, high = max(zip(ends, ends[1:], strict=False), key=lambda pair: pair[1] - pair[0])
+        low, high = max(pairwise(ends), key=lambda pair: pair[1] - pair[0])
         return low + 1, high
 
     def _sees(self) -> bool:
@@ -222,9 +223,7 @@ class _BatchMaker:
         if "mask_labels" in takes:
             classes = int(getattr(self.config, "num_labels", None) or 2)
             return {
-                "mask_labels": [
-                    (torch.rand(2, *self.side()) > 0.5).float() for _ in range(batch)
-                ],
+                "mask_labels": [(torch.rand(2, *self.side()) > 0.5).float() for _ in range(batch)],
                 "class_labels": [torch.randint(classes, (2,)) for _ in range(batch)],
             }
         return {}

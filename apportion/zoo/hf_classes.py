@@ -55,8 +55,20 @@ _TASKS = (
 """The package's tables of classes by task, those first that a family is most known for."""
 
 _TARGETS = frozenset(
-    "labels return_loss future_values mask_labels class_labels start_positions target_values "
-    "next_sentence_label noise spectrogram_labels reward_labels sampled_negative_indices".split()
+    [
+        "labels",
+        "return_loss",
+        "future_values",
+        "mask_labels",
+        "class_labels",
+        "start_positions",
+        "target_values",
+        "next_sentence_label",
+        "noise",
+        "spectrogram_labels",
+        "reward_labels",
+        "sampled_negative_indices",
+    ]
 )
 _NOT_IMPLEMENTED = re.compile(
     r"raise \w+\(\s*f?\"[^\"]*("

@@ -17,17 +17,26 @@ HEAD_WIDTH = WIDTH // HEADS
 _RULES = tuple(
     (re.compile(f"(?:{pattern})$"), most)
     for pattern, most in (
-        (r".*(key_value|kv|query_group)_?heads|n_head_kv|num_query_groups|multi_query_group_num", 2),
+        (
+            r".*(key_value|kv|query_group)_?heads|n_head_kv|num_query_groups|multi_query_group_num",
+            2,
+        ),
         (r".*(_|^)heads?|n_?heads?|.*_nheads?|.*attention_heads|mamba_n_heads", HEADS),
         (r".*head_dim|.*d_head|.*head_size|d_kv|kv_channels|qk_\w+_dim", HEAD_WIDTH),
         (r"rotary_dim", 8),
         (r".*lora_rank|time_step_rank|.*_rank", 8),
         (r"num_nextn\w*|num_mtp\w*|first_k\w*|.*dense_replace|moe_layer_start_index", 1),
-        (r"num_(hidden|conv|encoder|decoder|block)?_?layers|n_layers?|.*_layers|depth|n_block", LAYERS),
+        (
+            r"num_(hidden|conv|encoder|decoder|block)?_?layers|n_layers?|.*_layers|depth|n_block",
+            LAYERS,
+        ),
         (r"num_blocks|num_stages_unused|num_stacks", LAYERS),
         (r".*experts_per_tok|.*top_?k(_experts)?|moe_k|num_selected_experts", 2),
         (r"num_shared_experts|n_shared_experts", 1),
-        (r"(\w+_)?num(_\w+)?_experts|n_routed_experts|.*_num_experts|num_experts|moe_num_experts", 4),
+        (
+            r"(\w+_)?num(_\w+)?_experts|n_routed_experts|.*_num_experts|num_experts|moe_num_experts",
+            4,
+        ),
         (r"n_groups?|num_groups?_moe", 2),
         (r"topk_groups?", 1),
         (r".*vocab_size(_\w+)?|vocab_size_\w+", VOCABULARY),
@@ -49,7 +58,9 @@ _RULES = tuple(
         (r"max_source_positions|max_target_positions|max_length", POSITIONS),
     )
 )
-_KEPT = re.compile(r".*(kernel|stride|dilation|_ids?$|_index$|num_channels$|in_channels$|audio_channels)")
+_KEPT = re.compile(
+    r".*(kernel|stride|dilation|_ids?$|_index$|num_channels$|in_channels$|audio_channels)"
+)
 _TOKEN = re.compile(r".*_token_(id|index)s?$|.*_token$|.*_id$|.*token_index$|.*_idx$")
 
 
@@ -201,7 +212,11 @@ def _tokens(config: Any) -> dict[str, Any]:
             continue
         if type(value) is int and value >= VOCABULARY - 16:
             moved[name], last = last, last - 1
-        elif isinstance(value, list) and value and all(type(v) is int for v in value):
-            if max(value) >= VOCABULARY - 16:
-                moved[name], last = [last - k for k in range(len(value))], last - len(value)
+        elif isinstance(value, list) and _beyond(value):
+            moved[name], last = [last - k for k in range(len(value))], last - len(value)
     return moved
+
+
+def _beyond(values: list[Any]) -> bool:
+    numbers = [v for v in values if type(v) is int]
+    return len(numbers) == len(values) and max(numbers, default=0) >= VOCABULARY - 16
