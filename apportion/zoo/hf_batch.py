@@ -110,7 +110,10 @@ class _BatchMaker:
     def words(self) -> Tensor:
         """Words that mean nothing special, (batch, seq)."""
         low, high = self.ordinary_words()
-        return torch.randint(low, high, (self.sizes.batch, self.seq))
+        rows = self.sizes.batch
+        if self.name.startswith("Musicgen") and self.name.endswith("ForCausalLM"):
+            rows *= int(self.find("num_codebooks"))  # a row for each
+        return torch.randint(low, high, (rows, self.seq))
 
     def ordinary_words(self) -> tuple[int, int]:
         """The longest range of the vocabulary without words that the config names."""
@@ -129,6 +132,7 @@ class _BatchMaker:
         if "pixel_values" not in self.takes:
             return False
         needed = self.takes["pixel_values"].default is inspect.Parameter.empty
+        needed = needed or self.kind in ("git", "vilt", "bridgetower")
         return self.main == "pixel_values" or "return_loss" in self.takes or needed
 
     def side(self) -> tuple[int, int]:
@@ -158,9 +162,9 @@ class _BatchMaker:
         if name == "input_values":
             if self.kind == "audio-spectrogram-transformer":
                 return torch.randn(self.sizes.batch, int(self.config.max_length), int(bins))
-            return torch.randn(self.sizes.batch, self.sizes.seq * 128 or _SAMPLES)
+            return torch.randn(self.sizes.batch, self.sizes.seq * 400 or _SAMPLES)
         frames = self.find("max_source_positions")
-        if frames and self.kind not in ("speech_to_text",):
+        if frames and self.kind not in ("speech_to_text", "wav2vec2-bert", "speecht5"):
             return torch.randn(self.sizes.batch, int(bins or 80), 2 * int(frames))
         return torch.randn(self.sizes.batch, self.sizes.seq * 2 or _FRAMES, int(bins or 80))
 
@@ -200,23 +204,23 @@ class _BatchMaker:
             return {"labels": [_boxes(classes) for _ in range(batch)]}
         if "CTC" in self.name:
             return {"labels": torch.randint(*self.ordinary_words(), (batch, 3))}
-        shape = (batch, self.seq)
+        shape: tuple[int, ...] = (batch, self.seq)
         if self.name.startswith("Musicgen"):
             shape += (int(self.find("num_codebooks")),)
-        if "input_ids" in takes and not self.config.is_encoder_decoder:
+        elif "input_ids" in takes and not self.config.is_encoder_decoder:
             return {"labels": self.made["input_ids"].clone()}
         return {"labels": torch.randint(*self.ordinary_words(), shape)}
 
     def _other_targets(self) -> dict[str, Any]:
         batch, takes = self.sizes.batch, self.takes
-        if "return_loss" in takes:
-            return {"return_loss": True}
         if "future_values" in takes:
             channels = int(_first(self.config, "num_input_channels", "input_size") or 1)
             shape = () if channels == 1 and "past_time_features" in takes else (channels,)
             return {"future_values": torch.randn(batch, self.config.prediction_length, *shape)}
         if "target_values" in takes:
             return {"target_values": torch.randint(self.config.num_targets, (batch,))}
+        if "return_loss" in takes:
+            return {"return_loss": True}
         if "start_positions" in takes:
             where = torch.randint(self.seq, (2, batch))
             return {"start_positions": where[0], "end_positions": where[1]}

@@ -74,10 +74,18 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
     "granitemoehybrid": {"mamba_n_heads": 8},
     "informer": {"prediction_length": 4, "context_length": 8},
+    "donut-swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
+    "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
     "levit": {"patch_size": 16, "image_size": 64},
+    "lilt": {"hidden_size": 96},
     "mamba2": {"num_heads": 8},
+    "maskformer-swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
     "mobilebert": {"embedding_size": 32, "true_hidden_size": 32, "intra_bottleneck_size": 32},
+    "mobilevitv2": {"image_size": 128},
+    "perceiver": {"max_position_embeddings": 16},
     "reformer": {"axial_pos_shape": [4, 4], "num_buckets": 2},
+    "swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
+    "swinv2": {"image_size": 64, "patch_size": 4, "window_size": 2},
     "time_series_transformer": {"prediction_length": 4, "context_length": 8},
     "timesfm": {"horizon_length": 4},
     "vjepa2": {"frames_per_clip": 4},
@@ -85,6 +93,9 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
 }
 """What the names of keys do not tell."""
+
+_NEEDED = {"vocab_size": VOCABULARY, "head_dim": HEAD_WIDTH, "num_key_value_heads": HEADS}
+"""What some families have no default for."""
 
 _AS_THEY_ARE = ("textnet", "hgnet_v2")
 """Families whose widths are written so often that only the defaults go together."""
@@ -120,8 +131,8 @@ def _tiny(config: Any) -> dict[str, Any]:
                 number = HEADS
             if number != value:
                 given[name] = number
-        elif value is None and name in ("vocab_size", "head_dim"):
-            given[name] = {"vocab_size": VOCABULARY, "head_dim": HEAD_WIDTH}[name]
+        elif value is None and name in _NEEDED:
+            given[name] = _NEEDED[name]
     if kept:
         given[kept[2]] = len(kept[0])
     given |= _sections(config) | _tokens(config)
@@ -131,12 +142,16 @@ def _tiny(config: Any) -> dict[str, Any]:
 def _sections(config: Any) -> dict[str, Any]:
     """The parts of a head that are rotated by time, height and width, for narrow heads."""
     rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict) or "mrope_section" not in rope:
+    if not isinstance(rope, dict) or "rope_type" not in rope or not _turns_in_parts(config, rope):
         return {}
-    count = len(rope["mrope_section"])
-    half = HEAD_WIDTH // 2
+    count = len(rope.get("mrope_section", "thw"))
+    half = int(HEAD_WIDTH * rope.get("partial_rotary_factor", 1.0)) // 2
     first = half - (count - 1) * (half // count)
     return {"rope_parameters": {**rope, "mrope_section": [first] + [half // count] * (count - 1)}}
+
+
+def _turns_in_parts(config: Any, rope: dict[str, Any]) -> bool:
+    return "mrope_section" in rope or bool(re.search(r"_vl|omni|glm|ocr", config.model_type))
 
 
 def _kept_layers(config: Any, declared: Any) -> tuple[list[int], int, str] | None:
