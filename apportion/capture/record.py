@@ -21,6 +21,7 @@ from apportion import graph as g
 from apportion.capture.call_place import call_place
 from apportion.capture.data_shapes import ShapeFromData, shape_refusal, with_fixed_shape
 from apportion.capture.functional_twins import functional_twin
+from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
 from apportion.capture.torch_private import (
     DataDependentOutputException,
@@ -406,6 +407,7 @@ def _fake_ctc_backward(grad: torch.Tensor, scores: torch.Tensor, *_: Any) -> tor
 
 
 _FAKES: dict[Any, Callable[..., Any]] = {
+    GROUPED_MM: fake_grouped_mm,
     aten._ctc_loss.default: _fake_ctc,
     aten._ctc_loss_backward.default: _fake_ctc_backward,
 }
