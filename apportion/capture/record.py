@@ -399,7 +399,19 @@ def _fake_ctc_backward(grad: torch.Tensor, scores: torch.Tensor, *_: Any) -> tor
     return torch.empty_like(scores)
 
 
+def _fake_grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, ends: Any = None, bias: Any = None, out_dtype: Any = None
+) -> torch.Tensor:
+    """Of any dtype and alignment, as the CPU's kernel takes them."""
+    rows = (ends.shape[0], a.shape[0]) if a.dim() == b.dim() == 2 else a.shape[:-1][-2:]
+    columns = b.shape[-1]
+    if a.dim() == 3 and b.dim() == 2:
+        rows = (a.shape[1],)
+    return a.new_empty((*rows, columns), dtype=out_dtype or a.dtype)
+
+
 _FAKES: dict[Any, Callable[..., Any]] = {
+    aten._grouped_mm.default: _fake_grouped_mm,
     aten._ctc_loss.default: _fake_ctc,
     aten._ctc_loss_backward.default: _fake_ctc_backward,
 }
