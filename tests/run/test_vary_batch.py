@@ -22,7 +22,9 @@ def test_numbers_change_and_stay_in_their_bounds() -> None:
     assert not torch.equal(made["ids"], ids)
     assert made["x"].min() >= 0 and made["x"].max() <= 0.5
     assert not torch.equal(made["one"], batch["one"])
-    assert all(torch.equal(a, b) for a, b in zip(made.values(), vary(batch, 3, 1).values()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(made.values(), vary(batch, 3, 1).values(), strict=True)
+    )
     assert not torch.equal(vary(batch, 3, 2)["ids"], made["ids"])
 
 
