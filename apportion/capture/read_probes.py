@@ -29,7 +29,7 @@ import torch
 from apportion import graph as g
 from apportion.capture.call_place import checks_shapes
 from apportion.capture.normalise import NormalisedTrace, normalise
-from apportion.capture.record import record
+from apportion.capture.record import ModulePaths, record
 from apportion.capture.torch_private import FakeTensorMode
 from apportion.capture.trace import CaptureError, Trace
 from apportion.capture.value_reads import (
@@ -73,7 +73,7 @@ def record_step(
     function: Function,
     inputs: Sequence[StepInput],
     mode: FakeTensorMode,
-    model: torch.nn.Module | None = None,
+    model: ModulePaths | None = None,
     isolated: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> StepRecord:
     """Records `function(recorder, *fakes)` and finds out what it makes of the values it reads.
@@ -95,7 +95,7 @@ class _Recordings:
         function: Function,
         inputs: Sequence[StepInput],
         mode: FakeTensorMode,
-        model: torch.nn.Module | None,
+        model: ModulePaths | None,
         isolated: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.inputs, self.left = inputs, MOST_RECORDINGS

@@ -9,8 +9,7 @@ step in another precision. run/ compares with the first two.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +18,10 @@ import torch
 from apportion.capture.batch_tree import map_tensors
 from apportion.capture.borrow import Copying, borrowed
 from apportion.capture.capture import capture_with
+from apportion.capture.eager_step import EagerResult, eager_step
 from apportion.capture.program import Program, state_tensor
 from apportion.capture.random_rules import CounterRandom
-from apportion.capture.torch_private import run_backward
-from apportion.capture.training_step import scalar_loss, with_dtype_replaced
+from apportion.capture.training_step import with_dtype_replaced
 from apportion.capture.wide_mode import computing_wide, wide_dtype
 
 EagerState = dict[int, torch.Tensor]
@@ -42,9 +41,7 @@ def eager_steps(
         state_tensor(program, value)  # raises ValueError if it has no data
     copying = _wide_copy if wide else torch.Tensor.clone
     with borrowed(program, copying):
-        losses = _losses(program, batches, seed, copying, wide)
-        ends = {value: state_tensor(program, value).clone() for value in program.bindings}
-    return losses, ends
+        return _eager_run(program, batches, seed, copying, wide)
 
 
 def disturbed_changes(
@@ -65,10 +62,8 @@ def disturbed_changes(
     copying = _disturbing(size, draw, wide)
     with borrowed(program, copying):
         begins = {v: _double(state_tensor(program, v)).clone() for v in program.bindings}
-        losses = _losses(program, batches, seed, copying, wide)
-        ends = {v: _double(state_tensor(program, v)) for v in program.bindings}
-        changes = {v: ends[v] - begins[v] for v in begins}
-    return losses, changes
+        losses, ends = _eager_run(program, batches, seed, copying, wide)
+    return losses, {v: _double(ends[v]) - begins[v] for v in begins}
 
 
 def begun_from(program: Program, state: EagerState) -> EagerState:
@@ -98,36 +93,31 @@ def _disturbing(size: float, draw: int, wide: bool) -> Copying:
     return copying
 
 
-def _losses(
+def _eager_run(
     program: Program, batches: Iterable[Any], seed: int, copying: Copying, wide: bool
-) -> list[float]:
-    return [
+) -> tuple[list[float], EagerState]:
+    """The losses, and the state that borrowed objects end with; scalars that the last step returned
+    are part of it."""
+    steps = [
         _eager_step(program, map_tensors(copying, batch), seed, number, wide)
         for number, batch in enumerate(batches)
     ]
+    ends = {value: state_tensor(program, value).clone() for value in program.bindings}
+    for name, value in program.returned.items():
+        if value is not None and steps:
+            ends[value] = steps[-1].scalars[name]
+    return [float(step.loss) for step in steps], ends
 
 
-@contextmanager
-def _precision_of(program: Program, wide: bool) -> Iterator[None]:
-    with computing_wide() if wide else with_dtype_replaced(program.widened):
-        yield
-
-
-def _eager_step(program: Program, batch: Any, seed: int, number: int, wide: bool) -> float:
-    optimizers = program.optimizers
-    for optimizer in optimizers:
-        optimizer.zero_grad(set_to_none=True)
-    random = CounterRandom(seed, number)
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]), _precision_of(program, wide):
-        with random:
-            loss = scalar_loss(program.step(program.model, batch), program.step)
-            run_backward(loss)
-        if program.clip_norm is not None:
-            trained = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(trained, program.clip_norm)
-        for optimizer in optimizers:
-            optimizer.step()
-    return float(loss.detach())
+def _eager_step(program: Program, batch: Any, seed: int, number: int, wide: bool) -> EagerResult:
+    precision = computing_wide() if wide else with_dtype_replaced(program.widened)
+    with (
+        torch.enable_grad(),
+        torch.random.fork_rng(devices=[]),
+        CounterRandom(seed, number),
+        precision,
+    ):
+        return eager_step(program, batch)
 
 
 def capture_as(program: Program, dtype: torch.dtype) -> Program:

@@ -43,6 +43,9 @@ class WideMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if isinstance(func, OpOverload):
             return func(*args, **kwargs)
+        if func is torch.Tensor.backward:  # activation checkpointing runs the step's code in there
+            with self:
+                return _backward(*args, **kwargs)
         if func in _CASTS:
             func = torch.Tensor.double
         # what a call writes to stays the tensor that it is
@@ -50,6 +53,16 @@ class WideMode(TorchFunctionMode):
         given = (*args[:written], *(_widened(x) for x in args[written:]))
         named = {key: x if key == "out" else _widened(x) for key, x in kwargs.items()}
         return func(*given, **named)
+
+
+def _backward(
+    tensor: torch.Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _writes(name: str) -> bool:
