@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from apportion import graph as g
 from apportion.capture.normalise import Node, NormalisedTrace
-from apportion.capture.optimizer import UpdateTemplates
-from apportion.capture.trace import CaptureError, Trace, dtype_name
+from apportion.capture.inline_update import inline_update
+from apportion.capture.optimizer import StateBegin, UpdateTemplates
+from apportion.capture.trace import CallSite, CaptureError, Trace, dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,13 @@ class LeafTensor:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a Value is bound to: a parameter or buffer, or the optimizer state of a parameter."""
+    """What a Value is bound to: a parameter or buffer, or the optimizer state of a parameter, which
+    is `begin` where the optimizer has not made it."""
 
     role: str
     name: str
     state: str | None = None
+    begin: StateBegin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +246,8 @@ class _GraphBuilder:
         parts = [module, short]
         if node.site.sequence == -1:
             parts = ["clip", short]
+        elif node.site.phase == g.UPDATE:
+            parts = [module, "update", short]
         elif node.site.phase == g.BACKWARD:
             parts = [module, short.removesuffix("_backward"), "backward"]
         return self._unique_op(".".join(part for part in parts if part))
@@ -256,7 +261,7 @@ class _GraphBuilder:
         slots = list(node.outputs)
         while slots[-1] is None:
             slots.pop()
-        role = g.GRADIENT if node.site.phase == g.BACKWARD else g.ACTIVATION
+        role = g.ACTIVATION if node.site.phase == g.FORWARD else g.GRADIENT
         dtype = next(self.normalised.types[s][1] for s in slots if s is not None)
         base = f"{_short(node.kind)}_{len(self.ops)}"
         outputs = []
@@ -284,12 +289,17 @@ class _GraphBuilder:
     def add_update(
         self, name: str, slot: int, group: int, parameter: torch.Tensor, templates: UpdateTemplates
     ) -> None:
-        """The update Op of one parameter, its state before and after."""
+        """The update of one parameter, its state before and after: an Op, or several."""
+        update = templates.inline(templates.body(group, parameter))
+        if update is not None:
+            self._add_inline(name, slot, group, parameter, templates)
+            return
         own = self.index[slot]
         before, after = [own], [self._like(own, f"{name}'")]
         for key, (shape, dtype) in templates.state(group, parameter):
             value = self.add_value(f"{name}:{key}", g.OPTIMIZER_STATE, shape, dtype)
-            self.bindings[value] = Binding(g.OPTIMIZER_STATE, name, key)
+            begin = templates.begin(group, parameter, key)
+            self.bindings[value] = Binding(g.OPTIMIZER_STATE, name, key, begin)
             before.append(value)
             after.append(self._like(value, f"{name}:{key}'"))
         changed, grad = self.index[self.results.after[name]], self.index[self.results.used[name]]
@@ -308,6 +318,34 @@ class _GraphBuilder:
             )
         )
         self.state.extend(zip(before, after, strict=True))
+
+    def _add_inline(
+        self, name: str, slot: int, group: int, parameter: torch.Tensor, templates: UpdateTemplates
+    ) -> None:
+        """The Ops of an update that is not elementwise."""
+        types = list(self.normalised.types)
+        before = [slot]
+        for key, (shape, dtype) in templates.state(group, parameter):
+            value = self.add_value(f"{name}:{key}", g.OPTIMIZER_STATE, shape, dtype)
+            begin = templates.begin(group, parameter, key)
+            self.bindings[value] = Binding(g.OPTIMIZER_STATE, name, key, begin)
+            types.append((shape, dtype))
+            self.index[len(types) - 1] = value
+            before.append(len(types) - 1)
+        inputs = [self.results.after[name], self.results.used[name], *before[1:]]
+        site = CallSite(g.UPDATE, module=name.rpartition(".")[0])
+        update = templates.inline(templates.body(group, parameter))
+        assert update is not None
+        nodes, after = inline_update(update, inputs, types, site)
+        self.normalised = replace(self.normalised, types=tuple(types))
+        for old, new in zip(before, after, strict=True):
+            meant = self.values[self.index[old]]
+            self.names[new], self.roles[new] = f"{meant.name}'", meant.role
+        for node in nodes:
+            self.add_node(node)
+        self.state.extend(
+            (self.index[a], self.index[b]) for a, b in zip(before, after, strict=True)
+        )
 
     def _like(self, value: int, name: str) -> int:
         same = self.values[value]

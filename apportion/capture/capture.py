@@ -76,7 +76,7 @@ def capture_with(
     g.verify(built.graph)
     return Program(
         built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, updates.fixed_settings(optimizer), widened,
+        built.bindings, templates.fixed, widened,
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ smaller. run/ compares with both.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from apportion.capture.capture import capture_with
+from apportion.capture.optimizer_copy import copied
 from apportion.capture.program import Program, bound_tensor
 from apportion.capture.random_rules import CounterRandom
 from apportion.capture.torch_private import pytree, run_backward
@@ -31,7 +31,7 @@ def eager_steps(
     """
     for binding in program.bindings.values():
         bound_tensor(program.model, program.optimizer, binding)
-    model, optimizer = copy.deepcopy((program.model, program.optimizer))
+    model, optimizer = copied(program.model, program.optimizer)
     losses = [
         _eager_step(program, model, optimizer, batch, seed, number)
         for number, batch in enumerate(batches)
@@ -81,7 +81,7 @@ def cast_program(program: Program, dtype: torch.dtype) -> Program:
     again: its Graph is still the one in the model's own precision. `eager_steps`, which runs no
     Graph, needs no more than this."""
     own = _precision(program.model)
-    model, optimizer = copy.deepcopy((program.model, program.optimizer))
+    model, optimizer = copied(program.model, program.optimizer)
     model.to(dtype)
     for state in optimizer.state.values():
         for name, value in state.items():
