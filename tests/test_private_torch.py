@@ -22,13 +22,13 @@ REASONS = {
     "execute/cuda_graph.py": "torch._foreach_copy_, one kernel for many copies",
     "execute/rank_buffers.py": "torch._foreach_copy_, one kernel for many copies",
     "execute/run_part.py": "asks whether two tensors share a storage",
+    "execute/device_memory.py": "tells the allocator of a process that already runs",
     "execute/device_random.py": "torch.cuda.jiterator, which compiles an element-wise kernel",
     "execute/kernels/base.py": "reads the schema of an operator to call it by position",
     "execute/kernels/factory.py": "reads the schema of an operator to call it by position",
     "execute/kernels/index.py": "torch._assert_async, a check that does not wait for the device",
     "run/calibrate_cuda.py": "torch.cuda._sleep, to keep a stream busy while work is queued",
     "run/task_clock.py": "torch.cuda._sleep, to keep a stream busy while work is queued",
-    "run/training.py": "maps over the tensors of a batch as torch's own trees do",
 }
 
 # Private attributes of torch's objects, whatever expression they are read from.

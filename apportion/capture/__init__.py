@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from apportion.capture import (
         torch_private as torch_private,
     )
+    from apportion.capture.batch_tree import (
+        flatten as flatten,
+    )
+    from apportion.capture.batch_tree import (
+        map_tensors as map_tensors,
+    )
     from apportion.capture.capture import (
         capture as capture,
     )
@@ -57,6 +63,9 @@ if TYPE_CHECKING:
     )
     from apportion.capture.program import (
         check_settings as check_settings,
+    )
+    from apportion.capture.program import (
+        setting_of as setting_of,
     )
     from apportion.capture.program import (
         state_tensor as state_tensor,

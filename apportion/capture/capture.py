@@ -15,14 +15,16 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.capture import optimizer as updates
+from apportion.capture.all_updates import AllUpdateTemplates
+from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
+from apportion.capture.live_state import LiveState
 from apportion.capture.normalise import normalise
-from apportion.capture.program import Program
-from apportion.capture.record import Recorder, fake_mode, record
+from apportion.capture.program import Program, live_state_of
+from apportion.capture.read_probes import StepInput, record_step
+from apportion.capture.record import Recorder, fake_mode
 from apportion.capture.torch_private import (
-    pytree,
     run_backward,
     with_parameters,
 )
@@ -33,6 +35,7 @@ from apportion.capture.training_step import (
     scalar_loss,
     with_dtype_replaced,
 )
+from apportion.capture.untouched import untouched
 
 # Operators of gradient clipping differentiate nothing.
 _CLIPPING = CallSite(g.BACKWARD, sequence=-1)
@@ -62,29 +65,40 @@ def capture_with(
     widened: DtypeReplacement | None,
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
-    updates.check_supported(optimizer)
-    tensors = _tensors(model, optimizer, batch)
+    with untouched({"model": model, "optimizer": optimizer, "batch": batch, "step": step}):
+        return _captured(step, model, optimizer, batch, clip_norm, widened)
+
+
+def _captured(
+    step: StepFunction,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    clip_norm: float | None,
+    widened: DtypeReplacement | None,
+) -> Program:
+    live = live_state_of(step, model, optimizer)
+    tensors = _tensors(live, batch)
     mode = fake_mode()
     leaves = _leaves(tensors)
-    with mode:
-        fakes = [_fake(leaf.tensor) for leaf in leaves]
     traced = _function_to_record(step, model, tensors, leaves, batch, clip_norm, widened)
-    trace = record(traced, fakes, mode, model)
-    templates = updates.UpdateTemplates(optimizer, mode)
+    inputs = [StepInput(x.name, x.tensor, _is_steady(x, tensors)) for x in leaves]
+    recorded = record_step(traced, inputs, mode, model)
+    trace = recorded.trace
+    templates = AllUpdateTemplates(live, mode)
     nodes = decompose(normalise(trace))
     built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
     g.verify(built.graph)
     return Program(
         built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, templates.fixed, widened,
+        built.bindings, templates.fixed, widened, recorded.notes,
     )  # fmt: skip
 
 
-def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> StepTensors:
+def _tensors(live: LiveState, batch: Any) -> StepTensors:
     """All live tensors of the step, by name."""
-    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
-    groups = {id(p): k for k, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    parameters, buffers = live.parameters(), live.buffers()
+    groups = {id(p): k for k, group in enumerate(live.param_groups) for p in group["params"]}
     known = {id(p) for p in parameters.values()}
     strangers = sum(1 for p in groups if p not in known)
     if strangers:
@@ -99,20 +113,8 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: An
         raise CaptureError(
             "the optimizer holds no parameter that requires a gradient; there is nothing to train"
         )
-    return StepTensors(parameters, buffers, _batch_names(batch), trained)
-
-
-def _batch_names(batch: Any) -> dict[str, tuple[int, torch.Tensor]]:
-    """Name, flat position and tensor of each tensor in the batch: `batch.x.0`."""
-    named = {}
-    for position, (path, leaf) in enumerate(pytree.tree_flatten_with_path(batch)[0]):
-        if isinstance(leaf, torch.Tensor):
-            parts = [
-                str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
-                for key in path
-            ]
-            named[".".join(["batch", *parts])] = (position, leaf)
-    return named
+    named = {name: (position, leaf) for position, name, leaf in flatten(batch).tensors}
+    return StepTensors(parameters, buffers, named, trained)
 
 
 def _leaves(tensors: StepTensors) -> list[LeafTensor]:
@@ -123,12 +125,9 @@ def _leaves(tensors: StepTensors) -> list[LeafTensor]:
     ]
 
 
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order."""
-    fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
+def _is_steady(leaf: LeafTensor, tensors: StepTensors) -> bool:
+    """Whether no update changes it."""
+    return leaf.role != g.INPUT and leaf.name not in tensors.trained
 
 
 def _function_to_record(
@@ -165,11 +164,12 @@ def _function_to_record(
 
 
 def _with_fakes(batch: Any, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
-    flat, spec = pytree.tree_flatten(batch)
+    flat = flatten(batch)
+    new = list(flat.leaves)
     for leaf, fake in zip(leaves, fakes, strict=True):
         if leaf.role == g.INPUT:
-            flat[leaf.position] = fake
-    return pytree.tree_unflatten(flat, spec)
+            new[leaf.position] = fake
+    return flat.rebuild(new)
 
 
 def _refuse_backward(state: Mapping[str, torch.Tensor]) -> None:

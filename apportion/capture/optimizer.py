@@ -225,6 +225,7 @@ class UpdateTemplates:
 
     def _tracer(self, group: int) -> UpdateTracer:
         optimizer, own = self._owners[group]
+        check_takes_no_closure(optimizer)
         return UpdateTracer(optimizer, group, own, self._mode)
 
     def _traced(self, group: int, parameter: torch.Tensor) -> int:

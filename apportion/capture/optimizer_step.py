@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def check_takes_no_closure(optimizer: torch.optim.Optimizer) -> None:
             "computed from parameter, gradient and state, such as AdamW"
         )
     replaced = vars(optimizer).get("step")
-    if replaced is not None and not getattr(replaced, "_wrapped_by_lr_sched", False):
+    ours = isinstance(replaced, partial)  # which capture puts there while it records
+    if replaced is not None and not ours and not getattr(replaced, "_wrapped_by_lr_sched", False):
         raise CaptureError(
             f"the step of this {name} was replaced by another function, which cannot be captured; "
             "write a subclass with a step of its own"

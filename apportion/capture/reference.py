@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from apportion.capture.batch_tree import map_tensors
 from apportion.capture.capture import capture_with
 from apportion.capture.optimizer_copy import copied
-from apportion.capture.program import Program, bound_tensor
+from apportion.capture.program import Program, bound_tensor, live_state_of
 from apportion.capture.random_rules import CounterRandom
-from apportion.capture.torch_private import pytree, run_backward
+from apportion.capture.torch_private import run_backward
 from apportion.capture.training_step import scalar_loss, with_dtype_replaced
 
 
@@ -30,13 +31,14 @@ def eager_steps(
     parameter, buffer and optimizer state ends with. Random operators draw what the Graph draws.
     """
     for binding in program.bindings.values():
-        bound_tensor(program.model, program.optimizer, binding)
+        bound_tensor(program.live, binding)
     model, optimizer = copied(program.model, program.optimizer)
     losses = [
         _eager_step(program, model, optimizer, batch, seed, number)
         for number, batch in enumerate(batches)
     ]
-    ends = {v: bound_tensor(model, optimizer, b) for v, b in program.bindings.items()}
+    live = live_state_of(program.step, model, optimizer)
+    ends = {v: bound_tensor(live, b) for v, b in program.bindings.items()}
     return losses, ends
 
 
@@ -104,8 +106,7 @@ def _precision(model: torch.nn.Module) -> torch.dtype:
 def cast_batch(batch: Any, dtype: torch.dtype) -> Any:
     """The batch with its floating tensors in `dtype`."""
 
-    def cast(leaf: Any) -> Any:
-        floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-        return leaf.to(dtype) if floating else leaf
+    def cast(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
-    return pytree.tree_map(cast, batch)
+    return map_tensors(cast, batch)

@@ -43,6 +43,12 @@ def at_line(line: str) -> str:
     return f" at {line}" if line else ""
 
 
+def is_own_file(filename: str) -> bool:
+    """Whether a file of code is the user's own: neither torch's, Python's or ours, nor that of an
+    installed package."""
+    return _shown_file(filename) is not None and "site-packages" not in filename
+
+
 def _line_in(frame: FrameType, number: int) -> str:
     shown = _shown_file(frame.f_code.co_filename)
     return "" if shown is None else f"{shown}:{number}"

@@ -72,10 +72,9 @@ def run_command(
     """
     from apportion import zoo
     from apportion.capture import capture
-    from apportion.execute import check_mode
-    from apportion.machine import cluster
+    from apportion.machine import check_mode, cluster
     from apportion.plan import Plan, warn_unsplit, with_model
-    from apportion.run import SharedPool, source_of_model
+    from apportion.run import SharedPool, check_shared_gpu, source_of_model
     from apportion.run import plan as make_plan
     from apportion.run import run as run_plan
     from apportion.show import progress
@@ -89,6 +88,8 @@ def run_command(
         raise ValueError(f"Give either --fast or --compile {compile_mode}, not both.")
     mode = check_mode(compile_mode or ("auto" if fast else "generated"))
     check_folders(trace)
+    if share_gpu:
+        check_shared_gpu()
     with stdout_kept(as_json), warnings_noted():
         it = zoo.load(model, seed)  # its file may describe operators of its own
         saved = None if plan is None else Plan.load(plan)

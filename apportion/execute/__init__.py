@@ -71,15 +71,6 @@ if TYPE_CHECKING:
         kernel as kernel,
     )
     from apportion.execute.ladder import (
-        GENERATED as GENERATED,
-    )
-    from apportion.execute.ladder import (
-        NONE as NONE,
-    )
-    from apportion.execute.ladder import (
-        check_mode as check_mode,
-    )
-    from apportion.execute.ladder import (
         ladder as ladder,
     )
     from apportion.execute.ladder import (

@@ -40,6 +40,7 @@ from apportion.execute.call_trace import (
     task_call,
 )
 from apportion.execute.cuda_clock import shared_out
+from apportion.execute.dry_run import dense_stride
 from apportion.execute.executable import Executable
 from apportion.execute.fused_update import (
     FusedUpdate,
@@ -160,11 +161,7 @@ class SegmentGenerator:
 def dense_form(executable: Executable, slot: int) -> Form:
     """The form of a slot whose tensor is dense."""
     meant = executable.slots[slot]
-    stride, size = [], 1
-    for n in reversed(meant.shape):
-        stride.append(size)
-        size *= max(n, 1)
-    return meant.shape, tuple(reversed(stride)), meant.dtype
+    return meant.shape, dense_stride(meant.shape), meant.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,21 +242,16 @@ class SegmentSource:
     segment: Segment
 
     def function(self) -> SegmentFunction:
-        """The SegmentFunction, which records spans in steps that are recorded: of every task, or
-        where there is no `timed`, of the whole segment, shared out."""
+        """The SegmentFunction; in steps that are recorded it notes a span of every task if there
+        is a `timed`, else none."""
         plain = self.plain.function()
-        timed = None if self.timed is None else self.timed.function()
-        tasks = self.segment.tasks
+        if self.timed is None:
+            return plain
+        timed = self.timed.function()
 
         def run(rank: Rank, context: Context) -> None:
-            if not rank.records:
-                plain(rank, context)
-            elif timed is not None:
-                timed(rank, context)
-            else:
-                began = rank.clock()
-                plain(rank, context)
-                rank.spans += shared_out(tasks, began, rank.clock())
+            function = timed if rank.records else plain
+            function(rank, context)
 
         return run
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from apportion.execute.cuda_clock import shared_out
 from apportion.execute.cuda_graph import graphed
 from apportion.execute.executable import Executable
 from apportion.execute.fused_update import FusedUpdate, fused_updates
@@ -34,14 +33,9 @@ from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import RankStep, Segment, slots_made, slots_read
 from apportion.execute.segment_function import CannotCompile, SegmentFunction, interpreted
+from apportion.machine import AUTO, GENERATED, GRAPH, INDUCTOR, INTERPRETER
 
-NONE = "none"
-GENERATED = "generated"
-GRAPH = "graph"
-INDUCTOR = "inductor"
-AUTO = "auto"
-MODES = (NONE, GENERATED, GRAPH, INDUCTOR, AUTO)
-BELOW = {GENERATED: NONE, GRAPH: GENERATED, INDUCTOR: GENERATED}
+BELOW = {GENERATED: INTERPRETER, GRAPH: GENERATED, INDUCTOR: GENERATED}
 
 # How far a compiled segment may be from the interpreter, relative to the largest element.
 Tolerance = dict[torch.dtype, float]
@@ -57,13 +51,6 @@ OTHER_ORDER: Tolerance = {
     torch.float16: 3e-2,
     torch.bfloat16: 1e-1,
 }
-
-
-def check_mode(mode: str) -> str:
-    """The mode; raises ValueError if there is none of that name."""
-    if mode not in MODES:
-        raise ValueError(f"there is no way to compile {mode!r}; choose one of {', '.join(MODES)}")
-    return mode
 
 
 def mode_of(mode: str, place: str) -> str:
@@ -122,7 +109,7 @@ def ladder(
     found = Ladder(device)
     wanted = mode_of(mode, place)
     found.functions = {segment: interpreted(segment) for segment in segments}
-    if wanted == NONE or not segments:
+    if wanted == INTERPRETER or not segments:
         return found
     if wanted != mode and mode != AUTO:
         found.general.append(f"{mode} needs a CUDA device; on {place} segments run {wanted}")
@@ -168,8 +155,8 @@ class Rungs:
     def fall(self, number: int, segment: Segment, mode: str, why: str) -> SegmentFunction:
         """The function that a segment has instead."""
         lower = BELOW[mode]
-        self.ladder.fallen.append((number, lower if lower != NONE else "interpreted", why))
-        return interpreted(segment) if lower == NONE else self.begin(number, segment, lower)
+        self.ladder.fallen.append((number, lower if lower != INTERPRETER else "interpreted", why))
+        return interpreted(segment) if lower == INTERPRETER else self.begin(number, segment, lower)
 
     def _made(self, segment: Segment, mode: str) -> tuple[SegmentFunction, int, Tolerance]:
         """The function of a segment, in how many steps it is compared, and how closely."""
@@ -183,12 +170,12 @@ class Rungs:
         if hasattr(function, "notes"):
             self.ladder.speakers.append(function)
         if not cuda:
-            return whole_span(segment, function), 1, OTHER_ORDER
+            return function, 1, OTHER_ORDER
         whole = graphed(self.executable, segment, function, self.pool, self.place)
         self.ladder.speakers.append(whole)
         # once as it is, once recorded and replayed
         tolerance = other_order_on_cuda(_convolves(self.executable, segment))
-        return whole_span(segment, whole), 2, tolerance
+        return whole, 2, tolerance
 
     @cached_property
     def fused(self) -> dict[int, FusedUpdate]:
@@ -212,18 +199,6 @@ def _convolves(executable: Executable, segment: Segment) -> bool:
     """Whether a segment has a convolution."""
     calls = (executable.computes.get(task) for task in segment.tasks)
     return any("conv" in call.op.kind for call in calls if call is not None)
-
-
-def whole_span(segment: Segment, function: SegmentFunction) -> SegmentFunction:
-    """The function, which in steps that are recorded shares out its time among its tasks."""
-
-    def run(rank: Rank, context: Context) -> None:
-        began = rank.clock() if rank.records else 0
-        function(rank, context)
-        if rank.records:
-            rank.spans += shared_out(segment.tasks, began, rank.clock())
-
-    return run
 
 
 @dataclass

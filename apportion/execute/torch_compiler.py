@@ -77,11 +77,61 @@ def compiled(
         stack.enter_context(V.set_fake_mode(mode))
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
         stack.enter_context(config.patch(settings))
+        if fakes[0].device.type == "cuda":
+            graph = channels_last(graph, fakes)
         graph = compile_fx._recursive_joint_graph_passes(graph)
         output = graph.graph.find_nodes(op="output")[0]
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
         code: CompiledCode = compile_fx.compile_fx_inner(graph, list(fakes))
     return code
+
+
+def channels_last(
+    graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]
+) -> torch.fx.GraphModule:
+    """The graph with its images in memory order NHWC, where inductor finds that convolutions gain
+    by it. It would change forward convolutions by itself, but a backward one reads its tensors in
+    the order in which it was traced. Outputs have the order that they had."""
+    from torch._inductor.graph import GraphLowering
+
+    if not GraphLowering.decide_layout_opt(graph, is_inference=False):
+        return graph
+    meant = [node.meta["val"] for node in graph.graph.find_nodes(op="output")[0].args[0]]
+    for view in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        view.target = torch.ops.aten.reshape.default  # a view of another order may need a copy
+    with fakes[0].fake_mode:  # type: ignore[attr-defined]
+        _ChannelsLast(graph, garbage_collect_values=False).run(*fakes)
+    output = graph.graph.find_nodes(op="output")[0]
+    kept = []
+    with graph.graph.inserting_before(output):
+        for node, before in zip(output.args[0], meant, strict=True):
+            if node.meta["val"].stride() != before.stride() and before.is_contiguous():
+                how = {"memory_format": torch.contiguous_format}
+                node = graph.graph.call_function(torch.ops.aten.clone.default, (node,), how)
+                node.meta["val"] = before
+            kept.append(node)
+    output.args = (kept,)
+    graph.recompile()
+    return graph
+
+
+class _ChannelsLast(torch.fx.Interpreter):
+    """Runs a graph on tensors without data and puts a copy in order NHWC before every convolution
+    that reads an image in another; what follows a convolution has its order."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.target is torch.ops.aten.convolution.default:
+            source: Any = n.args[0]
+            image = self.env[source]
+            if image.dim() == 4 and not image.is_contiguous(memory_format=torch.channels_last):
+                how = {"memory_format": torch.channels_last}
+                graph = self.module.graph  # type: ignore[union-attr]
+                with graph.inserting_before(n):
+                    copy = graph.call_function(torch.ops.aten.clone.default, (source,), how)
+                copy.meta["val"] = self.env[copy] = image.clone(memory_format=torch.channels_last)
+                n.update_arg(0, copy)
+        n.meta["val"] = result = super().run_node(n)
+        return result
 
 
 def _no_semaphore() -> None:

@@ -20,17 +20,19 @@ import torch
 
 from apportion.execute.backends import Backends, Handle, OpenParcel, Parcel, peer_errors
 from apportion.execute.cuda_clock import shared_out
+from apportion.execute.device_memory import let_segments_grow
 from apportion.execute.direct_sends import lasting_slots
 from apportion.execute.executable import Executable
 from apportion.execute.host_memory import keep_freed_memory
 from apportion.execute.kernels.base import (
     Context,
 )
-from apportion.execute.ladder import GENERATED, Ladder, check_mode, ladder
+from apportion.execute.ladder import Ladder, ladder
 from apportion.execute.rank import Rank
 from apportion.execute.rank_buffers import RankBuffers, rank_buffers
 from apportion.execute.rank_steps import Exchange, Post, RankStep, Segment, rank_steps
 from apportion.execute.segment_function import SegmentFunction
+from apportion.machine import GENERATED, check_mode
 
 
 @dataclass
@@ -175,6 +177,8 @@ def worker(
     on the device that torch calls `place`, its segments in a mode of ladder.py."""
     if place == "cpu":
         keep_freed_memory()
+    elif place.startswith("cuda"):
+        let_segments_grow()
     rank = Rank(executable, device, place=place, records=timed)
     steps = rank_steps(executable, device)
     return Worker(rank, steps, mode=check_mode(mode), timed=timed)

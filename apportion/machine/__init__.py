@@ -56,7 +56,13 @@ if TYPE_CHECKING:
         collective as collective,
     )
     from apportion.machine.compile_mode import (
+        AUTO as AUTO,
+    )
+    from apportion.machine.compile_mode import (
         GENERATED as GENERATED,
+    )
+    from apportion.machine.compile_mode import (
+        GRAPH as GRAPH,
     )
     from apportion.machine.compile_mode import (
         INDUCTOR as INDUCTOR,
@@ -66,6 +72,9 @@ if TYPE_CHECKING:
     )
     from apportion.machine.compile_mode import (
         REPLAYED as REPLAYED,
+    )
+    from apportion.machine.compile_mode import (
+        check_mode as check_mode,
     )
     from apportion.machine.compile_mode import (
         predicted_mode as predicted_mode,

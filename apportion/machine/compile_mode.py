@@ -20,11 +20,17 @@ REPLAYED = (GRAPH, INDUCTOR)
 """Modes in which an asynchronous device is told once to do everything between two exchanges."""
 
 
+def check_mode(mode: str) -> str:
+    """The mode, which may be `auto`; raises ValueError if there is none of that name."""
+    if mode not in (*MODES, AUTO):
+        known = ", ".join((*MODES, AUTO))
+        raise ValueError(f"there is no way to compile {mode!r}; choose one of {known}")
+    return mode
+
+
 def predicted_mode(mode: str, cluster: Cluster) -> str:
     """The mode that steps on a Cluster are predicted for; ValueError if there is none such."""
-    if mode != AUTO and mode not in MODES:
-        raise ValueError(f"unknown way to compile {mode!r}; known: {', '.join((*MODES, AUTO))}")
-    if mode == AUTO:
+    if check_mode(mode) == AUTO:
         fast = any(device.asynchronous for device in cluster.devices)
         return INDUCTOR if fast else GENERATED
     return mode

@@ -4,8 +4,8 @@ Part of the room plan. The TaskGraph of a step in generated code comes in with i
 Storage of the same step with fusion goes out.
 
     results   that only the kernel reads that makes them take no room (simulate/fusion.py)
-    products  in half precision with an odd side are padded: the largest of what they read and make
-              is there twice
+    products  in half precision with an odd side are padded: the two that have that side, the
+              largest of what they read and make, are there twice
     the rest  a graph keeps what it replays in blocks of its own, of which a share stays unused:
               MARGIN of the peak and a little more, as was measured on an H200
 """
@@ -21,7 +21,7 @@ from apportion.lower import COMPUTE, Storage, TaskGraph, with_storage
 from apportion.machine import Cluster, CostModel, cost_fit
 from apportion.simulate import fused_traffic, simulate, unwritten_slots
 
-MARGIN, LEAST = 0.03, 64 << 20
+MARGIN, LEAST = 0.01, 64 << 20
 
 
 def fused_storage(tasks: TaskGraph, storage: Storage, cluster: Cluster, cost: CostModel) -> Storage:
@@ -50,11 +50,11 @@ def _rows(workspace: Ints) -> tuple[tuple[int, int], ...]:
 
 
 def _padded(tasks: TaskGraph) -> Ints:
-    """Bytes of the largest tensor of each product that is padded."""
+    """Bytes of the two largest tensors of each product that is padded."""
     odd = np.array([cost_fit.fit_kind(w).endswith(cost_fit.ODD) for w in tasks.works] + [False])
     found = np.zeros(len(tasks), np.int64)
     for task in np.flatnonzero(odd[tasks.work]).tolist():
         read = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
         made = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]]
-        found[task] = tasks.slot_nbytes[np.append(read[read >= 0], made)].max(initial=0)
+        found[task] = np.sort(tasks.slot_nbytes[np.append(read[read >= 0], made)])[-2:].sum()
     return found

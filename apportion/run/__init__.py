@@ -50,6 +50,9 @@ if TYPE_CHECKING:
         Run as Run,
     )
     from apportion.run.run import (
+        check_shared_gpu as check_shared_gpu,
+    )
+    from apportion.run.run import (
         run as run,
     )
     from apportion.run.runner import (

@@ -16,10 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from apportion.execute import GENERATED, Executable, measure_storage, threads
+from apportion.execute import Executable, measure_storage, threads
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import TaskGraph, runnable, with_storage
-from apportion.machine import ASSUMED, EXCHANGE_LINE, Cluster, CostModel, CostTable, ReferenceTime
+from apportion.machine import (
+    ASSUMED,
+    EXCHANGE_LINE,
+    GENERATED,
+    Cluster,
+    CostModel,
+    CostTable,
+    ReferenceTime,
+)
 from apportion.run.core_use import core_use, taken
 from apportion.run.cost_cache import cached_costs, condition_of, keep_costs, measured_cost
 from apportion.run.measured_table import (
@@ -236,7 +244,11 @@ class Calibrator:
             self.note(f"not measured: that would need {wanted / 1e9:.1f} GB of memory")
             return False
         if guess.step_seconds > self.left:
-            self.note(f"not measured: one step would take about {guess.step_seconds:.0f} s")
+            self.note(
+                f"not measured: one step would take about {guess.step_seconds:.1f} s, and of the "
+                f"time for measuring {self.left:.1f} s are left"
+            )
+            self.left = 0.0  # so that this is said once
             return False
         return True
 

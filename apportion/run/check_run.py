@@ -44,7 +44,7 @@ def compare_with_eager(
     batches = [vary(program.batch, seed, step) for step in range(steps)]
     losses, state = eager_steps(program, batches, seed)
     split = gather_copies(plan.space, plan.tasks, ranks)
-    rate = max(float(group["lr"]) for group in program.optimizer.param_groups)
+    rate = max(float(group["lr"]) for group in program.live.param_groups)
     return distance(program, losses_of(ranks), split, losses, state, PER_STEP * rate * steps)
 
 

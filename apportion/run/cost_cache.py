@@ -14,9 +14,11 @@ from pathlib import Path
 
 import torch
 
-from apportion.execute import GENERATED, NONE, carrier, threads
+from apportion.execute import carrier, threads
 from apportion.machine import (
     ASSUMED,
+    GENERATED,
+    INTERPRETER,
     Cluster,
     Condition,
     CostFile,
@@ -74,7 +76,9 @@ def condition_of(cluster: Cluster, mode: str = GENERATED) -> Condition:
     """Under which Condition the processes of a local cluster run. What is compiled further than
     generated code is taken to cost as much: on processors it has the same kernels in most."""
     count = len(cluster.devices)
-    return Condition("cpu", threads(count), count, NONE if mode == NONE else GENERATED)
+    return Condition(
+        "cpu", threads(count), count, INTERPRETER if mode == INTERPRETER else GENERATED
+    )
 
 
 def measured_cost(table: CostTable) -> CostModel:

@@ -29,8 +29,6 @@ from apportion.columns import (
     Ints,
 )
 from apportion.execute import (
-    GENERATED,
-    NONE,
     Backends,
     Context,
     Exchange,
@@ -44,7 +42,7 @@ from apportion.execute import (
     worker,
 )
 from apportion.lower import runnable
-from apportion.machine import usable_cores
+from apportion.machine import GENERATED, INTERPRETER, usable_cores
 from apportion.run.process import PoolProcess
 from apportion.run.step_source import RunnableStep, StepSource
 from apportion.split import Strategy, space_of
@@ -166,8 +164,8 @@ class TimedWorker:
         segments = [step for step in worker.steps if isinstance(step, Segment)]
         self.tasks = np.array([task for step in segments for task in step.tasks], np.int64)
         self.place = {task: k for k, task in enumerate(self.tasks.tolist())}
-        self.reading = 0.0 if worker.mode == NONE else _reading(clock)
-        fused = fused_updates(rank.executable) if worker.mode != NONE else {}
+        self.reading = 0.0 if worker.mode == INTERPRETER else _reading(clock)
+        fused = fused_updates(rank.executable) if worker.mode != INTERPRETER else {}
         self.fused = np.array([task in fused for task in self.tasks.tolist()], bool)
 
     def round(self, context: Context, packed: list[tuple[int, float]]) -> Floats:

@@ -18,7 +18,8 @@ import torch
 
 from apportion import zoo
 from apportion.capture import Program, capture, cast_program
-from apportion.execute import GENERATED, Executable, check_mode, mode_of, replica_notes
+from apportion.execute import Executable, mode_of, replica_notes
+from apportion.machine import GENERATED, check_mode
 from apportion.plan import Plan
 from apportion.run.check_run import Distance, compare_with_eager
 from apportion.run.pool import SharedPool
@@ -126,12 +127,17 @@ def place_of(plan: Plan, share_gpu: bool = False) -> str:
     ValueError if there is no GPU to share."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if share_gpu:
-        if not count:
-            raise ValueError("there is no GPU to share here: torch sees none")
+        check_shared_gpu()
         return "cuda:0"
     wanted = len(plan.cluster.devices)
     gpus = all(device.kind != "cpu" for device in plan.cluster.devices)
     return "cuda" if gpus and count >= wanted else "cpu"
+
+
+def check_shared_gpu() -> None:
+    """Raises ValueError if there is no GPU that processes could share."""
+    if not torch.cuda.is_available():
+        raise ValueError("there is no GPU to share here: torch sees none")
 
 
 def _load_program(spec: str, seed: int) -> Program:

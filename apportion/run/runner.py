@@ -24,20 +24,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apportion.capture import Program, batch_leaves, check_settings, setting_value, state_tensor
+from apportion.capture import Program, batch_leaves, check_settings, setting_of, state_tensor
 from apportion.execute import (
-    GENERATED,
     Context,
     Executable,
     ReplicaCheck,
     StagedBatch,
     Worker,
-    check_mode,
     feed_of,
     join_backends,
     replica_notes,
     worker,
 )
+from apportion.machine import GENERATED, check_mode
 from apportion.plan import Plan
 from apportion.run.pending_loss import LossSharing
 
@@ -141,7 +140,7 @@ class Runner:
         context = Context(
             self.seed,
             self.steps_done,
-            lambda expression: setting_value(self.program.optimizer, expression),
+            lambda expression: setting_of(self.program, expression),
             self.program.graph.bodies,
             self.worker.rank.place,
         )
@@ -200,8 +199,10 @@ def distribute(
 def own_device(device: str, number: int) -> str:
     """torch's device for a rank that wants `device`, made the current one: `cuda` is the GPU of
     that number. Raises ValueError if there is none."""
-    if not device.startswith("cuda"):
+    if device == "cpu":
         return device
+    if device.partition(":")[0] != "cuda":
+        raise ValueError(f"there are no ranks on {device!r}; choose 'cpu', 'cuda' or 'cuda:NUMBER'")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = int(device[5:]) if device[5:].isdecimal() else number
     if index >= count:

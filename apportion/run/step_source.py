@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from apportion.capture import Program, batch_leaves, setting_value, state_tensor
+from apportion.capture import Program, batch_leaves, setting_of, setting_value, state_tensor
 from apportion.execute import dtype
 from apportion.graph import INPUT, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.zoo import Loaded
@@ -56,10 +56,10 @@ def source_of(program: Program | Graph) -> StepSource:
     tensors = batch_leaves(program, program.batch) | program.constants
     known = {v: t for v, t in tensors.items() if not t.is_meta and t.dtype != torch.bfloat16}
     given = {v: t.detach().numpy() for v, t in known.items()}
-    return StepSource(program.graph, given=given, settings=_settings(program.optimizer))
+    return StepSource(program.graph, given=given, settings=_settings(program.live.param_groups))
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], ...]:
+def _settings(groups: list[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """The numbers among the settings of each group."""
 
     def plain(value: Any) -> Any:
@@ -68,8 +68,8 @@ def _settings(optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], ...]
         whole = value if isinstance(value, tuple) else (value,)
         return value if all(isinstance(part, int | float) for part in whole) else None
 
-    groups = [{key: plain(value) for key, value in g.items()} for g in optimizer.param_groups]
-    return tuple({k: v for k, v in group.items() if v is not None} for group in groups)
+    found = [{key: plain(value) for key, value in group.items()} for group in groups]
+    return tuple({k: v for k, v in group.items() if v is not None} for group in found)
 
 
 def source_of_model(program: Program, spec: str, seed: int) -> StepSource:
@@ -115,7 +115,7 @@ def tensors_of_program(program: Program) -> RunnableStep:
         return leaves[value] if value in leaves else state_tensor(program, value)
 
     return RunnableStep(
-        program.graph, tensor, lambda expression: setting_value(program.optimizer, expression)
+        program.graph, tensor, lambda expression: setting_of(program, expression)
     )
 
 

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apportion.capture import Program
+from apportion.capture import Program, map_tensors
 from apportion.execute import (
-    GENERATED,
-    NONE,
     CudaClock,
     Executable,
     ReplicaCheck,
@@ -30,6 +28,7 @@ from apportion.execute import (
     worker,
 )
 from apportion.lower import runnable
+from apportion.machine import GENERATED, INTERPRETER
 from apportion.run.process import PoolProcess
 from apportion.run.runner import Runner, own_device
 from apportion.run.step_source import StepSource
@@ -104,7 +103,7 @@ class TrainingRequest:
         gc.collect()  # what an earlier request left behind must not be freed while we count
         with _peak_of(self) as memory:
             runner = Runner(program, mine, self.seed)
-            if mode_of(self.mode, self.place) != NONE:
+            if mode_of(self.mode, self.place) != INTERPRETER:
                 runner.local_step(program.batch)
             _wait_for_all()
             memory.mark()
@@ -183,13 +182,11 @@ def vary(batch: Any, seed: int, step: int) -> Any:
         return batch
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
 
-    def shuffled(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
+    def shuffled(leaf: torch.Tensor) -> torch.Tensor:
         order = torch.randperm(leaf.numel(), generator=generator)
         return leaf.reshape(-1)[order].reshape(leaf.shape)
 
-    return torch.utils._pytree.tree_map(shuffled, batch)
+    return map_tensors(shuffled, batch)
 
 
 def _peak_of(request: TrainingRequest) -> _HostPeak | _CudaPeak:
@@ -224,7 +221,6 @@ class _HostPeak:
 
     def __enter__(self) -> _HostPeak:
         if self.profile is not None:
-            gc.collect()  # what an earlier run left would be freed at some time, and be counted
             self.profile.__enter__()
         return self
 

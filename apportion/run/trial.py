@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apportion.execute import GENERATED, Context, Executable, worker
+from apportion.execute import Context, Executable, worker
 from apportion.lower import runnable
+from apportion.machine import GENERATED
 from apportion.plan import Plan, PlanTrial, with_trials
 from apportion.quantity import format_quantity
 from apportion.run.calibrate import MEMORY_SHARE, STATE, free_memory

@@ -17,7 +17,7 @@ import importlib.util
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +63,9 @@ class Loaded:
     """What `capture` needs. `name` is the spec it was loaded from."""
 
     name: str
-    step: Callable[[nn.Module, Any], Any]
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
+    step: Callable[..., Any]
+    model: Any
+    optimizer: Any
     batch: Any
     clip_norm: float | None = None
 
@@ -217,7 +217,9 @@ def _load_file(spec: str) -> Loaded:
     if not _is_training(made):
         raise ValueError(
             f"{spec} must return (step, model, optimizer, batch), a function, a torch.nn.Module, "
-            f"a torch.optim.Optimizer and a batch, but returned {_kinds(made)}."
+            "a torch.optim.Optimizer and a batch (several modules or optimizers in a tuple, list "
+            "or dict), and after them, if gradients are to be clipped, their largest norm; but it "
+            f"returned {_kinds(made)}."
         )
     return Loaded(spec, *made)
 
@@ -260,13 +262,20 @@ def _failure(error: BaseException, path: Path, file: str, function: str) -> Valu
 
 
 def _is_training(made: Any) -> bool:
-    return (
-        isinstance(made, tuple)
-        and len(made) == 4
-        and callable(made[0])
-        and isinstance(made[1], nn.Module)
-        and isinstance(made[2], torch.optim.Optimizer)
-    )
+    if not isinstance(made, tuple) or len(made) not in (4, 5) or not callable(made[0]):
+        return False
+    clipped = len(made) == 4 or made[4] is None or isinstance(made[4], int | float)
+    return clipped and _all_are(made[1], nn.Module) and _all_are(made[2], torch.optim.Optimizer)
+
+
+def _all_are(given: Any, wanted: type) -> bool:
+    """Whether something is of a class, or a sequence or mapping of such."""
+    if isinstance(given, wanted):
+        return True
+    if not isinstance(given, Sequence | Mapping) or isinstance(given, str) or not given:
+        return False
+    each = given.values() if isinstance(given, Mapping) else given
+    return all(isinstance(one, wanted) for one in each)
 
 
 def _kinds(made: Any) -> str:

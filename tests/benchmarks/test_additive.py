@@ -27,13 +27,12 @@ def test_the_walk_reaches_the_optimum_and_nothing_below(spec: str, on: str) -> N
     it = costs(spec, on)
     _, least = eliminate(it.energy)
     found = []
-    for seed in range(3):
+    for seed in range(5):
         rows, seconds = walk_summed_seconds(it, 20_000, seed)
         assert seconds == it.energy.value(rows)
         found.append(seconds)
     assert min(found) >= least * (1 - 1e-12)
-    # By the costs that are shipped now one of these walks ends 2% above, however long it is.
-    assert min(found) <= least * 1.03
+    assert min(found) <= least * (1 + 1e-9)
 
 
 def test_changes_are_counted_by_what_they_touch() -> None:

@@ -24,11 +24,11 @@ from apportion.execute import inductor, torch_compiler
 from apportion.execute.executable import Executable
 from apportion.execute.kernels import base as kernels_base
 from apportion.execute.kernels.base import Context
-from apportion.execute.ladder import INDUCTOR, NONE
 from apportion.execute.rank_steps import Segment, rank_steps
 from apportion.execute.segment_cut import TRACED, UPDATES, cut
 from apportion.execute.segment_graph import segment_key
 from apportion.lower.lower import lower
+from apportion.machine.compile_mode import INDUCTOR, INTERPRETER
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
@@ -83,14 +83,14 @@ def same_steps(meant: RanksInMode, found: RanksInMode, count: int = 3) -> None:
 @pytest.mark.parametrize("spec", ["gpt2:tiny", "resnet50:tiny", "rnnlm:tiny"])
 def test_traced_segments_do_what_the_interpreter_does(spec: str, by_graph: None) -> None:
     compiled = ranks_in(INDUCTOR, spec)
-    same_steps(ranks_in(NONE, spec), compiled)
+    same_steps(ranks_in(INTERPRETER, spec), compiled)
     assert compiled.notes == []
 
 
 @pytest.mark.parametrize("spec", ["mlp:tiny", pytest.param("gpt2:tiny", marks=pytest.mark.slow)])
 def test_copies_of_state_are_bit_equal(spec: str, by_graph: None) -> None:
     compiled = ranks_in(INDUCTOR, spec, 2)
-    same_steps(ranks_in(NONE, spec, 2), compiled)
+    same_steps(ranks_in(INTERPRETER, spec, 2), compiled)
     assert compiled.notes == []
     assert differing_replicas(compiled.executable, compiled.ranks) == []
 
@@ -102,7 +102,7 @@ def test_devices_that_could_round_copies_differently_are_not_compiled(by_graph: 
     places = [[0, 1] if twice else [0] for twice in both]
     choices = tuple(unsplit_choice(space, op, where) for op, where in enumerate(places))
     compiled = RanksInMode(program, space, Strategy(choices), 2, INDUCTOR)
-    oracle = RanksInMode(program, space, Strategy(choices), 2, NONE)
+    oracle = RanksInMode(program, space, Strategy(choices), 2, INTERPRETER)
     same_steps(oracle, compiled, 1)
     assert any("different code" in note for note in compiled.notes)
 
@@ -116,7 +116,7 @@ def test_any_strategy_can_be_traced(
     program, space = captured("mlp:tiny")
     strategy = draw(space, 3, Random(seed))
     compiled = RanksInMode(program, space, strategy, 3, INDUCTOR)
-    same_steps(RanksInMode(program, space, strategy, 3, NONE), compiled, 2)
+    same_steps(RanksInMode(program, space, strategy, 3, INTERPRETER), compiled, 2)
     assert compiled.notes == []
 
 
@@ -157,7 +157,7 @@ def test_a_task_that_cannot_be_traced_runs_by_itself(
     kernels_base._kernel.cache_clear()
     try:
         compiled = ranks_in(INDUCTOR, "gpt2:tiny,dropout=0")
-        same_steps(ranks_in(NONE, "gpt2:tiny,dropout=0"), compiled, 2)
+        same_steps(ranks_in(INTERPRETER, "gpt2:tiny,dropout=0"), compiled, 2)
     finally:
         monkeypatch.undo()
         kernels_base._kernel.cache_clear()
@@ -178,7 +178,7 @@ def test_a_later_piece_that_fails_runs_uncompiled(
 
     monkeypatch.setattr(inductor, "compiled", fails)
     compiled = ranks_in(INDUCTOR, "gpt2:tiny,layers=6,dropout=0")
-    same_steps(ranks_in(NONE, "gpt2:tiny,layers=6,dropout=0"), compiled, 2)
+    same_steps(ranks_in(INTERPRETER, "gpt2:tiny,layers=6,dropout=0"), compiled, 2)
     assert "No space left on device" in compiled.notes[0]
     assert 3 <= len(calls) <= 6
 
@@ -189,7 +189,7 @@ def test_a_later_piece_that_fails_runs_uncompiled(
 @pytest.mark.slow
 def test_compiled_code_does_what_the_interpreter_does() -> None:
     compiled = ranks_in(INDUCTOR, "mlp:tiny")
-    same_steps(ranks_in(NONE, "mlp:tiny"), compiled)
+    same_steps(ranks_in(INTERPRETER, "mlp:tiny"), compiled)
     assert compiled.notes == []
 
 
@@ -197,10 +197,10 @@ STEP = """
 import json, sys, torch
 sys.path[:0] = ["tests"]
 torch.set_num_threads(1)
-from test_inductor import INDUCTOR, NONE, ranks_in, same_steps
+from test_inductor import INDUCTOR, INTERPRETER, ranks_in, same_steps
 if __name__ == "__main__":
     compiled = ranks_in(INDUCTOR, "mlp:tiny,width=12")
-    same_steps(ranks_in(NONE, "mlp:tiny,width=12"), compiled, 2)
+    same_steps(ranks_in(INTERPRETER, "mlp:tiny,width=12"), compiled, 2)
     from torch._dynamo.utils import counters
     print(json.dumps([compiled.notes, counters["inductor"]["fxgraph_cache_hit"]]))
 """

@@ -13,10 +13,11 @@ from graphs import captured, problem
 
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import Context
-from apportion.execute.ladder import check_mode, mode_of, near
+from apportion.execute.ladder import mode_of, near
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import Segment
 from apportion.execute.segment_function import CannotCompile, SegmentFunction, interpreted
+from apportion.machine.compile_mode import check_mode
 from apportion.search.baselines.data import data
 
 

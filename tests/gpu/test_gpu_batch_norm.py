@@ -43,5 +43,6 @@ def test_one_call_is_what_eager_pytorch_computes(shape: tuple[int, ...], kind: t
         torch.testing.assert_close(made, true.detach(), rtol=CLOSE[kind], atol=CLOSE[kind])
     assert all(torch.equal(b, n) is False for b, n in zip(before, after, strict=True))
     (for_bias, for_weight) = backward(context, (grad, given[0], ours_mean, inverse, None, 1e-5))
-    torch.testing.assert_close(for_bias, gradients[1])
-    torch.testing.assert_close(for_weight, gradients[2])
+    # without a gradient of x torch takes another kernel, which rounds otherwise
+    torch.testing.assert_close(for_bias, gradients[1], rtol=CLOSE[kind], atol=CLOSE[kind])
+    torch.testing.assert_close(for_weight, gradients[2], rtol=CLOSE[kind], atol=CLOSE[kind])

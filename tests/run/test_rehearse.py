@@ -13,10 +13,10 @@ from apportion.execute.backends import Backends
 from apportion.execute.executable import Executable
 from apportion.execute.fused_update import fused_updates
 from apportion.execute.kernels.base import Context
-from apportion.execute.ladder import GENERATED, NONE
 from apportion.execute.transport import worker
 from apportion.lower.lower import lower
 from apportion.machine.cluster import cluster
+from apportion.machine.compile_mode import GENERATED, INTERPRETER
 from apportion.machine.cost_model import ASSUMED
 from apportion.run.rehearse import (
     LEAST_ROUNDS,
@@ -53,7 +53,7 @@ def rehearsed(executable: Executable, mode: str) -> RehearsalTimes:
 @pytest.mark.slow
 def test_a_rehearsal_times_the_same_tasks_in_every_mode() -> None:
     executable = whole_step()
-    interpreted, generated = (rehearsed(executable, mode) for mode in (NONE, GENERATED))
+    interpreted, generated = (rehearsed(executable, mode) for mode in (INTERPRETER, GENERATED))
     assert interpreted.task.tolist() == generated.task.tolist()
     for found in (interpreted, generated):
         assert found.seconds.shape == (LEAST_ROUNDS - WARM, len(found.task))
