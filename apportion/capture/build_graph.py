@@ -336,7 +336,9 @@ class _GraphBuilder:
         site = CallSite(g.UPDATE, module=name.rpartition(".")[0])
         update = templates.inline(templates.body(group, parameter))
         assert update is not None
-        nodes, after = inline_update(update, inputs, types, site)
+        after = [len(types) + k for k in range(len(before))]
+        types += [types[old] for old in before]
+        nodes = inline_update(update, inputs, after, types, site)
         self.normalised = replace(self.normalised, types=tuple(types))
         for old, new in zip(before, after, strict=True):
             meant = self.values[self.index[old]]
