@@ -191,3 +191,29 @@ class Converts(torch.optim.SGD):
         for group in self.param_groups:
             for p in group["params"]:
                 p.add_(p.grad, alpha=-group["lr"] * float(p.grad.norm()))
+
+
+class GroupCounting(torch.optim.Optimizer):
+    """Keeps its count of steps, and what it sums over them, in the parameter group."""
+
+    def __init__(self, params: Any, lr: float = 1e-2, r: float = 0.5) -> None:
+        super().__init__(params, {"lr": lr, "r": r, "total": 0.0, "largest": -1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if "step" in group:
+                group["step"] += 1
+            else:
+                group["step"] = 1
+            largest = group["largest"] = max(group["lr"], group["largest"])
+            weight = group["step"] ** group["r"] * largest**2
+            total = group["total"] = group["total"] + weight
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if "mean" not in state:
+                    state["mean"] = p.detach().clone()
+                p.sub_(p.grad, alpha=group["lr"])
+                state["mean"].lerp_(p, weight / total)

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from apportion.capture.first_state import NUMBER, FirstState, check_separable, first_state
+from apportion.capture.first_state import NUMBER, FirstState, first_state, group_numbers
 from apportion.capture.number_rules import NumbersAsTensors, number_functions
-from apportion.capture.optimizer_step import take_step
+from apportion.capture.optimizer_step import IN_GROUP, take_step
 from apportion.capture.setting_number import (
     Guard,
     NumberLog,
@@ -53,6 +53,11 @@ class ParameterState:
     numbers: dict[str, type]
     kept: dict[str, Any]
     fresh: bool = False
+
+    @property
+    def shared(self) -> list[str]:
+        """The settings of the group that are state."""
+        return [n.removeprefix(IN_GROUP) for n in self.types if n.startswith(IN_GROUP)]
 
 
 @dataclass(frozen=True)
@@ -99,28 +104,28 @@ class UpdateTracer:
     def state(self, parameter: torch.Tensor) -> ParameterState:
         """The state of a parameter, made or not."""
         made = self.optimizer.state.get(parameter) or {}
-        self._check_separable(parameter, made)
-        if made:
-            return self._made_state(made)
-        one, other = (self._plain_settings(salt) for salt in (0.0, 0.05))
-        first = first_state(self.optimizer, one, other, parameter)
-        return self._first_types(parameter, first)
-
-    def _check_separable(self, parameter: torch.Tensor, made: Mapping[str, Any]) -> None:
         shapes = {tuple(x.shape) for x in made.values() if isinstance(x, torch.Tensor)}
         like = made if shapes <= {tuple(parameter.shape), ()} else {}
-        check_separable(self.optimizer, self._plain_settings(0.0), parameter, like)
+        one, other = (self._plain_settings(salt) for salt in (0.0, 0.05))
+        shared = group_numbers(self.optimizer, one, parameter, like)
+        true = {key: self.group[key] for key in shared if key in self.group}
+        if made:
+            return self._made_state(made, shared)
+        first = first_state(self.optimizer, one | true, other | true, parameter)
+        return self._first_types(parameter, first)
 
-    def _made_state(self, made: Mapping[str, Any]) -> ParameterState:
+    def _made_state(self, made: Mapping[str, Any], shared: Mapping[str, type]) -> ParameterState:
         types: dict[str, TensorType] = {}
+        values: dict[str, float] = {}
         numbers: dict[str, type] = {}
         kept = {}
-        for name in sorted(made):
-            value = made[name]
+        held = {IN_GROUP + key: self.group.get(key, kind(0)) for key, kind in shared.items()}
+        for name, value in sorted({**made, **held}.items()):
             if isinstance(value, torch.Tensor):
                 types[name] = (tuple(value.shape), value.dtype)
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 types[name], numbers[name] = ((), NUMBER), type(value)
+                values[name] = float(value)
             elif value is None or isinstance(value, str | bool):
                 kept[name] = value
             else:
@@ -128,7 +133,7 @@ class UpdateTracer:
                     f"{self._name} keeps {name} as a {type(value).__name__}, which cannot be "
                     "captured; state must be tensors and numbers"
                 )
-        return ParameterState(types, dict.fromkeys(types, 0.0), numbers, kept)
+        return ParameterState(types, dict.fromkeys(types, 0.0) | values, numbers, kept)
 
     def _first_types(self, parameter: torch.Tensor, first: FirstState) -> ParameterState:
         """Shapes and dtypes, which only a parameter of the true size and dtype tells."""
@@ -205,6 +210,7 @@ class UpdateTracer:
     ) -> tuple[UpdateNodes, dict[Any, bool]]:
         log = NumberLog()
         settings = self._settings(log, fixed, salt)
+        settings |= {key: self.group[key] for key in state.shared if key in self.group}
         names = [name for name in state.types if name != IS_FIRST]
         own = _type(parameter)
         kinds = [own, own, *state.types.values()]
@@ -274,13 +280,16 @@ class UpdateTracer:
         parameter, grad = fakes
         parameter.requires_grad_()
         parameter.grad = grad
-        state = {parameter: {**given, **kept}} if given or kept else {}
+        own = {n: v for n, v in {**given, **kept}.items() if not n.startswith(IN_GROUP)}
+        shared = {n.removeprefix(IN_GROUP): v for n, v in given.items() if n.startswith(IN_GROUP)}
+        state = {parameter: own} if own else {}
         with number_functions(type(self.optimizer)), NumbersAsTensors(decide, self._name):
-            groups = [dict(settings) | {"params": [parameter]}]
-            after = take_step(self.optimizer, groups, state)
+            groups = [dict(settings) | shared | {"params": [parameter]}]
+            end = take_step(self.optimizer, groups, state)
         parameter.grad = None
         parameter.requires_grad_(False)
-        return dict(after.get(parameter, {}))
+        unchanged = {IN_GROUP + key: value for key, value in shared.items()}
+        return unchanged | end.of(parameter)
 
 
 class _Groups:

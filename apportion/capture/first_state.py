@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from apportion.capture.optimizer_step import take_step
+from apportion.capture.optimizer_step import IN_GROUP, take_step
 from apportion.capture.trace import CaptureError
 
 NUMBER = torch.float64
@@ -71,21 +71,27 @@ def first_state(
     return FirstState(values, numbers, kept, fresh)
 
 
-def check_separable(
+def group_numbers(
     optimizer: torch.optim.Optimizer,
     settings: Mapping[str, Any],
     parameter: torch.Tensor,
     state: Mapping[str, Any],
-) -> None:
-    """Raises CaptureError if the update of a parameter depends on another one's gradient."""
+) -> dict[str, type]:
+    """The numbers that the optimizer keeps in the parameter's group from step to step, by key.
+
+    Raises CaptureError if the update of a parameter depends on another one's gradient.
+    """
     trial = _Trial(optimizer, parameter)
-    first = trial.beside(settings, state, 1.0)
-    if not torch.equal(first, trial.beside(settings, state, 1000.0)):
+    one, kept = trial.beside(settings, state, 1.0)
+    other, also = trial.beside(settings, state, 1000.0)
+    equal = kept.keys() == also.keys() and all(_close(kept[key], also[key]) for key in kept)
+    if not equal or not torch.equal(one, other):
         raise CaptureError(
             f"{type(optimizer).__name__} updates a parameter by the gradients of others too, which "
             "cannot be captured; switch that off (a limit on the norm of all gradients is clip_norm "
             "of capture) or use another optimizer"
         )
+    return {key: int if isinstance(value, int) else float for key, value in kept.items()}
 
 
 def _is_number(value: Any) -> bool:
@@ -113,7 +119,12 @@ class _Trial:
         return parameter
 
     def _step(self, settings: Mapping[str, Any], parameters: Any, state: Any, seen: Any) -> Any:
-        groups = [dict(settings) | {"params": list(parameters)}]
+        own = {p: {n: v for n, v in each.items() if not n.startswith(IN_GROUP)}
+               for p, each in state.items()}  # fmt: skip
+        shared = {n.removeprefix(IN_GROUP): v for each in state.values() for n, v in each.items()
+                  if n.startswith(IN_GROUP)}  # fmt: skip
+        groups = [dict(settings) | shared | {"params": list(parameters)}]
+        state = {p: each for p, each in own.items() if each}
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             return take_step(self.optimizer, groups, state, seen)
 
@@ -127,7 +138,10 @@ class _Trial:
             begun[name] = _constant(value)
 
         parameter = self._pair(seed)
-        state = dict(self._step(settings, [parameter], {}, seen).get(parameter, {}))
+        state = self._step(settings, [parameter], {}, seen).of(parameter)
+        for name in state:
+            if name.startswith(IN_GROUP):
+                begun[name] = _constant(settings.get(name.removeprefix(IN_GROUP)))
         return state, {name: begun.get(name, 0.0) for name in state}
 
     def equal(
@@ -141,7 +155,7 @@ class _Trial:
     ) -> bool:
         """Whether a step from these first values gives what a step from nothing gives."""
         one, other = self._pair(seed), self._pair(seed)
-        expected = self._step(settings, [one], {}, _ignore).get(one, {})
+        expected = self._step(settings, [one], {}, _ignore).of(one)
         begin: dict[str, Any] = dict(kept)
         for name, value in values.items():
             like = tensors.get(name)
@@ -149,7 +163,7 @@ class _Trial:
                 numbers[name](value) if like is None else torch.full_like(like, value)
             )
         try:
-            found = self._step(settings, [other], {other: begin}, _ignore)[other]
+            found = self._step(settings, [other], {other: begin}, _ignore).of(other)
         except CaptureError:
             return False  # it does not take such a state
         if found.keys() != expected.keys():
@@ -159,12 +173,13 @@ class _Trial:
 
     def beside(
         self, settings: Mapping[str, Any], state: Mapping[str, Any], scale: float
-    ) -> torch.Tensor:
-        """A parameter after a step beside another one, whose gradient is scaled."""
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """A parameter after a step beside another one, whose gradient is scaled; and what changed
+        in their group."""
         pair = [self._pair(0), self._pair(1, scale)]
         given = {p: self._like(state) for p in pair} if state else {}
-        self._step(settings, pair, given, _ignore)
-        return pair[0].detach()
+        end = self._step(settings, pair, given, _ignore)
+        return pair[0].detach(), end.groups[0]
 
     def _like(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """State of the small parameter like that of a large one."""

@@ -18,7 +18,7 @@ import torch
 from apportion import graph as g
 from apportion.capture.any_update import IS_FIRST, ParameterState, UpdateTracer
 from apportion.capture.known_update import is_known, known_body, state_names, state_type
-from apportion.capture.optimizer_step import check_takes_no_closure
+from apportion.capture.optimizer_step import IN_GROUP, check_takes_no_closure
 from apportion.capture.setting_number import (
     Optimizers,
     expression_value,
@@ -69,19 +69,25 @@ def state_value(
     if begin is None:
         own_type = ((), torch.float32) if name == "step" else (tuple(parameter.shape), parameter.dtype)
         begin = StateBegin(*own_type)
-    shape, dtype = begin.shape, begin.dtype
+    made = begin.value
     for optimizer in _several(optimizers):
-        own = optimizer.state.get(parameter)
-        if not own:
-            continue
-        if name == IS_FIRST:
-            return torch.zeros(shape, dtype=dtype, device=parameter.device)
-        made = own.get(name)
-        if isinstance(made, torch.Tensor):
-            return made
-        if isinstance(made, int | float) and not isinstance(made, bool):
-            return torch.full(shape, made, dtype=dtype, device=parameter.device)
-    return torch.full(shape, begin.value, dtype=dtype, device=parameter.device)
+        own = optimizer.state.get(parameter) or {}
+        if name.startswith(IN_GROUP):
+            own = _group_of(optimizer, parameter)
+        if name == IS_FIRST and own:
+            made = 0.0
+        found = own.get(name.removeprefix(IN_GROUP))
+        if isinstance(found, torch.Tensor) and found.shape == begin.shape:
+            return found.to(begin.dtype) if name.startswith(IN_GROUP) else found
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            made = found
+    return torch.full(begin.shape, made, dtype=begin.dtype, device=parameter.device)
+
+
+def _group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+    """The group that holds a parameter; empty if none does."""
+    groups = optimizer.param_groups
+    return next((x for x in groups if any(p is parameter for p in x["params"])), {})
 
 
 def write_state(
@@ -96,7 +102,9 @@ def write_state(
     number = None if begin is None else begin.number
     if name == IS_FIRST:
         return
-    own = optimizer.state[parameter]
+    in_group = name.startswith(IN_GROUP)
+    own = _group_of(optimizer, parameter) if in_group else optimizer.state[parameter]
+    name = name.removeprefix(IN_GROUP)
     made = own.get(name)
     if isinstance(made, torch.Tensor):
         made.copy_(tensor)
@@ -111,19 +119,44 @@ def write_state(
 
 def fixed_settings(optimizers: Optimizers) -> tuple[FixedSetting, ...]:
     """(group, key, value) of all settings that decide by their values which operators an update
-    has."""
-    return tuple(
-        (index, key, group[key])
-        for index, group in enumerate(parameter_groups(optimizers))
-        for key in group
-        if key in fixed_keys(group)
-    )
+    has; and of the numbers that optimizers hold as attributes of their own."""
+    found: list[FixedSetting] = []
+    index = 0
+    for optimizer in _several(optimizers):
+        for name, value in vars(optimizer).items():
+            if not name.startswith("_") and isinstance(value, bool | int | float | str):
+                found.append((index, (_ATTRIBUTE, name), value))
+        for group in optimizer.param_groups:
+            fixed = fixed_keys(group)
+            found += [(index, key, group[key]) for key in group if key in fixed]
+            index += 1
+    return tuple(found)
+
+
+_ATTRIBUTE = "attribute"
+
+
+def _owner(optimizers: Optimizers, index: int) -> torch.optim.Optimizer:
+    """The optimizer of a group."""
+    for optimizer in _several(optimizers):
+        if index < len(optimizer.param_groups):
+            return optimizer
+        index -= len(optimizer.param_groups)
+    raise ValueError("the optimizers have fewer groups than when the step was captured")
 
 
 def check_fixed(optimizers: Optimizers, fixed: tuple[FixedSetting, ...]) -> None:
     """Raises ValueError if a setting that shaped the captured update has changed."""
     groups = parameter_groups(optimizers)
     for index, key, value in fixed:
+        if isinstance(key, tuple) and key[0] == _ATTRIBUTE:
+            now = getattr(_owner(optimizers, index), key[1], None)
+            if now != value:
+                raise ValueError(
+                    f"{key[1]} of the optimizer was {value} when the step was captured and is "
+                    f"{now} now; capture again"
+                )
+            continue
         if isinstance(key, tuple):
             if bool(expression_value(groups, key)) != value:
                 names = " and ".join(sorted(keys_of(key)))
@@ -205,7 +238,9 @@ class UpdateTemplates:
     def fixed(self) -> tuple[FixedSetting, ...]:
         """What the updates that were asked for need to stay as it is."""
         optimizers = list(dict.fromkeys(optimizer for optimizer, _ in self._owners))
-        return tuple(dict.fromkeys([*map(_hashable, fixed_settings(optimizers)), *self._guards]))
+        state = {(key[0], name) for key, own in self._states.items() for name in own.shared}
+        usual = [f for f in fixed_settings(optimizers) if f[:2] not in state]
+        return tuple(dict.fromkeys([*map(_hashable, usual), *self._guards]))
 
     def _state(self, group: int, parameter: torch.Tensor) -> ParameterState:
         key = self._key(group, parameter)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ _OWN = ("param_groups", "state", "defaults")
 _HOOKS = "_optimizer_"
 # What torch itself notes on an optimizer, which is no part of an update.
 _NOTED = ("_opt_called", "_step_count", "_warned_capturable_if_run_uncaptured", "_zero_grad_profile_name")
+
+
+IN_GROUP = "group."
+"""How the names of state begin that an optimizer keeps as a number in a parameter's group."""
 
 
 class StateRecord(dict[str, Any]):
@@ -79,14 +84,31 @@ def own_step(cls: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     return step  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
+class StepEnd:
+    """What a step leaves.
+
+    state   the state of each parameter
+    groups  for each group the numbers in it that the step has changed or made, by key
+    """
+
+    state: dict[Any, Any]
+    groups: tuple[dict[str, Any], ...]
+
+    def of(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """The state of a parameter in the first group, the group's own included."""
+        own = {IN_GROUP + key: value for key, value in self.groups[0].items()}
+        return {**self.state.get(parameter, {}), **own}
+
+
 def take_step(
     optimizer: torch.optim.Optimizer,
     groups: Sequence[dict[str, Any]],
     state: dict[Any, Any],
     seen: Callable[[str, Any], None] = lambda name, value: None,
-) -> dict[Any, Any]:
-    """Lets the class of `optimizer` take one step on the parameters of `groups`; returns the state
-    of each parameter afterwards. `seen` is told of each entry when the step makes it.
+) -> StepEnd:
+    """Lets the class of `optimizer` take one step on the parameters of `groups`. `seen` is told of
+    each entry of a state when the step makes it.
 
     Raises CaptureError if the step keeps anything elsewhere, or cannot run.
     """
@@ -111,33 +133,48 @@ def take_step(
             f"{cls.__name__} cannot take a step on a dense gradient: {said[:300]}; use an optimizer "
             "that takes such parameters, or leave them out of its groups"
         ) from error
-    _check_kept(cls.__name__, twin, before, groups)
-    return table
+    changed = tuple(map(_changed, groups, twin.param_groups))
+    _check_kept(cls.__name__, twin, before, groups, changed)
+    return StepEnd(table, changed)
+
+
+def _changed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a group that are others now."""
+    return {k: v for k, v in new.items() if k != "params" and not _same(old.get(k), v)}
 
 
 def _check_kept(
-    name: str, twin: Any, before: dict[str, Any], groups: Sequence[dict[str, Any]]
+    name: str,
+    twin: Any,
+    before: dict[str, Any],
+    groups: Sequence[dict[str, Any]],
+    changed: Sequence[dict[str, Any]],
 ) -> None:
-    """Raises CaptureError if the step left something outside of the parameters' state."""
+    """Raises CaptureError if the step left something outside of the parameters' state, other than
+    numbers in their groups."""
     parameters = {id(p) for group in groups for p in group["params"]}
-    strangers = [key for key in twin.state if id(key) not in parameters]
-    changed = [
+    found = [
         f"self.{key}"
         for key, value in vars(twin).items()
         if key not in _OWN and key not in _NOTED and not _same(before.get(key), value)
     ]
-    for number, (old, new) in enumerate(zip(groups, twin.param_groups, strict=True)):
-        changed += [
-            f"group {number}'s {key}"
-            for key, value in new.items()
-            if key != "params" and not _same(old.get(key), value)
-        ]
-    changed += [f"state[{key!r}]" for key in strangers]
-    if changed:
+    found += [f"state[{key!r}]" for key in twin.state if id(key) not in parameters]
+    found += [
+        f"{key} of a group"
+        for group in changed
+        for key, value in group.items()
+        if not _is_number(value)
+    ]
+    if found:
         raise CaptureError(
-            f"{name} keeps {', '.join(changed[:3])} from step to step, which is no state of a "
+            f"{name} keeps {', '.join(found[:3])} from step to step, which is no state of a "
             "parameter and cannot be captured; keep it in self.state[parameter]"
         )
+
+
+def _is_number(value: Any) -> bool:
+    scalar = isinstance(value, torch.Tensor) and not value.dim()
+    return scalar or isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _copied(value: Any) -> Any:
@@ -160,6 +197,8 @@ def _same(old: Any, new: Any) -> bool:
         return old.keys() == new.keys() and all(_same(old[k], new[k]) for k in old)
     if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
         return False
+    if isinstance(old, float) and isinstance(new, float):
+        return float(old) == float(new)  # without a guard, where they are settings
     try:
         return bool(old == new)
     except Exception:  # a foreign class may not compare

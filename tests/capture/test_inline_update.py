@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -22,38 +24,43 @@ from apportion.search.baselines.random_strategy import draw
 from apportion.search.problem import Problem
 from apportion.split.space import Space
 
+@cache
+def divisible(name: str) -> tuple[Any, list[Any], Space]:
+    program, batches = captured(OPTIMIZERS[name])
+    return program, batches, Space(program.graph)
+
+
 # Muon iterates in bfloat16, whose rounding depends on how sums are divided.
 EXACT = [name for name in OPTIMIZERS if name != "muon"]
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_divided_updates_are_those_of_one_process(name: str) -> None:
-    program, _ = captured(OPTIMIZERS[name])
-    space = Space(program.graph)
+    program, _, space = divisible(name)
     found = compare(program, space, draw(space, 2, Random(1)), 2, steps=3)
     assert found.equal and found.max_rel_param_diff < 1e-8
 
 
 @pytest.mark.parametrize("name", ["rmsprop", "adafactor", "lamb", "a count that is an int"])
 @pytest.mark.parametrize("method", [data, fsdp])
-def test_the_usual_plans_divide_updates(name: str, method: object) -> None:
-    program, _ = captured(OPTIMIZERS[name])
-    space = Space(program.graph)
+def test_the_usual_plans_divide_updates(name: str, method: Any) -> None:
+    program, _, space = divisible(name)
     machine = cluster("local:2")
-    plan = method(Problem(space, machine, default_cost(machine)))  # type: ignore[operator]
+    plan = method(Problem(space, machine, default_cost(machine)))
     assert compare(program, space, plan.strategy, 2, steps=3).equal
 
 
 @pytest.mark.parametrize("name", ["radam", "adafactor", "muon", "lamb"])
 def test_generated_code_reads_the_settings_of_every_step(name: str) -> None:
-    program, batches = captured(OPTIMIZERS[name])
-    space = Space(program.graph)
+    program, batches, space = divisible(name)
     strategy = draw(space, 2, Random(0))
     made, oracle = (RanksInMode(program, space, strategy, 2, m) for m in ("generated", "none"))
+    before = program.optimizer.param_groups[0]["lr"]
     for number, batch in enumerate(batches[:3]):
         program.optimizer.param_groups[0]["lr"] = 0.01 * (1 + number)
         assert made.step(batch, 0, number) == oracle.step(batch, 0, number)
         assert not differing_replicas(made.executable, made.ranks)
+    program.optimizer.param_groups[0]["lr"] = before
     assert not made.notes
 
 

@@ -14,6 +14,7 @@ from cases_optimizer import (
     Converts,
     CountingAdam,
     CountsOnItself,
+    GroupCounting,
     Lamb,
     Lion,
     Noisy,
@@ -66,6 +67,7 @@ ELEMENTWISE: dict[str, Make] = {
     "a count that is an int": of(CountingAdam),
     "no weight decay": of(CountingAdam, weight_decay=0),
     "a branch on the count": of(Rectified),
+    "a count in the group": of(GroupCounting),
     "a subclass": of(SignedAdam, lr=1e-2),
 }
 REDUCING: dict[str, Make] = {
@@ -113,7 +115,10 @@ def test_transformers_adafactor() -> None:
     assert_equal(program, state, ends)
 
 
-@pytest.mark.parametrize("name", ["rmsprop", "a count that is an int", "adafactor", "lamb"])
+RESUMED = ["rmsprop", "a count that is an int", "a count in the group", "adafactor", "lamb"]
+
+
+@pytest.mark.parametrize("name", RESUMED)
 def test_existing_state_is_used(name: str) -> None:
     torch.manual_seed(0)
     model = mlp().double()
@@ -150,6 +155,13 @@ def test_a_setting_that_chose_a_branch_must_stay() -> None:
     check_settings(program)
     program.optimizer.param_groups[0]["momentum"] = 0.0
     with pytest.raises(ValueError, match="momentum of group 0 changed .* capture again"):
+        check_settings(program)
+
+
+def test_an_attribute_of_the_optimizer_must_stay() -> None:
+    program, _ = captured(of(Lamb))
+    program.optimizer.limit = 3.0  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"limit of the optimizer was 10.0 .* is 3.0 now"):
         check_settings(program)
 
 
