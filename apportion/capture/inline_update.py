@@ -16,18 +16,22 @@ from apportion.capture.update_nodes import UpdateNodes
 
 
 def inline_updates(
-    trace: NormalisedTrace, kind: str, update_of: Callable[[Node], UpdateNodes | None]
+    trace: NormalisedTrace,
+    kind: str,
+    update_of: Callable[[Node], tuple[UpdateNodes, CallSite] | None],
 ) -> NormalisedTrace:
     """The trace with the operators of updates in the place of Nodes of a kind, whose first argument
     are the parameter, its gradient and its state; `update_of` is None for those that stay."""
     types = list(trace.types)
     nodes: list[Node] = []
     for node in trace.nodes:
-        update = update_of(node) if node.kind == kind else None
-        if update is None:
+        found = update_of(node) if node.kind == kind else None
+        if found is None:
             nodes.append(node)
         else:
-            nodes += inline_update(update, list(g.refs(node.args[0])), node.outputs, types, node.site)
+            update, site = found
+            given = list(g.refs(node.args[0]))
+            nodes += inline_update(update, given, node.outputs, types, site)
     return NormalisedTrace(tuple(nodes), tuple(types), trace.outputs)
 
 

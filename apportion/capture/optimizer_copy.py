@@ -10,7 +10,7 @@ import copy
 from typing import Any
 
 
-def copied(model: Any, optimizer: Any) -> tuple[Any, Any]:
+def copied_with(model: Any, optimizer: Any) -> tuple[Any, Any]:
     """The model and the optimizer, or several of either, copied together."""
     memo: dict[int, Any] = {}
     return copy.deepcopy(model, memo), _copied(optimizer, memo)
