@@ -124,6 +124,14 @@ def without_modes() -> AbstractContextManager[Any]:
     return context
 
 
+def with_versions_kept(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+    """A context after which torch's counts of writes to these tensors are what they were."""
+    context: AbstractContextManager[None] = torch.autograd._unsafe_preserve_version_counter(
+        tuple(tensors)
+    )
+    return context
+
+
 @contextmanager
 def without_mkldnn() -> Iterator[None]:
     """A context in which torch does not choose kernels that only some CPUs have."""
