@@ -19,6 +19,8 @@ from apportion.capture.all_updates import AllUpdateTemplates, all_fixed_settings
 from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
+from apportion.capture.foreign_errors import foreign_errors
+from apportion.capture.found_constants import constant_notes
 from apportion.capture.live_state import LiveState
 from apportion.capture.normalise import normalise
 from apportion.capture.program import Program, live_state_of
@@ -68,7 +70,7 @@ def capture_with(
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
     roots = {"model": model, "optimizer": optimizer, "batch": batch, "step": step}
-    with untouched(roots) as objects:
+    with foreign_errors(), untouched(roots) as objects:
         return _captured(step, model, optimizer, batch, clip_norm, widened, objects)
 
 
@@ -98,13 +100,16 @@ def _captured(
     compares = widened is None and not is_ours(step)
     repeated = RepeatedRecording(once, lambda trace: trace, objects, watch, compares)
     trace, notes = record_probed(repeated, lambda trace: trace, inputs)
+    trained = {name: tensors.parameters[name] for name in tensors.trained}
+    given = {name: tensor for name, (_, tensor) in tensors.batch.items()}
+    notes = (*notes, *repeated.notes, *constant_notes(trace, given, trained))
     templates = AllUpdateTemplates(live, mode)
     nodes = decompose(normalise(trace))
     built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
     g.verify(built.graph)
     return Program(
         built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, all_fixed_settings(live), widened, (*notes, *repeated.notes),
+        built.bindings, all_fixed_settings(live), widened, notes,
     )  # fmt: skip
 
 
