@@ -8,11 +8,10 @@ before. A Trace and the live tensors come in; notes go out, or a CaptureError wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
-import torch
+from collections.abc import Iterator
 
 from apportion import graph as g
+from apportion.capture.build_graph import StepTensors
 from apportion.capture.torch_private import storage_id
 from apportion.capture.trace import CaptureError, Trace
 from apportion.capture.user_line import at_line
@@ -20,13 +19,11 @@ from apportion.capture.user_line import at_line
 _LITERALS = ("aten.lift_fresh.default", "aten.lift_fresh_copy.default")
 
 
-def constant_notes(
-    trace: Trace, batch: Mapping[str, torch.Tensor], trained: Mapping[str, torch.Tensor]
-) -> tuple[str, ...]:
+def constant_notes(trace: Trace, tensors: StepTensors) -> tuple[str, ...]:
     """A note on the tensors that stay as they are; raises CaptureError for one that shares its
     memory with a tensor of the batch or with a trained parameter."""
-    given = {storage_id(tensor): name for name, tensor in batch.items()}
-    owned = {storage_id(tensor): name for name, tensor in trained.items()}
+    given = {storage_id(tensor): name for name, (_, tensor) in tensors.batch.items()}
+    owned = {storage_id(tensors.parameters[name]): name for name in tensors.trained}
     shown = []
     for slot, line in _first_readers(trace):
         tensor = trace.constants[slot]

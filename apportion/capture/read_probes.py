@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import io
+import logging
 import math
 import traceback
 import warnings
@@ -28,6 +29,7 @@ import torch
 
 from apportion import graph as g
 from apportion.capture.call_place import checks_shapes
+from apportion.capture.data_shapes import refuse_layout
 from apportion.capture.normalise import NormalisedTrace, normalise
 from apportion.capture.record import record
 from apportion.capture.trace import CaptureError, Trace
@@ -68,6 +70,8 @@ def record_probed(
     `once` records it, with fresh fake tensors for the inputs, as the first of its slots, and leaves
     live objects as they were. Raises CaptureError where the step depends on data.
     """
+    for each in inputs:
+        refuse_layout(each.name, each.tensor)
     recordings = _Recordings(once, trace_of, inputs)
     result, reads = recordings.first()
     return result, _Probe(recordings, trace_of(result), reads).notes()
@@ -149,15 +153,19 @@ def _next_guesses(guessed: Sequence[bool]) -> tuple[bool, ...] | None:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """What a step prints while its values are changed is nobody's business."""
-    nowhere = io.StringIO()
+    """What a step prints, and torch logs, while values are changed is nobody's business."""
+    nowhere, logged = io.StringIO(), logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     with (
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        yield
+        try:
+            yield
+        finally:
+            logging.disable(logged)
 
 
 def is_raised(error: BaseException) -> bool:
