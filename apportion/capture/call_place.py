@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -54,6 +55,18 @@ def call_place(outermost: CodeType) -> CallPlace:
         if not name.startswith(_PACKAGE) or name.startswith(_ZOO):
             stack.append((name, frame.f_lineno, frame.f_lasti))
         frame = frame.f_back
+    return CallPlace(tuple(stack), _text(stack))
+
+
+def place_of_frames(frames: Iterable[tuple[FrameType, int]]) -> CallPlace:
+    """The place of frames with their lines, the outermost first, as a traceback has them."""
+    stack = [
+        (frame.f_code.co_filename, line, frame.f_lasti)
+        for frame, line in frames
+        if not frame.f_code.co_filename.startswith(_PACKAGE)
+        or frame.f_code.co_filename.startswith(_ZOO)
+    ]
+    stack.reverse()
     return CallPlace(tuple(stack), _text(stack))
 
 
