@@ -9,43 +9,29 @@ update is a template per group (optimizer.py), from which every parameter gets a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from apportion import graph as g
 from apportion.capture.all_updates import AllUpdateTemplates, all_fixed_settings
 from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
+from apportion.capture.discover import holds_another
 from apportion.capture.live_state import LiveState
 from apportion.capture.normalise import normalise
+from apportion.capture.phases import with_phases
 from apportion.capture.program import Program, live_state_of
-from apportion.capture.read_probes import StepInput, record_probed
-from apportion.capture.record import Recorder, fake_mode, record
-from apportion.capture.torch_private import (
-    run_backward,
-    with_parameters,
-)
-from apportion.capture.trace import CallSite, CaptureError, Trace
-from apportion.capture.training_step import (
-    DtypeReplacement,
-    StepFunction,
-    scalar_loss,
-    with_dtype_replaced,
-)
-from apportion.capture.untouched import Snapshot, untouched
-from apportion.capture.value_reads import ReadValues
-
-# Operators of gradient clipping differentiate nothing.
-_CLIPPING = CallSite(g.BACKWARD, sequence=-1)
+from apportion.capture.record import fake_mode
+from apportion.capture.step_run import StepCall, StepLeaves, recorded_step
+from apportion.capture.trace import CaptureError
+from apportion.capture.training_step import DtypeReplacement, StepFunction
+from apportion.capture.untouched import LiveObjects, untouched
 
 
 def capture(
     step: StepFunction,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: Any,
+    optimizer: Any,
     batch: Any,
     clip_norm: float | None = None,
 ) -> Program:
@@ -59,57 +45,41 @@ def capture(
 
 def capture_with(
     step: StepFunction,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: Any,
+    optimizer: Any,
     batch: Any,
     clip_norm: float | None,
     widened: DtypeReplacement | None,
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
     roots = {"model": model, "optimizer": optimizer, "batch": batch, "step": step}
-    with untouched(roots) as snapshot:
-        return _captured(step, model, optimizer, batch, clip_norm, widened, snapshot)
+    with untouched(roots) as objects:
+        return _captured(StepCall(step, model, optimizer, batch, clip_norm, widened), objects)
 
 
-def _captured(
-    step: StepFunction,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Any,
-    clip_norm: float | None,
-    widened: DtypeReplacement | None,
-    snapshot: Snapshot,
-) -> Program:
-    live = live_state_of(step, model, optimizer)
-    tensors = _tensors(live, batch)
+def _captured(call: StepCall, objects: LiveObjects) -> Program:
+    live = live_state_of(call.step, call.model, call.optimizer)
+    tensors = _tensors(live, call.batch)
     mode = fake_mode()
     leaves = _leaves(tensors)
-    traced = _function_to_record(step, model, tensors, leaves, batch, clip_norm, widened)
-    inputs = [StepInput(x.name, x.tensor, _is_steady(x, tensors)) for x in leaves]
-
-    def once(reads: ReadValues) -> Trace:
-        with mode:
-            fakes = [_fake(leaf.tensor) for leaf in leaves]
-        try:
-            return record(traced, fakes, mode, model, reads)
-        finally:
-            snapshot.restore()
-
-    trace, notes = record_probed(once, lambda trace: trace, inputs)
     templates = AllUpdateTemplates(live, mode)
-    nodes = decompose(normalise(trace))
-    built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
+    states = {n: templates.state(k, tensors.parameters[n]) for n, k in tensors.trained.items()}
+    recorded = recorded_step(call, live, StepLeaves(tensors, leaves, states), mode, objects)
+    nodes = decompose(normalise(recorded.trace))
+    nodes = with_phases(nodes) if recorded.by_itself else nodes
+    built = build(recorded.trace, nodes, leaves, tensors, templates, recorded.ends)
     g.verify(built.graph)
     return Program(
-        built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, all_fixed_settings(live), widened, notes,
+        built.graph, call.step, call.model, call.optimizer, call.batch, call.clip_norm,
+        built.constants, built.inputs, built.bindings, all_fixed_settings(live), call.widened,
+        recorded.notes, recorded.results, built.returned, recorded.by_itself,
     )  # fmt: skip
 
 
 def _tensors(live: LiveState, batch: Any) -> StepTensors:
     """All live tensors of the step, by name."""
     parameters, buffers = live.parameters(), live.buffers()
-    groups = {id(p): k for k, group in enumerate(live.param_groups) for p in group["params"]}
+    groups = _groups(live)
     known = {id(p) for p in parameters.values()}
     strangers = sum(1 for p in groups if p not in known)
     if strangers:
@@ -117,15 +87,31 @@ def _tensors(live: LiveState, batch: Any) -> StepTensors:
             f"the optimizer holds {strangers} parameters that are not in the model; build it from "
             "model.parameters()"
         )
-    trained = {
-        n: groups[id(p)] for n, p in parameters.items() if p.requires_grad and id(p) in groups
-    }
-    if not trained:
+    trained = {n: groups[id(p)] for n, p in parameters.items() if id(p) in groups}
+    if not any(parameters[name].requires_grad for name in trained):
         raise CaptureError(
             "the optimizer holds no parameter that requires a gradient; there is nothing to train"
         )
     named = {name: (position, leaf) for position, name, leaf in flatten(batch).tensors}
     return StepTensors(parameters, buffers, named, trained)
+
+
+def _groups(live: LiveState) -> dict[int, int]:
+    """The group of every parameter, by its id."""
+    groups: dict[int, int] = {}
+    for optimizer in live.optimizers:
+        first = live.first_group(optimizer)
+        outer = holds_another(optimizer)
+        for number, group in enumerate(optimizer.param_groups, first):
+            for parameter in group["params"]:
+                if id(parameter) in groups and not outer:
+                    raise CaptureError(
+                        f"two optimizers hold the same parameter of shape "
+                        f"{tuple(parameter.shape)}; give each parameter to one of them"
+                    )
+                if not outer:
+                    groups[id(parameter)] = number
+    return groups
 
 
 def _leaves(tensors: StepTensors) -> list[LeafTensor]:
@@ -134,84 +120,3 @@ def _leaves(tensors: StepTensors) -> list[LeafTensor]:
         *(LeafTensor(n, g.BUFFER, t) for n, t in tensors.buffers.items()),
         *(LeafTensor(n, g.INPUT, t, position) for n, (position, t) in tensors.batch.items()),
     ]
-
-
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order."""
-    fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
-
-
-def _is_steady(leaf: LeafTensor, tensors: StepTensors) -> bool:
-    """Whether no update changes it."""
-    return leaf.role != g.INPUT and leaf.name not in tensors.trained
-
-
-def _function_to_record(
-    step: StepFunction,
-    model: torch.nn.Module,
-    tensors: StepTensors,
-    leaves: Sequence[LeafTensor],
-    batch: Any,
-    clip_norm: float | None,
-    widened: DtypeReplacement | None,
-) -> Any:
-    """The function to record: all leaves -> loss, gradients, clipped gradients, state after."""
-
-    def run(recorder: Recorder, *fakes: torch.Tensor) -> list[torch.Tensor | None]:
-        state = {
-            leaf.name: fake
-            for leaf, fake in zip(leaves, fakes, strict=True)
-            if leaf.role != g.INPUT
-        }
-        fake_batch = _with_fakes(batch, leaves, fakes)
-        bound = with_parameters(model, state)
-        with bound, torch.enable_grad(), with_dtype_replaced(widened):
-            loss = scalar_loss(step(model, fake_batch), step)
-            _refuse_backward(state)
-            after = state | dict(model.named_buffers())
-            recorder.phase = g.BACKWARD
-            grads = _gradients(loss, {name: state[name] for name in tensors.trained})
-        recorder.fixed_site = _CLIPPING
-        with torch.no_grad():
-            clipped = [] if clip_norm is None else _clipped(grads, clip_norm)
-        return [loss, *grads, *clipped, *(after[name] for name in state)]
-
-    return run
-
-
-def _with_fakes(batch: Any, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
-    flat = flatten(batch)
-    new = list(flat.leaves)
-    for leaf, fake in zip(leaves, fakes, strict=True):
-        if leaf.role == g.INPUT:
-            new[leaf.position] = fake
-    return flat.rebuild(new)
-
-
-def _refuse_backward(state: Mapping[str, torch.Tensor]) -> None:
-    if any(x.is_leaf and x.grad is not None for x in state.values()):
-        raise CaptureError(
-            "the step calls backward() itself; it must only return the loss, because capture adds "
-            "backward and update"
-        )
-
-
-def _gradients(loss: torch.Tensor, trained: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    grads = run_backward(loss, tuple(trained.values()))
-    missing = [name for name, grad in zip(trained, grads, strict=True) if grad is None]
-    if missing:
-        raise CaptureError(
-            f"these trainable parameters get no gradient: {', '.join(missing)}; freeze them with "
-            "requires_grad_(False) or use them in the step"
-        )
-    return [grad for grad in grads if grad is not None]
-
-
-def _clipped(grads: Sequence[torch.Tensor], clip_norm: float) -> list[torch.Tensor]:
-    """torch.nn.utils.clip_grad_norm_, in operators whose parts can be added."""
-    squares = torch.stack([torch.sum(grad * grad) for grad in grads])
-    factor = torch.clamp(clip_norm / (torch.sqrt(torch.sum(squares)) + 1e-6), max=1.0)
-    return [grad * factor for grad in grads]

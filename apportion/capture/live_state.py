@@ -15,18 +15,19 @@ from typing import Any
 
 import torch
 
-from apportion.capture.discover import FoundObjects
+from apportion.capture.discover import FoundObjects, ParameterPlace
 from apportion.capture.trace import CaptureError
 
 
 @dataclass(frozen=True, eq=False)
 class LiveState:
     """The modules of a step, each with what the names of its tensors begin with; parameters that
-    are in no module; and the optimizers."""
+    are in no module, and the places that refer to such; and the optimizers."""
 
     modules: tuple[tuple[str, torch.nn.Module], ...]
     loose: tuple[tuple[str, torch.nn.Parameter], ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
+    places: tuple[ParameterPlace, ...] = ()
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """All parameters by name, each once."""
@@ -98,7 +99,8 @@ def live_state(model: Any, optimizer: Any, found: FoundObjects | None = None) ->
     for each in () if found is None else found.optimizers:
         if not any(each is known for known in optimizers):
             optimizers.append(each)
-    return LiveState(tuple(modules), tuple(loose), tuple(optimizers))
+    places = () if found is None else tuple(found.places)
+    return LiveState(tuple(modules), tuple(loose), tuple(optimizers), places)
 
 
 def _modules(model: Any) -> list[tuple[str, torch.nn.Module]]:

@@ -1,4 +1,4 @@
-"""OwnLoop: what a step calls that is no operator, while it is recorded: backward, optimizers' steps.
+"""OwnLoop: what a step calls that is no operator while it is recorded: backward, optimizer.step.
 
 Part of capture/. A Recorder (record.py) sees operators only. Here `backward` runs with gradients
 that accumulate in fake parameters, and `optimizer.step()` becomes one call of `apportion.update`
@@ -11,7 +11,7 @@ is refused here, with the user's line.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +36,7 @@ StateTypes = dict[str, list[tuple[str, TensorType]]]
 """Name and type of each state tensor, by the name of the parameter."""
 
 
-class StaleView(Exception):
+class StaleView(CaptureError):
     """A view of a parameter was made before the update and read after it."""
 
 
@@ -156,10 +156,9 @@ class OwnLoop:
         if grad is None:
             return
         name, old = self.name_of.get(id(leaf), ""), leaf.grad
-        if old is not None and old is self.leftover.get(name):
-            if self._is_leftover(old, name):
-                self.unclear.add(name)
-                old = None
+        if old is not None and self._is_leftover(old, name):
+            self.unclear.add(name)
+            old = None
         total = grad if old is None else old + grad
         leaf.grad = self.recorder.apart(total) if not total.requires_grad else total
         if name:
@@ -171,8 +170,13 @@ class OwnLoop:
     # updates
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """What optimizer.step does, its update recorded as one call per parameter."""
+        """What optimizer.step does, its update recorded as one call per parameter; called by the
+        step itself."""
         self.by_itself = True
+        return self.step_of(optimizer, *args, **kwargs)
+
+    def step_of(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """The same, called by whoever."""
         before, after = step_hooks(optimizer)
         for hook in before:
             changed = hook(optimizer, args, kwargs)
@@ -183,24 +187,23 @@ class OwnLoop:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.update(optimizer)
+        self.update([p for group in optimizer.param_groups for p in group["params"]])
         for hook in after:
             hook(optimizer, args, kwargs)
         return loss
 
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Updates every parameter of the optimizer that has a gradient."""
+    def update(self, fakes: Iterable[torch.Tensor]) -> None:
+        """Updates those of these parameters that have a gradient."""
         phase, self.recorder.phase = self.recorder.phase, g.UPDATE
         with torch.no_grad():
-            for group in optimizer.param_groups:
-                for fake in group["params"]:
-                    self._update(fake)
+            for fake in fakes:
+                self._update(fake)
         self.recorder.phase = phase
 
     def _update(self, fake: torch.Tensor) -> None:
         name = self.name_of[id(fake)]
         grad = fake.grad
-        if grad is None or (grad is self.leftover.get(name) and self._is_leftover(grad, name)):
+        if grad is None or self._is_leftover(grad, name):
             if grad is not None:
                 self.unclear.add(name)
             self.skipped[name] = None
@@ -218,7 +221,8 @@ class OwnLoop:
             fake.copy_(new)
 
     def _is_leftover(self, grad: torch.Tensor, name: str) -> bool:
-        return self.recorder.slots[id(grad)] == self.leftover_slots[name]
+        known = grad is self.leftover.get(name)
+        return known and self.recorder.slots[id(grad)] == self.leftover_slots[name]
 
     def _state(self, name: str, key: str, kind: TensorType) -> torch.Tensor:
         known = self.state.get(name, {}).get(key)

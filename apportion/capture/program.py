@@ -6,7 +6,7 @@ behind it, for whoever runs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +16,10 @@ from apportion import graph as g
 from apportion.capture import optimizer as updates
 from apportion.capture.all_updates import check_all_fixed
 from apportion.capture.batch_tree import flatten
-from apportion.capture.build_graph import Binding
+from apportion.capture.build_graph import RESULT, Binding
 from apportion.capture.discover import discover
 from apportion.capture.live_state import LiveState, live_state
+from apportion.capture.step_results import StepResults
 from apportion.capture.training_step import DtypeReplacement, StepFunction
 
 
@@ -34,6 +35,10 @@ class Program:
     fixed      the optimizer settings that decided which operators the update has
     widened    a dtype, and the one that the step gets wherever it names the first
     notes      sentences about what capture has left out or taken for fixed
+    results    what the step returns; None where nobody has seen it run
+    returned   the Value of each scalar in it, by name, which the step ends with as with state; None
+               for the loss
+    by_itself  whether the step calls backward and its optimizers itself
     """
 
     graph: g.Graph
@@ -48,6 +53,9 @@ class Program:
     fixed: tuple[updates.FixedSetting, ...]
     widened: DtypeReplacement | None = None
     notes: tuple[str, ...] = ()
+    results: StepResults | None = None
+    returned: dict[str, int | None] = field(default_factory=dict)
+    by_itself: bool = False
 
     @cached_property
     def live(self) -> LiveState:
@@ -92,6 +100,8 @@ def setting_of(program: Program, expression: Any) -> float:
 
 def bound_tensor(live: LiveState, binding: Binding) -> torch.Tensor:
     """The live tensor that a binding names; raises ValueError if it has no data."""
+    if binding.role == RESULT:
+        return torch.zeros((), dtype=getattr(torch, binding.state or "float32"))
     tensor = live.tensor(binding.name)
     if tensor.is_meta:
         raise ValueError(

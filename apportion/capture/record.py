@@ -22,6 +22,7 @@ from apportion.capture.call_place import call_place
 from apportion.capture.ctc_calls import recorded_ctc_loss
 from apportion.capture.data_shapes import ShapeFromData, shape_refusal, with_fixed_shape
 from apportion.capture.functional_twins import functional_twin
+from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
 from apportion.capture.torch_private import (
     DataDependentOutputException,
@@ -107,6 +108,7 @@ class Recorder(TorchDispatchMode):
     mutates     whether something was recorded that writes to a tensor
     fixed_site  the site of everything that is recorded, where it is not the place that runs now
     sequence    the newest autograd node when the last call was recorded
+    made_leaves  slots of tensors that no call has made and that were not given either
     overwritten  of each memory that got a new value by renaming: which tensor it belongs to, and
                 the first slot of the time after
     stale       whether another tensor in such a memory was read after that
@@ -128,6 +130,7 @@ class Recorder(TorchDispatchMode):
         self.fixed_site: CallSite | None = None
         self.sequence = newest_autograd_node()
         self.numbering: DrawNumbering | None = None
+        self.made_leaves: list[int] = []
         self.overwritten: dict[int, tuple[int, int]] = {}
         self.stale = False
         self.reads = reads
@@ -161,23 +164,27 @@ class Recorder(TorchDispatchMode):
     def trace(self, inputs: tuple[int, ...], outputs: Sequence[torch.Tensor | None]) -> Trace:
         """What was recorded, ending in the given results."""
         ends = tuple(None if x is None else self.slot(x) for x in outputs)
-        return Trace(tuple(self.calls), tuple(self.types), self.constants, inputs, ends)
+        begins = (*inputs, *self.made_leaves)
+        return Trace(tuple(self.calls), tuple(self.types), self.constants, begins, ends)
 
     # what own_loop.py needs
 
     def new_leaf(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A fake tensor that no call has made."""
-        with without_modes(), self.mode:
-            leaf = torch.empty(tuple(shape), dtype=dtype, device="cpu")
-        self.slot(leaf)
+        """A fake tensor that no call has made; one more input of the trace."""
+        leaf = self._empty(shape, dtype)
+        self.made_leaves.append(self.slot(leaf))
         return leaf
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        with without_modes(), self.mode:
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def apart(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same value in a memory of its own, so that it can be changed by renaming."""
-        slot = self.slot(tensor)
-        leaf = self.new_leaf(tuple(tensor.shape), tensor.dtype)
-        self.slots[id(leaf)] = slot
-        return leaf
+        slot, copy = self.slot(tensor), self._empty(tensor.shape, tensor.dtype)
+        self.slot(copy)
+        self.slots[id(copy)] = slot
+        return copy
 
     def overwrite(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """Gives `target` a new value by renaming, though others may see its memory; if one of them
@@ -401,6 +408,7 @@ def _fake_ctc_backward(grad: torch.Tensor, scores: torch.Tensor, *_: Any) -> tor
 
 
 _FAKES: dict[Any, Callable[..., Any]] = {
+    GROUPED_MM: fake_grouped_mm,
     aten._ctc_loss.default: _fake_ctc,
     aten._ctc_loss_backward.default: _fake_ctc_backward,
 }

@@ -16,10 +16,10 @@ import torch
 
 from apportion.capture.batch_tree import map_tensors
 from apportion.capture.capture import capture_with
-from apportion.capture.program import Program, bound_tensor, live_state_of
+from apportion.capture.eager_step import EagerResult, eager_step
+from apportion.capture.program import Program, bound_tensor
 from apportion.capture.random_rules import CounterRandom
-from apportion.capture.torch_private import run_backward
-from apportion.capture.training_step import scalar_loss, with_dtype_replaced
+from apportion.capture.training_step import with_dtype_replaced
 
 
 def eager_steps(
@@ -33,38 +33,23 @@ def eager_steps(
     for binding in program.bindings.values():
         bound_tensor(program.live, binding)
     model, optimizer = copy.deepcopy((program.model, program.optimizer))
-    losses = [
-        _eager_step(program, model, optimizer, batch, seed, number)
-        for number, batch in enumerate(batches)
-    ]
-    live = live_state_of(program.step, model, optimizer)
-    ends = {v: bound_tensor(live, b) for v, b in program.bindings.items()}
+    copied = replace(program, model=model, optimizer=optimizer)
+    steps = [_eager_step(copied, batch, seed, number) for number, batch in enumerate(batches)]
+    losses = [float(step.loss) for step in steps]
+    ends = {v: bound_tensor(copied.live, b) for v, b in program.bindings.items()}
+    returned = {v: name for name, v in program.returned.items() if v is not None}
+    ends |= {v: steps[-1].scalars[name] for v, name in returned.items() if steps}
     return losses, ends
 
 
-def _eager_step(
-    program: Program,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Any,
-    seed: int,
-    number: int,
-) -> float:
-    optimizer.zero_grad(set_to_none=True)
-    random = CounterRandom(seed, number)
+def _eager_step(copied: Program, batch: Any, seed: int, number: int) -> EagerResult:
     with (
         torch.enable_grad(),
         torch.random.fork_rng(devices=[]),
-        random,
-        with_dtype_replaced(program.widened),
+        CounterRandom(seed, number),
+        with_dtype_replaced(copied.widened),
     ):
-        loss = scalar_loss(program.step(model, batch), program.step)
-        run_backward(loss)
-    if program.clip_norm is not None:
-        trained = [p for group in optimizer.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(trained, program.clip_norm)
-    optimizer.step()
-    return float(loss.detach())
+        return eager_step(copied, batch)
 
 
 def capture_as(program: Program, dtype: torch.dtype) -> Program:

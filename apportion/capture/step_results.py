@@ -7,9 +7,11 @@ scalars of a divided step. Larger tensors (logits) are left out: None stands in 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,19 +52,23 @@ class ReturnedScalars:
     left_out: tuple[str, ...]
 
 
-def returned_scalars(result: Any) -> ReturnedScalars:
-    """Takes apart what a step returned."""
+def returned_scalars(
+    result: Any, tensor_of: Callable[[Any], torch.Tensor | None] = lambda _: None
+) -> ReturnedScalars:
+    """Takes apart what a step returned; `tensor_of` knows the tensor that a number was read
+    from."""
     scalars: dict[str, torch.Tensor] = {}
     left_out: list[str] = []
 
     def place(name: str, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
+        tensor = leaf if isinstance(leaf, torch.Tensor) else tensor_of(leaf)
+        if tensor is None:
             return leaf
-        if leaf.dim():
+        if tensor.dim():
             left_out.append(name)
             return None
         name = name or "loss"
-        scalars[name] = leaf
+        scalars[name] = tensor
         return ScalarPlace(list(scalars).index(name))
 
     return ReturnedScalars(scalars, _named_map(result, "", place), tuple(left_out))
@@ -78,7 +84,7 @@ def _named_map(tree: Any, name: str, function: Callable[[str, Any], Any]) -> Any
     def inside(key: Any, each: Any) -> Any:
         return _named_map(each, f"{name}.{key}" if name else str(key), function)
 
-    if isinstance(tree, torch.Tensor | ScalarPlace) or isinstance(tree, type):
+    if isinstance(tree, torch.Tensor | ScalarPlace | type):
         return function(name, tree)
     if dataclasses.is_dataclass(tree):
         fields = [f.name for f in dataclasses.fields(tree) if f.init]
@@ -91,4 +97,19 @@ def _named_map(tree: Any, name: str, function: Callable[[str, Any], Any]) -> Any
         return type(tree)(*(inside(k, x) for k, x in zip(tree._fields, tree, strict=True)))
     if isinstance(tree, list | tuple):
         return type(tree)(inside(k, x) for k, x in enumerate(tree))
+    if _keeps_tensors(tree):
+        made = copy.copy(tree)
+        for key, each in vars(tree).items():
+            setattr(made, key, inside(key, each))
+        return made
+    if isinstance(getattr(tree, "loss", None), torch.Tensor):
+        return SimpleNamespace(loss=inside("loss", tree.loss))
     return function(name, tree)
+
+
+def _keeps_tensors(thing: Any) -> bool:
+    """Whether an object is one with tensors, or places of such, as its attributes."""
+    if isinstance(thing, torch.nn.Module) or callable(thing):
+        return False
+    kept = getattr(thing, "__dict__", {}).values()
+    return any(isinstance(each, torch.Tensor | ScalarPlace) for each in kept)

@@ -114,9 +114,7 @@ def tensors_of_program(program: Program) -> RunnableStep:
     def tensor(value: int) -> torch.Tensor:
         return leaves[value] if value in leaves else state_tensor(program, value)
 
-    return RunnableStep(
-        program.graph, tensor, lambda expression: setting_of(program, expression)
-    )
+    return RunnableStep(program.graph, tensor, lambda expression: setting_of(program, expression))
 
 
 def tensors_of_graph(

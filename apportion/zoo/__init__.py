@@ -3,9 +3,11 @@
 In: a name with settings, or a file with a function. Out: a step, a model, an optimizer and a batch,
 which capture/ takes. Read mlp.py first; one model a file.
 
-    SPEC ::= NAME | NAME:SETTING,... | FILE.py:FUNCTION        SETTING ::= tiny | KEY=VALUE
+    SPEC ::= NAME | NAME:SETTING,... | FILE.py:FUNCTION | hf:NAME,SETTING,...
+    SETTING ::= tiny | KEY=VALUE
 
-`gpt2`, `mlp:tiny`, `gpt2:layers=4,batch=8`, `gpt2:tiny,layers=3`, `train.py:make`. A user's
+`gpt2`, `mlp:tiny`, `gpt2:layers=4,batch=8`, `gpt2:tiny,layers=3`, `train.py:make`; hf.py has the
+models of the transformers package. A user's
 function takes no arguments and returns `(step, model, optimizer, batch)`; modules beside its file
 can be imported while it runs.
 """
@@ -54,6 +56,7 @@ from apportion.zoo import (
     wgan,
     wresnet,
 )
+from apportion.zoo.hf import load_hf
 
 leave_unloaded()
 
@@ -68,6 +71,8 @@ class Loaded:
     optimizer: Any
     batch: Any
     clip_norm: float | None = None
+    notes: tuple[str, ...] = ()
+    """Sentences about what was set for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +137,37 @@ def load(spec: str, seed: int = 0, *, meta: bool = False) -> Loaded:
     if spec.endswith(".py") or ".py:" in spec:
         with _seeded(seed):
             return _load_file(spec)
+    if name == "hf":
+        with _seeded(seed), torch.device("meta") if meta else nullcontext():
+            it = load_hf(spec)
+        return Loaded(spec, it.step, it.model, it.optimizer, it.batch, notes=it.notes)
     if name not in _MODELS:
         raise ValueError(
             f"Unknown model {name!r}; known are {', '.join(_MODELS)}, "
-            "and FILE.py:FUNCTION for your own."
+            "hf:FAMILY for those of transformers, and FILE.py:FUNCTION for your own."
         )
     settings = _settings(spec, name, rest.split(",") if ":" in spec else [])
     with _seeded(seed), torch.device("meta") if meta else nullcontext():
         model, optimizer, batch = _MODELS[name].build(settings)
     return Loaded(spec, _MODELS[name].step, model, optimizer, batch)
+
+
+def with_sizes(spec: str, batch: int | None = None, seq: int | None = None) -> str:
+    """The spec with other sizes of the batch, which are settings of its model: a user's file sets
+    its own."""
+    given = {"batch": batch, "seq": seq}
+    wanted = {key: value for key, value in given.items() if value is not None}
+    if not wanted:
+        return spec
+    if spec.endswith(".py") or ".py:" in spec:
+        raise ValueError(
+            f"{spec!r} makes its own batch; --{next(iter(wanted))} is for models of the zoo and "
+            "of transformers (hf:)."
+        )
+    name, colon, rest = spec.partition(":")
+    own = [item for item in rest.split(",") if item.partition("=")[0] not in wanted]
+    settings = [*(own if colon else ()), *(f"{key}={value}" for key, value in wanted.items())]
+    return f"{name}:{','.join(settings)}"
 
 
 @contextmanager
