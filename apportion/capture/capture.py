@@ -25,7 +25,7 @@ from apportion.capture.record import fake_mode
 from apportion.capture.step_run import StepCall, StepLeaves, recorded_step
 from apportion.capture.trace import CaptureError
 from apportion.capture.training_step import DtypeReplacement, StepFunction
-from apportion.capture.untouched import untouched
+from apportion.capture.untouched import LiveObjects, untouched
 
 
 def capture(
@@ -52,18 +52,19 @@ def capture_with(
     widened: DtypeReplacement | None,
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
-    with untouched({"model": model, "optimizer": optimizer, "batch": batch, "step": step}):
-        return _captured(StepCall(step, model, optimizer, batch, clip_norm, widened))
+    roots = {"model": model, "optimizer": optimizer, "batch": batch, "step": step}
+    with untouched(roots) as objects:
+        return _captured(StepCall(step, model, optimizer, batch, clip_norm, widened), objects)
 
 
-def _captured(call: StepCall) -> Program:
+def _captured(call: StepCall, objects: LiveObjects) -> Program:
     live = live_state_of(call.step, call.model, call.optimizer)
     tensors = _tensors(live, call.batch)
     mode = fake_mode()
     leaves = _leaves(tensors)
     templates = AllUpdateTemplates(live, mode)
     states = {n: templates.state(k, tensors.parameters[n]) for n, k in tensors.trained.items()}
-    recorded = recorded_step(call, live, StepLeaves(tensors, leaves, states), mode)
+    recorded = recorded_step(call, live, StepLeaves(tensors, leaves, states), mode, objects)
     nodes = decompose(normalise(recorded.trace))
     nodes = with_phases(nodes) if recorded.by_itself else nodes
     built = build(recorded.trace, nodes, leaves, tensors, templates, recorded.ends)

@@ -125,7 +125,9 @@ class ReadValues:
         self._numbers: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def begin(self, recorder: RecordedSoFar) -> None:
-        """Answers for this recorder from now on."""
+        """Answers for this recorder from now on, and forgets what another one asked."""
+        self.reads.clear()
+        self.guessed.clear()
         self._recorder, self._producers = recorder, Producers(recorder.calls)
 
     def end(self) -> None:
