@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from apportion import graph as g
-from apportion.capture.all_updates import AllUpdateTemplates, all_fixed_settings
+from apportion.capture.all_updates import AllUpdateTemplates
 from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
@@ -74,7 +74,7 @@ def _captured(call: StepCall, objects: LiveObjects) -> Program:
     g.verify(built.graph)
     return Program(
         built.graph, call.step, call.model, call.optimizer, call.batch, call.clip_norm,
-        built.constants, built.inputs, built.bindings, all_fixed_settings(live), call.widened,
+        built.constants, built.inputs, built.bindings, templates.fixed, call.widened,
         (*recorded.notes, *found), recorded.results, built.returned, recorded.by_itself,
     )  # fmt: skip
 

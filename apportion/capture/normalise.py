@@ -8,6 +8,7 @@ The second station of capture/, after record.py and before decompose/.
 - Flash attention for CPUs and its backward become apportion.sdpa and apportion.sdpa_backward.
 - nll_loss_forward with a mean becomes the sum and the total weight, then a division: parts of a sum
   can be added, parts of a mean cannot.
+- Whole numbers are cast where the result would have torch's default dtype, if that is not float32.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from apportion import graph as g
+from apportion.capture.default_dtype import cast_first
 from apportion.capture.torch_private import schema
 from apportion.capture.trace import (
     CallSite,
@@ -78,6 +80,7 @@ def normalise(trace: Trace) -> NormalisedTrace:
     types = list(trace.types)
     nodes, outputs = _without_aliases(trace, types)
     nodes = [new for node in nodes for new in _sum_then_divide(node, types)]
+    nodes = [new for node in nodes for new in cast_first(node, types)]
     return NormalisedTrace(tuple(live_nodes(nodes, outputs)), tuple(types), outputs)
 
 
