@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from apportion import graph as g
+from apportion.capture.node import Node
 from apportion.capture.trace import TensorType, dtype_name
-
-if TYPE_CHECKING:
-    from apportion.capture.normalise import Node
 
 _CAST = "aten._to_copy.default"
 

@@ -159,9 +159,7 @@ class _Trial:
         begin: dict[str, Any] = dict(kept)
         for name, value in values.items():
             like = tensors.get(name)
-            begin[name] = (
-                numbers[name](value) if like is None else torch.full_like(like, value)
-            )
+            begin[name] = numbers[name](value) if like is None else torch.full_like(like, value)
         try:
             found = self._step(settings, [other], {other: begin}, _ignore).of(other)
         except CaptureError:

@@ -14,16 +14,17 @@ The second station of capture/, after record.py and before decompose/.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from apportion import graph as g
 from apportion.capture.default_dtype import cast_first
+from apportion.capture.node import Node as Node
+from apportion.capture.node import NormalisedTrace as NormalisedTrace
 from apportion.capture.torch_private import schema
 from apportion.capture.trace import (
-    CallSite,
     CaptureError,
     RecordedCall,
     TensorType,
@@ -49,30 +50,6 @@ _ALIASES = frozenset(
 )
 # Arguments that name a place or a memory order; a Graph has neither.
 DROPPED = frozenset(["device", "layout", "pin_memory", "generator", "memory_format"])
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """An Op before it has a name and Values: its tensors are `Ref(slot)`."""
-
-    kind: str
-    args: tuple[g.Arg, ...]
-    outputs: tuple[int | None, ...]
-    site: CallSite
-
-    @property
-    def results(self) -> tuple[int, ...]:
-        """The outputs that are tensors."""
-        return tuple(slot for slot in self.outputs if slot is not None)
-
-
-@dataclass(frozen=True)
-class NormalisedTrace:
-    """Nodes in running order, the slots' types, and the slots of the trace's results."""
-
-    nodes: tuple[Node, ...]
-    types: tuple[TensorType, ...]
-    outputs: tuple[int | None, ...]
 
 
 def normalise(trace: Trace) -> NormalisedTrace:

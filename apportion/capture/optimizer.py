@@ -67,7 +67,9 @@ def state_value(
 ) -> torch.Tensor:
     """The live state of a parameter as a tensor, or what it begins with."""
     if begin is None:
-        own_type = ((), torch.float32) if name == "step" else (tuple(parameter.shape), parameter.dtype)
+        own_type = (
+            ((), torch.float32) if name == "step" else (tuple(parameter.shape), parameter.dtype)
+        )
         begin = StateBegin(*own_type)
     made = begin.value
     for optimizer in _several(optimizers):

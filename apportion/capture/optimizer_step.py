@@ -23,7 +23,12 @@ _TORCH = str(Path(torch.__file__).parent)
 _OWN = ("param_groups", "state", "defaults")
 _HOOKS = "_optimizer_"
 # What torch itself notes on an optimizer, which is no part of an update.
-_NOTED = ("_opt_called", "_step_count", "_warned_capturable_if_run_uncaptured", "_zero_grad_profile_name")
+_NOTED = (
+    "_opt_called",
+    "_step_count",
+    "_warned_capturable_if_run_uncaptured",
+    "_zero_grad_profile_name",
+)
 
 
 IN_GROUP = "group."
@@ -174,7 +179,7 @@ def _check_kept(
 
 def _is_number(value: Any) -> bool:
     scalar = isinstance(value, torch.Tensor) and not value.dim()
-    return scalar or isinstance(value, int | float) and not isinstance(value, bool)
+    return scalar or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _copied(value: Any) -> Any:

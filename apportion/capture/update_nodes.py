@@ -78,9 +78,7 @@ class Path:
         return slot
 
 
-def paths(
-    step: Step, kinds: Sequence[TensorType], mode: FakeTensorMode, name: str
-) -> list[Path]:
+def paths(step: Step, kinds: Sequence[TensorType], mode: FakeTensorMode, name: str) -> list[Path]:
     """All paths of a step on inputs of these shapes and dtypes."""
     found: list[Path] = []
     waiting: list[tuple[bool, ...]] = [()]
