@@ -328,7 +328,11 @@ def _longer(config: Any, request: _Request) -> list[str]:
         limit = getattr(text, "max_position_embeddings", None)
     except NotImplementedError:  # some configs refuse to be asked
         return []
-    if not isinstance(limit, int) or limit >= seq or "max_position_embeddings" in request.keys:
+    if (
+        not isinstance(limit, int)
+        or not 0 < limit < seq
+        or "max_position_embeddings" in request.keys
+    ):
         return []
     text.max_position_embeddings = seq
     return [f"{request.spec}: max_position_embeddings is {seq} instead of {limit}, as seq is"]

@@ -67,7 +67,7 @@ class _BatchMaker:
         self.made: dict[str, Any] = {}
         self.text = config.get_text_config()
         limit = _first(self.text, "max_position_embeddings", "n_positions", "max_target_positions")
-        self.seq = sizes.seq or min(_WORDS, limit or _WORDS)
+        self.seq = sizes.seq or min(_WORDS, limit if limit and limit > 0 else _WORDS)
 
     def find(self, *names: str) -> Any:
         """The first of these settings that the config or a config inside it has."""

@@ -69,7 +69,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8},
     "bit": {"num_groups": 2},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_group": 1},
-    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
     "granitemoehybrid": {"mamba_n_heads": 8},
@@ -122,15 +123,15 @@ def _tiny(config: Any) -> dict[str, Any]:
             if declared[name] is not None or len(set(map(str, value))) > 1:
                 given[name] = [value[k] for k in kept[0]]
         elif isinstance(value, list | tuple) and value:
-            small = _small_list(name, list(value))
-            if small != list(value):
-                given[name] = small
-        elif type(value) is int and declared[name] is not None:
-            number = _small(name, value)
+            small_list = _small_list(name, list(value))
+            if small_list != list(value):
+                given[name] = small_list
+        elif type(value) is type(declared[name]) and type(value) in (int, float, bool, str):
+            small = _small(name, value) if type(value) is int else value
             if name.endswith("key_value_heads") and value == config.num_attention_heads:
-                number = HEADS
-            if number != value:
-                given[name] = number
+                small = HEADS
+            if small != declared[name]:
+                given[name] = small
         elif value is None and name in _NEEDED:
             given[name] = _NEEDED[name]
     if kept:
