@@ -43,7 +43,7 @@ def check_supported(optimizers: Optimizers) -> None:
 
 
 def _several(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:
-    return optimizers if isinstance(optimizers, list | tuple) else (optimizers,)  # type: ignore[return-value]
+    return optimizers if isinstance(optimizers, list | tuple) else (optimizers,)
 
 
 # the live state
