@@ -8,7 +8,6 @@ step in another precision. run/ compares with the first two.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from apportion.capture.batch_tree import map_tensors
 from apportion.capture.borrow import Copying, borrowed
 from apportion.capture.capture import capture_with
 from apportion.capture.eager_step import EagerResult, eager_step
+from apportion.capture.optimizer_copy import copied_with
 from apportion.capture.program import Program, state_tensor
 from apportion.capture.random_rules import CounterRandom
 from apportion.capture.training_step import with_dtype_replaced
@@ -136,7 +136,7 @@ def cast_program(program: Program, dtype: torch.dtype) -> Program:
     again: its Graph is still the one in the model's own precision. `eager_steps`, which runs no
     Graph, needs no more than this."""
     own = _precision(program.model)
-    model, optimizer = copy.deepcopy((program.model, program.optimizer))
+    model, optimizer = copied_with(program.model, program.optimizer)
     model.to(dtype)
     for state in optimizer.state.values():
         for name, value in state.items():
