@@ -49,7 +49,7 @@ _REMEDIES: dict[str, tuple[str, str]] = {
     ),
     "aten._ctc_loss": (
         "ctc_loss() with lengths in tensors",
-        "give input_lengths and target_lengths as tuples of int",
+        "give input_lengths and target_lengths as tuples of int that are the same for every batch",
     ),
 }  # fmt: skip
 

@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from apportion import graph as g
-from apportion.capture.call_place import checks_shapes
+from apportion.capture.call_place import checks_shapes, source_line
 from apportion.capture.data_shapes import refuse_layout
 from apportion.capture.normalise import NormalisedTrace, normalise
 from apportion.capture.record import record
@@ -295,9 +295,9 @@ class _Probe:
 def _refusal(read: ValueRead, names: Sequence[str]) -> str:
     if read.draw is not None:
         return (
-            f"the step chooses by a random number{read.place.at} whether to run a part "
-            f"(probability {read.draw.bound:g}); a captured step must do the same every time, so "
-            "set that probability to 0 (layerdrop=0 in transformers)"
+            f"the step chooses by a random number{read.place.at} whether to run a part, with "
+            f"probability {read.draw.bound:g}; a captured step must do the same every time, so set "
+            f"{read.setting or 'that probability (layerdrop in transformers)'} to 0"
         )
     if read.kind == SHAPE:
         return (
@@ -309,6 +309,11 @@ def _refusal(read: ValueRead, names: Sequence[str]) -> str:
         return (
             f"the step branches on a value{source}{read.place.at}; a captured step must do the "
             "same for every batch, so use torch.where instead of if or move it out of the step"
+        )
+    if "one_hot(" in source_line(read.place):
+        return (
+            f"one_hot() takes the number of classes from data{read.place.at}; a captured step has "
+            "fixed shapes, so give it num_classes"
         )
     what = "converts a tensor to NumPy"
     if read.kind != ARRAY:

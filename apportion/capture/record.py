@@ -19,6 +19,7 @@ import torch
 
 from apportion import graph as g
 from apportion.capture.call_place import call_place
+from apportion.capture.ctc_calls import recorded_ctc_loss
 from apportion.capture.data_shapes import ShapeFromData, shape_refusal, with_fixed_shape
 from apportion.capture.functional_twins import functional_twin
 from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
@@ -241,14 +242,14 @@ class Recorder(TorchDispatchMode):
             result = self._run(func, args, kwargs)
         except ShapeFromData:
             with self:
-                result = with_fixed_shape(func, args, self._fixed)
+                result = with_fixed_shape(func, args, self.fixed)
             if result is None:
                 raise
             return result
         self._append(func, args, kwargs, result)
         return result
 
-    def _fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor that is the same in every step."""
         if not isinstance(tensor, FakeTensor):
             return tensor
@@ -469,11 +470,12 @@ def _values_of_fakes(recorder: Recorder) -> Iterator[None]:
         yield
         return
     reads.begin(recorder)
-    with fake_values(
+    values = fake_values(
         lambda tensor: reads.number(tensor, followed=True),
         lambda tensor: float(reads.number(tensor)),  # type: ignore[arg-type]
         reads.array,
-    ):
+    )
+    with values, recorded_ctc_loss(recorder.fixed, lambda: call_place(record.__code__).at):
         yield
 
 

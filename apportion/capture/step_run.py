@@ -117,7 +117,7 @@ def _recorded(
             fakes = [_fake(leaf.tensor) for leaf in leaves.flat]
         return run.recorded(record(watch.watched(run), fakes, mode, live, reads))
 
-    compares = call.widened is None and not is_ours(call.step)
+    compares = call.widened is None and not is_ours(call.step, call.model)
     repeated = RepeatedRecording(once, _trace, objects, watch, compares)
     recorded, notes = record_probed(repeated, _trace, inputs)
     return replace(recorded, notes=(*notes, *repeated.notes, *recorded.notes))

@@ -38,11 +38,12 @@ def program_of(loss: Any) -> Program:
         (lambda h, b: h[torch.where(b[2] > 0)].mean(), "weigh them by the mask"),
         (lambda h, b: h.mean() * torch.unique(b[2]).shape[0], "before the step"),
         (lambda h, b: h.repeat_interleave(b[2], dim=0).mean(), "repeat_interleave()"),
+        (lambda h, b: (h * F.one_hot(b[2])).mean(), "give it num_classes"),
         (lambda h, b: (h.mean(0) * torch.bincount(b[2])).mean(), "one_hot(x, num_classes)"),
     ],
 )
 def test_a_shape_from_data_is_refused_with_a_remedy(loss: Any, text: str) -> None:
-    with pytest.raises(CaptureError, match="depends on data at .*test_data_shapes.py:") as caught:
+    with pytest.raises(CaptureError, match=r"data at .*test_data_shapes\.py:") as caught:
         program_of(loss)
     assert text in str(caught.value)
 
@@ -66,6 +67,26 @@ def test_a_mask_that_never_changes_has_a_fixed_shape() -> None:
     program = program_of(loss)
     assert program.notes == ()
     assert_equals_eager(program)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ctc_loss_has_lengths_that_never_change(reduction: str) -> None:
+    def loss(h: torch.Tensor, batch: Any) -> torch.Tensor:
+        scores = h.log_softmax(-1).unsqueeze(1).expand(-1, 2, -1)
+        frames = torch.full((2,), 6, dtype=torch.long)
+        targets = batch[2][:4].clamp(min=1).reshape(2, 2)
+        return F.ctc_loss(scores, targets, frames, torch.tensor([2, 1]), reduction=reduction).mean()
+
+    assert_equals_eager(program_of(loss))
+
+
+def test_ctc_loss_with_lengths_of_the_batch_is_refused() -> None:
+    def loss(h: torch.Tensor, batch: Any) -> torch.Tensor:
+        scores = h.log_softmax(-1).unsqueeze(1).expand(-1, 2, -1)
+        return F.ctc_loss(scores, batch[2][:4].reshape(2, 2), torch.tensor([6, 6]), batch[2][:2])
+
+    with pytest.raises(CaptureError, match=r"tuples of int that are the same for every batch"):
+        program_of(loss)
 
 
 class Masked(nn.Module):
