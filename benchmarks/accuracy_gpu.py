@@ -38,7 +38,13 @@ from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import with_storage
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost, shipped
-from apportion.machine.cost_table import CostFile, CostTable, load_cost_file, save_cost_file
+from apportion.machine.cost_table import (
+    CostFile,
+    CostTable,
+    KernelMeasurement,
+    load_cost_file,
+    save_cost_file,
+)
 from apportion.plan.fused_storage import fused_storage
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
@@ -52,6 +58,7 @@ from apportion.run.calibrate_cuda import (
     runner_on,
     step_seconds,
 )
+from apportion.run.channels_last import measured_channels_last
 from apportion.run.fused_line import FusedStep, fused_table
 from apportion.simulate.durations import (
     issue_nanoseconds,
@@ -136,7 +143,9 @@ UNROLLED = (
     *(case for case in CALIBRATED if case.spec.startswith(("wresnet", "gpt2:batch=16"))),
     *(case for case in (*CALIBRATED, *UNSEEN) if "rnn" in case.spec or "gnmt" in case.spec),
 )
-ALL = (*CALIBRATED, *UNSEEN, *PARTS, *SHAPES, *ODD)
+CONVOLUTIONS = (Case("resnet50:batch=64"),)
+"""Compiled as whole steps beside the calibrated ones."""
+ALL = (*CALIBRATED, *UNSEEN, *PARTS, *SHAPES, *ODD, *CONVOLUTIONS)
 MODES = ("generated", "inductor")
 UPDATE = "apportion.update"
 WARM, STEPS, ROUNDS = 2, 7, 3
@@ -178,7 +187,8 @@ LIMITS = (
 class CaseMeasurement:
     """What was measured of a Case, by mode: seconds of steps, bytes at the peak (asked for, and
     reserved), seconds of the first step, the host's seconds of a step, and notes. `times` is what
-    every task took in generated code."""
+    every task took in generated code; `turned` are its convolutions in the order that torch's
+    compiler gives them (run/channels_last.py)."""
 
     case: Case
     gpu: str
@@ -190,6 +200,7 @@ class CaseMeasurement:
     host: dict[str, float] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
     times: CudaTimes | None = None
+    turned: dict[str, KernelMeasurement] = field(default_factory=dict)
 
 
 def load_measurement(path: Path) -> CaseMeasurement:
@@ -199,6 +210,8 @@ def load_measurement(path: Path) -> CaseMeasurement:
     if data["times"] is not None:
         workspace = {int(work): size for work, size in data["times"]["workspace"].items()}
         data["times"] = CudaTimes(**data["times"] | {"workspace": workspace})
+    turned = data.get("turned", {})
+    data["turned"] = {text: KernelMeasurement(*row) for text, row in turned.items()}
     return CaseMeasurement(**data)
 
 
@@ -245,6 +258,10 @@ def _measure_mode(
     found: CaseMeasurement, program: Program, made: Plan, mode: str, folder: Path, times: bool
 ) -> None:
     executable = Executable(made.space, made.strategy, made.tasks)
+    if mode == "inductor" and found.case not in UNSEEN:
+        with the_gpu(folder, alone=True):
+            found.turned = measured_channels_last(executable, made.storage)
+            torch.cuda.empty_cache()
     with the_gpu(folder, alone=False):
         batch = on_device(program.batch)
         runner = runner_on(program, executable, mode=mode, timed=times)
@@ -314,7 +331,7 @@ def load_all(folder: Path) -> Iterator[tuple[CaseMeasurement, Plan]]:
             found[path.name] = (new, path.with_suffix(".plan.json"))
             continue
         known = found[path.name][0]
-        for name in ("seconds", "peak", "reserved", "first", "host", "notes"):
+        for name in ("seconds", "peak", "reserved", "first", "host", "notes", "turned"):
             getattr(known, name).update(getattr(new, name))
     for _, (measurement, plan) in sorted(found.items(), key=lambda item: int(item[0][:-5])):
         yield measurement, Plan.load(plan)
@@ -324,16 +341,21 @@ def make_tables(folder: Path, before: CostTable | None) -> tuple[CostTable, ...]
     """Tables of what was measured in `folder`, for each mode; works that were not measured again
     are those of an earlier table."""
     samples, steps, kind, day = CudaSamples(before), [], "", time.strftime("%Y-%m-%d")
+    turned: dict[str, KernelMeasurement] = {}
     for found, made in load_all(folder):
         kind = made.cluster.devices[0].kind
         if found.times is not None and found.case not in UNSEEN:
             executable = Executable(made.space, made.strategy, made.tasks)
             samples.add(executable, made.storage, found.times, keep=found.case not in PARTS)
-        if "inductor" in found.seconds and found.case not in UNSEEN:
+        compiled = "inductor" in found.seconds and not found.notes.get("inductor")
+        if compiled and found.case not in UNSEEN:
             took = statistics.median(found.seconds["inductor"])
             steps.append(FusedStep(made.tasks, made.cluster, took))
-    generated = samples.table(kind, day)
-    tables = [generated, *([fused_table(generated, steps, day)] if steps else [])]
+        if found.case not in UNSEEN:
+            turned |= found.turned
+    known = before is not None and before.condition.mode == "generated" and not samples.works
+    generated = before if before is not None and known else samples.table(kind, day)
+    tables = [generated, *([fused_table(generated, steps, day, turned)] if steps else [])]
     if before is not None and before.condition.mode == "none":  # the interpreter's host and updates
         works = {w: x for w, x in before.works.items() if w.startswith("apportion.update(")}
         tables.append(replace(before, works=works, fits={}, lines={}))
@@ -498,7 +520,8 @@ def main() -> None:
         rows, gpu, version = [], "", ""
         for found, made in load_all(given.folder):
             gpu, version = found.gpu, found.torch
-            new = [compared(found, made, m, own) for m in modes if m in found.peak]
+            ran = [mode for mode in modes if mode in found.peak]
+            new = [compared(found, made, m, own) for m in ran if not found.notes.get(m)]
             print("\n".join(list(_table(new))[2:]), flush=True)
             rows += new
         text = page(rows, gpu, version)
@@ -512,7 +535,10 @@ def _write_table(folder: Path, out: Path, earlier: Path | None) -> None:
     kind = made.cluster.devices[0].kind
     tables = shipped() if earlier is None else load_cost_file(earlier).tables
     before = next((t for t in tables if t.condition.kind == kind), None)
-    tables = make_tables(folder, before)
+    new = make_tables(folder, before)
+    renewed = {table.condition for table in new}
+    others = (t for t in tables if t.condition.kind == kind and t.condition not in renewed)
+    tables = (*new, *others)
     save_cost_file(CostFile(found.gpu, found.torch, tables), out)
     print("\n".join(map(str, tables)), out.stat().st_size, "bytes")
 

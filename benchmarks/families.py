@@ -17,6 +17,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import resource
 import sys
 import time
 import traceback
@@ -112,8 +113,9 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:400]
 
 
-def _child(family: str, verbose: bool, pipe: Any) -> None:
+def _child(family: str, limit: float, verbose: bool, pipe: Any) -> None:
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 1))
     warnings.simplefilter("ignore")
     if not verbose:
         sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -125,13 +127,13 @@ def run_one(family: str, limit: float, verbose: bool) -> dict[str, Any]:
     context = multiprocessing.get_context("fork")  # all packages are loaded already
     ours, theirs = context.Pipe(duplex=False)
     began = time.perf_counter()
-    process = context.Process(target=_child, args=(family, verbose, theirs))
+    process = context.Process(target=_child, args=(family, limit, verbose, theirs))
     process.start()
     theirs.close()
     try:
-        facts = ours.recv() if ours.poll(limit) else {"outcome": "timeout", "sentence": ""}
-    except EOFError:
-        facts = {"outcome": "traceback", "sentence": "the process died"}
+        facts = ours.recv() if ours.poll(20 * limit) else {"outcome": "timeout", "sentence": ""}
+    except EOFError:  # killed, by its limit
+        facts = {"outcome": "timeout", "sentence": f"more than {limit:g} seconds of a processor"}
     process.kill()
     process.join()
     return {"family": family} | facts | {"seconds": round(time.perf_counter() - began, 1)}
@@ -146,8 +148,9 @@ def page(results: list[dict[str, Any]], version: str) -> str:
         "# Families of the transformers package",
         "",
         f"All families of transformers {version} that have a class with a training loss, at tiny",
-        "size (`hf:NAME,tiny`): captured, and run for two devices under the plans of `data`, `tofu`",
-        "and a random one, against plain PyTorch in float64. Made by `benchmarks/families.py`.",
+        "size (`hf:NAME,tiny`): captured, and run for two devices under the plans of `data`,",
+        "`tofu` and a random one, against plain PyTorch in float64. Made by",
+        "`benchmarks/families.py`.",
         "",
         f"{len(results)} families; {len(tried)} of them train in plain PyTorch with the batch that",
         f"is made from their config. Of these {equal} are equal ({100 * equal / len(tried):.1f}%).",
@@ -176,7 +179,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", help="families, with commas between them")
     parser.add_argument("--slice", default="1/1", help="K/N: every Nth family from the Kth on")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds for each")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds of a processor for each")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--again", type=Path, help="those of this result that are not equal")
     parser.add_argument("--verbose", action="store_true")

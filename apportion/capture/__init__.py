@@ -74,10 +74,16 @@ if TYPE_CHECKING:
         NOT_REALLY_RANDOM as NOT_REALLY_RANDOM,
     )
     from apportion.capture.reference import (
+        EagerState as EagerState,
+    )
+    from apportion.capture.reference import (
+        begun_from as begun_from,
+    )
+    from apportion.capture.reference import (
         capture_as as capture_as,
     )
     from apportion.capture.reference import (
-        cast_program as cast_program,
+        disturbed_changes as disturbed_changes,
     )
     from apportion.capture.reference import (
         eager_steps as eager_steps,
@@ -90,6 +96,9 @@ if TYPE_CHECKING:
     )
     from apportion.capture.trace import (
         flat_results as flat_results,
+    )
+    from apportion.capture.widen import (
+        widened as widened,
     )
 
 lazy_face(__name__)

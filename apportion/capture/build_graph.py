@@ -14,10 +14,13 @@ import torch
 
 from apportion import graph as g
 from apportion.capture.all_updates import AllUpdateTemplates
+from apportion.capture.inline_update import inline_updates
 from apportion.capture.leftover import without_leftovers
 from apportion.capture.normalise import Node, NormalisedTrace
-from apportion.capture.trace import CaptureError, Trace, dtype_name
+from apportion.capture.optimizer import StateBegin
+from apportion.capture.trace import CallSite, CaptureError, Trace, dtype_name
 from apportion.capture.update_call import KIND as UPDATE_CALL
+from apportion.capture.update_nodes import UpdateNodes
 
 RESULT = "result"
 
@@ -48,7 +51,8 @@ class LeafTensor:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a Value is bound to: a parameter or buffer, or the optimizer state of a parameter.
+    """What a Value is bound to: a parameter or buffer, or the optimizer state of a parameter, which
+    is `begin` where the optimizer has not made it.
 
     A result, which nobody reads at the step's begin, has its dtype as its `state`.
     """
@@ -56,6 +60,7 @@ class Binding:
     role: str
     name: str
     state: str | None = None
+    begin: StateBegin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ def build(
     slots = {leaf.name: slot for slot, leaf in zip(trace.inputs, leaves, strict=False)}
     left = {slot: slots[name] for slot, (name, key) in begun.items() if not key}
     normalised = without_leftovers(normalised, left)
+    normalised = inline_updates(normalised, UPDATE_CALL, _operators_of(tensors, templates))
     builder = _GraphBuilder(normalised, results, tensors, templates, begun)
     builder.add_leaves(trace, leaves, results)
     for node in normalised.nodes:
@@ -145,6 +151,21 @@ def build(
     )  # fmt: skip
     inputs = tuple(builder.inputs)
     return BuiltGraph(graph, builder.constants, inputs, builder.bindings, returned)
+
+
+def _operators_of(tensors: StepTensors, templates: AllUpdateTemplates) -> Any:
+    """For the Node of an update that is not elementwise its operators, and where they stand."""
+    names = list(tensors.parameters)
+
+    def found(node: Node) -> tuple[UpdateNodes, CallSite] | None:
+        number = node.args[1]
+        assert isinstance(number, int)
+        name = names[number]
+        update = templates.inline(templates.body(tensors.trained[name], tensors.parameters[name]))
+        site = CallSite(g.UPDATE, module=name.rpartition(".")[0])
+        return None if update is None else (update, site)
+
+    return found
 
 
 def _result_slots(outputs: Sequence[int | None], ends: StepEnds) -> _ResultSlots:
@@ -194,8 +215,11 @@ class _GraphBuilder:
             *((given[1].index, f"{n}.grad.clipped") for n, given in self.updates),
             *((s, n) for n, s in results.scalars.items()),
             *((s, f"{n}'") for n, s in results.after.items()),
+            *((s, f"{n}:{k}'") for n, own in results.updated.items() for k, s in own.items()),
         ]
         self.roles = {results.loss: g.OUTPUT}
+        for own in results.updated.values():
+            self.roles |= dict.fromkeys(own.values(), g.OPTIMIZER_STATE)
         self.names: dict[int, str] = {}
         for slot, name in named:
             self.names.setdefault(slot, name)
@@ -246,6 +270,9 @@ class _GraphBuilder:
         line = node.site.line if forward is None else self.ops[forward].line
         slots = list(dict.fromkeys(g.refs(node.args)))
         args = _with_positions(node.args, {slot: k for k, slot in enumerate(slots)})
+        for slot in slots:
+            if slot not in self.index:
+                self._add_state(slot)
         outputs = self._outputs(node)
         number = len(self.ops)
         self.ops.append(
@@ -280,6 +307,8 @@ class _GraphBuilder:
         parts = [module, short]
         if node.site.sequence == -1:
             parts = ["clip", short]
+        elif node.site.phase == g.UPDATE and node.site.line == "":
+            parts = [module, "update", short]
         elif node.site.phase == g.BACKWARD:
             parts = [module, short.removesuffix("_backward"), "backward"]
         return self._unique_op(".".join(part for part in parts if part))
@@ -293,7 +322,7 @@ class _GraphBuilder:
         slots = list(node.outputs)
         while slots[-1] is None:
             slots.pop()
-        role = g.GRADIENT if node.site.phase == g.BACKWARD else g.ACTIVATION
+        role = g.ACTIVATION if node.site.phase == g.FORWARD else g.GRADIENT
         dtype = next(self.normalised.types[s][1] for s in slots if s is not None)
         base = f"{_short(node.kind)}_{len(self.ops)}"
         outputs = []
@@ -350,7 +379,8 @@ class _GraphBuilder:
         name, key = self.begun[slot]
         kind = self.normalised.types[slot]
         self.index[slot] = value = self.add_value(f"{name}:{key}", g.OPTIMIZER_STATE, *kind)
-        self.bindings[value] = Binding(g.OPTIMIZER_STATE, name, key)
+        begin = self.templates.begin(self.tensors.trained[name], self.tensors.parameters[name], key)
+        self.bindings[value] = Binding(g.OPTIMIZER_STATE, name, key, begin)
 
     def _updated(self, slot: int | None, before: int, name: str) -> int:
         assert slot is not None
@@ -362,6 +392,8 @@ class _GraphBuilder:
         self.add_pair(name, slot, self.results.after[name])
         begun = {(n, key): s for s, (n, key) in self.begun.items()}
         for key, after in self.results.updated[name].items():
+            if begun[name, key] not in self.index:
+                self._add_state(begun[name, key])
             self.add_pair(f"{name}:{key}", begun[name, key], after)
 
     def add_returned(self) -> dict[str, int | None]:

@@ -7,9 +7,11 @@ the one line that an Op is labelled with.
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -55,6 +57,39 @@ def call_place(outermost: CodeType) -> CallPlace:
             stack.append((name, frame.f_lineno, frame.f_lasti))
         frame = frame.f_back
     return CallPlace(tuple(stack), _text(stack))
+
+
+def place_of_frames(frames: Iterable[tuple[FrameType, int]]) -> CallPlace:
+    """The place of frames with their lines, the outermost first, as a traceback has them."""
+    stack = [
+        (frame.f_code.co_filename, line, frame.f_lasti)
+        for frame, line in frames
+        if not frame.f_code.co_filename.startswith(_PACKAGE)
+        or frame.f_code.co_filename.startswith(_ZOO)
+    ]
+    stack.reverse()
+    return CallPlace(tuple(stack), _text(stack))
+
+
+def setting_of(value: float, outermost: CodeType) -> str:
+    """The attribute of the module that runs now, or of its config, that has this value and sounds
+    like a probability: `layerdrop`; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module):
+            for holder in (owner, getattr(owner, "config", None)):
+                for name, held in getattr(holder, "__dict__", {}).items():
+                    if type(held) is float and held == value and ("drop" in name or "p" in name):
+                        return str(name)
+        frame = frame.f_back
+    return ""
+
+
+def source_line(place: CallPlace) -> str:
+    """The text of the innermost line of a place."""
+    inner = next((each for each in place.stack if _is_program(each[0])), None)
+    return linecache.getline(*inner[:2]) if inner else ""
 
 
 def _text(stack: list[tuple[str, int, int]]) -> str:

@@ -12,11 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 from apportion import graph as g
-from apportion.capture.all_updates import AllUpdateTemplates, all_fixed_settings
+from apportion.capture.all_updates import AllUpdateTemplates
 from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
 from apportion.capture.discover import holds_another
+from apportion.capture.foreign_errors import foreign_errors
+from apportion.capture.found_constants import constant_notes
 from apportion.capture.live_state import LiveState
 from apportion.capture.normalise import normalise
 from apportion.capture.phases import with_phases
@@ -25,7 +27,7 @@ from apportion.capture.record import fake_mode
 from apportion.capture.step_run import StepCall, StepLeaves, recorded_step
 from apportion.capture.trace import CaptureError
 from apportion.capture.training_step import DtypeReplacement, StepFunction
-from apportion.capture.untouched import untouched
+from apportion.capture.untouched import LiveObjects, untouched
 
 
 def capture(
@@ -52,26 +54,28 @@ def capture_with(
     widened: DtypeReplacement | None,
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
-    with untouched({"model": model, "optimizer": optimizer, "batch": batch, "step": step}):
-        return _captured(StepCall(step, model, optimizer, batch, clip_norm, widened))
+    roots = {"model": model, "optimizer": optimizer, "batch": batch, "step": step}
+    with foreign_errors(), untouched(roots) as objects:
+        return _captured(StepCall(step, model, optimizer, batch, clip_norm, widened), objects)
 
 
-def _captured(call: StepCall) -> Program:
+def _captured(call: StepCall, objects: LiveObjects) -> Program:
     live = live_state_of(call.step, call.model, call.optimizer)
     tensors = _tensors(live, call.batch)
     mode = fake_mode()
     leaves = _leaves(tensors)
     templates = AllUpdateTemplates(live, mode)
     states = {n: templates.state(k, tensors.parameters[n]) for n, k in tensors.trained.items()}
-    recorded = recorded_step(call, live, StepLeaves(tensors, leaves, states), mode)
+    recorded = recorded_step(call, live, StepLeaves(tensors, leaves, states), mode, objects)
+    found = constant_notes(recorded.trace, tensors)
     nodes = decompose(normalise(recorded.trace))
     nodes = with_phases(nodes) if recorded.by_itself else nodes
     built = build(recorded.trace, nodes, leaves, tensors, templates, recorded.ends)
     g.verify(built.graph)
     return Program(
         built.graph, call.step, call.model, call.optimizer, call.batch, call.clip_norm,
-        built.constants, built.inputs, built.bindings, all_fixed_settings(live), call.widened,
-        recorded.notes, recorded.results, built.returned, recorded.by_itself,
+        built.constants, built.inputs, built.bindings, templates.fixed, call.widened,
+        (*recorded.notes, *found), recorded.results, built.returned, recorded.by_itself,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from apportion.capture.torch_private import without_modes
 from apportion.capture.trace import CaptureError
 
 aten = torch.ops.aten
@@ -48,7 +49,7 @@ _REMEDIES: dict[str, tuple[str, str]] = {
     ),
     "aten._ctc_loss": (
         "ctc_loss() with lengths in tensors",
-        "give input_lengths and target_lengths as tuples of int",
+        "give input_lengths and target_lengths as tuples of int that are the same for every batch",
     ),
 }  # fmt: skip
 
@@ -64,6 +65,19 @@ def shape_refusal(func: Any, at: str) -> str:
     )
 
 
+def refuse_layout(name: str, tensor: torch.Tensor) -> None:
+    """Raises CaptureError for an input of the step that is no plain dense tensor."""
+    what, remedy = "", "use to_dense() before the step"
+    if tensor.is_nested:
+        what, remedy = "a nested tensor", "pad it and pass a mask"
+    elif tensor.is_quantized:
+        what, remedy = "a quantized tensor", "use dequantize() before the step"
+    elif tensor.layout is not torch.strided:
+        what = f"a tensor of layout {tensor.layout}"
+    if what:
+        raise CaptureError(f"{name} is {what}; only dense tensors are supported, so {remedy}")
+
+
 Fixed = Callable[[torch.Tensor], torch.Tensor | None]
 """The value of a tensor that is the same in every step; None for other tensors."""
 
@@ -71,19 +85,21 @@ Fixed = Callable[[torch.Tensor], torch.Tensor | None]
 def with_fixed_shape(func: Any, args: Any, fixed: Fixed) -> Any:
     """The result of a call by operators of fixed shapes; None where the shape depends on data."""
     if func is aten.nonzero.default:
-        return _places(args[0], fixed)
+        mask = fixed(args[0])
+        with without_modes():
+            return None if mask is None else mask.nonzero()
     if func is aten.masked_select.default:
-        x, mask = torch.broadcast_tensors(args[0], args[1])
-        places = _places(args[1].expand(mask.shape), fixed)
-        return None if places is None else x[tuple(places.unbind(1))]
+        x, mask = args
+        shape = torch.broadcast_shapes(x.shape, mask.shape)
+        known = fixed(mask)
+        if known is None:
+            return None
+        with without_modes():
+            places = list(known.expand(shape).nonzero().unbind(1))
+        return aten.index.Tensor(x.expand(shape), places)
     if func is aten.index.Tensor:
         return _indexed(args[0], args[1], fixed)
     return None
-
-
-def _places(mask: torch.Tensor, fixed: Fixed) -> torch.Tensor | None:
-    known = fixed(mask)
-    return None if known is None else known.nonzero()
 
 
 def _indexed(x: torch.Tensor, indices: Any, fixed: Fixed) -> torch.Tensor | None:
@@ -92,9 +108,10 @@ def _indexed(x: torch.Tensor, indices: Any, fixed: Fixed) -> torch.Tensor | None
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             found.append(index)
             continue
-        places = _places(index, fixed)
-        if places is None:
+        mask = fixed(index)
+        if mask is None:
             return None
-        found.extend(places.unbind(1))
+        with without_modes():
+            found.extend(mask.nonzero().unbind(1))
     result: torch.Tensor = aten.index.Tensor(x, found)
     return result

@@ -74,7 +74,7 @@ class Program:
 def state_tensor(program: Program, value_index: int) -> torch.Tensor:
     """The live tensor behind a parameter, buffer, constant or optimizer state at the step's begin.
 
-    Optimizer state that the optimizer has not made yet is what it begins with: zeros.
+    Optimizer state that the optimizer has not made yet is what it begins with.
     """
     if value_index in program.constants:
         return program.constants[value_index]
@@ -110,7 +110,7 @@ def bound_tensor(live: LiveState, binding: Binding) -> torch.Tensor:
         )
     if binding.state is None:
         return tensor.detach()
-    return updates.state_value(live.optimizer_of(tensor), tensor, binding.state)
+    return updates.state_value(live.optimizer_of(tensor), tensor, binding.state, binding.begin)
 
 
 def batch_leaves(program: Program, batch: Any) -> dict[int, torch.Tensor]:

@@ -6,9 +6,9 @@ The same: the values were only shown. An exception: they were checked, and the c
 Another Trace: the step does another thing for other data, which no Graph can, and it is refused
 with the line of that read. A step that reads nothing is recorded once.
 
-In: a function to record, its fake inputs and the live tensors behind them. Out: the Trace, and a
-note per place that reads. Where there is no data (the meta device), questions of yes or no are
-answered so that the step raises no exception.
+In: a function that records the step, and the live tensors behind its inputs. Out: what it recorded,
+and a note per place that reads. Where there is no data (the meta device), questions of yes or no
+are answered so that the step raises no exception.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from __future__ import annotations
 import contextlib
 import dis
 import io
+import logging
 import math
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from apportion import graph as g
-from apportion.capture.call_place import checks_shapes
+from apportion.capture.call_place import checks_shapes, source_line
+from apportion.capture.data_shapes import refuse_layout
 from apportion.capture.normalise import NormalisedTrace, normalise
-from apportion.capture.record import ModulePaths, record
-from apportion.capture.torch_private import FakeTensorMode
+from apportion.capture.record import record
 from apportion.capture.trace import CaptureError, Trace
 from apportion.capture.value_reads import (
     ARRAY,
@@ -45,16 +46,8 @@ from apportion.capture.value_reads import (
 MOST_RECORDINGS = 64
 """How often a step is recorded, at most, to find out what it makes of the values it reads."""
 
-Function = Callable[..., Sequence[torch.Tensor | None]]
+R = TypeVar("R")
 _SAME, _OTHER, _CHECK, _FAILED = "same", "other", "check", "failed"
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """A step as it was recorded, and sentences on the values that it reads."""
-
-    trace: Trace
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,52 +62,44 @@ class StepInput:
     steady: bool
 
 
-def record_step(
-    function: Function,
-    inputs: Sequence[StepInput],
-    mode: FakeTensorMode,
-    model: ModulePaths | None = None,
-    isolated: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-) -> StepRecord:
-    """Records `function(recorder, *fakes)` and finds out what it makes of the values it reads.
+def record_probed(
+    once: Callable[[ReadValues], R], trace_of: Callable[[R], Trace], inputs: Sequence[StepInput]
+) -> tuple[R, tuple[str, ...]]:
+    """Records a step and finds out what it makes of the values it reads: the record, and notes.
 
-    Each recording runs inside `isolated()`, which undoes what it did to live objects. Raises
-    CaptureError where the step depends on data.
+    `once` records it, with fresh fake tensors for the inputs, as the first of its slots, and leaves
+    live objects as they were. Raises CaptureError where the step depends on data.
     """
-    recordings = _Recordings(function, inputs, mode, model, isolated)
-    trace, reads = recordings.first()
-    probe = _Probe(recordings, trace, reads)
-    return StepRecord(trace, probe.notes())
+    for each in inputs:
+        refuse_layout(each.name, each.tensor)
+    recordings = _Recordings(once, trace_of, inputs)
+    result, reads = recordings.first()
+    return result, _Probe(recordings, trace_of(result), reads).notes()
 
 
-class _Recordings:
-    """Records one step, again and again, each time with fresh fake inputs."""
+class _Recordings(Generic[R]):
+    """Records one step, again and again."""
 
     def __init__(
         self,
-        function: Function,
+        once: Callable[[ReadValues], R],
+        trace_of: Callable[[R], Trace],
         inputs: Sequence[StepInput],
-        mode: FakeTensorMode,
-        model: ModulePaths | None,
-        isolated: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.inputs, self.left = inputs, MOST_RECORDINGS
-        self._function, self._mode, self._model, self._isolated = function, mode, model, isolated
+        self._once, self._trace_of = once, trace_of
         live = (None if x.tensor.is_meta else x.tensor for x in inputs)
         steady = frozenset(k for k, x in enumerate(inputs) if x.steady)
         self.answers = ReadAnswers(dict(enumerate(live)), steady)
 
-    def _run(self, values: ReadValues) -> Trace:
+    def _run(self, values: ReadValues) -> R:
         self.left -= 1
-        with self._mode:
-            fakes = [fake_input(x.tensor) for x in self.inputs]
         try:
-            with self._isolated():
-                return record(self._function, fakes, self._mode, self._model, values)
+            return self._once(values)
         finally:
             values.end()
 
-    def first(self) -> tuple[Trace, list[ValueRead]]:
+    def first(self) -> tuple[R, list[ValueRead]]:
         """The recording that counts. Where questions were answered by a guess and it raises, the
         last guess that has not been tried both ways is."""
         answers = self.answers
@@ -122,7 +107,7 @@ class _Recordings:
         while True:
             values = ReadValues(answers, record.__code__)
             try:
-                trace = self._run(values)
+                result = self._run(values)
             except (CaptureError, KeyboardInterrupt):
                 raise
             except (Exception, SystemExit) as error:
@@ -133,7 +118,7 @@ class _Recordings:
                 answers = replace(answers, guesses=guesses)
             else:
                 self.answers = replace(answers, guesses=tuple(values.guessed))
-                return trace, values.reads
+                return result, values.reads
 
     def outcome(
         self, change: str, changed: frozenset[Any], trace: Trace
@@ -148,7 +133,7 @@ class _Recordings:
         values = ReadValues(answers, record.__code__)
         try:
             with _unheard():
-                other = self._run(values)
+                other = self._trace_of(self._run(values))
         except CaptureError:
             return _OTHER, values.reads
         except SystemExit:
@@ -156,14 +141,6 @@ class _Recordings:
         except Exception as error:
             return (_CHECK if is_raised(error) else _FAILED), values.reads
         return (_SAME if same_steps(trace, other) else _OTHER), values.reads
-
-
-def fake_input(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order."""
-    fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
 
 
 def _next_guesses(guessed: Sequence[bool]) -> tuple[bool, ...] | None:
@@ -176,15 +153,19 @@ def _next_guesses(guessed: Sequence[bool]) -> tuple[bool, ...] | None:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """What a step prints while its values are changed is nobody's business."""
-    nowhere = io.StringIO()
+    """What a step prints, and torch logs, while values are changed is nobody's business."""
+    nowhere, logged = io.StringIO(), logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     with (
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        yield
+        try:
+            yield
+        finally:
+            logging.disable(logged)
 
 
 def is_raised(error: BaseException) -> bool:
@@ -213,7 +194,9 @@ class _Probe:
     found   what is known of a place: shown, checked, or a sentence
     """
 
-    def __init__(self, recordings: _Recordings, trace: Trace, reads: Sequence[ValueRead]) -> None:
+    def __init__(
+        self, recordings: _Recordings[Any], trace: Trace, reads: Sequence[ValueRead]
+    ) -> None:
         self._recordings, self._trace = recordings, trace
         self._shapes = [read for read in reads if read.kind == SHAPE and read.origin.leaves]
         self._groups: dict[Any, list[ValueRead]] = {}
@@ -312,9 +295,9 @@ class _Probe:
 def _refusal(read: ValueRead, names: Sequence[str]) -> str:
     if read.draw is not None:
         return (
-            f"the step chooses by a random number{read.place.at} whether to run a part "
-            f"(probability {read.draw.bound:g}); a captured step must do the same every time, so "
-            "set that probability to 0 (layerdrop=0 in transformers)"
+            f"the step chooses by a random number{read.place.at} whether to run a part, with "
+            f"probability {read.draw.bound:g}; a captured step must do the same every time, so set "
+            f"{read.setting or 'that probability (layerdrop in transformers)'} to 0"
         )
     if read.kind == SHAPE:
         return (
@@ -326,6 +309,11 @@ def _refusal(read: ValueRead, names: Sequence[str]) -> str:
         return (
             f"the step branches on a value{source}{read.place.at}; a captured step must do the "
             "same for every batch, so use torch.where instead of if or move it out of the step"
+        )
+    if "one_hot(" in source_line(read.place):
+        return (
+            f"one_hot() takes the number of classes from data{read.place.at}; a captured step has "
+            "fixed shapes, so give it num_classes"
         )
     what = "converts a tensor to NumPy"
     if read.kind != ARRAY:
@@ -348,7 +336,8 @@ def _shortened(names: Sequence[str]) -> str:
 def same_steps(one: Trace, other: Trace) -> bool:
     """Whether two Traces compute the same, call by call, whatever their slots are numbered."""
     first, second = normalise(one), normalise(other)
-    if len(first.nodes) != len(second.nodes):
+    sizes = [(len(t.inputs), len(n.nodes)) for t, n in ((one, first), (other, second))]
+    if sizes[0] != sizes[1]:
         return False
     return _Matching(one, other, first, second).holds()
 

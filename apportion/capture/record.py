@@ -19,8 +19,10 @@ import torch
 
 from apportion import graph as g
 from apportion.capture.call_place import call_place
+from apportion.capture.ctc_calls import recorded_ctc_loss
 from apportion.capture.data_shapes import ShapeFromData, shape_refusal, with_fixed_shape
 from apportion.capture.functional_twins import functional_twin
+from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
 from apportion.capture.torch_private import (
     DataDependentOutputException,
@@ -240,14 +242,14 @@ class Recorder(TorchDispatchMode):
             result = self._run(func, args, kwargs)
         except ShapeFromData:
             with self:
-                result = with_fixed_shape(func, args, self._fixed)
+                result = with_fixed_shape(func, args, self.fixed)
             if result is None:
                 raise
             return result
         self._append(func, args, kwargs, result)
         return result
 
-    def _fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor that is the same in every step."""
         if not isinstance(tensor, FakeTensor):
             return tensor
@@ -405,19 +407,8 @@ def _fake_ctc_backward(grad: torch.Tensor, scores: torch.Tensor, *_: Any) -> tor
     return torch.empty_like(scores)
 
 
-def _fake_grouped_mm(
-    a: torch.Tensor, b: torch.Tensor, ends: Any = None, bias: Any = None, out_dtype: Any = None
-) -> torch.Tensor:
-    """Of any dtype and alignment, as the CPU's kernel takes them."""
-    rows = (ends.shape[0], a.shape[0]) if a.dim() == b.dim() == 2 else a.shape[:-1][-2:]
-    columns = b.shape[-1]
-    if a.dim() == 3 and b.dim() == 2:
-        rows = (a.shape[1],)
-    return a.new_empty((*rows, columns), dtype=out_dtype or a.dtype)
-
-
 _FAKES: dict[Any, Callable[..., Any]] = {
-    aten._grouped_mm.default: _fake_grouped_mm,
+    GROUPED_MM: fake_grouped_mm,
     aten._ctc_loss.default: _fake_ctc,
     aten._ctc_loss_backward.default: _fake_ctc_backward,
 }
@@ -479,11 +470,12 @@ def _values_of_fakes(recorder: Recorder) -> Iterator[None]:
         yield
         return
     reads.begin(recorder)
-    with fake_values(
+    values = fake_values(
         lambda tensor: reads.number(tensor, followed=True),
         lambda tensor: float(reads.number(tensor)),  # type: ignore[arg-type]
         reads.array,
-    ):
+    )
+    with values, recorded_ctc_loss(recorder.fixed, lambda: call_place(record.__code__).at):
         yield
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,9 @@ from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepEnds, StepTensors
 from apportion.capture.live_state import LiveState
 from apportion.capture.own_loop import OwnLoop, StaleView, StateTypes
-from apportion.capture.read_probes import StepInput, StepRecord, record_step
-from apportion.capture.record import Recorder
+from apportion.capture.read_probes import StepInput, record_probed
+from apportion.capture.record import Recorder, record
+from apportion.capture.repeatable import RepeatedRecording, StepWatch, is_ours
 from apportion.capture.step_results import ReturnedScalars, StepResults, returned_scalars
 from apportion.capture.torch_private import FakeTensorMode, step_hooks, with_parameters
 from apportion.capture.trace import CallSite, CaptureError, Trace
@@ -33,6 +34,8 @@ from apportion.capture.training_step import (
     takes_optimizer,
     with_dtype_replaced,
 )
+from apportion.capture.untouched import LiveObjects
+from apportion.capture.value_reads import ReadValues
 
 # Operators of gradient clipping differentiate nothing.
 _CLIPPING = CallSite(g.BACKWARD, sequence=-1)
@@ -78,20 +81,58 @@ class StepLeaves:
 
 
 def recorded_step(
-    call: StepCall, live: LiveState, leaves: StepLeaves, mode: FakeTensorMode
+    call: StepCall,
+    live: LiveState,
+    leaves: StepLeaves,
+    mode: FakeTensorMode,
+    objects: LiveObjects,
 ) -> RecordedStep:
-    """Records the step."""
+    """Records the step, more than once where it reads values or is not known to do the same every
+    time. Each recording leaves `objects` as they were."""
+    try:
+        return _recorded(call, live, leaves, mode, objects, renames=True)
+    except StaleView:
+        return _recorded(call, live, leaves, mode, objects, renames=False)
+
+
+def _recorded(
+    call: StepCall,
+    live: LiveState,
+    leaves: StepLeaves,
+    mode: FakeTensorMode,
+    objects: LiveObjects,
+    *,
+    renames: bool,
+) -> RecordedStep:
     trained = leaves.tensors.trained
     inputs = [
         StepInput(x.name, x.tensor, x.role != g.INPUT and x.name not in trained)
         for x in leaves.flat
     ]
-    try:
-        run = _StepRun(call, live, leaves, renames=True)
-        return run.recorded(record_step(run, inputs, mode, live))
-    except StaleView:
-        run = _StepRun(call, live, leaves, renames=False)
-        return run.recorded(record_step(run, inputs, mode, live))
+    watch = StepWatch(frozenset(k for k, x in enumerate(inputs) if x.steady))
+
+    def once(reads: ReadValues) -> RecordedStep:
+        run = _StepRun(call, live, leaves, renames)
+        with mode:
+            fakes = [_fake(leaf.tensor) for leaf in leaves.flat]
+        return run.recorded(record(watch.watched(run), fakes, mode, live, reads))
+
+    compares = call.widened is None and not is_ours(call.step, call.model)
+    repeated = RepeatedRecording(once, _trace, objects, watch, compares)
+    recorded, notes = record_probed(repeated, _trace, inputs)
+    return replace(recorded, notes=(*notes, *repeated.notes, *recorded.notes))
+
+
+def _trace(recorded: RecordedStep) -> Trace:
+    return recorded.trace
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order."""
+    fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake
 
 
 @dataclass(frozen=True)
@@ -104,8 +145,7 @@ class _Outcome:
 
 
 class _StepRun:
-    """The function to record. It may be recorded several times; the first time that it comes to
-    an end counts."""
+    """The function to record."""
 
     def __init__(self, call: StepCall, live: LiveState, leaves: StepLeaves, renames: bool) -> None:
         self.call, self.live, self.renames = call, live, renames
@@ -130,8 +170,7 @@ class _StepRun:
             after = held | self.live.buffers()
         loop.check_end()
         loss = loss_name(returned.scalars, (), self.call.step, required=False)
-        if self.outcome is None:
-            self.outcome = _Outcome(loop, returned, loss)
+        self.outcome = _Outcome(loop, returned, loss)
         return self._ends(loop, returned, loss, after)
 
     def _call_step(self, batch: Any) -> Any:
@@ -214,7 +253,7 @@ class _StepRun:
         updated = [loop.state[n][key] for n in loop.updated for key, _ in self.states[n]]
         return [loss, *rest, *gradients, *state, *updated]
 
-    def recorded(self, record: StepRecord) -> RecordedStep:
+    def recorded(self, trace: Trace) -> RecordedStep:
         """What was recorded, with all that is known of it."""
         assert self.outcome is not None
         loop, returned, loss = self.outcome.loop, self.outcome.returned, self.outcome.loss
@@ -227,8 +266,8 @@ class _StepRun:
             tuple([(n, tuple([key for key, _ in self.states[n]])) for n in loop.updated]),
         )
         results = StepResults(tuple(names), returned.form, names.index(loss) if loss else None)
-        notes = (*record.notes, *self._notes(loop, returned))
-        return RecordedStep(record.trace, ends, results, loop.by_itself, notes)
+        notes = tuple(self._notes(loop, returned))
+        return RecordedStep(trace, ends, results, loop.by_itself, notes)
 
     def _notes(self, loop: OwnLoop, returned: ReturnedScalars) -> Iterator[str]:
         never = [

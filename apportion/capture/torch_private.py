@@ -124,6 +124,14 @@ def without_modes() -> AbstractContextManager[Any]:
     return context
 
 
+def with_versions_kept(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+    """A context after which torch's counts of writes to these tensors are what they were."""
+    context: AbstractContextManager[None] = torch.autograd._unsafe_preserve_version_counter(
+        tuple(tensors)
+    )
+    return context
+
+
 @contextmanager
 def without_mkldnn() -> Iterator[None]:
     """A context in which torch does not choose kernels that only some CPUs have."""
@@ -161,7 +169,8 @@ def fake_values(
 ) -> Iterator[None]:
     """A context in which fake tensors give values, by these functions: `item()` and formatting by
     the first, `float()` by the second, `numpy()` by the third. Whatever else reads a value, and a
-    tensor whose value torch knows, go the usual way."""
+    tensor whose value torch knows, go the usual way. A tensor with data gives its own to NumPy,
+    which under a mode of fake tensors it does not."""
 
     def unknown(tensor: FakeTensor) -> bool:
         return tensor.constant is None and tensor.numel() == 1
@@ -180,14 +189,20 @@ def fake_values(
             raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
         return before["numpy"](self) if self.constant is not None else array(self)
 
+    def numpy_of_data(self: torch.Tensor, *, force: bool = False) -> Any:
+        with without_modes():
+            return before["numpy"](self, force=force)
+
     changed = {"item": item, "__float__": as_float, "__format__": as_text, "numpy": numpy}
     before: dict[str, Any] = {name: getattr(FakeTensor, name) for name in changed}
     inherited = [name for name in changed if name not in vars(FakeTensor)]
     for name, function in changed.items():
         setattr(FakeTensor, name, function)
+    torch.Tensor.numpy = numpy_of_data  # type: ignore[method-assign]
     try:
         yield
     finally:
+        del torch.Tensor.numpy
         for name in changed:
             if name in inherited:
                 delattr(FakeTensor, name)

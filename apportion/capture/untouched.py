@@ -128,15 +128,6 @@ class Snapshot:
             raise _cannot_undo(left.name, "it does not take its former value")
         return changed
 
-    def replace(self, tensors: Mapping[int, torch.Tensor]) -> None:
-        """Puts other tensors in the place of those with the given ids, wherever they are kept in
-        something that can be changed; `restore` takes them back."""
-        for part in self._parts:
-            if part.kind in _HOLDERS:
-                new = {key: tensors.get(id(each), each) for key, each in part.saved.items()}
-                if not _same(part.saved, new):
-                    part.kind.write(part.held, new)
-
 
 def _cannot_undo(name: str, why: str) -> CaptureError:
     return CaptureError(
@@ -341,7 +332,6 @@ _NUMPY_OLD_RANDOM = _PartKind(
     lambda x: {"state": _FrozenState(x.get_state(legacy=False))},
     lambda x, s: x.set_state(s["state"].value),
 )
-_HOLDERS = (_DICT, _LIST, _DEQUE, _ATTRIBUTES, _SLOTS, _CELL, _GLOBALS)
 
 
 def _fill(array: Any, elements: bytes) -> None:
@@ -439,17 +429,38 @@ def _is_container(held: Any) -> bool:
     return type(held) in (dict, list, tuple) or type(held).__name__ == "_lru_list_elem"
 
 
+class LiveObjects:
+    """All that a step may change, as it was when this was made."""
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self._settings = [(put, get()) for get, put in _SETTINGS]
+        self._caches = _caches()
+        self._snapshot = Snapshot(roots)
+
+    def changes(self) -> tuple[LiveChange, ...]:
+        """What can be reached from the roots and is another now."""
+        return tuple(self._snapshot.changes())
+
+    def drawn_from(self) -> list[str]:
+        """Whose random numbers were drawn since, of those who have one generator for all."""
+        python, numpy = self._settings[0][1], self._settings[1][1]
+        drawn = [random.getstate() != python, str(np.random.get_state(legacy=False)) != str(numpy)]
+        return [n for n, d in zip(("Python's random", "numpy.random"), drawn, strict=True) if d]
+
+    def restore(self) -> None:
+        """Puts everything back; raises CaptureError, by name, for what cannot be put back."""
+        for put, value in self._settings:
+            put(value)
+        _clear_caches(self._caches)
+        self._snapshot.restore()
+
+
 @contextmanager
-def untouched(roots: Mapping[str, Any]) -> Iterator[Snapshot]:
+def untouched(roots: Mapping[str, Any]) -> Iterator[LiveObjects]:
     """A context after which all that can be reached from the roots, random numbers and torch's
     settings are as before; raises CaptureError, by name, for what cannot be put back."""
-    settings = [(put, get()) for get, put in _SETTINGS]
-    caches = _caches()
-    snapshot = Snapshot(roots)
+    live = LiveObjects(roots)
     try:
-        yield snapshot
+        yield live
     finally:
-        for put, value in settings:
-            put(value)
-        _clear_caches(caches)
-        snapshot.restore()
+        live.restore()

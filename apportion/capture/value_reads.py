@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from apportion.capture.call_place import CallPlace, call_place
+from apportion.capture.call_place import CallPlace, call_place, setting_of
 from apportion.capture.torch_private import without_modes
 from apportion.capture.trace import RecordedCall, TensorType
 from apportion.capture.value_origin import (
@@ -59,6 +59,7 @@ class ValueRead:
     guessed  whether the true value is not known
     origin   what it is made from
     draw     the comparison with a random number that it is, if it is one
+    setting  the name of what the random number is compared with, if it can be found
     """
 
     place: CallPlace
@@ -67,6 +68,7 @@ class ValueRead:
     guessed: bool
     origin: ValueOrigin
     draw: DrawComparison | None = None
+    setting: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -125,7 +127,9 @@ class ReadValues:
         self._numbers: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def begin(self, recorder: RecordedSoFar) -> None:
-        """Answers for this recorder from now on."""
+        """Answers for this recorder from now on, and forgets what another one asked."""
+        self.reads.clear()
+        self.guessed.clear()
         self._recorder, self._producers = recorder, Producers(recorder.calls)
 
     def end(self) -> None:
@@ -142,7 +146,7 @@ class ReadValues:
         draw = draw_comparison(slot, self._producers) if kind == BOOL else None
         if draw is not None and draw.value is not None:
             true = draw.value
-        read = ValueRead(self._place(), kind, followed, guessed, origin, draw)
+        read = ValueRead(self._place(), kind, followed, guessed, origin, draw, self._setting(draw))
         self.reads.append(read)
         told = self._told(read, true)
         if followed and kind in (INT, FLOAT):
@@ -186,7 +190,7 @@ class ReadValues:
         origin, guessed = number.read.origin, number.read.guessed
         if guessed:
             true = self._guess(BOOL, true)
-        read = ValueRead(self._place(), BOOL, False, guessed, origin, draw)
+        read = ValueRead(self._place(), BOOL, False, guessed, origin, draw, self._setting(draw))
         self.reads.append(read)
         return bool(self._told(read, true))
 
@@ -197,6 +201,11 @@ class ReadValues:
 
     def _place(self) -> CallPlace:
         return call_place(self._outermost)
+
+    def _setting(self, draw: DrawComparison | None) -> str:
+        if draw is None or draw.value is not None:
+            return ""
+        return setting_of(draw.bound, self._outermost)
 
     def _truth(self, tensor: torch.Tensor) -> tuple[torch.Tensor | None, bool, ValueOrigin, int]:
         """The tensor with data, whether there is none, where it comes from, and its slot."""

@@ -44,6 +44,7 @@ from apportion.machine import (
     line,
 )
 from apportion.plan import Plan
+from apportion.run.channels_last import measured_channels_last
 from apportion.run.fused_line import FusedStep, fused_table
 from apportion.run.runner import Runner
 from apportion.run.task_clock import EventClock, HostClock, QueueClock, intervals
@@ -268,12 +269,14 @@ def calibrate(
 def calibrate_fused(
     steps: Iterable[tuple[Program, Plan]], generated: CostTable, note: Note = lambda text: None
 ) -> CostTable:
-    """Measures whole steps that torch's compiler makes kernels for, beside a table of the same
-    steps in generated code; steps that fall back to that are left out, and ValueError is raised if
+    """Measures whole steps that torch's compiler makes kernels for, and their convolutions in the
+    order that it gives them, beside a table of the same steps in generated code; steps that fall back to that are left out, and ValueError is raised if
     all do."""
-    found, told = [], []
+    found, told, turned = [], [], {}
     for program, plan in steps:
         executable = Executable(plan.space, plan.strategy, plan.tasks)
+        turned |= measured_channels_last(executable, plan.storage)
+        torch.cuda.empty_cache()
         runner, batch = runner_on(program, executable, mode=INDUCTOR), on_device(program.batch)
         step_seconds(runner, batch, WARM)
         if runner.worker.notes:
@@ -287,7 +290,7 @@ def calibrate_fused(
         torch.cuda.empty_cache()
     if not found:
         raise ValueError(f"no step could be compiled: {told[0] if told else 'there is none'}")
-    return fused_table(generated, found, time.strftime("%Y-%m-%d"))
+    return fused_table(generated, found, time.strftime("%Y-%m-%d"), turned)
 
 
 UPDATE = "apportion.update"  # fused ones need no room beside their state

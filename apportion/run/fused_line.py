@@ -7,7 +7,9 @@ kernels for; the CostTable of that mode goes out.
                       + kernels * per kernel + bytes that fusion leaves * per byte
 
 Calls of libraries take what they take in generated code, times a pace of their family: a compiler
-may lay out what they read and write otherwise, and pads sides of products that are odd.
+may lay out what they read and write otherwise, and pads sides of products that are odd. Convolutions
+that were measured in the order of a compiler's images (channels_last.py) take that, and their lines
+are made from these.
 Coefficients are those that make relative deviations small, with weak beliefs of their own
 (`BELIEFS`) where steps say nothing. What a step takes beyond its line is shared out over all of its
 calls, so that steps that were measured are met; the table has these shares, and the line for what
@@ -17,8 +19,9 @@ was not measured.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -65,8 +68,15 @@ def kernel_family(kind: str) -> str:
     return "odd product" if kind.endswith(cost_fit.ODD) else "product"
 
 
-def fused_table(generated: CostTable, steps: Sequence[FusedStep], day: str = "") -> CostTable:
-    """The table of steps that were compiled with fusion."""
+def fused_table(
+    generated: CostTable,
+    steps: Sequence[FusedStep],
+    day: str = "",
+    turned: Mapping[str, KernelMeasurement] = MappingProxyType({}),
+) -> CostTable:
+    """The table of steps that were compiled with fusion; `turned` are calls of libraries that were
+    measured in the memory order that the compiler gives them."""
+    before, generated = generated, _laid_over(generated, turned)
     rows = np.array([_row(generated, step) for step in steps])
     found = _coefficients(rows, np.array([step.seconds for step in steps]))
     seconds: dict[str, list[float]] = defaultdict(list)
@@ -74,11 +84,12 @@ def fused_table(generated: CostTable, steps: Sequence[FusedStep], day: str = "")
     for step, row in zip(steps, rows, strict=True):
         beyond = (step.seconds - found[0]) / max(float(row[1:] @ found[1:]), 1e-9)
         _share(generated, step, found * min(max(beyond, 0.5), 2.0), seconds, sizes)
-    works = {}
+    works = dict(turned)
     for name, some in seconds.items():
         own = float(f"{max(float(np.mean(some)), 1e-9):.4g}")
-        before = generated.works.get(name)
-        if before is None or abs(own - before.seconds) > FAR * before.seconds:
+        known = before.works.get(name)
+        other = known is None or sizes[name].workspace != known.workspace
+        if known is None or other or abs(own - known.seconds) > FAR * known.seconds:
             works[name] = sizes[name]._replace(seconds=own)
     errors = np.abs(rows @ found / np.array([step.seconds for step in steps]) - 1)
     each, per_byte = found[-2:].tolist()
@@ -91,6 +102,13 @@ def fused_table(generated: CostTable, steps: Sequence[FusedStep], day: str = "")
         lines={FUSED_LINE: line},
         issue={REPLAY: float(f"{found[0]:.4g}")},
     )
+
+
+def _laid_over(generated: CostTable, turned: Mapping[str, KernelMeasurement]) -> CostTable:
+    """A table in which calls were measured again, with lines through these alone."""
+    lines = {n: f for n, f in cost_fit.fits(turned).items() if not n.startswith("family:")}
+    works, fits = {**generated.works, **turned}, {**generated.fits, **lines}
+    return replace(generated, works=works, fits=fits)
 
 
 def _priced(generated: CostTable, step: FusedStep) -> Floats:

@@ -27,12 +27,13 @@ Array = np.ndarray[Any, Any]
 @dataclass(frozen=True)
 class CaptureFacts:
     """What a capture has found beside the Graph: those fields of a Program that are plain data, and
-    its constants as torch.save writes them."""
+    its constants as torch.save writes them. `default` is torch's default dtype at that time."""
 
     inputs: tuple[tuple[int, int], ...]
     bindings: Mapping[int, Any]
     fixed: tuple[Any, ...]
     constants: bytes
+    default: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,20 @@ class StepSource:
     facts: CaptureFacts | None = None
     settings: tuple[Mapping[str, Any], ...] = ()
 
+    @property
+    def default_dtype(self) -> torch.dtype | None:
+        """torch's default dtype when the step was captured, if that is known."""
+        return None if self.facts is None else dtype(self.facts.default)
+
 
 def source_of(program: Program | Graph) -> StepSource:
     """The step of a Program: its batch and constants are given, as far as they have data."""
     if isinstance(program, Graph):
         return StepSource(program)
     tensors = batch_leaves(program, program.batch) | program.constants
-    known = {v: t for v, t in tensors.items() if not t.is_meta and t.dtype != torch.bfloat16}
-    given = {v: t.detach().numpy() for v, t in known.items()}
+    known = {v: t.detach() for v, t in tensors.items() if not t.is_meta}
+    wide = {v: t.float() if t.dtype == torch.bfloat16 else t for v, t in known.items()}
+    given = {v: t.numpy() for v, t in wide.items()}  # NumPy has no bfloat16
     return StepSource(program.graph, given=given, settings=_settings(program.live.param_groups))
 
 
@@ -85,7 +92,8 @@ def _facts(program: Program) -> CaptureFacts | None:
     written = io.BytesIO()
     torch.save({v: t.detach().clone() for v, t in program.constants.items()}, written)
     fields = (program.inputs, dict(program.bindings), program.fixed)
-    return CaptureFacts(*fields, written.getvalue())
+    default = str(torch.get_default_dtype()).removeprefix("torch.")
+    return CaptureFacts(*fields, written.getvalue(), default)
 
 
 def bound_program(graph: Graph, facts: CaptureFacts, model: Loaded) -> Program:
@@ -125,9 +133,9 @@ def tensors_of_graph(
     generator = torch.Generator().manual_seed(0)
 
     def tensor(value: int) -> torch.Tensor:
-        if value in given:
-            return torch.from_numpy(given[value])
         meant = graph.values[value]
+        if value in given:
+            return torch.from_numpy(given[value]).to(dtype(meant.dtype or ""))
         made = torch.zeros(meant.shape or (), dtype=dtype(meant.dtype or ""))
         if made.is_floating_point():
             low = -0.05 if meant.role in (PARAMETER, INPUT) else 0.01

@@ -30,6 +30,11 @@ def intervals(spans: Sequence[Span]) -> dict[int, list[int]]:
     return found
 
 
+def sleep(seconds: float) -> None:
+    """Keeps the device busy for at least about so long, and the host not at all."""
+    torch.cuda._sleep(int(seconds * SLEEP_CYCLES))
+
+
 def _event() -> Any:
     return torch.cuda.Event(enable_timing=True)
 
@@ -80,7 +85,7 @@ class EventClock:
             self._mark()
         if self.count in self.first:
             self.finish()
-            torch.cuda._sleep(int(self.first[self.count] * SLEEP_CYCLES))
+            sleep(self.first[self.count])
             self._mark()
         return self.count * SCALE
 
@@ -119,7 +124,7 @@ class QueueClock:
         self.count += 1
         if self.count == 0:
             torch.cuda.synchronize()
-            torch.cuda._sleep(int(LONG * SLEEP_CYCLES))
+            sleep(LONG)
         else:
             if not self.found and now - self.began > LONG / 4:
                 self.found = self.done

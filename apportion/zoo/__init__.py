@@ -161,7 +161,8 @@ def with_sizes(spec: str, batch: int | None = None, seq: int | None = None) -> s
         return spec
     if spec.endswith(".py") or ".py:" in spec:
         raise ValueError(
-            f"{spec!r} makes its own batch; --{next(iter(wanted))} is for models of the zoo and hf:."
+            f"{spec!r} makes its own batch; --{next(iter(wanted))} is for models of the zoo and "
+            "of transformers (hf:)."
         )
     name, colon, rest = spec.partition(":")
     own = [item for item in rest.split(",") if item.partition("=")[0] not in wanted]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,7 +35,12 @@ from apportion.zoo.hf_tiny import tiny_settings
 OWN = ("batch", "seq", "image")
 """Settings of the batch; all others but `tiny` and `class` are keys of the config."""
 
-_LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+_LAYERS, _MASKS = "a captured step runs every layer", "NumPy draws the masks, once for all steps"
+_PER_STEP = dict.fromkeys(("layerdrop", "encoder_layerdrop", "decoder_layerdrop"), _LAYERS) | {
+    "apply_spec_augment": _MASKS
+}
+"""What changes from step to step in a way that no captured step has, and why it is switched off."""
+
 _TINY_SIZES = {"batch": 4, "seq": 16}
 
 
@@ -110,12 +116,15 @@ def _require_package() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the package's advice about checkpoints and generation, which does not matter here."""
+    """Without the package's advice about checkpoints and generation, which does not matter here,
+    and without what its modules warn of while they are loaded."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.setLevel(before)
 
@@ -300,12 +309,10 @@ def _prepare(config: Any, request: _Request) -> list[str]:
     for each in _configs(config):
         if getattr(each, "use_cache", None):
             each.use_cache = False
-        for name in _LAYERDROP:
+        for name, why in _PER_STEP.items():
             if getattr(each, name, 0) and name not in {k.split(".")[-1] for k in request.keys}:
-                setattr(each, name, 0.0)
-                notes.append(
-                    f"{request.spec}: {name} is 0, because a captured step runs every layer"
-                )
+                setattr(each, name, type(getattr(each, name))(0))
+                notes.append(f"{request.spec}: {name} is {getattr(each, name)}, because {why}")
     notes += _longer(config, request)
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0
@@ -321,7 +328,11 @@ def _longer(config: Any, request: _Request) -> list[str]:
         limit = getattr(text, "max_position_embeddings", None)
     except NotImplementedError:  # some configs refuse to be asked
         return []
-    if not isinstance(limit, int) or limit >= seq or "max_position_embeddings" in request.keys:
+    if (
+        not isinstance(limit, int)
+        or not 0 < limit < seq
+        or "max_position_embeddings" in request.keys
+    ):
         return []
     text.max_position_embeddings = seq
     return [f"{request.spec}: max_position_embeddings is {seq} instead of {limit}, as seq is"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,8 +48,8 @@ def make_batch(
     ]
     if missing or not batch:
         raise ValueError(
-            f"{spec!r}: {type(model).__name__} wants {', '.join(missing) or 'inputs'}, which cannot "
-            "be made from its config; write a FILE.py:FUNCTION that makes its batch."
+            f"{spec!r}: {type(model).__name__} wants {', '.join(missing) or 'inputs'}, which "
+            "cannot be made from its config; write a FILE.py:FUNCTION that makes its batch."
         )
     return batch, tuple(made.notes)
 
@@ -66,7 +67,7 @@ class _BatchMaker:
         self.made: dict[str, Any] = {}
         self.text = config.get_text_config()
         limit = _first(self.text, "max_position_embeddings", "n_positions", "max_target_positions")
-        self.seq = sizes.seq or min(_WORDS, limit or _WORDS)
+        self.seq = sizes.seq or min(_WORDS, limit if limit and limit > 0 else _WORDS)
 
     def find(self, *names: str) -> Any:
         """The first of these settings that the config or a config inside it has."""
@@ -109,7 +110,10 @@ class _BatchMaker:
     def words(self) -> Tensor:
         """Words that mean nothing special, (batch, seq)."""
         low, high = self.ordinary_words()
-        return torch.randint(low, high, (self.sizes.batch, self.seq))
+        rows = self.sizes.batch
+        if self.name.startswith("Musicgen") and self.name.endswith("ForCausalLM"):
+            rows *= int(self.find("num_codebooks"))  # a row for each
+        return torch.randint(low, high, (rows, self.seq))
 
     def ordinary_words(self) -> tuple[int, int]:
         """The longest range of the vocabulary without words that the config names."""
@@ -121,13 +125,14 @@ class _BatchMaker:
                     values = value if isinstance(value, list | tuple) else [value]
                     named.update(v for v in values if type(v) is int and 0 <= v < size)
         ends = sorted(named)
-        low, high = max(zip(ends, ends[1:], strict=False), key=lambda pair: pair[1] - pair[0])
+        low, high = max(pairwise(ends), key=lambda pair: pair[1] - pair[0])
         return low + 1, high
 
     def _sees(self) -> bool:
         if "pixel_values" not in self.takes:
             return False
         needed = self.takes["pixel_values"].default is inspect.Parameter.empty
+        needed = needed or self.kind in ("git", "vilt", "bridgetower")
         return self.main == "pixel_values" or "return_loss" in self.takes or needed
 
     def side(self) -> tuple[int, int]:
@@ -157,9 +162,9 @@ class _BatchMaker:
         if name == "input_values":
             if self.kind == "audio-spectrogram-transformer":
                 return torch.randn(self.sizes.batch, int(self.config.max_length), int(bins))
-            return torch.randn(self.sizes.batch, self.sizes.seq * 128 or _SAMPLES)
+            return torch.randn(self.sizes.batch, self.sizes.seq * 400 or _SAMPLES)
         frames = self.find("max_source_positions")
-        if frames and self.kind not in ("speech_to_text",):
+        if frames and self.kind not in ("speech_to_text", "wav2vec2-bert", "speecht5"):
             return torch.randn(self.sizes.batch, int(bins or 80), 2 * int(frames))
         return torch.randn(self.sizes.batch, self.sizes.seq * 2 or _FRAMES, int(bins or 80))
 
@@ -199,32 +204,30 @@ class _BatchMaker:
             return {"labels": [_boxes(classes) for _ in range(batch)]}
         if "CTC" in self.name:
             return {"labels": torch.randint(*self.ordinary_words(), (batch, 3))}
-        shape = (batch, self.seq)
+        shape: tuple[int, ...] = (batch, self.seq)
         if self.name.startswith("Musicgen"):
             shape += (int(self.find("num_codebooks")),)
-        if "input_ids" in takes and not self.config.is_encoder_decoder:
+        elif "input_ids" in takes and not self.config.is_encoder_decoder:
             return {"labels": self.made["input_ids"].clone()}
         return {"labels": torch.randint(*self.ordinary_words(), shape)}
 
     def _other_targets(self) -> dict[str, Any]:
         batch, takes = self.sizes.batch, self.takes
-        if "return_loss" in takes:
-            return {"return_loss": True}
         if "future_values" in takes:
             channels = int(_first(self.config, "num_input_channels", "input_size") or 1)
             shape = () if channels == 1 and "past_time_features" in takes else (channels,)
             return {"future_values": torch.randn(batch, self.config.prediction_length, *shape)}
         if "target_values" in takes:
             return {"target_values": torch.randint(self.config.num_targets, (batch,))}
+        if "return_loss" in takes:
+            return {"return_loss": True}
         if "start_positions" in takes:
             where = torch.randint(self.seq, (2, batch))
             return {"start_positions": where[0], "end_positions": where[1]}
         if "mask_labels" in takes:
             classes = int(getattr(self.config, "num_labels", None) or 2)
             return {
-                "mask_labels": [
-                    (torch.rand(2, *self.side()) > 0.5).float() for _ in range(batch)
-                ],
+                "mask_labels": [(torch.rand(2, *self.side()) > 0.5).float() for _ in range(batch)],
                 "class_labels": [torch.randint(classes, (2,)) for _ in range(batch)],
             }
         return {}

@@ -17,17 +17,26 @@ HEAD_WIDTH = WIDTH // HEADS
 _RULES = tuple(
     (re.compile(f"(?:{pattern})$"), most)
     for pattern, most in (
-        (r".*(key_value|kv|query_group)_?heads|n_head_kv|num_query_groups|multi_query_group_num", 2),
+        (
+            r".*(key_value|kv|query_group)_?heads|n_head_kv|num_query_groups|multi_query_group_num",
+            2,
+        ),
         (r".*(_|^)heads?|n_?heads?|.*_nheads?|.*attention_heads|mamba_n_heads", HEADS),
         (r".*head_dim|.*d_head|.*head_size|d_kv|kv_channels|qk_\w+_dim", HEAD_WIDTH),
         (r"rotary_dim", 8),
         (r".*lora_rank|time_step_rank|.*_rank", 8),
         (r"num_nextn\w*|num_mtp\w*|first_k\w*|.*dense_replace|moe_layer_start_index", 1),
-        (r"num_(hidden|conv|encoder|decoder|block)?_?layers|n_layers?|.*_layers|depth|n_block", LAYERS),
+        (
+            r"num_(hidden|conv|encoder|decoder|block)?_?layers|n_layers?|.*_layers|depth|n_block",
+            LAYERS,
+        ),
         (r"num_blocks|num_stages_unused|num_stacks", LAYERS),
         (r".*experts_per_tok|.*top_?k(_experts)?|moe_k|num_selected_experts", 2),
         (r"num_shared_experts|n_shared_experts", 1),
-        (r"(\w+_)?num(_\w+)?_experts|n_routed_experts|.*_num_experts|num_experts|moe_num_experts", 4),
+        (
+            r"(\w+_)?num(_\w+)?_experts|n_routed_experts|.*_num_experts|num_experts|moe_num_experts",
+            4,
+        ),
         (r"n_groups?|num_groups?_moe", 2),
         (r"topk_groups?", 1),
         (r".*vocab_size(_\w+)?|vocab_size_\w+", VOCABULARY),
@@ -49,7 +58,9 @@ _RULES = tuple(
         (r"max_source_positions|max_target_positions|max_length", POSITIONS),
     )
 )
-_KEPT = re.compile(r".*(kernel|stride|dilation|_ids?$|_index$|num_channels$|in_channels$|audio_channels)")
+_KEPT = re.compile(
+    r".*(kernel|stride|dilation|_ids?$|_index$|num_channels$|in_channels$|audio_channels)"
+)
 _TOKEN = re.compile(r".*_token_(id|index)s?$|.*_token$|.*_id$|.*token_index$|.*_idx$")
 
 
@@ -58,15 +69,24 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8},
     "bit": {"num_groups": 2},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_group": 1},
-    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
     "granitemoehybrid": {"mamba_n_heads": 8},
     "informer": {"prediction_length": 4, "context_length": 8},
+    "donut-swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
+    "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
     "levit": {"patch_size": 16, "image_size": 64},
+    "lilt": {"hidden_size": 96},
     "mamba2": {"num_heads": 8},
+    "maskformer-swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
     "mobilebert": {"embedding_size": 32, "true_hidden_size": 32, "intra_bottleneck_size": 32},
+    "mobilevitv2": {"image_size": 128},
+    "perceiver": {"max_position_embeddings": 16},
     "reformer": {"axial_pos_shape": [4, 4], "num_buckets": 2},
+    "swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
+    "swinv2": {"image_size": 64, "patch_size": 4, "window_size": 2},
     "time_series_transformer": {"prediction_length": 4, "context_length": 8},
     "timesfm": {"horizon_length": 4},
     "vjepa2": {"frames_per_clip": 4},
@@ -74,6 +94,9 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
 }
 """What the names of keys do not tell."""
+
+_NEEDED = {"vocab_size": VOCABULARY, "head_dim": HEAD_WIDTH, "num_key_value_heads": HEADS}
+"""What some families have no default for."""
 
 _AS_THEY_ARE = ("textnet", "hgnet_v2")
 """Families whose widths are written so often that only the defaults go together."""
@@ -100,17 +123,17 @@ def _tiny(config: Any) -> dict[str, Any]:
             if declared[name] is not None or len(set(map(str, value))) > 1:
                 given[name] = [value[k] for k in kept[0]]
         elif isinstance(value, list | tuple) and value:
-            small = _small_list(name, list(value))
-            if small != list(value):
-                given[name] = small
-        elif type(value) is int and declared[name] is not None:
-            number = _small(name, value)
+            small_list = _small_list(name, list(value))
+            if small_list != list(value):
+                given[name] = small_list
+        elif type(value) is type(declared[name]) and type(value) in (int, float, bool, str):
+            small = _small(name, value) if type(value) is int else value
             if name.endswith("key_value_heads") and value == config.num_attention_heads:
-                number = HEADS
-            if number != value:
-                given[name] = number
-        elif value is None and name in ("vocab_size", "head_dim"):
-            given[name] = {"vocab_size": VOCABULARY, "head_dim": HEAD_WIDTH}[name]
+                small = HEADS
+            if small != declared[name]:
+                given[name] = small
+        elif value is None and name in _NEEDED:
+            given[name] = _NEEDED[name]
     if kept:
         given[kept[2]] = len(kept[0])
     given |= _sections(config) | _tokens(config)
@@ -120,12 +143,16 @@ def _tiny(config: Any) -> dict[str, Any]:
 def _sections(config: Any) -> dict[str, Any]:
     """The parts of a head that are rotated by time, height and width, for narrow heads."""
     rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict) or "mrope_section" not in rope:
+    if not isinstance(rope, dict) or "rope_type" not in rope or not _turns_in_parts(config, rope):
         return {}
-    count = len(rope["mrope_section"])
-    half = HEAD_WIDTH // 2
+    count = len(rope.get("mrope_section", "thw"))
+    half = int(HEAD_WIDTH * rope.get("partial_rotary_factor", 1.0)) // 2
     first = half - (count - 1) * (half // count)
     return {"rope_parameters": {**rope, "mrope_section": [first] + [half // count] * (count - 1)}}
+
+
+def _turns_in_parts(config: Any, rope: dict[str, Any]) -> bool:
+    return "mrope_section" in rope or bool(re.search(r"_vl|omni|glm|ocr", config.model_type))
 
 
 def _kept_layers(config: Any, declared: Any) -> tuple[list[int], int, str] | None:
@@ -201,7 +228,11 @@ def _tokens(config: Any) -> dict[str, Any]:
             continue
         if type(value) is int and value >= VOCABULARY - 16:
             moved[name], last = last, last - 1
-        elif isinstance(value, list) and value and all(type(v) is int for v in value):
-            if max(value) >= VOCABULARY - 16:
-                moved[name], last = [last - k for k in range(len(value))], last - len(value)
+        elif isinstance(value, list) and _beyond(value):
+            moved[name], last = [last - k for k in range(len(value))], last - len(value)
     return moved
+
+
+def _beyond(values: list[Any]) -> bool:
+    numbers = [v for v in values if type(v) is int]
+    return len(numbers) == len(values) and max(numbers, default=0) >= VOCABULARY - 16

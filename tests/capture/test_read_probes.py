@@ -161,6 +161,17 @@ def test_a_mask_that_is_always_the_same_may_decide(keep: bool) -> None:
     assert_equals_eager(program)
 
 
+def test_numpy_of_a_tensor_with_data_is_its_own() -> None:
+    table = torch.arange(4.0)
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        return mse_step(model, batch) * float(table.numpy().sum())
+
+    program = captured(step)
+    assert program.notes == ()
+    assert_equals_eager(program)
+
+
 # what depends on a value
 
 
@@ -266,5 +277,23 @@ def test_layerdrop_of_probability_zero_drops_nothing(as_number: bool) -> None:
 @pytest.mark.parametrize("as_number", [False, True])
 def test_layerdrop_is_refused_by_name(as_number: bool) -> None:
     model = Dropped(0.25, as_number=as_number)
-    with pytest.raises(CaptureError, match=r"random number .*probability 0.25.*layerdrop=0"):
+    with pytest.raises(
+        CaptureError, match=r"random number .*probability 0\.25; .*set layerdrop to 0"
+    ):
         captured(lambda m, b: m(b).pow(2).mean(), model, torch.randn(4, 3))
+
+
+def test_a_default_dtype_is_resolved_before_a_worker_runs_the_graph() -> None:
+    """Whole numbers times a float have torch's default dtype, which a worker need not have."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        counts = torch.arange(5)
+        program = captured(
+            lambda m, b: (m(b[0]) * (b[1] * 0.5).unsqueeze(1)).mean() + (b[1] / 3).mean(),
+            batch=(torch.randn(5, 4), counts),
+        )
+        expected, _ = eager_steps(program, [program.batch], seed=0)
+    finally:
+        torch.set_default_dtype(before)
+    assert run(program, [program.batch])[0] == pytest.approx(expected, rel=1e-12)

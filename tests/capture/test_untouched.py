@@ -238,17 +238,6 @@ def test_a_tensor_written_to_is_named() -> None:
         live.restore()
 
 
-def test_tensors_are_replaced_wherever_they_are_kept() -> None:
-    model = nn.Linear(2, 2)
-    others = {"list": [model.weight], "pair": (model.bias, 1)}
-    live = Snapshot({"model": model, "others": others})
-    new = torch.zeros(2, 2)
-    live.replace({id(model.weight): new})
-    assert others["list"][0] is new
-    live.restore()
-    assert others["list"][0] is model.weight
-
-
 def test_no_fake_tensor_is_left_alive() -> None:
     model = Caching()
     ap.capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(5, 4))

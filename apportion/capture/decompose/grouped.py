@@ -16,7 +16,7 @@ from apportion.capture.normalise import Node
 
 @rule("aten._grouped_mm.default")
 def _grouped_mm(node: Node, make: NodeBuilder) -> list[Node]:
-    a, b, ends, bias, dtype = node.args
+    a, b, ends, bias = node.args[:4]
     (slot,) = node.outputs
     assert slot is not None and isinstance(a, g.Ref) and isinstance(b, g.Ref)
     ranks = len(make.types[a.index][0]), len(make.types[b.index][0])

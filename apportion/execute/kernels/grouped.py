@@ -17,9 +17,7 @@ from apportion.execute.kernels.base import Context, own
 Tensor = torch.Tensor
 
 
-def _groups(
-    starts: Tensor, ends: Tensor, first: int, rows: int
-) -> Iterator[tuple[int, int, int]]:
+def _groups(starts: Tensor, ends: Tensor, first: int, rows: int) -> Iterator[tuple[int, int, int]]:
     """The groups that have rows here: number, first row and end."""
     if starts.is_meta:
         return
