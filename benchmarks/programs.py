@@ -50,7 +50,14 @@ if EXTRA and EXTRA not in sys.path:
     sys.path.append(EXTRA)
 
 from surveyed.live_objects import differences, snapshot  # noqa: E402
-from surveyed.plain_runs import Plain, build, distance_of, noise_of, plain  # noqa: E402
+from surveyed.plain_runs import (  # noqa: E402
+    Plain,
+    build,
+    coarsest_precision,
+    distance_of,
+    noise_of,
+    plain,
+)
 from surveyed.registry import Entry, entries  # noqa: E402
 
 # torchvision's own kernels may be built for another PyTorch; its models need none of them, but its
