@@ -22,6 +22,7 @@ from apportion.cli.options import (
     Measure,
     Model,
     PolicyFile,
+    Precision,
     Procs,
     Seed,
     SequenceLength,
@@ -57,6 +58,7 @@ def run_command(
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
+    precision: Precision = None,
     check: Check = False,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
@@ -95,7 +97,7 @@ def run_command(
     if share_gpu:
         check_shared_gpu()
     with stdout_kept(as_json), warnings_noted():
-        model = sized(model, batch, seq)
+        model = sized(model, batch, seq, precision)
         it = zoo.load(model, seed)  # its file may describe operators of its own
         for text in it.notes:
             note(text)
