@@ -464,6 +464,12 @@ _BUILT_IN: tuple[tuple[type, _PartKind], ...] = (
 # what is no object of the user's
 
 
+def _set_deterministic(wanted: bool) -> None:
+    """Only where it differs, because the setting's own function loads torch's compiler."""
+    if torch.are_deterministic_algorithms_enabled() != wanted:
+        torch.use_deterministic_algorithms(wanted)
+
+
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (random.getstate, random.setstate),
     (lambda: np.random.get_state(legacy=False), np.random.set_state),
@@ -471,7 +477,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.are_deterministic_algorithms_enabled, _set_deterministic),
 )
 """Random numbers and settings that belong to the whole process, and how each is put back."""
 
