@@ -168,7 +168,7 @@ class RepeatedRecording(Generic[R]):
         """The record; raises CaptureError if the step is another one every time."""
         self._live.restore()
         # torch.jit runs a function in another way after the first time
-        with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             result = self._record(*args)
             if not self._done:
                 self._done = True
@@ -355,7 +355,9 @@ def _other_numbers(seed: int) -> Iterator[list[str]]:
     if seed not in (_SMALLEST, _LARGEST):
         yield lines
         return
-    shared, before = random._inst, (random.random, random.getrandbits)  # type: ignore[attr-defined]
+    shared: Any = random._inst
+    module: Any = random
+    before = (random.random, random.getrandbits)
     largest = seed == _LARGEST
     turn = itertools.cycle((True, False))
 
@@ -370,11 +372,11 @@ def _other_numbers(seed: int) -> Iterator[list[str]]:
         return extreme if next(turn) else before[1](count)
 
     try:
-        shared.random = random.random = number
-        shared.getrandbits = random.getrandbits = bits
+        shared.random = module.random = number
+        shared.getrandbits = module.getrandbits = bits
         yield lines
     finally:
-        random.random, random.getrandbits = before
+        module.random, module.getrandbits = before
         del shared.random, shared.getrandbits
 
 
