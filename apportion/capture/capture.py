@@ -67,7 +67,7 @@ def _captured(call: StepCall, objects: LiveObjects) -> Program:
     templates = AllUpdateTemplates(live, mode)
     states = {n: templates.state(k, tensors.parameters[n]) for n, k in tensors.trained.items()}
     recorded = recorded_step(call, live, StepLeaves(tensors, leaves, states), mode, objects)
-    found = constant_notes(recorded.trace, tensors)
+    found = constant_notes(recorded.trace, tensors, objects)
     nodes = decompose(normalise(recorded.trace))
     nodes = with_phases(nodes) if recorded.by_itself else nodes
     built = build(recorded.trace, nodes, leaves, tensors, templates, recorded.ends)
