@@ -185,10 +185,11 @@ class RepeatedRecording(Generic[R]):
             self._draw_more(args, first, drawn)
             self.notes += tuple(_left_alone(changes))
             return
-        self._live.restore()
-        unlike = self._difference(args, first, seed=_SMALLEST)
-        if unlike is not None:
-            raise _random(drawn, at_line(self._lines[0]) if self._lines else unlike)
+        for seed in range(_SMALLEST, _SMALLEST + _DRAWS) if drawn else (_SMALLEST,):
+            self._live.restore()
+            unlike = self._difference(args, first, seed=seed)
+            if unlike is not None:
+                raise _random(drawn, at_line(self._lines[0]) if self._lines else unlike)
         if not filled:
             raise _other_next_time(changes, difference)
 
@@ -412,7 +413,8 @@ def _random(drawn: Sequence[str], where: str) -> CaptureError:
         )
     return CaptureError(
         f"the step is another one every time{where}: it depends on something else than its model "
-        "and batch, such as the clock; pass that in the batch"
+        "and batch, such as the clock, an iterator or a generator of random numbers; pass that in "
+        "the batch"
     )
 
 
