@@ -40,7 +40,8 @@ def constant_notes(trace: Trace, tensors: StepTensors) -> tuple[str, ...]:
                 "before (a view, .data or a detached copy of it), which would stay as it is now; "
                 "take it from the module in the step"
             )
-        shown.append(f"{tuple(tensor.shape)}{at_line(line)}")
+        if tensor.dim():  # a single number is one that the program writes down
+            shown.append(f"{tuple(tensor.shape)}{at_line(line)}")
     if not shown:
         return ()
     more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""

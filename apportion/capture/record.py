@@ -177,7 +177,8 @@ class Recorder(TorchDispatchMode):
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         with without_modes(), self.mode:
-            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+            # the operator itself, whose dtype no mode of the step replaces
+            return aten.empty.memory_format(tuple(shape), dtype=dtype, device="cpu")
 
     def apart(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same value in a memory of its own, so that it can be changed by renaming."""

@@ -112,12 +112,12 @@ def _recorded(
     watch = StepWatch(frozenset(k for k, x in enumerate(inputs) if x.steady))
 
     def once(reads: ReadValues) -> RecordedStep:
-        run = _StepRun(call, live, leaves, renames)
+        run = _StepRun(call, live, leaves, objects, renames)
         with mode:
             fakes = [_fake(leaf.tensor) for leaf in leaves.flat]
         return run.recorded(record(watch.watched(run), fakes, mode, live, reads))
 
-    compares = call.widened is None and not is_ours(call.step)
+    compares = call.widened is None and not is_ours(call.step, call.model)
     repeated = RepeatedRecording(once, _trace, objects, watch, compares)
     recorded, notes = record_probed(repeated, _trace, inputs)
     return replace(recorded, notes=(*notes, *repeated.notes, *recorded.notes))
@@ -147,7 +147,15 @@ class _Outcome:
 class _StepRun:
     """The function to record."""
 
-    def __init__(self, call: StepCall, live: LiveState, leaves: StepLeaves, renames: bool) -> None:
+    def __init__(
+        self,
+        call: StepCall,
+        live: LiveState,
+        leaves: StepLeaves,
+        objects: LiveObjects,
+        renames: bool,
+    ) -> None:
+        self.objects = objects
         self.call, self.live, self.renames = call, live, renames
         self.tensors, self.leaves, self.states = leaves.tensors, leaves.flat, leaves.states
         self.outcome: _Outcome | None = None
@@ -191,10 +199,11 @@ class _StepRun:
             for place in self.live.places:
                 if id(place.parameter) in fake_of:
                     place.put(fake_of[id(place.parameter)])
-            for _, module in self.live.modules:
-                named = [*module.named_parameters(), *module.named_buffers()]
-                own = {name: fake_of[id(tensor)] for name, tensor in named}
+            named = [(m, [*m.named_parameters(), *m.named_buffers()]) for _, m in self.live.modules]
+            for module, tensors in named:
+                own = {name: fake_of[id(tensor)] for name, tensor in tensors}
                 stack.enter_context(with_parameters(module, own))
+            stack.enter_context(self.objects.replaced(fake_of))
             yield
 
     def _add_rest(self, loop: OwnLoop, returned: ReturnedScalars) -> None:

@@ -69,5 +69,8 @@ def _shown_file(filename: str) -> str | None:
         filename.startswith(_STDLIB) and "site-packages" not in filename
     ):
         return None
+    packages = "site-packages" + os.sep
+    if packages in filename:
+        return filename.rpartition(packages)[2]
     here = os.getcwd() + os.sep
     return filename.removeprefix(here)

@@ -31,7 +31,10 @@ def capture_without_data(model: str, seed: int) -> Program:
     it = zoo.load(model, seed, meta=True)
     for text in it.notes:
         note(text)
-    return capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    for text in program.notes:
+        note(text)
+    return program
 
 
 def check_folders(*files: Path | None) -> None:

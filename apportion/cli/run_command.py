@@ -104,6 +104,8 @@ def run_command(
         saved = None if plan is None else Plan.load(plan)
         place = cluster(f"local:{procs or 2}") if saved is None else saved.cluster
         program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+        for text in program.notes:
+            note(text)
         with SharedPool(len(place.devices), timeout) as processes:
             if saved is None:
                 source = source_of_model(program, model, seed)
