@@ -34,6 +34,7 @@ from apportion.capture.program import Program
 from apportion.capture.reference import capture_as
 from apportion.execute.dry_run import device_memory_facts, measure_storage
 from apportion.execute.executable import Executable
+from apportion.execute.segment_cut import compiled_pieces
 from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import with_storage
 from apportion.machine.cluster import cluster
@@ -402,7 +403,7 @@ def compared(found: CaseMeasurement, made: Plan, mode: str, own: Sequence[CostFi
     storage = replace(storage, slots=tuple(sorted((*there, *own_rows))))
     bare = runnable(made.space, made.strategy, 1)
     if mode == "inductor":
-        storage = fused_storage(bare, storage, where, cost)
+        storage = fused_storage(bare, storage, where, cost, compiled_pieces(executable))
     tasks = with_storage(bare, storage)
     line = simulate(tasks, where, cost)
     seconds = sorted(found.seconds[mode])

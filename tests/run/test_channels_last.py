@@ -130,8 +130,8 @@ def test_a_table_of_them(
     monkeypatch.setattr(channels_last, "FLUSHED", 8)
     real = channels_last.channels_last_call
 
-    def slow(executable: Executable, task: int, place: str) -> Any:
-        call = real(executable, task, place)
+    def slow(executable: Executable, task: int, place: str, turning: bool = False) -> Any:
+        call = real(executable, task, place, turning)
 
         def run() -> Any:
             _Event.now += 2.0
