@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from apportion.machine import Cluster as Cluster
     from apportion.machine import cluster as cluster
     from apportion.plan import Plan as Plan
+    from apportion.run import Check as Check
     from apportion.run import Runner as Runner
+    from apportion.run import check as check
     from apportion.run import compare as compare
     from apportion.run import distribute as distribute
     from apportion.run import plan as plan

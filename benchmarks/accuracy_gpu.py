@@ -100,6 +100,10 @@ PARTS = (
     Case("gpt2:layers=3,batch=16,seq=512,dropout=0", method="random", seed=2),
     Case("resnet50:batch=64", method="random", seed=1),
 )
+MIXED = (
+    Case("gpt2:batch=16,seq=512,dropout=0,precision=bf16-mixed", "bf16-mixed"),
+    Case(f"{LLAMA},precision=bf16-mixed", "bf16-mixed"),
+)
 UNSEEN = (
     Case("gpt2:batch=12,seq=768,dropout=0"),
     Case("bert:batch=8,seq=512,dropout=0"),
@@ -108,6 +112,10 @@ UNSEEN = (
     Case("rnn:batch=512,hidden=1536"),
     Case("alexnet:batch=512"),
     Case("gpt2:layers=8,width=1536,heads=24,batch=16,seq=512,dropout=0", "bfloat16"),
+)
+UNSEEN_MIXED = (
+    Case("gpt2:batch=32,seq=1024,dropout=0,precision=bf16-mixed", "bf16-mixed"),
+    Case(f"{LLAMA.replace('layers=4', 'layers=8')},precision=bf16-mixed", "bf16-mixed"),
 )
 SIZES = (
     (256, 1, 16384), (256, 16, 16384), (512, 4, 16384), (1024, 2, 16384), (1024, 16, 16384),
@@ -146,7 +154,7 @@ UNROLLED = (
 )
 CONVOLUTIONS = (Case("resnet50:batch=64"),)
 """Compiled as whole steps beside the calibrated ones."""
-ALL = (*CALIBRATED, *UNSEEN, *PARTS, *SHAPES, *ODD, *CONVOLUTIONS)
+ALL = (*CALIBRATED, *UNSEEN, *PARTS, *SHAPES, *ODD, *CONVOLUTIONS, *MIXED, *UNSEEN_MIXED)
 MODES = ("generated", "inductor")
 UPDATE = "apportion.update"
 WARM, STEPS, ROUNDS = 2, 7, 3
@@ -220,7 +228,7 @@ def prepared(case: Case) -> tuple[Program, Plan]:
     """The step of a Case, and its Plan for one GPU of this kind."""
     it = zoo.load(case.spec, 0)
     program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
-    if case.precision != "float32":
+    if case.precision in ("float16", "bfloat16"):  # of everything; a mix is the model's own
         program = capture_as(program, getattr(torch, case.precision))
     where = cluster(f"1x{device_kind()}")
     return program, make_plan(program.graph, where, case.method, seed=case.seed)
@@ -246,7 +254,7 @@ def measure_one(number: int, folder: Path, modes: Sequence[str], times: bool) ->
     found = CaseMeasurement(case, torch.cuda.get_device_name(), torch.__version__)
     for mode in modes:
         try:
-            each = times and mode == "generated" and case not in (*UNSEEN, *LONG)
+            each = times and mode == "generated" and case not in (*UNSEEN, *UNSEEN_MIXED, *LONG)
             _measure_mode(found, program, made, mode, folder, each)
         except Exception as error:  # another mode may do
             found.notes.setdefault(mode, []).append(f"{type(error).__name__}: {error}"[:300])
@@ -259,7 +267,7 @@ def _measure_mode(
     found: CaseMeasurement, program: Program, made: Plan, mode: str, folder: Path, times: bool
 ) -> None:
     executable = Executable(made.space, made.strategy, made.tasks)
-    if mode == "inductor" and found.case not in UNSEEN:
+    if mode == "inductor" and found.case not in (*UNSEEN, *UNSEEN_MIXED):
         with the_gpu(folder, alone=True):
             found.turned = measured_channels_last(executable, made.storage)
             torch.cuda.empty_cache()
@@ -345,14 +353,14 @@ def make_tables(folder: Path, before: CostTable | None) -> tuple[CostTable, ...]
     turned: dict[str, KernelMeasurement] = {}
     for found, made in load_all(folder):
         kind = made.cluster.devices[0].kind
-        if found.times is not None and found.case not in UNSEEN:
+        if found.times is not None and found.case not in (*UNSEEN, *UNSEEN_MIXED):
             executable = Executable(made.space, made.strategy, made.tasks)
             samples.add(executable, made.storage, found.times, keep=found.case not in PARTS)
         compiled = "inductor" in found.seconds and not found.notes.get("inductor")
-        if compiled and found.case not in UNSEEN:
+        if compiled and found.case not in (*UNSEEN, *UNSEEN_MIXED):
             took = statistics.median(found.seconds["inductor"])
             steps.append(FusedStep(made.tasks, made.cluster, took))
-        if found.case not in UNSEEN:
+        if found.case not in (*UNSEEN, *UNSEEN_MIXED):
             turned |= found.turned
     known = before is not None and before.condition.mode == "generated" and not samples.works
     generated = before if before is not None and known else samples.table(kind, day)
@@ -451,9 +459,9 @@ def page(rows: Sequence[Row], gpu: str, version: str) -> str:
 
 def _kinds(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
     for title, cases in (
-        ("steps that the table was measured on", CALIBRATED),
+        ("steps that the table was measured on", (*CALIBRATED, *MIXED)),
         ("several parts on the one device, in the fits only", PARTS),
-        ("steps that the table has never seen", UNSEEN),
+        ("steps that the table has never seen", (*UNSEEN, *UNSEEN_MIXED)),
     ):
         some = [row for row in rows if row.case in cases]
         if some:
@@ -510,7 +518,7 @@ def main() -> None:
         measure_one(given.number, given.folder, modes, given.times)
     elif given.what == "measure":
         named = {"calibrated": CALIBRATED, "unseen": UNSEEN, "parts": PARTS}
-        named |= {"shapes": SHAPES, "odd": ODD, "fused": FUSED}
+        named |= {"shapes": SHAPES, "odd": ODD, "fused": FUSED, "mixed": (*MIXED, *UNSEEN_MIXED)}
         cases = [case for name in given.cases.split(",") for case in named[name]]
         cases.sort(key=lambda case: case in UNROLLED)  # those take long
         measure_all(given.folder, cases, modes, given.times, given.jobs, given.limit)

@@ -81,7 +81,7 @@ def compare(
     found = copies(space, tasks, ranks)
     if corrupt is None:
         assert_replicas_equal(found)
-    rate = max(float(group["lr"]) for group in program.optimizer.param_groups)
+    rate = max(float(group["lr"]) for group in program.live.param_groups)
     return distance(program, made, found, losses, state, PER_STEP * rate * steps)
 
 

@@ -9,8 +9,13 @@ import torch
 
 from apportion import graph as g
 from apportion.capture.counter_random import uniform_tensor
-from apportion.capture.optimizer import setting_value
-from apportion.capture.program import Program, batch_leaves, check_settings, state_tensor
+from apportion.capture.program import (
+    Program,
+    batch_leaves,
+    check_settings,
+    setting_of,
+    state_tensor,
+)
 from apportion.execute.kernels.base import (
     Context,
     kernel,
@@ -74,9 +79,7 @@ def run_graph(program: Program, batch: Any, state: State, seed: int, step: int) 
             size, key, dtype = op.args
             results = uniform_tensor((seed, step, key), size, getattr(torch, dtype.name))
         elif op.kind.startswith("apportion."):  # kinds of our own have no operator of torch's
-            context = Context(
-                seed, step, lambda e: setting_value(program.optimizer, e), graph.bodies
-            )
+            context = Context(seed, step, lambda e: setting_of(program, e), graph.bodies)
             results = kernel(op.kind)(context, _args(program, op.args, inputs))
         else:
             results = call(op.kind, _args(program, op.args, inputs))
@@ -95,7 +98,7 @@ def _args(program: Program, args: Any, tensors: list[torch.Tensor]) -> Any:
         args,
         tensors,
         dtype=lambda name: getattr(torch, name),
-        setting=lambda expression: setting_value(program.optimizer, expression),
+        setting=lambda expression: setting_of(program, expression),
     )
 
 

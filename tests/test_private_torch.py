@@ -29,7 +29,6 @@ REASONS = {
     "execute/kernels/index.py": "torch._assert_async, a check that does not wait for the device",
     "run/calibrate_cuda.py": "torch.cuda._sleep, to keep a stream busy while work is queued",
     "run/task_clock.py": "torch.cuda._sleep, to keep a stream busy while work is queued",
-    "run/training.py": "maps over the tensors of a batch as torch's own trees do",
 }
 
 # Private attributes of torch's objects, whatever expression they are read from.

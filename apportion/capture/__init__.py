@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from apportion.capture import (
         torch_private as torch_private,
     )
+    from apportion.capture.batch_tree import (
+        flatten as flatten,
+    )
+    from apportion.capture.batch_tree import (
+        map_tensors as map_tensors,
+    )
     from apportion.capture.capture import (
         capture as capture,
     )
@@ -59,16 +65,25 @@ if TYPE_CHECKING:
         check_settings as check_settings,
     )
     from apportion.capture.program import (
+        setting_of as setting_of,
+    )
+    from apportion.capture.program import (
         state_tensor as state_tensor,
     )
     from apportion.capture.record import (
         NOT_REALLY_RANDOM as NOT_REALLY_RANDOM,
     )
     from apportion.capture.reference import (
+        EagerState as EagerState,
+    )
+    from apportion.capture.reference import (
+        begun_from as begun_from,
+    )
+    from apportion.capture.reference import (
         capture_as as capture_as,
     )
     from apportion.capture.reference import (
-        cast_program as cast_program,
+        disturbed_changes as disturbed_changes,
     )
     from apportion.capture.reference import (
         eager_steps as eager_steps,
@@ -81,6 +96,9 @@ if TYPE_CHECKING:
     )
     from apportion.capture.trace import (
         flat_results as flat_results,
+    )
+    from apportion.capture.widen import (
+        widened as widened,
     )
 
 lazy_face(__name__)

@@ -13,9 +13,16 @@ from typing import Any
 import torch
 
 from apportion import graph as g
+from apportion.capture.all_updates import AllUpdateTemplates
+from apportion.capture.inline_update import inline_updates
+from apportion.capture.leftover import without_leftovers
 from apportion.capture.normalise import Node, NormalisedTrace
-from apportion.capture.optimizer import UpdateTemplates
-from apportion.capture.trace import CaptureError, Trace, dtype_name
+from apportion.capture.optimizer import StateBegin
+from apportion.capture.trace import CallSite, CaptureError, Trace, dtype_name
+from apportion.capture.update_call import KIND as UPDATE_CALL
+from apportion.capture.update_nodes import UpdateNodes
+
+RESULT = "result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +51,16 @@ class LeafTensor:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a Value is bound to: a parameter or buffer, or the optimizer state of a parameter."""
+    """What a Value is bound to: a parameter or buffer, or the optimizer state of a parameter, which
+    is `begin` where the optimizer has not made it.
+
+    A result, which nobody reads at the step's begin, has its dtype as its `state`.
+    """
 
     role: str
     name: str
     state: str | None = None
+    begin: StateBegin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +70,51 @@ class BuiltGraph:
     constants  tensors that the step found somewhere, by Value
     inputs     (Value, position in the flat batch)
     bindings   what a Value is bound to: a parameter, a buffer or optimizer state
+    returned   for each scalar that the step returns, by name, the Value that becomes it; None for
+               the loss
     """
 
     graph: g.Graph
     constants: dict[int, torch.Tensor]
     inputs: tuple[tuple[int, int], ...]
     bindings: dict[int, Binding]
+    returned: dict[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnds:
+    """What the inputs of a trace are beside the leaves, and what its results are, in their order.
+
+    begun      (parameter, key) of the optimizer state that the step begins with; with "" as its
+               key, the gradient that the step before has left, which nothing may read
+    scalars    the names of what the step returns; the first is the loss
+    gradients  the parameter of each gradient that led to an update
+    state      the names of parameters and buffers
+    updated    the updated parameters, each with the keys of its optimizer state
+    """
+
+    begun: tuple[tuple[str, str], ...]
+    scalars: tuple[str, ...]
+    gradients: tuple[str, ...]
+    state: tuple[str, ...]
+    updated: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _ResultSlots:
     """The slots of a step's results.
 
-    raw    gradients, by the name of the parameter
-    used   the gradients that the update gets: clipped, if they are
-    after  parameters and buffers as the forward pass leaves them
+    scalars    what the step returns, by name; the first is the loss
+    gradients  of updated parameters
+    after      parameters and buffers as the step leaves them
+    updated    the updated parameters, each with the slots of its optimizer state by key
     """
 
     loss: int
-    raw: dict[str, int]
-    used: dict[str, int]
+    scalars: dict[str, int]
+    gradients: tuple[tuple[str, int], ...]
     after: dict[str, int]
+    updated: dict[str, dict[str, int]]
 
 
 def build(
@@ -86,60 +122,77 @@ def build(
     normalised: NormalisedTrace,
     leaves: Sequence[LeafTensor],
     tensors: StepTensors,
-    templates: UpdateTemplates,
-    *,
-    clipped: bool,
+    templates: AllUpdateTemplates,
+    ends: StepEnds,
 ) -> BuiltGraph:
-    """The Graph of a recorded step.
-
-    The trace's results are the loss, gradients, clipped gradients, and parameters and buffers as
-    the forward pass leaves them.
-    """
-    results = _result_slots(normalised.outputs, tensors, clipped)
-    builder = _GraphBuilder(normalised, results)
+    """The Graph of a recorded step."""
+    results = _result_slots(normalised.outputs, ends)
+    begun = dict(zip(trace.inputs[len(leaves) :], ends.begun, strict=True))
+    slots = {leaf.name: slot for slot, leaf in zip(trace.inputs, leaves, strict=False)}
+    left = {slot: slots[name] for slot, (name, key) in begun.items() if not key}
+    normalised = without_leftovers(normalised, left)
+    normalised = inline_updates(normalised, UPDATE_CALL, _operators_of(tensors, templates))
+    builder = _GraphBuilder(normalised, results, tensors, templates, begun)
     builder.add_leaves(trace, leaves, results)
     for node in normalised.nodes:
-        builder.add_node(node)
-    slots = {leaf.name: slot for slot, leaf in zip(trace.inputs, leaves, strict=True)}
+        if node.kind == UPDATE_CALL:
+            builder.add_update(node)
+        else:
+            builder.add_node(node)
     for name, after in results.after.items():
-        if name not in tensors.trained:
+        if name not in results.updated:
             builder.add_pair(name, slots[name], after)
-    for name, group in tensors.trained.items():
-        builder.add_update(name, slots[name], group, tensors.parameters[name], templates)
+    for name in results.updated:
+        builder.add_updated_pairs(name, slots[name])
+    returned = builder.add_returned()
     graph = g.Graph(
         tuple(builder.values), tuple(builder.ops), tuple(builder.state),
         builder.index[results.loss], tuple(templates.bodies),
     )  # fmt: skip
-    return BuiltGraph(graph, builder.constants, tuple(builder.inputs), builder.bindings)
+    inputs = tuple(builder.inputs)
+    return BuiltGraph(graph, builder.constants, inputs, builder.bindings, returned)
 
 
-def _result_slots(
-    outputs: Sequence[int | None], tensors: StepTensors, clipped: bool
-) -> _ResultSlots:
-    count = len(tensors.trained)
-    loss, grads, rest = outputs[0], outputs[1 : count + 1], outputs[count + 1 :]
-    used, after = (rest[:count], rest[count:]) if clipped else (grads, rest)
-    names = (*tensors.parameters, *tensors.buffers)
-    assert loss is not None
-    return _ResultSlots(
-        loss,
-        {n: s for n, s in zip(tensors.trained, grads, strict=True) if s is not None},
-        {n: s for n, s in zip(tensors.trained, used, strict=True) if s is not None},
-        {n: s for n, s in zip(names, after, strict=True) if s is not None},
-    )
+def _operators_of(tensors: StepTensors, templates: AllUpdateTemplates) -> Any:
+    """For the Node of an update that is not elementwise its operators, and where they stand."""
+    names = list(tensors.parameters)
+
+    def found(node: Node) -> tuple[UpdateNodes, CallSite] | None:
+        number = node.args[1]
+        assert isinstance(number, int)
+        name = names[number]
+        update = templates.inline(templates.body(tensors.trained[name], tensors.parameters[name]))
+        site = CallSite(g.UPDATE, module=name.rpartition(".")[0])
+        return None if update is None else (update, site)
+
+    return found
+
+
+def _result_slots(outputs: Sequence[int | None], ends: StepEnds) -> _ResultSlots:
+    rest = iter([-1 if slot is None else slot for slot in outputs])
+    scalars = {name: next(rest) for name in ends.scalars}
+    gradients = tuple([(name, next(rest)) for name in ends.gradients])
+    after = {name: next(rest) for name in ends.state}
+    updated = {name: {key: next(rest) for key in keys} for name, keys in ends.updated}
+    return _ResultSlots(scalars[ends.scalars[0]], scalars, gradients, after, updated)
 
 
 @dataclass
 class _GraphBuilder:
     """The Values and Ops so far.
 
+    begun        the optimizer state that the step begins with, by slot
     index        the Value of a slot
+    own          the Value that a parameter begins the step with
     by_sequence  the forward Op of an autograd node
     links        the forward Op that a Value belongs to
     """
 
     normalised: NormalisedTrace
     results: _ResultSlots
+    tensors: StepTensors
+    templates: AllUpdateTemplates
+    begun: dict[int, tuple[str, str]]
     values: list[g.Value] = field(default_factory=list)
     ops: list[g.Op] = field(default_factory=list)
     state: list[tuple[int, int]] = field(default_factory=list)
@@ -151,16 +204,22 @@ class _GraphBuilder:
     op_names: Counter[str] = field(default_factory=Counter)
     by_sequence: dict[int, int] = field(default_factory=dict)
     links: dict[int, int] = field(default_factory=dict)
+    own: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        results = self.results
+        results, names = self.results, list(self.tensors.parameters)
+        updates = [node.args for node in self.normalised.nodes if node.kind == UPDATE_CALL]
+        self.updates = [(names[number], given) for given, number in updates]  # type: ignore[index]
         named = [
-            *((s, f"{n}.grad") for n, s in results.raw.items()),
-            *((s, f"{n}.grad.clipped") for n, s in results.used.items() if s != results.raw[n]),
-            (results.loss, "loss"),
-            *((s, f"{n}'") for n, s in results.after.items() if n not in results.used),
+            *((s, f"{n}.grad") for n, s in results.gradients),
+            *((given[1].index, f"{n}.grad.clipped") for n, given in self.updates),
+            *((s, n) for n, s in results.scalars.items()),
+            *((s, f"{n}'") for n, s in results.after.items()),
+            *((s, f"{n}:{k}'") for n, own in results.updated.items() for k, s in own.items()),
         ]
         self.roles = {results.loss: g.OUTPUT}
+        for own in results.updated.values():
+            self.roles |= dict.fromkeys(own.values(), g.OPTIMIZER_STATE)
         self.names: dict[int, str] = {}
         for slot, name in named:
             self.names.setdefault(slot, name)
@@ -182,11 +241,11 @@ class _GraphBuilder:
     def add_leaves(self, trace: Trace, leaves: Sequence[LeafTensor], results: _ResultSlots) -> None:
         """Parameters, buffers, inputs and constants that are read or that the step changes."""
         read = {slot for node in self.normalised.nodes for slot in g.refs(node.args)}
-        for slot, leaf in zip(trace.inputs, leaves, strict=True):
+        for slot, leaf in zip(trace.inputs, leaves, strict=False):
             after = results.after[leaf.name] if leaf.role != g.INPUT else slot
-            if after != slot and leaf.name not in results.used:
+            if after != slot:
                 self.roles.setdefault(after, leaf.role)
-            if slot in read or after != slot or leaf.name in results.used:
+            if slot in read or after != slot:
                 self._add_leaf(slot, leaf)
         for number, (slot, tensor) in enumerate(trace.constants.items()):
             if slot in read:
@@ -197,6 +256,8 @@ class _GraphBuilder:
     def _add_leaf(self, slot: int, leaf: LeafTensor) -> None:
         value = self.add_value(leaf.name, leaf.role, leaf.tensor.shape, leaf.tensor.dtype)
         self.index[slot] = value
+        if leaf.role == g.PARAMETER:
+            self.own[leaf.name] = value
         if leaf.role == g.INPUT:
             self.inputs.append((value, leaf.position))
         else:
@@ -209,6 +270,9 @@ class _GraphBuilder:
         line = node.site.line if forward is None else self.ops[forward].line
         slots = list(dict.fromkeys(g.refs(node.args)))
         args = _with_positions(node.args, {slot: k for k, slot in enumerate(slots)})
+        for slot in slots:
+            if slot not in self.index:
+                self._add_state(slot)
         outputs = self._outputs(node)
         number = len(self.ops)
         self.ops.append(
@@ -243,6 +307,8 @@ class _GraphBuilder:
         parts = [module, short]
         if node.site.sequence == -1:
             parts = ["clip", short]
+        elif node.site.phase == g.UPDATE and node.site.line == "":
+            parts = [module, "update", short]
         elif node.site.phase == g.BACKWARD:
             parts = [module, short.removesuffix("_backward"), "backward"]
         return self._unique_op(".".join(part for part in parts if part))
@@ -256,7 +322,7 @@ class _GraphBuilder:
         slots = list(node.outputs)
         while slots[-1] is None:
             slots.pop()
-        role = g.GRADIENT if node.site.phase == g.BACKWARD else g.ACTIVATION
+        role = g.ACTIVATION if node.site.phase == g.FORWARD else g.GRADIENT
         dtype = next(self.normalised.types[s][1] for s in slots if s is not None)
         base = f"{_short(node.kind)}_{len(self.ops)}"
         outputs = []
@@ -281,33 +347,69 @@ class _GraphBuilder:
             )
         self.state.append((self.index[before], self.index[after]))
 
-    def add_update(
-        self, name: str, slot: int, group: int, parameter: torch.Tensor, templates: UpdateTemplates
-    ) -> None:
-        """The update Op of one parameter, its state before and after."""
-        own = self.index[slot]
-        before, after = [own], [self._like(own, f"{name}'")]
-        for key, (shape, dtype) in templates.state(group, parameter):
-            value = self.add_value(f"{name}:{key}", g.OPTIMIZER_STATE, shape, dtype)
-            self.bindings[value] = Binding(g.OPTIMIZER_STATE, name, key)
-            before.append(value)
-            after.append(self._like(value, f"{name}:{key}'"))
-        changed, grad = self.index[self.results.after[name]], self.index[self.results.used[name]]
-        inputs = (changed, grad, *before[1:])
+    def add_update(self, node: Node) -> None:
+        """The update Op of one parameter, and the state that it is the first to read."""
+        given, number = node.args
+        assert isinstance(given, tuple) and isinstance(number, int)
+        name = list(self.tensors.parameters)[number]
+        slots = [ref.index for ref in given if isinstance(ref, g.Ref)]
+        after = [self._updated(node.outputs[0], self.index[slots[0]], f"{name}'")]
+        for slot, made in zip(slots[2:], node.outputs[1:], strict=True):
+            if slot not in self.index:
+                self._add_state(slot)
+            before = self.index[slot]
+            after.append(self._updated(made, before, f"{self.values[before].name}'"))
+        group, own = self.tensors.trained[name], self.own[name]
         self.ops.append(
             g.Op(
                 self._unique_op(f"{name}.update"),
                 "apportion.update",
-                inputs,
+                tuple(self.index[slot] for slot in slots),
                 tuple(after),
-                tuple(g.Ref(k) for k in range(len(inputs))),
+                tuple(g.Ref(k) for k in range(len(slots))),
                 g.UPDATE,
                 module=name.rpartition(".")[0],
                 parameter=own,
-                body=templates.body(group, parameter),
+                body=self.templates.body(group, self.tensors.parameters[name]),
             )
         )
-        self.state.extend(zip(before, after, strict=True))
+
+    def _add_state(self, slot: int) -> None:
+        """Optimizer state that the step begins with."""
+        name, key = self.begun[slot]
+        kind = self.normalised.types[slot]
+        self.index[slot] = value = self.add_value(f"{name}:{key}", g.OPTIMIZER_STATE, *kind)
+        begin = self.templates.begin(self.tensors.trained[name], self.tensors.parameters[name], key)
+        self.bindings[value] = Binding(g.OPTIMIZER_STATE, name, key, begin)
+
+    def _updated(self, slot: int | None, before: int, name: str) -> int:
+        assert slot is not None
+        self.index[slot] = self._like(before, self.names.get(slot, name))
+        return self.index[slot]
+
+    def add_updated_pairs(self, name: str, slot: int) -> None:
+        """Pairs a parameter and its optimizer state with what they become."""
+        self.add_pair(name, slot, self.results.after[name])
+        begun = {(n, key): s for s, (n, key) in self.begun.items()}
+        for key, after in self.results.updated[name].items():
+            if begun[name, key] not in self.index:
+                self._add_state(begun[name, key])
+            self.add_pair(f"{name}:{key}", begun[name, key], after)
+
+    def add_returned(self) -> dict[str, int | None]:
+        """Pairs each scalar that the step returns beside its loss with a Value of its own, so that
+        it is kept as state is; these Values by name, None for the loss."""
+        found: dict[str, int | None] = {}
+        for name, slot in self.results.scalars.items():
+            if slot == self.results.loss:
+                found[name] = None
+                continue
+            kind = self.normalised.types[slot]
+            value = self.add_value(f"result:{name}", g.BUFFER, *kind)
+            self.bindings[value] = Binding(RESULT, name, dtype_name(kind[1]))
+            self.state.append((value, self.index[slot]))
+            found[name] = value
+        return found
 
     def _like(self, value: int, name: str) -> int:
         same = self.values[value]

@@ -9,39 +9,31 @@ update is a template per group (optimizer.py), from which every parameter gets a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from apportion import graph as g
-from apportion.capture import optimizer as updates
+from apportion.capture.all_updates import AllUpdateTemplates
+from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
+from apportion.capture.discover import holds_another
+from apportion.capture.foreign_errors import foreign_errors
+from apportion.capture.found_constants import constant_notes
+from apportion.capture.live_state import LiveState
 from apportion.capture.normalise import normalise
-from apportion.capture.program import Program
-from apportion.capture.record import Recorder, fake_mode, record
-from apportion.capture.torch_private import (
-    pytree,
-    run_backward,
-    with_parameters,
-)
-from apportion.capture.trace import CallSite, CaptureError
-from apportion.capture.training_step import (
-    DtypeReplacement,
-    StepFunction,
-    scalar_loss,
-    with_dtype_replaced,
-)
-
-# Operators of gradient clipping differentiate nothing.
-_CLIPPING = CallSite(g.BACKWARD, sequence=-1)
+from apportion.capture.phases import with_phases
+from apportion.capture.program import Program, live_state_of
+from apportion.capture.record import fake_mode
+from apportion.capture.step_run import StepCall, StepLeaves, recorded_step
+from apportion.capture.trace import CaptureError
+from apportion.capture.training_step import DtypeReplacement, StepFunction
+from apportion.capture.untouched import LiveObjects, untouched
 
 
 def capture(
     step: StepFunction,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: Any,
+    optimizer: Any,
     batch: Any,
     clip_norm: float | None = None,
 ) -> Program:
@@ -55,36 +47,42 @@ def capture(
 
 def capture_with(
     step: StepFunction,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: Any,
+    optimizer: Any,
     batch: Any,
     clip_norm: float | None,
     widened: DtypeReplacement | None,
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
-    updates.check_supported(optimizer)
-    tensors = _tensors(model, optimizer, batch)
+    roots = {"model": model, "optimizer": optimizer, "batch": batch, "step": step}
+    with foreign_errors(), untouched(roots) as objects:
+        return _captured(StepCall(step, model, optimizer, batch, clip_norm, widened), objects)
+
+
+def _captured(call: StepCall, objects: LiveObjects) -> Program:
+    live = live_state_of(call.step, call.model, call.optimizer)
+    tensors = _tensors(live, call.batch)
     mode = fake_mode()
     leaves = _leaves(tensors)
-    with mode:
-        fakes = [_fake(leaf.tensor) for leaf in leaves]
-    traced = _function_to_record(step, model, tensors, leaves, batch, clip_norm, widened)
-    trace = record(traced, fakes, mode, model)
-    templates = updates.UpdateTemplates(optimizer, mode)
-    nodes = decompose(normalise(trace))
-    built = build(trace, nodes, leaves, tensors, templates, clipped=clip_norm is not None)
+    templates = AllUpdateTemplates(live, mode)
+    states = {n: templates.state(k, tensors.parameters[n]) for n, k in tensors.trained.items()}
+    recorded = recorded_step(call, live, StepLeaves(tensors, leaves, states), mode, objects)
+    found = constant_notes(recorded.trace, tensors)
+    nodes = decompose(normalise(recorded.trace))
+    nodes = with_phases(nodes) if recorded.by_itself else nodes
+    built = build(recorded.trace, nodes, leaves, tensors, templates, recorded.ends)
     g.verify(built.graph)
     return Program(
-        built.graph, step, model, optimizer, batch, clip_norm, built.constants, built.inputs,
-        built.bindings, updates.fixed_settings(optimizer), widened,
+        built.graph, call.step, call.model, call.optimizer, call.batch, call.clip_norm,
+        built.constants, built.inputs, built.bindings, templates.fixed, call.widened,
+        (*recorded.notes, *found), recorded.results, built.returned, recorded.by_itself,
     )  # fmt: skip
 
 
-def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> StepTensors:
+def _tensors(live: LiveState, batch: Any) -> StepTensors:
     """All live tensors of the step, by name."""
-    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
-    groups = {id(p): k for k, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    parameters, buffers = live.parameters(), live.buffers()
+    groups = _groups(live)
     known = {id(p) for p in parameters.values()}
     strangers = sum(1 for p in groups if p not in known)
     if strangers:
@@ -92,27 +90,31 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: An
             f"the optimizer holds {strangers} parameters that are not in the model; build it from "
             "model.parameters()"
         )
-    trained = {
-        n: groups[id(p)] for n, p in parameters.items() if p.requires_grad and id(p) in groups
-    }
-    if not trained:
+    trained = {n: groups[id(p)] for n, p in parameters.items() if id(p) in groups}
+    if not any(parameters[name].requires_grad for name in trained):
         raise CaptureError(
             "the optimizer holds no parameter that requires a gradient; there is nothing to train"
         )
-    return StepTensors(parameters, buffers, _batch_names(batch), trained)
+    named = {name: (position, leaf) for position, name, leaf in flatten(batch).tensors}
+    return StepTensors(parameters, buffers, named, trained)
 
 
-def _batch_names(batch: Any) -> dict[str, tuple[int, torch.Tensor]]:
-    """Name, flat position and tensor of each tensor in the batch: `batch.x.0`."""
-    named = {}
-    for position, (path, leaf) in enumerate(pytree.tree_flatten_with_path(batch)[0]):
-        if isinstance(leaf, torch.Tensor):
-            parts = [
-                str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
-                for key in path
-            ]
-            named[".".join(["batch", *parts])] = (position, leaf)
-    return named
+def _groups(live: LiveState) -> dict[int, int]:
+    """The group of every parameter, by its id."""
+    groups: dict[int, int] = {}
+    for optimizer in live.optimizers:
+        first = live.first_group(optimizer)
+        outer = holds_another(optimizer)
+        for number, group in enumerate(optimizer.param_groups, first):
+            for parameter in group["params"]:
+                if id(parameter) in groups and not outer:
+                    raise CaptureError(
+                        f"two optimizers hold the same parameter of shape "
+                        f"{tuple(parameter.shape)}; give each parameter to one of them"
+                    )
+                if not outer:
+                    groups[id(parameter)] = number
+    return groups
 
 
 def _leaves(tensors: StepTensors) -> list[LeafTensor]:
@@ -121,78 +123,3 @@ def _leaves(tensors: StepTensors) -> list[LeafTensor]:
         *(LeafTensor(n, g.BUFFER, t) for n, t in tensors.buffers.items()),
         *(LeafTensor(n, g.INPUT, t, position) for n, (position, t) in tensors.batch.items()),
     ]
-
-
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order."""
-    fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
-
-
-def _function_to_record(
-    step: StepFunction,
-    model: torch.nn.Module,
-    tensors: StepTensors,
-    leaves: Sequence[LeafTensor],
-    batch: Any,
-    clip_norm: float | None,
-    widened: DtypeReplacement | None,
-) -> Any:
-    """The function to record: all leaves -> loss, gradients, clipped gradients, state after."""
-
-    def run(recorder: Recorder, *fakes: torch.Tensor) -> list[torch.Tensor | None]:
-        state = {
-            leaf.name: fake
-            for leaf, fake in zip(leaves, fakes, strict=True)
-            if leaf.role != g.INPUT
-        }
-        fake_batch = _with_fakes(batch, leaves, fakes)
-        bound = with_parameters(model, state)
-        with bound, torch.enable_grad(), with_dtype_replaced(widened):
-            loss = scalar_loss(step(model, fake_batch), step)
-            _refuse_backward(state)
-            after = state | dict(model.named_buffers())
-            recorder.phase = g.BACKWARD
-            grads = _gradients(loss, {name: state[name] for name in tensors.trained})
-        recorder.fixed_site = _CLIPPING
-        with torch.no_grad():
-            clipped = [] if clip_norm is None else _clipped(grads, clip_norm)
-        return [loss, *grads, *clipped, *(after[name] for name in state)]
-
-    return run
-
-
-def _with_fakes(batch: Any, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
-    flat, spec = pytree.tree_flatten(batch)
-    for leaf, fake in zip(leaves, fakes, strict=True):
-        if leaf.role == g.INPUT:
-            flat[leaf.position] = fake
-    return pytree.tree_unflatten(flat, spec)
-
-
-def _refuse_backward(state: Mapping[str, torch.Tensor]) -> None:
-    if any(x.is_leaf and x.grad is not None for x in state.values()):
-        raise CaptureError(
-            "the step calls backward() itself; it must only return the loss, because capture adds "
-            "backward and update"
-        )
-
-
-def _gradients(loss: torch.Tensor, trained: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    grads = run_backward(loss, tuple(trained.values()))
-    missing = [name for name, grad in zip(trained, grads, strict=True) if grad is None]
-    if missing:
-        raise CaptureError(
-            f"these trainable parameters get no gradient: {', '.join(missing)}; freeze them with "
-            "requires_grad_(False) or use them in the step"
-        )
-    return [grad for grad in grads if grad is not None]
-
-
-def _clipped(grads: Sequence[torch.Tensor], clip_norm: float) -> list[torch.Tensor]:
-    """torch.nn.utils.clip_grad_norm_, in operators whose parts can be added."""
-    squares = torch.stack([torch.sum(grad * grad) for grad in grads])
-    factor = torch.clamp(clip_norm / (torch.sqrt(torch.sum(squares)) + 1e-6), max=1.0)
-    return [grad * factor for grad in grads]

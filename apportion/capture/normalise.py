@@ -8,20 +8,23 @@ The second station of capture/, after record.py and before decompose/.
 - Flash attention for CPUs and its backward become apportion.sdpa and apportion.sdpa_backward.
 - nll_loss_forward with a mean becomes the sum and the total weight, then a division: parts of a sum
   can be added, parts of a mean cannot.
+- Whole numbers are cast where the result would have torch's default dtype, if that is not float32.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from apportion import graph as g
+from apportion.capture.default_dtype import cast_first
+from apportion.capture.node import Node as Node
+from apportion.capture.node import NormalisedTrace as NormalisedTrace
 from apportion.capture.torch_private import schema
 from apportion.capture.trace import (
-    CallSite,
     CaptureError,
     RecordedCall,
     TensorType,
@@ -49,35 +52,12 @@ _ALIASES = frozenset(
 DROPPED = frozenset(["device", "layout", "pin_memory", "generator", "memory_format"])
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """An Op before it has a name and Values: its tensors are `Ref(slot)`."""
-
-    kind: str
-    args: tuple[g.Arg, ...]
-    outputs: tuple[int | None, ...]
-    site: CallSite
-
-    @property
-    def results(self) -> tuple[int, ...]:
-        """The outputs that are tensors."""
-        return tuple(slot for slot in self.outputs if slot is not None)
-
-
-@dataclass(frozen=True)
-class NormalisedTrace:
-    """Nodes in running order, the slots' types, and the slots of the trace's results."""
-
-    nodes: tuple[Node, ...]
-    types: tuple[TensorType, ...]
-    outputs: tuple[int | None, ...]
-
-
 def normalise(trace: Trace) -> NormalisedTrace:
     """Applies all rules of this file."""
     types = list(trace.types)
     nodes, outputs = _without_aliases(trace, types)
     nodes = [new for node in nodes for new in _sum_then_divide(node, types)]
+    nodes = [new for node in nodes for new in cast_first(node, types)]
     return NormalisedTrace(tuple(live_nodes(nodes, outputs)), tuple(types), outputs)
 
 

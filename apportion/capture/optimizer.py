@@ -1,137 +1,172 @@
 """Optimizer updates as templates, with their settings left open.
 
-The part of capture/ that turns an optimizer into the Bodies of update Ops. The real optimizer
-class steps once on fake tensors, its settings replaced by floats that remember how they were
-computed (`_SymbolicFloat`). Constants of the trace that equal a remembered number become
-`Setting` expressions, read from the live groups at every step. Tracing twice with different numbers
-must give the same Body: nothing was baked in.
+The part of capture/ that turns optimizers into updates of a Graph. The real optimizer class steps
+on fake tensors (known_update.py, any_update.py). An update that is elementwise becomes the Body of
+update Ops; another one a list of operators that is put into the Graph (inline_update.py). Settings
+are read from the live groups at every step (setting_number.py); those that decided which operators
+there are must keep their values.
 """
 
 from __future__ import annotations
 
-import inspect
-import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from apportion import graph as g
-from apportion.capture.normalise import NormalisedTrace, normalise
-from apportion.capture.record import record
+from apportion.capture.any_update import IS_FIRST, ParameterState, UpdateTracer
+from apportion.capture.known_update import is_known, known_body, state_names, state_type
+from apportion.capture.optimizer_step import IN_GROUP, check_takes_no_closure
+from apportion.capture.setting_number import (
+    Optimizers,
+    expression_value,
+    fixed_keys,
+    keys_of,
+    parameter_groups,
+)
+from apportion.capture.setting_number import setting_value as setting_value
 from apportion.capture.torch_private import FakeTensorMode
-from apportion.capture.trace import CaptureError
+from apportion.capture.trace import TensorType
+from apportion.capture.update_nodes import UpdateNodes, body_of, is_elementwise
 
-SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-
-# Settings that choose a branch where they are zero; the others may become zero and back.
-_BRANCHING = ("weight_decay", "momentum", "dampening")
-# Settings of how torch runs the update, which do not change what it computes.
-_IMPLEMENTATION_FLAGS = {
-    "foreach": False,
-    "fused": False,
-    "capturable": False,
-    "differentiable": False,
-}
-_OPERATORS: dict[str, Callable[..., float]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "**": operator.pow,
-    "neg": operator.neg,
-}
-
-FixedSetting = tuple[int, str, Any]
-"""A group, a key and its value: a setting that decides which operators the update has."""
+FixedSetting = tuple[int, Any, Any]
+"""A group, a key and its value: a setting that decides which operators the update has. The key may
+be a comparison of settings, the value then is its outcome."""
 
 
-def check_supported(optimizer: torch.optim.Optimizer) -> None:
-    """Raises CaptureError unless the optimizer is one that can be captured."""
-    if type(optimizer) not in SUPPORTED:
-        names = ", ".join(cls.__name__ for cls in SUPPORTED)
-        raise CaptureError(f"{type(optimizer).__name__} cannot be captured; supported are {names}")
-    for index, group in enumerate(optimizer.param_groups):
-        fresh = any(_momentum(optimizer, p) is None for p in group["params"])
-        if group.get("momentum") and group["dampening"] and fresh:
-            raise CaptureError(
-                f"group {index} has momentum with dampening {group['dampening']} and no momentum "
-                "buffer yet; torch does not dampen the first step, so take one step first or set "
-                "dampening=0"
-            )
+def check_supported(optimizers: Optimizers) -> None:
+    """Raises CaptureError unless the optimizers are ones that can be captured."""
+    for optimizer in _several(optimizers):
+        check_takes_no_closure(optimizer)
 
 
-def _momentum(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Any:
-    return optimizer.state.get(parameter, {}).get("momentum_buffer")
+def _several(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:
+    return optimizers if isinstance(optimizers, list | tuple) else (optimizers,)
 
 
-def state_names(group: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the state tensors that each parameter of the group has, sorted."""
-    if "betas" in group:
-        largest = ("max_exp_avg_sq",) if group["amsgrad"] else ()
-        return ("exp_avg", "exp_avg_sq", *largest, "step")
-    return ("momentum_buffer",) if group["momentum"] else ()
+# the live state
 
 
-def state_type(
-    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str
-) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of one state tensor, made or not."""
-    made = optimizer.state.get(parameter, {}).get(name)
-    if isinstance(made, torch.Tensor):
-        return tuple(made.shape), made.dtype
-    return ((), torch.float32) if name == "step" else (tuple(parameter.shape), parameter.dtype)
+@dataclass(frozen=True, slots=True)
+class StateBegin:
+    """What a state of a parameter is before the optimizer makes it: one number everywhere.
+
+    number  `int` or `float` where the optimizer keeps it as a Python number; None: as a tensor
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    value: float = 0.0
+    number: str | None = None
 
 
 def state_value(
-    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str
+    optimizers: Optimizers, parameter: torch.Tensor, name: str, begin: StateBegin | None = None
 ) -> torch.Tensor:
-    """The live state tensor, or what it begins with."""
-    made = optimizer.state.get(parameter, {}).get(name)
+    """The live state of a parameter as a tensor, or what it begins with."""
+    if begin is None:
+        usual = tuple(parameter.shape), parameter.dtype
+        begin = StateBegin(*(((), torch.float32) if name == "step" else usual))
+    made = begin.value
+    for optimizer in _several(optimizers):
+        own = optimizer.state.get(parameter) or {}
+        if name.startswith(IN_GROUP):
+            own = _group_of(optimizer, parameter)
+        if name == IS_FIRST and own:
+            made = 0.0
+        found = own.get(name.removeprefix(IN_GROUP))
+        if isinstance(found, torch.Tensor) and found.shape == begin.shape:
+            return found.to(begin.dtype) if name.startswith(IN_GROUP) else found
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            made = found
+    return torch.full(begin.shape, made, dtype=begin.dtype, device=parameter.device)
+
+
+def _group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+    """The group that holds a parameter; empty if none does."""
+    groups = optimizer.param_groups
+    return next((x for x in groups if any(p is parameter for p in x["params"])), {})
+
+
+def write_state(
+    optimizer: torch.optim.Optimizer,
+    parameter: torch.Tensor,
+    name: str,
+    tensor: torch.Tensor,
+    begin: StateBegin | None = None,
+) -> None:
+    """Puts a state of a parameter into the live optimizer, in the form that its class uses: a
+    tensor or a Python number."""
+    number = None if begin is None else begin.number
+    if name == IS_FIRST:
+        return
+    in_group = name.startswith(IN_GROUP)
+    own = _group_of(optimizer, parameter) if in_group else optimizer.state[parameter]
+    name = name.removeprefix(IN_GROUP)
+    made = own.get(name)
     if isinstance(made, torch.Tensor):
-        return made
-    shape, dtype = state_type(optimizer, parameter, name)
-    return torch.zeros(shape, dtype=dtype, device=parameter.device)
+        made.copy_(tensor)
+    elif number is not None:
+        own[name] = round(float(tensor)) if number == "int" else float(tensor)
+    else:
+        own[name] = tensor.detach().clone()
 
 
 # settings
 
 
-def setting_value(optimizer: torch.optim.Optimizer, expression: Any) -> float:
-    """The number that a Setting's expression has now, from the optimizer's groups."""
-    if not isinstance(expression, tuple):
-        return float(expression)
-    head, *rest = expression
-    if head == "get":
-        group, key, *position = rest
-        value = optimizer.param_groups[group][key]
-        return float(value[position[0]] if position else value)
-    return float(_OPERATORS[head](*(setting_value(optimizer, part) for part in rest)))
+def fixed_settings(optimizers: Optimizers) -> tuple[FixedSetting, ...]:
+    """(group, key, value) of all settings that decide by their values which operators an update
+    has; and of the numbers that optimizers hold as attributes of their own."""
+    found: list[FixedSetting] = []
+    index = 0
+    for optimizer in _several(optimizers):
+        for name, value in vars(optimizer).items():
+            if not name.startswith("_") and isinstance(value, bool | int | float | str):
+                found.append((index, (_ATTRIBUTE, name), value))
+        for group in optimizer.param_groups:
+            fixed = fixed_keys(group)
+            found += [(index, key, group[key]) for key in group if key in fixed]
+            index += 1
+    return tuple(found)
 
 
-def fixed_settings(optimizer: torch.optim.Optimizer) -> tuple[FixedSetting, ...]:
-    """(group, key, value) of all settings that decide which operators the update has."""
-    return tuple(
-        (index, key, group[key])
-        for index, group in enumerate(optimizer.param_groups)
-        for key in optimizer.defaults
-        if key not in _IMPLEMENTATION_FLAGS and _is_fixed(key, group[key])
-    )
+_ATTRIBUTE = "attribute"
 
 
-def _is_fixed(key: str, value: Any) -> bool:
-    if isinstance(value, bool) or value is None:
-        return True
-    return key in _BRANCHING and value == 0
+def _owner(optimizers: Optimizers, index: int) -> torch.optim.Optimizer:
+    """The optimizer of a group."""
+    for optimizer in _several(optimizers):
+        if index < len(optimizer.param_groups):
+            return optimizer
+        index -= len(optimizer.param_groups)
+    raise ValueError("the optimizers have fewer groups than when the step was captured")
 
 
-def check_fixed(optimizer: torch.optim.Optimizer, fixed: tuple[FixedSetting, ...]) -> None:
+def check_fixed(optimizers: Optimizers, fixed: tuple[FixedSetting, ...]) -> None:
     """Raises ValueError if a setting that shaped the captured update has changed."""
+    groups = parameter_groups(optimizers)
     for index, key, value in fixed:
-        now = optimizer.param_groups[index][key]
+        if isinstance(key, tuple) and key[0] == _ATTRIBUTE:
+            now = getattr(_owner(optimizers, index), key[1], None)
+            if now != value:
+                raise ValueError(
+                    f"{key[1]} of the optimizer was {value} when the step was captured and is "
+                    f"{now} now; capture again"
+                )
+            continue
+        if isinstance(key, tuple):
+            if bool(expression_value(groups, key)) != value:
+                names = " and ".join(sorted(keys_of(key)))
+                raise ValueError(
+                    f"{names} of group {index} changed since the step was captured in a way that "
+                    "makes another update; capture again"
+                )
+            continue
+        now = groups[index][key]
+        now = tuple(now) if isinstance(now, list) else now
         if now != value:
             raise ValueError(
                 f"{key} of group {index} was {value} when the step was captured and is {now} now, "
@@ -139,229 +174,112 @@ def check_fixed(optimizer: torch.optim.Optimizer, fixed: tuple[FixedSetting, ...
             )
 
 
-class _SymbolicFloat(float):
-    """A float that remembers the expression it was computed by."""
-
-    expression: Any
-    table: dict[float, Any]
-
-    def __new__(cls, value: float, expression: Any, table: dict[float, Any]) -> _SymbolicFloat:
-        self = super().__new__(cls, value)
-        self.expression, self.table = expression, table
-        table[float(value)] = expression
-        return self
-
-    def _apply(self, symbol: str, left: Any, right: Any) -> Any:
-        if not isinstance(left, int | float) or not isinstance(right, int | float):
-            return NotImplemented
-        parts = [x.expression if isinstance(x, _SymbolicFloat) else x for x in (left, right)]
-        value = _OPERATORS[symbol](float(left), float(right))
-        return _SymbolicFloat(value, (symbol, *parts), self.table)
-
-    def __neg__(self) -> _SymbolicFloat:
-        return _SymbolicFloat(-float(self), ("neg", self.expression), self.table)
-
-    def __add__(self, other: Any) -> Any:
-        return self._apply("+", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._apply("+", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._apply("-", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._apply("-", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._apply("*", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._apply("*", other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._apply("/", self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._apply("/", other, self)
-
-    def __pow__(self, other: Any, modulus: None = None) -> Any:
-        return self._apply("**", self, other)
-
-    def __rpow__(self, other: Any, modulus: None = None) -> Any:
-        return self._apply("**", other, self)
-
-
-def _symbolic_settings(
-    optimizer: torch.optim.Optimizer, index: int, salt: float, table: dict[float, Any]
-) -> dict[str, Any]:
-    """The group's settings, every number that may change replaced by a unique _SymbolicFloat."""
-    group = optimizer.param_groups[index]
-    count = 0
-
-    def symbolic(key: str, value: Any, *position: int) -> Any:
-        nonlocal count
-        if _is_fixed(key, value) or not isinstance(value, int | float | torch.Tensor):
-            return value
-        count += 1
-        # some number near the true one that nothing else in the trace can be
-        near = (float(value) or 1e-3) * (1.0 + 1e-3 * (count * 0.6180339887 % 1.0) + salt)
-        return _SymbolicFloat(near, ("get", index, key, *position), table)
-
-    settings: dict[str, Any] = {}
-    for key in optimizer.defaults:
-        value = group[key]
-        if isinstance(value, list | tuple):
-            settings[key] = tuple(symbolic(key, x, k) for k, x in enumerate(value))
-        else:
-            settings[key] = symbolic(key, value)
-    return settings | {k: v for k, v in _IMPLEMENTATION_FLAGS.items() if k in group}
-
-
-# the update itself
-
-
-def update_body(
-    optimizer: torch.optim.Optimizer, index: int, parameter: torch.Tensor, mode: FakeTensorMode
-) -> g.Body:
-    """The update of one parameter of group `index` as a Body.
-
-    Inputs: the parameter, its gradient, its state sorted by name. Outputs: new parameter and state.
-    """
-    first = _traced_body(optimizer, index, parameter, mode, salt=1.1e-4)
-    if _traced_body(optimizer, index, parameter, mode, salt=2.3e-4) != first:
-        raise CaptureError(
-            f"the update of {type(optimizer).__name__} computes with its settings in a way that "
-            "cannot be followed; this version of torch needs a change in "
-            "apportion/capture/optimizer.py"
-        )
-    return replace(first, recipe=update_recipe(optimizer, index))
-
-
-def update_recipe(optimizer: torch.optim.Optimizer, index: int) -> g.UpdateRecipe:
-    """Which update the parameters of group `index` have."""
-    group = optimizer.param_groups[index]
-    kind = "sgd"
-    if "betas" in group:
-        decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
-        kind = "adamw" if decoupled else "adam"
-    flags = tuple(f for f in ("amsgrad", "maximize", "nesterov") if group.get(f))
-    return g.UpdateRecipe(kind, index, state_names(group), flags)
-
-
-def _traced_body(
-    optimizer: torch.optim.Optimizer,
-    index: int,
-    parameter: torch.Tensor,
-    mode: FakeTensorMode,
-    salt: float,
-) -> g.Body:
-    table: dict[float, Any] = {}
-    settings = _symbolic_settings(optimizer, index, salt, table)
-    names = state_names(optimizer.param_groups[index])
-    own = (tuple(parameter.shape), parameter.dtype)
-    kinds = [own, own, *(state_type(optimizer, parameter, name) for name in names)]
-    with mode:
-        inputs = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in kinds]
-
-    def update(_: Any, fake: torch.Tensor, grad: torch.Tensor, *state: torch.Tensor) -> Any:
-        return _step_once(
-            type(optimizer), settings, fake, grad, dict(zip(names, state, strict=True))
-        )
-
-    trace = record(update, inputs, mode)
-    return _body(normalise(trace), trace.inputs, table)
-
-
-def _step_once(
-    cls: Any,
-    settings: dict[str, Any],
-    parameter: torch.Tensor,
-    grad: torch.Tensor,
-    state: dict[str, torch.Tensor],
-) -> list[torch.Tensor]:
-    """Lets the optimizer class take its step; returns the new parameter and state."""
-    used = dict(state)
-    if "step" in state:
-        # in float32, 1 - beta2 ** step would lose the digits that the eager optimizer has
-        used["step"] = state["step"].to(torch.float64)
-    optimizer = cls([parameter], lr=1e-3)
-    optimizer.param_groups[0].update(settings)
-    optimizer.state[parameter] = used
-    parameter.grad = grad
-    with torch.no_grad(), _as_if_compiling(), _TensorFactor():
-        inspect.unwrap(cls.step)(optimizer)
-    parameter.grad = None
-    return [parameter, *(used[name].to(state[name].dtype) for name in state)]
-
-
-class _TensorFactor(TorchFunctionMode):
-    """Lets `addcdiv_(.., value=tensor)` mean what it says; Adam's step size is a tensor in a trace.
-
-    Adam's own formula for tensors (`capturable`) divides by the learning rate, which may be zero.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        factor = (kwargs or {}).get("value")
-        if func is torch.Tensor.addcdiv_ and isinstance(factor, torch.Tensor):
-            target, numerator, denominator = args
-            return target.addcdiv_(numerator.mul(factor), denominator)
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _as_if_compiling() -> Iterator[None]:
-    """Optimizers then keep their step counts as tensors."""
-    before = torch.compiler.is_compiling
-    torch.compiler.is_compiling = lambda: True
-    try:
-        yield
-    finally:
-        torch.compiler.is_compiling = before
-
-
-def _body(trace: NormalisedTrace, inputs: tuple[int, ...], table: dict[float, Any]) -> g.Body:
-    places = {slot: k for k, slot in enumerate(inputs)}
-    ops = []
-    for node in trace.nodes:
-        ops.append(g.BodyOp(node.kind, _body_arg(node.args, places, table)))
-        (slot,) = node.outputs
-        assert slot is not None
-        places[slot] = len(inputs) + len(ops) - 1
-    outputs = tuple(places[slot] for slot in trace.outputs if slot is not None)
-    return g.Body(len(inputs), tuple(ops), outputs)
-
-
-def _body_arg(arg: Any, places: dict[int, int], table: dict[float, Any]) -> Any:
-    if isinstance(arg, g.Ref):
-        return g.Ref(places[arg.index])
-    if isinstance(arg, tuple):
-        return tuple(_body_arg(x, places, table) for x in arg)
-    if isinstance(arg, float) and arg in table:
-        return g.Setting(table[arg])
-    return arg
+# templates
 
 
 class UpdateTemplates:
-    """The Bodies of an optimizer's updates, one per kind of parameter in a group, traced when first
-    asked for."""
+    """The updates of optimizers, one per kind of parameter in a group, traced when first asked for.
+    Groups are numbered over all optimizers, one after the other.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, mode: FakeTensorMode) -> None:
-        self._optimizer, self._mode = optimizer, mode
+    bodies  of elementwise updates
+    """
+
+    def __init__(self, optimizers: Optimizers, mode: FakeTensorMode) -> None:
+        self._owners = [
+            (optimizer, group) for optimizer in _several(optimizers)
+            for group in optimizer.param_groups
+        ]  # fmt: skip
+        self._mode = mode
         self._index: dict[Any, int] = {}
+        self._states: dict[Any, ParameterState] = {}
+        self._inline: list[UpdateNodes] = []
+        self._guards: dict[FixedSetting, None] = {}
         self.bodies: list[g.Body] = []
 
-    def state(self, group: int, parameter: torch.Tensor) -> list[tuple[str, Any]]:
+    def state(self, group: int, parameter: torch.Tensor) -> list[tuple[str, TensorType]]:
         """Name and (shape, dtype) of each state tensor of a parameter."""
-        names = state_names(self._optimizer.param_groups[group])
-        return [(n, state_type(self._optimizer, parameter, n)) for n in names]
+        optimizer, own = self._owners[group]
+        if is_known(optimizer, own):
+            return [(n, state_type(optimizer, parameter, n)) for n in state_names(own)]
+        return list(self._state(group, parameter).types.items())
+
+    def begin(self, group: int, parameter: torch.Tensor, name: str) -> StateBegin:
+        """What a state tensor is where the optimizer has not made it."""
+        optimizer, own = self._owners[group]
+        if is_known(optimizer, own):
+            return StateBegin(*state_type(optimizer, parameter, name))
+        state = self._state(group, parameter)
+        kind = state.numbers.get(name)
+        number = None if kind is None else kind.__name__
+        return StateBegin(*state.types[name], state.values[name], number)
 
     def body(self, group: int, parameter: torch.Tensor) -> int:
-        """Index of the Body that updates the parameter."""
-        dtypes = tuple(dtype for _, (_, dtype) in self.state(group, parameter))
-        key = (group, parameter.dtype, parameter.dim() == 0, dtypes)
+        """Index of the Body that updates the parameter. It is negative if the update is not
+        elementwise; `inline` then has its operators."""
+        optimizer, own = self._owners[group]
+        if is_known(optimizer, own):
+            dtypes = tuple(dtype for _, (_, dtype) in self.state(group, parameter))
+            key: Any = (group, parameter.dtype, parameter.dim() == 0, dtypes)
+            if key not in self._index:
+                body = known_body(optimizer, group, own, parameter, self._mode)
+                self._index[key] = len(self.bodies)
+                self.bodies.append(body)
+            return self._index[key]
+        key = self._key(group, parameter)
         if key not in self._index:
-            self._index[key] = len(self.bodies)
-            body = update_body(self._optimizer, group, parameter, self._mode)
-            self.bodies.append(body)
+            self._index[key] = self._traced(group, parameter)
         return self._index[key]
+
+    def inline(self, body: int) -> UpdateNodes | None:
+        """The operators of an update that is not elementwise; None if it is."""
+        return self._inline[-1 - body] if body < 0 else None
+
+    @property
+    def fixed(self) -> tuple[FixedSetting, ...]:
+        """What the updates that were asked for need to stay as it is."""
+        optimizers = list(dict.fromkeys(optimizer for optimizer, _ in self._owners))
+        state = {(key[0], name) for key, own in self._states.items() for name in own.shared}
+        usual = [f for f in fixed_settings(optimizers) if f[:2] not in state]
+        return tuple(dict.fromkeys([*map(_hashable, usual), *self._guards]))
+
+    def _state(self, group: int, parameter: torch.Tensor) -> ParameterState:
+        key = self._key(group, parameter)
+        if key not in self._states:
+            self._states[key] = self._tracer(group).state(parameter)
+        return self._states[key]
+
+    def _key(self, group: int, parameter: torch.Tensor) -> Any:
+        """Equal for parameters of a group that have the same update."""
+        optimizer, _ = self._owners[group]
+        made = optimizer.state.get(parameter) or {}
+        state = tuple(
+            (n, type(v).__name__, (tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else "")
+            for n, v in sorted(made.items())
+        )
+        return group, tuple(parameter.shape), parameter.dtype, state
+
+    def _tracer(self, group: int) -> UpdateTracer:
+        optimizer, own = self._owners[group]
+        check_takes_no_closure(optimizer)
+        return UpdateTracer(optimizer, group, own, self._mode)
+
+    def _traced(self, group: int, parameter: torch.Tensor) -> int:
+        found = self._tracer(group).trace(parameter, self._state(group, parameter))
+        own = self._owners[group][1]
+        usual = fixed_keys(own)
+        self._guards |= dict.fromkeys(
+            _hashable((group, key, own[key])) for key in sorted(found.fixed - usual)
+        )
+        self._guards |= dict.fromkeys((group, *guard) for guard in found.guards)
+        if not is_elementwise(found.update):
+            self._inline.append(found.update)
+            return -len(self._inline)
+        body = body_of(found.update)
+        if body not in self.bodies:
+            self.bodies.append(body)
+        return self.bodies.index(body)
+
+
+def _hashable(fixed: FixedSetting) -> FixedSetting:
+    group, key, value = fixed
+    return group, key, tuple(value) if isinstance(value, list) else value

@@ -6,15 +6,20 @@ behind it, for whoever runs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from apportion import graph as g
 from apportion.capture import optimizer as updates
-from apportion.capture.build_graph import Binding
-from apportion.capture.torch_private import pytree
+from apportion.capture.all_updates import check_all_fixed
+from apportion.capture.batch_tree import flatten
+from apportion.capture.build_graph import RESULT, Binding
+from apportion.capture.discover import discover
+from apportion.capture.live_state import LiveState, live_state
+from apportion.capture.step_results import StepResults
 from apportion.capture.training_step import DtypeReplacement, StepFunction
 
 
@@ -22,17 +27,24 @@ from apportion.capture.training_step import DtypeReplacement, StepFunction
 class Program:
     """A captured step.
 
+    model      as the user gave it: a Module, or a sequence or dict of such
+    optimizer  likewise
     inputs     (value index, flat position of the leaf in the batch's pytree)
     constants  tensors found in the trace, by value index
     bindings   for every state Value the step begins with, what it is bound to
     fixed      the optimizer settings that decided which operators the update has
     widened    a dtype, and the one that the step gets wherever it names the first
+    notes      sentences about what capture has left out or taken for fixed
+    results    what the step returns; None where nobody has seen it run
+    returned   the Value of each scalar in it, by name, which the step ends with as with state; None
+               for the loss
+    by_itself  whether the step calls backward and its optimizers itself
     """
 
     graph: g.Graph
     step: StepFunction
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    model: Any
+    optimizer: Any
     batch: Any
     clip_norm: float | None
     constants: dict[int, torch.Tensor]
@@ -40,6 +52,20 @@ class Program:
     bindings: dict[int, Binding]
     fixed: tuple[updates.FixedSetting, ...]
     widened: DtypeReplacement | None = None
+    notes: tuple[str, ...] = ()
+    results: StepResults | None = None
+    returned: dict[str, int | None] = field(default_factory=dict)
+    by_itself: bool = False
+
+    @cached_property
+    def live(self) -> LiveState:
+        """The modules and optimizers of the step, those that it refers to by itself included."""
+        return live_state_of(self.step, self.model, self.optimizer)
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """All optimizers of the step, in the order in which their groups are numbered."""
+        return self.live.optimizers
 
     def __repr__(self) -> str:
         return f"<Program {type(self.model).__name__}, {len(self.graph.ops)} ops>"
@@ -48,7 +74,7 @@ class Program:
 def state_tensor(program: Program, value_index: int) -> torch.Tensor:
     """The live tensor behind a parameter, buffer, constant or optimizer state at the step's begin.
 
-    Optimizer state that the optimizer has not made yet is what it begins with: zeros.
+    Optimizer state that the optimizer has not made yet is what it begins with.
     """
     if value_index in program.constants:
         return program.constants[value_index]
@@ -58,18 +84,25 @@ def state_tensor(program: Program, value_index: int) -> torch.Tensor:
         raise ValueError(
             f"value {name!r} is not a parameter, buffer or optimizer state the step begins with"
         )
-    return bound_tensor(program.model, program.optimizer, binding)
+    return bound_tensor(program.live, binding)
 
 
-def bound_tensor(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, binding: Binding
-) -> torch.Tensor:
-    """The tensor of this model and optimizer that a binding names; raises ValueError if it has no
-    data."""
-    if binding.role == g.BUFFER:
-        tensor = model.get_buffer(binding.name)
-    else:
-        tensor = model.get_parameter(binding.name)
+def live_state_of(step: StepFunction, model: Any, optimizer: Any) -> LiveState:
+    """The modules and optimizers that a step is given, and those that it refers to by itself."""
+    given = live_state(model, optimizer)
+    return live_state(model, optimizer, discover(step, *given.optimizers))
+
+
+def setting_of(program: Program, expression: Any) -> float:
+    """The number that a Setting's expression has now, from the groups of all optimizers."""
+    return updates.setting_value(program.live, expression)  # type: ignore[arg-type]
+
+
+def bound_tensor(live: LiveState, binding: Binding) -> torch.Tensor:
+    """The live tensor that a binding names; raises ValueError if it has no data."""
+    if binding.role == RESULT:
+        return torch.zeros((), dtype=getattr(torch, binding.state or "float32"))
+    tensor = live.tensor(binding.name)
     if tensor.is_meta:
         raise ValueError(
             f"{binding.role} {binding.name} has no data (meta device); materialise the model with "
@@ -77,38 +110,23 @@ def bound_tensor(
         )
     if binding.state is None:
         return tensor.detach()
-    return updates.state_value(optimizer, tensor, binding.state)
+    return updates.state_value(live.optimizer_of(tensor), tensor, binding.state, binding.begin)
 
 
 def batch_leaves(program: Program, batch: Any) -> dict[int, torch.Tensor]:
     """The batch's tensors by value index; raises ValueError unless the batch is as captured. A list
-    may stand for a tuple, as a DataLoader makes lists of what were tuples."""
-    captured, spec = pytree.tree_flatten(program.batch)
-    flat, given = pytree.tree_flatten(batch)
-    if given != spec:
-        alike = pytree.tree_structure(_as_tuples(program.batch))
-        if pytree.tree_structure(_as_tuples(batch)) != alike:
-            shown = [" ".join(str(structure).split()) for structure in (given, spec)]
-            raise ValueError(
-                f"the batch has the structure {shown[0]}, but the step was captured with {shown[1]}"
-            )
-    for position, (new, old) in enumerate(zip(flat, captured, strict=True)):
+    may stand for a tuple, as a DataLoader makes lists of what were tuples, and any Mapping for
+    another."""
+    captured = flatten(program.batch)
+    flat = flatten(batch).in_order_of(captured)
+    for position, (new, old) in enumerate(zip(flat, captured.leaves, strict=True)):
         _check_leaf(position, new, old)
     return {value: flat[position] for value, position in program.inputs}
 
 
-def _as_tuples(tree: Any) -> Any:
-    """A batch with tuples in the place of lists."""
-    if type(tree) in (list, tuple):
-        return tuple(map(_as_tuples, tree))
-    if type(tree) is dict:
-        return {key: _as_tuples(each) for key, each in tree.items()}
-    return tree
-
-
 def _check_leaf(position: int, new: Any, old: Any) -> None:
     if not isinstance(old, torch.Tensor):
-        if isinstance(new, torch.Tensor) or new != old:
+        if isinstance(new, torch.Tensor) or (new is not old and new != old):
             raise ValueError(
                 f"leaf {position} of the batch is {new!r}, but the step was captured with {old!r}, "
                 "which is part of the graph; capture again"
@@ -123,4 +141,4 @@ def _check_leaf(position: int, new: Any, old: Any) -> None:
 
 def check_settings(program: Program) -> None:
     """Raises ValueError if an optimizer setting that shaped the captured update has changed."""
-    updates.check_fixed(program.optimizer, program.fixed)
+    check_all_fixed(program.live, program.fixed)

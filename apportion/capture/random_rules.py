@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from apportion.capture.counter_random import computing_dtype, uniform_tensor
+from apportion.capture.grouped_product import GROUPED_MM, grouped_mm
 from apportion.capture.torch_private import TorchDispatchMode
 
 _BISECTIONS = 40  # enough for a Poisson mean of 10**11
@@ -364,6 +365,8 @@ class CounterRandom(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = RANDOM_RULES.get(func)
+        if func is GROUPED_MM:
+            return grouped_mm(*args, **(kwargs or {}))
         if rule is None:
             return func(*args, **(kwargs or {}))
         tensors = [a for a in args if isinstance(a, torch.Tensor)]

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from apportion import graph as g
+from apportion.capture.call_place import call_place
+from apportion.capture.ctc_calls import recorded_ctc_loss
+from apportion.capture.data_shapes import ShapeFromData, shape_refusal, with_fixed_shape
 from apportion.capture.functional_twins import functional_twin
+from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
 from apportion.capture.torch_private import (
     DataDependentOutputException,
@@ -28,6 +32,7 @@ from apportion.capture.torch_private import (
     TorchDispatchMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    fake_values,
     is_composite,
     newest_autograd_node,
     running_autograd_node,
@@ -47,6 +52,7 @@ from apportion.capture.trace import (
     flat_results,
 )
 from apportion.capture.user_line import at_line, user_line, user_line_of
+from apportion.capture.value_reads import ReadValues
 from apportion.without_dynamo import leave_unloaded
 
 # Before anything is recorded, because a dispatch mode would load torch's compiler when it is first
@@ -59,6 +65,12 @@ aten = torch.ops.aten
 NOT_REALLY_RANDOM = frozenset([aten._scaled_dot_product_flash_attention_for_cpu.default])
 
 
+class ModulePaths(Protocol):
+    """What has modules by their paths."""
+
+    def named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]: ...
+
+
 def fake_mode() -> FakeTensorMode:
     """A mode whose tensors have no data; real tensors may meet them and become constants."""
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -68,17 +80,19 @@ def record(
     function: Callable[..., Sequence[torch.Tensor | None]],
     inputs: Sequence[torch.Tensor],
     mode: FakeTensorMode,
-    model: torch.nn.Module | None = None,
+    model: ModulePaths | None = None,
+    reads: ReadValues | None = None,
 ) -> Trace:
     """Runs `function(recorder, *inputs)` on fake inputs and returns its functional trace.
 
-    Raises CaptureError where the result depends on data, which fake tensors do not have.
+    Where the function wants to know a value, which fake tensors do not have, `reads` answers;
+    without it, and where a shape depends on data, CaptureError is raised.
     """
-    recorder = Recorder(mode)
+    recorder = Recorder(mode, reads)
     slots = tuple(recorder.slot(x) for x in inputs)
     with mode, torch.random.fork_rng(devices=[]), without_mkldnn(), _module_paths(recorder, model):
         recorder.numbering = DrawNumbering()
-        with recorder, _numpy_refused_in_our_words():
+        with recorder, _values_of_fakes(recorder), _numpy_refused_in_our_words():
             outputs = function(recorder, *inputs)
     trace = recorder.trace(slots, outputs)
     return _functionalize(trace, mode) if recorder.mutates else trace
@@ -94,9 +108,14 @@ class Recorder(TorchDispatchMode):
     mutates     whether something was recorded that writes to a tensor
     fixed_site  the site of everything that is recorded, where it is not the place that runs now
     sequence    the newest autograd node when the last call was recorded
+    made_leaves  slots of tensors that no call has made and that were not given either
+    overwritten  of each memory that got a new value by renaming: which tensor it belongs to, and
+                the first slot of the time after
+    stale       whether another tensor in such a memory was read after that
+    reads       who answers when the step wants to know a value
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, reads: ReadValues | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mode = mode
         self.calls: list[RecordedCall] = []
@@ -111,15 +130,21 @@ class Recorder(TorchDispatchMode):
         self.fixed_site: CallSite | None = None
         self.sequence = newest_autograd_node()
         self.numbering: DrawNumbering | None = None
+        self.made_leaves: list[int] = []
+        self.overwritten: dict[int, tuple[int, int]] = {}
+        self.stale = False
+        self.reads = reads
 
     def slot(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor, new if it was never seen."""
         known = self.slots.get(id(tensor))
         if known is not None:
+            if self.overwritten:
+                self._look_for_stale(tensor, known)
             return known
         if tensor.layout is not torch.strided:
             raise CaptureError(
-                f"the step makes a tensor of layout {tensor.layout}{_at_user_line()}; only dense "
+                f"the step makes a tensor of layout {tensor.layout}{at_user_line()}; only dense "
                 "tensors are supported, so use sparse=False or to_dense()"
             )
         index = len(self.tensors)
@@ -139,7 +164,43 @@ class Recorder(TorchDispatchMode):
     def trace(self, inputs: tuple[int, ...], outputs: Sequence[torch.Tensor | None]) -> Trace:
         """What was recorded, ending in the given results."""
         ends = tuple(None if x is None else self.slot(x) for x in outputs)
-        return Trace(tuple(self.calls), tuple(self.types), self.constants, inputs, ends)
+        begins = (*inputs, *self.made_leaves)
+        return Trace(tuple(self.calls), tuple(self.types), self.constants, begins, ends)
+
+    # what own_loop.py needs
+
+    def new_leaf(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A fake tensor that no call has made; one more input of the trace."""
+        leaf = self._empty(shape, dtype)
+        self.made_leaves.append(self.slot(leaf))
+        return leaf
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        with without_modes(), self.mode:
+            # the operator itself, whose dtype no mode of the step replaces
+            return aten.empty.memory_format(tuple(shape), dtype=dtype, device="cpu")
+
+    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same value in a memory of its own, so that it can be changed by renaming."""
+        slot, copy = self.slot(tensor), self._empty(tensor.shape, tensor.dtype)
+        self.slot(copy)
+        self.slots[id(copy)] = slot
+        return copy
+
+    def overwrite(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Gives `target` a new value by renaming, though others may see its memory; if one of them
+        is read later, `stale` says so."""
+        self.slots[id(target)] = self.slot(value)
+        self.overwritten[storage_id(target)] = (id(target), len(self.tensors))
+        torch.autograd.graph.increment_version(target)
+
+    def _look_for_stale(self, tensor: torch.Tensor, known: int) -> None:
+        owner, since = self.overwritten.get(storage_id(tensor), (id(tensor), 0))
+        self.stale = self.stale or (id(tensor) != owner and known < since)
+
+    def after_backward(self) -> None:
+        """Forgets the autograd nodes that a backward has made."""
+        self.sequence = newest_autograd_node()
 
     # the interface of a UniformSource (random_rules.py)
 
@@ -168,6 +229,8 @@ class Recorder(TorchDispatchMode):
         if func in RANDOM_RULES:
             with self:
                 return RANDOM_RULES[func](self, *args, **kwargs)
+        if func in _READS and _has_no_data(args[0]):
+            return self._read(func, args, kwargs)
         self._refuse_unsupported(func, args)
         if is_composite(func):
             with self:
@@ -176,9 +239,22 @@ class Recorder(TorchDispatchMode):
             return self._batch_norm(args)
         if schema(func).is_mutable:
             return self._mutate(func, args, kwargs)
-        result = self._run(func, args, kwargs)
+        try:
+            result = self._run(func, args, kwargs)
+        except ShapeFromData:
+            with self:
+                result = with_fixed_shape(func, args, self.fixed)
+            if result is None:
+                raise
+            return result
         self._append(func, args, kwargs, result)
         return result
+
+    def fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The value of a tensor that is the same in every step."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor
+        return None if self.reads is None else self.reads.fixed(tensor)
 
     def _append(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         given = self._with_refs(tuple(args))
@@ -201,33 +277,35 @@ class Recorder(TorchDispatchMode):
         try:
             return _FAKES.get(func, func)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            raise CaptureError(
-                f"{func} gives a result whose value or shape depends on data{_at_user_line()}; a "
-                "captured step must do the same for every batch, so use a fixed shape or "
-                "torch.where"
-            ) from None
+            raise ShapeFromData(shape_refusal(func, call_place(record.__code__).at)) from None
         except (UnsupportedOperatorException, UnsupportedFakeTensorException):
             raise CaptureError(
-                f"{func} has no fake kernel{_at_user_line()}; register one with "
+                f"{func} has no fake kernel{at_user_line()}; register one with "
                 "torch.library.register_fake"
             ) from None
 
-    def _refuse_unsupported(self, func: Any, args: Any) -> None:
-        if func is aten._local_scalar_dense.default and _has_no_data(args[0]):
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A value that the step wants to know."""
+        if self.reads is None:
             raise CaptureError(
-                f"the step reads a tensor's value as a Python number{_at_user_line()}; a captured "
+                f"the step reads a tensor's value as a Python number{at_user_line()}; a captured "
                 "step must not depend on data, so keep it a tensor (torch.where instead of if) or "
                 "move it out of the step"
             )
+        with self:
+            asked = _READS[func](*args, **kwargs)
+        return asked if isinstance(asked, bool) else self.reads.number(asked)
+
+    def _refuse_unsupported(self, func: Any, args: Any) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags and func not in NOT_REALLY_RANDOM:
             raise CaptureError(
-                f"the random operator {func}{_at_user_line()} is not supported; use dropout, "
+                f"the random operator {func}{at_user_line()} is not supported; use dropout, "
                 "rand, randn, randint, randperm, bernoulli, multinomial or another one that draws "
                 "each element by itself, or draw it outside and pass it in the batch"
             )
         if func in _FACTORED_BY_STRIDES and not args[0].is_contiguous():
             raise CaptureError(
-                f"{func} of a matrix that is not contiguous{_at_user_line()} keeps other factors "
+                f"{func} of a matrix that is not contiguous{at_user_line()} keeps other factors "
                 "than of one that is; give it matrix.contiguous()"
             )
 
@@ -238,7 +316,7 @@ class Recorder(TorchDispatchMode):
         twin = functional_twin(func)
         if target is not None and not isinstance(target, FakeTensor):
             raise CaptureError(
-                f"the step changes a tensor that is no parameter and no buffer{_at_user_line()}; "
+                f"the step changes a tensor that is no parameter and no buffer{at_user_line()}; "
                 "register it with register_buffer"
             )
         if target is None or twin is None or not self._owns_memory(target):
@@ -281,13 +359,31 @@ def _user_line() -> str:
     return user_line(record.__code__)
 
 
-def _at_user_line() -> str:
+def at_user_line() -> str:
+    """` at file.py:12`, the user's line that runs now inside the recorded function."""
     return at_line(_user_line())
 
 
 def _has_no_data(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
+
+# Operators that give the program a value: the tensor with one element whose value it is.
+
+
+def _whether_equal(a: torch.Tensor, b: torch.Tensor) -> Any:
+    return a.shape == b.shape and (a == b).all()
+
+
+def _whether_close(a: torch.Tensor, b: torch.Tensor, *how: Any, **named: Any) -> torch.Tensor:
+    return torch.isclose(a, b, *how, **named).all()
+
+
+_READS: dict[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: lambda tensor: tensor,
+    aten.equal.default: _whether_equal,
+    aten.allclose.default: _whether_close,
+}
 
 _FACTORED_BY_STRIDES = (
     aten._linalg_det.default,
@@ -313,6 +409,7 @@ def _fake_ctc_backward(grad: torch.Tensor, scores: torch.Tensor, *_: Any) -> tor
 
 
 _FAKES: dict[Any, Callable[..., Any]] = {
+    GROUPED_MM: fake_grouped_mm,
     aten._ctc_loss.default: _fake_ctc,
     aten._ctc_loss_backward.default: _fake_ctc_backward,
 }
@@ -367,6 +464,23 @@ def _replay_call(call: RecordedCall, table: dict[int, Any]) -> None:
 
 
 @contextmanager
+def _values_of_fakes(recorder: Recorder) -> Iterator[None]:
+    """Lets `recorder.reads` answer what does not pass the dispatcher, or loses its type there."""
+    reads = recorder.reads
+    if reads is None:
+        yield
+        return
+    reads.begin(recorder)
+    values = fake_values(
+        lambda tensor: reads.number(tensor, followed=True),
+        lambda tensor: float(reads.number(tensor)),  # type: ignore[arg-type]
+        reads.array,
+    )
+    with values, recorded_ctc_loss(recorder.fixed, lambda: call_place(record.__code__).at):
+        yield
+
+
+@contextmanager
 def _numpy_refused_in_our_words() -> Iterator[None]:
     """NumPy does not pass the dispatcher, so torch's own refusal is put into our words."""
     try:
@@ -381,7 +495,7 @@ def _numpy_refused_in_our_words() -> Iterator[None]:
 
 
 @contextmanager
-def _module_paths(recorder: Recorder, model: torch.nn.Module | None) -> Iterator[None]:
+def _module_paths(recorder: Recorder, model: ModulePaths | None) -> Iterator[None]:
     """Keeps `recorder.modules` at the path of the module that runs."""
     names = {} if model is None else {id(m): name for name, m in model.named_modules()}
 

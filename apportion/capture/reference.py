@@ -1,68 +1,123 @@
-"""The reference that divided runs are compared with: plain PyTorch, and the step in float64.
+"""The reference that divided runs are compared with: plain PyTorch, in its own precision and wide.
 
-`eager_steps` runs a captured Program without its Graph, on a copy of the model and the optimizer.
-`capture_as` captures the same step in another precision, in which differences by rounding are
-smaller. run/ compares with both.
+`eager_steps` runs a captured Program without its Graph, on the user's own objects with copies of
+their tensors (borrow.py); with `wide` in float64. `disturbed_changes` does it with all numbers
+slightly wrong, which shows how much of a difference is rounding. `capture_as` captures the same
+step in another precision. run/ compares with the first two.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from apportion.capture.batch_tree import map_tensors
+from apportion.capture.borrow import Copying, borrowed
 from apportion.capture.capture import capture_with
-from apportion.capture.program import Program, bound_tensor
+from apportion.capture.eager_step import EagerResult, eager_step
+from apportion.capture.optimizer_copy import copied_with
+from apportion.capture.program import Program, state_tensor
 from apportion.capture.random_rules import CounterRandom
-from apportion.capture.torch_private import pytree, run_backward
-from apportion.capture.training_step import scalar_loss, with_dtype_replaced
+from apportion.capture.training_step import with_dtype_replaced
+from apportion.capture.wide_mode import computing_wide, wide_dtype
+
+EagerState = dict[int, torch.Tensor]
+"""By the index of the Value that it begins a step with: a parameter, buffer or optimizer state."""
 
 
 def eager_steps(
-    program: Program, batches: Iterable[Any], seed: int
-) -> tuple[list[float], dict[int, torch.Tensor]]:
-    """Runs the steps by plain PyTorch on a copy of model and optimizer; the n-th batch is step n.
+    program: Program, batches: Iterable[Any], seed: int, *, wide: bool = False
+) -> tuple[list[float], EagerState]:
+    """Runs the steps by plain PyTorch; the n-th batch is step n. Model and optimizer are as before
+    when it is done.
 
-    Returns the losses and, by the index of the Value it begins with, the tensor that every
-    parameter, buffer and optimizer state ends with. Random operators draw what the Graph draws.
+    Returns the losses and what every parameter, buffer and optimizer state ends with. Random
+    operators draw what the Graph draws. With `wide` all of it is in float64.
     """
-    for binding in program.bindings.values():
-        bound_tensor(program.model, program.optimizer, binding)
-    model, optimizer = copy.deepcopy((program.model, program.optimizer))
-    losses = [
-        _eager_step(program, model, optimizer, batch, seed, number)
+    for value in program.bindings:
+        state_tensor(program, value)  # raises ValueError if it has no data
+    copying = _wide_copy if wide else torch.Tensor.clone
+    with borrowed(program, copying):
+        return _eager_run(program, batches, seed, copying, wide)
+
+
+def disturbed_changes(
+    program: Program,
+    batches: Iterable[Any],
+    seed: int,
+    size: float,
+    draw: int,
+    *,
+    wide: bool = False,
+) -> tuple[list[float], EagerState]:
+    """The same with every floating number of the batch, the model and the optimizer's state changed
+    at first by `size` of itself, up or down.
+
+    Returns the losses and, for each Value, the difference of its end and its disturbed begin, in
+    float64.
+    """
+    copying = _disturbing(size, draw, wide)
+    with borrowed(program, copying):
+        begins = {v: _double(state_tensor(program, v)).clone() for v in program.bindings}
+        losses, ends = _eager_run(program, batches, seed, copying, wide)
+    return losses, {v: _double(ends[v]) - begins[v] for v in begins}
+
+
+def begun_from(program: Program, state: EagerState) -> EagerState:
+    """The same changes for what `eager_steps` returned: its ends without the live begins."""
+    return {v: _double(end) - _double(state_tensor(program, v)) for v, end in state.items()}
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _wide_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(wide_dtype(tensor.dtype), copy=True)
+
+
+def _disturbing(size: float, draw: int, wide: bool) -> Copying:
+    """A function that copies tensors with an error in every floating number."""
+    generator = torch.Generator().manual_seed(draw)
+
+    def copying(tensor: torch.Tensor) -> torch.Tensor:
+        made = _wide_copy(tensor) if wide else tensor.clone()
+        if not made.is_floating_point():
+            return made
+        up = torch.randint(0, 2, made.shape, generator=generator).to(made.device) * 2 - 1
+        return (made.to(torch.float64) * (1.0 + size * up)).to(made.dtype)
+
+    return copying
+
+
+def _eager_run(
+    program: Program, batches: Iterable[Any], seed: int, copying: Copying, wide: bool
+) -> tuple[list[float], EagerState]:
+    """The losses, and the state that borrowed objects end with; scalars that the last step returned
+    are part of it."""
+    steps = [
+        _eager_step(program, map_tensors(copying, batch), seed, number, wide)
         for number, batch in enumerate(batches)
     ]
-    ends = {v: bound_tensor(model, optimizer, b) for v, b in program.bindings.items()}
-    return losses, ends
+    ends = {value: state_tensor(program, value).clone() for value in program.bindings}
+    for name, value in program.returned.items():
+        if value is not None and steps:
+            ends[value] = steps[-1].scalars[name]
+    return [float(step.loss) for step in steps], ends
 
 
-def _eager_step(
-    program: Program,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Any,
-    seed: int,
-    number: int,
-) -> float:
-    optimizer.zero_grad(set_to_none=True)
-    random = CounterRandom(seed, number)
+def _eager_step(program: Program, batch: Any, seed: int, number: int, wide: bool) -> EagerResult:
+    precision = computing_wide() if wide else with_dtype_replaced(program.widened)
     with (
         torch.enable_grad(),
         torch.random.fork_rng(devices=[]),
-        random,
-        with_dtype_replaced(program.widened),
+        CounterRandom(seed, number),
+        precision,
     ):
-        loss = scalar_loss(program.step(model, batch), program.step)
-        run_backward(loss)
-    if program.clip_norm is not None:
-        trained = [p for group in optimizer.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(trained, program.clip_norm)
-    optimizer.step()
-    return float(loss.detach())
+        return eager_step(program, batch)
 
 
 def capture_as(program: Program, dtype: torch.dtype) -> Program:
@@ -81,7 +136,7 @@ def cast_program(program: Program, dtype: torch.dtype) -> Program:
     again: its Graph is still the one in the model's own precision. `eager_steps`, which runs no
     Graph, needs no more than this."""
     own = _precision(program.model)
-    model, optimizer = copy.deepcopy((program.model, program.optimizer))
+    model, optimizer = copied_with(program.model, program.optimizer)
     model.to(dtype)
     for state in optimizer.state.values():
         for name, value in state.items():
@@ -103,9 +158,4 @@ def _precision(model: torch.nn.Module) -> torch.dtype:
 
 def cast_batch(batch: Any, dtype: torch.dtype) -> Any:
     """The batch with its floating tensors in `dtype`."""
-
-    def cast(leaf: Any) -> Any:
-        floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-        return leaf.to(dtype) if floating else leaf
-
-    return pytree.tree_map(cast, batch)
+    return map_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, batch)

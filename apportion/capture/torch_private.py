@@ -9,7 +9,7 @@ Other rooms may import this module from the face of capture.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
@@ -37,10 +37,11 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException as UnsupportedOperatorException,
 )
 from torch.autograd.graph import _engine_run_backward
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
+
+from apportion.capture.trace import CaptureError
 
 __all__ = ["pytree"]
 
@@ -125,6 +126,14 @@ def without_modes() -> AbstractContextManager[Any]:
     return context
 
 
+def with_versions_kept(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+    """A context after which torch's counts of writes to these tensors are what they were."""
+    context: AbstractContextManager[None] = torch.autograd._unsafe_preserve_version_counter(
+        tuple(tensors)
+    )
+    return context
+
+
 @contextmanager
 def without_mkldnn() -> Iterator[None]:
     """A context in which torch does not choose kernels that only some CPUs have."""
@@ -136,11 +145,76 @@ def without_mkldnn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def with_parameters(
-    model: torch.nn.Module, tensors: dict[str, torch.Tensor]
-) -> AbstractContextManager[None]:
-    """A context in which the model has other parameters and buffers, tied ones included."""
-    return _reparametrize_module(model, tensors, tie_weights=True)
+@contextmanager
+def with_parameters(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+    """A context in which the model has other parameters and buffers, wherever they are: tied ones
+    and those of a module that has several names, too."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise CaptureError(
+            "the model has a module that torch.jit has compiled, whose parameters cannot be "
+            "replaced; use the plain module it was made from"
+        )
+    live: dict[str, Any] = dict(model.named_parameters()) | dict(model.named_buffers())
+    other = {id(live[name]): tensor for name, tensor in tensors.items()}
+    tables = [t for module in model.modules() for t in (module._parameters, module._buffers)]
+    before: list[tuple[Any, dict[str, Any]]] = [(table, dict(table)) for table in tables]
+    try:
+        for table, kept in before:
+            table.update({key: other.get(id(tensor), tensor) for key, tensor in kept.items()})
+        yield
+    finally:
+        for table, kept in before:
+            table.clear()
+            table.update(kept)
+
+
+@contextmanager
+def fake_values(
+    number: Callable[[torch.Tensor], Any],
+    plain_number: Callable[[torch.Tensor], float],
+    array: Callable[[torch.Tensor], Any],
+) -> Iterator[None]:
+    """A context in which fake tensors give values, by these functions: `item()` and formatting by
+    the first, `float()` by the second, `numpy()` by the third. Whatever else reads a value, and a
+    tensor whose value torch knows, go the usual way. A tensor with data gives its own to NumPy,
+    which under a mode of fake tensors it does not."""
+
+    def unknown(tensor: FakeTensor) -> bool:
+        return tensor.constant is None and tensor.numel() == 1
+
+    def item(self: FakeTensor) -> Any:
+        return number(self) if unknown(self) else before["item"](self)
+
+    def as_float(self: FakeTensor) -> float:
+        return plain_number(self) if unknown(self) else before["__float__"](self)
+
+    def as_text(self: FakeTensor, form: str) -> str:
+        return format(item(self) if self.dim() == 0 else object.__repr__(self), form)
+
+    def numpy(self: FakeTensor, *, force: bool = False) -> Any:
+        if self.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+        return before["numpy"](self) if self.constant is not None else array(self)
+
+    def numpy_of_data(self: torch.Tensor, *, force: bool = False) -> Any:
+        with without_modes():
+            return before["numpy"](self, force=force)
+
+    changed = {"item": item, "__float__": as_float, "__format__": as_text, "numpy": numpy}
+    before: dict[str, Any] = {name: getattr(FakeTensor, name) for name in changed}
+    inherited = [name for name in changed if name not in vars(FakeTensor)]
+    for name, function in changed.items():
+        setattr(FakeTensor, name, function)
+    torch.Tensor.numpy = numpy_of_data  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del torch.Tensor.numpy
+        for name in changed:
+            if name in inherited:
+                delattr(FakeTensor, name)
+            else:
+                setattr(FakeTensor, name, before[name])
 
 
 def run_backward(loss: torch.Tensor, inputs: tuple[torch.Tensor, ...] = ()) -> Sequence[Any]:
@@ -162,3 +236,42 @@ def operator_database() -> list[Any]:
         warnings.simplefilter("ignore")  # some of its modules are older than their libraries
         from torch.testing._internal.common_methods_invocations import op_db
     return list(op_db)
+
+
+def gradients_of(
+    roots: Sequence[torch.Tensor],
+    seeds: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    keeps_graph: bool,
+    makes_graph: bool,
+) -> Sequence[Any]:
+    """The gradients of the inputs (None: it has none), from the gradients `seeds` of the roots; for
+    no inputs, all leaves get a `grad`. See run_backward for why the engine is called directly."""
+    found: Sequence[Any] = _engine_run_backward(
+        tuple(roots), tuple(seeds), keeps_graph, makes_graph, tuple(inputs),
+        allow_unreachable=True, accumulate_grad=not inputs,
+    )  # fmt: skip
+    return found
+
+
+def gradient_hooks(leaf: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """The hooks of a leaf: those that may change its gradient, and those that are called once it
+    is accumulated."""
+    before = getattr(leaf, "_backward_hooks", None) or {}
+    after = getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
+    return list(before.values()), list(after.values())
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any]]:
+    """The hooks that run before and after an optimizer's step, those of all optimizers first."""
+    from torch.optim import optimizer as module
+
+    before = [
+        *module._global_optimizer_pre_hooks.values(),
+        *optimizer._optimizer_step_pre_hooks.values(),
+    ]
+    after = [
+        *optimizer._optimizer_step_post_hooks.values(),
+        *module._global_optimizer_post_hooks.values(),
+    ]
+    return before, after

@@ -6,9 +6,10 @@ functions of this file, so that the two take the same step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -19,34 +20,71 @@ DtypeReplacement = tuple[torch.dtype, torch.dtype]
 """A dtype, and the one that a step gets wherever it names the first."""
 
 
-class StepFunction(Protocol):
-    """The user's function: it returns a scalar loss, or something with a `loss`."""
+StepFunction = Callable[..., Any]
+"""The user's function, in one of two forms: `step(model, batch)`, which returns a scalar loss or
+something with a `loss`, and `step(model, optimizer, batch)`, the body of the user's own loop."""
 
-    def __call__(self, model: Any, batch: Any, /) -> Any: ...
 
-
-def scalar_loss(result: Any, step: StepFunction) -> torch.Tensor:
-    """The scalar that a step returned, by itself or as `.loss` or ["loss"]."""
-    name = getattr(step, "__name__", "the step")
-    if isinstance(result, Mapping) and "loss" in result:
-        result = result["loss"]
-    loss = result if isinstance(result, torch.Tensor) else getattr(result, "loss", None)
-    if not isinstance(loss, torch.Tensor):
+def takes_optimizer(step: StepFunction) -> bool:
+    """Whether a step wants the optimizer between the model and the batch: whether it has three
+    positional parameters without a default. Raises CaptureError for a number that fits neither
+    form."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return False
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in places if p.default is p.empty]
+    anything = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    if len(required) == 3:
+        return True
+    if len(required) > 3 or (len(places) < 2 and not anything):
         raise CaptureError(
-            f"{name} returns {type(result).__name__}; it must return a scalar loss tensor, or "
-            "an object or dict with one as loss"
+            f"{_name(step)} takes {len(required)} arguments; a step is step(model, batch) and "
+            "returns the loss, or step(model, optimizer, batch) and calls backward and "
+            "optimizer.step itself"
         )
+    return False
+
+
+def loss_name(
+    scalars: Mapping[str, torch.Tensor],
+    left_out: Sequence[str],
+    step: StepFunction,
+    required: bool = True,
+) -> str:
+    """Which of the returned scalars is the loss: the one named so, else the first; "" if none is
+    returned and none is required."""
+    if "loss" in scalars:
+        return "loss"
+    floating = [name for name, scalar in scalars.items() if scalar.is_floating_point()]
+    if floating or scalars:
+        return (floating or list(scalars))[0]
+    if required:
+        what = "only tensors that are no scalars" if left_out else "no tensor"
+        raise CaptureError(
+            f"{_name(step)} returns {what}; it must return a scalar loss, so reduce it with mean() "
+            "or sum(), or return an object, tuple or dict with one"
+        )
+    return ""
+
+
+def check_loss(loss: torch.Tensor, step: StepFunction, depends: bool = True) -> None:
+    """Raises CaptureError unless the loss is a floating scalar that depends on parameters."""
     if loss.dim() != 0 or not loss.is_floating_point():
         raise CaptureError(
-            f"{name} returns a loss of shape {tuple(loss.shape)} and dtype {loss.dtype}; it must "
-            "be a floating scalar, so reduce it with mean() or sum()"
+            f"{_name(step)} returns a loss of shape {tuple(loss.shape)} and dtype {loss.dtype}; it "
+            "must be a floating scalar, so reduce it with mean() or sum()"
         )
-    if not loss.requires_grad:
+    if depends and not loss.requires_grad:
         raise CaptureError(
-            f"the loss that {name} returns depends on no trainable parameter; it must not be "
-            "detached or computed under torch.no_grad()"
+            f"the loss that {_name(step)} returns depends on no trainable parameter; it must not "
+            "be detached or computed under torch.no_grad()"
         )
-    return loss
+
+
+def _name(step: StepFunction) -> str:
+    return getattr(step, "__name__", "the step")
 
 
 _CASTS = {  # methods of a tensor that name a dtype by themselves

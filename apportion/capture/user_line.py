@@ -43,6 +43,17 @@ def at_line(line: str) -> str:
     return f" at {line}" if line else ""
 
 
+def is_own_file(filename: str) -> bool:
+    """Whether a file of code is the user's own: neither torch's, Python's or ours, nor that of an
+    installed package."""
+    return _shown_file(filename) is not None and "site-packages" not in filename
+
+
+def is_zoo_file(filename: str) -> bool:
+    """Whether a file is one of the zoo's, whose models are ours."""
+    return filename.startswith(_PACKAGE + "zoo" + os.sep)
+
+
 def _line_in(frame: FrameType, number: int) -> str:
     shown = _shown_file(frame.f_code.co_filename)
     return "" if shown is None else f"{shown}:{number}"
@@ -52,11 +63,14 @@ def _line_in(frame: FrameType, number: int) -> str:
 def _shown_file(filename: str) -> str | None:
     """The file as it is shown to the user; None if it is not the user's."""
     if filename.startswith(_PACKAGE):
-        if not filename.startswith(_PACKAGE + "zoo" + os.sep):
+        if not is_zoo_file(filename):
             return None
     elif filename.startswith((_TORCH, "<frozen", "<string", "<eval_with_key")) or (
         filename.startswith(_STDLIB) and "site-packages" not in filename
     ):
         return None
+    packages = "site-packages" + os.sep
+    if packages in filename:
+        return filename.rpartition(packages)[2]
     here = os.getcwd() + os.sep
     return filename.removeprefix(here)

@@ -16,7 +16,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A zoo model (gpt2, mlp:tiny, gpt2:layers=4,batch=8) or FILE.py:FUNCTION.",
+        help="A zoo model (gpt2, mlp:tiny, gpt2:layers=4,batch=8), one of transformers "
+        "(hf:llama,hidden_size=512, hf:config.json) or FILE.py:FUNCTION.",
     ),
 ]
 ClusterName = Annotated[
@@ -47,6 +48,23 @@ MemoryLimit = Annotated[
 ]
 Seed = Annotated[
     int, typer.Option("--seed", metavar="S", min=0, help="Of the model, its batch and the search.")
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option("--batch", metavar="N", min=1, help="Samples of a batch, of a named model."),
+]
+SequenceLength = Annotated[
+    int | None,
+    typer.Option("--seq", metavar="N", min=1, help="Tokens of a sample, of a named model."),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="P",
+        help="Of a named model: float32, bf16 (everything), bf16-mixed or fp16-mixed (autocast, "
+        "float32 parameters).",
+    ),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")

@@ -14,6 +14,7 @@ import typer
 
 from apportion.cli.options import (
     AsJson,
+    BatchSize,
     Budget,
     Calibrate,
     ClusterName,
@@ -24,11 +25,13 @@ from apportion.cli.options import (
     Method,
     Model,
     PolicyFile,
+    Precision,
     Procs,
     Seed,
+    SequenceLength,
     Trace,
 )
-from apportion.cli.requests import capture_without_data, check_folders
+from apportion.cli.requests import capture_without_data, check_folders, sized
 from apportion.quantity import parse_size_limit
 from apportion.show import (
     answer,
@@ -49,6 +52,9 @@ def plan_command(
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
     seed: Seed = 0,
+    batch: BatchSize = None,
+    seq: SequenceLength = None,
+    precision: Precision = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PLAN", help="Save the plan as JSON.")
     ] = None,
@@ -87,6 +93,8 @@ def plan_command(
     Example: apportion plan gpt2:tiny --cluster local:4 --out p.json
 
     Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
+
+    Example: apportion plan hf:llama,num_hidden_layers=8 --batch 8 --seq 2048 --cluster 8xh100
     """
     from apportion.machine import cluster as cluster_of
     from apportion.plan import with_certificate, with_model
@@ -98,6 +106,7 @@ def plan_command(
     check_folders(out, trace)
     with stdout_kept(as_json), warnings_noted():
         place = cluster_of(cluster)
+        model = sized(model, batch, seq, precision)
         program = capture_without_data(model, seed)
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
@@ -129,6 +138,9 @@ def compare_command(
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
     seed: Seed = 0,
+    batch: BatchSize = None,
+    seq: SequenceLength = None,
+    precision: Precision = None,
     calibrate: Calibrate = True,
     policy: PolicyFile = None,
     costs: CostsFile = None,
@@ -153,6 +165,7 @@ def compare_command(
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     with stdout_kept(as_json), warnings_noted():
         place = cluster_of(cluster)
+        model = sized(model, batch, seq, precision)
         program = capture_without_data(model, seed)
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:

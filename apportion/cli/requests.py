@@ -8,8 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from apportion.show import note
+
 if TYPE_CHECKING:
     from apportion.capture import Program
+
+
+def sized(model: str, batch: int | None, seq: int | None, precision: str | None = None) -> str:
+    """The model's name with the sizes of its batch and the precision that were given as options."""
+    if batch is None and seq is None and precision is None:
+        return model
+    from apportion import zoo
+
+    return zoo.with_precision(zoo.with_sizes(model, batch, seq), precision)
 
 
 def capture_without_data(model: str, seed: int) -> Program:
@@ -18,7 +29,12 @@ def capture_without_data(model: str, seed: int) -> Program:
     from apportion.capture import capture
 
     it = zoo.load(model, seed, meta=True)
-    return capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    for text in it.notes:
+        note(text)
+    program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    for text in program.notes:
+        note(text)
+    return program
 
 
 def check_folders(*files: Path | None) -> None:

@@ -14,6 +14,7 @@ import typer
 from apportion.cli.options import (
     METHOD_NAMES,
     AsJson,
+    BatchSize,
     Calibrate,
     Check,
     CompileMode,
@@ -21,12 +22,14 @@ from apportion.cli.options import (
     Measure,
     Model,
     PolicyFile,
+    Precision,
     Procs,
     Seed,
+    SequenceLength,
     ShareGpu,
     Trace,
 )
-from apportion.cli.requests import check_folders
+from apportion.cli.requests import check_folders, sized
 from apportion.show import (
     answer,
     note,
@@ -53,6 +56,9 @@ def run_command(
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Training steps.")] = 3,
     seed: Seed = 0,
+    batch: BatchSize = None,
+    seq: SequenceLength = None,
+    precision: Precision = None,
     check: Check = False,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
@@ -91,10 +97,15 @@ def run_command(
     if share_gpu:
         check_shared_gpu()
     with stdout_kept(as_json), warnings_noted():
+        model = sized(model, batch, seq, precision)
         it = zoo.load(model, seed)  # its file may describe operators of its own
+        for text in it.notes:
+            note(text)
         saved = None if plan is None else Plan.load(plan)
         place = cluster(f"local:{procs or 2}") if saved is None else saved.cluster
         program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+        for text in program.notes:
+            note(text)
         with SharedPool(len(place.devices), timeout) as processes:
             if saved is None:
                 source = source_of_model(program, model, seed)

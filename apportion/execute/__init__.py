@@ -85,6 +85,9 @@ if TYPE_CHECKING:
     from apportion.execute.rank import (
         combine as combine,
     )
+    from apportion.execute.rank import (
+        run_together as run_together,
+    )
     from apportion.execute.rank_steps import (
         Exchange as Exchange,
     )

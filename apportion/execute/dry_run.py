@@ -183,7 +183,7 @@ def _input(given: Any) -> str:
     if len(given) != 3 or not isinstance(given[2], torch.dtype):
         return f"zeros{list(lengths(given))}".replace(" ", "")
     shape, stride, kind = given
-    strides = "" if stride == _dense(shape) else f":{','.join(map(str, stride))}"
+    strides = "" if stride == dense_stride(shape) else f":{','.join(map(str, stride))}"
     return f"{str(kind).removeprefix('torch.')}[{','.join(map(str, shape))}{strides}]"
 
 
@@ -295,7 +295,7 @@ class _DryRun:
         ):
             shape = local_shape(self.space, value, regions[region])
             name = self.graph.values[value].dtype or ""
-            forms.append(self._form((shape, _dense(shape), dtype(name))))
+            forms.append(self._form((shape, dense_stride(shape), dtype(name))))
         dense: Ints = np.array(forms, np.int64)[which]
         return dense
 
@@ -479,7 +479,7 @@ class _DryRun:
         for value, region in zip(op.outputs, part.outputs, strict=True):
             shape = local_shape(space, value, region)
             nbytes = math.prod(shape) * dtype(space.graph.values[value].dtype or "").itemsize
-            found.append(_OutputStorage(-1, _dense(shape), nbytes))
+            found.append(_OutputStorage(-1, dense_stride(shape), nbytes))
         return _CallStorage(tuple(found), 0)
 
 
@@ -500,7 +500,8 @@ def _weighty(kind: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (args[0], args[2], sizes)  # not which numbers are drawn
 
 
-def _dense(shape: Sequence[int]) -> Stride:
+def dense_stride(shape: Sequence[int]) -> Stride:
+    """The strides of a dense tensor."""
     stride, size = [], 1
     for n in reversed(shape):
         stride.append(size)

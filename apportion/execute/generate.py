@@ -40,6 +40,7 @@ from apportion.execute.call_trace import (
     task_call,
 )
 from apportion.execute.cuda_clock import shared_out
+from apportion.execute.dry_run import dense_stride
 from apportion.execute.executable import Executable
 from apportion.execute.fused_update import (
     FusedUpdate,
@@ -160,11 +161,7 @@ class SegmentGenerator:
 def dense_form(executable: Executable, slot: int) -> Form:
     """The form of a slot whose tensor is dense."""
     meant = executable.slots[slot]
-    stride, size = [], 1
-    for n in reversed(meant.shape):
-        stride.append(size)
-        size *= max(n, 1)
-    return meant.shape, tuple(reversed(stride)), meant.dtype
+    return meant.shape, dense_stride(meant.shape), meant.dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from apportion.capture import RANDOM_UNIFORM
-from apportion.execute.dry_run import Form
+from apportion.execute.dry_run import Form, dense_stride
 from apportion.execute.executable import BoxCopy, Executable, local_shape
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
@@ -97,7 +97,7 @@ def trace_segment(
     boxes = boxes_read(executable, segment)
     words = len(random_operators(executable, segment))
     kinds: list[Form] = [forms[slot] for slot in segment.ins]
-    kinds += [(copy.shape, _dense(copy.shape), copy.dtype) for copy in boxes]
+    kinds += [(copy.shape, dense_stride(copy.shape), copy.dtype) for copy in boxes]
     if words:
         kinds.append(((words, 2), (2, 1), torch.int32))
     made: list[Form] = []
@@ -161,10 +161,6 @@ def _no_setting(expression: Any) -> float:
 def _empty(form: Form, place: str) -> torch.Tensor:
     shape, stride, kind = form
     return torch.empty_strided(shape, stride, dtype=kind, device=place)
-
-
-def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    return torch.empty(tuple(shape), device="meta").stride()
 
 
 def segment_key(

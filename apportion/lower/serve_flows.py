@@ -477,8 +477,9 @@ def _take(piece, t, box, rest, left, spare, source, source_box, term, count):  #
 
 @compiled
 def _meet(rest, b, box, piece):  # type: ignore[no-untyped-def]
+    """Whether a piece has something of a box; of one without elements, every piece has all."""
     meet = True
     for a in range(0, rest.shape[1], 2):
         low, high = max(rest[b, a], box[piece, a]), min(rest[b, a + 1], box[piece, a + 1])
-        meet = meet and low < high
+        meet = meet and (low < high or rest[b, a] == rest[b, a + 1])
     return meet

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from apportion.run.calibrate import (
         lower_strategy as lower_strategy,
     )
+    from apportion.run.check import (
+        Check as Check,
+    )
+    from apportion.run.check import (
+        check as check,
+    )
     from apportion.run.cost_cache import (
         cached_costs as cached_costs,
     )

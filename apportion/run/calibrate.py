@@ -244,7 +244,11 @@ class Calibrator:
             self.note(f"not measured: that would need {wanted / 1e9:.1f} GB of memory")
             return False
         if guess.step_seconds > self.left:
-            self.note(f"not measured: one step would take about {guess.step_seconds:.0f} s")
+            self.note(
+                f"not measured: one step would take about {guess.step_seconds:.1f} s, and of the "
+                f"time for measuring {self.left:.1f} s are left"
+            )
+            self.left = 0.0  # so that this is said once
             return False
         return True
 

@@ -25,9 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
-from apportion.capture import Program
+from apportion.capture import Program, flatten, map_tensors
 from apportion.execute import Executable, Rank, worker
 from apportion.lower import ASSEMBLE, COMPUTE, Storage
 from apportion.machine import (
@@ -91,7 +90,7 @@ def runner_on(
 
 def on_device(batch: Any, place: str = "cuda") -> Any:
     """The batch with its tensors on a device."""
-    return tree_map(lambda x: x.to(place) if isinstance(x, torch.Tensor) else x, batch)
+    return map_tensors(lambda x: x.to(place), batch)
 
 
 def step_seconds(runner: Runner, batch: Any, count: int) -> list[float]:
@@ -233,7 +232,7 @@ def _memory_round(runner: Runner, batch: Any, storage: Storage) -> dict[int, int
 def _resident(rank: Rank, batch: Any) -> int:
     """Bytes on the device that are neither the step's tensors nor its batch, which has slots of its
     own there for good (feed.py)."""
-    given = [x for x in tree_leaves(batch) if isinstance(x, torch.Tensor) and x.is_cuda]
+    given = [x for _, _, x in flatten(batch).tensors if x.is_cuda]
     found = [tensor.untyped_storage() for tensor in (*rank.tensors.values(), *given)]
     storages = {storage._cdata: storage for storage in found}
     sizes = [storage.nbytes() for storage in storages.values()]

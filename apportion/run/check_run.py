@@ -1,51 +1,103 @@
-"""Whether a divided run trained what a single device trains.
+"""How far a divided run is from what a single device trains.
 
-Part of the room run. The answers of the ranks come in, a Distance from plain PyTorch goes out. The
-comparison is decided in float64: the same steps run divided on the processes, which capture the
-step again in float64, and whole by plain PyTorch here, which needs no Graph and so no capture. The
-distances in the model's own precision are reported beside it and decide nothing: Adam turns the
-rounding noise of gradients that are truly zero into steps of the size of the learning rate.
+Part of the room run. The answers of the ranks come in with plain PyTorch's results, a Distance goes
+out. In float64 two runs are equal within a fixed tolerance; in a model's own precision, or for a
+model that multiplies small differences, within the noise that was measured (noise.py).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from apportion.capture import Program, eager_steps
+from apportion.capture import EagerState, Program, eager_steps
 from apportion.describe import lengths
-from apportion.execute import slices
+from apportion.execute import dtype, slices
 from apportion.graph import OPTIMIZER_STATE, PARAMETER
 from apportion.lower import TaskGraph
 from apportion.plan import Plan
-from apportion.run.training import TrainingResult, losses_of, vary
+from apportion.run.training import TrainingResult, losses_of
+from apportion.run.vary_batch import vary
 from apportion.split import Space
 
 RELATIVE, PER_STEP = 1e-9, 1e-6
 """equal: |a - b| <= RELATIVE * max|tensor| + PER_STEP * learning rate * steps, in float64."""
+ROUNDINGS = 8
+"""equal in a precision of its own: |a - b| <= ROUNDINGS roundings of max|tensor|, without noise."""
+NOISES = 10
+"""How many times the noise that was measured once a difference may be."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a split run is from the whole one."""
+    """How far a split run is from the whole one: `worst` is the parameter or state with the largest
+    relative difference, `failed` the tensor that is farthest outside of what is allowed, if one
+    is."""
 
     max_abs_loss_diff: float
     max_rel_param_diff: float
     worst: str
     equal: bool
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """By how much plain PyTorch differs from itself when its numbers are wrong by a rounding: of
+    the loss of each step, and of each Value; `relative` is the largest of parameters and state."""
+
+    losses: tuple[float, ...] = ()
+    state: dict[int, float] = field(default_factory=dict)
+    relative: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What is allowed between two runs of a Program.
+
+    own    they are in the step's own precision, not in float64
+    slack  absolute, of every number
+    noise  what was measured of it
+    """
+
+    own: bool = False
+    slack: float = 0.0
+    noise: Noise = field(default_factory=Noise)
+
+    def of_value(self, program: Program, value: int, scale: float) -> float:
+        """The largest difference allowed for a Value whose largest number is `scale`."""
+        return self._allowed(program, value, scale, self.noise.state.get(value, 0.0))
+
+    def of_loss(self, program: Program, step: int, scale: float) -> float:
+        """The largest difference allowed for the loss of a step."""
+        noise = self.noise.losses[step] if step < len(self.noise.losses) else 0.0
+        return self._allowed(program, program.graph.loss, scale, noise)
+
+    def _allowed(self, program: Program, value: int | None, scale: float, noise: float) -> float:
+        relative = RELATIVE
+        if self.own:
+            kind = dtype((value is not None and program.graph.values[value].dtype) or "float32")
+            relative = ROUNDINGS * torch.finfo(kind).eps if kind.is_floating_point else 0.0
+        return relative * (scale if math.isfinite(scale) else 0.0) + self.slack + NOISES * noise
+
+
+def wide_slack(program: Program, steps: int) -> float:
+    """What is allowed in float64 of every number: updates that divide by a vanishing gradient."""
+    rate = max(float(group.get("lr") or 0.0) for group in program.live.param_groups)
+    return PER_STEP * rate * steps
 
 
 def compare_with_eager(
     program: Program, plan: Plan, ranks: list[TrainingResult], steps: int, seed: int
 ) -> Distance:
-    """Losses, parameters, buffers and optimizer state of a split run against plain PyTorch."""
+    """Losses, parameters, buffers and optimizer state of a split run against plain PyTorch, by the
+    tolerance for float64."""
     batches = [vary(program.batch, seed, step) for step in range(steps)]
     losses, state = eager_steps(program, batches, seed)
     split = gather_copies(plan.space, plan.tasks, ranks)
-    rate = max(float(group["lr"]) for group in program.optimizer.param_groups)
-    return distance(program, losses_of(ranks), split, losses, state, PER_STEP * rate * steps)
+    return distance(program, losses_of(ranks), split, losses, state, wide_slack(program, steps))
 
 
 @dataclass(frozen=True)
@@ -95,28 +147,44 @@ def distance(
     losses: list[float],
     split: dict[int, list[GatheredCopy]],
     true_losses: list[float],
-    state: dict[int, torch.Tensor],
-    slack: float,
+    state: EagerState,
+    slack: float = 0.0,
+    tolerance: Tolerance | None = None,
 ) -> Distance:
-    """The largest differences, and whether all are within the tolerance. Not-a-number equals only
-    itself."""
+    """The largest differences, and whether all are allowed (by default in float64, with `slack`).
+    Not-a-number equals only itself."""
+    allowed = tolerance or Tolerance(slack=slack)
     values = program.graph.values
     carried = {before for before, _ in program.graph.state}
-    loss_diff = max(map(_loss_distance, losses, true_losses))
-    equal = loss_diff <= RELATIVE * max(map(abs, true_losses)) + slack
+    differences = list(map(_loss_distance, losses, true_losses))
+    excess, failed = 0.0, ""
+    for step, (difference, true) in enumerate(zip(differences, true_losses, strict=True)):
+        over = _over(difference, allowed.of_loss(program, step, abs(true)))
+        if over > excess:
+            excess, failed = over, f"the loss of step {step}"
     worst, name = 0.0, ""
-    for value, true in state.items():
+    for value, true_state in state.items():
         copies = split.get(value, [])
         if value in carried and not (copies and copies[0].filled.all()):
             raise RuntimeError(f"no rank has all of {values[value].name!r}: a defect of lowering")
-        scale = _largest(true)
+        scale = scale_of(true_state)
+        limit = allowed.of_value(program, value, scale)
         for copy in copies:
-            difference = _difference(copy, true)
-            equal = equal and difference <= RELATIVE * scale + slack
+            difference = _difference(copy, true_state)
+            over = _over(difference, limit)
+            if over > excess:
+                excess, failed = over, values[value].name
             relative = difference / scale if scale else difference
             if relative > worst and values[value].role in (PARAMETER, OPTIMIZER_STATE):
                 worst, name = relative, values[value].name
-    return Distance(loss_diff, worst, name, equal)
+    return Distance(max(differences), worst, name, not failed, failed)
+
+
+def _over(difference: float, allowed: float) -> float:
+    """How many times what is allowed a difference is, 0 if it is allowed."""
+    if difference <= allowed:
+        return 0.0
+    return difference / allowed if allowed else math.inf
 
 
 def _loss_distance(a: float, b: float) -> float:
@@ -126,13 +194,29 @@ def _loss_distance(a: float, b: float) -> float:
 
 
 def _difference(copy: GatheredCopy, true: torch.Tensor) -> float:
-    ours = copy.tensor[copy.filled].to(torch.float64)
-    theirs = true.detach().reshape(copy.tensor.shape)[copy.filled].to(torch.float64)
+    ours = real_numbers(copy.tensor[copy.filled])
+    theirs = real_numbers(true.detach().cpu().reshape(copy.tensor.shape)[copy.filled])
     if not torch.equal(ours.isnan(), theirs.isnan()):
         return math.inf
-    return _largest((ours - theirs)[(ours != theirs) & ~ours.isnan()])
+    return largest((ours - theirs)[(ours != theirs) & ~ours.isnan()])
 
 
-def _largest(tensor: torch.Tensor) -> float:
-    finite = tensor.detach().to(torch.float64)
-    return float(finite.abs().nan_to_num(nan=0.0, posinf=math.inf).max()) if tensor.numel() else 0.0
+def real_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor in float64; a complex one has two for each."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.to(torch.float64)
+
+
+def largest(numbers: torch.Tensor) -> float:
+    """The largest absolute number; not-a-number is none."""
+    if not numbers.numel():
+        return 0.0
+    return float(numbers.abs().nan_to_num(nan=0.0, posinf=math.inf).max())
+
+
+def scale_of(tensor: torch.Tensor) -> float:
+    """The largest finite number of a tensor."""
+    numbers = real_numbers(tensor)
+    return largest(numbers[numbers.isfinite()])

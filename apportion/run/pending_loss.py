@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,18 +56,21 @@ def _filled(given: Any) -> Any:
 
 
 class LossSharing:
-    """Sends the loss from a rank that has it to those that have not.
+    """Sends the loss, or another scalar that a step returns, from a rank that has it in one of its
+    slots to those that have not.
 
     What is under way is waited for in the next step, or when the process ends: its buffers must
     live until then.
     """
 
-    def __init__(self, executable: Executable, device: int, backends: Backends) -> None:
+    def __init__(
+        self, executable: Executable, slots: Sequence[int], device: int, backends: Backends
+    ) -> None:
         self.device, self.backends = device, backends
-        holders = {executable.slot_device[slot] for slot in executable.loss_slots}
+        holders = {executable.slot_device[slot] for slot in slots}
         self.sender = min(holders, default=0)
         self.without = [d for d in range(executable.tasks.devices) if d not in holders]
-        self.slot = executable.slots[executable.loss_slots[0]] if holders else None
+        self.slot = executable.slots[slots[0]] if holders else None
         self.under_way: list[_LossParcel] = []
         weakref.finalize(self, _finish_all, self.under_way)
 

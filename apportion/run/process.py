@@ -2,7 +2,7 @@
 
 Part of the room run. A request comes in and is called with this process; what it returns is the
 answer. A model is loaded once for each specification and seed, and captured at most once for each
-precision: not at all in its own precision, if the parent sends what its capture has found.
+specification: not at all, if the parent sends what its capture has found.
 
 Requests and answers go through a pipe between parent and child; tensors between children as
 execute/backends.py says, at least through gloo on the loopback address. A child that fails answers
@@ -19,7 +19,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 
 from apportion import zoo
-from apportion.capture import Program, capture, capture_as
+from apportion.capture import Program, capture, widened
 from apportion.execute import Backends, PeerLost, join_backends, peer_errors
 from apportion.run.step_source import (
     RunnableStep,
@@ -76,7 +76,7 @@ class PoolProcess:
         """The Program of a model's specification and its Space; with `double` in float64."""
         key = (source.spec, source.model_seed, double)
         if key not in self.programs:
-            made = self._captured_in_float64(source) if double else self._loaded(source)
+            made = self._widened(source) if double else self._loaded(source)
             self.programs[key] = (made, Space(made.graph))
         return self.programs[key]
 
@@ -93,10 +93,9 @@ class PoolProcess:
         self.captures += 1
         return capture(model.step, model.model, model.optimizer, model.batch, model.clip_norm)
 
-    def _captured_in_float64(self, source: StepSource) -> Program:
+    def _widened(self, source: StepSource) -> Program:
         own = self.program(source)[0]
-        self.captures += 1
-        return capture_as(own, torch.float64)
+        return replace(own, graph=widened(own.graph))
 
 
 def main(

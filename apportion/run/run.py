@@ -2,8 +2,8 @@
 
 Part of the room run. A model's specification and a Plan come in, a Run goes out: losses, what was
 measured beside what was predicted, and the verdict of the check. The step is captured once here.
-The processes of the pool load the model too but run the Graph that was captured here; only for a
-check each of them captures once, in float64. One pool serves planning, the run and its check.
+The processes of the pool load the model too but run the Graph that was captured here; for a check
+they run it widened as well. One pool serves planning, the run and its check.
 """
 
 from __future__ import annotations
@@ -17,23 +17,27 @@ from typing import Any
 import torch
 
 from apportion import zoo
-from apportion.capture import Program, capture, cast_program
+from apportion.capture import Program, capture, widened
 from apportion.execute import Executable, mode_of, replica_notes
 from apportion.machine import GENERATED, check_mode
 from apportion.plan import Plan
-from apportion.run.check_run import Distance, compare_with_eager
+from apportion.run.check import Check, eager_run, judged
+from apportion.run.one_process import SharedRun
 from apportion.run.pool import SharedPool
 from apportion.run.reference_kernels import caveat
 from apportion.run.runner import check_plan
 from apportion.run.step_source import source_of_model
 from apportion.run.training import TrainingRequest, TrainingResult, losses_of, step_seconds
+from apportion.run.vary_batch import FREE
 from apportion.simulate import ComparisonRow, Timeline, comparison, measured_timeline
 
 
 @dataclass(frozen=True)
 class Run:
     """What was measured: all steps, and in `timeline` the last one. `mode` is how segments ran,
-    `notes` are on those that did not. The last four are None unless the run was checked."""
+    `notes` are on those that did not. The last ones are None unless the run was checked: `worst` is
+    the tensor with the largest difference, `noise` what rounding alone makes of it, `float32` the
+    differences in the precision that the step runs in, and `reason` why it is not equal."""
 
     losses: list[float]
     measured_step_seconds: float
@@ -48,6 +52,9 @@ class Run:
     max_rel_param_diff: float | None = None
     equal: bool | None = None
     float32: dict[str, Any] | None = None
+    worst: str | None = None
+    noise: float | None = None
+    reason: str | None = None
 
 
 def run(
@@ -83,9 +90,10 @@ def run(
     devices, place = len(plan.cluster.devices), place_of(plan, share_gpu)
     loose = replica_notes(Executable(plan.space, plan.strategy, plan.tasks), place != "cpu")
     source = source_of_model(program, spec, seed)
+    freedom, whole = eager_run(program, steps, seed) if check else (FREE, None)
     request = TrainingRequest(
         source, plan.strategy, devices, steps, seed, state=check, profile=True, place=place,
-        mode=check_mode(mode), replicas=check and not loose,
+        mode=check_mode(mode), replicas=check and not loose, freedom=freedom,
     )  # fmt: skip
     with ExitStack() as stack:
         processes = processes or stack.enter_context(SharedPool(devices, timeout))
@@ -106,14 +114,19 @@ def run(
             mode=mode_of(mode, place),
             notes=notes_of(ranks),
         )
-        if not check:
+        if whole is None:
             return measured
-        own = compare_with_eager(program, plan, ranks, steps, seed)
+        own = SharedRun(plan.space, plan.tasks, ranks)
         note("checking in float64")
-        double = replace(request, double=True, profile=False)
-        ranks = processes.pool().train(double, timeout)
-    exact = cast_program(program, torch.float64)
-    return _checked(measured, compare_with_eager(exact, plan, ranks, steps, seed), own)
+        wide, why = None, ""
+        try:
+            widened(program.graph)
+        except ValueError as error:
+            why = str(error)
+        else:
+            double = replace(request, double=True, profile=False)
+            wide = replace(own, ranks=processes.pool().train(double, timeout))
+    return _checked(measured, judged(program, whole, own, wide, seed, why))
 
 
 def notes_of(ranks: Iterable[TrainingResult]) -> tuple[str, ...]:
@@ -156,15 +169,19 @@ def _measured(plan: Plan, ranks: list[TrainingResult], steps: int) -> Run:
     return Run(losses_of(ranks), seconds, per_step, peaks, moved, line, rows)
 
 
-def _checked(measured: Run, distance: Distance, own: Distance) -> Run:
+def _checked(measured: Run, found: Check) -> Run:
     return replace(
         measured,
-        max_abs_loss_diff=distance.max_abs_loss_diff,
-        max_rel_param_diff=distance.max_rel_param_diff,
-        equal=distance.equal,
+        notes=(*measured.notes, *found.notes),
+        max_abs_loss_diff=found.max_abs_loss_diff,
+        max_rel_param_diff=found.max_rel_param_diff,
+        equal=found.equal,
         float32={
-            "max_abs_loss_diff": own.max_abs_loss_diff,
-            "max_rel_param_diff": own.max_rel_param_diff,
-            "worst": own.worst,
+            "max_abs_loss_diff": found.own.max_abs_loss_diff,
+            "max_rel_param_diff": found.own.max_rel_param_diff,
+            "worst": found.own.worst,
         },
+        worst=found.worst,
+        noise=found.noise,
+        reason=found.reason,
     )

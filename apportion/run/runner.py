@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apportion.capture import Program, batch_leaves, check_settings, setting_value, state_tensor
+from apportion.capture import Program, batch_leaves, check_settings, setting_of, state_tensor
 from apportion.execute import (
     Context,
     Executable,
@@ -38,7 +38,7 @@ from apportion.execute import (
 )
 from apportion.machine import GENERATED, check_mode
 from apportion.plan import Plan
-from apportion.run.pending_loss import LossSharing
+from apportion.run.returned_results import ReturnedResults
 
 _END = object()
 
@@ -64,21 +64,23 @@ class Runner:
         rank = worker.rank
         rank.load(lambda value: state_tensor(program, value))
         self._feed = feed_of(rank)
-        self._losses = LossSharing(rank.executable, rank.device, worker.backends)
+        self._results = ReturnedResults(program, worker)
         self._replicas = ReplicaCheck(rank) if check_replicas else None
         self._notes = replica_notes(rank.executable, rank.place.startswith("cuda"))
 
-    def step(self, batch: Any) -> torch.Tensor:
-        """One training step; returns the loss, the same on every rank.
+    def step(self, batch: Any) -> Any:
+        """One training step; returns what the user's step returns, the same on every rank: the
+        loss, or a tuple, dict or object with scalars. Larger tensors in it are None, and a step
+        that returns nothing gives its loss.
 
         A callable batch is asked `batch(name, region)` for the input of that name, region a slice
         per dimension.
         """
-        return self._losses.everywhere(self.local_step(batch))
+        return self._results.everywhere(self.local_step(batch))
 
-    def train(self, batches: Iterable[Any]) -> Iterator[torch.Tensor]:
+    def train(self, batches: Iterable[Any]) -> Iterator[Any]:
         """A training step for each batch of a DataLoader, or of whatever can be iterated; yields
-        the losses.
+        the losses, or what else `step` returns.
 
         On a GPU the next batch is taken and copied to the device while it is still busy with the
         last one; who stops early has taken one batch more than steps. A batch's tensors must not
@@ -92,7 +94,7 @@ class Runner:
         coming = iter(batches)
         staged, first = self._staged_next(coming), True
         while staged is not None:
-            loss = self._losses.everywhere(self._run(staged))
+            loss = self._results.everywhere(self._run(staged))
             first, failure, staged = False, None, None
             if self._feed.ahead:
                 try:
@@ -140,7 +142,7 @@ class Runner:
         context = Context(
             self.seed,
             self.steps_done,
-            lambda expression: setting_value(self.program.optimizer, expression),
+            lambda expression: setting_of(self.program, expression),
             self.program.graph.bodies,
             self.worker.rank.place,
         )
@@ -149,9 +151,9 @@ class Runner:
 
     @property
     def notes(self) -> list[str]:
-        """What does not run as `compile` says, and why, known after the first step; and which
-        copies of the state may differ in their last bits."""
-        return [*self._notes, *self.worker.notes]
+        """What capture has left out, what does not run as `compile` says, and why, known after the
+        first step; and which copies of the state may differ in their last bits."""
+        return [*self.program.notes, *self._notes, *self.worker.notes]
 
 
 def distribute(

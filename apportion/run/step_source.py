@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from apportion.capture import Program, batch_leaves, setting_value, state_tensor
+from apportion.capture import Program, batch_leaves, setting_of, setting_value, state_tensor
 from apportion.execute import dtype
 from apportion.graph import INPUT, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.zoo import Loaded
@@ -27,12 +27,13 @@ Array = np.ndarray[Any, Any]
 @dataclass(frozen=True)
 class CaptureFacts:
     """What a capture has found beside the Graph: those fields of a Program that are plain data, and
-    its constants as torch.save writes them."""
+    its constants as torch.save writes them. `default` is torch's default dtype at that time."""
 
     inputs: tuple[tuple[int, int], ...]
     bindings: Mapping[int, Any]
     fixed: tuple[Any, ...]
     constants: bytes
+    default: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,24 @@ class StepSource:
     facts: CaptureFacts | None = None
     settings: tuple[Mapping[str, Any], ...] = ()
 
+    @property
+    def default_dtype(self) -> torch.dtype | None:
+        """torch's default dtype when the step was captured, if that is known."""
+        return None if self.facts is None else dtype(self.facts.default)
+
 
 def source_of(program: Program | Graph) -> StepSource:
     """The step of a Program: its batch and constants are given, as far as they have data."""
     if isinstance(program, Graph):
         return StepSource(program)
     tensors = batch_leaves(program, program.batch) | program.constants
-    known = {v: t for v, t in tensors.items() if not t.is_meta and t.dtype != torch.bfloat16}
-    given = {v: t.detach().numpy() for v, t in known.items()}
-    return StepSource(program.graph, given=given, settings=_settings(program.optimizer))
+    known = {v: t.detach() for v, t in tensors.items() if not t.is_meta}
+    wide = {v: t.float() if t.dtype == torch.bfloat16 else t for v, t in known.items()}
+    given = {v: t.numpy() for v, t in wide.items()}  # NumPy has no bfloat16
+    return StepSource(program.graph, given=given, settings=_settings(program.live.param_groups))
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], ...]:
+def _settings(groups: list[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """The numbers among the settings of each group."""
 
     def plain(value: Any) -> Any:
@@ -68,8 +75,8 @@ def _settings(optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], ...]
         whole = value if isinstance(value, tuple) else (value,)
         return value if all(isinstance(part, int | float) for part in whole) else None
 
-    groups = [{key: plain(value) for key, value in g.items()} for g in optimizer.param_groups]
-    return tuple({k: v for k, v in group.items() if v is not None} for group in groups)
+    found = [{key: plain(value) for key, value in group.items()} for group in groups]
+    return tuple({k: v for k, v in group.items() if v is not None} for group in found)
 
 
 def source_of_model(program: Program, spec: str, seed: int) -> StepSource:
@@ -85,7 +92,8 @@ def _facts(program: Program) -> CaptureFacts | None:
     written = io.BytesIO()
     torch.save({v: t.detach().clone() for v, t in program.constants.items()}, written)
     fields = (program.inputs, dict(program.bindings), program.fixed)
-    return CaptureFacts(*fields, written.getvalue())
+    default = str(torch.get_default_dtype()).removeprefix("torch.")
+    return CaptureFacts(*fields, written.getvalue(), default)
 
 
 def bound_program(graph: Graph, facts: CaptureFacts, model: Loaded) -> Program:
@@ -114,9 +122,7 @@ def tensors_of_program(program: Program) -> RunnableStep:
     def tensor(value: int) -> torch.Tensor:
         return leaves[value] if value in leaves else state_tensor(program, value)
 
-    return RunnableStep(
-        program.graph, tensor, lambda expression: setting_value(program.optimizer, expression)
-    )
+    return RunnableStep(program.graph, tensor, lambda expression: setting_of(program, expression))
 
 
 def tensors_of_graph(
@@ -127,9 +133,9 @@ def tensors_of_graph(
     generator = torch.Generator().manual_seed(0)
 
     def tensor(value: int) -> torch.Tensor:
-        if value in given:
-            return torch.from_numpy(given[value])
         meant = graph.values[value]
+        if value in given:
+            return torch.from_numpy(given[value]).to(dtype(meant.dtype or ""))
         made = torch.zeros(meant.shape or (), dtype=dtype(meant.dtype or ""))
         if made.is_floating_point():
             low = -0.05 if meant.role in (PARAMETER, INPUT) else 0.01

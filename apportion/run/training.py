@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,8 @@ from apportion.machine import GENERATED, INTERPRETER
 from apportion.run.process import PoolProcess
 from apportion.run.runner import Runner, own_device
 from apportion.run.step_source import StepSource
-from apportion.split import Strategy, space_of
+from apportion.run.vary_batch import FREE, vary
+from apportion.split import Space, Strategy, space_of
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,13 @@ class TrainingRequest:
     """A request to run a strategy, on the device that torch calls `place`: `cuda` is each rank's
     own GPU, `cuda:0` the same one for all.
 
-    double   in float64, for which the step is captured again
+    double   in float64, by the Graph widened
     state    the answer is to have the state after the last step
     profile  the answer is to have the peak of memory in a step, for which steps are taken and
              forgotten before the others
     mode     how segments run, of execute/ladder.py
     replicas  the copies of the state are compared after every step
+    freedom  how much the batch is varied from step to step, of vary_batch.py
     """
 
     source: StepSource
@@ -59,10 +62,15 @@ class TrainingRequest:
     place: str = "cpu"
     mode: str = GENERATED
     replicas: bool = False
+    freedom: int = FREE
 
     def __call__(self, process: PoolProcess) -> TrainingResult:
         """Runs in a process of a pool."""
-        program, space = process.program(self.source, self.double)
+        loaded = process.program(self.source, self.double)
+        with default_dtype(torch.float64 if self.double else self.source.default_dtype):
+            return self._trained(process, *loaded)
+
+    def _trained(self, process: PoolProcess, program: Program, space: Space) -> TrainingResult:
         if (space.digits, space.opening) != (self.strategy.digits, self.strategy.opening):
             space = space_of(program.graph, self.strategy)
         tasks = runnable(space, self.strategy, self.devices)
@@ -84,7 +92,7 @@ class TrainingRequest:
         for step in range(self.steps):
             mine.rank.records = step == self.steps - 1
             mine.rank.spans.clear()
-            batch = vary(program.batch, self.seed, step)
+            batch = vary(program.batch, self.seed, step, self.freedom)
             if step == self.steps - 1:
                 clock = _device_clock(mine)
             _wait_for_all()
@@ -92,7 +100,7 @@ class TrainingRequest:
             if check is not None:
                 check.check(step + 1)
         held = mine.rank.state().items() if self.state else ()
-        state = [(slot, tensor.cpu().numpy()) for slot, (_, tensor) in held]
+        state = [(slot, state_array(tensor)) for slot, (_, tensor) in held]
         spans = clock.times(mine.rank.spans) if clock else list(mine.rank.spans)
         figures = (mine.sent_bytes, peak_bytes, state, spans, process.captures, mine.notes)
         return TrainingResult(losses, steps, used, *figures)
@@ -176,19 +184,22 @@ def _timed(
     return None if loss is None else float(loss)
 
 
-def vary(batch: Any, seed: int, step: int) -> Any:
-    """The batch of a step: the given one at first, then with each tensor's elements shuffled."""
-    if step == 0:
-        return batch
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+@contextmanager
+def default_dtype(kind: torch.dtype | None) -> Iterator[None]:
+    """A context with torch's default dtype, which numbers made of whole ones get; None: as it
+    is."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(kind or before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
-    def shuffled(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        order = torch.randperm(leaf.numel(), generator=generator)
-        return leaf.reshape(-1)[order].reshape(leaf.shape)
 
-    return torch.utils._pytree.tree_map(shuffled, batch)
+def state_array(tensor: torch.Tensor) -> Any:
+    """The tensor for NumPy, which has no bfloat16: all of its numbers are in float32 too."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _peak_of(request: TrainingRequest) -> _HostPeak | _CudaPeak:

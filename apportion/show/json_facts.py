@@ -119,6 +119,9 @@ def run_facts(run: Run) -> dict[str, Any]:
         "max_rel_param_diff": run.max_rel_param_diff,
         "equal": run.equal,
         "float32": run.float32,
+        "worst": run.worst,
+        "noise": run.noise,
+        "reason": run.reason,
     }
 
 

@@ -199,6 +199,7 @@ def measured(plan: Plan, run: Run) -> list[Table | str]:
         shown += [
             f"largest difference from a single device, in float64: {run.max_abs_loss_diff:.1e} "
             f"of the losses, {run.max_rel_param_diff:.1e} of parameters and state",
+            *([f"not equal: {run.reason}"] if run.reason else []),
             f"equal: {_yes(run.equal)}",
         ]
     return shown

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from apportion.capture import Program, batch_leaves, setting_value, state_tensor
+from apportion.capture import Program, batch_leaves, setting_of, state_tensor
 from apportion.execute import Context
 from apportion.split import Space, open_composites
 from apportion.verify.evaluated_call import judge
@@ -33,7 +33,7 @@ def verify_step(program: Program, name: str) -> list[Verdict]:
 def _verdicts(program: Program, name: str) -> Iterator[Verdict]:
     graph = program.graph
     space = Space(graph)
-    context = Context(0, 0, lambda e: setting_value(program.optimizer, e), graph.bodies)
+    context = Context(0, 0, lambda e: setting_of(program, e), graph.bodies)
     values = _initial_values(program)
     last = {v: index for index, op in enumerate(graph.ops) for v in op.inputs}
     seen: set[Any] = set()

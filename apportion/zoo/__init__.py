@@ -3,9 +3,11 @@
 In: a name with settings, or a file with a function. Out: a step, a model, an optimizer and a batch,
 which capture/ takes. Read mlp.py first; one model a file.
 
-    SPEC ::= NAME | NAME:SETTING,... | FILE.py:FUNCTION        SETTING ::= tiny | KEY=VALUE
+    SPEC ::= NAME | NAME:SETTING,... | FILE.py:FUNCTION | hf:NAME,SETTING,...
+    SETTING ::= tiny | KEY=VALUE
 
-`gpt2`, `mlp:tiny`, `gpt2:layers=4,batch=8`, `gpt2:tiny,layers=3`, `train.py:make`. A user's
+`gpt2`, `mlp:tiny`, `gpt2:layers=4,batch=8`, `gpt2:tiny,layers=3`, `train.py:make`; hf.py has the
+models of the transformers package. A user's
 function takes no arguments and returns `(step, model, optimizer, batch)`; modules beside its file
 can be imported while it runs.
 """
@@ -17,7 +19,7 @@ import importlib.util
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +56,10 @@ from apportion.zoo import (
     wgan,
     wresnet,
 )
+from apportion.zoo.hf import load_hf
+from apportion.zoo.precision import PRECISIONS as PRECISIONS
+from apportion.zoo.precision import TrainedParts, in_precision, without_precision
+from apportion.zoo.precision import with_precision as with_precision
 
 leave_unloaded()
 
@@ -63,11 +69,13 @@ class Loaded:
     """What `capture` needs. `name` is the spec it was loaded from."""
 
     name: str
-    step: Callable[[nn.Module, Any], Any]
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
+    step: Callable[..., Any]
+    model: Any
+    optimizer: Any
     batch: Any
     clip_norm: float | None = None
+    notes: tuple[str, ...] = ()
+    """Sentences about what was set for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +133,53 @@ def load(spec: str, seed: int = 0, *, meta: bool = False) -> Loaded:
 
     With `meta` a zoo model and its batch have shapes and no data: enough to capture and plan it,
     whatever its size. A user's file is loaded with data all the same.
+    `precision=` among the settings of a model is one of precision.py, whatever the model.
     The caller's random state is left as it was. Raises ValueError, in one sentence, if the spec
     is wrong or the user's file fails.
     """
-    name, _, rest = spec.partition(":")
     if spec.endswith(".py") or ".py:" in spec:
         with _seeded(seed):
             return _load_file(spec)
+    plain, precision = without_precision(spec)
+    it = _load_named(plain, seed, meta)
+    parts = TrainedParts(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.notes)
+    return Loaded(spec, **vars(in_precision(parts, precision)))
+
+
+def _load_named(spec: str, seed: int, meta: bool) -> Loaded:
+    """A model of the zoo or of transformers, in float32."""
+    name, _, rest = spec.partition(":")
+    if name == "hf":
+        with _seeded(seed), torch.device("meta") if meta else nullcontext():
+            it = load_hf(spec)
+        return Loaded(spec, it.step, it.model, it.optimizer, it.batch, notes=it.notes)
     if name not in _MODELS:
         raise ValueError(
             f"Unknown model {name!r}; known are {', '.join(_MODELS)}, "
-            "and FILE.py:FUNCTION for your own."
+            "hf:FAMILY for those of transformers, and FILE.py:FUNCTION for your own."
         )
     settings = _settings(spec, name, rest.split(",") if ":" in spec else [])
     with _seeded(seed), torch.device("meta") if meta else nullcontext():
         model, optimizer, batch = _MODELS[name].build(settings)
     return Loaded(spec, _MODELS[name].step, model, optimizer, batch)
+
+
+def with_sizes(spec: str, batch: int | None = None, seq: int | None = None) -> str:
+    """The spec with other sizes of the batch, which are settings of its model: a user's file sets
+    its own."""
+    given = {"batch": batch, "seq": seq}
+    wanted = {key: value for key, value in given.items() if value is not None}
+    if not wanted:
+        return spec
+    if spec.endswith(".py") or ".py:" in spec:
+        raise ValueError(
+            f"{spec!r} makes its own batch; --{next(iter(wanted))} is for models of the zoo and "
+            "of transformers (hf:)."
+        )
+    name, colon, rest = spec.partition(":")
+    own = [item for item in rest.split(",") if item.partition("=")[0] not in wanted]
+    settings = [*(own if colon else ()), *(f"{key}={value}" for key, value in wanted.items())]
+    return f"{name}:{','.join(settings)}"
 
 
 @contextmanager
@@ -217,7 +256,9 @@ def _load_file(spec: str) -> Loaded:
     if not _is_training(made):
         raise ValueError(
             f"{spec} must return (step, model, optimizer, batch), a function, a torch.nn.Module, "
-            f"a torch.optim.Optimizer and a batch, but returned {_kinds(made)}."
+            "a torch.optim.Optimizer and a batch (several modules or optimizers in a tuple, list "
+            "or dict), and after them, if gradients are to be clipped, their largest norm; but it "
+            f"returned {_kinds(made)}."
         )
     return Loaded(spec, *made)
 
@@ -260,13 +301,20 @@ def _failure(error: BaseException, path: Path, file: str, function: str) -> Valu
 
 
 def _is_training(made: Any) -> bool:
-    return (
-        isinstance(made, tuple)
-        and len(made) == 4
-        and callable(made[0])
-        and isinstance(made[1], nn.Module)
-        and isinstance(made[2], torch.optim.Optimizer)
-    )
+    if not isinstance(made, tuple) or len(made) not in (4, 5) or not callable(made[0]):
+        return False
+    clipped = len(made) == 4 or made[4] is None or isinstance(made[4], int | float)
+    return clipped and _all_are(made[1], nn.Module) and _all_are(made[2], torch.optim.Optimizer)
+
+
+def _all_are(given: Any, wanted: type) -> bool:
+    """Whether something is of a class, or a sequence or mapping of such."""
+    if isinstance(given, wanted):
+        return True
+    if not isinstance(given, Sequence | Mapping) or isinstance(given, str) or not given:
+        return False
+    each = given.values() if isinstance(given, Mapping) else given
+    return all(isinstance(one, wanted) for one in each)
 
 
 def _kinds(made: Any) -> str:

@@ -67,10 +67,11 @@ def test_the_surface_is_what_it_was() -> None:
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
             *("--trace", "--calibrate", "--measure", "--certify", "--policy", "--costs"),
-            *("--compile", "--json"),
+            *("--compile", "--batch", "--seq", "--json"),
         },
         "compare": {
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),
+            *("--batch", "--seq"),
             *("--calibrate", "--policy", "--costs", "--compile", "--json"),
         },
         "place": {
@@ -95,7 +96,7 @@ def test_the_surface_is_what_it_was() -> None:
         "run": {
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
             *("--timeout", "--trace", "--calibrate", "--measure", "--policy", "--compile"),
-            *("--fast", "--share-gpu", "--json"),
+            *("--fast", "--share-gpu", "--batch", "--seq", "--json"),
         },
     }
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +25,7 @@ from apportion.run.training import vary
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 STEPS = 5
+ROOT = Path(__file__).parents[2]
 
 
 def trained(program: Program, mode: str) -> tuple[list[float], dict[int, torch.Tensor], list[str]]:
@@ -74,3 +79,32 @@ def _recordings(program: Program, mode: str) -> list[int]:
     program.optimizer.param_groups[0]["lr"] /= 1.1**STEPS
     speakers: list[Any] = runner.worker.compiled().speakers
     return [it.recordings for it in speakers if hasattr(it, "recordings")]
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None  # as if it were not installed
+sys.path[:0] = ["tests/gpu"]
+from test_gpu_compile import mlp_program, trained
+if __name__ == "__main__":
+    losses, _, _ = trained(mlp_program(), "none")
+    found, _, notes = trained(mlp_program(), "inductor")
+    assert all(abs(a - b) <= 1e-4 * abs(b) for a, b in zip(found, losses)), (found, losses)
+    print("notes:", *notes)
+"""
+
+
+def mlp_program() -> Program:
+    it = zoo.load("mlp:tiny", 0)
+    return capture(it.step, it.model, it.optimizer, it.batch)
+
+
+def test_without_triton_the_step_runs(tmp_path: Path) -> None:
+    settings = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TRITON], cwd=ROOT, text=True, capture_output=True,
+        timeout=120, env=os.environ | settings, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = [line for line in done.stdout.splitlines() if line.startswith("notes:")]
+    assert "is generated: " in said[0]

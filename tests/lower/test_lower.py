@@ -352,3 +352,14 @@ def test_tasks_and_copies_lie_in_the_buckets_of_their_ops() -> None:
 def test_a_strategy_that_is_not_legal_is_not_lowered() -> None:
     with pytest.raises(ValueError, match="of which there are 2"):
         relu(Choice((1, 1), (2,)), {})
+
+
+def test_an_empty_value_is_fetched_from_anywhere() -> None:
+    """Nothing meets a region without elements, and yet its reader must have it."""
+    make = Maker()
+    x = make.value(0, COLUMNS)
+    y = make.op("aten.relu.default", x, out=(0, COLUMNS))
+    elsewhere = {x.index: Layout((1, 1), (0,)), y.index: Layout((1, 1), (0,))}
+    tasks = lower(make.space(), Strategy((Choice((1, 1), (1,)),), elsewhere), 2)
+    verify(tasks)
+    assert tasks.bytes_moved == 0

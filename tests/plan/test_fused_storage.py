@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
+from chain_plan import chain_plan
 
-from apportion.capture.capture import capture
 from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import with_storage
-from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.plan.candidates import DefaultCosts
 from apportion.plan.fused_storage import MARGIN, _padded, fused_storage
@@ -23,28 +21,9 @@ from apportion.simulate.segments import SEGMENT_PAGES
 ROWS, WIDTH = 4096, 256
 
 
-class Chain(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-        self.last = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.last((self.first(x).relu() * 2.0).sigmoid())
-        return out
-
-
-def step(model: Chain, batch: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(batch).sum()
-    return loss
-
-
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    model = Chain()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    program = capture(step, model, optimizer, torch.zeros(ROWS, WIDTH))
-    return make_plan(program.graph, cluster("1xh200"), "single")
+    return chain_plan(ROWS, WIDTH)
 
 
 def test_what_stays_in_a_kernel_takes_no_room(plan: Plan) -> None:

@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
+from chain_plan import chain_plan
 
-from apportion.capture.capture import capture
 from apportion.lower.task_graph import TaskGraph
-from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import FITTED, MEASURED, CostModel
 from apportion.machine.cost_table import Condition, CostLine, CostTable, KernelMeasurement
 from apportion.machine.fusible_kinds import fusible, reduces_rows
-from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
 from apportion.simulate.durations import issue_nanoseconds, nanoseconds, restricted, sources
 from apportion.simulate.fusion import fused_traffic
@@ -24,28 +21,9 @@ ROWS, WIDTH = 64, 32
 WHOLE = ROWS * WIDTH * 4  # bytes of an activation
 
 
-class Chain(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-        self.last = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.last((self.first(x).relu() * 2.0).sigmoid())
-        return out
-
-
-def step(model: Chain, batch: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(batch).sum()
-    return loss
-
-
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    model = Chain()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    program = capture(step, model, optimizer, torch.zeros(ROWS, WIDTH))
-    return make_plan(program.graph, cluster("1xh200"), "single")
+    return chain_plan(ROWS, WIDTH)
 
 
 def of_kind(tasks: TaskGraph, kind: str) -> list[int]:

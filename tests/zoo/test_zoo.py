@@ -224,8 +224,8 @@ def test_a_users_function_is_loaded_and_seeded(user: Path) -> None:
     [
         ("absent", r"train.py has no function 'absent'"),
         ("constant", r"train.py has no function 'constant'"),
-        ("three", r"train.py:three must return .* but returned \(function, Linear, Adam\)"),
-        ("nothing", r"train.py:nothing must return .* but returned NoneType"),
+        ("three", r"train.py:three must return .* but it returned \(function, Linear, Adam\)"),
+        ("nothing", r"train.py:nothing must return .* but it returned NoneType"),
         ("fails", r"train.py:27 failed with KeyError: 'lost'"),
         ("asks", r"train.py:asks failed with TypeError: .*what"),
         ("leaves", r"train.py:35 failed with SystemExit"),

@@ -20,6 +20,8 @@ The third station of capture/, after record.py and normalise.py and before build
   others. Copies of views become views; squeeze names its dims.
 - A euclidean norm becomes the root of a sum (apportion.square_sum), whose parts add up. CTC is told
   how wide its alignments are (apportion.ctc_loss), which a part cannot know.
+- Products of groups of rows, the experts of a mixture, become ours that know where groups start
+  and where rows begin: decompose/grouped.py.
 - Operators on lists of tensors become one Op per tensor.
 """
 
@@ -27,12 +29,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from apportion.capture.decompose import batch_norm, conv, foreach, index, pool, reduction, view
+from apportion.capture.decompose import (
+    batch_norm,
+    conv,
+    foreach,
+    grouped,
+    index,
+    pool,
+    reduction,
+    view,
+)
 from apportion.capture.decompose.base import DECOMPOSITIONS, NodeBuilder
 from apportion.capture.decompose.totals import totals
 from apportion.capture.normalise import Node, NormalisedTrace, live_nodes
 
-__all__ = ["batch_norm", "conv", "decompose", "foreach", "index", "pool", "reduction", "view"]
+__all__ = [
+    "batch_norm",
+    "conv",
+    "decompose",
+    "foreach",
+    "grouped",
+    "index",
+    "pool",
+    "reduction",
+    "view",
+]
 
 
 def decompose(trace: NormalisedTrace) -> NormalisedTrace:

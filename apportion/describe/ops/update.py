@@ -11,11 +11,17 @@ from apportion.describe.language import Operand, axes, f, reduce
 from apportion.describe.ops.elementwise import ELEMENTWISE
 from apportion.graph import Body, refs
 
+_SCALARS = ("aten.full.default", "aten.zeros.default", "aten.ones.default")
+"""Kinds that make a number, where their size is that of a scalar."""
+
 
 def _sources(body: Body) -> list[set[int]]:
     """For each input and each result of the body the inputs it is computed from."""
     found: list[set[int]] = [{k} for k in range(body.inputs)]
     for op in body.ops:
+        if op.kind in _SCALARS and op.args[0] == ():
+            found.append(set())
+            continue
         if op.kind.rpartition(".")[0] not in ELEMENTWISE:
             raise Undescribed(f"the update contains {op.kind}, which is not pointwise")
         found.append(set().union(*(found[r] for r in refs(op.args))))

@@ -97,7 +97,7 @@ OWN: dict[str, Kernel] = {}
 of that name."""
 
 
-UNTRACEABLE = frozenset(["apportion.mask_index"])
+UNTRACEABLE = frozenset(["apportion.mask_index", "apportion.grouped_mm", "apportion.grouped_outer"])
 """Kinds whose kernels look at data: a compiler can only call them. The others make the same
 operator calls for inputs of the same shapes, strides and dtypes, whatever is in them; what changes
 from step to step comes in by `Context.setting` and `Context.step` alone."""

@@ -1,0 +1,125 @@
+"""The place in the user's program that runs now, also where it is inside a library that it calls.
+
+For notes and refusals about one call: `train.py:12, inside torch/distributions/normal.py:57` says
+both which line of the user's is meant and which line of the library wants it. user_line.py gives
+the one line that an Op is labelled with.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
+_ZOO = _PACKAGE + "zoo" + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_LIBRARIES = str(Path(torch.__file__).parent.parent) + os.sep
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+# Parts of torch that are programs in Python; the rest of it only hands calls on.
+_TORCH_PROGRAMS = tuple(
+    _TORCH + name for name in ("distributions", "nn" + os.sep, "optim", "functional.py")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlace:
+    """A place in a running program.
+
+    stack  file, line and instruction of every frame outside this package, the innermost first:
+           equal exactly for the same call by the same way
+    text   as it is shown: the user's own line, and the library's line that it leads to
+    """
+
+    stack: tuple[tuple[str, int, int], ...]
+    text: str
+
+    @property
+    def at(self) -> str:
+        """` at train.py:12`, or nothing where no line is known."""
+        return f" at {self.text}" if self.text else ""
+
+
+def call_place(outermost: CodeType) -> CallPlace:
+    """The place that runs now, looking no further out than the frame that runs `outermost`."""
+    frame: FrameType | None = sys._getframe(1)
+    stack: list[tuple[str, int, int]] = []
+    while frame is not None and frame.f_code is not outermost:
+        name = frame.f_code.co_filename
+        if not name.startswith(_PACKAGE) or name.startswith(_ZOO):
+            stack.append((name, frame.f_lineno, frame.f_lasti))
+        frame = frame.f_back
+    return CallPlace(tuple(stack), _text(stack))
+
+
+def place_of_frames(frames: Iterable[tuple[FrameType, int]]) -> CallPlace:
+    """The place of frames with their lines, the outermost first, as a traceback has them."""
+    stack = [
+        (frame.f_code.co_filename, line, frame.f_lasti)
+        for frame, line in frames
+        if not frame.f_code.co_filename.startswith(_PACKAGE)
+        or frame.f_code.co_filename.startswith(_ZOO)
+    ]
+    stack.reverse()
+    return CallPlace(tuple(stack), _text(stack))
+
+
+def setting_of(value: float, outermost: CodeType) -> str:
+    """The attribute of the module that runs now, or of its config, that has this value and sounds
+    like a probability: `layerdrop`; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module):
+            for holder in (owner, getattr(owner, "config", None)):
+                for name, held in getattr(holder, "__dict__", {}).items():
+                    if type(held) is float and held == value and ("drop" in name or "p" in name):
+                        return str(name)
+        frame = frame.f_back
+    return ""
+
+
+def source_line(place: CallPlace) -> str:
+    """The text of the innermost line of a place."""
+    inner = next((each for each in place.stack if _is_program(each[0])), None)
+    return linecache.getline(*inner[:2]) if inner else ""
+
+
+def _text(stack: list[tuple[str, int, int]]) -> str:
+    own = next((each for each in stack if _is_own(each[0])), None)
+    inner = next((each for each in stack if _is_program(each[0])), None)
+    if own is None or inner is None or inner == own:
+        found = own or inner
+        return "" if found is None else _shown(*found)
+    return f"{_shown(*own)}, inside {_shown(*inner)}"
+
+
+def _is_own(name: str) -> bool:
+    """Whether a file is the user's own: of no library."""
+    return not name.startswith((_LIBRARIES, _STDLIB, "<")) and "site-packages" not in name
+
+
+def _is_program(name: str) -> bool:
+    """Whether a file is a program, the user's or a library's, and not what torch runs it by."""
+    if name.startswith(_TORCH):
+        return name.startswith(_TORCH_PROGRAMS)
+    outside = "site-packages" in name or not name.startswith(_STDLIB)
+    return outside and not name.startswith("<")
+
+
+def checks_shapes(name: str) -> bool:
+    """Whether a file is of torch and raises where shapes do not fit, not by the user's will."""
+    return name.startswith(_TORCH) and not name.startswith(_TORCH + "distributions")
+
+
+def _shown(name: str, line: int, _: int) -> str:
+    if "site-packages" + os.sep in name:
+        name = name.rpartition("site-packages" + os.sep)[2]
+    return f"{name.removeprefix(os.getcwd() + os.sep)}:{line}"

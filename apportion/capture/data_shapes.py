@@ -1,0 +1,117 @@
+"""Operators whose result has a shape that depends on data: what to write instead of each.
+
+A Graph has fixed shapes. record.py asks here what to do where a step calls such an operator: where
+the values that decide are the same in every step, they are computed and the operator becomes one of
+a fixed shape; otherwise the step is refused, in words of the operator it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from apportion.capture.torch_private import without_modes
+from apportion.capture.trace import CaptureError
+
+aten = torch.ops.aten
+
+
+class ShapeFromData(CaptureError):
+    """The step calls an operator whose result has a shape that depends on data."""
+
+
+_MASK = (
+    "take all elements and weigh them by the mask: (x * mask).sum() / mask.sum(), or "
+    "torch.where(mask, x, other)"
+)
+_OUTSIDE = "compute it before the step and pass it in the batch"
+
+_REMEDIES: dict[str, tuple[str, str]] = {
+    "aten.nonzero": ("nonzero() or an index by a mask", _MASK),
+    "aten.masked_select": ("masked_select()", _MASK),
+    "aten.index": ("an index by a mask", _MASK),
+    "aten._unique": ("unique()", _OUTSIDE),
+    "aten._unique2": ("unique()", _OUTSIDE),
+    "aten.unique_dim": ("unique()", _OUTSIDE),
+    "aten.unique_consecutive": ("unique_consecutive()", _OUTSIDE),
+    "aten.repeat_interleave": (
+        "repeat_interleave() by a tensor",
+        "repeat by a number, or gather by indices that are made before the step",
+    ),
+    "aten.bincount": (
+        "bincount()", "use torch.nn.functional.one_hot(x, num_classes).sum(0)"
+    ),
+    "aten._pack_padded_sequence": (
+        "pack_padded_sequence()",
+        "run the recurrent layer on the padded batch and weigh its outputs by a mask",
+    ),
+    "aten._ctc_loss": (
+        "ctc_loss() with lengths in tensors",
+        "give input_lengths and target_lengths as tuples of int that are the same for every batch",
+    ),
+}  # fmt: skip
+
+
+def shape_refusal(func: Any, at: str) -> str:
+    """The sentence that refuses a call, ` at file.py:12`."""
+    name, remedy = _REMEDIES.get(
+        str(func).rpartition(".")[0], (str(func), "use a fixed shape or torch.where")
+    )
+    return (
+        f"{name} gives a result whose value or shape depends on data{at}; a captured step must do "
+        f"the same for every batch, so {remedy}"
+    )
+
+
+def refuse_layout(name: str, tensor: torch.Tensor) -> None:
+    """Raises CaptureError for an input of the step that is no plain dense tensor."""
+    what, remedy = "", "use to_dense() before the step"
+    if tensor.is_nested:
+        what, remedy = "a nested tensor", "pad it and pass a mask"
+    elif tensor.is_quantized:
+        what, remedy = "a quantized tensor", "use dequantize() before the step"
+    elif tensor.layout is not torch.strided:
+        what = f"a tensor of layout {tensor.layout}"
+    if what:
+        raise CaptureError(f"{name} is {what}; only dense tensors are supported, so {remedy}")
+
+
+Fixed = Callable[[torch.Tensor], torch.Tensor | None]
+"""The value of a tensor that is the same in every step; None for other tensors."""
+
+
+def with_fixed_shape(func: Any, args: Any, fixed: Fixed) -> Any:
+    """The result of a call by operators of fixed shapes; None where the shape depends on data."""
+    if func is aten.nonzero.default:
+        mask = fixed(args[0])
+        with without_modes():
+            return None if mask is None else mask.nonzero()
+    if func is aten.masked_select.default:
+        x, mask = args
+        shape = torch.broadcast_shapes(x.shape, mask.shape)
+        known = fixed(mask)
+        if known is None:
+            return None
+        with without_modes():
+            places = list(known.expand(shape).nonzero().unbind(1))
+        return aten.index.Tensor(x.expand(shape), places)
+    if func is aten.index.Tensor:
+        return _indexed(args[0], args[1], fixed)
+    return None
+
+
+def _indexed(x: torch.Tensor, indices: Any, fixed: Fixed) -> torch.Tensor | None:
+    found: list[Any] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            found.append(index)
+            continue
+        mask = fixed(index)
+        if mask is None:
+            return None
+        with without_modes():
+            found.extend(mask.nonzero().unbind(1))
+    result: torch.Tensor = aten.index.Tensor(x, found)
+    return result

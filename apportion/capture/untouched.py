@@ -1,0 +1,547 @@
+"""Capture leaves everything as it was: what the step may change, kept before and put back after.
+
+A step that is captured runs as Python code: modules cache masks, count their calls, set attributes
+in hooks; fake tensors, which have no data, must not stay in any of them. `untouched` walks over all
+that the step can reach (model, optimizer, batch, and what its function closes over, is bound to or
+names as a global), keeps for each object what it consists of, and puts that back afterwards, also
+when the capture fails. Nothing is copied but containers: tensors and other things are kept as the
+very objects they are, tensors with torch's own count of how often they were written to.
+
+In: the live objects by name. Out, after the capture: which of them the step had changed. A change
+that cannot be undone is refused by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import logging
+import random
+import sys
+import threading
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from apportion.capture.torch_private import FakeTensor
+from apportion.capture.trace import CaptureError
+from apportion.capture.user_line import is_own_file
+
+_ABSENT = object()
+_TABLES = ("_parameters", "_buffers", "_modules")  # of a module: parts of no name
+_ATOMS = frozenset([
+    type(None), bool, int, float, complex, str, bytes, range, slice, type(...), torch.dtype,
+    torch.device, torch.Size, torch.layout, torch.memory_format, types.ModuleType,
+    types.BuiltinFunctionType, types.GetSetDescriptorType, types.MemberDescriptorType, property,
+    types.CodeType, types.FrameType, types.TracebackType, np.dtype,
+])  # fmt: skip
+
+Link = tuple[Any, str]
+"""The link of what holds a part (None at the root), and the part's name there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveChange:
+    """Something that the step changed and that was put back: its name, and what it was and had
+    become."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """One object, what it consisted of, and how that is read and written."""
+
+    held: Any
+    link: Link
+    kind: _PartKind
+    saved: Mapping[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _PartKind:
+    """How the parts of objects of one kind are read, by key, and put back; `put` is how one of them
+    is replaced, where that can be done."""
+
+    read: Callable[[Any], Mapping[Any, Any]]
+    write: Callable[[Any, Mapping[Any, Any]], None]
+    put: Callable[[Any, Any, Any], None] | None = None
+
+
+class Snapshot:
+    """All that can be reached from some objects, as it was when this was made."""
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self._parts: list[_Part] = []
+        self._seen: set[int] = set()
+        self._keep: list[Any] = []  # what is looked at, so that no id is used twice
+        waiting: list[tuple[Any, Link]] = [(root, (None, name)) for name, root in roots.items()]
+        while waiting:
+            held, link = waiting.pop()
+            if type(held) not in _ATOMS and id(held) not in self._seen:
+                self._seen.add(id(held))
+                self._keep.append(held)
+                waiting.extend(self._look_at(held, link))
+
+    def _look_at(self, held: Any, link: Link) -> Iterator[tuple[Any, Link]]:
+        for cls in type(held).__mro__:
+            yield cls, (None, cls.__name__)
+        for kind in _kinds(held):
+            saved = kind.read(held)
+            self._parts.append(_Part(held, link, kind, saved))
+            place = None if kind in (_FUNCTION, _GLOBALS, _METHOD) else link
+            for key, each in saved.items():
+                if type(each) not in _ATOMS:
+                    yield each, (place, _shown_key(key))
+                if kind in (_DICT, _SET) and type(key) not in _ATOMS:
+                    yield key, (place, _shown_key(key))
+
+    def changes(self) -> Iterator[LiveChange]:
+        """What is another now."""
+        for part in self._parts:
+            now = part.kind.read(part.held)
+            if not _same(part.saved, now):
+                for key in {**part.saved, **now}:
+                    before, after = part.saved.get(key, _ABSENT), now.get(key, _ABSENT)
+                    if not _is_same(before, after):
+                        yield LiveChange(_shown((part.link, _shown_key(key))), before, after)
+
+    def restore(self) -> tuple[LiveChange, ...]:
+        """Puts everything back; returns what had changed. Raises CaptureError, by name, for what
+        cannot be put back."""
+        changed = tuple(self.changes())
+        if not changed:
+            return ()
+        for part in self._parts:
+            if not _same(part.saved, part.kind.read(part.held)):
+                try:
+                    part.kind.write(part.held, part.saved)
+                except Exception as error:
+                    raise _cannot_undo(_shown(part.link), str(error)) from None
+        for left in self.changes():
+            raise _cannot_undo(left.name, "it does not take its former value")
+        return changed
+
+    @contextmanager
+    def replaced(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """A context in which other tensors are in the place of those with the given ids, wherever
+        something that can be changed refers to one, by itself or in a tuple; but for the groups of
+        optimizers."""
+        done: list[tuple[_Part, Any, Any, Any]] = []
+        try:
+            for part in self._parts:
+                if part.kind.put is None or part.link[1] == "params":
+                    continue
+                now: Mapping[Any, Any] | None = None
+                for key, each in part.saved.items():
+                    other = _with_others(each, tensors)
+                    if other is not each:
+                        now = part.kind.read(part.held) if now is None else now
+                        if now.get(key) is each:
+                            part.kind.put(part.held, key, other)
+                            done.append((part, key, each, other))
+            yield
+        finally:
+            for part, key, each, other in reversed(done):
+                if part.kind.put is not None and part.kind.read(part.held).get(key) is other:
+                    part.kind.put(part.held, key, each)
+
+
+def _with_others(held: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
+    """A tensor's replacement, or a tuple with such; anything else as it is."""
+    if isinstance(held, torch.Tensor):
+        return tensors.get(id(held), held)
+    if isinstance(held, tuple) and len(held) < 1000:
+        new = [_with_others(each, tensors) for each in held]
+        if any(a is not b for a, b in zip(new, held, strict=True)):
+            return type(held)(*new) if hasattr(held, "_fields") else tuple(new)
+    return held
+
+
+def _cannot_undo(name: str, why: str) -> CaptureError:
+    return CaptureError(
+        f"the step changes {name}, which capture cannot undo ({why}); keep it out of the step"
+    )
+
+
+def _same(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
+    """Whether both have the same keys in the same order, and the same objects under them."""
+    return len(before) == len(after) and all(
+        _is_same(a, b) and _is_same(x, y)
+        for (a, x), (b, y) in zip(before.items(), after.items(), strict=True)
+    )
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    """Whether this is one object; numbers, texts and tuples of them have no identity."""
+    if before is after:
+        return True
+    if type(before) is not type(after):
+        return False
+    if type(before) is tuple:
+        return len(before) == len(after) and all(map(_is_same, before, after))
+    if type(before) is _FrozenState:
+        return bool(before.shown == after.shown)
+    return type(before) in (int, float, str, bytes) and bool(before == after)
+
+
+def _shown_key(key: Any) -> str:
+    return key if isinstance(key, str) else str(key) if isinstance(key, int) else "item"
+
+
+def _shown(link: Link | None) -> str:
+    names: list[str] = []
+    while link is not None:
+        link, name = link
+        if name and name not in _TABLES:
+            names.append(name)
+    return ".".join(reversed(names))
+
+
+# the kinds of objects
+
+
+def _write_dict(held: Any, saved: Mapping[Any, Any]) -> None:
+    plain: Any = OrderedDict if isinstance(held, OrderedDict) else dict
+    plain.clear(held)
+    for key, each in saved.items():
+        plain.__setitem__(held, key, each)
+
+
+def _write_attributes(held: Any, saved: Mapping[Any, Any]) -> None:
+    held.__dict__.clear()
+    held.__dict__.update(saved)
+
+
+def _slot_names(held: Any) -> list[str]:
+    names: list[str] = []
+    for cls in type(held).__mro__:
+        own = cls.__dict__.get("__slots__", ())
+        names += [own] if isinstance(own, str) else list(own)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _read_slots(held: Any) -> Mapping[Any, Any]:
+    return {name: getattr(held, name) for name in _slot_names(held) if hasattr(held, name)}
+
+
+def _write_slots(held: Any, saved: Mapping[Any, Any]) -> None:
+    for name in _slot_names(held):
+        if name in saved:
+            object.__setattr__(held, name, saved[name])
+        elif hasattr(held, name):
+            object.__delattr__(held, name)
+
+
+def _write_set(held: Any, saved: Mapping[Any, Any]) -> None:
+    held.clear()
+    held.update(saved)
+
+
+def _write_list(held: Any, saved: Mapping[Any, Any]) -> None:
+    list.__setitem__(held, slice(None), list(saved.values()))
+
+
+def _write_deque(held: Any, saved: Mapping[Any, Any]) -> None:
+    held.clear()
+    held.extend(saved.values())
+
+
+def _read_cell(held: Any) -> Mapping[Any, Any]:
+    try:
+        return {"": held.cell_contents}
+    except ValueError:
+        return {}
+
+
+def _write_cell(held: Any, saved: Mapping[Any, Any]) -> None:
+    if saved:
+        held.cell_contents = saved[""]
+    else:
+        del held.cell_contents
+
+
+def _read_tensor(held: Any) -> Mapping[Any, Any]:
+    found = {"requires_grad": held.requires_grad, "grad": None}
+    if held.is_leaf:
+        found["grad"] = held.grad
+    if not held.is_inference():
+        found["version"] = held._version
+    return found
+
+
+def _write_tensor(held: Any, saved: Mapping[Any, Any]) -> None:
+    if saved.get("version") != _read_tensor(held).get("version"):
+        raise ValueError("its elements were written to")
+    if held.is_leaf:
+        held.requires_grad_(saved["requires_grad"])
+        held.grad = saved["grad"]
+
+
+def _read_function(held: Any) -> Mapping[Any, Any]:
+    cells = zip(held.__code__.co_freevars, held.__closure__ or (), strict=True)
+    return dict(cells) | {"defaults": held.__defaults__, "keyword defaults": held.__kwdefaults__}
+
+
+def _read_globals(held: Any) -> Mapping[Any, Any]:
+    """The globals that the code of a function names, absent ones too: it may make them."""
+    space = held.__globals__
+    return {name: space.get(name, _ABSENT) for name in _names_in(held.__code__)}
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _write_globals(held: Any, saved: Mapping[Any, Any]) -> None:
+    for name, each in saved.items():
+        if each is not _ABSENT:
+            held.__globals__[name] = each
+        else:
+            held.__globals__.pop(name, None)
+
+
+def _read_class(held: Any) -> Mapping[Any, Any]:
+    own = vars(held).items()
+    return {k: v for k, v in own if not k.startswith("__") and k != "_abc_impl"}
+
+
+def _write_class(held: Any, saved: Mapping[Any, Any]) -> None:
+    now = _read_class(held)
+    for name in now.keys() - saved.keys():
+        type.__delattr__(held, name)
+    for name, each in saved.items():
+        if now.get(name, _ABSENT) is not each:
+            type.__setattr__(held, name, each)
+
+
+def _nothing(held: Any, saved: Mapping[Any, Any]) -> None:
+    raise ValueError("there is no way to set it back")
+
+
+class _FrozenState:
+    """The state of a generator of NumPy's, which is compared by what it shows."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        with np.printoptions(threshold=sys.maxsize):
+            self.shown = repr(value)
+
+
+def _put_item(held: Any, key: Any, each: Any) -> None:
+    if isinstance(held, OrderedDict):
+        OrderedDict.__setitem__(held, key, each)
+    elif isinstance(held, dict):
+        dict.__setitem__(held, key, each)
+    else:
+        held[key] = each
+
+
+def _put_default(held: Any, key: Any, each: Any) -> None:
+    if key == "defaults":
+        held.__defaults__ = each
+
+
+def _write_function(held: Any, saved: Mapping[Any, Any]) -> None:
+    held.__defaults__, held.__kwdefaults__ = saved["defaults"], saved["keyword defaults"]
+
+
+def _read_iterator(held: Any) -> Mapping[Any, Any]:
+    state = held.__reduce__()
+    return {"position": state[2] if len(state) > 2 else None}
+
+
+def _read_generator(held: Any) -> Mapping[Any, Any]:
+    frame = held.gi_frame
+    found = {} if frame is None else dict(frame.f_locals)
+    return {"position": -1 if frame is None else frame.f_lasti} | found
+
+
+_DICT = _PartKind(lambda x: dict(dict.items(x)), _write_dict, _put_item)
+_LIST = _PartKind(lambda x: dict(enumerate(x)), _write_list, _put_item)
+_TUPLE = _PartKind(lambda x: dict(enumerate(x)), _nothing)
+_SET = _PartKind(lambda x: dict.fromkeys(x), _write_set)
+_DEQUE = _PartKind(lambda x: dict(enumerate(x)), _write_deque, _put_item)
+_ATTRIBUTES = _PartKind(
+    lambda x: dict(x.__dict__), _write_attributes, lambda x, k, v: _put_item(x.__dict__, k, v)
+)
+_SLOTS = _PartKind(_read_slots, _write_slots, object.__setattr__)
+_CELL = _PartKind(_read_cell, _write_cell, lambda x, k, v: setattr(x, "cell_contents", v))
+_TENSOR = _PartKind(_read_tensor, _write_tensor)
+_FUNCTION = _PartKind(_read_function, _write_function, _put_default)
+_GLOBALS = _PartKind(_read_globals, _write_globals, lambda x, k, v: _put_item(x.__globals__, k, v))
+_CLASS = _PartKind(_read_class, _write_class)
+_METHOD = _PartKind(lambda x: {"self": x.__self__, "function": x.__func__}, _nothing)
+_ITERATOR = _PartKind(_read_iterator, lambda x, s: x.__setstate__(s["position"]))
+_COUNT = _PartKind(lambda x: {"position": repr(x)}, _nothing)
+_YIELDING = _PartKind(_read_generator, _nothing)
+_PARTIAL = _PartKind(lambda x: {"func": x.func, "args": x.args, "keywords": x.keywords}, _nothing)
+_ARRAY = _PartKind(lambda x: {"elements": x.tobytes()}, lambda x, s: _fill(x, s["elements"]))
+_RANDOM = _PartKind(lambda x: {"state": x.getstate()}, lambda x, s: x.setstate(s["state"]))
+_GENERATOR = _PartKind(
+    lambda x: {"state": bytes(x.get_state().numpy())},
+    lambda x, s: x.set_state(torch.frombuffer(bytearray(s["state"]), dtype=torch.uint8)),
+)
+_NUMPY_RANDOM = _PartKind(
+    lambda x: {"state": _FrozenState(x.bit_generator.state)},
+    lambda x, s: setattr(x.bit_generator, "state", s["state"].value),
+)
+
+
+_NUMPY_OLD_RANDOM = _PartKind(
+    lambda x: {"state": _FrozenState(x.get_state(legacy=False))},
+    lambda x, s: x.set_state(s["state"].value),
+)
+
+
+def _fill(array: Any, elements: bytes) -> None:
+    array[...] = np.frombuffer(elements, dtype=array.dtype).reshape(array.shape)
+
+
+def _kinds(held: Any) -> list[_PartKind]:
+    """How an object is read and written; nothing for what has no parts that can change."""
+    for cls, kind in _BUILT_IN:
+        if isinstance(held, cls):
+            own = [_ATTRIBUTES] if hasattr(held, "__dict__") else []
+            return [kind, *own, *([_SLOTS] if _slot_names(held) else [])]
+    if isinstance(held, types.FunctionType):
+        named = [_GLOBALS] if is_own_file(held.__code__.co_filename) else []
+        return [_FUNCTION, *named]
+    if isinstance(held, type):
+        return [_CLASS] if _is_own_class(held) else []
+    if isinstance(held, np.ndarray):
+        return [_ARRAY] if held.nbytes <= _LARGE and not held.dtype.hasobject else []
+    if isinstance(held, _CLOSED):
+        return []
+    kinds = [_ATTRIBUTES] if isinstance(getattr(held, "__dict__", None), dict) else []
+    return [*kinds, *([_SLOTS] if _slot_names(held) else [])]
+
+
+def _is_own_class(cls: type) -> bool:
+    if cls.__module__ == "__main__":
+        return True
+    return is_own_file(getattr(sys.modules.get(cls.__module__), "__file__", None) or "<frozen")
+
+
+_LARGE = 1 << 24  # bytes of an array of NumPy's, beyond which nobody's step writes to it
+_CLOSED = (logging.Logger, logging.Handler, threading.Thread)
+"""What a step may write to and nobody takes back."""
+_BUILT_IN: tuple[tuple[type, _PartKind], ...] = (
+    (torch.Tensor, _TENSOR),
+    (dict, _DICT),
+    (list, _LIST),
+    (tuple, _TUPLE),
+    (set, _SET),
+    (frozenset, _TUPLE),
+    (deque, _DEQUE),
+    (types.CellType, _CELL),
+    (types.MethodType, _METHOD),
+    (functools.partial, _PARTIAL),
+    (random.Random, _RANDOM),
+    (type(iter([])), _ITERATOR),
+    (type(iter(())), _ITERATOR),
+    (type(iter(range(0))), _ITERATOR),
+    (itertools.count, _COUNT),
+    (types.GeneratorType, _YIELDING),
+    (torch.Generator, _GENERATOR),
+    (np.random.Generator, _NUMPY_RANDOM),
+    (np.random.RandomState, _NUMPY_OLD_RANDOM),
+)
+
+
+# what is no object of the user's
+
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (random.getstate, random.setstate),
+    (lambda: np.random.get_state(legacy=False), np.random.set_state),
+    (torch.get_rng_state, torch.set_rng_state),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+)
+"""Random numbers and settings that belong to the whole process, and how each is put back."""
+
+
+def _caches() -> dict[int, tuple[Any, int]]:
+    """All functions that remember results, and how many they have computed."""
+    found = (x for x in gc.get_objects() if type(x) is functools._lru_cache_wrapper)
+    return {id(cache): (cache, cache.cache_info().misses) for cache in found}
+
+
+def _clear_caches(before: Mapping[int, tuple[Any, int]]) -> None:
+    """Empties those that have since remembered a fake tensor."""
+    for key, (cache, misses) in _caches().items():
+        if misses != before.get(key, (None, 0))[1] and _holds_fake(cache):
+            cache.cache_clear()
+
+
+def _holds_fake(cache: Any) -> bool:
+    """Whether a fake tensor is among the remembered results, or in a container that is."""
+    seen: set[int] = set()
+    level: list[Any] = gc.get_referents(cache)
+    for _ in range(6):
+        if any(type(each) is FakeTensor for each in level):
+            return True
+        seen.update(map(id, level))
+        inner = gc.get_referents(*filter(_is_container, level))
+        level = [each for each in inner if id(each) not in seen]
+    return False
+
+
+def _is_container(held: Any) -> bool:
+    return type(held) in (dict, list, tuple) or type(held).__name__ == "_lru_list_elem"
+
+
+class LiveObjects:
+    """All that a step may change, as it was when this was made."""
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self._settings = [(put, get()) for get, put in _SETTINGS]
+        self._caches = _caches()
+        self._snapshot = Snapshot(roots)
+
+    def changes(self) -> tuple[LiveChange, ...]:
+        """What can be reached from the roots and is another now."""
+        return tuple(self._snapshot.changes())
+
+    def drawn_from(self) -> list[str]:
+        """Whose random numbers were drawn since, of those who have one generator for all."""
+        python, numpy = self._settings[0][1], self._settings[1][1]
+        drawn = [random.getstate() != python, str(np.random.get_state(legacy=False)) != str(numpy)]
+        return [n for n, d in zip(("Python's random", "numpy.random"), drawn, strict=True) if d]
+
+    def replaced(self, tensors: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
+        """A context in which other tensors are in the place of those with the given ids."""
+        return self._snapshot.replaced(tensors)
+
+    def restore(self) -> None:
+        """Puts everything back; raises CaptureError, by name, for what cannot be put back."""
+        for put, value in self._settings:
+            put(value)
+        _clear_caches(self._caches)
+        self._snapshot.restore()
+
+
+@contextmanager
+def untouched(roots: Mapping[str, Any]) -> Iterator[LiveObjects]:
+    """A context after which all that can be reached from the roots, random numbers and torch's
+    settings are as before; raises CaptureError, by name, for what cannot be put back."""
+    live = LiveObjects(roots)
+    try:
+        yield live
+    finally:
+        live.restore()

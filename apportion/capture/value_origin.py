@@ -1,0 +1,233 @@
+"""Where a value that a step reads comes from, and what it is for the tensors at hand.
+
+A step that is recorded on fake tensors may want to know a value: `loss.item()`, `if mask.any()`.
+The calls recorded so far say how the value is made. `origin_of` follows them back to what they
+begin with; `true_value` runs them on the live parameters, buffers and batch. No code of the user's
+runs for this. value_reads.py decides what the step is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from apportion import graph as g
+from apportion.capture.counter_random import uniform_tensor
+from apportion.capture.torch_private import schema, without_modes
+from apportion.capture.trace import RANDOM_UNIFORM, RecordedCall, TensorType, flat_results
+
+# A value that needs more numbers than this to be computed is not: the step is told a guess.
+_MOST_ELEMENTS = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class ValueOrigin:
+    """What a value is made from.
+
+    calls   the numbers of the recorded calls that make it
+    leaves  the slots of inputs of the step that it depends on
+    draws   whether it depends on random numbers
+    opaque  whether it depends on something that cannot be followed
+    """
+
+    calls: tuple[int, ...]
+    leaves: frozenset[int]
+    draws: bool
+    opaque: bool
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is the same in every step, as no input and no random number is in it."""
+        return not (self.leaves or self.draws or self.opaque)
+
+
+class Producers:
+    """Which recorded call makes a slot, kept up with a list of calls that grows."""
+
+    def __init__(self, calls: list[RecordedCall]) -> None:
+        self.calls = calls
+        self._known = 0
+        self._maker: dict[int, int] = {}
+        self.writes = False
+
+    def update(self) -> dict[int, int]:
+        """The number of the call that makes each slot so far."""
+        for number in range(self._known, len(self.calls)):
+            call = self.calls[number]
+            for slot in call.outputs:
+                if slot is not None:
+                    self._maker.setdefault(slot, number)
+            self.writes |= not isinstance(call.target, str) and schema(call.target).is_mutable
+        self._known = len(self.calls)
+        return self._maker
+
+
+def origin_of(
+    slot: int, producers: Producers, inputs: frozenset[int], constants: Mapping[int, torch.Tensor]
+) -> ValueOrigin:
+    """Follows the calls back from a slot. Where calls write to memory, all calls count."""
+    maker = producers.update()
+    calls: set[int] = set(range(len(producers.calls))) if producers.writes else set()
+    leaves, opaque = set(), False
+    pending = [slot, *(s for number in calls for s in _read_slots(producers.calls[number]))]
+    seen = set(pending)
+    while pending:
+        each = pending.pop()
+        if each in maker:
+            number = maker[each]
+            calls.add(number)
+            new = set(_read_slots(producers.calls[number])) - seen
+            seen |= new
+            pending.extend(new)
+        elif each in inputs:
+            leaves.add(each)
+        else:
+            opaque |= each not in constants
+    made = [producers.calls[number] for number in calls]
+    draws = any(call.target == RANDOM_UNIFORM for call in made)
+    opaque |= any(isinstance(call.target, str) and call.target != RANDOM_UNIFORM for call in made)
+    return ValueOrigin(tuple(sorted(calls)), frozenset(leaves), draws, opaque)
+
+
+def _read_slots(call: RecordedCall) -> list[int]:
+    return [*g.refs(call.args), *(slot for arg in call.kwargs.values() for slot in g.refs(arg))]
+
+
+def true_value(
+    slot: int,
+    origin: ValueOrigin,
+    calls: Sequence[RecordedCall],
+    types: Sequence[TensorType],
+    found: Mapping[int, torch.Tensor | None],
+) -> torch.Tensor | None:
+    """The tensor of a slot by running its calls, on `found`: the tensors of inputs and constants.
+
+    None where an input has no data, a call cannot be run, or it would be too much to compute.
+    Random numbers are those of step 0 with seed 0.
+    """
+    made = [calls[number] for number in origin.calls]
+    work = sum(math.prod(types[s][0]) for call in made for s in call.outputs if s is not None)
+    if origin.opaque or work > _MOST_ELEMENTS:
+        return None
+    if any(found.get(leaf) is None for leaf in origin.leaves):
+        return None
+    table: dict[int, Any] = {}
+    last = {s: k for k, call in enumerate(made) for s in _read_slots(call)}
+    with without_modes(), torch.no_grad():
+        for number, call in enumerate(made):
+            for each in _read_slots(call):
+                if each not in table:
+                    table[each] = _on_cpu(found[each])
+            _run(call, table)
+            for each in _read_slots(call):
+                if last[each] == number and each != slot:
+                    table.pop(each, None)
+        value = table.get(slot)
+        return _on_cpu(found.get(slot)) if value is None else value
+
+
+def _run(call: RecordedCall, table: dict[int, Any]) -> None:
+    if call.target == RANDOM_UNIFORM:
+        size, key, dtype = call.args
+        results: Any = uniform_tensor((0, 0, key), size, getattr(torch, dtype.name))
+    else:
+        args = g.substitute(call.args, table)
+        results = call.target(*args, **{k: g.substitute(v, table) for k, v in call.kwargs.items()})
+    for slot, value in zip(call.outputs, flat_results(results), strict=True):
+        if slot is not None:
+            table[slot] = value
+
+
+def _on_cpu(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy that may be written to, laid out as the fake tensor of it is."""
+    if tensor is None:
+        return None
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+# what is known of a comparison with a random number, whatever is drawn
+
+
+def decided(comparison: str, bound: float) -> bool | None:
+    """What `draw < bound` is for every draw from [0, 1): True, False, or None where it depends.
+
+    The comparison is lt, le, gt or ge.
+    """
+    if comparison in ("gt", "ge"):
+        opposite = decided("le" if comparison == "gt" else "lt", bound)
+        return None if opposite is None else not opposite
+    if bound >= 1.0:
+        return True
+    never = bound <= 0.0 if comparison == "lt" else bound < 0.0
+    return False if never else None
+
+
+@dataclass(frozen=True, slots=True)
+class DrawComparison:
+    """A random number, compared: the read value is whether `draw <comparison> bound`, or not so."""
+
+    comparison: str
+    bound: float
+    negated: bool = False
+
+    @property
+    def value(self) -> bool | None:
+        """What it is for every draw, if that is one thing."""
+        found = decided(self.comparison, self.bound)
+        return None if found is None else found is not self.negated
+
+
+_SAME_NUMBERS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "detach.default", "alias.default", "view.default", "_unsafe_view.default", "select.int",
+        "squeeze.default", "unsqueeze.default", "expand.default", "slice.Tensor", "clone.default",
+    )
+)  # fmt: skip
+_ANY_OR_ALL = frozenset(["aten.any.default", "aten.all.default"])
+_NOT = frozenset(["aten.logical_not.default", "aten.bitwise_not.default"])
+_COMPARISONS = frozenset(["lt", "le", "gt", "ge"])
+
+
+def draw_comparison(slot: int, producers: Producers) -> DrawComparison | None:
+    """The comparison of one draw with a number that a slot is, if it is one."""
+    maker, negated = producers.update(), False
+    found: tuple[str, float] | None = None
+    while slot in maker:
+        call = producers.calls[maker[slot]]
+        if call.target == RANDOM_UNIFORM:
+            return None if found is None else DrawComparison(*found, negated)
+        kind = str(call.target)
+        name, _, form = kind.removeprefix("aten.").partition(".")
+        if kind in _NOT and found is None:
+            negated = not negated
+        elif kind in _ANY_OR_ALL and found is None:
+            pass
+        elif name in _COMPARISONS and form == "Scalar" and found is None:
+            found = (name, float(call.args[1]))
+        elif not (kind in _SAME_NUMBERS or _is_exact_cast(call)):
+            return None
+        slot = call.args[0].index
+    return None
+
+
+def is_draw(slot: int, producers: Producers) -> bool:
+    """Whether a slot is a random number from [0, 1) as it was drawn."""
+    maker = producers.update()
+    while slot in maker:
+        call = producers.calls[maker[slot]]
+        if call.target == RANDOM_UNIFORM:
+            return True
+        if not (str(call.target) in _SAME_NUMBERS or _is_exact_cast(call)):
+            return False
+        slot = call.args[0].index
+    return False
+
+
+def _is_exact_cast(call: RecordedCall) -> bool:
+    wide = (torch.float32, torch.float64)
+    return str(call.target) == "aten._to_copy.default" and call.kwargs.get("dtype") in wide

@@ -1,0 +1,91 @@
+"""WideMode: Python code that computes in float64, whatever precisions it names.
+
+Part of capture/. A step that was written for float32, for bfloat16 or for a mix of them runs under
+this mode as plain PyTorch in float64: every floating dtype that a call of torch names becomes
+float64, and every narrower tensor that it is given (a constant that the step found somewhere) is
+widened first. Autocast needs nothing more, because it leaves float64 alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from apportion.capture.torch_private import OpOverload
+
+_WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+_CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype with the digits of float64 that stands for a floating one; others as they are."""
+    return _WIDE.get(dtype, dtype)
+
+
+class WideMode(TorchFunctionMode):
+    """Runs Python code in float64.
+
+    Not where an operator itself is called: that is what autograd makes of a cast in its backward,
+    seen by a mode of ours that hands it on, and it names the dtype that the tensor had.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, OpOverload):
+            return func(*args, **kwargs)
+        if func is torch.Tensor.backward:  # activation checkpointing runs the step's code in there
+            with self:
+                return _backward(*args, **kwargs)
+        if func in _CASTS:
+            func = torch.Tensor.double
+        # what a call writes to stays the tensor that it is
+        written = 1 if _writes(getattr(func, "__name__", "")) else 0
+        given = (*args[:written], *(_widened(x) for x in args[written:]))
+        named = {key: x if key == "out" else _widened(x) for key, x in kwargs.items()}
+        return func(*given, **named)
+
+
+def _backward(
+    tensor: torch.Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+def _writes(name: str) -> bool:
+    return name in ("__set__", "__setitem__") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(_WIDE[value.dtype]) if value.dtype in _WIDE else value
+    if isinstance(value, torch.dtype):
+        return wide_dtype(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_widened, value))
+    return value
+
+
+@contextmanager
+def computing_wide() -> Iterator[None]:
+    """A context in which Python code computes in float64, by default too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with WideMode():
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,88 @@
+"""How much of a difference between two runs is rounding: plain PyTorch against itself, disturbed.
+
+Part of the room run. A Program, its batches and what plain PyTorch made of them come in; the steps
+run again with every number of the batch, the model and the optimizer's state wrong by a rounding of
+the coarsest precision that the step computes in. By how much the changes of the state then differ
+is the Noise. A model that multiplies such errors (an ill-conditioned one, or Adam where a gradient
+is truly zero) has much of it, and a fair judge allows a divided run as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from apportion.capture import EagerState, Program, begun_from, disturbed_changes
+from apportion.execute import dtype
+from apportion.graph import OPTIMIZER_STATE, PARAMETER
+from apportion.run.check_run import Distance, Noise, largest, real_numbers, scale_of
+
+SIZES, COARSEST = (1, 4, 16, 64), 2.0**-5
+"""Roundings that are tried one after the other while a difference is not allowed; and the largest
+relative error that still counts as one."""
+
+
+@dataclass(frozen=True)
+class EagerRun:
+    """What plain PyTorch made of the batches."""
+
+    batches: Sequence[Any]
+    losses: list[float]
+    state: EagerState
+    wide: bool = False
+
+
+def rounding(program: Program, wide: bool) -> float:
+    """A rounding of the coarsest precision in the step, relative to the number."""
+    if wide:
+        return torch.finfo(torch.float64).eps
+    kinds = {dtype(v.dtype) for v in program.graph.values if v.dtype}
+    return max((torch.finfo(k).eps for k in kinds if k.is_floating_point), default=0.0)
+
+
+def measured_noise(program: Program, run: EagerRun, seed: int, roundings: int = 1) -> Noise:
+    """The noise of errors of so many roundings."""
+    size = min(roundings * rounding(program, run.wide), COARSEST)
+    losses, changes = disturbed_changes(program, run.batches, seed, size, roundings, wide=run.wide)
+    true = begun_from(program, run.state)
+    found = {v: largest(real_numbers(changes[v]) - real_numbers(true[v])) for v in true}
+    relative = 0.0
+    for value, difference in found.items():
+        scale = scale_of(run.state[value])
+        if program.graph.values[value].role in (PARAMETER, OPTIMIZER_STATE) and scale:
+            relative = max(relative, difference / scale)
+    spread = tuple(abs(a - b) for a, b in zip(losses, run.losses, strict=True))
+    return Noise(spread, found, relative)
+
+
+def more_noise(one: Noise, other: Noise) -> Noise:
+    """The larger of two measurements."""
+    return Noise(
+        tuple(map(max, one.losses, other.losses)),
+        {v: max(x, other.state.get(v, 0.0)) for v, x in one.state.items()},
+        max(one.relative, other.relative),
+    )
+
+
+def settled(
+    program: Program,
+    run: EagerRun,
+    seed: int,
+    compare: Callable[[Noise], Distance],
+    noise: Noise | None = None,
+) -> tuple[Distance, Noise]:
+    """The distance of a divided run from plain PyTorch, allowing the noise of a rounding or, while
+    it is not allowed, of a few; and that noise. `noise` is what has been measured of it."""
+    found = compare(noise or Noise())
+    for roundings in SIZES:
+        if found.equal:
+            break
+        if roundings > 1 and (roundings // 4) * rounding(program, run.wide) >= COARSEST:
+            break
+        new = measured_noise(program, run, seed, roundings)
+        noise = new if noise is None else more_noise(noise, new)
+        found = compare(noise)
+    return found, noise or Noise()

@@ -1,0 +1,226 @@
+"""ap.check: a right plan is equal, whatever its precision, and a wrong one is not."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import apportion as ap
+from apportion.capture.program import Program
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.plan.plan import Plan, Prediction
+from apportion.run.one_process import train_in_one_process
+from apportion.search.baselines.random_strategy import draw
+from apportion.split.space import Space
+from apportion.split.strategy import Strategy, unsplit_choice
+
+DEVICES = 2
+
+
+def plan_of(program: Program, strategy: Strategy | None = None, seed: int = 0) -> Plan:
+    none = Prediction(0.0, (0,) * DEVICES, 0, (0.0,) * DEVICES)
+    where = cluster(f"local:{DEVICES}")
+    strategy = strategy or draw(Space(program.graph), DEVICES, Random(seed))
+    cost, limits = default_cost(where), (0,) * DEVICES
+    return Plan(program.graph, where, strategy, "random", 0, 0.0, 0.0, none, limits, cost)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(F.dropout(F.gelu(self.norm(self.inner(x))), 0.2, self.training))
+
+
+def plain(model: nn.Module, batch: Any) -> Tensor:
+    return F.mse_loss(model(batch["x"]), batch["y"])
+
+
+def autocast(kind: torch.dtype) -> Callable[..., Tensor]:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=kind):
+            return F.cross_entropy(model(batch["x"]), batch["labels"])
+
+    return step
+
+
+def captured(
+    step: Callable[..., Tensor] = plain,
+    dtype: torch.dtype = torch.float32,
+    optimizer: Callable[..., Any] = torch.optim.AdamW,
+) -> Program:
+    torch.manual_seed(0)
+    model = Net().to(dtype)
+    batch = {
+        "x": torch.randn(8, 6).to(dtype),
+        "y": torch.randn(8, 6).to(dtype),
+        "labels": torch.randint(6, (8,)),
+    }
+    return ap.capture(step, model, optimizer(model.parameters(), lr=0.01), batch)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_float32_step_is_equal(seed: int) -> None:
+    program = captured()
+    before = {k: v.clone() for k, v in program.model.state_dict().items()}
+    found = ap.check(program, plan_of(program, seed=seed))
+    assert found.equal and not found.reason, found
+    assert found.max_rel_param_diff < 1e-9 < found.noise < 1e-2
+    assert found.worst
+    after = program.model.state_dict()
+    assert all(torch.equal(after[k], v) for k, v in before.items())
+    assert not program.optimizer.state
+    assert all(p.grad is None for p in program.model.parameters())
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_an_autocast_step_is_equal(kind: torch.dtype) -> None:
+    """Casts vanish where a step is captured in float64; the widened Graph still has them."""
+    program = captured(autocast(kind))
+    name = str(kind).removeprefix("torch.")
+    assert name in {v.dtype for v in program.graph.values}
+    found = ap.check(program, plan_of(program))
+    assert found.equal and not found.notes, found
+    assert found.max_rel_param_diff < 1e-9
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_bfloat16_model_is_equal(optimizer: Any) -> None:
+    program = captured(plain, torch.bfloat16, optimizer)
+    found = ap.check(program, plan_of(program))
+    assert found.equal, found
+    assert found.noise > 1e-4
+
+
+def test_a_wrong_division_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = captured()
+    plan = plan_of(program)
+
+    def wrong(*given: Any, **named: Any) -> Any:
+        run = train_in_one_process(*given, **named)
+        if given[1] is not None:
+            for rank in run.ranks:
+                for place, (slot, array) in enumerate(rank.state):
+                    value = program.graph.values[int(run.tasks.slot_value[slot])]
+                    if value.name == "outer.weight":
+                        rank.state[place] = (slot, array * (1 + 1e-6))
+        return run
+
+    monkeypatch.setattr(sys.modules["apportion.run.check"], "train_in_one_process", wrong)
+    found = ap.check(program, plan)
+    assert not found.equal
+    assert found.worst == "outer.weight"
+    assert "divided step and the whole" in found.reason
+
+
+def test_a_dropped_hook_is_found() -> None:
+    """Whatever capture makes of hooks: a Graph that lacks one is not the program."""
+    program = captured(optimizer=torch.optim.SGD)
+    assert ap.check(program, plan_of(program)).equal
+    program.model.get_parameter("inner.weight").register_hook(lambda grad: grad * 2)
+    found = ap.check(program, plan_of(program))
+    assert not found.equal
+    assert found.worst == "inner.weight" and "not captured" in found.reason
+
+
+def test_a_dropped_optimizer_hook_is_found() -> None:
+    program = captured(optimizer=torch.optim.SGD)
+
+    def halve(optimizer: Any, *_: Any) -> None:
+        for p in program.model.parameters():
+            p.data.mul_(0.5)
+
+    program.optimizer.register_step_post_hook(halve)
+    assert not ap.check(program, plan_of(program)).equal
+
+
+def test_randomness_of_python_is_found() -> None:
+    def noisy(model: nn.Module, batch: Any) -> Tensor:
+        return plain(model, batch) * random.random()
+
+    program = captured()
+    noisy_program = replace(program, step=noisy)
+    state = random.getstate()
+    found = ap.check(noisy_program, plan_of(program))
+    assert not found.equal and "not captured" in found.reason
+    assert random.getstate() == state
+
+
+def test_a_batch_that_was_baked_in_is_found() -> None:
+    program = captured()
+    given = program.batch["x"].clone()
+
+    def baked(model: nn.Module, batch: Any) -> Tensor:
+        return plain(model, {**batch, "x": given})
+
+    made = ap.capture(baked, program.model, program.optimizer, program.batch)
+    assert not ap.check(replace(made, step=plain), plan_of(made)).equal
+
+
+def test_an_ill_conditioned_model_is_judged_by_its_noise() -> None:
+    """The difference of two nearly equal numbers, enlarged: rounding is all that is left of it."""
+
+    def cancelled(model: nn.Module, batch: Any) -> Tensor:
+        y = model(batch["x"])
+        return (((y + 1e4) - 1e4) - y).mul(1e3).square().mean() + y.square().mean()
+
+    program = captured(cancelled)
+    found = ap.check(program, plan_of(program))
+    assert found.equal, found
+
+
+def test_columns_with_tables_of_their_own_get_no_index_of_another() -> None:
+    """Elements in another order would be indices that the smaller table does not have."""
+
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small = nn.Embedding(1000, 4), nn.Embedding(3, 4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.large(ids[:, 0]) * self.small(ids[:, 1])
+
+    torch.manual_seed(0)
+    model = Tables()
+    batch = torch.stack([torch.randint(500, 1000, (12,)), torch.randint(3, (12,))], 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    program = ap.capture(lambda m, b: m(b).square().sum(), model, optimizer, batch)
+    assert ap.check(program, plan_of(program)).equal
+
+
+def test_what_cannot_run_in_float64_is_compared_with_the_captured_step() -> None:
+    def narrow(model: nn.Module, batch: Any) -> Tensor:
+        if torch.get_default_dtype() is torch.float64:
+            raise RuntimeError("only float32 here")
+        return plain(model, batch)
+
+    program = captured(narrow)
+    found = ap.check(program, plan_of(program))
+    assert found.equal and "only float32 here" in found.notes[0]
+
+
+def test_a_plan_of_another_step_is_refused() -> None:
+    program, other = captured(), captured(optimizer=torch.optim.SGD)
+    with pytest.raises(ValueError, match="another step"):
+        ap.check(program, plan_of(other))
+    with pytest.raises(ValueError, match="at least 1"):
+        ap.check(program, plan_of(program), steps=0)
+
+
+def test_one_device_is_equal() -> None:
+    program = captured()
+    space = Space(program.graph)
+    whole = tuple(unsplit_choice(space, op, (0,)) for op in range(len(program.graph.ops)))
+    assert ap.check(program, plan_of(program, Strategy(whole))).equal

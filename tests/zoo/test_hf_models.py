@@ -1,0 +1,91 @@
+"""Models of transformers by name: what a spec makes, and what is said where it makes nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from apportion import zoo
+from apportion.capture.capture import capture
+
+pytest.importorskip("transformers")
+
+
+def test_a_family_has_the_sizes_of_its_spec() -> None:
+    it = zoo.load("hf:llama,tiny,num_hidden_layers=3,hidden_size=32,batch=2,seq=8", meta=True)
+    assert type(it.model).__name__ == "LlamaForCausalLM"
+    assert len(it.model.model.layers) == 3 and it.model.config.hidden_size == 32
+    assert {k: tuple(t.shape) for k, t in it.batch.items()} == {
+        "input_ids": (2, 8),
+        "labels": (2, 8),
+    }
+    assert all(p.is_meta for p in it.model.parameters())
+    program = capture(it.step, it.model, it.optimizer, it.batch)
+    assert {v.shape for v in program.graph.values if v.role == "input"} == {(2, 8)}
+
+
+def test_specs_are_bit_equal_for_equal_seeds() -> None:
+    first, second = (zoo.load("hf:gpt2,tiny", 5) for _ in range(2))
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(first.batch["input_ids"], second.batch["input_ids"])
+
+
+def test_a_class_and_a_file_can_be_named(tmp_path: Path) -> None:
+    it = zoo.load("hf:BertForSequenceClassification,tiny,num_labels=5", meta=True)
+    assert it.model.classifier.out_features == 5 and it.batch["labels"].shape == (4,)
+    file = tmp_path / "config.json"
+    facts = {"model_type": "gpt2", "n_layer": 3, "n_embd": 32, "n_head": 4, "vocab_size": 50}
+    file.write_text(json.dumps(facts | {"architectures": ["GPT2LMHeadModel"]}))
+    it = zoo.load(f"hf:{file},n_layer=1,batch=2,seq=4", meta=True)
+    assert len(it.model.transformer.h) == 1 and it.model.config.n_embd == 32
+
+
+def test_more_tokens_than_positions_make_positions() -> None:
+    it = zoo.load("hf:llama,tiny,seq=100", meta=True)
+    assert it.model.config.max_position_embeddings == 100
+    assert any("max_position_embeddings is 100 instead of 64" in text for text in it.notes)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("hf:lama", "no family 'lama'; near are llama"),
+        (
+            "hf:llama,hiden_size=3",
+            "'hiden_size' is no setting of LlamaConfig; near are hidden_size",
+        ),
+        ("hf:llava,tiny,hidden_size=3", "text_config.hidden_size"),
+        ("hf:llama,class=LlamaForCausalLN", "near are LlamaForCausalLM"),
+        ("hf:llama,batch=0", "batch must be a positive whole number, not '0'"),
+        ("hf:llama,wide", "'wide' is no setting"),
+        ("hf:llama,hidden_size=6,hidden_size=7", "hidden_size is set twice"),
+        ("hf:llama,hidden_size=30,num_attention_heads=4", "these settings do not go together"),
+        ("hf:vitdet", "no class of vitdet in transformers computes a loss"),
+        ("hf:no/such/config.json", "There is no file"),
+        ("hf:", "names no model"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(spec: str, sentence: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        zoo.load(spec, meta=True)
+    assert sentence in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_without_the_package_the_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"pip install 'apportion\[hf\]'"):
+        zoo.load("hf:llama")
+
+
+def test_options_become_settings() -> None:
+    assert zoo.with_sizes("gpt2", 4, None) == "gpt2:batch=4"
+    assert zoo.with_sizes("gpt2:tiny,batch=3", 4, 8) == "gpt2:tiny,batch=4,seq=8"
+    assert zoo.with_sizes("hf:llama,tiny", None, 8) == "hf:llama,tiny,seq=8"
+    assert zoo.with_sizes("mine.py:make") == "mine.py:make"
+    with pytest.raises(ValueError, match="makes its own batch; --seq is for models of the zoo"):
+        zoo.with_sizes("mine.py:make", seq=3)
