@@ -174,7 +174,8 @@ class _FusedMemory:
     @cached_property
     def ends(self) -> dict[int, list[int]]:
         """The slots that are given back after each kernel, by its place."""
-        tasks, last, place_of = self.tasks, {}, np.zeros(len(self.tasks), np.int64)
+        tasks, place_of = self.tasks, np.zeros(len(self.tasks), np.int64)
+        last: dict[int, int] = {}
         for place, kernel in enumerate(self.kernels):
             place_of[kernel.tasks] = place
             for task in kernel.tasks:

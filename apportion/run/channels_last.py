@@ -112,7 +112,9 @@ def _is_image(executable: Executable, task: int) -> bool:
 def _weights(executable: Executable, tasks: list[int]) -> Iterator[tuple[tuple[int, ...], int]]:
     for task in tasks:
         work = executable.computes[task]
-        yield executable.slots[work.ins[1]].shape, int(work.part.args[-1])
+        groups = work.part.args[-1]
+        assert isinstance(groups, int)
+        yield executable.slots[work.ins[1]].shape, groups
 
 
 def _seconds(call: Callable[[], Any], place: str) -> float:

@@ -33,7 +33,8 @@ class Head(torch.nn.Module):
 
 
 def step(model: Head, batch: torch.Tensor) -> torch.Tensor:
-    return model(batch).square().mean()
+    loss: torch.Tensor = model(batch).square().mean()
+    return loss
 
 
 @pytest.fixture(scope="module")
