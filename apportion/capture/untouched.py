@@ -23,14 +23,14 @@ import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from apportion.capture.torch_private import FakeTensor
+from apportion.capture.torch_private import FakeTensor, storage_id
 from apportion.capture.trace import CaptureError
 from apportion.capture.user_line import is_own_file
 
@@ -512,13 +512,28 @@ def _is_container(held: Any) -> bool:
     return type(held) in (dict, list, tuple) or type(held).__name__ == "_lru_list_elem"
 
 
+def _memories() -> set[int]:
+    """The memories of all tensors that there are."""
+    found: set[int] = set()
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and each.layout is torch.strided:
+            with suppress(RuntimeError, NotImplementedError):  # some have no memory
+                found.add(storage_id(each))
+    return found
+
+
 class LiveObjects:
     """All that a step may change, as it was when this was made."""
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self._settings = [(put, get()) for get, put in _SETTINGS]
         self._caches = _caches()
+        self._memories = _memories()
         self._snapshot = Snapshot(roots)
+
+    def had(self, tensor: torch.Tensor) -> bool:
+        """Whether there was a tensor with this memory before, anywhere."""
+        return storage_id(tensor) in self._memories
 
     def changes(self) -> tuple[LiveChange, ...]:
         """What can be reached from the roots and is another now."""
