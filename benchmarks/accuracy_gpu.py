@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from apportion import zoo
@@ -391,10 +392,8 @@ def extended(before: CostTable, new: CostTable) -> CostTable:
     works = {**before.works, **new.works}
     again, fits = cost_fit.fits(works), dict(before.fits)
     for name in new.fits.keys() & again.keys():
-        now = _off(again[name], name, new)
-        if name not in fits or (
-            _off(fits[name], name, new) > FAR and now < NEARER * _off(fits[name], name, new)
-        ):
+        was = _off(fits[name], name, new) if name in fits else np.inf
+        if was > FAR and _off(again[name], name, new) < NEARER * was:
             fits[name] = again[name]
     return replace(before, works=works, fits=fits)
 
@@ -542,9 +541,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("measure", "one", "table", "page"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--out", type=Path, help="write the page here, or the tables into this folder"
-    )
+    parser.add_argument("--out", type=Path, help="the page, or the folder of the tables")
     parser.add_argument("--costs", type=Path, help="predict by this table, or add to it")
     parser.add_argument("--cases", default="calibrated,unseen,parts", help="which cases to measure")
     parser.add_argument("--modes", default=",".join(MODES))
