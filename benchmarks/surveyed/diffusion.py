@@ -86,7 +86,7 @@ def controlnet() -> Any:
     )  # fmt: skip
 
     def step(model: nn.Module, batch: Any) -> Tensor:
-        noisy, times, noise, text, hint = batch
+        noisy, times, _, text, hint = batch
         made = model(noisy, times, encoder_hidden_states=text, controlnet_cond=hint)
         return made.mid_block_res_sample.square().mean() + sum(
             one.square().mean() for one in made.down_block_res_samples

@@ -208,7 +208,9 @@ def bottleneck_adapter() -> Any:
 def memory_efficient_attention() -> Any:
     from memory_efficient_attention_pytorch import Attention
 
-    model = Attention(dim=16, dim_head=8, heads=2, memory_efficient=True, q_bucket_size=4, k_bucket_size=4)  # fmt: skip
+    model = Attention(
+        dim=16, dim_head=8, heads=2, memory_efficient=True, q_bucket_size=4, k_bucket_size=4
+    )
     return mean_square, model, adamw(model), torch.randn(2, 8, 16)
 
 

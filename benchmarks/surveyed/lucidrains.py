@@ -52,7 +52,7 @@ VITS: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "local_vit": ("local_vit", "LocalViT", BASE, 32),
     "vit_small_dataset": ("vit_for_small_dataset", "ViT", BASE, 32),
     "parallel_vit": ("parallel_vit", "ViT", BASE, 32),
-    "normalized_vit": ("normalized_vit", "nViT", {k: v for k, v in BASE.items()}, 32),
+    "normalized_vit": ("normalized_vit", "nViT", dict(BASE), 32),
     "ats_vit": ("ats_vit", "ViT", BASE | {"max_tokens_per_depth": (8, 4)}, 32),
     "jumbo_vit": ("jumbo_vit", "JumboViT", BASE, 32),
     "cct": (
@@ -207,7 +207,8 @@ REGISTRY.add(
 REGISTRY.add(
     "ReformerLM",
     _lm("reformer_pytorch", "ReformerLM", max_seq_len=16, bucket_size=4, n_hashes=2, ff_chunks=1,
-        causal=True, **LM, **HEADS), "reformer_pytorch product_key_memory axial_positional_embedding",
+        causal=True, **LM, **HEADS),
+    "reformer_pytorch product_key_memory axial_positional_embedding",
 )  # fmt: skip
 REGISTRY.add(
     "SinkhornTransformerLM",
@@ -241,7 +242,8 @@ REGISTRY.add(
     "LinearAttentionTransformerLM",
     _lm("linear_attention_transformer", "LinearAttentionTransformerLM", max_seq_len=16, heads=2,
         causal=True, blindspot_size=1, **LM),
-    "linear_attention_transformer linformer local_attention product_key_memory axial_positional_embedding",
+    "linear_attention_transformer linformer local_attention product_key_memory "
+    "axial_positional_embedding",
 )  # fmt: skip
 REGISTRY.add("PaLM", _lm("palm_pytorch.palm_pytorch", "PaLM", **LM, **HEADS), "palm_pytorch einops")
 REGISTRY.add(

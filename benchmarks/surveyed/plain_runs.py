@@ -76,24 +76,24 @@ def modules_of(model: Any) -> list[torch.nn.Module]:
     return list(model.values()) if isinstance(model, Mapping) else list(model)
 
 
-def plain(make: Callable[[], Any], steps: int, disturb: int = 0) -> Plain:
+def plain(make: Callable[[], Any], steps: int, disturb: int = 0, eps: float = 0.0) -> Plain:
     """The steps by plain PyTorch, with another batch in each; disturbed if asked for."""
     batches = [build(make, seed).batch for seed in range(steps)]
     built = build(make, 0)
     if disturb:
-        _disturb(built.model, disturb)
+        _disturb(built.model, disturb, eps)
     losses = [_plain_step(built, batch, number) for number, batch in enumerate(batches)]
     return Plain(losses, built)
 
 
-def _disturb(model: Any, seed: int) -> None:
+def _disturb(model: Any, seed: int, eps: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in modules_of(model):
             for p in module.parameters():
                 if p.is_floating_point():
                     signs = torch.randint(0, 2, p.shape, generator=generator) * 2 - 1
-                    p.mul_(1 + signs.to(p.dtype) * torch.finfo(p.dtype).eps)
+                    p.mul_(1 + signs.to(p.dtype) * max(eps, torch.finfo(p.dtype).eps))
 
 
 def _plain_step(built: Built, batch: Any, number: int) -> float:
@@ -133,21 +133,35 @@ def loss_of(result: Any) -> float:
 # How far apart
 
 
-def noise_of(make: Callable[[], Any], truth: Plain, steps: int) -> list[Plain]:
+def coarsest_precision(program: Any) -> float:
+    """The relative rounding of the coarsest floating dtype that the step computes in."""
+    kinds = {value.dtype for value in program.graph.values}
+    found = [getattr(torch, kind.removeprefix("torch."), None) for kind in map(str, kinds)]
+    return max(
+        (torch.finfo(k).eps for k in found if k is not None and k.is_floating_point), default=0.0
+    )
+
+
+def noise_of(make: Callable[[], Any], steps: int, eps: float) -> list[Plain]:
     """Runs that differ from the truth by rounding only."""
-    return [plain(make, steps, disturb=seed) for seed in (1, 2)]
+    return [plain(make, steps, disturb=seed, eps=eps) for seed in (1, 2)]
 
 
 def distance_of(
-    program: Any, run: tuple[list[float], dict[int, list[Any]]], truth: Plain, noise: list[Plain]
+    program: Any,
+    run: tuple[list[float], dict[int, list[Any]]],
+    truth: Plain,
+    noise: list[Plain],
+    eps: float,
 ) -> str:
     """Empty if a divided run is equal to plain PyTorch; else which tensor differs and by how
     much."""
     losses, split = run
+    relative = max(RELATIVE, eps)
     for number, true in enumerate(truth.losses):
         blur = max(_gap(one.losses[number], true) for one in noise)
         gap = _gap(losses[number], true) if losses else 0.0
-        if not math.isnan(true) and not gap <= RELATIVE * abs(true) + ABOVE_NOISE * blur + 1e-7:
+        if not math.isnan(true) and not gap <= relative * abs(true) + ABOVE_NOISE * blur + 1e-7:
             return f"loss {number} is {losses[number]} and should be {true} (noise {blur:.1e})"
     from surveyed.divided_runs import ends_of
 
@@ -156,6 +170,8 @@ def distance_of(
     carried = {before for before, _ in program.graph.state}
     for value, true in true_state.items():
         name = program.graph.values[value].name
+        if name.startswith("result:"):  # what the step returns, which no object keeps
+            continue
         copies = split.get(value, [])
         if value in carried and not copies:
             return f"no device has {name}"
@@ -167,7 +183,7 @@ def distance_of(
             if not torch.equal(ours.isnan(), theirs.isnan()):
                 return f"{name} is not a number in other places"
             gap = _largest(ours - theirs)
-            if not gap <= RELATIVE * scale + ABOVE_NOISE * blur + 1e-9:
+            if not gap <= relative * scale + ABOVE_NOISE * blur + 1e-9:
                 return f"{name} differs by {gap:.2e} of {scale:.2e} (noise {blur:.1e})"
     return ""
 

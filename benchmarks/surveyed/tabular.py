@@ -76,7 +76,10 @@ def piecewise_embeddings() -> Any:
 def tabm_ensemble() -> Any:
     from tabm import TabM
 
-    model = TabM(n_num_features=4, cat_cardinalities=[3], d_out=10, k=4, n_blocks=2, d_block=16, dropout=0.1, arch_type="tabm")  # fmt: skip
+    model = TabM(
+        n_num_features=4, cat_cardinalities=[3], d_out=10, k=4, n_blocks=2, d_block=16,
+        dropout=0.1, arch_type="tabm",
+    )  # fmt: skip
 
     def step(model: nn.Module, batch: Any) -> Tensor:
         numbers, kinds, y = batch

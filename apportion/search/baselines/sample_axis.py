@@ -1,0 +1,132 @@
+"""sample_axis: which dimension of the batch is that of its samples.
+
+In: a Space. Out: a SampleAxis, the classes of atoms that data parallelism cuts.
+
+As a rule it is the first dimension, by the extent that most of the batch's tensors begin with. Of a
+batch with its sequence first (recurrent networks and nn.Transformer take such by default) the first
+dimension runs through next to none of the step, since it is sliced, or walked along. So each class
+of atoms is judged by the share of the forward pass, in elements made, whose operators have it as an
+axis; where another dimension of the batch has more than twice the share of the first one, it is
+that of the samples. Dimensions that parameters have as well are features and no samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from apportion.graph import FORWARD, INPUT, PARAMETER
+from apportion.split import Space
+
+CLEARLY = 2.0  # how many times the share of the first dimension another one must have
+
+
+@dataclass(frozen=True)
+class SampleAxis:
+    """The classes of the sample axis. `dim` is the dimension of the batch's tensors that it is,
+    `extent` how many samples there are, `share` the share of the forward pass that has it."""
+
+    classes: frozenset[int] = frozenset()
+    dim: int = 0
+    extent: int = 0
+    share: float = 0.0
+
+    @property
+    def note(self) -> str:
+        """What the user should know of it; empty where it is as usual."""
+        if self.share == 0:
+            return (
+                "data cuts nothing, and every device computes the whole step: no dimension of the "
+                "batch runs through the step as one of samples"
+            )
+        if self.dim == 0:
+            return ""
+        return (
+            f"data cuts dimension {self.dim} of the batch, of extent {self.extent}: next to "
+            "nothing of the step has the first one"
+        )
+
+
+@dataclass(frozen=True)
+class _BatchDim:
+    """The leading atom of a dimension of one of the batch's tensors."""
+
+    value: int
+    dim: int
+    extent: int
+    group: int
+
+
+def sample_axis(space: Space) -> SampleAxis:
+    """The sample axis of a step; without classes where there is none."""
+    dims, shares = list(_batch_dims(space)), _shares(space)
+    first = _first_dim(dims, shares)
+    if not first.classes and _one_sample(space):
+        return first
+    features = {
+        group
+        for value, meant in enumerate(space.graph.values)
+        if meant.role == PARAMETER
+        for group in space.atoms.value_classes[value]
+    }
+    others = [d for d in dims if d.dim > 0 and d.group not in features]
+    best = max(others, key=lambda d: (shares.get(d.group, 0.0), -d.dim), default=None)
+    if best is None or shares.get(best.group, 0.0) <= CLEARLY * first.share:
+        return first
+    return SampleAxis(_alike(best, dims, features), best.dim, best.extent, shares[best.group])
+
+
+def _one_sample(space: Space) -> bool:
+    values = space.graph.values
+    return any(v.role == INPUT and v.shape and v.shape[0] == 1 for v in values)
+
+
+def _batch_dims(space: Space) -> Iterator[_BatchDim]:
+    for value, meant in enumerate(space.graph.values):
+        if meant.role == INPUT:
+            place = 0
+            for dim, factors in enumerate(space.atoms.dims[value]):
+                if factors:
+                    group = space.atoms.value_classes[value][place]
+                    yield _BatchDim(value, dim, (meant.shape or ())[dim], group)
+                place += len(factors)
+
+
+def _first_dim(dims: list[_BatchDim], shares: Mapping[int, float]) -> SampleAxis:
+    """The first dimension of the tensors that share the commonest first extent; of equally common
+    ones that which has more of the step."""
+    counts, most = Counter[int](), dict[int, float]()
+    for d in dims:
+        if d.dim == 0:
+            counts[d.extent] += 1
+            most[d.extent] = max(most.get(d.extent, 0.0), shares.get(d.group, 0.0))
+    if not counts:
+        return SampleAxis()
+    extent = max(counts, key=lambda n: (counts[n], most[n], n))
+    groups = frozenset(d.group for d in dims if d.dim == 0 and d.extent == extent)
+    return SampleAxis(groups, 0, extent, most[extent])
+
+
+def _alike(best: _BatchDim, dims: list[_BatchDim], features: set[int]) -> frozenset[int]:
+    """The class, and the one of equal extent in tensors of the batch that have nothing of it."""
+    groups, having = {best.group}, {d.value for d in dims if d.group == best.group}
+    for value in {d.value for d in dims} - having:
+        same = [d for d in dims if d.value == value and d.extent == best.extent]
+        same = [d for d in same if d.group not in features]
+        if len(same) == 1:
+            groups.add(same[0].group)
+    return frozenset(groups)
+
+
+def _shares(space: Space) -> dict[int, float]:
+    """By class of atoms, the share of the forward pass whose operators have it as an axis."""
+    graph, found, total = space.graph, Counter[int](), 0
+    for index, op in enumerate(graph.ops):
+        if op.phase == FORWARD:
+            size = sum(math.prod(graph.values[v].shape or ()) for v in op.outputs)
+            total += size
+            for group in {axis.group for axis in space.axes(index)}:
+                found[group] += size
+    return {group: size / total for group, size in found.items()} if total else {}
