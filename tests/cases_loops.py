@@ -149,6 +149,18 @@ def averaged_through_data() -> Training:
     return step, model, SGD(model.parameters(), lr=0.1), pairs()
 
 
+def averaged_by_torch(**how: Any) -> Training:
+    model = nn.Sequential(*net(), nn.BatchNorm1d(3)).double()
+    average = torch.optim.swa_utils.AveragedModel(model, **how)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+        loss = plain()(model, optimizer, batch)
+        average.update_parameters(model)
+        return loss
+
+    return step, model, SGD(model.parameters(), lr=0.1), pairs()
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -338,6 +350,10 @@ LOOPS: dict[str, Callable[[], Training]] = {
     "updated twice": critic_twice,
     "averaged": averaged,
     "averaged through data": averaged_through_data,
+    "averaged by torch": averaged_by_torch,
+    "averaged by torch with a decay": lambda: averaged_by_torch(
+        multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    ),
     "criterion in the closure": criterion_in_the_closure,
     "parameter in the closure": parameter_in_the_closure,
     "partial with a teacher": partial_with_a_teacher,

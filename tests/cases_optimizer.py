@@ -135,7 +135,9 @@ class Stable(torch.optim.Optimizer):
                     state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
                 state["step"] += 1
                 count = state["step"].item()
-                state["m"].lerp_(p.grad, 1 - first * (1 - first ** (count - 1)) / (1 - first**count))
+                state["m"].lerp_(
+                    p.grad, 1 - first * (1 - first ** (count - 1)) / (1 - first**count)
+                )
                 state["v"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
                 spread = (p.grad.pow(2) / state["v"].clip(min=group["eps"] ** 2)).mean().sqrt()
                 rate = group["lr"] / max(1.0, spread.item())

@@ -145,8 +145,10 @@ class UpdateTracer:
             state = self._stepped(decide, settings, fakes[:2], {}, {})
             for name in first.values:
                 value = state.get(name)
-                shaped = isinstance(value, torch.Tensor) and name not in first.numbers
-                found[name] = (tuple(value.shape), value.dtype) if shaped else ((), NUMBER)
+                if isinstance(value, torch.Tensor) and name not in first.numbers:
+                    found[name] = _type(value)
+                else:
+                    found[name] = ((), NUMBER)
             return [fakes[0]]
 
         paths(step, [_type(parameter)] * 2, self.mode, self._name)
@@ -167,7 +169,7 @@ class UpdateTracer:
             broken = {
                 key
                 for expression, outcome in guards.items()
-                if bool(expression_value(_Groups(self.number, self.group), expression)) != outcome
+                if bool(expression_value({self.number: self.group}, expression)) != outcome
                 for key in keys_of(expression)
             }
             again, _ = self._once(parameter, state, fixed | broken, lambda key: 2.3e-4)
@@ -194,9 +196,7 @@ class UpdateTracer:
         for key in self.group:
             if key == "params" or key in fixed:
                 continue
-            moved, _ = self._once(
-                parameter, state, fixed, lambda k, key=key: 2.3e-4 if k == key else 1.1e-4
-            )  # type: ignore[misc]
+            moved, _ = self._once(parameter, state, fixed, _salt_of(key))
             if moved != update:
                 found.add(key)
         return frozenset(found)
@@ -292,16 +292,10 @@ class UpdateTracer:
         return unchanged | end.of(parameter)
 
 
-class _Groups:
-    """A list of groups of which only one is known."""
-
-    def __init__(self, number: int, group: Mapping[str, Any]) -> None:
-        self._number, self._group = number, group
-
-    def __getitem__(self, number: int) -> Mapping[str, Any]:
-        assert number == self._number
-        return self._group
-
-
 def _type(parameter: torch.Tensor) -> TensorType:
     return tuple(parameter.shape), parameter.dtype
+
+
+def _salt_of(moved: str) -> Callable[[str], float]:
+    """The usual salt, another one for one key."""
+    return lambda key: 2.3e-4 if key == moved else 1.1e-4

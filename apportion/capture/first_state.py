@@ -60,8 +60,8 @@ def first_state(
     for name, value in kept.items():
         if not (value is None or isinstance(value, str | bool)):
             raise CaptureError(
-                f"{type(optimizer).__name__} keeps {name} as a {type(value).__name__}, which cannot "
-                "be captured; state must be tensors and numbers"
+                f"{type(optimizer).__name__} keeps {name} as a {type(value).__name__}, which "
+                "cannot be captured; state must be tensors and numbers"
             )
     values = {n: begun[n] for n in names if n not in kept}
     fresh = not all(
@@ -88,8 +88,8 @@ def group_numbers(
     if not equal or not torch.equal(one, other):
         raise CaptureError(
             f"{type(optimizer).__name__} updates a parameter by the gradients of others too, which "
-            "cannot be captured; switch that off (a limit on the norm of all gradients is clip_norm "
-            "of capture) or use another optimizer"
+            "cannot be captured; switch that off (a limit on the norm of all gradients is "
+            "clip_norm of capture) or use another optimizer"
         )
     return {key: int if isinstance(value, int) else float for key, value in kept.items()}
 

@@ -29,7 +29,7 @@ class _Remedy:
 
 _REMEDIES = (
     _Remedy(
-        ("Torch not compiled with CUDA", "No CUDA GPUs", "NVIDIA driver", "MPS backend"), (),
+        ("not compiled with CUDA", "No CUDA GPUs", "support for cuda", "NVIDIA driver"), (),
         "a step is captured on the CPU, so name no device in it: make tensors on the device of "
         "others, device=x.device",
     ),

@@ -107,7 +107,7 @@ def _rewritten(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
     elif name == "lerp":
         weight = kwargs.pop("weight", args[2] if len(args) > 2 else None)
         wants = isinstance(weight, torch.Tensor) and weight.dim() == 0
-        args = [*args[:2], weight.to(args[0].dtype) if wants else weight]  # type: ignore[union-attr]
+        args = [*args[:2], weight.to(args[0].dtype) if wants else weight]
     return args
 
 

@@ -43,7 +43,7 @@ def check_supported(optimizers: Optimizers) -> None:
 
 
 def _several(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:
-    return optimizers if isinstance(optimizers, list | tuple) else (optimizers,)  # type: ignore[return-value]
+    return optimizers if isinstance(optimizers, list | tuple) else (optimizers,)
 
 
 # the live state
@@ -67,10 +67,8 @@ def state_value(
 ) -> torch.Tensor:
     """The live state of a parameter as a tensor, or what it begins with."""
     if begin is None:
-        own_type = (
-            ((), torch.float32) if name == "step" else (tuple(parameter.shape), parameter.dtype)
-        )
-        begin = StateBegin(*own_type)
+        usual = tuple(parameter.shape), parameter.dtype
+        begin = StateBegin(*(((), torch.float32) if name == "step" else usual))
     made = begin.value
     for optimizer in _several(optimizers):
         own = optimizer.state.get(parameter) or {}
@@ -111,7 +109,7 @@ def write_state(
     if isinstance(made, torch.Tensor):
         made.copy_(tensor)
     elif number is not None:
-        own[name] = int(round(float(tensor))) if number == "int" else float(tensor)
+        own[name] = round(float(tensor)) if number == "int" else float(tensor)
     else:
         own[name] = tensor.detach().clone()
 

@@ -135,8 +135,8 @@ def take_step(
     except Exception as error:  # whatever a foreign class raises
         said = " ".join(str(error).split()) or type(error).__name__
         raise CaptureError(
-            f"{cls.__name__} cannot take a step on a dense gradient: {said[:300]}; use an optimizer "
-            "that takes such parameters, or leave them out of its groups"
+            f"{cls.__name__} cannot take a step on a dense gradient: {said[:300]}; use an "
+            "optimizer that takes such parameters, or leave them out of its groups"
         ) from error
     changed = tuple(map(_changed, groups, twin.param_groups))
     _check_kept(cls.__name__, twin, before, groups, changed)
@@ -185,9 +185,7 @@ def _is_number(value: Any) -> bool:
 def _copied(value: Any) -> Any:
     """Containers anew, whatever is in them as it is."""
     if isinstance(value, dict):
-        made = type(value)() if type(value) in (dict,) else dict()
-        made.update({k: _copied(v) for k, v in value.items()})
-        return made
+        return {k: _copied(v) for k, v in value.items()}
     if type(value) in (list, set):
         return type(value)(_copied(v) if isinstance(value, list) else v for v in value)
     return value

@@ -18,8 +18,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from apportion import graph as g
+from apportion.capture.averaged_model import update_parameters
 from apportion.capture.backward_leaves import backward_leaves
 from apportion.capture.discover import holds_another
 from apportion.capture.live_state import LiveState
@@ -243,6 +245,8 @@ class OwnLoop:
             for cls in _with_subclasses(torch.optim.lr_scheduler.LRScheduler):
                 if "step" in vars(cls):
                     stack.enter_context(_attribute(cls, "step", _refuse_scheduler))
+            average = ("update_parameters", update_parameters)
+            stack.enter_context(_attribute(AveragedModel, *average))
             scale = partial(_scale, torch.amp.GradScaler.scale)
             stack.enter_context(_attribute(torch.amp.GradScaler, "scale", _method(scale)))
             yield

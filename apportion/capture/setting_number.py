@@ -60,8 +60,8 @@ def setting_value(optimizers: Optimizers, expression: Any) -> float:
     return expression_value(parameter_groups(optimizers), expression)
 
 
-def expression_value(groups: Sequence[Any], expression: Any) -> float:
-    """The number that an expression has for these groups."""
+def expression_value(groups: Any, expression: Any) -> float:
+    """The number that an expression has for these groups, which are told by their numbers."""
     if not isinstance(expression, tuple):
         return float(expression)
     head, *rest = expression

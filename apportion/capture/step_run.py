@@ -112,7 +112,7 @@ def _recorded(
     watch = StepWatch(frozenset(k for k, x in enumerate(inputs) if x.steady))
 
     def once(reads: ReadValues) -> RecordedStep:
-        run = _StepRun(call, live, leaves, renames)
+        run = _StepRun(call, live, leaves, objects, watch, renames)
         with mode:
             fakes = [_fake(leaf.tensor) for leaf in leaves.flat]
         return run.recorded(record(watch.watched(run), fakes, mode, live, reads))
@@ -147,7 +147,16 @@ class _Outcome:
 class _StepRun:
     """The function to record."""
 
-    def __init__(self, call: StepCall, live: LiveState, leaves: StepLeaves, renames: bool) -> None:
+    def __init__(
+        self,
+        call: StepCall,
+        live: LiveState,
+        leaves: StepLeaves,
+        objects: LiveObjects,
+        watch: StepWatch,
+        renames: bool,
+    ) -> None:
+        self.objects, self.watch = objects, watch
         self.call, self.live, self.renames = call, live, renames
         self.tensors, self.leaves, self.states = leaves.tensors, leaves.flat, leaves.states
         self.outcome: _Outcome | None = None
@@ -165,6 +174,8 @@ class _StepRun:
                 result = self._call_step(_with_fakes(self.call.batch, self.leaves, fakes))
                 returned = returned_scalars(result, _tensor_of(recorder))
                 if not loop.by_itself:
+                    ends = (*returned.scalars.values(), *self.live.buffers().values())
+                    self.watch.forward_done(recorder, ends)
                     self._add_rest(loop, returned)
             self._check_updates(loop)
             after = held | self.live.buffers()
@@ -191,10 +202,11 @@ class _StepRun:
             for place in self.live.places:
                 if id(place.parameter) in fake_of:
                     place.put(fake_of[id(place.parameter)])
-            for _, module in self.live.modules:
-                named = [*module.named_parameters(), *module.named_buffers()]
-                own = {name: fake_of[id(tensor)] for name, tensor in named}
+            named = [(m, [*m.named_parameters(), *m.named_buffers()]) for _, m in self.live.modules]
+            for module, tensors in named:
+                own = {name: fake_of[id(tensor)] for name, tensor in tensors}
                 stack.enter_context(with_parameters(module, own))
+            stack.enter_context(self.objects.replaced(fake_of))
             yield
 
     def _add_rest(self, loop: OwnLoop, returned: ReturnedScalars) -> None:

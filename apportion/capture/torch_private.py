@@ -41,6 +41,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from apportion.capture.trace import CaptureError
+
 __all__ = ["pytree"]
 
 
@@ -147,6 +149,11 @@ def without_mkldnn() -> Iterator[None]:
 def with_parameters(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
     """A context in which the model has other parameters and buffers, wherever they are: tied ones
     and those of a module that has several names, too."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise CaptureError(
+            "the model has a module that torch.jit has compiled, whose parameters cannot be "
+            "replaced; use the plain module it was made from"
+        )
     live: dict[str, Any] = dict(model.named_parameters()) | dict(model.named_buffers())
     other = {id(live[name]): tensor for name, tensor in tensors.items()}
     tables = [t for module in model.modules() for t in (module._parameters, module._buffers)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import logging
 import random
 import sys
@@ -22,14 +23,14 @@ import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from apportion.capture.torch_private import FakeTensor
+from apportion.capture.torch_private import FakeTensor, storage_id
 from apportion.capture.trace import CaptureError
 from apportion.capture.user_line import is_own_file
 
@@ -68,10 +69,12 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _PartKind:
-    """How the parts of objects of one kind are read, by key, and put back."""
+    """How the parts of objects of one kind are read, by key, and put back; `put` is how one of them
+    is replaced, where that can be done."""
 
     read: Callable[[Any], Mapping[Any, Any]]
     write: Callable[[Any, Mapping[Any, Any]], None]
+    put: Callable[[Any, Any, Any], None] | None = None
 
 
 class Snapshot:
@@ -95,7 +98,7 @@ class Snapshot:
         for kind in _kinds(held):
             saved = kind.read(held)
             self._parts.append(_Part(held, link, kind, saved))
-            place = None if kind in (_FUNCTION, _GLOBALS) else link
+            place = None if kind in (_FUNCTION, _GLOBALS, _METHOD) else link
             for key, each in saved.items():
                 if type(each) not in _ATOMS:
                     yield each, (place, _shown_key(key))
@@ -127,6 +130,41 @@ class Snapshot:
         for left in self.changes():
             raise _cannot_undo(left.name, "it does not take its former value")
         return changed
+
+    @contextmanager
+    def replaced(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """A context in which other tensors are in the place of those with the given ids, wherever
+        something that can be changed refers to one, by itself or in a tuple; but for the groups of
+        optimizers."""
+        done: list[tuple[_Part, Any, Any, Any]] = []
+        try:
+            for part in self._parts:
+                if part.kind.put is None or part.link[1] == "params":
+                    continue
+                now: Mapping[Any, Any] | None = None
+                for key, each in part.saved.items():
+                    other = _with_others(each, tensors)
+                    if other is not each:
+                        now = part.kind.read(part.held) if now is None else now
+                        if now.get(key) is each:
+                            part.kind.put(part.held, key, other)
+                            done.append((part, key, each, other))
+            yield
+        finally:
+            for part, key, each, other in reversed(done):
+                if part.kind.put is not None and part.kind.read(part.held).get(key) is other:
+                    part.kind.put(part.held, key, each)
+
+
+def _with_others(held: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
+    """A tensor's replacement, or a tuple with such; anything else as it is."""
+    if isinstance(held, torch.Tensor):
+        return tensors.get(id(held), held)
+    if isinstance(held, tuple) and len(held) < 1000:
+        new = [_with_others(each, tensors) for each in held]
+        if any(a is not b for a, b in zip(new, held, strict=True)):
+            return type(held)(*new) if hasattr(held, "_fields") else tuple(new)
+    return held
 
 
 def _cannot_undo(name: str, why: str) -> CaptureError:
@@ -290,7 +328,7 @@ def _write_class(held: Any, saved: Mapping[Any, Any]) -> None:
 
 
 def _nothing(held: Any, saved: Mapping[Any, Any]) -> None:
-    raise ValueError("it cannot be changed")
+    raise ValueError("there is no way to set it back")
 
 
 class _FrozenState:
@@ -302,19 +340,53 @@ class _FrozenState:
             self.shown = repr(value)
 
 
-_DICT = _PartKind(lambda x: dict(dict.items(x)), _write_dict)
-_LIST = _PartKind(lambda x: dict(enumerate(x)), _write_list)
+def _put_item(held: Any, key: Any, each: Any) -> None:
+    if isinstance(held, OrderedDict):
+        OrderedDict.__setitem__(held, key, each)
+    elif isinstance(held, dict):
+        dict.__setitem__(held, key, each)
+    else:
+        held[key] = each
+
+
+def _put_default(held: Any, key: Any, each: Any) -> None:
+    if key == "defaults":
+        held.__defaults__ = each
+
+
+def _write_function(held: Any, saved: Mapping[Any, Any]) -> None:
+    held.__defaults__, held.__kwdefaults__ = saved["defaults"], saved["keyword defaults"]
+
+
+def _read_iterator(held: Any) -> Mapping[Any, Any]:
+    state = held.__reduce__()
+    return {"position": state[2] if len(state) > 2 else None}
+
+
+def _read_generator(held: Any) -> Mapping[Any, Any]:
+    frame = held.gi_frame
+    found = {} if frame is None else dict(frame.f_locals)
+    return {"position": -1 if frame is None else frame.f_lasti} | found
+
+
+_DICT = _PartKind(lambda x: dict(dict.items(x)), _write_dict, _put_item)
+_LIST = _PartKind(lambda x: dict(enumerate(x)), _write_list, _put_item)
 _TUPLE = _PartKind(lambda x: dict(enumerate(x)), _nothing)
 _SET = _PartKind(lambda x: dict.fromkeys(x), _write_set)
-_DEQUE = _PartKind(lambda x: dict(enumerate(x)), _write_deque)
-_ATTRIBUTES = _PartKind(lambda x: dict(x.__dict__), _write_attributes)
-_SLOTS = _PartKind(_read_slots, _write_slots)
-_CELL = _PartKind(_read_cell, _write_cell)
+_DEQUE = _PartKind(lambda x: dict(enumerate(x)), _write_deque, _put_item)
+_ATTRIBUTES = _PartKind(
+    lambda x: dict(x.__dict__), _write_attributes, lambda x, k, v: _put_item(x.__dict__, k, v)
+)
+_SLOTS = _PartKind(_read_slots, _write_slots, object.__setattr__)
+_CELL = _PartKind(_read_cell, _write_cell, lambda x, k, v: setattr(x, "cell_contents", v))
 _TENSOR = _PartKind(_read_tensor, _write_tensor)
-_FUNCTION = _PartKind(_read_function, _nothing)
-_GLOBALS = _PartKind(_read_globals, _write_globals)
+_FUNCTION = _PartKind(_read_function, _write_function, _put_default)
+_GLOBALS = _PartKind(_read_globals, _write_globals, lambda x, k, v: _put_item(x.__globals__, k, v))
 _CLASS = _PartKind(_read_class, _write_class)
-_METHOD = _PartKind(lambda x: {"__self__": x.__self__, x.__name__: x.__func__}, _nothing)
+_METHOD = _PartKind(lambda x: {"self": x.__self__, "function": x.__func__}, _nothing)
+_ITERATOR = _PartKind(_read_iterator, lambda x, s: x.__setstate__(s["position"]))
+_COUNT = _PartKind(lambda x: {"position": repr(x)}, _nothing)
+_YIELDING = _PartKind(_read_generator, _nothing)
 _PARTIAL = _PartKind(lambda x: {"func": x.func, "args": x.args, "keywords": x.keywords}, _nothing)
 _ARRAY = _PartKind(lambda x: {"elements": x.tobytes()}, lambda x, s: _fill(x, s["elements"]))
 _RANDOM = _PartKind(lambda x: {"state": x.getstate()}, lambda x, s: x.setstate(s["state"]))
@@ -378,6 +450,11 @@ _BUILT_IN: tuple[tuple[type, _PartKind], ...] = (
     (types.MethodType, _METHOD),
     (functools.partial, _PARTIAL),
     (random.Random, _RANDOM),
+    (type(iter([])), _ITERATOR),
+    (type(iter(())), _ITERATOR),
+    (type(iter(range(0))), _ITERATOR),
+    (itertools.count, _COUNT),
+    (types.GeneratorType, _YIELDING),
     (torch.Generator, _GENERATOR),
     (np.random.Generator, _NUMPY_RANDOM),
     (np.random.RandomState, _NUMPY_OLD_RANDOM),
@@ -387,6 +464,12 @@ _BUILT_IN: tuple[tuple[type, _PartKind], ...] = (
 # what is no object of the user's
 
 
+def _set_deterministic(wanted: bool) -> None:
+    """Only where it differs, because the setting's own function loads torch's compiler."""
+    if torch.are_deterministic_algorithms_enabled() != wanted:
+        torch.use_deterministic_algorithms(wanted)
+
+
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (random.getstate, random.setstate),
     (lambda: np.random.get_state(legacy=False), np.random.set_state),
@@ -394,7 +477,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.are_deterministic_algorithms_enabled, _set_deterministic),
 )
 """Random numbers and settings that belong to the whole process, and how each is put back."""
 
@@ -429,13 +512,28 @@ def _is_container(held: Any) -> bool:
     return type(held) in (dict, list, tuple) or type(held).__name__ == "_lru_list_elem"
 
 
+def _memories() -> set[int]:
+    """The memories of all tensors that there are."""
+    found: set[int] = set()
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and each.layout is torch.strided:
+            with suppress(RuntimeError, NotImplementedError):  # some have no memory
+                found.add(storage_id(each))
+    return found
+
+
 class LiveObjects:
     """All that a step may change, as it was when this was made."""
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self._settings = [(put, get()) for get, put in _SETTINGS]
         self._caches = _caches()
+        self._memories = _memories()
         self._snapshot = Snapshot(roots)
+
+    def had(self, tensor: torch.Tensor) -> bool:
+        """Whether there was a tensor with this memory before, anywhere."""
+        return storage_id(tensor) in self._memories
 
     def changes(self) -> tuple[LiveChange, ...]:
         """What can be reached from the roots and is another now."""
@@ -446,6 +544,10 @@ class LiveObjects:
         python, numpy = self._settings[0][1], self._settings[1][1]
         drawn = [random.getstate() != python, str(np.random.get_state(legacy=False)) != str(numpy)]
         return [n for n, d in zip(("Python's random", "numpy.random"), drawn, strict=True) if d]
+
+    def replaced(self, tensors: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
+        """A context in which other tensors are in the place of those with the given ids."""
+        return self._snapshot.replaced(tensors)
 
     def restore(self) -> None:
         """Puts everything back; raises CaptureError, by name, for what cannot be put back."""

@@ -219,8 +219,8 @@ class UpdateMerger:
     def _constant(self, tensor: torch.Tensor) -> int:
         if tensor.dim() or tensor.is_meta:
             raise CaptureError(
-                f"the update of {self.name} reads a tensor that is no parameter, gradient or state; "
-                "keep it in self.state[parameter]"
+                f"the update of {self.name} reads a tensor that is no parameter, gradient or "
+                "state; keep it in self.state[parameter]"
             )
         number, kind = tensor.item(), (tuple(tensor.shape), tensor.dtype)
         args = ((), number, g.Dtype(dtype_name(tensor.dtype)))

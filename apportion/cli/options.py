@@ -57,6 +57,15 @@ SequenceLength = Annotated[
     int | None,
     typer.Option("--seq", metavar="N", min=1, help="Tokens of a sample, of a named model."),
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="P",
+        help="Of a named model: float32, bf16 (everything), bf16-mixed or fp16-mixed (autocast, "
+        "float32 parameters).",
+    ),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]

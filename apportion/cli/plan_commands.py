@@ -25,6 +25,7 @@ from apportion.cli.options import (
     Method,
     Model,
     PolicyFile,
+    Precision,
     Procs,
     Seed,
     SequenceLength,
@@ -53,6 +54,7 @@ def plan_command(
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
+    precision: Precision = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PLAN", help="Save the plan as JSON.")
     ] = None,
@@ -104,7 +106,7 @@ def plan_command(
     check_folders(out, trace)
     with stdout_kept(as_json), warnings_noted():
         place = cluster_of(cluster)
-        model = sized(model, batch, seq)
+        model = sized(model, batch, seq, precision)
         program = capture_without_data(model, seed)
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
@@ -138,6 +140,7 @@ def compare_command(
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
+    precision: Precision = None,
     calibrate: Calibrate = True,
     policy: PolicyFile = None,
     costs: CostsFile = None,
@@ -162,7 +165,7 @@ def compare_command(
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     with stdout_kept(as_json), warnings_noted():
         place = cluster_of(cluster)
-        model = sized(model, batch, seq)
+        model = sized(model, batch, seq, precision)
         program = capture_without_data(model, seed)
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:

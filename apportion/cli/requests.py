@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from apportion.capture import Program
 
 
-def sized(model: str, batch: int | None, seq: int | None) -> str:
-    """The model's name with the sizes of its batch that were given as options."""
-    if batch is None and seq is None:
+def sized(model: str, batch: int | None, seq: int | None, precision: str | None = None) -> str:
+    """The model's name with the sizes of its batch and the precision that were given as options."""
+    if batch is None and seq is None and precision is None:
         return model
     from apportion import zoo
 
-    return zoo.with_sizes(model, batch, seq)
+    return zoo.with_precision(zoo.with_sizes(model, batch, seq), precision)
 
 
 def capture_without_data(model: str, seed: int) -> Program:
@@ -31,7 +31,10 @@ def capture_without_data(model: str, seed: int) -> Program:
     it = zoo.load(model, seed, meta=True)
     for text in it.notes:
         note(text)
-    return capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    for text in program.notes:
+        note(text)
+    return program
 
 
 def check_folders(*files: Path | None) -> None:

@@ -22,6 +22,7 @@ from apportion.cli.options import (
     Measure,
     Model,
     PolicyFile,
+    Precision,
     Procs,
     Seed,
     SequenceLength,
@@ -57,6 +58,7 @@ def run_command(
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
+    precision: Precision = None,
     check: Check = False,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
@@ -95,13 +97,15 @@ def run_command(
     if share_gpu:
         check_shared_gpu()
     with stdout_kept(as_json), warnings_noted():
-        model = sized(model, batch, seq)
+        model = sized(model, batch, seq, precision)
         it = zoo.load(model, seed)  # its file may describe operators of its own
         for text in it.notes:
             note(text)
         saved = None if plan is None else Plan.load(plan)
         place = cluster(f"local:{procs or 2}") if saved is None else saved.cluster
         program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+        for text in program.notes:
+            note(text)
         with SharedPool(len(place.devices), timeout) as processes:
             if saved is None:
                 source = source_of_model(program, model, seed)

@@ -57,6 +57,9 @@ from apportion.zoo import (
     wresnet,
 )
 from apportion.zoo.hf import load_hf
+from apportion.zoo.precision import PRECISIONS as PRECISIONS
+from apportion.zoo.precision import TrainedParts, in_precision, without_precision
+from apportion.zoo.precision import with_precision as with_precision
 
 leave_unloaded()
 
@@ -130,13 +133,22 @@ def load(spec: str, seed: int = 0, *, meta: bool = False) -> Loaded:
 
     With `meta` a zoo model and its batch have shapes and no data: enough to capture and plan it,
     whatever its size. A user's file is loaded with data all the same.
+    `precision=` among the settings of a model is one of precision.py, whatever the model.
     The caller's random state is left as it was. Raises ValueError, in one sentence, if the spec
     is wrong or the user's file fails.
     """
-    name, _, rest = spec.partition(":")
     if spec.endswith(".py") or ".py:" in spec:
         with _seeded(seed):
             return _load_file(spec)
+    plain, precision = without_precision(spec)
+    it = _load_named(plain, seed, meta)
+    parts = TrainedParts(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.notes)
+    return Loaded(spec, **vars(in_precision(parts, precision)))
+
+
+def _load_named(spec: str, seed: int, meta: bool) -> Loaded:
+    """A model of the zoo or of transformers, in float32."""
+    name, _, rest = spec.partition(":")
     if name == "hf":
         with _seeded(seed), torch.device("meta") if meta else nullcontext():
             it = load_hf(spec)

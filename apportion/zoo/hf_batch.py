@@ -89,6 +89,11 @@ class _BatchMaker:
             half = int(self.find("max_2d_position_embeddings") or 1000) // 2
             corner = torch.randint(half, (*made["input_ids"].shape, 2))
             made["bbox"] = torch.cat([corner, corner + half - 1], -1)
+        if "flattened_patches" in self.takes:
+            places = torch.randint(1, 5, (self.sizes.batch, 16, 2)).float()
+            wide = int(self.find("patch_embed_hidden_size"))
+            patches = torch.randn(self.sizes.batch, 16, wide)
+            made["flattened_patches"] = torch.cat([places, patches], -1)
         if "visual_feats" in self.takes:
             things = (self.sizes.batch, 6)
             made["visual_feats"] = torch.randn(*things, self.config.visual_feat_dim)

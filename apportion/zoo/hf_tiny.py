@@ -24,6 +24,8 @@ _RULES = tuple(
         (r".*(_|^)heads?|n_?heads?|.*_nheads?|.*attention_heads|mamba_n_heads", HEADS),
         (r".*head_dim|.*d_head|.*head_size|d_kv|kv_channels|qk_\w+_dim", HEAD_WIDTH),
         (r"rotary_dim", 8),
+        (r"index_topk|context_size", 16),
+        (r"upsample_groups", WIDTH),
         (r".*lora_rank|time_step_rank|.*_rank", 8),
         (r"num_nextn\w*|num_mtp\w*|first_k\w*|.*dense_replace|moe_layer_start_index", 1),
         (
@@ -49,7 +51,7 @@ _RULES = tuple(
         (r".*hidden_size|d_model|n_embd|.*(_|^)dims?|.*_channels|width|.*embedding_size", WIDTH),
         (r".*num_filters|.*fusion\w*|upsample_initial_channel|conv_channels", WIDTH),
         (r"state_size|\w*d_state|ssm_state_size", 8),
-        (r"chunk_size|mamba_chunk_size|.*chunk_length", 8),
+        (r"chunk_size|mamba_chunk_size|l\w+_chunk_length", 8),
         (r"num_(object_)?queries|num_query_tokens|num_latents|query_num", 6),
         (r"num_frames", 4),
         (r"(attention_)?window(_size)?|sliding_window|local_attention|attention_window", 8),
@@ -65,14 +67,24 @@ _TOKEN = re.compile(r".*_token_(id|index)s?$|.*_token$|.*_id$|.*token_index$|.*_
 
 
 _FAMILIES: dict[str, dict[str, Any]] = {
+    "align": {"projection_dim": 320},
+    "align_text_model": {"hidden_size": 320, "num_attention_heads": 4},
+    "align_vision_model": {
+        "width_coefficient": 0.25,
+        "depth_coefficient": 0.3,
+        "hidden_dim": 320,
+    },
     "autoformer": {"prediction_length": 4, "context_length": 8, "label_length": 4},
     "bamba": {"mamba_n_heads": 8},
     "bit": {"num_groups": 2},
+    "chameleon": {"vocabulary_map": {"<image>": 4}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_group": 1},
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": WIDTH // 4}},
     "granitemoehybrid": {"mamba_n_heads": 8},
     "informer": {"prediction_length": 4, "context_length": 8},
     "donut-swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
@@ -83,7 +95,12 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "maskformer-swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
     "mobilebert": {"embedding_size": 32, "true_hidden_size": 32, "intra_bottleneck_size": 32},
     "mobilevitv2": {"image_size": 128},
-    "perceiver": {"max_position_embeddings": 16},
+    "perceiver": {
+        "max_position_embeddings": 16,
+        "d_latents": WIDTH,
+        "num_latents": 8,
+        "num_self_attends_per_block": 2,
+    },
     "reformer": {"axial_pos_shape": [4, 4], "num_buckets": 2},
     "swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
     "swinv2": {"image_size": 64, "patch_size": 4, "window_size": 2},
@@ -92,6 +109,10 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "vjepa2": {"frames_per_clip": 4},
     "wav2vec2-bert": {"feature_projection_input_dim": 16},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+    },
 }
 """What the names of keys do not tell."""
 
@@ -137,7 +158,9 @@ def _tiny(config: Any) -> dict[str, Any]:
     if kept:
         given[kept[2]] = len(kept[0])
     given |= _sections(config) | _tokens(config)
-    return given | _FAMILIES.get(config.model_type, {})
+    for name, value in _FAMILIES.get(config.model_type, {}).items():
+        given[name] = given.get(name, {}) | value if isinstance(value, dict) else value
+    return given
 
 
 def _sections(config: Any) -> dict[str, Any]:
@@ -152,7 +175,9 @@ def _sections(config: Any) -> dict[str, Any]:
 
 
 def _turns_in_parts(config: Any, rope: dict[str, Any]) -> bool:
-    return "mrope_section" in rope or bool(re.search(r"_vl|omni|glm|ocr", config.model_type))
+    return "mrope_section" in rope or bool(
+        re.search(r"^(?!ernie).*(_vl|omni|glm|ocr)", config.model_type)
+    )
 
 
 def _kept_layers(config: Any, declared: Any) -> tuple[list[int], int, str] | None:

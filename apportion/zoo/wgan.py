@@ -134,8 +134,8 @@ class Players(nn.Module):
 
 def _penalty(critic: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
     """How far the critic's slope is from one, between real and made images."""
-    share = torch.rand(real.shape[0], 1, 1, 1, device=real.device)
-    mixed = torch.lerp(real, fake, share).requires_grad_()
+    share = torch.rand(real.shape[0], 1, 1, 1, device=real.device, dtype=real.dtype)
+    mixed = torch.lerp(real, fake.to(real.dtype), share).requires_grad_()
     (slope,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
     excess: Tensor = slope.flatten(1).norm(2, dim=1) - 1
     return excess.square().mean()
@@ -146,7 +146,8 @@ def step(model: nn.Module, batch: Batch) -> Tensor:
     assert isinstance(model, Players)
     (real,) = batch
     critic = model.critic
-    made = model.generator(torch.randn(real.shape[0], model.latent, device=real.device))
+    noise = torch.randn(real.shape[0], model.latent, device=real.device, dtype=real.dtype)
+    made = model.generator(noise)
     fake = made.detach()
     critical: Tensor = critic(fake).mean() - critic(real).mean()
     critical = critical + model.penalty * _penalty(critic, real, fake)

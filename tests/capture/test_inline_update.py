@@ -24,6 +24,7 @@ from apportion.search.baselines.random_strategy import draw
 from apportion.search.problem import Problem
 from apportion.split.space import Space
 
+
 @cache
 def divisible(name: str) -> tuple[Any, list[Any], Space]:
     program, batches = captured(OPTIMIZERS[name])

@@ -154,7 +154,7 @@ def test_a_setting_that_chose_a_branch_must_stay() -> None:
     program.optimizer.param_groups[0]["momentum"] = 0.8
     check_settings(program)
     program.optimizer.param_groups[0]["momentum"] = 0.0
-    with pytest.raises(ValueError, match="momentum of group 0 changed .* capture again"):
+    with pytest.raises(ValueError, match=r"momentum of group 0 changed .* capture again"):
         check_settings(program)
 
 

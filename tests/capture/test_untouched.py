@@ -238,6 +238,57 @@ def test_a_tensor_written_to_is_named() -> None:
         live.restore()
 
 
+def yielding() -> Any:
+    while True:
+        yield torch.ones(5, 4)
+
+
+def test_an_iterator_is_put_back_and_what_cannot_be_is_named() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches, endless = iter([torch.ones(5, 4), torch.zeros(5, 4)]), yielding()
+    with pytest.raises(ap.CaptureError, match=r"changes batches.position \(0, then 1\)"):
+        ap.capture(lambda m, b: step(m, next(batches)), model, optimizer, torch.ones(5, 4))
+    assert len(list(batches)) == 2
+    with pytest.raises(ap.CaptureError, match="changes endless, which capture cannot undo"):
+        ap.capture(lambda m, b: step(m, next(endless)), model, optimizer, torch.ones(5, 4))
+
+
+class Hidden(nn.Module):
+    """Reads its parameter by a tuple in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+        self.pair = (self.weight, [self.weight])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x @ self.pair[0] + x @ self.pair[1][0]
+
+
+def test_parameters_are_found_wherever_they_are_kept() -> None:
+    model = Hidden()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    listed = tuple(model.parameters())
+
+    def penalised(model: nn.Module, batch: Any, first: Any = model.weight) -> torch.Tensor:
+        return step(model, batch) + sum(p.square().sum() for p in listed) + first.sum()
+
+    pair = model.pair
+    program = ap.capture(penalised, model, optimizer, torch.ones(5, 4))
+    assert not program.constants and not program.notes
+    assert model.pair is pair and pair[0] is model.weight and pair[1][0] is model.weight
+    assert listed[0] is model.weight and penalised.__defaults__ == (model.weight,)
+
+
+def test_a_module_of_torch_jit_is_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.jit.script(nn.Linear(4, 4))
+    with pytest.raises(ap.CaptureError, match="use the plain module it was made from"):
+        ap.capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(5, 4))
+
+
 def test_no_fake_tensor_is_left_alive() -> None:
     model = Caching()
     ap.capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(5, 4))

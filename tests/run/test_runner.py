@@ -74,8 +74,8 @@ def test_a_bad_batch_is_refused_and_the_runner_goes_on(program: Program) -> None
     for bad, said in [
         ((x[1:], y), "leaf 0 of the batch is"),
         ((x.double(), y), "leaf 0 of the batch is torch.float64"),
-        ((x,), r"the batch has the structure .*, but the step was captured with"),
-        (x, "the batch has the structure"),
+        ((x,), "the batch has another structure than the one that the step was captured with"),
+        (x, "batch is a Tensor, not a sequence"),
         (lambda name, region: torch.zeros(1), "the batch function returned"),
     ]:
         with pytest.raises(ValueError, match=said) as raised:
@@ -89,7 +89,7 @@ def test_a_bad_batch_of_a_loader(program: Program) -> None:
     runner, whole = runner_of(program), runner_of(program)
     good = batches(program, 3)
     losses = []
-    with pytest.raises(ValueError, match="the batch has the structure"):
+    with pytest.raises(ValueError, match="the batch has another structure"):
         for loss in runner.train([good[0], good[1][0], good[2]]):
             losses.append(float(loss))
     losses.append(float(runner.step(good[2])))

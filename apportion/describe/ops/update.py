@@ -11,7 +11,6 @@ from apportion.describe.language import Operand, axes, f, reduce
 from apportion.describe.ops.elementwise import ELEMENTWISE
 from apportion.graph import Body, refs
 
-
 _SCALARS = ("aten.full.default", "aten.zeros.default", "aten.ones.default")
 """Kinds that make a number, where their size is that of a scalar."""
 
