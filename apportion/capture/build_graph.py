@@ -343,7 +343,7 @@ class _GraphBuilder:
         if self.normalised.types[before] != self.normalised.types[after]:
             raise CaptureError(
                 f"the step changes the shape or dtype of {name}; a step must leave its state as it "
-                "finds it"
+                "finds it, so run it once before it is captured if that is how the state is made"
             )
         self.state.append((self.index[before], self.index[after]))
 

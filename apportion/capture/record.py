@@ -20,7 +20,12 @@ import torch
 from apportion import graph as g
 from apportion.capture.call_place import call_place
 from apportion.capture.ctc_calls import recorded_ctc_loss
-from apportion.capture.data_shapes import ShapeFromData, shape_refusal, with_fixed_shape
+from apportion.capture.data_shapes import (
+    ShapeFromData,
+    fixed_result,
+    shape_refusal,
+    with_fixed_shape,
+)
 from apportion.capture.functional_twins import functional_twin
 from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
@@ -239,6 +244,10 @@ class Recorder(TorchDispatchMode):
             return self._batch_norm(args)
         if schema(func).is_mutable:
             return self._mutate(func, args, kwargs)
+        if torch.Tag.dynamic_output_shape in func.tags:
+            known = fixed_result(func, args, kwargs, self.fixed)
+            if known is not None:
+                return known
         try:
             result = self._run(func, args, kwargs)
         except ShapeFromData:

@@ -193,26 +193,76 @@ _NOT = frozenset(["aten.logical_not.default", "aten.bitwise_not.default"])
 _COMPARISONS = frozenset(["lt", "le", "gt", "ge"])
 
 
+@dataclass(frozen=True, slots=True)
+class LeafComparison:
+    """A comparison of an input of the step with a number: `eq`, the bound and the input's slot."""
+
+    comparison: str
+    bound: float
+    leaf: int
+
+    def stays(self, value: float) -> bool:
+        """Whether it has the same outcome for ever if the input has this value and only grows."""
+        return value > self.bound or (value == self.bound and self.comparison in ("ge", "lt"))
+
+
 def draw_comparison(slot: int, producers: Producers) -> DrawComparison | None:
     """The comparison of one draw with a number that a slot is, if it is one."""
+    root, found, negated = _compared(slot, producers)
+    maker = producers.update()
+    drawn = root in maker and producers.calls[maker[root]].target == RANDOM_UNIFORM
+    if not drawn or found is None or found[0] not in _COMPARISONS:
+        return None
+    return DrawComparison(*found, negated)
+
+
+def leaf_comparison(
+    slot: int, producers: Producers, leaves: frozenset[int]
+) -> LeafComparison | None:
+    """The comparison of one input with a number that a slot is, if it is one."""
+    root, found, _ = _compared(slot, producers)
+    return LeafComparison(*found, root) if root in leaves and found is not None else None
+
+
+def _compared(slot: int, producers: Producers) -> tuple[int, tuple[str, float] | None, bool]:
+    """Follows a slot back over one comparison with a number: where that ends, the comparison, and
+    whether its outcome is negated."""
     maker, negated = producers.update(), False
     found: tuple[str, float] | None = None
     while slot in maker:
         call = producers.calls[maker[slot]]
-        if call.target == RANDOM_UNIFORM:
-            return None if found is None else DrawComparison(*found, negated)
         kind = str(call.target)
         name, _, form = kind.removeprefix("aten.").partition(".")
         if kind in _NOT and found is None:
             negated = not negated
         elif kind in _ANY_OR_ALL and found is None:
             pass
-        elif name in _COMPARISONS and form == "Scalar" and found is None:
+        elif name in (*_COMPARISONS, "eq", "ne") and form == "Scalar" and found is None:
             found = (name, float(call.args[1]))
         elif not (kind in _SAME_NUMBERS or _is_exact_cast(call)):
-            return None
+            break
         slot = call.args[0].index
-    return None
+    return slot, found, negated
+
+
+def grows(leaf: int, calls: Sequence[RecordedCall], outputs: Sequence[int | None]) -> bool:
+    """Whether the step ends with this input and a positive number added, and not as it was."""
+    maker = {s: call for call in calls for s in call.outputs if s is not None}
+    ends = set()
+    for end in outputs:
+        slot, added = end, False
+        while slot in maker and slot is not None:
+            call = maker[slot]
+            step = call.args[1] if len(call.args) > 1 else None
+            counts = str(call.target) in ("aten.add.Tensor", "aten.add.Scalar")
+            if counts and isinstance(step, int | float) and step > 0:
+                added = True
+            elif str(call.target) not in _SAME_NUMBERS:
+                break
+            slot = call.args[0].index
+        if slot == leaf:
+            ends.add(added)
+    return ends == {True}
 
 
 def is_draw(slot: int, producers: Producers) -> bool:

@@ -24,10 +24,12 @@ from apportion.capture.torch_private import without_modes
 from apportion.capture.trace import RecordedCall, TensorType
 from apportion.capture.value_origin import (
     DrawComparison,
+    LeafComparison,
     Producers,
     ValueOrigin,
     draw_comparison,
     is_draw,
+    leaf_comparison,
     origin_of,
     true_value,
 )
@@ -59,6 +61,7 @@ class ValueRead:
     guessed  whether the true value is not known
     origin   what it is made from
     draw     the comparison with a random number that it is, if it is one
+    counter  the comparison with an input of the step that it is, if it is one
     setting  the name of what the random number is compared with, if it can be found
     """
 
@@ -69,6 +72,7 @@ class ValueRead:
     origin: ValueOrigin
     draw: DrawComparison | None = None
     setting: str = ""
+    counter: LeafComparison | None = None
 
     @property
     def is_open(self) -> bool:
@@ -146,7 +150,11 @@ class ReadValues:
         draw = draw_comparison(slot, self._producers) if kind == BOOL else None
         if draw is not None and draw.value is not None:
             true = draw.value
-        read = ValueRead(self._place(), kind, followed, guessed, origin, draw, self._setting(draw))
+        inputs = frozenset(self._answers.live)
+        counter = leaf_comparison(slot, self._producers, inputs) if kind == BOOL else None
+        read = ValueRead(
+            self._place(), kind, followed, guessed, origin, draw, self._setting(draw), counter
+        )
         self.reads.append(read)
         told = self._told(read, true)
         if followed and kind in (INT, FLOAT):

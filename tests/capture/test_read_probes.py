@@ -247,6 +247,29 @@ def test_what_depends_on_a_value_is_refused_with_its_line(
     assert line_of(step, offset) in str(caught.value)
 
 
+class Counting(nn.Module):
+    """As torch.optim.swa_utils.AveragedModel: the first step is another than those after it."""
+
+    def __init__(self, begin: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("count", torch.tensor(begin))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 2.0 if self.count == 0 else 1.0
+        self.count += 1
+        return scale * self.layer(x)
+
+
+def test_a_counter_that_is_past_a_bound_may_decide() -> None:
+    batch = torch.randn(5, 4)
+    program = captured(lambda m, b: m(b).pow(2).mean(), Counting(3), batch)
+    assert any("count, which only grows" in note for note in program.notes)
+    assert_equals_eager(program)
+    with pytest.raises(CaptureError, match=r"take steps in plain PyTorch until it is past 0"):
+        captured(lambda m, b: m(b).pow(2).mean(), Counting(0), batch)
+
+
 # random choices
 
 

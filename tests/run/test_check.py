@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from random import Random
 from typing import Any
 
@@ -118,7 +118,8 @@ def test_a_wrong_division_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
                         rank.state[place] = (slot, array * (1 + 1e-6))
         return run
 
-    monkeypatch.setattr(sys.modules["apportion.run.check"], "train_in_one_process", wrong)
+    checking = import_module("apportion.run.check")
+    monkeypatch.setattr(checking, "train_in_one_process", wrong)
     found = ap.check(program, plan)
     assert not found.equal
     assert found.worst == "outer.weight"
@@ -198,6 +199,23 @@ def test_columns_with_tables_of_their_own_get_no_index_of_another() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     program = ap.capture(lambda m, b: m(b).square().sum(), model, optimizer, batch)
     assert ap.check(program, plan_of(program)).equal
+
+
+def test_numbers_that_depend_on_the_precision_are_no_difference() -> None:
+    """The norm's epsilon is that of its dtype, and another one in float64."""
+
+    class Normed(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(8)  # type: ignore[assignment]
+
+    torch.manual_seed(0)
+    model, batch = Normed(), captured().batch
+    program = ap.capture(plain, model, torch.optim.SGD(model.parameters(), lr=1e-6), batch)
+    found = ap.check(program, plan_of(program))
+    assert found.equal and "depend on its precision" in found.notes[0], found
+    model.inner.weight.register_hook(lambda grad: grad * 1.01)
+    assert not ap.check(program, plan_of(program)).equal
 
 
 def test_what_cannot_run_in_float64_is_compared_with_the_captured_step() -> None:
