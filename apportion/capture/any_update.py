@@ -19,7 +19,7 @@ import torch
 
 from apportion.capture.first_state import NUMBER, FirstState, first_state, group_numbers
 from apportion.capture.number_rules import NumbersAsTensors, number_functions
-from apportion.capture.optimizer_step import IN_GROUP, take_step
+from apportion.capture.optimizer_step import IN_GROUP, own_step, take_step
 from apportion.capture.setting_number import (
     Guard,
     NumberLog,
@@ -93,7 +93,8 @@ class UpdateTracer:
     def _settings(
         self, log: NumberLog, fixed: frozenset[str], salt: Callable[[str], float]
     ) -> dict[str, Any]:
-        return numbered_settings(self.group, self.number, log, salt, fixed)
+        torchs = own_step(type(self.optimizer)).__module__.startswith("torch.")
+        return numbered_settings(self.group, self.number, log, salt, fixed, torchs)
 
     def _plain_settings(self, salt: float) -> dict[str, Any]:
         own = fixed_keys(self.group)
