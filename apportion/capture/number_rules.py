@@ -112,6 +112,11 @@ def _rewritten(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
             args.append(factors)
     elif name in _PRODUCTS and isinstance(kwargs.get("value"), torch.Tensor):
         args[1] = args[1].mul(kwargs.pop("value"))
+    elif name == "_foreach_lerp":
+        weight = kwargs.pop("weight", args[2] if len(args) > 2 else None)
+        if isinstance(weight, torch.Tensor):
+            weight = [weight.to(x.dtype) for x in args[0]]
+        args = [*args[:2], weight]
     elif name == "lerp":
         weight = kwargs.pop("weight", args[2] if len(args) > 2 else None)
         wants = isinstance(weight, torch.Tensor) and weight.dim() == 0
