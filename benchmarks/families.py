@@ -14,6 +14,7 @@ invalid, where the model does not train in plain PyTorch either with the batch t
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import multiprocessing
 import os
@@ -24,25 +25,24 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from fuzz import STEPS, Model, judge, plan_of, together
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.capture.reference import capture_as, eager_steps
 from apportion.capture.trace import CaptureError
 from apportion.machine.cluster import cluster
+from apportion.run.check import check
 from apportion.run.plan_here import plan
-from apportion.run.training import vary
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
 from apportion.zoo.hf import hf_names
 
-DEVICES, SEED = 2, 3
+DEVICES, STEPS, SEED = 2, 2, 3
 PAGE = Path(__file__).parent.parent / "docs" / "families.md"
 
 
@@ -59,8 +59,6 @@ def attempt(family: str) -> dict[str, Any]:
         raise Invalid(str(error)) from error
     facts = {"class": type(it.model).__name__}
     try:
-        import copy
-
         loss = it.step(copy.deepcopy(it.model), it.batch)
         loss.backward()
     except Exception as error:
@@ -69,21 +67,19 @@ def attempt(family: str) -> dict[str, Any]:
         facts["note"] = f"the loss is {float(loss.detach())}"
     program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
     facts["ops"] = len(program.graph.ops)
-    exact = capture_as(program, torch.float64)
-    batches = [vary(exact.batch, SEED, step) for step in range(STEPS)]
-    losses, state = eager_steps(exact, batches, SEED)
-    model = Model(spec, SEED, exact, Space(exact.graph), losses, state)
+    facts["notes"] = list(program.notes)
+    where, space = cluster(f"local:{DEVICES}"), Space(program.graph)
+    made = plan(program, where, "data", 5.0, calibrate=False)
+    plans = {
+        "data": made,
+        "tofu": plan(program, where, "tofu", 5.0, calibrate=False),
+        "random": replace(made, strategy=draw(space, DEVICES, Random(SEED))),
+    }
     wrong = []
-    for method in ("data", "tofu", "random"):
-        if method == "random":
-            strategy = draw(model.space, DEVICES, Random(SEED))
-        else:
-            made = plan(exact, cluster(f"local:{DEVICES}"), method, 5.0, calibrate=False)
-            strategy = made.strategy
-        divided = plan_of(model, strategy, DEVICES)
-        found = judge(model, divided, together(model, divided))
+    for method, each in plans.items():
+        found = check(program, each, STEPS, SEED)
         if not found.equal:
-            wrong.append(f"{method}: {found.max_rel_param_diff:.1e} in {found.worst}")
+            wrong.append(f"{method}: {found.reason or found.worst} {found.max_rel_param_diff:.1e}")
     return facts | {"outcome": "wrong" if wrong else "equal", "sentence": "; ".join(wrong)}
 
 
@@ -149,7 +145,7 @@ def page(results: list[dict[str, Any]], version: str) -> str:
         "",
         f"All families of transformers {version} that have a class with a training loss, at tiny",
         "size (`hf:NAME,tiny`): captured, and run for two devices under the plans of `data`,",
-        "`tofu` and a random one, against plain PyTorch in float64. Made by",
+        "`tofu` and a random one, against plain PyTorch by `apportion.check`. Made by",
         "`benchmarks/families.py`.",
         "",
         f"{len(results)} families; {len(tried)} of them train in plain PyTorch with the batch that",

@@ -78,14 +78,19 @@ class GPT(nn.Module):
         return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
 
 
+scaler = torch.amp.GradScaler("cpu", enabled=False)  # bfloat16 needs none
+
+
 def body(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> dict[str, Any]:
     """What the loop does for the micro-batches of a step."""
     for x, y in batch:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(x, y) / len(batch)
-        loss.backward()
+        scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return {"loss": loss.detach() * len(batch), "norm": norm}
 

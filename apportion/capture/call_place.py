@@ -73,17 +73,20 @@ def place_of_frames(frames: Iterable[tuple[FrameType, int]]) -> CallPlace:
 
 def setting_of(value: float, outermost: CodeType) -> str:
     """The attribute of the module that runs now, or of its config, that has this value and sounds
-    like a probability: `layerdrop`; "" if there is none."""
+    like the probability to drop a layer: `encoder_layerdrop`; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not outermost:
+    found: list[str] = []
+    while frame is not None and frame.f_code is not outermost and not found:
         owner = frame.f_locals.get("self")
         if isinstance(owner, torch.nn.Module):
             for holder in (owner, getattr(owner, "config", None)):
-                for name, held in getattr(holder, "__dict__", {}).items():
-                    if type(held) is float and held == value and ("drop" in name or "p" in name):
-                        return str(name)
+                held = getattr(holder, "__dict__", {}).items()
+                found += [name for name, x in held if type(x) is float and x == value]
         frame = frame.f_back
-    return ""
+    dropping = [name for name in found if "drop" in name or "prob" in name]
+    return next((name for name in dropping if "layer" in name or "path" in name), "") or next(
+        iter(dropping), ""
+    )
 
 
 def source_line(place: CallPlace) -> str:

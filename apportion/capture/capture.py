@@ -17,6 +17,7 @@ from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
 from apportion.capture.discover import holds_another
+from apportion.capture.empty_values import without_empty
 from apportion.capture.foreign_errors import foreign_errors
 from apportion.capture.found_constants import constant_notes
 from apportion.capture.live_state import LiveState
@@ -67,8 +68,8 @@ def _captured(call: StepCall, objects: LiveObjects) -> Program:
     templates = AllUpdateTemplates(live, mode)
     states = {n: templates.state(k, tensors.parameters[n]) for n, k in tensors.trained.items()}
     recorded = recorded_step(call, live, StepLeaves(tensors, leaves, states), mode, objects)
-    found = constant_notes(recorded.trace, tensors)
-    nodes = decompose(normalise(recorded.trace))
+    found = constant_notes(recorded.trace, tensors, objects)
+    nodes = decompose(without_empty(normalise(recorded.trace)))
     nodes = with_phases(nodes) if recorded.by_itself else nodes
     built = build(recorded.trace, nodes, leaves, tensors, templates, recorded.ends)
     g.verify(built.graph)

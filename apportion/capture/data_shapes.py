@@ -82,6 +82,25 @@ Fixed = Callable[[torch.Tensor], torch.Tensor | None]
 """The value of a tensor that is the same in every step; None for other tensors."""
 
 
+def fixed_result(func: Any, args: Any, kwargs: Any, fixed: Fixed) -> Any:
+    """The result of a call whose tensors are all the same in every step; None for others."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            found = fixed(value)
+            if found is None:
+                raise ShapeFromData
+            return found
+        return [known(x) for x in value] if isinstance(value, list | tuple) else value
+
+    try:
+        given, named = known(args), {name: known(value) for name, value in kwargs.items()}
+    except ShapeFromData:
+        return None
+    with without_modes(), torch.no_grad():
+        return func(*given, **named)
+
+
 def with_fixed_shape(func: Any, args: Any, fixed: Fixed) -> Any:
     """The result of a call by operators of fixed shapes; None where the shape depends on data."""
     if func is aten.nonzero.default:

@@ -14,12 +14,13 @@ from apportion import graph as g
 from apportion.capture.build_graph import StepTensors
 from apportion.capture.torch_private import storage_id
 from apportion.capture.trace import CaptureError, Trace
+from apportion.capture.untouched import LiveObjects
 from apportion.capture.user_line import at_line
 
 _LITERALS = ("aten.lift_fresh.default", "aten.lift_fresh_copy.default")
 
 
-def constant_notes(trace: Trace, tensors: StepTensors) -> tuple[str, ...]:
+def constant_notes(trace: Trace, tensors: StepTensors, objects: LiveObjects) -> tuple[str, ...]:
     """A note on the tensors that stay as they are; raises CaptureError for one that shares its
     memory with a tensor of the batch or with a trained parameter."""
     given = {storage_id(tensor): name for name, (_, tensor) in tensors.batch.items()}
@@ -40,7 +41,7 @@ def constant_notes(trace: Trace, tensors: StepTensors) -> tuple[str, ...]:
                 "before (a view, .data or a detached copy of it), which would stay as it is now; "
                 "take it from the module in the step"
             )
-        if tensor.dim():  # a single number is one that the program writes down
+        if objects.had(tensor):
             shown.append(f"{tuple(tensor.shape)}{at_line(line)}")
     if not shown:
         return ()

@@ -33,6 +33,7 @@ from apportion.capture.data_shapes import refuse_layout
 from apportion.capture.normalise import NormalisedTrace, normalise
 from apportion.capture.record import record
 from apportion.capture.trace import CaptureError, Trace
+from apportion.capture.value_origin import LeafComparison, grows
 from apportion.capture.value_reads import (
     ARRAY,
     BOOL,
@@ -258,7 +259,7 @@ class _Probe:
     def _try_choices(self, stacks: Sequence[Any]) -> None:
         """Answers questions of yes or no the other way: one after the other, together with those
         that are only asked then, and at last all at once that did nothing alone."""
-        pending = [(stack,) for stack in stacks]
+        pending: list[tuple[Any, ...]] = [(stack,) for stack in stacks]
         while pending:
             changed = pending.pop(0)
             outcome, reads = self._outcome(NEAR, changed)
@@ -289,7 +290,30 @@ class _Probe:
                 f"what the step does{read.place.at} follows from {_shortened(names)}, taken to "
                 "stay as now"
             )
+        counter = self._counter(group)
+        if counter is not None and counter.stays(float(inputs[counter.leaf].tensor.item())):
+            return (
+                f"what the step does{read.place.at} follows from {names[0]}, which only grows and "
+                f"is past {counter.bound:g}"
+            )
+        if counter is not None:
+            raise CaptureError(
+                f"the step branches on {names[0]}, which counts steps{read.place.at}; a captured "
+                f"step must do the same every time, so take steps in plain PyTorch until it is "
+                f"past {counter.bound:g}, and capture then"
+            )
         raise CaptureError(_refusal(read, names))
+
+    def _counter(self, group: Sequence[ValueRead]) -> LeafComparison | None:
+        """The comparison that reads of one place are, if it is of a counter that only grows."""
+        counter, inputs = group[0].counter, self._recordings.inputs
+        if counter is None or any(each.counter != counter for each in group):
+            return None
+        own = inputs[counter.leaf]
+        alone = group[0].origin.leaves == {counter.leaf} and not group[0].guessed
+        if not alone or not own.steady or own.tensor.numel() != 1:
+            return None
+        return counter if grows(counter.leaf, self._trace.calls, self._trace.outputs) else None
 
 
 def _refusal(read: ValueRead, names: Sequence[str]) -> str:

@@ -20,7 +20,12 @@ import torch
 from apportion import graph as g
 from apportion.capture.call_place import call_place
 from apportion.capture.ctc_calls import recorded_ctc_loss
-from apportion.capture.data_shapes import ShapeFromData, shape_refusal, with_fixed_shape
+from apportion.capture.data_shapes import (
+    ShapeFromData,
+    fixed_result,
+    shape_refusal,
+    with_fixed_shape,
+)
 from apportion.capture.functional_twins import functional_twin
 from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
@@ -178,7 +183,8 @@ class Recorder(TorchDispatchMode):
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         with without_modes(), self.mode:
             # the operator itself, whose dtype no mode of the step replaces
-            return aten.empty.memory_format(tuple(shape), dtype=dtype, device="cpu")
+            made: torch.Tensor = aten.empty.memory_format(tuple(shape), dtype=dtype, device="cpu")
+            return made
 
     def apart(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same value in a memory of its own, so that it can be changed by renaming."""
@@ -239,6 +245,10 @@ class Recorder(TorchDispatchMode):
             return self._batch_norm(args)
         if schema(func).is_mutable:
             return self._mutate(func, args, kwargs)
+        if torch.Tag.dynamic_output_shape in func.tags:
+            known = fixed_result(func, args, kwargs, self.fixed)
+            if known is not None:
+                return known
         try:
             result = self._run(func, args, kwargs)
         except ShapeFromData:
@@ -254,6 +264,9 @@ class Recorder(TorchDispatchMode):
         """The value of a tensor that is the same in every step."""
         if not isinstance(tensor, FakeTensor):
             return tensor
+        if tensor.constant is not None:
+            constant: torch.Tensor = tensor.constant
+            return constant
         return None if self.reads is None else self.reads.fixed(tensor)
 
     def _append(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -37,6 +37,22 @@ Function = Callable[..., Sequence[torch.Tensor | None]]
 _DRAWS = 5  # further records of a step that draws numbers and yet was the same for others
 
 
+@dataclass(frozen=True)
+class _ForwardPart:
+    """How many calls the user's part of a step makes, and the slots that it ends with."""
+
+    calls: int
+    ends: tuple[int, ...]
+
+
+class _ForwardEnd(Exception):
+    """The user's part of a step is over, and no more is wanted."""
+
+    def __init__(self, recorder: Recorder, part: _ForwardPart) -> None:
+        super().__init__()
+        self.recorder, self.part = recorder, part
+
+
 @dataclass
 class StepWatch:
     """What is known of the recordings of a step.
@@ -45,11 +61,43 @@ class StepWatch:
     first   the recorder of the first recording, which keeps its tensors alive
     kept    the slots of the first recorder whose tensors the last recording has read again, each
             with its slot there
+    forward what the user's part of a step that returns its loss has come to, the first time
+    stops   whether a recording ends there
     """
 
     steady: frozenset[int] = frozenset()
     first: Recorder | None = None
     kept: dict[int, int] = field(default_factory=dict)
+    forward: _ForwardPart | None = None
+    stops: bool = False
+
+    def forward_done(self, recorder: Recorder, ends: Iterable[torch.Tensor]) -> None:
+        """To be called where the user's part of a step that returns its loss is over, with what it
+        returns and the buffers it leaves."""
+        part = _ForwardPart(len(recorder.calls), tuple(recorder.slot(x) for x in ends))
+        if self.first is None:
+            self.forward = part
+        elif self.stops:
+            raise _ForwardEnd(recorder, part)
+
+    @property
+    def decided_by_forward(self) -> bool:
+        """Whether no code of the user's ran in the rest of the first recording, as a hook does."""
+        if self.forward is None or self.first is None:
+            return False
+        rest = self.first.calls[self.forward.calls :]
+        return not any(call.site.phase == g.BACKWARD and call.site.line for call in rest)
+
+    def same_forward(self, end: _ForwardEnd) -> bool:
+        """Whether the user's part was call by call the same as the first time."""
+        first, other, size = self.first, end.recorder, end.part.calls
+        assert first is not None
+        constants = other.constants.items()
+        return (
+            end.part == self.forward
+            and all(s in first.constants and _equal(first.constants[s], t) for s, t in constants)
+            and all(map(_same_call, first.calls[:size], other.calls))
+        )
 
     def watched(self, function: Function) -> Function:
         """The function to record, watched."""
@@ -66,8 +114,7 @@ class StepWatch:
 
     def _end(self, recorder: Recorder, ends: Sequence[torch.Tensor | None] | None) -> None:
         if self.first is None:
-            self.first = recorder
-        if self.first is recorder:
+            self.first = None if ends is None else recorder
             return
         before = {id(tensor): slot for slot, tensor in enumerate(self.first.tensors)}
         used = None if ends is None else _used(recorder, ends)
@@ -168,7 +215,7 @@ class RepeatedRecording(Generic[R]):
         """The record; raises CaptureError if the step is another one every time."""
         self._live.restore()
         # torch.jit runs a function in another way after the first time
-        with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             result = self._record(*args)
             if not self._done:
                 self._done = True
@@ -177,6 +224,13 @@ class RepeatedRecording(Generic[R]):
 
     def _compare(self, args: tuple[Any, ...], first: Trace) -> None:
         changes, drawn = self._live.changes(), self._live.drawn_from()
+        if self._watch.decided_by_forward:
+            if not drawn and self._same_forward(args):
+                self.notes = tuple(_left_alone(changes))
+                return
+            self._live.restore()
+            self._watch.first = None
+            self._record(*args)
         difference = self._difference(args, first, seed=1)
         if self._watch.changing():
             raise _state_kept(changes, difference or "")
@@ -192,6 +246,21 @@ class RepeatedRecording(Generic[R]):
                 raise _random(drawn, at_line(self._lines[0]) if self._lines else unlike)
         if not filled:
             raise _other_next_time(changes, difference)
+
+    def _same_forward(self, args: tuple[Any, ...]) -> bool:
+        """Whether the user's part of the step is the same once more; the rest is not recorded."""
+        watch = self._watch
+        watch.stops, watch.kept = True, {}
+        try:
+            with _other_numbers(1):
+                self._record(*args)
+        except _ForwardEnd as end:
+            return not watch.kept and watch.same_forward(end)
+        except Exception:
+            return False
+        finally:
+            watch.stops = False
+        return False
 
     def _draw_more(
         self,
@@ -257,11 +326,13 @@ def _alike(one: Trace, two: Trace) -> bool:
     same = one.constants.keys() == two.constants.keys() and all(
         _equal(tensor, two.constants[slot]) for slot, tensor in one.constants.items()
     )
-    return same and all(
-        (a.target, a.outputs) == (b.target, b.outputs)
-        and repr((a.args, a.kwargs)) == repr((b.args, b.kwargs))
-        for a, b in zip(one.calls, two.calls, strict=True)
-    )
+    return same and all(map(_same_call, one.calls, two.calls))
+
+
+def _same_call(one: RecordedCall, two: RecordedCall) -> bool:
+    return (one.target, one.outputs) == (two.target, two.outputs) and repr(
+        (one.args, one.kwargs)
+    ) == repr((two.args, two.kwargs))
 
 
 def _ends(trace: Trace, numbers: Mapping[int, int]) -> list[int | None]:
@@ -355,7 +426,9 @@ def _other_numbers(seed: int) -> Iterator[list[str]]:
     if seed not in (_SMALLEST, _LARGEST):
         yield lines
         return
-    shared, before = random._inst, (random.random, random.getrandbits)  # type: ignore[attr-defined]
+    shared: Any = random._inst
+    module: Any = random
+    before = (random.random, random.getrandbits)
     largest = seed == _LARGEST
     turn = itertools.cycle((True, False))
 
@@ -370,11 +443,11 @@ def _other_numbers(seed: int) -> Iterator[list[str]]:
         return extreme if next(turn) else before[1](count)
 
     try:
-        shared.random = random.random = number
-        shared.getrandbits = random.getrandbits = bits
+        shared.random = module.random = number
+        shared.getrandbits = module.getrandbits = bits
         yield lines
     finally:
-        random.random, random.getrandbits = before
+        module.random, module.getrandbits = before
         del shared.random, shared.getrandbits
 
 

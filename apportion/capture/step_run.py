@@ -112,7 +112,7 @@ def _recorded(
     watch = StepWatch(frozenset(k for k, x in enumerate(inputs) if x.steady))
 
     def once(reads: ReadValues) -> RecordedStep:
-        run = _StepRun(call, live, leaves, objects, renames)
+        run = _StepRun(call, live, leaves, objects, watch, renames)
         with mode:
             fakes = [_fake(leaf.tensor) for leaf in leaves.flat]
         return run.recorded(record(watch.watched(run), fakes, mode, live, reads))
@@ -153,9 +153,10 @@ class _StepRun:
         live: LiveState,
         leaves: StepLeaves,
         objects: LiveObjects,
+        watch: StepWatch,
         renames: bool,
     ) -> None:
-        self.objects = objects
+        self.objects, self.watch = objects, watch
         self.call, self.live, self.renames = call, live, renames
         self.tensors, self.leaves, self.states = leaves.tensors, leaves.flat, leaves.states
         self.outcome: _Outcome | None = None
@@ -173,6 +174,8 @@ class _StepRun:
                 result = self._call_step(_with_fakes(self.call.batch, self.leaves, fakes))
                 returned = returned_scalars(result, _tensor_of(recorder))
                 if not loop.by_itself:
+                    ends = (*returned.scalars.values(), *self.live.buffers().values())
+                    self.watch.forward_done(recorder, ends)
                     self._add_rest(loop, returned)
             self._check_updates(loop)
             after = held | self.live.buffers()

@@ -23,14 +23,14 @@ import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from apportion.capture.torch_private import FakeTensor
+from apportion.capture.torch_private import FakeTensor, storage_id
 from apportion.capture.trace import CaptureError
 from apportion.capture.user_line import is_own_file
 
@@ -464,6 +464,12 @@ _BUILT_IN: tuple[tuple[type, _PartKind], ...] = (
 # what is no object of the user's
 
 
+def _set_deterministic(wanted: bool) -> None:
+    """Only where it differs, because the setting's own function loads torch's compiler."""
+    if torch.are_deterministic_algorithms_enabled() != wanted:
+        torch.use_deterministic_algorithms(wanted)
+
+
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (random.getstate, random.setstate),
     (lambda: np.random.get_state(legacy=False), np.random.set_state),
@@ -471,7 +477,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.are_deterministic_algorithms_enabled, _set_deterministic),
 )
 """Random numbers and settings that belong to the whole process, and how each is put back."""
 
@@ -506,13 +512,28 @@ def _is_container(held: Any) -> bool:
     return type(held) in (dict, list, tuple) or type(held).__name__ == "_lru_list_elem"
 
 
+def _memories() -> set[int]:
+    """The memories of all tensors that there are."""
+    found: set[int] = set()
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and each.layout is torch.strided:
+            with suppress(RuntimeError, NotImplementedError):  # some have no memory
+                found.add(storage_id(each))
+    return found
+
+
 class LiveObjects:
     """All that a step may change, as it was when this was made."""
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self._settings = [(put, get()) for get, put in _SETTINGS]
         self._caches = _caches()
+        self._memories = _memories()
         self._snapshot = Snapshot(roots)
+
+    def had(self, tensor: torch.Tensor) -> bool:
+        """Whether there was a tensor with this memory before, anywhere."""
+        return storage_id(tensor) in self._memories
 
     def changes(self) -> tuple[LiveChange, ...]:
         """What can be reached from the roots and is another now."""

@@ -46,13 +46,18 @@ class ValueOrigin:
 
 
 class Producers:
-    """Which recorded call makes a slot, kept up with a list of calls that grows."""
+    """Which recorded call makes a slot, and which write to it, kept up with a list of calls that
+    grows.
+
+    writers  the calls that write to a memory, by its first slot
+    """
 
     def __init__(self, calls: list[RecordedCall]) -> None:
         self.calls = calls
         self._known = 0
         self._maker: dict[int, int] = {}
-        self.writes = False
+        self._memory: dict[int, int] = {}
+        self.writers: dict[int, list[int]] = {}
 
     def update(self) -> dict[int, int]:
         """The number of the call that makes each slot so far."""
@@ -61,32 +66,55 @@ class Producers:
             for slot in call.outputs:
                 if slot is not None:
                     self._maker.setdefault(slot, number)
-            self.writes |= not isinstance(call.target, str) and schema(call.target).is_mutable
+            if not isinstance(call.target, str):
+                self._note_memory(call, number)
         self._known = len(self.calls)
         return self._maker
+
+    def memory(self, slot: int) -> int:
+        """A slot of the tensor that this one is a view of, in the end."""
+        while self._memory.get(slot, slot) != slot:
+            slot = self._memory[slot]
+        return slot
+
+    def _note_memory(self, call: RecordedCall, number: int) -> None:
+        own = schema(call.target)
+        shared = [
+            slot
+            for argument, given in zip(own.arguments, call.args, strict=False)
+            if argument.alias_info is not None
+            for slot in g.refs(given)
+        ]
+        views = any(each.alias_info is not None for each in own.returns)
+        for slot in call.outputs if views and shared else ():
+            if slot is not None and slot not in shared:
+                self._memory.setdefault(slot, self.memory(shared[0]))
+        if own.is_mutable:
+            for slot in shared:
+                self.writers.setdefault(self.memory(slot), []).append(number)
 
 
 def origin_of(
     slot: int, producers: Producers, inputs: frozenset[int], constants: Mapping[int, torch.Tensor]
 ) -> ValueOrigin:
-    """Follows the calls back from a slot. Where calls write to memory, all calls count."""
+    """Follows the calls back from a slot, those that write to the memory of it included."""
     maker = producers.update()
-    calls: set[int] = set(range(len(producers.calls))) if producers.writes else set()
+    calls: set[int] = set()
     leaves, opaque = set(), False
-    pending = [slot, *(s for number in calls for s in _read_slots(producers.calls[number]))]
-    seen = set(pending)
+    pending, seen = [slot], {slot}
     while pending:
         each = pending.pop()
+        numbers = list(producers.writers.get(producers.memory(each), ()))
         if each in maker:
-            number = maker[each]
-            calls.add(number)
-            new = set(_read_slots(producers.calls[number])) - seen
-            seen |= new
-            pending.extend(new)
+            numbers.append(maker[each])
         elif each in inputs:
             leaves.add(each)
         else:
             opaque |= each not in constants
+        calls.update(numbers)
+        new = {s for n in numbers for s in _read_slots(producers.calls[n])} - seen
+        seen |= new
+        pending.extend(new)
     made = [producers.calls[number] for number in calls]
     draws = any(call.target == RANDOM_UNIFORM for call in made)
     opaque |= any(isinstance(call.target, str) and call.target != RANDOM_UNIFORM for call in made)
@@ -193,26 +221,76 @@ _NOT = frozenset(["aten.logical_not.default", "aten.bitwise_not.default"])
 _COMPARISONS = frozenset(["lt", "le", "gt", "ge"])
 
 
+@dataclass(frozen=True, slots=True)
+class LeafComparison:
+    """A comparison of an input of the step with a number: `eq`, the bound and the input's slot."""
+
+    comparison: str
+    bound: float
+    leaf: int
+
+    def stays(self, value: float) -> bool:
+        """Whether it has the same outcome for ever if the input has this value and only grows."""
+        return value > self.bound or (value == self.bound and self.comparison in ("ge", "lt"))
+
+
 def draw_comparison(slot: int, producers: Producers) -> DrawComparison | None:
     """The comparison of one draw with a number that a slot is, if it is one."""
+    root, found, negated = _compared(slot, producers)
+    maker = producers.update()
+    drawn = root in maker and producers.calls[maker[root]].target == RANDOM_UNIFORM
+    if not drawn or found is None or found[0] not in _COMPARISONS:
+        return None
+    return DrawComparison(*found, negated)
+
+
+def leaf_comparison(
+    slot: int, producers: Producers, leaves: frozenset[int]
+) -> LeafComparison | None:
+    """The comparison of one input with a number that a slot is, if it is one."""
+    root, found, _ = _compared(slot, producers)
+    return LeafComparison(*found, root) if root in leaves and found is not None else None
+
+
+def _compared(slot: int, producers: Producers) -> tuple[int, tuple[str, float] | None, bool]:
+    """Follows a slot back over one comparison with a number: where that ends, the comparison, and
+    whether its outcome is negated."""
     maker, negated = producers.update(), False
     found: tuple[str, float] | None = None
     while slot in maker:
         call = producers.calls[maker[slot]]
-        if call.target == RANDOM_UNIFORM:
-            return None if found is None else DrawComparison(*found, negated)
         kind = str(call.target)
         name, _, form = kind.removeprefix("aten.").partition(".")
         if kind in _NOT and found is None:
             negated = not negated
         elif kind in _ANY_OR_ALL and found is None:
             pass
-        elif name in _COMPARISONS and form == "Scalar" and found is None:
+        elif name in (*_COMPARISONS, "eq", "ne") and form == "Scalar" and found is None:
             found = (name, float(call.args[1]))
         elif not (kind in _SAME_NUMBERS or _is_exact_cast(call)):
-            return None
+            break
         slot = call.args[0].index
-    return None
+    return slot, found, negated
+
+
+def grows(leaf: int, calls: Sequence[RecordedCall], outputs: Sequence[int | None]) -> bool:
+    """Whether the step ends with this input and a positive number added, and not as it was."""
+    maker = {s: call for call in calls for s in call.outputs if s is not None}
+    ends = set()
+    for end in outputs:
+        slot, added = end, False
+        while slot in maker and slot is not None:
+            call = maker[slot]
+            step = call.args[1] if len(call.args) > 1 else None
+            counts = str(call.target) in ("aten.add.Tensor", "aten.add.Scalar")
+            if counts and isinstance(step, int | float) and step > 0:
+                added = True
+            elif str(call.target) not in _SAME_NUMBERS:
+                break
+            slot = call.args[0].index
+        if slot == leaf:
+            ends.add(added)
+    return ends == {True}
 
 
 def is_draw(slot: int, producers: Producers) -> bool:

@@ -24,10 +24,12 @@ from apportion.capture.torch_private import without_modes
 from apportion.capture.trace import RecordedCall, TensorType
 from apportion.capture.value_origin import (
     DrawComparison,
+    LeafComparison,
     Producers,
     ValueOrigin,
     draw_comparison,
     is_draw,
+    leaf_comparison,
     origin_of,
     true_value,
 )
@@ -59,6 +61,7 @@ class ValueRead:
     guessed  whether the true value is not known
     origin   what it is made from
     draw     the comparison with a random number that it is, if it is one
+    counter  the comparison with an input of the step that it is, if it is one
     setting  the name of what the random number is compared with, if it can be found
     """
 
@@ -69,6 +72,7 @@ class ValueRead:
     origin: ValueOrigin
     draw: DrawComparison | None = None
     setting: str = ""
+    counter: LeafComparison | None = None
 
     @property
     def is_open(self) -> bool:
@@ -146,7 +150,11 @@ class ReadValues:
         draw = draw_comparison(slot, self._producers) if kind == BOOL else None
         if draw is not None and draw.value is not None:
             true = draw.value
-        read = ValueRead(self._place(), kind, followed, guessed, origin, draw, self._setting(draw))
+        inputs = frozenset(self._answers.live)
+        counter = leaf_comparison(slot, self._producers, inputs) if kind == BOOL else None
+        read = ValueRead(
+            self._place(), kind, followed, guessed, origin, draw, self._setting(draw), counter
+        )
         self.reads.append(read)
         told = self._told(read, true)
         if followed and kind in (INT, FLOAT):
@@ -155,7 +163,8 @@ class ReadValues:
         elif kind == FLOAT:
             told = told * 1.0  # an object of its own, by which it is known again
         self._numbers[id(told)] = (told, tensor)
-        return told
+        number: Number = told
+        return number
 
     def array(self, tensor: torch.Tensor) -> Any:
         """What the step is told of a whole tensor, as a NumPy array."""
@@ -189,7 +198,7 @@ class ReadValues:
             return draw.value
         origin, guessed = number.read.origin, number.read.guessed
         if guessed:
-            true = self._guess(BOOL, true)
+            true = bool(self._guess(BOOL, true))
         read = ValueRead(self._place(), BOOL, False, guessed, origin, draw, self._setting(draw))
         self.reads.append(read)
         return bool(self._told(read, true))
@@ -310,7 +319,6 @@ class _Followed:
     def __bool__(self) -> bool:
         return self.source.choice(bool(self.true), self, None)
 
-    __hash__ = None  # type: ignore[assignment]
     __lt__, __le__ = _comparison("__lt__"), _comparison("__le__")
     __gt__, __ge__ = _comparison("__gt__"), _comparison("__ge__")
     __eq__, __ne__ = _comparison("__eq__"), _comparison("__ne__")
@@ -322,13 +330,13 @@ class _Followed:
     __neg__, __abs__ = _arithmetic("__neg__"), _arithmetic("__abs__")
 
 
-class ReadFloat(_Followed, float):  # type: ignore[misc]
+class ReadFloat(_Followed, float):
     """A float that a step read; see the head of this file."""
 
     __hash__ = float.__hash__
 
 
-class ReadInt(_Followed, int):  # type: ignore[misc]
+class ReadInt(_Followed, int):
     """An int that a step read; see the head of this file."""
 
     __hash__ = int.__hash__

@@ -106,6 +106,9 @@ if TYPE_CHECKING:
     from apportion.execute.run_part import (
         padded as padded,
     )
+    from apportion.execute.segment_cut import (
+        compiled_pieces as compiled_pieces,
+    )
     from apportion.execute.transport import (
         Worker as Worker,
     )

@@ -22,6 +22,7 @@ from apportion.capture import RANDOM_UNIFORM
 from apportion.columns import Ints
 from apportion.describe import lengths
 from apportion.execute.allocations import AllocationTracker
+from apportion.execute.copied_operands import copied_operands, thin_convolutions
 from apportion.execute.executable import Executable, joined_part, local_shape
 from apportion.execute.kernels.base import (
     Context,
@@ -36,7 +37,7 @@ from apportion.lower import (
     AssembledBox,
     Storage,
 )
-from apportion.machine import CostTable, kind_of_signature
+from apportion.machine import INDUCTOR, CostTable, KernelMeasurement, kind_of_signature
 from apportion.split import Part
 
 Stride = tuple[int, ...]
@@ -89,14 +90,19 @@ class DeviceMemoryFacts:
                 A kind that is not there is taken to need what it leaves to the allocator on tensors
                 without data
     resident    bytes that libraries take at their first call and keep, such as cuBLAS
+    thin        convolutions of few channels in order NHWC: what they need is copies of operands
     """
 
     workspaces: Mapping[str, int] = field(default_factory=dict)
     shares: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     resident: int = 0
+    thin: Mapping[str, KernelMeasurement] = field(default_factory=dict)
 
-    def usual(self, kind: str, nbytes: int) -> int:
+    def usual(self, kind: str, nbytes: int, text: str = "", flops: float = 0.0) -> int:
         """Workspace of a call that is not listed: as much as most calls of about its size need."""
+        copies = copied_operands(self.thin, text, flops, nbytes) if text else None
+        if copies is not None:
+            return copies
         found = self.shares.get(kind, ())
         if not found or not nbytes:
             return 0
@@ -115,7 +121,8 @@ def device_memory_facts(table: CostTable | None) -> DeviceMemoryFacts:
             share = (work.nbytes, work.workspace / work.nbytes)
             shares.setdefault(kind_of_signature(text), []).append(share)
     known = {text: work.workspace for text, work in table.works.items()}
-    return DeviceMemoryFacts(known, shares, table.resident)
+    thin = thin_convolutions(table.works) if table.condition.mode == INDUCTOR else {}
+    return DeviceMemoryFacts(known, shares, table.resident, thin)
 
 
 def measure_storage(
@@ -423,7 +430,8 @@ class _DryRun:
             text = signature(op.kind, body, part, inputs)
             number = self.works.setdefault(text, len(self.works))
             call = self._run(op, part, given)
-            usual = self.memory_facts.usual(op.kind, int(self.tasks.nbytes[task]))
+            flops, nbytes = float(self.tasks.flops[task]), int(self.tasks.nbytes[task])
+            usual = self.memory_facts.usual(op.kind, nbytes, text, flops)
             guess = max(call.workspace, usual)
             workspace = self.memory_facts.workspaces.get(text, guess) + self.memory_facts.resident
             left = tuple(

@@ -112,6 +112,7 @@ def rank_buffers(executable: Executable, device: int, place: str) -> RankBuffers
         for buffer, where in enumerate(found.device.tolist())
         if where == device
     }
+    made[-1] = torch.empty(0, dtype=torch.uint8, device=place)  # of messages of nothing
     outgoing: dict[int, torch.Tensor] = {}
     incoming: dict[int, torch.Tensor] = {}
     unaligned: set[int] = set()

@@ -64,6 +64,17 @@ def cut(
     return pieces
 
 
+def compiled_pieces(executable: Executable, place: str = "cuda") -> tuple[tuple[int, ...], ...]:
+    """The tasks of each piece that is compiled, where all run on one device; else none."""
+    if executable.tasks.devices > 1:
+        return ()
+    steps = rank_steps(executable, 0)
+    pieces = [
+        piece for own in steps if isinstance(own, Segment) for piece in cut(executable, own, place)
+    ]
+    return tuple(piece.segment.tasks for piece in pieces if piece.kind == TRACED)
+
+
 def around(executable: Executable, own: Segment, task: int) -> list[SegmentPiece]:
     """A traced piece in which one task cannot be traced after all, in up to three pieces."""
     place = own.tasks.index(task)

@@ -345,6 +345,8 @@ class Storage:
     works      the distinct kernel calls, as text
     work       which of them each task makes, -1 for none; empty where it is not known
     kept       (slot, task): slots that are needed until a later task than the last that uses them
+    late       (slot, task): slots that come to be at a later task than the one that makes them,
+               where a compiler puts off what nobody needs yet
     """
 
     slots: tuple[tuple[int, int, int], ...] = ()
@@ -352,13 +354,15 @@ class Storage:
     works: tuple[str, ...] = ()
     work: tuple[int, ...] = ()
     kept: tuple[tuple[int, int], ...] = ()
+    late: tuple[tuple[int, int], ...] = ()
 
 
 def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
     """The tasks with the columns corrected; slots live as long as what shares their storage. What
     runs are the tasks as they were (`before_storage`)."""
     base, nbytes = tasks.slot_base.copy(), tasks.slot_nbytes.copy()
-    last, workspace = tasks.slot_last.copy(), np.zeros(len(tasks), np.int64)
+    first, last = tasks.slot_first.copy(), tasks.slot_last.copy()
+    workspace = np.zeros(len(tasks), np.int64)
     if storage.slots:
         slots, new_base, size = np.array(storage.slots, np.int64).T
         base[slots], nbytes[slots] = new_base, size
@@ -371,6 +375,10 @@ def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
         np.maximum.at(last, slots, until)
         shares = base[slots] >= 0
         np.maximum.at(last, base[slots[shares]], until[shares])
+    if storage.late:
+        slots, since = np.array(storage.late, np.int64).T
+        first[slots] = became[since] if len(became) else since
+        np.maximum.at(last, slots, first[slots])
     if storage.workspace:
         at, size = np.array(storage.workspace, np.int64).T
         workspace[became[at] if len(became) else at] = size
@@ -382,6 +390,7 @@ def with_storage(tasks: TaskGraph, storage: Storage) -> TaskGraph:
         tasks,
         slot_base=base,
         slot_nbytes=nbytes,
+        slot_first=first,
         slot_last=last,
         workspace=workspace,
         works=storage.works,

@@ -206,10 +206,16 @@ if TYPE_CHECKING:
         save_cost_file as save_cost_file,
     )
     from apportion.machine.fusible_kinds import (
+        elementwise as elementwise,
+    )
+    from apportion.machine.fusible_kinds import (
         fusible as fusible,
     )
     from apportion.machine.fusible_kinds import (
         reads_twice as reads_twice,
+    )
+    from apportion.machine.fusible_kinds import (
+        reads_windows as reads_windows,
     )
     from apportion.machine.fusible_kinds import (
         reduces_rows as reduces_rows,

@@ -153,9 +153,16 @@ def _combined(tables: tuple[CostTable, ...], mode: str) -> CostTable:
 
 
 def _laid_over(base: CostTable, top: CostTable) -> CostTable:
-    """Two tables of one kind of device as one; what both have is the second one's."""
-    works = {**base.works, **top.works}
+    """Two tables of one kind of device as one; what both have is the second one's. Convolutions in
+    the memory order of another mode say nothing about those of the second."""
     alike = base.condition.mode == top.condition.mode
+    turned = (
+        set() if alike else {kind for kind in map(cost_fit.fit_kind, top.works) if _turns(kind)}
+    )
+    works = {
+        w: x for w, x in base.works.items() if not turned or cost_fit.fit_kind(w) not in turned
+    }
+    works |= top.works
     new = {cost_fit.fit_kind(w) for w, work in top.works.items() if base.works.get(w) != work}
     new |= {cost_fit.family(kind) for kind in new}
     fits = cost_fit.fits(works, folds=0) if alike and base.works and new else {}
@@ -168,6 +175,11 @@ def _laid_over(base: CostTable, top: CostTable) -> CostTable:
         issue={**(base.issue if alike else {}), **top.issue} or base.issue,
         resident=top.resident or base.resident,
     )
+
+
+def _turns(kind: str) -> bool:
+    """Whether modes may differ in the memory order of what calls of this kind read."""
+    return "conv" in kind and cost_fit.family(kind) != cost_fit.OTHER
 
 
 @lru_cache(maxsize=32)

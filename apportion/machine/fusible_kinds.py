@@ -29,14 +29,28 @@ REDUCED = """
     batch_norm_backward batch_norm_reduce sum_total native_batch_norm native_batch_norm_backward
     avg_pool2d avg_pool_backward max_pool max_pool_backward
 """
+WINDOWS = ("max_pool", "avg_pool2d")  # read their input from memory, and leave their results there
+SPREAD = ("max_pool_backward", "avg_pool_backward")  # each result from the few that it went into
 TWICE = ("batch_norm_whole", "batch_norm_whole_backward")  # statistics first, then everything
 FUSIBLE = frozenset((*re.findall(r"\w+", POINTWISE + ROWS + REDUCED), *TWICE))
+ELEMENTWISE = frozenset((*re.findall(r"\w+", POINTWISE), *SPREAD))
 
 
 def fusible(kind: str) -> bool:
     """Whether Ops of this kind may be part of a fused kernel."""
     name = kind.split(".")[1] if "." in kind else kind
     return name in FUSIBLE
+
+
+def elementwise(kind: str) -> bool:
+    """Whether a kernel of this kind can write its result over an input of the same size."""
+    return (kind.split(".")[1] if "." in kind else kind) in ELEMENTWISE
+
+
+def reads_windows(kind: str) -> bool:
+    """Whether a kernel of this kind is never part of another one's, because its results read
+    windows that overlap."""
+    return (kind.split(".")[1] if "." in kind else kind) in WINDOWS
 
 
 def reads_twice(kind: str) -> bool:

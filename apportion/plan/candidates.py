@@ -291,7 +291,13 @@ def _measured_storage(
     space: Space, strategy: Strategy, tasks: TaskGraph, cluster: Cluster, cost: CostModel
 ) -> Storage:
     """What the kernels allocate. Needs torch, which a loaded Plan does not: it has the result."""
-    from apportion.execute import Executable, device_memory_facts, measure_storage, threads
+    from apportion.execute import (
+        Executable,
+        compiled_pieces,
+        device_memory_facts,
+        measure_storage,
+        threads,
+    )
 
     executable, fused = Executable(space, strategy, tasks), cost.mode != INTERPRETER
     kinds = {device.kind for device in cluster.devices}
@@ -299,4 +305,6 @@ def _measured_storage(
         return measure_storage(executable, threads(len(cluster.devices)), None, fused)
     known = next((cost.tables[kind] for kind in sorted(kinds) if kind in cost.tables), None)
     found = measure_storage(executable, None, device_memory_facts(known), fused)
-    return fused_storage(tasks, found, cluster, cost) if cost.mode == INDUCTOR else found
+    if cost.mode != INDUCTOR:
+        return found
+    return fused_storage(tasks, found, cluster, cost, compiled_pieces(executable))

@@ -3,50 +3,250 @@
 Part of the room plan. The TaskGraph of a step in generated code comes in with its Storage, the
 Storage of the same step with fusion goes out.
 
-    results   that only the kernel reads that makes them take no room (simulate/fusion.py)
-    products  in half precision with an odd side are padded: the two that have that side, the
-              largest of what they read and make, are there twice
-    the rest  a graph keeps what it replays in blocks of its own, of which a share stays unused:
-              MARGIN of the peak and a little more, as was measured on an H200
+    results    that only the kernel reads that makes them take no room (simulate/fusion.py)
+    places     of maxima that pooling has found, for its gradient, are kept in a byte each
+    products   in half precision with an odd side are padded: the two that have that side, the
+               largest of what they read and make, are there twice
+    images     are in order NHWC: weights, and a batch, are copied for forward convolutions
+    order      is the compiler's (compiled_order.py): some results come to be later than planned
+    segments   of the allocator: the state and the batch have theirs, and what the graph replays
+               its own, which holds all room that was ever needed at once and the gaps in it
+               (simulate/segments.py), with a workspace of libraries of its own
+    the rest   pages that are not full, and MARGIN, as was measured on an H200
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from apportion.columns import Ints
 from apportion.lower import COMPUTE, Storage, TaskGraph, with_storage
-from apportion.machine import Cluster, CostModel, cost_fit
-from apportion.simulate import fused_traffic, simulate, unwritten_slots
+from apportion.machine import Cluster, CostModel, cost_fit, elementwise, kind_of_signature
+from apportion.plan.compiled_order import CompiledKernel, compiled_order, read_slots
+from apportion.simulate import (
+    SEGMENT_PAGES,
+    FusedGroups,
+    fused_groups,
+    segment_bytes,
+    simulate,
+    unwritten_slots,
+)
 
-MARGIN, LEAST = 0.01, 64 << 20
+MARGIN = 0.002
+POOLING, INDEX_BYTES = "apportion.max_pool", 8
+PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
+CONVOLUTION, GRADIENT = "aten.convolution.default", "apportion.conv_backward"
 
 
-def fused_storage(tasks: TaskGraph, storage: Storage, cluster: Cluster, cost: CostModel) -> Storage:
-    """The Storage of a step that is compiled with fusion; `tasks` are without any."""
-    known = with_storage(tasks, storage)
+def fused_storage(
+    tasks: TaskGraph,
+    storage: Storage,
+    cluster: Cluster,
+    cost: CostModel,
+    pieces: Sequence[Sequence[int]] = (),
+) -> Storage:
+    """The Storage of a step that is compiled with fusion; `tasks` are without any, `pieces` the
+    tasks that are compiled as one, where that is known."""
+    step = _FusedMemory.of(with_storage(tasks, storage), pieces)
     slots = {slot: (base, nbytes) for slot, base, nbytes in storage.slots}
-    for slot in np.flatnonzero(unwritten_slots(known)).tolist():
-        slots[slot] = (int(known.slot_base[slot]), 0)
+    for slot in np.flatnonzero(step.size != step.tasks.slot_nbytes).tolist():
+        slots[slot] = (int(step.tasks.slot_base[slot]), int(step.size[slot]))
     rows = tuple((slot, *row) for slot, row in sorted(slots.items()))
-    computes = known.kind == COMPUTE
-    needed = known.workspace + _padded(known)
-    fused = fused_traffic(known).fused & computes
-    for device in range(known.devices):  # libraries' own workspace, not that of fused calls
-        mine = computes & (known.device == device)
-        some = known.workspace[mine & (known.workspace > 0)]
-        needed[fused & mine] = some.min() if len(some) else 0
-    found = replace(storage, slots=rows, workspace=_rows(needed))
+    needed, plain = step.workspace.copy(), _plain(tasks)
+    late, kept = step.moved()
+    found = replace(
+        storage, slots=rows, workspace=_rows(needed, plain),
+        kept=tuple({**dict(storage.kept), **{s: int(plain[t]) for s, t in kept}}.items()),
+        late=tuple((s, int(plain[t])) for s, t in late),
+    )  # fmt: skip
     peaks = np.array(simulate(with_storage(tasks, found), cluster, cost).peak_bytes)
-    more = (MARGIN * peaks).astype(np.int64) + LEAST
-    needed[computes] += more[known.device[computes]]
-    return replace(found, workspace=_rows(needed))
+    for device, place in enumerate(cluster.devices[: tasks.devices]):
+        table = cost.tables.get(place.kind)
+        held = step.held(device, 0 if table is None else table.resident)
+        mine = (step.tasks.kind == COMPUTE) & (step.tasks.device == device)
+        more = held + int(MARGIN * held) + sum(SEGMENT_PAGES) - int(peaks[device])
+        needed[mine] = np.maximum(needed[mine] + more, 0)
+    return replace(found, workspace=_rows(needed, plain))
 
 
-def _rows(workspace: Ints) -> tuple[tuple[int, int], ...]:
-    return tuple((task, int(workspace[task])) for task in np.flatnonzero(workspace).tolist())
+@dataclass(frozen=True)
+class _FusedMemory:
+    """A step with fusion: bytes of slots, the workspace that tasks need on every device beside each
+    other (`always`) and in all, and the kernels in their order."""
+
+    tasks: TaskGraph
+    groups: FusedGroups
+    size: Ints
+    workspace: Ints
+    always: Ints
+    kernels: tuple[CompiledKernel, ...]
+
+    @classmethod
+    def of(cls, known: TaskGraph, pieces: Sequence[Sequence[int]]) -> _FusedMemory:
+        """The step of tasks whose calls are known."""
+        groups, size = fused_groups(known), known.slot_nbytes.copy()
+        size[unwritten_slots(known)] = 0
+        for task in _tasks_of(known, POOLING):
+            places = known.out_slot[known.out_start[task] + 1 : known.out_start[task + 1]]
+            size[places] //= INDEX_BYTES
+        computes, needed = known.kind == COMPUTE, known.workspace + _padded(known)
+        always = np.zeros(known.devices, np.int64)
+        for device in range(known.devices):  # libraries' own workspace, not that of fused calls
+            mine = computes & (known.device == device)
+            some = known.workspace[mine & (known.workspace > 0)]
+            always[device] = some.min() if len(some) else 0
+            needed[groups.fused & mine] = always[device]
+        kernels = tuple(compiled_order(known, groups, size, pieces))
+        return cls(known, groups, size, needed, always, kernels)
+
+    def moved(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The slots that come to be later than planned, and those that are needed longer, each with
+        the task by which that is, in the order that was planned."""
+        late: dict[int, int] = {}
+        until: dict[int, int] = {}
+        planned = sorted(min(kernel.tasks) for kernel in self.kernels)  # the one in its place
+        for kernel, now in zip(self.kernels, planned, strict=True):
+            for task in kernel.tasks:
+                for slot in read_slots(self.tasks, self.groups, task):
+                    until[slot] = max(until.get(slot, 0), now)
+                made = (s for s in self._made(task) if self.groups.root[s] == s and self.size[s])
+                late |= dict.fromkeys(made, now) if now > task else {}
+        last, end = self.tasks.slot_last, len(self.tasks) - 1
+        kept = [(slot, task) for slot, task in until.items() if last[slot] < task]
+        for slot, over in self.reused.items():  # its room is counted once
+            late[slot] = max(late.get(slot, 0), min(until[over], end - 1) + 1, int(last[over]) + 1)
+        return [(slot, min(task, end)) for slot, task in late.items()], kept
+
+    def held(self, device: int, resident: int) -> int:
+        """Bytes of both segments of a device; `resident`: what libraries keep of each."""
+        tasks, root = self.tasks, self.groups.root
+        begin = [
+            slot
+            for slot in np.flatnonzero((tasks.slot_first < 0) & (tasks.slot_device == device))
+            if root[slot] == slot and self.size[slot]
+        ]
+        given = np.append(self.size[begin], self.always[device])
+        state = segment_bytes(np.arange(len(given)), given)
+        rows = list(self._requests(device, resident))
+        thing, nbytes = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+        return state + segment_bytes(thing, nbytes)
+
+    def _requests(self, device: int, resident: int) -> Iterator[tuple[int, int]]:
+        """What a graph's kernels ask for and give back while it is recorded: things and bytes, 0
+        for what is given back."""
+        tasks, count = self.tasks, len(self.size)
+        room, taken = np.arange(count).tolist(), set(self.reused.values())  # whose room a slot has
+        yield count, 0
+        for place, kernel in enumerate(self.kernels):
+            if tasks.device[kernel.tasks[0]] != device:
+                continue
+            made = [slot for task in kernel.tasks for slot in self._made(task)]
+            made = [slot for slot in made if self.groups.root[slot] == slot and self.size[slot]]
+            gone = self.ends.get(place, [])
+            if resident and any(self._call(task).startswith(PRODUCTS) for task in kernel.tasks):
+                yield count, resident
+                resident = 0
+            copies = [nbytes for task in kernel.tasks for nbytes in self._copies(task)]
+            yield from ((count + 9 + k, nbytes) for k, nbytes in enumerate(copies))
+            for slot in self.reused.keys() & set(made):
+                room[slot] = room[self.reused[slot]]
+            yield from ((slot, int(self.size[slot])) for slot in made if slot not in self.reused)
+            for task in kernel.tasks:
+                blocks = self._blocks(task, int(self.always[device]))
+                yield from ((count + 1 + k, nbytes) for k, nbytes in enumerate(blocks))
+                yield from ((count + 1 + k, 0) for k in range(len(blocks)))
+            yield from ((count + 9 + k, 0) for k in range(len(copies)))
+            yield from ((room[slot], 0) for slot in gone if slot not in taken)
+
+    def _made(self, task: int) -> list[int]:
+        row = slice(self.tasks.out_start[task], self.tasks.out_start[task + 1])
+        made: list[int] = self.tasks.out_slot[row].tolist()
+        return made
+
+    def _call(self, task: int) -> str:
+        work = int(self.tasks.work[task])
+        return kind_of_signature(self.tasks.works[work]) if work >= 0 else ""
+
+    @cached_property
+    def ends(self) -> dict[int, list[int]]:
+        """The slots that are given back after each kernel, by its place."""
+        tasks, place_of = self.tasks, np.zeros(len(self.tasks), np.int64)
+        last: dict[int, int] = {}
+        for place, kernel in enumerate(self.kernels):
+            place_of[kernel.tasks] = place
+            for task in kernel.tasks:
+                last |= dict.fromkeys(read_slots(tasks, self.groups, task), place)
+                last |= dict.fromkeys(self._made(task), place)
+        found: dict[int, list[int]] = {}
+        for slot, place in last.items():
+            until = int(tasks.slot_last[slot])
+            if (
+                self.groups.root[slot] == slot
+                and until < len(tasks)
+                and tasks.slot_first[slot] >= 0
+            ):
+                found.setdefault(max(place, int(place_of[until])), []).append(slot)
+        return found
+
+    @cached_property
+    def reused(self) -> dict[int, int]:
+        """The results that element-wise kernels write over what nobody needs after them."""
+        found: dict[int, int] = {}
+        for place, kernel in enumerate(self.kernels):
+            called = [self._call(task) for task in kernel.tasks if not self.groups.free[task]]
+            if not called or not all(map(elementwise, called)):
+                continue
+            ready = [slot for slot in self.ends.get(place, []) if slot in kernel.reads]
+            for slot in (slot for task in kernel.tasks for slot in self._made(task)):
+                over = next((k for k in ready if self.size[k] == self.size[slot] > 0), None)
+                if over is not None and self.groups.root[slot] == slot:
+                    ready.remove(over)
+                    found[slot] = over
+        return found
+
+    def _copies(self, task: int) -> list[int]:
+        """What is copied in another memory order for a convolution of images: its weight, and an
+        image that is the batch itself."""
+        if self._call(task) != CONVOLUTION:
+            return []
+        image, weight = self.tasks.in_slot[self.tasks.in_start[task] :][:2].tolist()
+        begins = image >= 0 and self.tasks.slot_first[image] < 0
+        copied = [image, weight] if begins else [weight]
+        return [int(self.tasks.slot_nbytes[slot]) for slot in copied if slot >= 0]
+
+    def _blocks(self, task: int, always: int) -> list[int]:
+        """The workspace of a task beyond what is always there: that of a convolution's gradient is
+        first a copy of the gradient in another order."""
+        more = int(self.workspace[task]) - always
+        if more <= 0 or self.tasks.kind[task] != COMPUTE:
+            return []
+        first = int(self.tasks.in_slot[self.tasks.in_start[task]])
+        size = int(self.tasks.slot_nbytes[first]) if first >= 0 else 0
+        whole = self._call(task).startswith(GRADIENT) and 0 < size < more
+        return [size, more - size] if whole else [more]
+
+
+def _tasks_of(tasks: TaskGraph, kind: str) -> list[int]:
+    ours = np.array([kind_of_signature(work) == kind for work in tasks.works] + [False])
+    found: list[int] = np.flatnonzero(ours[tasks.work]).tolist()
+    return found
+
+
+def _plain(tasks: TaskGraph) -> Ints:
+    """For every task one of those that it was before some became one."""
+    found = np.arange(len(tasks))
+    if len(tasks.became):
+        found[tasks.became] = np.arange(len(tasks.became))
+    return found
+
+
+def _rows(workspace: Ints, plain: Ints) -> tuple[tuple[int, int], ...]:
+    used = np.flatnonzero(workspace).tolist()
+    return tuple(sorted((int(plain[task]), int(workspace[task])) for task in used))
 
 
 def _padded(tasks: TaskGraph) -> Ints:

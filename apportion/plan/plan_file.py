@@ -60,7 +60,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 def _storage_rows(storage: Storage) -> list[list[Any]]:
     """What older files do not have is written only where there is some."""
     rows = [list(part) for part in astuple(storage)]
-    return rows if storage.kept else rows[:-1]
+    return rows if storage.late else rows[:-1] if storage.kept else rows[:-2]
 
 
 def plan_from_json(data: Any) -> Plan:
@@ -121,7 +121,10 @@ def _check_storage(storage: Storage, tasks: TaskGraph) -> None:
     if (
         not all(0 <= s < len(tasks.slot_base) and -1 <= b < s for s, b, _ in storage.slots)
         or not all(0 <= t < count for t, _ in storage.workspace)
-        or not all(0 <= s < len(tasks.slot_base) and 0 <= t < count for s, t in storage.kept)
+        or not all(
+            0 <= s < len(tasks.slot_base) and 0 <= t < count
+            for s, t in (*storage.kept, *storage.late)
+        )
         or len(storage.work) not in (0, count)
         or not all(-1 <= w < len(storage.works) for w in storage.work)
     ):
@@ -174,11 +177,14 @@ def _search(data: Any) -> dict[str, Any]:
     }
 
 
-def _storage(slots: Any, workspace: Any, works: Any, work: Any, kept: Any = ()) -> Storage:
+def _storage(
+    slots: Any, workspace: Any, works: Any, work: Any, kept: Any = (), late: Any = ()
+) -> Storage:
     return Storage(
         tuple((int(s), int(b), int(n)) for s, b, n in slots),
         tuple((int(t), int(n)) for t, n in workspace),
         tuple(map(str, works)),
         tuple(map(int, work)),
         tuple((int(s), int(t)) for s, t in kept),
+        tuple((int(s), int(t)) for s, t in late),
     )

@@ -270,8 +270,8 @@ def calibrate_fused(
     steps: Iterable[tuple[Program, Plan]], generated: CostTable, note: Note = lambda text: None
 ) -> CostTable:
     """Measures whole steps that torch's compiler makes kernels for, and their convolutions in the
-    order that it gives them, beside a table of the same steps in generated code; steps that fall back to that are left out, and ValueError is raised if
-    all do."""
+    order that it gives them, beside a table of the same steps in generated code. Steps that fall
+    back to that are left out, and ValueError is raised if all do."""
     found, told, turned = [], [], {}
     for program, plan in steps:
         executable = Executable(plan.space, plan.strategy, plan.tasks)

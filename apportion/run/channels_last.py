@@ -5,9 +5,10 @@ images (forward, and gradients) goes out a KernelMeasurement: seconds on this ma
 and the most bytes that it takes beside its operands and results.
 
 Generated code keeps images in order NCHW, which a library first turns around; the compiler keeps
-them in NHWC (execute/torch_compiler.py), and turns what a forward convolution reads around by
-kernels of its own. A backward one gets weights, and images that are the batch itself, as they are,
-and the library turns around what it must. A bias is added in the kernel that follows.
+them in NHWC (execute/torch_compiler.py), and turns around what a forward convolution reads by
+kernels of its own (that of a batch is counted with the convolution). A backward one gets weights,
+and images that are the batch itself, as they are, and the library turns around what it must. A bias
+is added in the kernel that follows.
 
 Each call finds cold caches, as it mostly does in a step, and a device that was busy before it, so
 that the host's time does not count.
@@ -67,7 +68,8 @@ def measured_channels_last(
     tasks, found = executable.tasks, {}
     for text, task in image_convolutions(executable, storage).items():
         call = channels_last_call(executable, task, place)
-        seconds, workspace = _seconds(call, place), _workspace(call)
+        workspace = _workspace(call)
+        seconds = _seconds(channels_last_call(executable, task, place, turning=True), place)
         found[text] = KernelMeasurement(
             float(f"{max(seconds, LEAST):.4g}"), float(tasks.flops[task]), int(tasks.nbytes[task]),
             int(tasks.itemsize[task]), workspace,
@@ -76,9 +78,11 @@ def measured_channels_last(
     return found
 
 
-def channels_last_call(executable: Executable, task: int, place: str) -> Callable[[], Any]:
+def channels_last_call(
+    executable: Executable, task: int, place: str, turning: bool = False
+) -> Callable[[], Any]:
     """A call of a convolution on operands of its own, in the order that they have in compiled
-    code."""
+    code; `turning`: it also turns around a batch that a forward one reads."""
     work = executable.computes[task]
     forward = work.op.kind == FORWARD
     context = Context(0, 0, lambda _: 0.0, executable.graph.bodies, place, place)
@@ -92,7 +96,12 @@ def channels_last_call(executable: Executable, task: int, place: str) -> Callabl
     if forward:
         given[BIAS] = None
     run = kernel(work.op.kind)
-    return lambda: run(context, given)
+    given_batch = executable.graph.producer[executable.slots[work.ins[0]].value] is None
+    if not (turning and forward and given_batch):
+        return lambda: run(context, given)
+    batch, *others = given
+    batch = batch.contiguous()
+    return lambda: run(context, (batch.contiguous(memory_format=torch.channels_last), *others))
 
 
 def _is_image(executable: Executable, task: int) -> bool:
@@ -103,7 +112,9 @@ def _is_image(executable: Executable, task: int) -> bool:
 def _weights(executable: Executable, tasks: list[int]) -> Iterator[tuple[tuple[int, ...], int]]:
     for task in tasks:
         work = executable.computes[task]
-        yield executable.slots[work.ins[1]].shape, int(work.part.args[-1])
+        groups = work.part.args[-1]
+        assert isinstance(groups, int)
+        yield executable.slots[work.ins[1]].shape, groups
 
 
 def _seconds(call: Callable[[], Any], place: str) -> float:

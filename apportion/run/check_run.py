@@ -33,14 +33,15 @@ NOISES = 10
 @dataclass(frozen=True)
 class Distance:
     """How far a split run is from the whole one: `worst` is the parameter or state with the largest
-    relative difference, `failed` the tensor that is farthest outside of what is allowed, if one
-    is."""
+    relative difference, `failed` the tensor that is farthest outside of what is allowed, if one is,
+    by `excess` times."""
 
     max_abs_loss_diff: float
     max_rel_param_diff: float
     worst: str
     equal: bool
     failed: str = ""
+    excess: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def distance(
             relative = difference / scale if scale else difference
             if relative > worst and values[value].role in (PARAMETER, OPTIMIZER_STATE):
                 worst, name = relative, values[value].name
-    return Distance(max(differences), worst, name, not failed, failed)
+    return Distance(max(differences), worst, name, not failed, failed, excess)
 
 
 def _over(difference: float, allowed: float) -> float:

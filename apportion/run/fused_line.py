@@ -7,9 +7,9 @@ kernels for; the CostTable of that mode goes out.
                       + kernels * per kernel + bytes that fusion leaves * per byte
 
 Calls of libraries take what they take in generated code, times a pace of their family: a compiler
-may lay out what they read and write otherwise, and pads sides of products that are odd. Convolutions
-that were measured in the order of a compiler's images (channels_last.py) take that, and their lines
-are made from these.
+may lay out what they read and write otherwise, and pads sides of products that are odd.
+Convolutions that were measured in the order of a compiler's images (channels_last.py) take that,
+and their lines are made from these.
 Coefficients are those that make relative deviations small, with weak beliefs of their own
 (`BELIEFS`) where steps say nothing. What a step takes beyond its line is shared out over all of its
 calls, so that steps that were measured are met; the table has these shares, and the line for what

@@ -9,6 +9,7 @@ is truly zero) has much of it, and a fair judge allows a divided run as much.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,17 @@ import torch
 from apportion.capture import EagerState, Program, begun_from, disturbed_changes
 from apportion.execute import dtype
 from apportion.graph import OPTIMIZER_STATE, PARAMETER
-from apportion.run.check_run import Distance, Noise, largest, real_numbers, scale_of
+from apportion.run.check_run import Distance, Noise, real_numbers, scale_of
 
 SIZES, COARSEST = (1, 4, 16, 64), 2.0**-5
 """Roundings that are tried one after the other while a difference is not allowed; and the largest
 relative error that still counts as one."""
+
+
+HOPELESS = 1e4
+"""How many times what is allowed a difference may be for more roundings to be tried."""
+SHARE = 1e-5
+"""Of each change, a tenth of what is allowed where a program computes with its precision."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +43,12 @@ class EagerRun:
 
 
 def rounding(program: Program, wide: bool) -> float:
-    """A rounding of the coarsest precision in the step, relative to the number."""
+    """A rounding of the coarsest precision in the step, relative to the number; counts of steps are
+    whole numbers whatever their dtype."""
     if wide:
         return torch.finfo(torch.float64).eps
-    kinds = {dtype(v.dtype) for v in program.graph.values if v.dtype}
+    values = program.graph.values
+    kinds = {dtype(v.dtype) for v in values if v.dtype and (v.shape or v.role != OPTIMIZER_STATE)}
     return max((torch.finfo(k).eps for k in kinds if k.is_floating_point), default=0.0)
 
 
@@ -48,14 +57,23 @@ def measured_noise(program: Program, run: EagerRun, seed: int, roundings: int = 
     size = min(roundings * rounding(program, run.wide), COARSEST)
     losses, changes = disturbed_changes(program, run.batches, seed, size, roundings, wide=run.wide)
     true = begun_from(program, run.state)
-    found = {v: largest(real_numbers(changes[v]) - real_numbers(true[v])) for v in true}
+    found = {v: scale_of(real_numbers(changes[v]) - real_numbers(true[v])) for v in true}
     relative = 0.0
     for value, difference in found.items():
         scale = scale_of(run.state[value])
         if program.graph.values[value].role in (PARAMETER, OPTIMIZER_STATE) and scale:
             relative = max(relative, difference / scale)
-    spread = tuple(abs(a - b) for a, b in zip(losses, run.losses, strict=True))
+    apart = (abs(a - b) for a, b in zip(losses, run.losses, strict=True))
+    spread = tuple(x if math.isfinite(x) else 0.0 for x in apart)
     return Noise(spread, found, relative)
+
+
+def share_of_changes(program: Program, run: EagerRun) -> Noise:
+    """A small share of what the steps changed: what numbers that depend on the precision may make
+    of it."""
+    changes = begun_from(program, run.state)
+    state = {v: SHARE * scale_of(change) for v, change in changes.items()}
+    return Noise(tuple(SHARE * abs(loss) for loss in run.losses), state)
 
 
 def more_noise(one: Noise, other: Noise) -> Noise:
@@ -78,7 +96,7 @@ def settled(
     it is not allowed, of a few; and that noise. `noise` is what has been measured of it."""
     found = compare(noise or Noise())
     for roundings in SIZES:
-        if found.equal:
+        if found.equal or (roundings > 1 and found.excess > HOPELESS):
             break
         if roundings > 1 and (roundings // 4) * rounding(program, run.wide) >= COARSEST:
             break

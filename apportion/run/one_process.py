@@ -59,16 +59,9 @@ def train_in_one_process(
             rank.load(lambda value: state_tensor(program, value))
         for step, batch in enumerate(batches):
             losses.append(_step(program, ranks, batch, seed, step))
-    return SharedRun(
-        space,
-        tasks,
-        [
-            TrainingResult(
-                losses, [], [], 0, None, [(s, state_array(t)) for s, (_, t) in r.state().items()], []
-            )
-            for r in ranks
-        ],
-    )  # fmt: skip
+    states = [[(s, state_array(t)) for s, (_, t) in rank.state().items()] for rank in ranks]
+    answers = [TrainingResult(losses, [], [], 0, None, state, []) for state in states]
+    return SharedRun(space, tasks, answers)
 
 
 def _step(program: Program, ranks: list[Rank], batch: Any, seed: int, step: int) -> float | None:

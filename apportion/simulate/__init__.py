@@ -41,6 +41,12 @@ if TYPE_CHECKING:
         shares as shares,
     )
     from apportion.simulate.fusion import (
+        FusedGroups as FusedGroups,
+    )
+    from apportion.simulate.fusion import (
+        fused_groups as fused_groups,
+    )
+    from apportion.simulate.fusion import (
         fused_traffic as fused_traffic,
     )
     from apportion.simulate.fusion import (
@@ -81,6 +87,12 @@ if TYPE_CHECKING:
     )
     from apportion.simulate.schedule import (
         schedule_compiled as schedule_compiled,
+    )
+    from apportion.simulate.segments import (
+        SEGMENT_PAGES as SEGMENT_PAGES,
+    )
+    from apportion.simulate.segments import (
+        segment_bytes as segment_bytes,
     )
     from apportion.simulate.simulate import (
         network as network,

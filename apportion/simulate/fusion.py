@@ -11,8 +11,8 @@ share of a kernel.
     traffic a group reads what it needs from outside once, and writes what is needed outside once
 
 A reduction over other dimensions than the last (the gradient of a bias, statistics of a batch) is a
-kernel of its own, since all of its input is needed before anything follows; a call that needs such
-statistics of what it computes on reads that again. Who moves a byte is
+kernel of its own, since all of its input is needed before anything follows, and so is pooling; a
+call that needs such statistics of what it computes on reads that again. Who moves a byte is
 charged for it: the first reader in the group, the maker. Tasks of one stage are not connected by a
 way through a kernel that is not in their group, so that groups can always be computed.
 """
@@ -25,7 +25,13 @@ import numpy as np
 
 from apportion.columns import Bools, Floats, Ints, compiled, compiled_part, plain
 from apportion.lower import ASSEMBLE, COMPUTE, TaskGraph
-from apportion.machine import fusible, kind_of_signature, reads_twice, reduces_rows
+from apportion.machine import (
+    fusible,
+    kind_of_signature,
+    reads_twice,
+    reads_windows,
+    reduces_rows,
+)
 
 REDUCING = 4.0  # inputs per output, for a call to be a reduction
 
@@ -44,7 +50,7 @@ def fused_traffic(tasks: TaskGraph) -> FusedTraffic:
     count = len(tasks)
     if not len(tasks.work):
         return FusedTraffic(np.zeros(count, bool), np.zeros(count), np.zeros(count, np.int64))
-    found = _fused_groups(tasks)
+    found = fused_groups(tasks)
     fused, size, last = found.fused, plain(tasks.slot_nbytes), plain(tasks.slot_last)
     twice = np.array([reads_twice(kind_of_signature(work)) for work in tasks.works] + [False])
     again = (fused & twice[tasks.work]).astype(np.int64)
@@ -58,7 +64,7 @@ def unwritten_slots(tasks: TaskGraph) -> Bools:
     """Which slots are never in memory, because only the kernel that makes them reads them."""
     if not len(tasks.work):
         return np.zeros(len(tasks.slot_first), bool)
-    found = _fused_groups(tasks)
+    found = fused_groups(tasks)
     size, last = plain(tasks.slot_nbytes), plain(tasks.slot_last)
     again = np.zeros(len(tasks), np.int64)
     columns = (found.root, size, last, found.group, found.fused, found.free, again)
@@ -66,7 +72,7 @@ def unwritten_slots(tasks: TaskGraph) -> Bools:
     return inside
 
 
-class _FusedGroups(NamedTuple):
+class FusedGroups(NamedTuple):
     """Who may be fused, who is a view, the first task of each one's group, the slot that has each
     slot's bytes, and the slots that tasks read and make."""
 
@@ -77,13 +83,14 @@ class _FusedGroups(NamedTuple):
     slots: tuple[Ints, ...]
 
 
-def _fused_groups(tasks: TaskGraph) -> _FusedGroups:
+def fused_groups(tasks: TaskGraph) -> FusedGroups:
+    """Which tasks become one kernel; calls are known."""
     fused, alone, free = _roles(tasks)
     root = _roots(tasks.slot_base)
     columns = (tasks.in_start, tasks.in_slot, tasks.out_start, tasks.out_slot)
     slots, joins = tuple(map(plain, columns)), fused & ~alone
     key = _keys(tasks, _stages(*slots, root, joins, free))
-    return _FusedGroups(fused, free, _groups(*slots, root, key, joins, free), root, slots)
+    return FusedGroups(fused, free, _groups(*slots, root, key, joins, free), root, slots)
 
 
 def _roles(tasks: TaskGraph) -> tuple[Bools, Bools, Bools]:
@@ -98,6 +105,8 @@ def _roles(tasks: TaskGraph) -> tuple[Bools, Bools, Bools]:
     alone = fused & computes & (ratio >= REDUCING)
     for task in np.flatnonzero(alone).tolist():
         alone[task] = not reduces_rows(tasks.works[tasks.work[task]], float(ratio[task]))
+    windows = np.array([reads_windows(kind_of_signature(work)) for work in tasks.works] + [False])
+    alone |= fused & computes & windows[tasks.work]
     return fused & ~free, alone, free
 
 

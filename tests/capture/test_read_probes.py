@@ -172,6 +172,20 @@ def test_numpy_of_a_tensor_with_data_is_its_own() -> None:
     assert_equals_eager(program)
 
 
+def test_a_write_elsewhere_does_not_hide_where_a_value_comes_from() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        x, y = batch
+        x[:, 0] = 0.0
+        mask = torch.zeros(3)
+        mask[1:] = 1.0
+        kept = mask if mask.sum() > 1 else 1 - mask
+        return ((model(x) - y) * kept).pow(2).mean() + model(x)[:, mask.bool()].mean()
+
+    program = captured(step)
+    assert not any("step" in note for note in program.notes)
+    assert_equals_eager(program)
+
+
 # what depends on a value
 
 
@@ -245,6 +259,29 @@ def test_what_depends_on_a_value_is_refused_with_its_line(
         captured(step)
     assert text in str(caught.value)
     assert line_of(step, offset) in str(caught.value)
+
+
+class Counting(nn.Module):
+    """As torch.optim.swa_utils.AveragedModel: the first step is another than those after it."""
+
+    def __init__(self, begin: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("count", torch.tensor(begin))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 2.0 if self.count == 0 else 1.0
+        self.count += 1
+        return scale * self.layer(x)
+
+
+def test_a_counter_that_is_past_a_bound_may_decide() -> None:
+    batch = torch.randn(5, 4)
+    program = captured(lambda m, b: m(b).pow(2).mean(), Counting(3), batch)
+    assert any("count, which only grows" in note for note in program.notes)
+    assert_equals_eager(program)
+    with pytest.raises(CaptureError, match=r"take steps in plain PyTorch until it is past 0"):
+        captured(lambda m, b: m(b).pow(2).mean(), Counting(0), batch)
 
 
 # random choices

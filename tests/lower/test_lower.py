@@ -354,8 +354,8 @@ def test_a_strategy_that_is_not_legal_is_not_lowered() -> None:
         relu(Choice((1, 1), (2,)), {})
 
 
-def test_an_empty_value_is_fetched_from_anywhere() -> None:
-    """Nothing meets a region without elements, and yet its reader must have it."""
+def test_an_empty_value_is_made_of_nothing() -> None:
+    """No piece meets a region without elements, and yet its reader must have it."""
     make = Maker()
     x = make.value(0, COLUMNS)
     y = make.op("aten.relu.default", x, out=(0, COLUMNS))

@@ -9,8 +9,10 @@ import torch
 
 from apportion.capture.capture import capture
 from apportion.execute.executable import Executable
+from apportion.execute.kernels.base import kernel
 from apportion.machine.cluster import cluster
-from apportion.machine.cost_table import kind_of_signature
+from apportion.machine.cost_model import default_cost
+from apportion.machine.cost_table import CostFile, KernelMeasurement, kind_of_signature
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
 from apportion.run import channels_last
@@ -20,6 +22,8 @@ from apportion.run.channels_last import (
     measured_channels_last,
     turns_images,
 )
+from apportion.run.fused_line import FusedStep, fused_table
+from apportion.simulate.simulate import simulate
 
 
 class Images(torch.nn.Module):
@@ -64,12 +68,11 @@ def test_what_a_call_reads_and_makes(
     plan: Plan, executable: Executable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[Any]] = []
-    real = channels_last.kernel
 
     def watched(kind: str) -> Any:
         def run(context: Any, args: Any) -> Any:
             seen.append(list(args))
-            return real(kind)(context, args)
+            return kernel(kind)(context, args)
 
         return run
 
@@ -130,8 +133,8 @@ def test_a_table_of_them(
     monkeypatch.setattr(channels_last, "FLUSHED", 8)
     real = channels_last.channels_last_call
 
-    def slow(executable: Executable, task: int, place: str) -> Any:
-        call = real(executable, task, place)
+    def slow(executable: Executable, task: int, place: str, turning: bool = False) -> Any:
+        call = real(executable, task, place, turning)
 
         def run() -> Any:
             _Event.now += 2.0
@@ -146,3 +149,38 @@ def test_a_table_of_them(
         task = image_convolutions(executable, plan.storage)[text]
         assert work.seconds == pytest.approx(2e-3) and work.workspace == 700
         assert work.flops == executable.tasks.flops[task] and work.itemsize == 4
+
+
+def test_compiled_steps_take_what_was_measured_in_their_order(
+    plan: Plan, executable: Executable
+) -> None:
+    where, tasks = plan.cluster, plan.tasks
+    generated = default_cost(where).tables["h200"]
+    turned = {
+        text: KernelMeasurement(
+            2e-3, float(tasks.flops[task]), int(tasks.nbytes[task]), 4, 1000 + task
+        )
+        for text, task in image_convolutions(executable, plan.storage).items()
+    }
+    step = FusedStep(tasks, where, 0.03)
+    table = fused_table(generated, [step], turned=turned)
+    for text, work in turned.items():
+        assert table.works[text].workspace == work.workspace
+        assert 1e-3 < table.works[text].seconds < 5e-3, "not what generated code takes"
+    cost = default_cost(where, "inductor", (CostFile("here", "2.11.0", (table,)),))
+    assert simulate(tasks, where, cost).step_seconds == pytest.approx(0.03, rel=0.05)
+
+
+def test_convolutions_of_another_order_say_nothing(plan: Plan, executable: Executable) -> None:
+    where, kind = plan.cluster, "aten.convolution.default"
+    before = default_cost(where).tables["h200"]
+    here = {t for t in image_convolutions(executable, plan.storage) if t.startswith(kind)}
+    turned = {text: KernelMeasurement(1e-3, 1e9, 10**6, 4) for text in here}
+    table = fused_table(before, [FusedStep(plan.tasks, where, 0.01)], turned=turned)
+    costs = default_cost(where, "inductor", (CostFile("here", "2.11.0", (table,)),))
+    known = costs.tables["h200"].works
+    there = {text for text in before.works if text.startswith(f"{kind}(")}
+    assert there and here <= known.keys()
+    stale = [t for t in there - here if known.get(t) == before.works[t]]
+    assert not stale, "measured in generated code"
+    assert any(t.startswith("aten.mm.") and known.get(t) == w for t, w in before.works.items())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from random import Random
 from typing import Any
 
@@ -20,6 +20,8 @@ from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.plan.plan import Plan, Prediction
 from apportion.run.one_process import train_in_one_process
+from apportion.run.step_source import source_of_model
+from apportion.run.training import default_dtype
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, unsplit_choice
@@ -118,7 +120,8 @@ def test_a_wrong_division_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
                         rank.state[place] = (slot, array * (1 + 1e-6))
         return run
 
-    monkeypatch.setattr(sys.modules["apportion.run.check"], "train_in_one_process", wrong)
+    checking = import_module("apportion.run.check")
+    monkeypatch.setattr(checking, "train_in_one_process", wrong)
     found = ap.check(program, plan)
     assert not found.equal
     assert found.worst == "outer.weight"
@@ -200,6 +203,23 @@ def test_columns_with_tables_of_their_own_get_no_index_of_another() -> None:
     assert ap.check(program, plan_of(program)).equal
 
 
+def test_numbers_that_depend_on_the_precision_are_no_difference() -> None:
+    """The norm's epsilon is that of its dtype, and another one in float64."""
+
+    class Normed(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(8)  # type: ignore[assignment]
+
+    torch.manual_seed(0)
+    model, batch = Normed(), captured().batch
+    program = ap.capture(plain, model, torch.optim.SGD(model.parameters(), lr=1e-6), batch)
+    found = ap.check(program, plan_of(program))
+    assert found.equal and "depend on its precision" in found.notes[0], found
+    model.inner.weight.register_hook(lambda grad: grad * 1.01)
+    assert not ap.check(program, plan_of(program)).equal
+
+
 def test_what_cannot_run_in_float64_is_compared_with_the_captured_step() -> None:
     def narrow(model: nn.Module, batch: Any) -> Tensor:
         if torch.get_default_dtype() is torch.float64:
@@ -224,3 +244,21 @@ def test_one_device_is_equal() -> None:
     space = Space(program.graph)
     whole = tuple(unsplit_choice(space, op, (0,)) for op in range(len(program.graph.ops)))
     assert ap.check(program, plan_of(program, Strategy(whole))).equal
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_of_the_capture_holds_wherever_it_runs(kind: torch.dtype) -> None:
+    """A whole number times a fraction is of the default dtype."""
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        return F.mse_loss(model(batch["x"]) * (torch.arange(6) * 0.3 + 1), batch["y"])
+
+    with default_dtype(kind):
+        program = captured(step, kind)
+        assert {v.dtype for v in program.graph.values if v.dtype and "float" in v.dtype} >= {
+            str(kind).removeprefix("torch.")
+        }
+        assert source_of_model(program, "", 0).default_dtype is kind
+        found = ap.check(program, plan_of(program))
+    assert found.equal, found
+    assert torch.get_default_dtype() is torch.float32
