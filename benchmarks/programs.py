@@ -149,7 +149,7 @@ def _judge_plans(
     eps = coarsest_precision(program)
     noise = noise_of(entry.make, STEPS, eps)
     others = [build(entry.make, seed).batch for seed in range(STEPS)]
-    check = getattr(ap, "check", None)
+    check = None if os.environ.get("SURVEY_NO_CHECK") else getattr(ap, "check", None)
     out.checked = check is not None
     for method in methods:
         try:
