@@ -89,7 +89,8 @@ def _named_map(tree: Any, name: str, function: Callable[[str, Any], Any]) -> Any
     if dataclasses.is_dataclass(tree):
         fields = [f.name for f in dataclasses.fields(tree) if f.init]
         made = {each: inside(each, getattr(tree, each)) for each in fields}
-        return type(tree)(**made)
+        kind: Any = type(tree)
+        return kind(**made)
     if isinstance(tree, Mapping):
         items = {key: inside(key, each) for key, each in tree.items()}
         return type(tree)(items) if type(tree) is not dict else items  # type: ignore[call-arg]

@@ -20,6 +20,8 @@ from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.plan.plan import Plan, Prediction
 from apportion.run.one_process import train_in_one_process
+from apportion.run.step_source import source_of_model
+from apportion.run.training import default_dtype
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, unsplit_choice
@@ -242,3 +244,21 @@ def test_one_device_is_equal() -> None:
     space = Space(program.graph)
     whole = tuple(unsplit_choice(space, op, (0,)) for op in range(len(program.graph.ops)))
     assert ap.check(program, plan_of(program, Strategy(whole))).equal
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_of_the_capture_holds_wherever_it_runs(kind: torch.dtype) -> None:
+    """A whole number times a fraction is of the default dtype."""
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        return F.mse_loss(model(batch["x"]) * (torch.arange(6) * 0.3 + 1), batch["y"])
+
+    with default_dtype(kind):
+        program = captured(step, kind)
+        assert {v.dtype for v in program.graph.values if v.dtype and "float" in v.dtype} >= {
+            str(kind).removeprefix("torch.")
+        }
+        assert source_of_model(program, "", 0).default_dtype is kind
+        found = ap.check(program, plan_of(program))
+    assert found.equal, found
+    assert torch.get_default_dtype() is torch.float32
