@@ -78,6 +78,6 @@ def test_a_softmax_of_logits_in_another_precision_is_not_written() -> None:
     found = with_storage(bare, fused_storage(bare, made.storage, made.cluster, cost))
     values = made.space.graph.values
     names = [values[v].name for v in found.slot_value.tolist()]
-    (softmax,) = (k for k, name in enumerate(names) if name.startswith("log_softmax"))
+    softmax = next(k for k, name in enumerate(names) if name.startswith("log_softmax"))
     assert made.tasks.slot_nbytes[softmax] > 0
     assert found.slot_nbytes[softmax] == 0
