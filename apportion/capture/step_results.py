@@ -2,7 +2,8 @@
 
 Part of capture/. The object that the user's step returned comes in; out go its scalar tensors by
 name and a form without tensors, from which runner.step makes an object of the same kind with the
-scalars of a divided step. Larger tensors (logits) are left out: None stands in their place.
+scalars of a divided step. A tensor of one element is a scalar too. Larger tensors (logits) are left
+out: None stands in their place.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def returned_scalars(
         tensor = leaf if isinstance(leaf, torch.Tensor) else tensor_of(leaf)
         if tensor is None:
             return leaf
+        if tensor.dim() and tensor.numel() == 1:
+            tensor = tensor.reshape(())
         if tensor.dim():
             left_out.append(name)
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from typing import Any
 
 import programs
@@ -71,7 +70,7 @@ def test_what_is_no_capture_error_is_a_traceback(monkeypatch: pytest.MonkeyPatch
     def fails(*args: Any, **named: Any) -> Any:
         raise KeyError("planted")
 
-    monkeypatch.setattr(sys.modules["apportion.capture"], "capture", fails)
+    monkeypatch.setattr(programs, "captured", fails)
     found = programs.survey(entry("clip_norm_given"), ())
     assert found.outcome == "traceback"
     assert "planted" in found.sentence
