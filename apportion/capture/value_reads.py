@@ -212,7 +212,8 @@ class ReadValues:
         if not isinstance(number, ReadFloat | ReadInt) or number.made_by is None:
             return None
         dtype = torch.float64 if isinstance(number, float) else torch.int64
-        return self._computed(number, dtype)
+        made: torch.Tensor | None = self._computed(number, dtype)
+        return made
 
     def _computed(self, number: Any, dtype: torch.dtype) -> Any:
         if not isinstance(number, ReadFloat | ReadInt):
