@@ -28,7 +28,7 @@ def loss_of(model: Any, batch: Any) -> torch.Tensor:
 
 
 def plain(clip: Callable[[Any], Any] | None = None, none: bool = True) -> Any:
-    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         optimizer.zero_grad(set_to_none=none)
         loss = loss_of(model, batch)
         loss.backward()
@@ -58,7 +58,7 @@ def clipped_by_hand() -> Training:
 
 
 def clipped_over_groups() -> Training:
-    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         optimizer.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()
@@ -68,7 +68,7 @@ def clipped_over_groups() -> Training:
         return loss
 
     model = net()
-    groups = [{"params": model[0].parameters(), "lr": 0.2}, {"params": model[2].parameters()}]
+    groups: Any = [{"params": model[0].parameters(), "lr": 0.2}, {"params": model[2].parameters()}]
     return step, model, Adam(groups, lr=0.1, weight_decay=0.1), pairs()
 
 
@@ -125,7 +125,7 @@ def averaged() -> Training:
     model = net()
     average = copy.deepcopy(model)
 
-    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         loss = plain()(model, optimizer, batch)
         with torch.no_grad():
             for mean, p in zip(average.parameters(), model.parameters(), strict=True):
@@ -139,7 +139,7 @@ def averaged_through_data() -> Training:
     model = net()
     average = copy.deepcopy(model)
 
-    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         held = [p.data for p in model.parameters()]  # views from before the update
         loss = plain()(model, optimizer, batch)
         for mean, p in zip(average.parameters(), held, strict=True):
@@ -153,7 +153,7 @@ def averaged_by_torch(**how: Any) -> Training:
     model = nn.Sequential(*net(), nn.BatchNorm1d(3)).double()
     average = torch.optim.swa_utils.AveragedModel(model, **how)
 
-    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         loss = plain()(model, optimizer, batch)
         average.update_parameters(model)
         return loss
@@ -256,7 +256,7 @@ def updated_in_backward() -> Training:
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(update)
 
-    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         loss = loss_of(model, batch)
         loss.backward()
         return loss
@@ -265,12 +265,12 @@ def updated_in_backward() -> Training:
 
 
 def unused(own: bool) -> Training:
-    model = nn.ModuleDict({"used": net(), "idle": net()})
+    model: Any = nn.ModuleDict({"used": net(), "idle": net()})
 
     def step(model: Any, batch: Any) -> torch.Tensor:
         return loss_of(model["used"], batch)
 
-    def loop(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def loop(model: Any, optimizer: Any, batch: Any) -> Any:
         return plain()(model["used"], optimizer, batch)
 
     optimizer = SGD(model.parameters(), lr=0.1, weight_decay=0.1)
@@ -280,7 +280,7 @@ def unused(own: bool) -> Training:
 def penalised() -> Training:
     """A gradient of a gradient, as gradient penalties have it."""
 
-    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         optimizer.zero_grad()
         x = batch[0].clone().requires_grad_()
         out = model(x).pow(2).mean()
@@ -294,7 +294,7 @@ def penalised() -> Training:
 
 
 def with_closure() -> Training:
-    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             loss = loss_of(model, batch)
@@ -309,7 +309,7 @@ def with_closure() -> Training:
 def disabled_scaler() -> Training:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
 
-    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(model, batch)
         scaler.scale(loss).backward()
@@ -323,7 +323,7 @@ def disabled_scaler() -> Training:
 
 
 def checkpointed() -> Training:
-    def step(model: Any, optimizer: Any, batch: Any) -> torch.Tensor:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         optimizer.zero_grad()
         x = batch[0].clone().requires_grad_()
         half = torch.utils.checkpoint.checkpoint(model[:2], x, use_reentrant=True)
@@ -364,6 +364,7 @@ LOOPS: dict[str, Callable[[], Training]] = {
     "unused, loss returned": lambda: unused(False),
     "unused, own loop": lambda: unused(True),
     "gradient penalty": penalised,
+    "loss of one element": lambda: with_net(lambda m, b: loss_of(m, b).reshape(1)),
     "closure": with_closure,
     "disabled scaler": disabled_scaler,
     "reentrant checkpoint": checkpointed,

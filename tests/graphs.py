@@ -205,7 +205,7 @@ def start(
 
 
 def context_of(program: Program, seed: int, step: int) -> Context:
-    return Context(seed, step, lambda e: setting_value(program.live, e), program.graph.bodies)
+    return Context(seed, step, lambda e: setting_value(program.optimizers, e), program.graph.bodies)
 
 
 def step(

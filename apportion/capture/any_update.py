@@ -19,7 +19,7 @@ import torch
 
 from apportion.capture.first_state import NUMBER, FirstState, first_state, group_numbers
 from apportion.capture.number_rules import NumbersAsTensors, number_functions
-from apportion.capture.optimizer_step import IN_GROUP, take_step
+from apportion.capture.optimizer_step import IN_GROUP, own_step, take_step
 from apportion.capture.setting_number import (
     Guard,
     NumberLog,
@@ -93,11 +93,18 @@ class UpdateTracer:
     def _settings(
         self, log: NumberLog, fixed: frozenset[str], salt: Callable[[str], float]
     ) -> dict[str, Any]:
-        return numbered_settings(self.group, self.number, log, salt, fixed)
+        torchs = own_step(type(self.optimizer)).__module__.startswith("torch.")
+        return numbered_settings(self.group, self.number, log, salt, fixed, torchs)
 
     def _plain_settings(self, salt: float) -> dict[str, Any]:
-        own = fixed_keys(self.group)
-        return dict(plain(self._settings(NumberLog(), own, lambda key: salt)))
+        return dict(plain(self._settings(NumberLog(), self._fixed, lambda key: salt)))
+
+    @property
+    def _fixed(self) -> frozenset[str]:
+        """Settings that are fixed before anything is traced. One that is zero is not used, other
+        than a rate at the begin of a schedule."""
+        zeros = {k for k, v in self.group.items() if type(v) in (int, float) and v == 0}
+        return fixed_keys(self.group) | (zeros - {"lr"})
 
     # state
 
@@ -139,7 +146,7 @@ class UpdateTracer:
         """Shapes and dtypes, which only a parameter of the true size and dtype tells."""
         found: dict[str, TensorType] = {}
         log = NumberLog()
-        settings = self._settings(log, fixed_keys(self.group), lambda key: 0.0)
+        settings = self._settings(log, self._fixed, lambda key: 0.0)
 
         def step(decide: Any, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             state = self._stepped(decide, settings, fakes[:2], {}, {})
@@ -163,7 +170,7 @@ class UpdateTracer:
 
     def trace(self, parameter: torch.Tensor, state: ParameterState) -> TracedUpdate:
         """The update of a parameter; raises CaptureError if it has none."""
-        fixed = fixed_keys(self.group)
+        fixed = self._fixed
         for _ in range(len(self.group) + 1):
             update, guards = self._once(parameter, state, fixed, lambda key: 1.1e-4)
             broken = {

@@ -8,7 +8,6 @@ zero, which comes to the same.
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import torch
@@ -18,10 +17,11 @@ from torch.optim.swa_utils import get_swa_avg_fn
 def update_parameters(averaged: Any, model: torch.nn.Module) -> None:
     """What AveragedModel.update_parameters does."""
     inner, count = averaged.module, averaged.n_averaged
-    means, news = list(averaged.parameters()), list(model.parameters())
+    means: list[torch.Tensor] = list(averaged.parameters())
+    news: list[torch.Tensor] = list(model.parameters())
     if averaged.use_buffers:
-        means = list(chain(inner.parameters(), inner.buffers()))
-        news = list(chain(model.parameters(), model.buffers()))
+        means = [*inner.parameters(), *inner.buffers()]
+        news = [*model.parameters(), *model.buffers()]
     with torch.no_grad():
         old = [mean.detach() for mean in means[: len(news)]]
         new = [each.detach() for each in news[: len(old)]]

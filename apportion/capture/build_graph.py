@@ -208,11 +208,12 @@ class _GraphBuilder:
 
     def __post_init__(self) -> None:
         results, names = self.results, list(self.tensors.parameters)
-        updates = [node.args for node in self.normalised.nodes if node.kind == UPDATE_CALL]
-        self.updates = [(names[number], given) for given, number in updates]  # type: ignore[index]
+        updates: list[Any] = [
+            node.args for node in self.normalised.nodes if node.kind == UPDATE_CALL
+        ]
         named = [
             *((s, f"{n}.grad") for n, s in results.gradients),
-            *((given[1].index, f"{n}.grad.clipped") for n, given in self.updates),
+            *((given[1].index, f"{names[number]}.grad.clipped") for given, number in updates),
             *((s, n) for n, s in results.scalars.items()),
             *((s, f"{n}'") for n, s in results.after.items()),
             *((s, f"{n}:{k}'") for n, own in results.updated.items() for k, s in own.items()),

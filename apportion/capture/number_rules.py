@@ -35,6 +35,7 @@ _CONVERSIONS = {
 _MAKERS = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
 _SCALED = frozenset(["add", "sub", "subtract", "rsub", "_foreach_add", "_foreach_sub"])
 _PRODUCTS = frozenset(["addcmul", "addcdiv"])
+_LIST_PRODUCTS = frozenset(f"_foreach_{name}" for name in _PRODUCTS)
 
 
 class NumbersAsTensors(TorchFunctionMode):
@@ -102,8 +103,20 @@ def _rewritten(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         others = args[1]
         several = isinstance(others, list | tuple)
         args[1] = [x * factor for x in others] if several else others * factor
+    elif name in _LIST_PRODUCTS and (len(args) > 3 or "value" in kwargs):
+        factors = kwargs.pop("value", None) if len(args) < 4 else args.pop()
+        several = factors if isinstance(factors, list | tuple) else [factors] * len(args[1])
+        if any(isinstance(x, torch.Tensor) for x in several):
+            args[1] = [x * factor for x, factor in zip(args[1], several, strict=True)]
+        else:
+            args.append(factors)
     elif name in _PRODUCTS and isinstance(kwargs.get("value"), torch.Tensor):
         args[1] = args[1].mul(kwargs.pop("value"))
+    elif name == "_foreach_lerp":
+        weight = kwargs.pop("weight", args[2] if len(args) > 2 else None)
+        if isinstance(weight, torch.Tensor):
+            weight = [weight.to(x.dtype) for x in args[0]]
+        args = [*args[:2], weight]
     elif name == "lerp":
         weight = kwargs.pop("weight", args[2] if len(args) > 2 else None)
         wants = isinstance(weight, torch.Tensor) and weight.dim() == 0

@@ -264,11 +264,12 @@ class UpdateTemplates:
         return UpdateTracer(optimizer, group, own, self._mode)
 
     def _traced(self, group: int, parameter: torch.Tensor) -> int:
-        found = self._tracer(group).trace(parameter, self._state(group, parameter))
+        state = self._state(group, parameter)
+        found = self._tracer(group).trace(parameter, state)
         own = self._owners[group][1]
-        usual = fixed_keys(own)
         self._guards |= dict.fromkeys(
-            _hashable((group, key, own[key])) for key in sorted(found.fixed - usual)
+            _hashable((group, key, own[key]))
+            for key in sorted(found.fixed - fixed_keys(own) - set(state.shared))
         )
         self._guards |= dict.fromkeys((group, *guard) for guard in found.guards)
         if not is_elementwise(found.update):

@@ -339,7 +339,7 @@ def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
-def _with_subclasses(cls: type) -> Iterator[type]:
+def _with_subclasses(cls: Any) -> Iterator[Any]:
     yield cls
     for each in cls.__subclasses__():
         yield from _with_subclasses(each)

@@ -95,7 +95,7 @@ def live_state_of(step: StepFunction, model: Any, optimizer: Any) -> LiveState:
 
 def setting_of(program: Program, expression: Any) -> float:
     """The number that a Setting's expression has now, from the groups of all optimizers."""
-    return updates.setting_value(program.live, expression)  # type: ignore[arg-type]
+    return updates.setting_value(program.optimizers, expression)
 
 
 def bound_tensor(live: LiveState, binding: Binding) -> torch.Tensor:

@@ -259,7 +259,7 @@ class _Probe:
     def _try_choices(self, stacks: Sequence[Any]) -> None:
         """Answers questions of yes or no the other way: one after the other, together with those
         that are only asked then, and at last all at once that did nothing alone."""
-        pending = [(stack,) for stack in stacks]
+        pending: list[tuple[Any, ...]] = [(stack,) for stack in stacks]
         while pending:
             changed = pending.pop(0)
             outcome, reads = self._outcome(NEAR, changed)

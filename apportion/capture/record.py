@@ -183,7 +183,8 @@ class Recorder(TorchDispatchMode):
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         with without_modes(), self.mode:
             # the operator itself, whose dtype no mode of the step replaces
-            return aten.empty.memory_format(tuple(shape), dtype=dtype, device="cpu")
+            made: torch.Tensor = aten.empty.memory_format(tuple(shape), dtype=dtype, device="cpu")
+            return made
 
     def apart(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same value in a memory of its own, so that it can be changed by renaming."""
@@ -263,6 +264,9 @@ class Recorder(TorchDispatchMode):
         """The value of a tensor that is the same in every step."""
         if not isinstance(tensor, FakeTensor):
             return tensor
+        if tensor.constant is not None:
+            constant: torch.Tensor = tensor.constant
+            return constant
         return None if self.reads is None else self.reads.fixed(tensor)
 
     def _append(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:

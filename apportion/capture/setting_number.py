@@ -221,10 +221,12 @@ def numbered_settings(
     log: NumberLog,
     salt: Callable[[str], float],
     fixed: frozenset[str],
+    torchs: bool = True,
 ) -> dict[str, Any]:
     """The settings of a group, every number that may change replaced by a SettingNumber.
 
     Each is near the true number and nothing else in a trace can be it; the salt of a key moves it.
+    Where the update is torch's own, its flags are those of the plainest way to compute it.
     """
     count = 0
 
@@ -245,7 +247,7 @@ def numbered_settings(
         else:
             settings[key] = symbolic(key, value)
     settings |= {key: group[key] for key in fixed if key in group}
-    return settings | {k: v for k, v in IMPLEMENTATION_FLAGS.items() if k in group}
+    return settings | {k: v for k, v in IMPLEMENTATION_FLAGS.items() if k in group and torchs}
 
 
 def _is_number(value: Any) -> bool:

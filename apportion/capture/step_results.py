@@ -2,7 +2,8 @@
 
 Part of capture/. The object that the user's step returned comes in; out go its scalar tensors by
 name and a form without tensors, from which runner.step makes an object of the same kind with the
-scalars of a divided step. Larger tensors (logits) are left out: None stands in their place.
+scalars of a divided step. A tensor of one element is a scalar too. Larger tensors (logits) are left
+out: None stands in their place.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def returned_scalars(
         tensor = leaf if isinstance(leaf, torch.Tensor) else tensor_of(leaf)
         if tensor is None:
             return leaf
+        if tensor.dim() and tensor.numel() == 1:
+            tensor = tensor.reshape(())
         if tensor.dim():
             left_out.append(name)
             return None
@@ -89,7 +92,8 @@ def _named_map(tree: Any, name: str, function: Callable[[str, Any], Any]) -> Any
     if dataclasses.is_dataclass(tree):
         fields = [f.name for f in dataclasses.fields(tree) if f.init]
         made = {each: inside(each, getattr(tree, each)) for each in fields}
-        return type(tree)(**made)
+        kind: Any = type(tree)
+        return kind(**made)
     if isinstance(tree, Mapping):
         items = {key: inside(key, each) for key, each in tree.items()}
         return type(tree)(items) if type(tree) is not dict else items  # type: ignore[call-arg]

@@ -252,6 +252,7 @@ class _StepRun:
         after: Mapping[str, torch.Tensor],
     ) -> list[torch.Tensor | None]:
         loss = returned.scalars[name] if name else loop.losses[-1]
+        loss = loss.reshape(()) if loss.numel() == 1 and loss.dim() else loss
         check_loss(loss, self.call.step, depends=False)
         recorder = loop.recorder
         begins = {recorder.slots[id(x)] for x in after.values()} | set(recorder.constants)

@@ -205,11 +205,11 @@ def fake_values(
     inherited = [name for name in changed if name not in vars(FakeTensor)]
     for name, function in changed.items():
         setattr(FakeTensor, name, function)
-    torch.Tensor.numpy = numpy_of_data  # type: ignore[method-assign]
+    setattr(torch.Tensor, "numpy", numpy_of_data)  # noqa: B010
     try:
         yield
     finally:
-        del torch.Tensor.numpy
+        delattr(torch.Tensor, "numpy")
         for name in changed:
             if name in inherited:
                 delattr(FakeTensor, name)

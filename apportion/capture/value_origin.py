@@ -46,13 +46,18 @@ class ValueOrigin:
 
 
 class Producers:
-    """Which recorded call makes a slot, kept up with a list of calls that grows."""
+    """Which recorded call makes a slot, and which write to it, kept up with a list of calls that
+    grows.
+
+    writers  the calls that write to a memory, by its first slot
+    """
 
     def __init__(self, calls: list[RecordedCall]) -> None:
         self.calls = calls
         self._known = 0
         self._maker: dict[int, int] = {}
-        self.writes = False
+        self._memory: dict[int, int] = {}
+        self.writers: dict[int, list[int]] = {}
 
     def update(self) -> dict[int, int]:
         """The number of the call that makes each slot so far."""
@@ -61,32 +66,55 @@ class Producers:
             for slot in call.outputs:
                 if slot is not None:
                     self._maker.setdefault(slot, number)
-            self.writes |= not isinstance(call.target, str) and schema(call.target).is_mutable
+            if not isinstance(call.target, str):
+                self._note_memory(call, number)
         self._known = len(self.calls)
         return self._maker
+
+    def memory(self, slot: int) -> int:
+        """A slot of the tensor that this one is a view of, in the end."""
+        while self._memory.get(slot, slot) != slot:
+            slot = self._memory[slot]
+        return slot
+
+    def _note_memory(self, call: RecordedCall, number: int) -> None:
+        own = schema(call.target)
+        shared = [
+            slot
+            for argument, given in zip(own.arguments, call.args, strict=False)
+            if argument.alias_info is not None
+            for slot in g.refs(given)
+        ]
+        views = any(each.alias_info is not None for each in own.returns)
+        for slot in call.outputs if views and shared else ():
+            if slot is not None and slot not in shared:
+                self._memory.setdefault(slot, self.memory(shared[0]))
+        if own.is_mutable:
+            for slot in shared:
+                self.writers.setdefault(self.memory(slot), []).append(number)
 
 
 def origin_of(
     slot: int, producers: Producers, inputs: frozenset[int], constants: Mapping[int, torch.Tensor]
 ) -> ValueOrigin:
-    """Follows the calls back from a slot. Where calls write to memory, all calls count."""
+    """Follows the calls back from a slot, those that write to the memory of it included."""
     maker = producers.update()
-    calls: set[int] = set(range(len(producers.calls))) if producers.writes else set()
+    calls: set[int] = set()
     leaves, opaque = set(), False
-    pending = [slot, *(s for number in calls for s in _read_slots(producers.calls[number]))]
-    seen = set(pending)
+    pending, seen = [slot], {slot}
     while pending:
         each = pending.pop()
+        numbers = list(producers.writers.get(producers.memory(each), ()))
         if each in maker:
-            number = maker[each]
-            calls.add(number)
-            new = set(_read_slots(producers.calls[number])) - seen
-            seen |= new
-            pending.extend(new)
+            numbers.append(maker[each])
         elif each in inputs:
             leaves.add(each)
         else:
             opaque |= each not in constants
+        calls.update(numbers)
+        new = {s for n in numbers for s in _read_slots(producers.calls[n])} - seen
+        seen |= new
+        pending.extend(new)
     made = [producers.calls[number] for number in calls]
     draws = any(call.target == RANDOM_UNIFORM for call in made)
     opaque |= any(isinstance(call.target, str) and call.target != RANDOM_UNIFORM for call in made)

@@ -163,7 +163,8 @@ class ReadValues:
         elif kind == FLOAT:
             told = told * 1.0  # an object of its own, by which it is known again
         self._numbers[id(told)] = (told, tensor)
-        return told
+        number: Number = told
+        return number
 
     def array(self, tensor: torch.Tensor) -> Any:
         """What the step is told of a whole tensor, as a NumPy array."""
@@ -197,7 +198,7 @@ class ReadValues:
             return draw.value
         origin, guessed = number.read.origin, number.read.guessed
         if guessed:
-            true = self._guess(BOOL, true)
+            true = bool(self._guess(BOOL, true))
         read = ValueRead(self._place(), BOOL, False, guessed, origin, draw, self._setting(draw))
         self.reads.append(read)
         return bool(self._told(read, true))
@@ -318,7 +319,6 @@ class _Followed:
     def __bool__(self) -> bool:
         return self.source.choice(bool(self.true), self, None)
 
-    __hash__ = None  # type: ignore[assignment]
     __lt__, __le__ = _comparison("__lt__"), _comparison("__le__")
     __gt__, __ge__ = _comparison("__gt__"), _comparison("__ge__")
     __eq__, __ne__ = _comparison("__eq__"), _comparison("__ne__")
@@ -330,13 +330,13 @@ class _Followed:
     __neg__, __abs__ = _arithmetic("__neg__"), _arithmetic("__abs__")
 
 
-class ReadFloat(_Followed, float):  # type: ignore[misc]
+class ReadFloat(_Followed, float):
     """A float that a step read; see the head of this file."""
 
     __hash__ = float.__hash__
 
 
-class ReadInt(_Followed, int):  # type: ignore[misc]
+class ReadInt(_Followed, int):
     """An int that a step read; see the head of this file."""
 
     __hash__ = int.__hash__

@@ -31,7 +31,12 @@ from apportion.cli.options import (
     SequenceLength,
     Trace,
 )
-from apportion.cli.requests import capture_without_data, check_folders, sized
+from apportion.cli.requests import (
+    capture_without_data,
+    check_folders,
+    note_slow_halves,
+    sized,
+)
 from apportion.quantity import parse_size_limit
 from apportion.show import (
     answer,
@@ -95,6 +100,8 @@ def plan_command(
     Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
 
     Example: apportion plan hf:llama,num_hidden_layers=8 --batch 8 --seq 2048 --cluster 8xh100
+
+    Example: apportion plan gpt2:layers=24 --precision bf16-mixed --cluster 8xh100
     """
     from apportion.machine import cluster as cluster_of
     from apportion.plan import with_certificate, with_model
@@ -108,6 +115,7 @@ def plan_command(
         place = cluster_of(cluster)
         model = sized(model, batch, seq, precision)
         program = capture_without_data(model, seed)
+        note_slow_halves(program, place)
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told, measure)
@@ -167,6 +175,7 @@ def compare_command(
         place = cluster_of(cluster)
         model = sized(model, batch, seq, precision)
         program = capture_without_data(model, seed)
+        note_slow_halves(program, place)
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told)

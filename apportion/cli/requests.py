@@ -12,6 +12,7 @@ from apportion.show import note
 
 if TYPE_CHECKING:
     from apportion.capture import Program
+    from apportion.machine import Cluster
 
 
 def sized(model: str, batch: int | None, seq: int | None, precision: str | None = None) -> str:
@@ -35,6 +36,19 @@ def capture_without_data(model: str, seed: int) -> Program:
     for text in program.notes:
         note(text)
     return program
+
+
+def note_slow_halves(program: Program, cluster: Cluster) -> None:
+    """Says which devices gain nothing from a step in half precision but memory."""
+    kinds = {value.dtype for value in program.graph.values}
+    if kinds.isdisjoint(("bfloat16", "float16")):
+        return
+    for device in {each.kind: each for each in cluster.devices}.values():
+        rates = dict(device.flops)
+        if device.kind != "cpu" and 2 in rates and rates[2] <= rates.get(4, 0.0):
+            note(
+                f"{device.kind} computes in half precision no faster than in float32, by its rates"
+            )
 
 
 def check_folders(*files: Path | None) -> None:

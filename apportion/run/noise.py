@@ -43,10 +43,12 @@ class EagerRun:
 
 
 def rounding(program: Program, wide: bool) -> float:
-    """A rounding of the coarsest precision in the step, relative to the number."""
+    """A rounding of the coarsest precision in the step, relative to the number; counts of steps are
+    whole numbers whatever their dtype."""
     if wide:
         return torch.finfo(torch.float64).eps
-    kinds = {dtype(v.dtype) for v in program.graph.values if v.dtype}
+    values = program.graph.values
+    kinds = {dtype(v.dtype) for v in values if v.dtype and (v.shape or v.role != OPTIMIZER_STATE)}
     return max((torch.finfo(k).eps for k in kinds if k.is_floating_point), default=0.0)
 
 

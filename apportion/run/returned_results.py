@@ -34,11 +34,11 @@ class ReturnedResults:
 
     def everywhere(self, loss: torch.Tensor | None) -> Any:
         """What the step that is over returns; `loss` where it is here."""
-        shared = self._loss.everywhere(loss)
-        if self._results is None or not self._results.names:
+        shared, results = self._loss.everywhere(loss), self._results
+        if results is None or not results.names:
             return shared
         scalars = {name: self._shared[name].everywhere(self._own(name)) for name in self._slots}
-        return self._results.filled(lambda k: scalars.get(self._results.names[k], shared))
+        return results.filled(lambda k: scalars.get(results.names[k], shared))
 
     def _own(self, name: str) -> torch.Tensor | None:
         tensors = self._rank.tensors

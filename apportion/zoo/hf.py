@@ -273,10 +273,27 @@ def _with_keys(config: Any, given: dict[str, Any], request: _Request) -> dict[st
         *outer, last = path.split(".")
         place, there = given, config
         for name in outer:
+            usual = there.sub_configs_defaults.get(name)
             there = getattr(there, name)
-            place = place.setdefault(name, there.to_diff_dict())
-        place[there.attribute_map.get(last, last)] = value
+            place = place.setdefault(name, _made_from(usual, there))
+        key = there.attribute_map.get(last, last)
+        if key == there.attribute_map.get("num_hidden_layers", "num_hidden_layers"):
+            _repeat_layers(place, getattr(there, key, None), value)
+        place[key] = value
     return given
+
+
+def _made_from(usual: Any, config: Any) -> dict[str, Any]:
+    """What a config inside another was made from, where nothing was given for it."""
+    made = dict(getattr(usual, "init_kwargs", None) or {})
+    return ({"model_type": config.model_type} if config.model_type else {}) | made
+
+
+def _repeat_layers(place: dict[str, Any], before: Any, count: Any) -> None:
+    """Lists with something for every layer, for another number of layers."""
+    for name, value in place.items():
+        if isinstance(value, list) and value and len(value) == before and type(count) is int:
+            place[name] = [value[k % len(value)] for k in range(count)]
 
 
 def _check_key(config: Any, path: str, spec: str) -> None:

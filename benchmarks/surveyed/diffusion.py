@@ -269,7 +269,7 @@ def karras_unet() -> Any:
     return step, model, adamw(model), (images(2, 16), torch.rand(2), images(2, 16))
 
 
-@REGISTRY("rectified_flow_pytorch einx hyper_connections")
+@REGISTRY("rectified_flow_pytorch einx hyper_connections x_unet")
 def rectified_flow() -> Any:
     from rectified_flow_pytorch import RectifiedFlow
 

@@ -999,7 +999,9 @@ def orthogonal_parametrization() -> Any:
 @idiom
 def pruned() -> Any:
     model = net()
-    nn.utils.prune.l1_unstructured(model[0], "weight", amount=0.3)
+    from torch.nn.utils import prune
+
+    prune.l1_unstructured(model[0], "weight", amount=0.3)
     return program(classify, model)
 
 

@@ -73,7 +73,7 @@ def _walk(value: Any, path: str, found: dict[str, Any], seen: dict[int, str], de
             name = repr(key) if isinstance(key, (str, int, tuple)) else f"<{seen.get(id(key))}>"
             _walk(value[key], f"{path}[{name}]", found, seen, depth - 1)
     elif isinstance(value, (list, tuple, set, frozenset)):
-        found[path] = (type(value).__name__, len(value))
+        found[path] = (type(value).__name__, sum(1 for _ in value.__class__.__iter__(value)))
         if not isinstance(value, (set, frozenset)):
             for number, item in enumerate(value):
                 _walk(item, f"{path}[{number}]", found, seen, depth - 1)

@@ -99,8 +99,7 @@ VITS: dict[str, tuple[str, str, dict[str, Any], int]] = {
     ),
     "sep_vit": (
         "sep_vit", "SepViT",
-        {"num_classes": 10, "dim": 8, "dim_head": 8, "heads": (1, 2), "depth": (1, 1),
-         "window_size": 4}, 32,
+        {"num_classes": 10, "dim": 8, "dim_head": 8, "heads": (1, 2), "depth": (1, 1)}, 56,
     ),
     "look_vit": (
         "look_vit", "LookViT",
@@ -148,24 +147,6 @@ def vit_1d() -> Any:
         seq_len=32, patch_size=4, num_classes=10, dim=16, depth=2, heads=2, mlp_dim=32, channels=2
     )
     return classifier(model, torch.randn(4, 2, 32))
-
-
-@REGISTRY("vit_pytorch einops")
-def mae() -> Any:
-    from vit_pytorch.mae import MAE
-    from vit_pytorch.vit import ViT
-
-    model = MAE(encoder=ViT(**BASE), decoder_dim=16, decoder_heads=2, decoder_dim_head=8)
-    return own_loss, model, adamw(model), images()
-
-
-@REGISTRY("vit_pytorch einops")
-def simmim() -> Any:
-    from vit_pytorch.simmim import SimMIM
-    from vit_pytorch.vit import ViT
-
-    model = SimMIM(encoder=ViT(**BASE), masking_ratio=0.5)
-    return own_loss, model, adamw(model), images()
 
 
 @REGISTRY("vit_pytorch einops")
@@ -302,7 +283,7 @@ def encoder_decoder() -> Any:
         dim=32, enc_num_tokens=64, enc_depth=1, enc_heads=2, enc_max_seq_len=16,
         dec_num_tokens=64, dec_depth=1, dec_heads=2, dec_max_seq_len=16, tie_token_emb=True,
     )  # fmt: skip
-    return (lambda m, b: m(*b)), model, adamw(model), (tokens(), tokens(4, 17))
+    return (lambda m, b: m(*b)), model, adamw(model), (tokens(), tokens(4, 16))
 
 
 @REGISTRY("x_transformers einops")
@@ -468,7 +449,7 @@ def egnn() -> Any:
     return step, model, adamw(model), (torch.randint(10, (4, 8)), torch.randn(4, 8, 3))
 
 
-@REGISTRY("tab_transformer_pytorch hyper_connections")
+@REGISTRY("tab_transformer_pytorch hyper_connections x_mlps_pytorch")
 def tab_transformer() -> Any:
     from tab_transformer_pytorch import TabTransformer
 
@@ -490,7 +471,7 @@ def tab_transformer() -> Any:
     return step, model, adamw(model), batch
 
 
-@REGISTRY("tab_transformer_pytorch hyper_connections")
+@REGISTRY("tab_transformer_pytorch hyper_connections x_mlps_pytorch")
 def ft_transformer() -> Any:
     from tab_transformer_pytorch import FTTransformer
 

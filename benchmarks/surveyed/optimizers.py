@@ -36,7 +36,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 for _package, _names in PACKAGES.items():
     for _name in _names:
-        REGISTRY.add(_name, _optimizer(_package, _name), _package)
+        _needs = f"{_package} pytorch_ranger" if _package == "torch_optimizer" else _package
+        REGISTRY.add(_name, _optimizer(_package, _name), _needs)
 REGISTRY.add("Lion", _optimizer("lion_pytorch", "Lion"), "lion_pytorch")
 REGISTRY.add("NAdamW", _optimizer("timm.optim.nadamw", "NAdamW"), "timm torchvision")
 REGISTRY.add("optim_Lamb", _optimizer("timm.optim.lamb", "Lamb"), "timm torchvision")
@@ -45,7 +46,18 @@ REGISTRY.add("optim_Adan", _optimizer("timm.optim.adan", "Adan"), "timm torchvis
 REGISTRY.add("optim_Adopt", _optimizer("timm.optim.adopt", "Adopt"), "timm torchvision")
 REGISTRY.add("MADGRAD", _optimizer("madgrad", "MADGRAD"), "madgrad")
 REGISTRY.add("Prodigy", _optimizer("prodigyopt", "Prodigy", lr=1.0), "prodigyopt")
-REGISTRY.add("AdamWScheduleFree", _optimizer("schedulefree", "AdamWScheduleFree"), "schedulefree")
+
+
+@REGISTRY("schedulefree")
+def AdamWScheduleFree() -> Any:
+    from schedulefree import AdamWScheduleFree as Kind
+
+    model = _network()
+    optimizer = Kind(model.parameters(), lr=1e-3)
+    optimizer.train()
+    return classify, model, optimizer, (torch.randn(8, 8), labels(8))
+
+
 REGISTRY.add("AdaBelief", _optimizer("adabelief_pytorch", "AdaBelief", print_change_log=False),
              "adabelief_pytorch colorama tabulate")  # fmt: skip
 REGISTRY.add("Adan", _optimizer("adan_pytorch", "Adan"), "adan_pytorch")

@@ -127,6 +127,8 @@ def loss_of(result: Any) -> float:
     scalar = isinstance(result, (int, float)) or (
         isinstance(result, torch.Tensor) and result.dim() == 0
     )
+    if isinstance(result, torch.Tensor):
+        result = result.detach()
     return float(result) if scalar else math.nan
 
 

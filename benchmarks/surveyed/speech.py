@@ -83,7 +83,7 @@ def conv_tasnet() -> Any:
     return regress, model, adamw(model), (torch.randn(2, 1, 256), torch.randn(2, 2, 256))
 
 
-@REGISTRY("encodec einops")
+@REGISTRY("encodec einops torchaudio")
 def seanet_autoencoder() -> Any:
     from encodec.modules import SEANetDecoder, SEANetEncoder
 
@@ -96,7 +96,7 @@ def seanet_autoencoder() -> Any:
     return step, model, adamw(model), torch.randn(2, 1, 64)
 
 
-@REGISTRY("encodec einops")
+@REGISTRY("encodec einops torchaudio")
 def encodec_quantizer() -> Any:
     from encodec.quantization.core_vq import ResidualVectorQuantization
 
@@ -179,7 +179,7 @@ def spectrogram_classifier() -> Any:
     return classify, model, trained, (torch.randn(4, 512), labels())
 
 
-@REGISTRY("bs_roformer rotary_embedding_torch hyper_connections")
+@REGISTRY("bs_roformer rotary_embedding_torch hyper_connections PoPE_pytorch")
 def band_split_roformer() -> Any:
     from bs_roformer import BSRoformer
 

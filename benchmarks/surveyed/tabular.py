@@ -257,10 +257,12 @@ def _gluon(name: str, **arguments: Any) -> Any:
     return make
 
 
-REGISTRY.add("simple_feedforward", _gluon("simple_feedforward"), "gluonts pandas lightning")
+REGISTRY.add(
+    "simple_feedforward", _gluon("simple_feedforward"), "gluonts pandas lightning lazy_loader"
+)
 
 
-@REGISTRY("neuralforecast pandas sklearn")
+@REGISTRY("neuralforecast pandas sklearn utilsforecast")
 def neuralforecast_tsmixer_block() -> Any:
     from neuralforecast.models.tsmixer import MixingLayer
 

@@ -22,6 +22,7 @@ from apportion.search.baselines.data import data
 from apportion.search.baselines.fsdp import fsdp
 from apportion.search.baselines.random_strategy import draw
 from apportion.search.problem import Problem
+from apportion.search.registry import METHODS
 from apportion.split.space import Space
 
 
@@ -49,6 +50,14 @@ def test_the_usual_plans_divide_updates(name: str, method: Any) -> None:
     machine = cluster("local:2")
     plan = method(Problem(space, machine, default_cost(machine)))
     assert compare(program, space, plan.strategy, 2, steps=3).equal
+
+
+@pytest.mark.parametrize("method", ["optcnn", "tofu", "op-placement", "m-etf"])
+def test_methods_plan_updates_of_several_operators(method: str) -> None:
+    program, _, space = divisible("adafactor")
+    machine = cluster("local:2")
+    found = METHODS[method](Problem(space, machine, default_cost(machine)))
+    assert compare(program, space, found.strategy, 2).equal
 
 
 @pytest.mark.parametrize("name", ["radam", "adafactor", "muon", "lamb"])

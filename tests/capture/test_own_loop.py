@@ -145,7 +145,8 @@ def test_scalars_beside_the_loss_are_results() -> None:
     assert program.results is not None and program.results.names == ("loss", "parts.mean")
     _, state = run(program, [program.batch])
     scalars = {"parts.mean": state[program.returned["parts.mean"] or 0]}
-    report = program.results.filled(lambda k: scalars.get(program.results.names[k], "the loss"))
+    names = program.results.names
+    report = program.results.filled(lambda k: scalars.get(names[k], "the loss"))
     assert isinstance(report, Report) and report.loss == "the loss" and report.note == "fine"
     expected = program.model(program.batch[0]).mean()
     assert float(report.parts["mean"]) == pytest.approx(float(expected.detach()))

@@ -172,6 +172,20 @@ def test_numpy_of_a_tensor_with_data_is_its_own() -> None:
     assert_equals_eager(program)
 
 
+def test_a_write_elsewhere_does_not_hide_where_a_value_comes_from() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        x, y = batch
+        x[:, 0] = 0.0
+        mask = torch.zeros(3)
+        mask[1:] = 1.0
+        kept = mask if mask.sum() > 1 else 1 - mask
+        return ((model(x) - y) * kept).pow(2).mean() + model(x)[:, mask.bool()].mean()
+
+    program = captured(step)
+    assert not any("step" in note for note in program.notes)
+    assert_equals_eager(program)
+
+
 # what depends on a value
 
 

@@ -67,11 +67,11 @@ def test_the_surface_is_what_it_was() -> None:
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
             *("--trace", "--calibrate", "--measure", "--certify", "--policy", "--costs"),
-            *("--compile", "--batch", "--seq", "--json"),
+            *("--compile", "--batch", "--seq", "--precision", "--json"),
         },
         "compare": {
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),
-            *("--batch", "--seq"),
+            *("--batch", "--seq", "--precision"),
             *("--calibrate", "--policy", "--costs", "--compile", "--json"),
         },
         "place": {
@@ -96,7 +96,7 @@ def test_the_surface_is_what_it_was() -> None:
         "run": {
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
             *("--timeout", "--trace", "--calibrate", "--measure", "--policy", "--compile"),
-            *("--fast", "--share-gpu", "--batch", "--seq", "--json"),
+            *("--fast", "--share-gpu", "--batch", "--seq", "--precision", "--json"),
         },
     }
 

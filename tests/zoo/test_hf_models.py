@@ -45,6 +45,19 @@ def test_a_class_and_a_file_can_be_named(tmp_path: Path) -> None:
     assert len(it.model.transformer.h) == 1 and it.model.config.n_embd == 32
 
 
+@pytest.mark.parametrize(
+    ("spec", "counts"),
+    [
+        ("hf:gemma3,text_config.num_hidden_layers=1,text_config.hidden_size=64", (1, 12)),
+        ("hf:gemma3,tiny,text_config.num_hidden_layers=3", (3, 2)),
+    ],
+)
+def test_a_config_inside_has_its_own_settings(spec: str, counts: tuple[int, int]) -> None:
+    config = zoo.load(spec, meta=True).model.config
+    assert config.text_config.num_hidden_layers == counts[0] == len(config.text_config.layer_types)
+    assert config.vision_config.num_hidden_layers == counts[1]
+
+
 def test_more_tokens_than_positions_make_positions() -> None:
     it = zoo.load("hf:llama,tiny,seq=100", meta=True)
     assert it.model.config.max_position_embeddings == 100

@@ -11,6 +11,7 @@ import apportion as ap
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
+from apportion.cli import main as cli
 from apportion.graph import OPTIMIZER_STATE, PARAMETER
 from apportion.machine.cluster import cluster
 from apportion.zoo.precision import without_precision
@@ -120,3 +121,11 @@ def test_less_is_predicted_on_a_gpu() -> None:
     assert peaks["bf16"] < peaks["bf16-mixed"], peaks
     kinds = Counter(v.dtype for v in plans["bf16-mixed"].graph.values)
     assert kinds["bfloat16"] and kinds["float32"]
+
+
+def test_a_device_that_gains_no_time_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "mlp:tiny", "--method", "data", "--budget", "0", "--precision", "bf16"]
+    assert cli.status([*command, "--cluster", "2xk80"]) == 0
+    assert "k80 computes in half precision no faster" in capfd.readouterr().err
+    assert cli.status([*command, "--cluster", "2xh100"]) == 0
+    assert "no faster" not in capfd.readouterr().err

@@ -122,7 +122,7 @@ class _LayerFinder:
                 layer = self.home[op.forward]
                 if layer < 0:
                     layer = self._feeds(op.forward)
-            elif op.phase == UPDATE:
+            elif op.phase == UPDATE and op.parameter is not None:
                 layer = self._source(op.inputs[1])
             if layer < 0:
                 sized = [(self.graph.values[v].nbytes, -k, v) for k, v in enumerate(op.inputs)]

@@ -1,0 +1,74 @@
+"""The page docs/programs.md: what became of every program of the survey, from its JSON rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+TITLES = {"program": "Third-party programs", "idiom": "Idioms on a small network"}
+ORDER = ("equal", "refused", "traceback", "wrong", "changed", "timeout")
+MEANINGS = {
+    "equal": "captured, and equal to plain PyTorch under every plan tried",
+    "refused": "refused by one sentence",
+    "traceback": "ended by an error that is no such sentence",
+    "wrong": "different from plain PyTorch",
+    "changed": "a live object is not as it was before capture",
+    "timeout": "not done within the limit",
+}
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The whole page."""
+    tried = [row for row in rows if row["outcome"] in ORDER]
+    commits = sorted({str(row.get("commit", "")) for row in tried})
+    methods = sorted({method for row in tried for method in row["plans"]})
+    lines = [
+        "# Programs that nobody wrote for apportion",
+        "",
+        "What `benchmarks/programs.py` finds: each program is built at tiny size, run by plain",
+        "PyTorch, captured, planned for two devices and run divided in one process, and compared;",
+        "what capture might have touched is compared before and after. This page is written by",
+        "`python benchmarks/programs.py --out FILE --page docs/programs.md`.",
+        "",
+        f"Measured at {', '.join(commits)}; plans by {', '.join(methods) or 'no method'}.",
+        "",
+        *_figures(tried),
+    ]
+    for kind, title in TITLES.items():
+        lines += ["", f"## {title}", ""]
+        lines += _listed([row for row in tried if row["kind"] == kind])
+    left = Counter(row["outcome"] for row in rows if row["outcome"] not in ORDER)
+    lines += [
+        "", "## Not tried", "",
+        f"{left['skipped']} programs whose packages are not installed, and {left['invalid']} that "
+        "plain PyTorch itself does not run here (a package that lacks something).", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _figures(tried: list[dict[str, Any]]) -> list[str]:
+    kinds = [kind for kind in TITLES if any(row["kind"] == kind for row in tried)]
+    lines = [f"| outcome | {' | '.join(TITLES[k] for k in kinds)} | what it means |"]
+    lines.append("|---|" + "---:|" * len(kinds) + "---|")
+    for outcome in ORDER:
+        counts = [
+            sum(row["kind"] == kind and row["outcome"] == outcome for row in tried)
+            for kind in kinds
+        ]
+        lines.append(f"| {outcome} | {' | '.join(map(str, counts))} | {MEANINGS[outcome]} |")
+    totals = [sum(row["kind"] == kind for row in tried) for kind in kinds]
+    lines.append(f"| all | {' | '.join(map(str, totals))} | |")
+    return lines
+
+
+def _listed(rows: list[dict[str, Any]]) -> list[str]:
+    rows = sorted(rows, key=lambda row: row["name"].lower())
+    equal = [row["name"] for row in rows if row["outcome"] == "equal"]
+    lines = [f"Equal ({len(equal)}): " + ", ".join(f"`{name}`" for name in equal) + "."]
+    others = [row for row in rows if row["outcome"] != "equal"]
+    if others:
+        lines += ["", "| program | outcome | what it says |", "|---|---|---|"]
+        for row in others:
+            said = " ".join(str(row["sentence"]).split()).replace("|", "\\|")
+            lines.append(f"| `{row['name']}` | {row['outcome']} | {said} |")
+    return lines
