@@ -197,7 +197,9 @@ LIMITS = (
     "workspace of convolutions, which are measured or, for few channels, fitted to the bytes of "
     "their operands. Which of two orders the compiler takes where both hold about the same is "
     "not known (`LEAST_GAIN` in apportion/plan/compiled_order.py was settled with these runs in "
-    "view); the margin of 0.2% and two pages was, too.",
+    "view); the margin of 0.2% and two pages was, too, and so were two rules for mixed precision: "
+    "nobody writes a logarithmic softmax in float32 of logits in bfloat16, and casts of what was "
+    "computed are written with their padding.",
 )
 
 

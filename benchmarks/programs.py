@@ -51,6 +51,7 @@ if EXTRA and EXTRA not in sys.path:
 
 from surveyed.live_objects import differences, snapshot  # noqa: E402
 from surveyed.plain_runs import (  # noqa: E402
+    Built,
     Plain,
     build,
     coarsest_precision,
@@ -105,7 +106,7 @@ def survey(entry: Entry, methods: tuple[str, ...] = METHODS) -> Outcome:
 
 
 def _judge(entry: Entry, out: Outcome, truth: Plain, methods: tuple[str, ...]) -> None:
-    from apportion.capture import CaptureError, capture
+    from apportion.capture import CaptureError
 
     built = build(entry.make, 0)
     live = {"model": built.model, "optimizer": built.optimizer, "batch": built.batch}
@@ -113,9 +114,7 @@ def _judge(entry: Entry, out: Outcome, truth: Plain, methods: tuple[str, ...]) -
     before = snapshot(live)
     program, refusal = None, ""
     try:
-        program = capture(
-            built.step, built.model, built.optimizer, built.batch, clip_norm=built.clip_norm
-        )
+        program = captured(built)
     except CaptureError as error:
         refusal = str(error)
     except Exception as error:
@@ -134,6 +133,13 @@ def _judge(entry: Entry, out: Outcome, truth: Plain, methods: tuple[str, ...]) -
     if out.changed and out.outcome in ("equal", "refused"):
         out.sentence = f"({out.outcome}) {out.changed[0]}; {out.sentence}"
         out.outcome = "changed"
+
+
+def captured(built: Built) -> Any:
+    """The program as apportion captures it."""
+    from apportion.capture import capture
+
+    return capture(built.step, built.model, built.optimizer, built.batch, clip_norm=built.clip_norm)
 
 
 def _judge_plans(
@@ -360,7 +366,8 @@ def main() -> int:
     if options.page:
         from surveyed.page import page
 
-        options.page.write_text(page(list(rows.values())))
+        registered = Counter(entry.kind for entry in entries())
+        options.page.write_text(page(list(rows.values()), registered))
         return 0
     chosen = [e for e in entries() if options.kind in (None, e.kind)]
     if options.only:

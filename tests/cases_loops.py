@@ -364,6 +364,7 @@ LOOPS: dict[str, Callable[[], Training]] = {
     "unused, loss returned": lambda: unused(False),
     "unused, own loop": lambda: unused(True),
     "gradient penalty": penalised,
+    "loss of one element": lambda: with_net(lambda m, b: loss_of(m, b).reshape(1)),
     "closure": with_closure,
     "disabled scaler": disabled_scaler,
     "reentrant checkpoint": checkpointed,

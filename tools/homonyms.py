@@ -25,6 +25,7 @@ SHARED: dict[str, str] = {
     "module attention": "a family of operators: its description, its kernels, its samples",
     "module conv": "a family of operators",
     "module factory": "a family of operators",
+    "module grouped": "a family of operators",
     "module index": "a family of operators",
     "module linalg": "a family of operators",
     "module loss": "a family of operators",

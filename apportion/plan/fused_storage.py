@@ -7,6 +7,7 @@ Storage of the same step with fusion goes out.
     places     of maxima that pooling has found, for its gradient, are kept in a byte each
     products   in half precision with an odd side are padded: the two that have that side, the
                largest of what they read and make, are there twice
+    logits     in another precision than their logarithmic softmax stand for it: nobody writes it
     images     are in order NHWC: weights, and a batch, are copied for forward convolutions
     order      is the compiler's (compiled_order.py): some results come to be later than planned
     segments   of the allocator: the state and the batch have theirs, and what the graph replays
@@ -37,6 +38,8 @@ from apportion.simulate import (
 )
 
 MARGIN = 0.002
+CAST = "aten._to_copy.default"
+LOG_SOFTMAX, PICKING = "aten._log_softmax.default", "aten.nll_loss_forward.default"
 POOLING, INDEX_BYTES = "apportion.max_pool", 8
 PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 CONVOLUTION, GRADIENT = "aten.convolution.default", "apportion.conv_backward"
@@ -90,6 +93,7 @@ class _FusedMemory:
         """The step of tasks whose calls are known."""
         groups, size = fused_groups(known), known.slot_nbytes.copy()
         size[unwritten_slots(known)] = 0
+        groups = _with_logits_for(known, groups, size)
         for task in _tasks_of(known, POOLING):
             places = known.out_slot[known.out_start[task] + 1 : known.out_start[task + 1]]
             size[places] //= INDEX_BYTES
@@ -230,6 +234,32 @@ class _FusedMemory:
         return [size, more - size] if whole else [more]
 
 
+def _with_logits_for(tasks: TaskGraph, groups: FusedGroups, size: Ints) -> FusedGroups:
+    """The groups with logits in the place of their logarithmic softmax in another precision, which
+    nobody writes: whoever needs it computes it of the logits and two numbers a row. Its `size` is
+    set to zero."""
+    root = groups.root.copy()
+    maker = {int(s): t for t in range(len(tasks)) for s in _columns(tasks, t)[1]}
+    for task in _tasks_of(tasks, LOG_SOFTMAX):
+        (out,), source = _columns(tasks, task)[1], int(root[_columns(tasks, task)[0][0]])
+        readers = [t for t in range(len(tasks)) if out in root[_columns(tasks, t)[0]]]
+        while source in maker and not size[source]:
+            source = int(root[_columns(tasks, maker[source])[0][0]])
+        narrow = 0 < size[source] < size[out]
+        picks = _tasks_of(tasks, PICKING)
+        fine = all(groups.fused[t] or groups.free[t] or t in picks for t in readers)
+        if narrow and root[out] == out and fine:
+            root[root == out] = source
+            size[out] = 0
+    return groups._replace(root=root)
+
+
+def _columns(tasks: TaskGraph, task: int) -> tuple[Ints, Ints]:
+    """The slots that a task reads and makes."""
+    read = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
+    return read, tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]]
+
+
 def _tasks_of(tasks: TaskGraph, kind: str) -> list[int]:
     ours = np.array([kind_of_signature(work) == kind for work in tasks.works] + [False])
     found: list[int] = np.flatnonzero(ours[tasks.work]).tolist()
@@ -250,11 +280,17 @@ def _rows(workspace: Ints, plain: Ints) -> tuple[tuple[int, int], ...]:
 
 
 def _padded(tasks: TaskGraph) -> Ints:
-    """Bytes of the two largest tensors of each product that is padded."""
+    """Bytes of the two largest tensors of each product that is padded, and a page. A cast of what
+    was computed is written with its padding, that of a parameter is not."""
+    root = fused_groups(tasks).root
+    casts = [
+        t for t in _tasks_of(tasks, CAST) if tasks.slot_first[root[_columns(tasks, t)[0][0]]] >= 0
+    ]
+    cast = {int(slot) for task in casts for slot in _columns(tasks, task)[1]}
     odd = np.array([cost_fit.fit_kind(w).endswith(cost_fit.ODD) for w in tasks.works] + [False])
     found = np.zeros(len(tasks), np.int64)
     for task in np.flatnonzero(odd[tasks.work]).tolist():
-        read = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]
-        made = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]]
-        found[task] = np.sort(tasks.slot_nbytes[np.append(read[read >= 0], made)])[-2:].sum()
+        read, made = _columns(tasks, task)
+        slots = [s for s in np.append(read[read >= 0], made).tolist() if int(root[s]) not in cast]
+        found[task] = np.sort(tasks.slot_nbytes[slots])[-2:].sum() + max(SEGMENT_PAGES)
     return found

@@ -85,6 +85,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": WIDTH // 4}},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "granitemoehybrid": {"mamba_n_heads": 8},
     "informer": {"prediction_length": 4, "context_length": 8},
     "donut-swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
@@ -134,9 +135,8 @@ def _tiny(config: Any) -> dict[str, Any]:
     given: dict[str, Any] = {}
     declared = {f.name: None if f.default is MISSING else f.default for f in fields(type(config))}
     kept = _kept_layers(config, declared)
-    for name, value in vars(config).items():
-        if name.startswith("_") or name not in declared:
-            continue
+    for name in declared:  # some of these are other names of what the config has
+        value = _value(config, name)
         if hasattr(value, "to_dict") and hasattr(value, "attribute_map"):
             inner = _tiny(value)
             given[name] = ({"model_type": value.model_type} if value.model_type else {}) | inner
@@ -149,7 +149,7 @@ def _tiny(config: Any) -> dict[str, Any]:
                 given[name] = small_list
         elif type(value) is type(declared[name]) and type(value) in (int, float, bool, str):
             small = _small(name, value) if type(value) is int else value
-            if name.endswith("key_value_heads") and value == config.num_attention_heads:
+            if name.endswith("key_value_heads") and value == _value(config, "num_attention_heads"):
                 small = HEADS
             if small != declared[name]:
                 given[name] = small
@@ -161,6 +161,17 @@ def _tiny(config: Any) -> dict[str, Any]:
     for name, value in _FAMILIES.get(config.model_type, {}).items():
         given[name] = given.get(name, {}) | value if isinstance(value, dict) else value
     return given
+
+
+def _value(config: Any, name: str) -> Any:
+    """A setting under the config's own name for it or another; None where it has none, or one for
+    every layer."""
+    if name in vars(config):
+        return vars(config)[name]
+    try:
+        return getattr(config, name, None)
+    except Exception:  # the package's own kinds of error
+        return None
 
 
 def _sections(config: Any) -> dict[str, Any]:

@@ -124,19 +124,19 @@ def sentence_embeddings() -> Any:
 
 @REGISTRY("mambapy")
 def mamba() -> Any:
-    from mambapy.lm import LM
-    from mambapy.mamba import MambaConfig
+    from mambapy.mamba import Mamba, MambaConfig
 
-    model = LM(MambaConfig(d_model=16, n_layers=1, d_state=4, pscan=False), vocab_size=64)
+    body = Mamba(MambaConfig(d_model=16, n_layers=1, d_state=4, pscan=False))
+    model = nn.Sequential(nn.Embedding(64, 16), body, nn.Linear(16, 64))
     return language_model, model, adamw(model), tokens(4, 9)
 
 
 @REGISTRY("mambapy")
 def mamba_pscan() -> Any:
-    from mambapy.lm import LM
-    from mambapy.mamba import MambaConfig
+    from mambapy.mamba import Mamba, MambaConfig
 
-    model = LM(MambaConfig(d_model=16, n_layers=1, d_state=4, pscan=True), vocab_size=64)
+    body = Mamba(MambaConfig(d_model=16, n_layers=1, d_state=4, pscan=True))
+    model = nn.Sequential(nn.Embedding(64, 16), body, nn.Linear(16, 64))
     return language_model, model, adamw(model), tokens(4, 9)
 
 
@@ -214,7 +214,7 @@ def memory_efficient_attention() -> Any:
     return mean_square, model, adamw(model), torch.randn(2, 8, 16)
 
 
-@REGISTRY("titans_pytorch assoc_scan axial_positional_embedding")
+@REGISTRY("titans_pytorch assoc_scan axial_positional_embedding tensordict")
 def titans_memory() -> Any:
     from titans_pytorch import NeuralMemory
 

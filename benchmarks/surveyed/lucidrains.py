@@ -99,8 +99,7 @@ VITS: dict[str, tuple[str, str, dict[str, Any], int]] = {
     ),
     "sep_vit": (
         "sep_vit", "SepViT",
-        {"num_classes": 10, "dim": 8, "dim_head": 8, "heads": (1, 2), "depth": (1, 1),
-         "window_size": 4}, 32,
+        {"num_classes": 10, "dim": 8, "dim_head": 8, "heads": (1, 2), "depth": (1, 1)}, 56,
     ),
     "look_vit": (
         "look_vit", "LookViT",

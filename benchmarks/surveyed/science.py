@@ -259,7 +259,7 @@ def torchbnn_net() -> Any:
     return step, model, adamw(model), (torch.randn(4, 8), labels())
 
 
-@REGISTRY("kan matplotlib sklearn pandas")
+@REGISTRY("kan matplotlib sklearn pandas narwhals")
 def pykan() -> Any:
     from kan import KAN
 

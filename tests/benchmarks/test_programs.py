@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from typing import Any
 
 import programs
@@ -71,7 +70,7 @@ def test_what_is_no_capture_error_is_a_traceback(monkeypatch: pytest.MonkeyPatch
     def fails(*args: Any, **named: Any) -> Any:
         raise KeyError("planted")
 
-    monkeypatch.setattr(sys.modules["apportion.capture"], "capture", fails)
+    monkeypatch.setattr(programs, "captured", fails)
     found = programs.survey(entry("clip_norm_given"), ())
     assert found.outcome == "traceback"
     assert "planted" in found.sentence
@@ -139,7 +138,9 @@ def test_page() -> None:
         {"name": "b", "kind": PROGRAM, "outcome": "refused", "sentence": "no | way", "plans": {}},
         {"name": "c", "kind": IDIOM, "outcome": "skipped", "sentence": "", "plans": {}},
     ]
-    text = page(rows)
+    text = page(rows, {PROGRAM: 5, IDIOM: 1})
+    assert "Third-party programs: 3 of 5 have not been run" in text
+    assert "Idioms on a small network:" not in text
     assert "| equal | 1 |" in text
     assert "| `b` | refused | no \\| way |" in text
     assert "1 programs whose packages are not installed" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def mixed(model: nn.Module, batch: Tensor) -> Tensor:
         return F.cross_entropy(model(batch), torch.arange(5) % 3)
 
 
-def program(optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> Program:
+def program(optimizer: Any = torch.optim.SGD) -> Program:
     model = net()
     return capture(mixed, model, optimizer(model.parameters(), lr=0.1), torch.randn(5, 4))
 
@@ -75,7 +76,8 @@ def test_a_constant_that_the_step_found_is_widened() -> None:
     scale = torch.tensor([0.1, 0.2, 0.3])
 
     def step(model: nn.Module, batch: Tensor) -> Tensor:
-        return (model(batch) @ scale).square().mean()
+        y: Tensor = model(batch)
+        return (y @ scale).square().mean()
 
     model = net()
     made = capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(5, 4))
@@ -85,7 +87,7 @@ def test_a_constant_that_the_step_found_is_widened() -> None:
 
 def test_a_look_at_bits_is_refused() -> None:
     def step(model: nn.Module, batch: Tensor) -> Tensor:
-        y = model(batch)
+        y: Tensor = model(batch)
         return y.square().mean() + (y.detach().view(torch.int32) > 0).float().mean()
 
     model = net()

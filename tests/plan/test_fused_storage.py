@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from chain_plan import chain_plan
 
+from apportion import zoo
+from apportion.capture.capture import capture
 from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import with_storage
+from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.plan.candidates import DefaultCosts
 from apportion.plan.fused_storage import MARGIN, _padded, fused_storage
@@ -54,7 +57,8 @@ def test_odd_products_in_half_precision_are_padded(plan: Plan) -> None:
     works[product] = "aten.mm.default(bfloat16[4096,257] bfloat16[257,256]) #0"
     padded = _padded(replace(tasks, works=tuple(works)))
     assert (padded > 0).tolist() == (tasks.work == product).tolist()
-    assert padded.max() == 2 * ROWS * WIDTH * 4  # what it reads and what it makes
+    twice = 2 * ROWS * WIDTH * 4  # what it reads and what it makes
+    assert padded.max() == twice + max(SEGMENT_PAGES)
     assert np.issubdtype(padded.dtype, np.integer)
 
 
@@ -63,3 +67,17 @@ def test_the_interpreter_updates_beside_the_old_state(plan: Plan) -> None:
     plain = make_plan(plan.graph, where, "single", costs=DefaultCosts(where, mode="none"))
     assert plain.predicted.peak_bytes[0] >= plan.predicted.peak_bytes[0]
     assert plain.storage.slots != plan.storage.slots
+
+
+def test_a_softmax_of_logits_in_another_precision_is_not_written() -> None:
+    it = zoo.load("gpt2:tiny,precision=bf16-mixed", 0, meta=True)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    made = make_plan(program.graph, cluster("1xh200"), "single")
+    bare = runnable(made.space, made.strategy, 1)
+    cost = default_cost(made.cluster, "inductor")
+    found = with_storage(bare, fused_storage(bare, made.storage, made.cluster, cost))
+    values = made.space.graph.values
+    names = [values[v].name for v in found.slot_value.tolist()]
+    softmax = next(k for k, name in enumerate(names) if name.startswith("log_softmax"))
+    assert made.tasks.slot_nbytes[softmax] > 0
+    assert found.slot_nbytes[softmax] == 0

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import apportion as ap
+from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
@@ -43,7 +44,8 @@ class Net(nn.Module):
         self.inner, self.norm, self.outer = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(F.dropout(F.gelu(self.norm(self.inner(x))), 0.2, self.training))
+        y: Tensor = self.outer(F.dropout(F.gelu(self.norm(self.inner(x))), 0.2, self.training))
+        return y
 
 
 def plain(model: nn.Module, batch: Any) -> Tensor:
@@ -70,7 +72,7 @@ def captured(
         "y": torch.randn(8, 6).to(dtype),
         "labels": torch.randint(6, (8,)),
     }
-    return ap.capture(step, model, optimizer(model.parameters(), lr=0.01), batch)
+    return capture(step, model, optimizer(model.parameters(), lr=0.01), batch)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -168,7 +170,7 @@ def test_a_batch_that_was_baked_in_is_found() -> None:
     def baked(model: nn.Module, batch: Any) -> Tensor:
         return plain(model, {**batch, "x": given})
 
-    made = ap.capture(baked, program.model, program.optimizer, program.batch)
+    made = capture(baked, program.model, program.optimizer, program.batch)
     assert not ap.check(replace(made, step=plain), plan_of(made)).equal
 
 
@@ -176,7 +178,7 @@ def test_an_ill_conditioned_model_is_judged_by_its_noise() -> None:
     """The difference of two nearly equal numbers, enlarged: rounding is all that is left of it."""
 
     def cancelled(model: nn.Module, batch: Any) -> Tensor:
-        y = model(batch["x"])
+        y: Tensor = model(batch["x"])
         return (((y + 1e4) - 1e4) - y).mul(1e3).square().mean() + y.square().mean()
 
     program = captured(cancelled)
@@ -193,13 +195,14 @@ def test_columns_with_tables_of_their_own_get_no_index_of_another() -> None:
             self.large, self.small = nn.Embedding(1000, 4), nn.Embedding(3, 4)
 
         def forward(self, ids: Tensor) -> Tensor:
-            return self.large(ids[:, 0]) * self.small(ids[:, 1])
+            y: Tensor = self.large(ids[:, 0]) * self.small(ids[:, 1])
+            return y
 
     torch.manual_seed(0)
     model = Tables()
     batch = torch.stack([torch.randint(500, 1000, (12,)), torch.randint(3, (12,))], 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    program = ap.capture(lambda m, b: m(b).square().sum(), model, optimizer, batch)
+    program = capture(lambda m, b: m(b).square().sum(), model, optimizer, batch)
     assert ap.check(program, plan_of(program)).equal
 
 
@@ -213,7 +216,7 @@ def test_numbers_that_depend_on_the_precision_are_no_difference() -> None:
 
     torch.manual_seed(0)
     model, batch = Normed(), captured().batch
-    program = ap.capture(plain, model, torch.optim.SGD(model.parameters(), lr=1e-6), batch)
+    program = capture(plain, model, torch.optim.SGD(model.parameters(), lr=1e-6), batch)
     found = ap.check(program, plan_of(program))
     assert found.equal and "depend on its precision" in found.notes[0], found
     model.inner.weight.register_hook(lambda grad: grad * 1.01)
