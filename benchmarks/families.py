@@ -135,7 +135,7 @@ def run_one(family: str, limit: float, verbose: bool) -> dict[str, Any]:
     return {"family": family} | facts | {"seconds": round(time.perf_counter() - began, 1)}
 
 
-def page(results: list[dict[str, Any]], version: str) -> str:
+def page(results: list[dict[str, Any]], version: str, known: int) -> str:
     """docs/families.md."""
     tried = [r for r in results if r["outcome"] != "invalid"]
     counts = Counter(r["outcome"] for r in results)
@@ -143,13 +143,13 @@ def page(results: list[dict[str, Any]], version: str) -> str:
     lines = [
         "# Families of the transformers package",
         "",
-        f"All families of transformers {version} that have a class with a training loss, at tiny",
+        f"Families of transformers {version} that have a class with a training loss, at tiny",
         "size (`hf:NAME,tiny`): captured, and run for two devices under the plans of `data`,",
         "`tofu` and a random one, against plain PyTorch by `apportion.check`. Made by",
         "`benchmarks/families.py`.",
         "",
-        f"{len(results)} families; {len(tried)} of them train in plain PyTorch with the batch that",
-        f"is made from their config. Of these {equal} are equal ({100 * equal / len(tried):.1f}%).",
+        f"{len(results)} of {known} families were tried; {len(tried)} of them train in plain",
+        f"PyTorch with the batch that is made from their config. Of these {equal} are equal ({100 * equal / len(tried):.1f}%).",
         "",
         "| outcome | families |",
         "|---|---|",
@@ -210,7 +210,7 @@ def write_page(files: Iterable[Path]) -> None:
     for file in files:  # later files win
         found.update({r["family"]: r for r in json.loads(file.read_text())})
     results = [found[name] for name in sorted(found)]
-    PAGE.write_text(page(results, transformers.__version__))
+    PAGE.write_text(page(results, transformers.__version__, len(hf_names())))
 
 
 if __name__ == "__main__":
