@@ -265,3 +265,16 @@ def test_the_default_dtype_of_the_capture_holds_wherever_it_runs(kind: torch.dty
         found = ap.check(program, plan_of(program))
     assert found.equal, found
     assert torch.get_default_dtype() is torch.float32
+
+
+def bag_step(model: nn.ModuleDict, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model["out"](model["bag"](batch[0])), batch[1])
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_what_a_kernel_leaves_out_in_one_precision_only(mode: str) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"bag": nn.EmbeddingBag(20, 8, mode=mode), "out": nn.Linear(8, 3)})
+    batch = (torch.randint(20, (4, 3)), torch.randint(3, (4,)))
+    program = capture(bag_step, model, torch.optim.SGD(model.parameters(), lr=0.1), batch)
+    assert ap.check(program, plan_of(program)).equal
