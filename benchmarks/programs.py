@@ -366,7 +366,8 @@ def main() -> int:
     if options.page:
         from surveyed.page import page
 
-        options.page.write_text(page(list(rows.values())))
+        registered = Counter(entry.kind for entry in entries())
+        options.page.write_text(page(list(rows.values()), registered))
         return 0
     chosen = [e for e in entries() if options.kind in (None, e.kind)]
     if options.only:

@@ -105,9 +105,9 @@ def _rewritten(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         args[1] = [x * factor for x in others] if several else others * factor
     elif name in _LIST_PRODUCTS and (len(args) > 3 or "value" in kwargs):
         factors = kwargs.pop("value", None) if len(args) < 4 else args.pop()
-        several = factors if isinstance(factors, list | tuple) else [factors] * len(args[1])
-        if any(isinstance(x, torch.Tensor) for x in several):
-            args[1] = [x * factor for x, factor in zip(args[1], several, strict=True)]
+        each = factors if isinstance(factors, list | tuple) else [factors] * len(args[1])
+        if any(isinstance(x, torch.Tensor) for x in each):
+            args[1] = [x * factor for x, factor in zip(args[1], each, strict=True)]
         else:
             args.append(factors)
     elif name in _PRODUCTS and isinstance(kwargs.get("value"), torch.Tensor):

@@ -123,7 +123,7 @@ def take_step(
     twin = object.__new__(cls)
     twin.__dict__.update({k: _copied(v) for k, v in before.items()})
     twin.defaults = dict(optimizer.defaults)
-    twin.param_groups = [dict(group) for group in groups]
+    twin.param_groups = [{k: _copied(v) for k, v in group.items()} for group in groups]
     table: dict[Any, Any] = defaultdict(lambda: StateRecord(seen))
     table.update({p: StateRecord(seen, own) for p, own in state.items()})
     twin.state = table  # type: ignore[assignment]
@@ -186,8 +186,10 @@ def _copied(value: Any) -> Any:
     """Containers anew, whatever is in them as it is."""
     if isinstance(value, dict):
         return {k: _copied(v) for k, v in value.items()}
-    if type(value) in (list, set):
-        return type(value)(_copied(v) if isinstance(value, list) else v for v in value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if type(value) is set:
+        return set(value)
     return value
 
 

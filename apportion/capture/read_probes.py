@@ -64,18 +64,25 @@ class StepInput:
 
 
 def record_probed(
-    once: Callable[[ReadValues], R], trace_of: Callable[[R], Trace], inputs: Sequence[StepInput]
+    once: Callable[[ReadValues], R],
+    trace_of: Callable[[R], Trace],
+    inputs: Sequence[StepInput],
+    agreed: Callable[[R, R], R] = lambda first, _: first,
 ) -> tuple[R, tuple[str, ...]]:
     """Records a step and finds out what it makes of the values it reads: the record, and notes.
 
     `once` records it, with fresh fake tensors for the inputs, as the first of its slots, and leaves
-    live objects as they were. Raises CaptureError where the step depends on data.
+    live objects as they were. `agreed` leaves out of the record what another one of the same step,
+    with other values read, does not share. Raises CaptureError where the step depends on data.
     """
     for each in inputs:
         refuse_layout(each.name, each.tensor)
     recordings = _Recordings(once, trace_of, inputs)
     result, reads = recordings.first()
-    return result, _Probe(recordings, trace_of(result), reads).notes()
+    notes = _Probe(recordings, trace_of(result), reads).notes()
+    for other in recordings.others:
+        result = agreed(result, other)
+    return result, notes
 
 
 class _Recordings(Generic[R]):
@@ -88,6 +95,7 @@ class _Recordings(Generic[R]):
         inputs: Sequence[StepInput],
     ) -> None:
         self.inputs, self.left = inputs, MOST_RECORDINGS
+        self.others: list[R] = []
         self._once, self._trace_of = once, trace_of
         live = (None if x.tensor.is_meta else x.tensor for x in inputs)
         steady = frozenset(k for k, x in enumerate(inputs) if x.steady)
@@ -134,14 +142,17 @@ class _Recordings(Generic[R]):
         values = ReadValues(answers, record.__code__)
         try:
             with _unheard():
-                other = self._trace_of(self._run(values))
+                other = self._run(values)
         except CaptureError:
             return _OTHER, values.reads
         except SystemExit:
             return _CHECK, values.reads
         except Exception as error:
             return (_CHECK if is_raised(error) else _FAILED), values.reads
-        return (_SAME if same_steps(trace, other) else _OTHER), values.reads
+        if not same_steps(trace, self._trace_of(other)):
+            return _OTHER, values.reads
+        self.others.append(other)
+        return _SAME, values.reads
 
 
 def _next_guesses(guessed: Sequence[bool]) -> tuple[bool, ...] | None:

@@ -43,6 +43,28 @@ class StepResults:
         """The object with these scalars, asked for by number."""
         return _mapped(self.form, lambda x: scalars(x.number) if isinstance(x, ScalarPlace) else x)
 
+    def agreed(self, other: StepResults) -> tuple[StepResults, tuple[str, ...]]:
+        """These results without the numbers that the other ones, of the same step with other values
+        read, have otherwise; and the names of those."""
+        numbers: dict[str, Any] = {}
+        left_out: list[str] = []
+
+        def note(name: str, leaf: Any) -> Any:
+            numbers[name] = leaf
+            return leaf
+
+        def keep(name: str, leaf: Any) -> Any:
+            known = numbers.get(name, leaf)
+            if not isinstance(leaf, int | float) or leaf is None:
+                return leaf
+            if type(leaf) in (int, float, bool) and leaf == known:
+                return leaf
+            left_out.append(name)
+            return None
+
+        _named_map(other.form, "", note)
+        return dataclasses.replace(self, form=_named_map(self.form, "", keep)), tuple(left_out)
+
 
 @dataclass(frozen=True)
 class ReturnedScalars:

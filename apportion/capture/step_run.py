@@ -119,8 +119,20 @@ def _recorded(
 
     compares = call.widened is None and not is_ours(call.step, call.model)
     repeated = RepeatedRecording(once, _trace, objects, watch, compares)
-    recorded, notes = record_probed(repeated, _trace, inputs)
+    recorded, notes = record_probed(repeated, _trace, inputs, _agreed)
     return replace(recorded, notes=(*notes, *repeated.notes, *recorded.notes))
+
+
+def _agreed(recorded: RecordedStep, other: RecordedStep) -> RecordedStep:
+    """The record without returned numbers that are made of values it read, outside of torch."""
+    results, names = recorded.results.agreed(other.results)
+    if not names:
+        return recorded
+    note = (
+        f"of what the step returns, {_listed(names)} is left out: it is computed outside of torch, "
+        "from values that were read"
+    )
+    return replace(recorded, results=results, notes=(*recorded.notes, note))
 
 
 def _trace(recorded: RecordedStep) -> Trace:

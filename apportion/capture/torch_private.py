@@ -128,9 +128,8 @@ def without_modes() -> AbstractContextManager[Any]:
 
 def with_versions_kept(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
     """A context after which torch's counts of writes to these tensors are what they were."""
-    context: AbstractContextManager[None] = torch.autograd._unsafe_preserve_version_counter(
-        tuple(tensors)
-    )
+    keep = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+    context: AbstractContextManager[None] = keep(tuple(tensors))
     return context
 
 

@@ -58,17 +58,17 @@ class LiveChange:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _KeptPart:
     """One object, what it consisted of, and how that is read and written."""
 
     held: Any
     link: Link
-    kind: _PartKind
+    kind: _KeptKind
     saved: Mapping[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _PartKind:
+class _KeptKind:
     """How the parts of objects of one kind are read, by key, and put back; `put` is how one of them
     is replaced, where that can be done."""
 
@@ -81,7 +81,7 @@ class Snapshot:
     """All that can be reached from some objects, as it was when this was made."""
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
-        self._parts: list[_Part] = []
+        self._parts: list[_KeptPart] = []
         self._seen: set[int] = set()
         self._keep: list[Any] = []  # what is looked at, so that no id is used twice
         waiting: list[tuple[Any, Link]] = [(root, (None, name)) for name, root in roots.items()]
@@ -97,7 +97,7 @@ class Snapshot:
             yield cls, (None, cls.__name__)
         for kind in _kinds(held):
             saved = kind.read(held)
-            self._parts.append(_Part(held, link, kind, saved))
+            self._parts.append(_KeptPart(held, link, kind, saved))
             place = None if kind in (_FUNCTION, _GLOBALS, _METHOD) else link
             for key, each in saved.items():
                 if type(each) not in _ATOMS:
@@ -136,7 +136,7 @@ class Snapshot:
         """A context in which other tensors are in the place of those with the given ids, wherever
         something that can be changed refers to one, by itself or in a tuple; but for the groups of
         optimizers."""
-        done: list[tuple[_Part, Any, Any, Any]] = []
+        done: list[tuple[_KeptPart, Any, Any, Any]] = []
         try:
             for part in self._parts:
                 if part.kind.put is None or part.link[1] == "params":
@@ -369,38 +369,38 @@ def _read_generator(held: Any) -> Mapping[Any, Any]:
     return {"position": -1 if frame is None else frame.f_lasti} | found
 
 
-_DICT = _PartKind(lambda x: dict(dict.items(x)), _write_dict, _put_item)
-_LIST = _PartKind(lambda x: dict(enumerate(x)), _write_list, _put_item)
-_TUPLE = _PartKind(lambda x: dict(enumerate(x)), _nothing)
-_SET = _PartKind(lambda x: dict.fromkeys(x), _write_set)
-_DEQUE = _PartKind(lambda x: dict(enumerate(x)), _write_deque, _put_item)
-_ATTRIBUTES = _PartKind(
+_DICT = _KeptKind(lambda x: dict(dict.items(x)), _write_dict, _put_item)
+_LIST = _KeptKind(lambda x: dict(enumerate(x)), _write_list, _put_item)
+_TUPLE = _KeptKind(lambda x: dict(enumerate(x)), _nothing)
+_SET = _KeptKind(lambda x: dict.fromkeys(x), _write_set)
+_DEQUE = _KeptKind(lambda x: dict(enumerate(x)), _write_deque, _put_item)
+_ATTRIBUTES = _KeptKind(
     lambda x: dict(x.__dict__), _write_attributes, lambda x, k, v: _put_item(x.__dict__, k, v)
 )
-_SLOTS = _PartKind(_read_slots, _write_slots, object.__setattr__)
-_CELL = _PartKind(_read_cell, _write_cell, lambda x, k, v: setattr(x, "cell_contents", v))
-_TENSOR = _PartKind(_read_tensor, _write_tensor)
-_FUNCTION = _PartKind(_read_function, _write_function, _put_default)
-_GLOBALS = _PartKind(_read_globals, _write_globals, lambda x, k, v: _put_item(x.__globals__, k, v))
-_CLASS = _PartKind(_read_class, _write_class)
-_METHOD = _PartKind(lambda x: {"self": x.__self__, "function": x.__func__}, _nothing)
-_ITERATOR = _PartKind(_read_iterator, lambda x, s: x.__setstate__(s["position"]))
-_COUNT = _PartKind(lambda x: {"position": repr(x)}, _nothing)
-_YIELDING = _PartKind(_read_generator, _nothing)
-_PARTIAL = _PartKind(lambda x: {"func": x.func, "args": x.args, "keywords": x.keywords}, _nothing)
-_ARRAY = _PartKind(lambda x: {"elements": x.tobytes()}, lambda x, s: _fill(x, s["elements"]))
-_RANDOM = _PartKind(lambda x: {"state": x.getstate()}, lambda x, s: x.setstate(s["state"]))
-_GENERATOR = _PartKind(
+_SLOTS = _KeptKind(_read_slots, _write_slots, object.__setattr__)
+_CELL = _KeptKind(_read_cell, _write_cell, lambda x, k, v: setattr(x, "cell_contents", v))
+_TENSOR = _KeptKind(_read_tensor, _write_tensor)
+_FUNCTION = _KeptKind(_read_function, _write_function, _put_default)
+_GLOBALS = _KeptKind(_read_globals, _write_globals, lambda x, k, v: _put_item(x.__globals__, k, v))
+_CLASS = _KeptKind(_read_class, _write_class)
+_METHOD = _KeptKind(lambda x: {"self": x.__self__, "function": x.__func__}, _nothing)
+_ITERATOR = _KeptKind(_read_iterator, lambda x, s: x.__setstate__(s["position"]))
+_COUNT = _KeptKind(lambda x: {"position": repr(x)}, _nothing)
+_YIELDING = _KeptKind(_read_generator, _nothing)
+_PARTIAL = _KeptKind(lambda x: {"func": x.func, "args": x.args, "keywords": x.keywords}, _nothing)
+_ARRAY = _KeptKind(lambda x: {"elements": x.tobytes()}, lambda x, s: _fill(x, s["elements"]))
+_RANDOM = _KeptKind(lambda x: {"state": x.getstate()}, lambda x, s: x.setstate(s["state"]))
+_GENERATOR = _KeptKind(
     lambda x: {"state": bytes(x.get_state().numpy())},
     lambda x, s: x.set_state(torch.frombuffer(bytearray(s["state"]), dtype=torch.uint8)),
 )
-_NUMPY_RANDOM = _PartKind(
+_NUMPY_RANDOM = _KeptKind(
     lambda x: {"state": _FrozenState(x.bit_generator.state)},
     lambda x, s: setattr(x.bit_generator, "state", s["state"].value),
 )
 
 
-_NUMPY_OLD_RANDOM = _PartKind(
+_NUMPY_OLD_RANDOM = _KeptKind(
     lambda x: {"state": _FrozenState(x.get_state(legacy=False))},
     lambda x, s: x.set_state(s["state"].value),
 )
@@ -410,7 +410,7 @@ def _fill(array: Any, elements: bytes) -> None:
     array[...] = np.frombuffer(elements, dtype=array.dtype).reshape(array.shape)
 
 
-def _kinds(held: Any) -> list[_PartKind]:
+def _kinds(held: Any) -> list[_KeptKind]:
     """How an object is read and written; nothing for what has no parts that can change."""
     for cls, kind in _BUILT_IN:
         if isinstance(held, cls):
@@ -438,7 +438,7 @@ def _is_own_class(cls: type) -> bool:
 _LARGE = 1 << 24  # bytes of an array of NumPy's, beyond which nobody's step writes to it
 _CLOSED = (logging.Logger, logging.Handler, threading.Thread)
 """What a step may write to and nobody takes back."""
-_BUILT_IN: tuple[tuple[type, _PartKind], ...] = (
+_BUILT_IN: tuple[tuple[type, _KeptKind], ...] = (
     (torch.Tensor, _TENSOR),
     (dict, _DICT),
     (list, _LIST),

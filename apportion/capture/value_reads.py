@@ -204,9 +204,26 @@ class ReadValues:
         return bool(self._told(read, true))
 
     def tensor_of(self, number: Any) -> torch.Tensor | None:
-        """The tensor that a number was read from: the very object that the step was told."""
+        """The tensor that a number was read from, or that it is by arithmetic on numbers that were;
+        None if it is neither."""
         known = self._numbers.get(id(number))
-        return known[1] if known is not None and known[0] is number else None
+        if known is not None and known[0] is number:
+            return known[1]
+        if not isinstance(number, ReadFloat | ReadInt) or number.made_by is None:
+            return None
+        dtype = torch.float64 if isinstance(number, float) else torch.int64
+        made: torch.Tensor | None = self._computed(number, dtype)
+        return made
+
+    def _computed(self, number: Any, dtype: torch.dtype) -> Any:
+        if not isinstance(number, ReadFloat | ReadInt):
+            return number
+        if number.made_by is None:
+            tensor = self.tensor_of(number)
+            return float(number) if tensor is None else tensor.detach().to(dtype)
+        name, operands = number.made_by
+        first, *others = (self._computed(each, dtype) for each in operands)
+        return getattr(first, name)(*others)
 
     def _place(self) -> CallPlace:
         return call_place(self._outermost)
@@ -293,6 +310,7 @@ def _arithmetic(name: str) -> Callable[..., Any]:
         true = getattr(base, name)(*(base(getattr(x, "true", x)) for x in (self, *others)))
         result = ReadFloat(told) if isinstance(told, float) else ReadInt(told)
         result.follow(true, self.source, self.read, is_draw=False)
+        result.made_by = (name, (self, *others))
         return result
 
     return compute
@@ -305,8 +323,10 @@ class _Followed:
     source   who answers comparisons
     read     the read it comes from
     is_draw  whether it is a random number from [0, 1) as it was drawn
+    made_by  the arithmetic that made it of others, if it was not read itself
     """
 
+    made_by: tuple[str, tuple[Any, ...]] | None = None
     true: Any
     source: ReadValues
     read: ValueRead

@@ -106,7 +106,7 @@ def channels_last(
     with graph.graph.inserting_before(output):
         for node, before in zip(output.args[0], meant, strict=True):
             if node.meta["val"].stride() != before.stride() and before.is_contiguous():
-                how = {"memory_format": torch.contiguous_format}
+                how: dict[str, Any] = {"memory_format": torch.contiguous_format}
                 node = graph.graph.call_function(torch.ops.aten.clone.default, (node,), how)
                 node.meta["val"] = before
             kept.append(node)
@@ -124,8 +124,8 @@ class _ChannelsLast(torch.fx.Interpreter):
             source: Any = n.args[0]
             image = self.env[source]
             if image.dim() == 4 and not image.is_contiguous(memory_format=torch.channels_last):
-                how = {"memory_format": torch.channels_last}
-                graph = self.module.graph  # type: ignore[union-attr]
+                how: dict[str, Any] = {"memory_format": torch.channels_last}
+                graph: Any = self.module.graph
                 with graph.inserting_before(n):
                     copy = graph.call_function(torch.ops.aten.clone.default, (source,), how)
                 copy.meta["val"] = self.env[copy] = image.clone(memory_format=torch.channels_last)

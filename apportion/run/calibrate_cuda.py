@@ -272,7 +272,8 @@ def calibrate_fused(
     """Measures whole steps that torch's compiler makes kernels for, and their convolutions in the
     order that it gives them, beside a table of the same steps in generated code. Steps that fall
     back to that are left out, and ValueError is raised if all do."""
-    found, told, turned = [], [], {}
+    found, told = [], []
+    turned: dict[str, KernelMeasurement] = {}
     for program, plan in steps:
         executable = Executable(plan.space, plan.strategy, plan.tasks)
         turned |= measured_channels_last(executable, plan.storage)

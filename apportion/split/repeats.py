@@ -138,6 +138,8 @@ class _LayerSlots:
         inside = [first <= layer < last for layer in self.layer]
         if self.graph.loss is not None and inside[self.graph.loss]:
             return True
+        if any(inside[after] and not inside[before] for before, after in self.graph.state):
+            return True  # something that the step returns
         for op, layer in zip(self.graph.ops, self.layers, strict=True):
             if first <= layer < last:
                 continue

@@ -29,7 +29,13 @@ import torch
 from torch import Tensor, nn
 
 from apportion.zoo.hf_batch import BatchSizes, make_batch
-from apportion.zoo.hf_classes import class_named, class_with_loss, families, has_loss
+from apportion.zoo.hf_classes import (
+    class_named,
+    class_with_loss,
+    families,
+    has_loss,
+    known_families,
+)
 from apportion.zoo.hf_tiny import tiny_settings
 
 OWN = ("batch", "seq", "image")
@@ -226,12 +232,12 @@ def _config(request: _Request) -> tuple[Any, Any]:
 
 
 def _family(request: _Request) -> Any:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     for name in (request.name, request.name.replace("_", "-"), request.name.replace("-", "_")):
-        if name in CONFIG_MAPPING_NAMES:
+        if name in known_families():
             return CONFIG_MAPPING[name]
-    near = get_close_matches(request.name, [*CONFIG_MAPPING_NAMES], 5, 0.5)
+    near = get_close_matches(request.name, [*known_families()], 5, 0.5)
     hint = f"near are {', '.join(near)}" if near else "none is near"
     raise ValueError(
         f"{request.spec!r}: transformers has no family {request.name!r}; {hint}; a class such as "

@@ -96,12 +96,18 @@ def class_with_loss(family: str, spec: str) -> Any:
     )
 
 
+def known_families() -> tuple[str, ...]:
+    """All families that transformers knows by name."""
+    from transformers.models.auto import configuration_auto
+
+    names: Any = configuration_auto
+    return tuple(names.CONFIG_MAPPING_NAMES)
+
+
 @cache
 def families() -> tuple[str, ...]:
     """All families that have a class with a loss."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    return tuple(name for name in CONFIG_MAPPING_NAMES if _first_with_loss(name) is not None)
+    return tuple(name for name in known_families() if _first_with_loss(name) is not None)
 
 
 @cache
@@ -133,7 +139,7 @@ def _classes(family: str) -> list[Any]:
         if (
             inspect.isclass(each)
             and issubclass(each, transformers.PreTrainedModel)
-            and each.__module__ == own.__name__
+            and each.__module__ == getattr(own, "__name__", "")
             and getattr(each, "config_class", None) is config
             and not name.startswith("_")
         ):

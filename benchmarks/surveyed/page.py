@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 TITLES = {"program": "Third-party programs", "idiom": "Idioms on a small network"}
@@ -17,8 +18,8 @@ MEANINGS = {
 }
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    """The whole page."""
+def page(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> str:
+    """The whole page; `registered` says how many entries of each kind the survey has."""
     tried = [row for row in rows if row["outcome"] in ORDER]
     commits = sorted({str(row.get("commit", "")) for row in tried})
     methods = sorted({method for row in tried for method in row["plans"]})
@@ -33,6 +34,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"Measured at {', '.join(commits)}; plans by {', '.join(methods) or 'no method'}.",
         "",
         *_figures(tried),
+        "",
+        *_missing(rows, registered),
     ]
     for kind, title in TITLES.items():
         lines += ["", f"## {title}", ""]
@@ -44,6 +47,16 @@ def page(rows: list[dict[str, Any]]) -> str:
         "plain PyTorch itself does not run here (a package that lacks something).", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _missing(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> list[str]:
+    """A sentence for each kind of which a part has not been run."""
+    seen = Counter(row["kind"] for row in rows)
+    return [
+        f"{TITLES[kind]}: {count - seen[kind]} of {count} have not been run for this page."
+        for kind, count in registered.items()
+        if count > seen[kind]
+    ]
 
 
 def _figures(tried: list[dict[str, Any]]) -> list[str]:

@@ -138,7 +138,9 @@ def test_page() -> None:
         {"name": "b", "kind": PROGRAM, "outcome": "refused", "sentence": "no | way", "plans": {}},
         {"name": "c", "kind": IDIOM, "outcome": "skipped", "sentence": "", "plans": {}},
     ]
-    text = page(rows)
+    text = page(rows, {PROGRAM: 5, IDIOM: 1})
+    assert "Third-party programs: 3 of 5 have not been run" in text
+    assert "Idioms on a small network:" not in text
     assert "| equal | 1 |" in text
     assert "| `b` | refused | no \\| way |" in text
     assert "1 programs whose packages are not installed" in text

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases_capture import mlp, mse_step, vectors
 from cases_optimizer import (
+    Buffered,
     ClipsAll,
     Converts,
     CountingAdam,
@@ -224,6 +225,7 @@ def test_state_is_written_in_the_form_of_its_class() -> None:
         (of(torch.optim.SparseAdam), "SparseAdam cannot take a step .* consider Adam instead"),
         (of(CountsOnItself, lr=0.1), r"CountsOnItself keeps self.count from step to step"),
         (of(ClipsAll, lr=0.1), "ClipsAll updates a parameter by the gradients of others"),
+        (of(Buffered, lr=0.1), "Buffered keeps buffer of a group from step to step"),
         (of(Noisy, lr=0.1), "the update of Noisy draws random numbers"),
         (of(Converts, lr=0.1), r"the update of Converts converts a tensor by float\(\)"),
     ],

@@ -186,6 +186,19 @@ def test_a_write_elsewhere_does_not_hide_where_a_value_comes_from() -> None:
     assert_equals_eager(program)
 
 
+def test_numbers_that_are_returned_are_results_or_left_out() -> None:
+    def step(model: nn.Module, batch: Any) -> Any:
+        loss = mse_step(model, batch)
+        value = loss.item()
+        return {"loss": loss, "half": value / 2, "exp": math.exp(value), "rate": 0.1}
+
+    program = captured(step)
+    assert program.results is not None and list(program.results.names) == ["loss", "half"]
+    returned = program.results.filled(float)
+    assert returned == {"loss": 0.0, "half": 1.0, "exp": None, "rate": 0.1}
+    assert any("exp is left out" in note for note in program.notes)
+
+
 # what depends on a value
 
 

@@ -25,6 +25,12 @@ def test_a_divided_loop_trains_what_pytorch_trains(name: str, method: str) -> No
     assert compare(program, plan.space, plan.strategy, 2).equal
 
 
+def test_layers_are_found_though_averages_are_no_updates() -> None:
+    program = capture(*made("averaged"))
+    plan = make_plan(program, cluster("local:2"), "optcnn")
+    assert compare(program, plan.space, plan.strategy, 2).equal
+
+
 @pytest.mark.parametrize("name", ["adversarial", "updated twice"])
 def test_updates_in_the_middle_of_a_step_in_generated_code(name: str) -> None:
     program = capture(*made(name))

@@ -13,6 +13,7 @@ from apportion.capture.capture import capture
 from apportion.graph import (
     ACTIVATION,
     BACKWARD,
+    BUFFER,
     FORWARD,
     GRADIENT,
     INPUT,
@@ -141,7 +142,13 @@ def shared_weight(chain: Chain) -> None:
     chain.ops[9] = replace(chain.ops[9], inputs=(chain.ops[9].inputs[0], 7))
 
 
-@pytest.mark.parametrize("spoil", [odd_layer, read_at_the_end, read_from_afar, shared_weight])
+def returned_from_inside(chain: Chain) -> None:
+    chain.state.append((chain.value(BUFFER), chain.ops[9].outputs[0]))
+
+
+@pytest.mark.parametrize(
+    "spoil", [odd_layer, read_at_the_end, read_from_afar, shared_weight, returned_from_inside]
+)
 def test_layers_that_are_not_equal_stay(spoil: Any) -> None:
     chain = Chain(DEEP)
     spoil(chain)

@@ -46,7 +46,10 @@ def test_the_graph_equals_eager_steps(family: str) -> None:
     for value, tensor in ends.items():
         scale = float(tensor.abs().max()) if tensor.numel() else 0.0
         torch.testing.assert_close(
-            state[value], tensor, rtol=0, atol=1e-9 * scale + 1e-6 * rate * len(data)
+            state[value].to(tensor.dtype),
+            tensor,
+            rtol=0,
+            atol=1e-9 * scale + 1e-6 * rate * len(data),
         )
 
 
