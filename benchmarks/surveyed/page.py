@@ -22,7 +22,6 @@ def page(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> str:
     """The whole page; `registered` says how many entries of each kind the survey has."""
     tried = [row for row in rows if row["outcome"] in ORDER]
     commits = sorted({str(row.get("commit", "")) for row in tried})
-    methods = sorted({method for row in tried for method in row["plans"]})
     lines = [
         "# Programs that nobody wrote for apportion",
         "",
@@ -31,7 +30,7 @@ def page(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> str:
         "what capture might have touched is compared before and after. This page is written by",
         "`python benchmarks/programs.py --out FILE --page docs/programs.md`.",
         "",
-        f"Measured at {', '.join(commits)}; plans by {', '.join(methods) or 'no method'}.",
+        f"Measured at {', '.join(commits)}.",
         "",
         *_figures(tried),
         "",
@@ -77,7 +76,14 @@ def _figures(tried: list[dict[str, Any]]) -> list[str]:
 def _listed(rows: list[dict[str, Any]]) -> list[str]:
     rows = sorted(rows, key=lambda row: row["name"].lower())
     equal = [row["name"] for row in rows if row["outcome"] == "equal"]
-    lines = [f"Equal ({len(equal)}): " + ", ".join(f"`{name}`" for name in equal) + "."]
+    methods = sorted({method for row in rows for method in row["plans"]})
+    checked = sum(bool(row.get("checked")) for row in rows)
+    lines = [
+        f"Plans by {', '.join(methods) or 'no method'}; {checked} of {len(rows)} were also judged by "
+        "`ap.check`.",
+        "",
+    ]
+    lines += [f"Equal ({len(equal)}): " + ", ".join(f"`{name}`" for name in equal) + "."]
     others = [row for row in rows if row["outcome"] != "equal"]
     if others:
         lines += ["", "| program | outcome | what it says |", "|---|---|---|"]
