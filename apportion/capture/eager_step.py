@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from apportion.capture.program import Program
-from apportion.capture.step_results import returned_scalars
+from apportion.capture.step_results import returned_numbers, returned_scalars
 from apportion.capture.torch_private import run_backward
 from apportion.capture.training_step import check_loss, loss_name, takes_optimizer
 
@@ -39,16 +39,22 @@ def eager_step(program: Program, batch: Any) -> EagerResult:
         else:
             result = program.step(program.model, batch)
     returned = returned_scalars(result)
-    name = loss_name(returned.scalars, returned.left_out, program.step, not program.by_itself)
+    scalars = returned.scalars | _shown(program, result)  # what was captured as read from tensors
+    name = loss_name(scalars, returned.left_out, program.step, not program.by_itself)
     if program.by_itself:
-        loss = returned.scalars[name] if name else losses[-1]
+        loss = scalars[name] if name else losses[-1]
     else:
-        loss = returned.scalars[name]
+        loss = scalars[name]
         check_loss(loss, program.step)
         run_backward(loss)
         _clip_and_update(program)
-    scalars = {n: x.detach() for n, x in returned.scalars.items()}
-    return EagerResult(loss.detach(), scalars)
+    return EagerResult(loss.detach(), {n: x.detach() for n, x in scalars.items()})
+
+
+def _shown(program: Program, result: Any) -> dict[str, torch.Tensor]:
+    """The numbers that a step returned in the place of scalars of the captured one."""
+    numbers, names = returned_numbers(result), program.returned
+    return {n: torch.tensor(numbers[n], dtype=torch.float64) for n in names if n in numbers}
 
 
 def _clip_and_update(program: Program) -> None:

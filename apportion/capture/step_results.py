@@ -75,6 +75,19 @@ class ReturnedScalars:
     left_out: tuple[str, ...]
 
 
+def returned_numbers(result: Any) -> dict[str, float]:
+    """The plain numbers that a step returned, by the names that scalars have."""
+    found: dict[str, float] = {}
+
+    def note(name: str, leaf: Any) -> Any:
+        if isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            found[name or "loss"] = float(leaf)
+        return leaf
+
+    _named_map(result, "", note)
+    return found
+
+
 def returned_scalars(
     result: Any, tensor_of: Callable[[Any], torch.Tensor | None] = lambda _: None
 ) -> ReturnedScalars:

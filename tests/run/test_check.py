@@ -278,3 +278,17 @@ def test_what_a_kernel_leaves_out_in_one_precision_only(mode: str) -> None:
     batch = (torch.randint(20, (4, 3)), torch.randint(3, (4,)))
     program = capture(bag_step, model, torch.optim.SGD(model.parameters(), lr=0.1), batch)
     assert ap.check(program, plan_of(program)).equal
+
+
+def number_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> float:
+    loss = plain(model, batch) / 2
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item() * 2
+
+
+def test_a_loop_that_returns_a_number_is_equal() -> None:
+    program = captured(number_step)  # type: ignore[arg-type]
+    found = ap.check(program, plan_of(program))
+    assert found.equal, found
