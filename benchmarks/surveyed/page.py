@@ -79,7 +79,7 @@ def _listed(rows: list[dict[str, Any]]) -> list[str]:
     methods = sorted({method for row in rows for method in row["plans"]})
     checked = sum(bool(row.get("checked")) for row in rows)
     lines = [
-        f"Plans by {', '.join(methods) or 'no method'}; {checked} of {len(rows)} were also judged by "
+        f"Plans by {', '.join(methods) or 'no method'}; {checked} of {len(rows)} also judged by "
         "`ap.check`.",
         "",
     ]
