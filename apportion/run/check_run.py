@@ -80,8 +80,16 @@ class Tolerance:
         relative = RELATIVE
         if self.own:
             kind = dtype((value is not None and program.graph.values[value].dtype) or "float32")
-            relative = ROUNDINGS * torch.finfo(kind).eps if kind.is_floating_point else 0.0
+            relative = ROUNDINGS * _rounding(program, kind) if kind.is_floating_point else 0.0
         return relative * (scale if math.isfinite(scale) else 0.0) + self.slack + NOISES * noise
+
+
+def _rounding(program: Program, kind: torch.dtype) -> float:
+    """The rounding of a number of that dtype: at least that of the parameters, as a number that a
+    step shows is in float64, whatever it was computed in."""
+    own = {p.dtype for p in program.live.parameters().values() if p.is_floating_point()}
+    finest = min((torch.finfo(each).eps for each in own), default=0.0)
+    return max(torch.finfo(kind).eps, finest)
 
 
 def wide_slack(program: Program, steps: int) -> float:
