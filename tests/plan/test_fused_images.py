@@ -13,7 +13,7 @@ from apportion.plan.candidates import DefaultCosts
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
 
-BATCH, CHANNELS, SIDE, WIDE = 16, 128, 32, 4096
+BATCH, CHANNELS, SIDE, WIDE = 512, 128, 32, 4096
 
 
 class Images(torch.nn.Module):

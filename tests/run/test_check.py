@@ -130,6 +130,7 @@ def test_a_wrong_division_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "divided step and the whole" in found.reason
 
 
+@pytest.mark.slow
 def test_a_dropped_hook_is_found() -> None:
     """Whatever capture makes of hooks: a Graph that lacks one is not the program."""
     program = captured(optimizer=torch.optim.SGD)
@@ -206,6 +207,7 @@ def test_columns_with_tables_of_their_own_get_no_index_of_another() -> None:
     assert ap.check(program, plan_of(program)).equal
 
 
+@pytest.mark.slow
 def test_numbers_that_depend_on_the_precision_are_no_difference() -> None:
     """The norm's epsilon is that of its dtype, and another one in float64."""
 

@@ -206,8 +206,8 @@ def test_each_player_learns_from_its_own_loss() -> None:
         return apart + 10 * penalty, -model.critic(made).mean()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "randn", lambda *size, device: draws[0])
-        patch.setattr(torch, "rand", lambda *size, device: draws[1])
+        patch.setattr(torch, "randn", lambda *size, device, dtype: draws[0])
+        patch.setattr(torch, "rand", lambda *size, device, dtype: draws[1])
         loss = wgan.step(model, (real,))
     players = [list(model.critic.parameters()), list(model.generator.parameters())]
     ours = torch.autograd.grad(loss, players[0] + players[1])
