@@ -229,7 +229,10 @@ def test_an_operator_without_axes_is_named_too() -> None:
     [
         (torch.ops.aten.mm.default, r"aten\.mm\.default fails on these inputs: mat1 and mat2"),
         (lambda x, y: 1 / 0, r"<lambda> fails on these inputs: division by zero"),
-        (lambda x, y: x.nonzero(), r"<lambda> cannot be checked: nonzero\(\) or an index by a mask gives"),
+        (
+            lambda x, y: x.nonzero(),
+            r"<lambda> cannot be checked: nonzero\(\) or an index by a mask gives",
+        ),
         (lambda x, y: x * x.sum().item(), r"<lambda> cannot be checked: .*Python number"),
     ],
 )
