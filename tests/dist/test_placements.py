@@ -16,6 +16,7 @@ import torch
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.reference import capture_as, eager_steps
+from apportion.capture.widen import widened
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.machine.topology import Cluster
@@ -75,7 +76,7 @@ def test_placements_by_every_method_train_the_same_model(processes: SharedPool, 
     used: set[int] = set()
     for strategy, methods in several:
         how = (strategy, "", 0, 0.0, 0.0, none, None, default_cost(where))
-        plan = Plan(exact.graph, where, *how)
+        plan = Plan(widened(program.graph), where, *how)  # which the ranks run
         request = TrainingRequest(source, strategy, DEVICES, STEPS, SEED, double=True, state=True)
         ranks = processes.pool().train(request)
         split = gather_copies(plan.space, plan.tasks, ranks)

@@ -48,8 +48,8 @@ def test_one_capture_each_and_one_pool(
     check: bool,
     measured: bool,
 ) -> None:
-    """Once here. In the processes never, because they are told what the parent's capture has found,
-    which --check widens."""
+    """One here, which records the step twice, to see whether it does the same. In the processes
+    none, because they are told what the parent's capture has found, which --check widens."""
     log, file = tmp_path / "log", tmp_path / "train.py"
     file.write_text(USER.format(log=str(log)))
     options = ["--check"] * check + ["--no-calibrate"] * (not measured)
@@ -62,4 +62,4 @@ def test_one_capture_each_and_one_pool(
     captures = Counter(int(pid) for pid, word in lines if word == "capture")
     children = loads.keys() - {os.getpid()}
     assert len(children) == 2 and set(loads.values()) == {1}
-    assert captures == {os.getpid(): 1}
+    assert captures == {os.getpid(): 2}
