@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 _SECONDS = 20  # for one piece of work
 
 
@@ -46,6 +48,7 @@ def _child(work: Sequence[Callable[[], Any]], seconds: int) -> Iterator[Any]:
         try:
             os.close(reading)
             _silence()
+            torch.set_num_threads(1)  # the parent's threads do not survive a fork
             with os.fdopen(writing, "wb") as out:
                 for piece in work:
                     signal.alarm(seconds)
