@@ -36,12 +36,6 @@ FixedSetting = tuple[int, Any, Any]
 be a comparison of settings, the value then is its outcome."""
 
 
-def check_supported(optimizers: Optimizers) -> None:
-    """Raises CaptureError unless the optimizers are ones that can be captured."""
-    for optimizer in _several(optimizers):
-        check_takes_no_closure(optimizer)
-
-
 def _several(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:
     return optimizers if isinstance(optimizers, list | tuple) else (optimizers,)
 
@@ -88,30 +82,6 @@ def _group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict
     """The group that holds a parameter; empty if none does."""
     groups = optimizer.param_groups
     return next((x for x in groups if any(p is parameter for p in x["params"])), {})
-
-
-def write_state(
-    optimizer: torch.optim.Optimizer,
-    parameter: torch.Tensor,
-    name: str,
-    tensor: torch.Tensor,
-    begin: StateBegin | None = None,
-) -> None:
-    """Puts a state of a parameter into the live optimizer, in the form that its class uses: a
-    tensor or a Python number."""
-    number = None if begin is None else begin.number
-    if name == IS_FIRST:
-        return
-    in_group = name.startswith(IN_GROUP)
-    own = _group_of(optimizer, parameter) if in_group else optimizer.state[parameter]
-    name = name.removeprefix(IN_GROUP)
-    made = own.get(name)
-    if isinstance(made, torch.Tensor):
-        made.copy_(tensor)
-    elif number is not None:
-        own[name] = round(float(tensor)) if number == "int" else float(tensor)
-    else:
-        own[name] = tensor.detach().clone()
 
 
 # settings

@@ -28,7 +28,6 @@ from torch import nn
 
 from apportion import graph as g
 from apportion.capture.capture import capture
-from apportion.capture.optimizer import StateBegin, write_state
 from apportion.capture.program import Program, check_settings
 from apportion.capture.reference import eager_steps
 from apportion.capture.trace import CaptureError
@@ -199,23 +198,6 @@ def test_the_live_optimizer_is_not_touched() -> None:
 def vectors_of_a_seed() -> Any:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(5, 4, generator=generator), torch.randn(5, 3, generator=generator)
-
-
-def test_state_is_written_in_the_form_of_its_class() -> None:
-    model = mlp()
-    optimizer = CountingAdam(model.parameters())
-    parameter = next(model.parameters())
-    write_state(
-        optimizer,
-        parameter,
-        "step",
-        torch.tensor(3.0, dtype=torch.float64),
-        StateBegin((), torch.float64, 0.0, "int"),
-    )
-    assert optimizer.state[parameter]["step"] == 3
-    assert type(optimizer.state[parameter]["step"]) is int
-    write_state(optimizer, parameter, "exp_avg", torch.ones(8, 4))
-    assert torch.equal(optimizer.state[parameter]["exp_avg"], torch.ones(8, 4))
 
 
 @pytest.mark.parametrize(

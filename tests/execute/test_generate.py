@@ -187,6 +187,7 @@ def test_the_text_has_only_names_of_our_own() -> None:
     assert not set("\"'.\\@{:") & set("".join(rest))
 
 
+@pytest.mark.slow
 def test_tasks_are_recorded_once_for_all_that_are_alike() -> None:
     counts = []
     for layers in (2, 4):

@@ -108,6 +108,7 @@ def test_a_bfloat16_model_is_equal(optimizer: Any) -> None:
     assert found.noise > 1e-4
 
 
+@pytest.mark.slow
 def test_a_wrong_division_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     program = captured()
     plan = plan_of(program)
@@ -141,6 +142,7 @@ def test_a_dropped_hook_is_found() -> None:
     assert found.worst == "inner.weight" and "not captured" in found.reason
 
 
+@pytest.mark.slow
 def test_a_dropped_optimizer_hook_is_found() -> None:
     program = captured(optimizer=torch.optim.SGD)
 
@@ -152,6 +154,7 @@ def test_a_dropped_optimizer_hook_is_found() -> None:
     assert not ap.check(program, plan_of(program)).equal
 
 
+@pytest.mark.slow
 def test_randomness_of_python_is_found() -> None:
     def noisy(model: nn.Module, batch: Any) -> Tensor:
         return plain(model, batch) * random.random()
@@ -164,6 +167,7 @@ def test_randomness_of_python_is_found() -> None:
     assert random.getstate() == state
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_baked_in_is_found() -> None:
     program = captured()
     given = program.batch["x"].clone()
@@ -175,6 +179,7 @@ def test_a_batch_that_was_baked_in_is_found() -> None:
     assert not ap.check(replace(made, step=plain), plan_of(made)).equal
 
 
+@pytest.mark.slow
 def test_an_ill_conditioned_model_is_judged_by_its_noise() -> None:
     """The difference of two nearly equal numbers, enlarged: rounding is all that is left of it."""
 

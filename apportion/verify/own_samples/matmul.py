@@ -44,3 +44,6 @@ def samples() -> Iterator[Sample]:
         aten._trilinear.default, torch.randn(3, 5), torch.randn(4, 5, 6), torch.randn(3, 6),
         [1, 3], [0], [1, 2], [2, 3],
     )  # fmt: skip
+    ends = torch.tensor([3, 8, 8, 16], dtype=torch.int32)  # the third of the groups has no rows
+    yield sample_of(aten._grouped_mm.default, torch.randn(16, 8), torch.randn(4, 8, 24), ends)
+    yield sample_of(aten._grouped_mm.default, torch.randn(8, 16), torch.randn(16, 24), ends)
