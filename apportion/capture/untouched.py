@@ -484,7 +484,8 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 
 def _caches() -> dict[int, tuple[Any, int]]:
     """All functions that remember results, and how many they have computed."""
-    found = (x for x in gc.get_objects() if type(x) is functools._lru_cache_wrapper)
+    wanted = functools._lru_cache_wrapper
+    found = [x for x in gc.get_objects() if type(x) is wanted]
     return {id(cache): (cache, cache.cache_info().misses) for cache in found}
 
 
@@ -514,12 +515,18 @@ def _is_container(held: Any) -> bool:
 
 def _memories() -> set[int]:
     """The memories of all tensors that there are."""
+    kinds = _subclasses(torch.Tensor)
     found: set[int] = set()
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.Tensor) and each.layout is torch.strided:
+    for each in [x for x in gc.get_objects() if type(x) in kinds]:
+        if each.layout is torch.strided:
             with suppress(RuntimeError, NotImplementedError):  # some have no memory
                 found.add(storage_id(each))
     return found
+
+
+def _subclasses(kind: type) -> set[type]:
+    """A class and all that inherit from it; asking each of many objects takes far longer."""
+    return {kind}.union(*map(_subclasses, kind.__subclasses__()))
 
 
 class LiveObjects:

@@ -49,10 +49,12 @@ _RULES = tuple(
         (r".*intermediate_size|.*ffn\w*|d_ff|n_inner|.*ffn_dim|mlp_dim|.*feed_?forward\w*", INNER),
         (r"num_mel_bins|input_feat_per_channel", 16),
         (r".*hidden_size|d_model|n_embd|.*(_|^)dims?|.*_channels|width|.*embedding_size", WIDTH),
+        (r"hidden_size_global", WIDTH),
+        (r"\w+_vocab", VOCABULARY),
         (r".*num_filters|.*fusion\w*|upsample_initial_channel|conv_channels", WIDTH),
         (r"state_size|\w*d_state|ssm_state_size", 8),
         (r"chunk_size|mamba_chunk_size|l\w+_chunk_length", 8),
-        (r"num_(object_)?queries|num_query_tokens|num_latents|query_num", 6),
+        (r"num_(object_)?queries|num_query_tokens|num_latents|(latent_)?query_num", 6),
         (r"num_frames", 4),
         (r"(attention_)?window(_size)?|sliding_window|local_attention|attention_window", 8),
         (r"relative_attention_num_buckets|max_2d_position_embeddings", 64),
@@ -67,8 +69,8 @@ _TOKEN = re.compile(r".*_token_(id|index)s?$|.*_token$|.*_id$|.*token_index$|.*_
 
 
 _FAMILIES: dict[str, dict[str, Any]] = {
-    "align": {"projection_dim": 320},
-    "align_text_model": {"hidden_size": 320, "num_attention_heads": 4},
+    "align": {"projection_dim": 80},
+    "align_text_model": {"hidden_size": 80, "num_attention_heads": 4},
     "align_vision_model": {
         "width_coefficient": 0.25,
         "depth_coefficient": 0.3,
@@ -77,24 +79,49 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 4, "context_length": 8, "label_length": 4},
     "bamba": {"mamba_n_heads": 8},
     "bit": {"num_groups": 2},
+    "blip-2": {"image_token_index": VOCABULARY - 1},
     "chameleon": {"vocabulary_map": {"<image>": 4}},
+    "clap_audio_model": {"num_mel_bins": 64, "depths": [1, 1, 1, 1]},
+    "clvp_decoder": {"decoder_fixing_codes": [83, 45, 45, 100]},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    },
+    "cvt": {"depth": [1, 2, 3]},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_group": 1},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
+    "detr": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320},
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [3, 3, 2],
+        }
+    },
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": WIDTH // 4}},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "granite4_vision": {
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[-1, 0]],
+        "spatial_target_layers": [0, 1, 0, 1],
+    },
     "granitemoehybrid": {"mamba_n_heads": 8},
     "informer": {"prediction_length": 4, "context_length": 8},
+    "instructblip": {"image_token_index": VOCABULARY - 1},
+    "instructblipvideo": {"video_token_index": VOCABULARY - 1},
     "donut-swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
     "levit": {"patch_size": 16, "image_size": 64},
     "lilt": {"hidden_size": 96},
+    "lw_detr_vit": {"image_size": 64, "pretrain_image_size": 64},
     "mamba2": {"num_heads": 8},
     "maskformer-swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
     "mobilebert": {"embedding_size": 32, "true_hidden_size": 32, "intra_bottleneck_size": 32},
+    "moonshine_streaming": {"num_key_value_heads": HEADS},
     "mobilevitv2": {"image_size": 128},
     "perceiver": {
         "max_position_embeddings": 16,
@@ -102,11 +129,40 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "num_latents": 8,
         "num_self_attends_per_block": 2,
     },
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "pp_formulanet_vision": {"post_conv_in_channels": WIDTH},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": HEAD_WIDTH,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
     "reformer": {"axial_pos_shape": [4, 4], "num_buckets": 2},
+    "sapiens2": {
+        "num_key_value_heads_per_layer": [HEADS, 2],
+        "num_first_full_attention_layers": 1,
+        "num_last_full_attention_layers": 0,
+    },
+    "sapiens2_head": {
+        "upsample_out_channels": [32],
+        "upsample_kernel_sizes": [4],
+        "conv_out_channels": [32],
+        "conv_kernel_sizes": [1],
+    },
+    "seggpt": {
+        "image_size": [64, 32],
+        "num_hidden_layers": 4,
+        "intermediate_hidden_state_indices": [0, 1, 2, 3],
+        "merge_index": 0,
+    },
+    "siglip2_vision_model": {"num_patches": 16},
+    "step3p5": {"sliding_window": 8},
     "swin": {"image_size": 64, "patch_size": 4, "window_size": 2},
     "swinv2": {"image_size": 64, "patch_size": 4, "window_size": 2},
     "time_series_transformer": {"prediction_length": 4, "context_length": 8},
     "timesfm": {"horizon_length": 4},
+    "tvp": {"max_img_size": IMAGE, "visual_prompt_size": 8},
     "vjepa2": {"frames_per_clip": 4},
     "wav2vec2-bert": {"feature_projection_input_dim": 16},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
@@ -134,10 +190,14 @@ def _tiny(config: Any) -> dict[str, Any]:
         return {}
     given: dict[str, Any] = {}
     declared = {f.name: None if f.default is MISSING else f.default for f in fields(type(config))}
+    usual = _usual(config)
     kept = _kept_layers(config, declared)
     for name in declared:  # some of these are other names of what the config has
+        if name in ("_out_indices", "_out_features"):
+            continue
         value = _value(config, name)
         if hasattr(value, "to_dict") and hasattr(value, "attribute_map"):
+            value = _own_backbone(value)
             inner = _tiny(value)
             given[name] = ({"model_type": value.model_type} if value.model_type else {}) | inner
         elif kept and isinstance(value, list | tuple) and len(value) == kept[1]:
@@ -145,7 +205,7 @@ def _tiny(config: Any) -> dict[str, Any]:
                 given[name] = [value[k] for k in kept[0]]
         elif isinstance(value, list | tuple) and value:
             small_list = _small_list(name, list(value))
-            if small_list != list(value):
+            if small_list != list(value) or _is_set(value, usual, name):
                 given[name] = small_list
         elif type(value) is type(declared[name]) and type(value) in (int, float, bool, str):
             small = _small(name, value) if type(value) is int else value
@@ -153,11 +213,14 @@ def _tiny(config: Any) -> dict[str, Any]:
                 small = HEADS
             if small != declared[name]:
                 given[name] = small
+        elif type(value) in (int, float, bool, str) and _is_set(value, usual, name):
+            given[name] = _small(name, value) if type(value) is int else value
         elif value is None and name in _NEEDED:
             given[name] = _NEEDED[name]
     if kept:
         given[kept[2]] = len(kept[0])
-    given |= _sections(config) | _tokens(config)
+    given |= _stages(config, usual, kept) | _sections(config) | _tokens(config)
+    given |= _channels(config, given)
     for name, value in _FAMILIES.get(config.model_type, {}).items():
         given[name] = given.get(name, {}) | value if isinstance(value, dict) else value
     return given
@@ -172,6 +235,60 @@ def _value(config: Any, name: str) -> Any:
         return getattr(config, name, None)
     except Exception:  # the package's own kinds of error
         return None
+
+
+def _usual(config: Any) -> Any:
+    """The config of the same class that nothing was set for."""
+    try:
+        return type(config)()
+    except Exception:  # some cannot do without
+        return config
+
+
+def _is_set(value: Any, usual: Any, name: str) -> bool:
+    """Whether the config around has set this."""
+    return name in vars(usual) and value != vars(usual)[name]
+
+
+def _own_backbone(config: Any) -> Any:
+    """In place of a backbone of another package, the one of this package that is most like it."""
+    if config.model_type != "timm_backbone":
+        return config
+    from transformers import ResNetConfig
+
+    return ResNetConfig(out_indices=list(config.out_indices or [-1]))
+
+
+def _stages(config: Any, usual: Any, kept: tuple[list[int], int, str] | None) -> dict[str, Any]:
+    """Which stages a backbone hands on: as many as before, the last ones if some are left out."""
+    names, found = getattr(config, "stage_names", None), getattr(config, "out_indices", None)
+    if not names or not found or min(found) < 0:
+        return {}
+    chosen = list(found)
+    if kept and kept[1] == len(names) - 1:
+        last = len(kept[0])
+        chosen = list(range(last - len(chosen) + 1, last + 1))
+    elif chosen == list(getattr(usual, "out_indices", None) or ()):
+        return {}
+    return {"out_indices": chosen}
+
+
+def _channels(config: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Widths that are those of a backbone inside, or of the layers after it."""
+    wide = {
+        name: list(value)
+        for name, value in vars(config).items()
+        if name.endswith("in_channels") and isinstance(value, list | tuple)
+    }
+    between, narrow = getattr(config, "encoder_hidden_dim", None), given.get("encoder_hidden_dim")
+    same = {n: [narrow] * len(v) for n, v in wide.items() if narrow and {*v} == {between}}
+    inner = getattr(config, "backbone_config", None)
+    before, small = getattr(inner, "hidden_sizes", None), given.get("backbone_config", {})
+    if not before or "hidden_sizes" not in small:
+        return same
+    found = small.get("out_indices") or list(inner.out_indices)
+    old, new = ([sizes[k - 1] for k in found] for sizes in (before, small["hidden_sizes"]))
+    return same | {name: new for name, value in wide.items() if value == old}
 
 
 def _sections(config: Any) -> dict[str, Any]:
@@ -243,6 +360,8 @@ def _small_list(name: str, values: list[Any]) -> list[Any]:
         return [v // values[0] for v in values]
     if name.endswith("out_indices") and len(values) > 1:
         return list(range(len(values)))
+    if re.search(r"(proj|target|feature)_layers?$", name):
+        return [v if v < 0 or name.startswith("encode_proj") else min(v, 1) for v in values]
     if re.search(r"depths?$|layers$|num_blocks$|layer_depths|blocks$", name):
         return [min(v, 1) for v in values]
     if re.search(r"image_size|img_size", name):

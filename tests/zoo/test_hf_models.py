@@ -89,6 +89,38 @@ def test_what_is_wrong_is_said_in_a_sentence(spec: str, sentence: str) -> None:
     assert sentence in str(raised.value) and "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "family",
+    [
+        "voxtral",  # a config around sets more than the class inside has by itself
+        "upernet",  # as many stages of a backbone as are read
+        "cvt",  # as many layers of a stage as rates are read
+        "udop",  # boxes as shares of the page
+        "siglip2",  # pictures in patches
+        "clap",  # sounds that belong to texts
+        "blip-2",  # words in the place of a picture
+        "timesfm",  # a series in a list
+    ],
+)
+def test_a_tiny_family_trains_on_the_batch_made_for_it(family: str) -> None:
+    it = zoo.load(f"hf:{family},tiny", 1)
+    loss = it.step(it.model, it.batch)
+    loss.backward()
+    assert torch.isfinite(loss)
+
+
+def test_a_backbone_of_another_package_is_replaced() -> None:
+    it = zoo.load("hf:detr,tiny", meta=True)
+    assert it.model.config.backbone_config.model_type == "resnet"
+    assert "masks" in it.batch["labels"][0]
+
+
+def test_channels_follow_the_backbone() -> None:
+    config = zoo.load("hf:rt_detr,tiny", meta=True).model.config
+    assert config.encoder_in_channels == config.backbone_config.hidden_sizes[1:]
+    assert config.decoder_in_channels == [config.encoder_hidden_dim] * 3
+
+
 def test_without_the_package_the_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"pip install 'apportion\[hf\]'"):
