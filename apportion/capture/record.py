@@ -118,6 +118,8 @@ class Recorder(TorchDispatchMode):
                 the first slot of the time after
     stale       whether another tensor in such a memory was read after that
     reads       who answers when the step wants to know a value
+    stranger    called with each new slot of a fake tensor, which another recorder may have seen
+    left_before slots of tensors that another recorder has made; the last inputs of the trace
     """
 
     def __init__(self, mode: FakeTensorMode, reads: ReadValues | None = None) -> None:
@@ -139,6 +141,8 @@ class Recorder(TorchDispatchMode):
         self.overwritten: dict[int, tuple[int, int]] = {}
         self.stale = False
         self.reads = reads
+        self.stranger: Callable[[Recorder, int], None] | None = None
+        self.left_before: list[int] = []
 
     def slot(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor, new if it was never seen."""
@@ -159,6 +163,8 @@ class Recorder(TorchDispatchMode):
         if not isinstance(tensor, FakeTensor):
             with without_modes():
                 self.constants[index] = tensor.detach()
+        elif self.stranger is not None:
+            self.stranger(self, index)
         self.sharers[storage_id(tensor)] = self.sharers.get(storage_id(tensor), 0) + 1
         return index
 
@@ -169,7 +175,7 @@ class Recorder(TorchDispatchMode):
     def trace(self, inputs: tuple[int, ...], outputs: Sequence[torch.Tensor | None]) -> Trace:
         """What was recorded, ending in the given results."""
         ends = tuple(None if x is None else self.slot(x) for x in outputs)
-        begins = (*inputs, *self.made_leaves)
+        begins = (*inputs, *self.made_leaves, *self.left_before)
         return Trace(tuple(self.calls), tuple(self.types), self.constants, begins, ends)
 
     # what own_loop.py needs
