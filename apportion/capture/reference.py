@@ -80,8 +80,8 @@ def _wide_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _disturbing(size: float, draw: int, wide: bool) -> Copying:
-    """A function that copies tensors with an error in every floating number that is not a whole one:
-    those are labels, masks and counts, which are exact, and a label of 1 may not be exceeded."""
+    """A function that copies tensors with an error in every floating number that is not a whole
+    one: those are labels, masks and counts, which are exact, and a label of 1 is the largest."""
     generator = torch.Generator().manual_seed(draw)
 
     def copying(tensor: torch.Tensor) -> torch.Tensor:
