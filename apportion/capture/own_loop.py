@@ -75,6 +75,7 @@ class OwnLoop:
     skipped: dict[str, None] = field(default_factory=dict)
     leftover_slots: dict[str, int] = field(default_factory=dict)
     by_itself: bool = False
+    _steps: int = 0
     _running: bool = False
 
     def __post_init__(self) -> None:
@@ -197,6 +198,7 @@ class OwnLoop:
     def update(self, fakes: Iterable[torch.Tensor]) -> None:
         """Updates those of these parameters that have a gradient."""
         phase, self.recorder.phase = self.recorder.phase, g.UPDATE
+        self._steps += 1
         with torch.no_grad():
             for fake in fakes:
                 self._update(fake)
@@ -213,7 +215,7 @@ class OwnLoop:
         if name in self.latest:
             self.gradients.append((name, self.latest[name]))
         held = [self._state(name, key, kind) for key, kind in self.states[name]]
-        new, *state = update_call([fake, grad, *held], self.number[name])
+        new, *state = update_call([fake, grad, *held], self.number[name], self._steps)
         keys = [key for key, _ in self.states[name]]
         self.state[name] = dict(zip(keys, state, strict=True))
         self.updated[name] = None
