@@ -19,6 +19,7 @@ from apportion import graph as g
 from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepEnds, StepTensors
 from apportion.capture.live_state import LiveState
+from apportion.capture.loss_scale import LossScale
 from apportion.capture.own_loop import OwnLoop, StaleView, StateTypes
 from apportion.capture.read_probes import StepInput, record_probed
 from apportion.capture.record import Recorder, record
@@ -218,6 +219,8 @@ class _StepRun:
             for module, tensors in named:
                 own = {name: fake_of[id(tensor)] for name, tensor in tensors}
                 stack.enter_context(with_parameters(module, own))
+                if isinstance(module, LossScale):
+                    stack.enter_context(module.lent(own))
             stack.enter_context(self.objects.replaced(fake_of))
             yield
 

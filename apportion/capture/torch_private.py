@@ -274,3 +274,40 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any]]:
         *module._global_optimizer_post_hooks.values(),
     ]
     return before, after
+
+
+def first_scale(scaler: torch.amp.GradScaler) -> tuple[float, int]:
+    """What an enabled GradScaler begins with, which makes its tensors when it first needs them: the
+    scale, and how many good steps count towards its growth."""
+    return float(scaler._init_scale), int(scaler._init_growth_tracker)
+
+
+@contextmanager
+def with_scaling(unscale: Callable[..., None], update: Callable[..., Any]) -> Iterator[None]:
+    """A context in which every GradScaler computes by these two functions."""
+    names = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")
+    before = [getattr(torch, name) for name in names]
+    try:
+        for name, function in zip(names, (unscale, update), strict=True):
+            setattr(torch, name, function)
+        yield
+    finally:
+        for name, function in zip(names, before, strict=True):
+            setattr(torch, name, function)
+
+
+@contextmanager
+def with_skipping(step: Callable[..., Any]) -> Iterator[None]:
+    """A context in which every GradScaler calls `step(optimizer, found)` for an optimizer's step
+    that it would skip if the tensor `found` is not zero."""
+
+    def maybe(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        found = list(state["found_inf_per_device"].values())
+        return step(optimizer, sum(found[1:], found[0]), *args, **kwargs)
+
+    before = torch.amp.GradScaler._maybe_opt_step
+    setattr(torch.amp.GradScaler, "_maybe_opt_step", maybe)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(torch.amp.GradScaler, "_maybe_opt_step", before)  # noqa: B010

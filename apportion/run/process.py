@@ -25,9 +25,6 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-# The profiler writes a line about itself to standard error unless this is set before torch loads.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
 import numpy as np
 import torch
 import torch.distributed as dist

@@ -24,6 +24,7 @@ from apportion.execute import (
     Worker,
     allocated_peak,
     join_backends,
+    memory_profile,
     mode_of,
     peer_errors,
     worker,
@@ -228,9 +229,7 @@ class _HostPeak:
     def __init__(self, wanted: bool) -> None:
         self.peak_bytes: int | None = None
         self.from_ns = 0
-        self.profile = (
-            torch.profiler.profile(profile_memory=True, acc_events=True) if wanted else None
-        )
+        self.profile = memory_profile() if wanted else None
 
     def __enter__(self) -> _HostPeak:
         if self.profile is not None:
