@@ -29,6 +29,7 @@ from apportion.capture.data_shapes import (
 from apportion.capture.functional_twins import functional_twin
 from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
+from apportion.capture.same_recordings import same_computation
 from apportion.capture.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -241,7 +242,7 @@ class Recorder(TorchDispatchMode):
         if func in RANDOM_RULES:
             with self:
                 return RANDOM_RULES[func](self, *args, **kwargs)
-        if func in _READS and _has_no_data(args[0]):
+        if func in _READS and any(map(_has_no_data, args[:2])):
             return self._read(func, args, kwargs)
         self._refuse_unsupported(func, args)
         if is_composite(func):
@@ -311,9 +312,18 @@ class Recorder(TorchDispatchMode):
                 "step must not depend on data, so keep it a tensor (torch.where instead of if) or "
                 "move it out of the step"
             )
+        if len(args) > 1 and self._made_alike(args[0], args[1]):
+            return True
         with self:
             asked = _READS[func](*args, **kwargs)
         return asked if isinstance(asked, bool) else self.reads.number(asked)
+
+    def _made_alike(self, one: torch.Tensor, two: torch.Tensor) -> bool:
+        """Whether two tensors are equal whatever the data is, as they are computed alike."""
+        if self.mutates:
+            return False
+        slots = (self.slot(one), self.slot(two))
+        return same_computation(self.trace((), ()), *slots)
 
     def _refuse_unsupported(self, func: Any, args: Any) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags and func not in NOT_REALLY_RANDOM:

@@ -49,12 +49,13 @@ Link = tuple[Any, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveChange:
-    """Something that the step changed and that was put back: its name, and what it was and had
-    become."""
+    """Something that the step changed and that was put back: its name, what it was and had become,
+    and how it is made another thing, where that can be done."""
 
     name: str
     before: Any
     after: Any
+    put: Callable[[Any], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +114,9 @@ class Snapshot:
                 for key in {**part.saved, **now}:
                     before, after = part.saved.get(key, _ABSENT), now.get(key, _ABSENT)
                     if not _is_same(before, after):
-                        yield LiveChange(_shown((part.link, _shown_key(key))), before, after)
+                        name = _shown((part.link, _shown_key(key)))
+                        put = part.kind.put and functools.partial(part.kind.put, part.held, key)
+                        yield LiveChange(name, before, after, put)
 
     def restore(self) -> tuple[LiveChange, ...]:
         """Puts everything back; returns what had changed. Raises CaptureError, by name, for what
