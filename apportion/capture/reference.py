@@ -130,7 +130,7 @@ def capture_as(program: Program, dtype: torch.dtype) -> Program:
     """
     cast = cast_program(program, dtype)
     how = (cast.step, cast.model, cast.optimizer, cast.batch, cast.clip_norm, cast.widened)
-    return capture_with(*how)
+    return capture_with(*how, [each.name for each in program.fixed_inputs])
 
 
 def cast_program(program: Program, dtype: torch.dtype) -> Program:

@@ -18,6 +18,7 @@ import torch
 from apportion import graph as g
 from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepEnds, StepTensors
+from apportion.capture.fixed_inputs import FixedInput
 from apportion.capture.live_state import LiveState
 from apportion.capture.loss_scale import LossScale
 from apportion.capture.own_loop import OwnLoop, StaleView, StateTypes
@@ -52,6 +53,7 @@ class StepCall:
     batch: Any
     clip_norm: float | None
     widened: DtypeReplacement | None
+    fixed: tuple[FixedInput, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ def _recorded(
 ) -> RecordedStep:
     trained = leaves.tensors.trained
     inputs = [
-        StepInput(x.name, x.tensor, x.role != g.INPUT and not _is_trained(x, trained))
+        StepInput(
+            x.name, x.tensor, x.role != g.INPUT and not _is_trained(x, trained), x.role == g.INPUT
+        )
         for x in leaves.flat
     ]
     watch = StepWatch({k: x.tensor for k, x in enumerate(inputs) if x.steady})
@@ -190,7 +194,7 @@ class _StepRun:
         loop.leave_gradients()
         with self._bound(held), torch.enable_grad(), with_dtype_replaced(self.call.widened):
             with loop.in_place():
-                result = self._call_step(_with_fakes(self.call.batch, self.leaves, fakes))
+                result = self._call_step(_with_fakes(self.call, self.leaves, fakes))
                 returned = returned_scalars(result, _tensor_of(recorder))
                 if not loop.by_itself:
                     ends = (*returned.scalars.values(), *self.live.buffers().values())
@@ -351,9 +355,11 @@ def _tensor_of(recorder: Recorder) -> Callable[[Any], torch.Tensor | None]:
     return (lambda _: None) if recorder.reads is None else recorder.reads.tensor_of
 
 
-def _with_fakes(batch: Any, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
-    flat = flatten(batch)
+def _with_fakes(call: StepCall, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
+    flat = flatten(call.batch)
     new = list(flat.leaves)
+    for each in call.fixed:
+        new[each.position] = each.tensor
     for leaf, fake in zip(leaves, fakes, strict=True):
         if leaf.role == g.INPUT:
             new[leaf.position] = fake

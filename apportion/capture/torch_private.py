@@ -226,6 +226,17 @@ def fake_values(
                 setattr(FakeTensor, name, before[name])
 
 
+@contextmanager
+def padding_by(padded: Callable[..., Any]) -> Iterator[None]:
+    """A context in which torch takes packed sequences apart by this function."""
+    functions: Any = torch._VF
+    functions._pad_packed_sequence = padded
+    try:
+        yield
+    finally:
+        del functions._pad_packed_sequence
+
+
 def run_backward(loss: torch.Tensor, inputs: tuple[torch.Tensor, ...] = ()) -> Sequence[Any]:
     """The gradients of the inputs (None: it has none); for no inputs, all parameters get a `grad`.
 
