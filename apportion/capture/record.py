@@ -62,6 +62,7 @@ from apportion.capture.trace import (
 )
 from apportion.capture.user_line import at_line, user_line, user_line_of
 from apportion.capture.value_reads import ReadValues
+from apportion.capture.written_tensors import TensorWrites, untouched_result
 from apportion.without_dynamo import leave_unloaded
 
 # Before anything is recorded, because a dispatch mode would load torch's compiler when it is first
@@ -123,6 +124,7 @@ class Recorder(TorchDispatchMode):
     stale       whether another tensor in such a memory was read after that
     reads       who answers when the step wants to know a value
     stranger    called with each new slot of a fake tensor, which another recorder may have seen
+    writes      who notes writes to tensors that are no inputs
     left_before slots of tensors that another recorder has made; the last inputs of the trace
     """
 
@@ -147,6 +149,7 @@ class Recorder(TorchDispatchMode):
         self.reads = reads
         self.stranger: Callable[[Recorder, int], None] | None = None
         self.left_before: list[int] = []
+        self.writes: TensorWrites | None = None
 
     def slot(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor, new if it was never seen."""
@@ -363,6 +366,8 @@ class Recorder(TorchDispatchMode):
     def _mutate(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the functional twin of an in-place operator, if its tensor shares its memory with
         nobody; else records the operator as it is, and the trace will be replayed."""
+        if self.writes is not None and self.writes.note_call(self, func, args, kwargs):
+            return untouched_result(args, kwargs)
         target = args[0] if args and isinstance(args[0], torch.Tensor) else None
         twin = functional_twin(func)
         if target is not None and not isinstance(target, FakeTensor):
@@ -384,6 +389,8 @@ class Recorder(TorchDispatchMode):
 
     def _batch_norm(self, args: Any) -> Any:
         """The schema of native_batch_norm hides that it updates the running statistics."""
+        if self.writes is not None:
+            self.writes.note(self, args[3:5])
         with self:
             *results, mean, variance = aten._native_batch_norm_legit_functional.default(*args)
             self.assign(args[3], mean)
