@@ -88,7 +88,9 @@ class PoolProcess:
         if source.facts is not None:
             return bound_program(source.graph, source.facts, model)
         self.captures += 1
-        return capture(model.step, model.model, model.optimizer, model.batch, model.clip_norm)
+        return capture(
+            model.step, model.model, model.optimizer, model.batch, model.clip_norm, model.fixed
+        )
 
     def _widened(self, source: StepSource) -> Program:
         own = self.program(source)[0]
