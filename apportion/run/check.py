@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from apportion.capture import Program, eager_steps
+from apportion.capture import Program, at_loss_scale, eager_steps
 from apportion.plan import Plan
 from apportion.run.check_run import (
     Distance,
@@ -35,6 +35,14 @@ from apportion.run.one_process import SharedRun, train_in_one_process
 from apportion.run.runner import check_plan
 from apportion.run.training import losses_of
 from apportion.run.vary_batch import AS_GIVEN, accepted
+
+_ALL_OVERFLOW, _NONE_OVERFLOWS = 2.0**80, 2.0**-12
+"""Of the scale of a loss."""
+_OTHER_SCALES = (
+    "the gradients of the scaled loss overflow in other steps than plain PyTorch's, as sums of "
+    "parts do not overflow where a whole sum does; the step was compared with a scale at which all "
+    "overflow, and with one at which none does"
+)
 
 
 @dataclass(frozen=True)
@@ -111,12 +119,42 @@ def judged(
         program, whole, seed,
         lambda known: _distance(program, whole, own, Tolerance(own=True, noise=known)), noise,
     )  # fmt: skip
+    notes: tuple[str, ...] = ()
+    if not near.equal and (other := _at_other_scales(program, whole, own, seed)) is not None:
+        near, notes = other, (_OTHER_SCALES,)
     if wide is None:
         note = f"the step cannot be checked in float64: {unwidened}"
-        return _check(near, near, noise, _too_far(near), (note,))
+        return _check(near, near, noise, _too_far(near), (*notes, note))
     far, note, reason = _judged_wide(program, whole.batches, wide, seed)
-    notes = (note,) if note else ()
-    return _check(far, near, noise, reason or _too_far(near), notes)
+    return _check(far, near, noise, reason or _too_far(near), (*notes, note) if note else notes)
+
+
+def _at_other_scales(
+    program: Program, whole: EagerRun, own: SharedRun, seed: int
+) -> Distance | None:
+    """The distance where the gradients of a scaled loss overflow in all steps, and if that is
+    allowed, where they overflow in none; None if the step scales no loss.
+
+    Between the two it depends on the division: sums of parts overflow where the whole does not.
+    """
+    found = None
+    for factor in (_ALL_OVERFLOW, _NONE_OVERFLOWS):
+        with at_loss_scale(program, factor) as count:
+            if not count or own.strategy is None:
+                return None
+            again = EagerRun(whole.batches, *eager_steps(program, whole.batches, seed))
+            split = train_in_one_process(program, own.strategy, len(own.ranks), whole.batches, seed)
+            found = _settled(program, again, split, seed)
+        if not found.equal:
+            break
+    return found
+
+
+def _settled(program: Program, whole: EagerRun, own: SharedRun, seed: int) -> Distance:
+    return settled(
+        program, whole, seed,
+        lambda known: _distance(program, whole, own, Tolerance(own=True, noise=known)),
+    )[0]  # fmt: skip
 
 
 def _check(
