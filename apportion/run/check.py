@@ -20,7 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from apportion.capture import Program, at_loss_scale, eager_steps
+from apportion.execute import dtype
 from apportion.plan import Plan
 from apportion.run.check_run import (
     Distance,
@@ -38,6 +41,10 @@ from apportion.run.vary_batch import AS_GIVEN, accepted
 
 _ALL_OVERFLOW, _NONE_OVERFLOWS = 2.0**80, 2.0**-12
 """Of the scale of a loss."""
+_ON_THE_WIRE = (
+    "sums of gradients travel in {}: in its own precision the step is compared within the rounding "
+    "of that, in float64 with sums that travel as they are"
+)
 _OTHER_SCALES = (
     "the gradients of the scaled loss overflow in other steps than plain PyTorch's, as sums of "
     "parts do not overflow where a whole sum does; the step was compared with a scale at which all "
@@ -114,14 +121,17 @@ def judged(
     """The Check of a divided run in its own precision and in float64; `whole` is what plain PyTorch
     made of the same batches. Without `wide`, which has the reason `unwidened`, the step's own
     precision decides alone."""
+    notes: tuple[str, ...] = ()
+    if own.strategy is not None and own.strategy.wire:
+        whole = replace(whole, coarsest=torch.finfo(dtype(own.strategy.wire)).eps)
+        notes = (_ON_THE_WIRE.format(own.strategy.wire),)
     noise = measured_noise(program, whole, seed)
     near, _ = settled(
         program, whole, seed,
         lambda known: _distance(program, whole, own, Tolerance(own=True, noise=known)), noise,
     )  # fmt: skip
-    notes: tuple[str, ...] = ()
     if not near.equal and (other := _at_other_scales(program, whole, own, seed)) is not None:
-        near, notes = other, (_OTHER_SCALES,)
+        near, notes = other, (*notes, _OTHER_SCALES)
     if wide is None:
         note = f"the step cannot be checked in float64: {unwidened}"
         return _check(near, near, noise, _too_far(near), (*notes, note))
