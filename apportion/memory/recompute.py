@@ -50,7 +50,7 @@ class RecomputedGraph:
 
 
 def recompute(graph: Graph, ops: Iterable[int]) -> RecomputedGraph:
-    """The Graph in which the backward recomputes these forward Ops; raises ValueError for an Op that
+    """The Graph in which the backward recomputes these forward Ops; raises ValueError for one that
     cannot be."""
     chosen = frozenset(ops)
     for op in sorted(chosen):
