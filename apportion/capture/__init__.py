@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from apportion.capture.counter_random import (
         word_table as word_table,
     )
+    from apportion.capture.fixed_inputs import (
+        FixedInput as FixedInput,
+    )
     from apportion.capture.functional_twins import (
         functional_twin as functional_twin,
     )

@@ -18,6 +18,7 @@ from apportion.capture.all_updates import check_all_fixed
 from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import RESULT, Binding
 from apportion.capture.discover import discover
+from apportion.capture.fixed_inputs import FixedInput, check_fixed
 from apportion.capture.live_state import LiveState, live_state
 from apportion.capture.step_results import StepResults
 from apportion.capture.training_step import DtypeReplacement, StepFunction
@@ -39,6 +40,7 @@ class Program:
     returned   the Value of each scalar in it, by name, which the step ends with as with state; None
                for the loss
     by_itself  whether the step calls backward and its optimizers itself
+    fixed_inputs  tensors of the batch that are no inputs: the same in every step
     """
 
     graph: g.Graph
@@ -56,6 +58,7 @@ class Program:
     results: StepResults | None = None
     returned: dict[str, int | None] = field(default_factory=dict)
     by_itself: bool = False
+    fixed_inputs: tuple[FixedInput, ...] = ()
 
     @cached_property
     def live(self) -> LiveState:
@@ -66,6 +69,11 @@ class Program:
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """All optimizers of the step, in the order in which their groups are numbered."""
         return self.live.optimizers
+
+    @property
+    def fixed_positions(self) -> frozenset[int]:
+        """The positions among the leaves of the batch of those that are the same in every step."""
+        return frozenset(each.position for each in self.fixed_inputs)
 
     def __repr__(self) -> str:
         return f"<Program {type(self.model).__name__}, {len(self.graph.ops)} ops>"
@@ -114,13 +122,15 @@ def bound_tensor(live: LiveState, binding: Binding) -> torch.Tensor:
 
 
 def batch_leaves(program: Program, batch: Any) -> dict[int, torch.Tensor]:
-    """The batch's tensors by value index; raises ValueError unless the batch is as captured. A list
+    """The batch's tensors by value index; raises ValueError unless the batch is as captured,
+    fixed tensors with the same values. A list
     may stand for a tuple, as a DataLoader makes lists of what were tuples, and any Mapping for
     another."""
     captured = flatten(program.batch)
     flat = flatten(batch).in_order_of(captured)
     for position, (new, old) in enumerate(zip(flat, captured.leaves, strict=True)):
         _check_leaf(position, new, old)
+    check_fixed(program.fixed_inputs, flat)
     return {value: flat[position] for value, position in program.inputs}
 
 

@@ -22,12 +22,14 @@ from apportion.capture.call_place import call_place
 from apportion.capture.ctc_calls import recorded_ctc_loss
 from apportion.capture.data_shapes import (
     ShapeFromData,
+    deciding,
     fixed_result,
     shape_refusal,
     with_fixed_shape,
 )
 from apportion.capture.functional_twins import functional_twin
 from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
+from apportion.capture.packed_calls import padded
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
 from apportion.capture.torch_private import (
     DataDependentOutputException,
@@ -40,6 +42,7 @@ from apportion.capture.torch_private import (
     fake_values,
     is_composite,
     newest_autograd_node,
+    padding_by,
     running_autograd_node,
     schema,
     storage_id,
@@ -118,6 +121,8 @@ class Recorder(TorchDispatchMode):
                 the first slot of the time after
     stale       whether another tensor in such a memory was read after that
     reads       who answers when the step wants to know a value
+    stranger    called with each new slot of a fake tensor, which another recorder may have seen
+    left_before slots of tensors that another recorder has made; the last inputs of the trace
     """
 
     def __init__(self, mode: FakeTensorMode, reads: ReadValues | None = None) -> None:
@@ -139,6 +144,8 @@ class Recorder(TorchDispatchMode):
         self.overwritten: dict[int, tuple[int, int]] = {}
         self.stale = False
         self.reads = reads
+        self.stranger: Callable[[Recorder, int], None] | None = None
+        self.left_before: list[int] = []
 
     def slot(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor, new if it was never seen."""
@@ -159,6 +166,8 @@ class Recorder(TorchDispatchMode):
         if not isinstance(tensor, FakeTensor):
             with without_modes():
                 self.constants[index] = tensor.detach()
+        elif self.stranger is not None:
+            self.stranger(self, index)
         self.sharers[storage_id(tensor)] = self.sharers.get(storage_id(tensor), 0) + 1
         return index
 
@@ -169,7 +178,7 @@ class Recorder(TorchDispatchMode):
     def trace(self, inputs: tuple[int, ...], outputs: Sequence[torch.Tensor | None]) -> Trace:
         """What was recorded, ending in the given results."""
         ends = tuple(None if x is None else self.slot(x) for x in outputs)
-        begins = (*inputs, *self.made_leaves)
+        begins = (*inputs, *self.made_leaves, *self.left_before)
         return Trace(tuple(self.calls), tuple(self.types), self.constants, begins, ends)
 
     # what own_loop.py needs
@@ -248,15 +257,18 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.dynamic_output_shape in func.tags:
             known = fixed_result(func, args, kwargs, self.fixed)
             if known is not None:
-                return known
+                return self._kept(known)
         try:
             result = self._run(func, args, kwargs)
         except ShapeFromData:
             with self:
                 result = with_fixed_shape(func, args, self.fixed)
             if result is None:
-                raise
-            return result
+                place = call_place(record.__code__).at
+                fixable = self.fixable(deciding(func, args))
+                raise ShapeFromData(shape_refusal(func, place, fixable)) from None
+            packed = func is aten._pack_padded_sequence.default
+            return result if packed else self._kept(result)
         self._append(func, args, kwargs, result)
         return result
 
@@ -268,6 +280,22 @@ class Recorder(TorchDispatchMode):
             constant: torch.Tensor = tensor.constant
             return constant
         return None if self.reads is None else self.reads.fixed(tensor)
+
+    def fixable(self, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+        """The tensors of the batch that alone decide the values of these; none where something else
+        does, too."""
+        fakes = [x for x in tensors if _has_no_data(x)]
+        return () if self.reads is None else self.reads.fixable(fakes)
+
+    def _kept(self, result: Any) -> Any:
+        """Tensors that were computed once and for all, as constants that the step may write to."""
+        if isinstance(result, list | tuple):
+            return type(result)(self._kept(each) for each in result)
+        if not isinstance(result, torch.Tensor) or isinstance(result, FakeTensor):
+            return result
+        fake = self._empty(result.shape, result.dtype)
+        self.constants[self.slot(fake)] = result
+        return fake
 
     def _append(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         given = self._with_refs(tuple(args))
@@ -489,7 +517,8 @@ def _values_of_fakes(recorder: Recorder) -> Iterator[None]:
         lambda tensor: float(reads.number(tensor)),  # type: ignore[arg-type]
         reads.array,
     )
-    with values, recorded_ctc_loss(recorder.fixed, lambda: call_place(record.__code__).at):
+    ctc_loss = recorded_ctc_loss(recorder, lambda: call_place(record.__code__).at)
+    with values, ctc_loss, padding_by(padded):
         yield
 
 

@@ -80,7 +80,8 @@ def _wide_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _disturbing(size: float, draw: int, wide: bool) -> Copying:
-    """A function that copies tensors with an error in every floating number."""
+    """A function that copies tensors with an error in every floating number that is not a whole
+    one: those are labels, masks and counts, which are exact, and a label of 1 is the largest."""
     generator = torch.Generator().manual_seed(draw)
 
     def copying(tensor: torch.Tensor) -> torch.Tensor:
@@ -88,7 +89,8 @@ def _disturbing(size: float, draw: int, wide: bool) -> Copying:
         if not made.is_floating_point():
             return made
         up = torch.randint(0, 2, made.shape, generator=generator).to(made.device) * 2 - 1
-        return (made.to(torch.float64) * (1.0 + size * up)).to(made.dtype)
+        exact = made.to(torch.float64)
+        return torch.where(exact.frac() == 0, exact, exact * (1.0 + size * up)).to(made.dtype)
 
     return copying
 
@@ -128,7 +130,7 @@ def capture_as(program: Program, dtype: torch.dtype) -> Program:
     """
     cast = cast_program(program, dtype)
     how = (cast.step, cast.model, cast.optimizer, cast.batch, cast.clip_norm, cast.widened)
-    return capture_with(*how)
+    return capture_with(*how, [each.name for each in program.fixed_inputs])
 
 
 def cast_program(program: Program, dtype: torch.dtype) -> Program:

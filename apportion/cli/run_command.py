@@ -121,7 +121,7 @@ def run_command(
         _tell(it.notes)
         saved = None if plan is None else Plan.load(plan)
         place = cluster(f"local:{procs or 2}") if saved is None else saved.cluster
-        program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+        program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
         _tell(program.notes)
         with SharedPool(len(place.devices), timeout) as processes:
             if saved is None:

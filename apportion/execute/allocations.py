@@ -7,6 +7,7 @@ result are listed in `EXTRA_BYTES`, with how the figures were found.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -216,7 +217,7 @@ def _measured_workspace(func: Any, args: Any, kwargs: dict[str, Any], result: An
         real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
         with (
             _disable_current_modes(),
-            torch.profiler.profile(profile_memory=True, acc_events=True) as profile,
+            memory_profile() as profile,
         ):
             made = func(*real_args, **real_kwargs)
         kept = sum(x.untyped_storage().nbytes() for x in tree_leaves(made) if _is_tensor(x))
@@ -233,6 +234,13 @@ def _zeros(x: Any) -> Any:
         return x
     with _disable_current_modes():
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_()
+
+
+def memory_profile() -> torch.profiler.profile:
+    """A profile of the allocator's events. torch's profiler writes lines about itself to standard
+    error unless this is set before the first one."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    return torch.profiler.profile(profile_memory=True, acc_events=True)
 
 
 def allocated_peak(profile: Any, from_ns: int = 0) -> int:

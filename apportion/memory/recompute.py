@@ -50,8 +50,8 @@ class RecomputedGraph:
 
 
 def recompute(graph: Graph, ops: Iterable[int]) -> RecomputedGraph:
-    """The Graph in which the backward recomputes these forward Ops; raises ValueError for one that
-    cannot be."""
+    """The Graph in which the backward recomputes these forward Ops; raises ValueError for an Op
+    that cannot be."""
     chosen = frozenset(ops)
     for op in sorted(chosen):
         _check(graph, op)

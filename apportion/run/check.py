@@ -89,7 +89,7 @@ def eager_run(program: Program, steps: int, seed: int) -> tuple[int, EagerRun]:
         return run
 
     try:
-        return accepted(program.batch, seed, steps, trial)
+        return accepted(program.batch, seed, steps, trial, program.fixed_positions)
     except FloatingPointError:  # with the batch as it was given, too
         batches = [program.batch] * steps
         return AS_GIVEN, EagerRun(batches, *eager_steps(program, batches, seed))

@@ -25,9 +25,6 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-# The profiler writes a line about itself to standard error unless this is set before torch loads.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -91,7 +88,9 @@ class PoolProcess:
         if source.facts is not None:
             return bound_program(source.graph, source.facts, model)
         self.captures += 1
-        return capture(model.step, model.model, model.optimizer, model.batch, model.clip_norm)
+        return capture(
+            model.step, model.model, model.optimizer, model.batch, model.clip_norm, model.fixed
+        )
 
     def _widened(self, source: StepSource) -> Program:
         own = self.program(source)[0]

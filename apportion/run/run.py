@@ -156,7 +156,9 @@ def check_shared_gpu() -> None:
 def _load_program(spec: str, seed: int) -> Program:
     """The step of a model with data, captured."""
     model = zoo.load(spec, seed)
-    return capture(model.step, model.model, model.optimizer, model.batch, model.clip_norm)
+    return capture(
+        model.step, model.model, model.optimizer, model.batch, model.clip_norm, model.fixed
+    )
 
 
 def _measured(plan: Plan, ranks: list[TrainingResult], steps: int) -> Run:

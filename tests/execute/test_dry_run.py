@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -305,3 +308,12 @@ def test_two_threads_need_no_less_than_one() -> None:
     one, two = (dict(measure_storage(executable, n).workspace) for n in (1, 2))
     assert all(two[task] >= n for task, n in one.items())
     assert sum(two.values()) > sum(one.values())
+
+
+def test_measuring_writes_nothing_to_the_terminal() -> None:
+    code = "import sys; from apportion.execute import memory_profile\nwith memory_profile(): pass"
+    environment = {k: v for k, v in os.environ.items() if k != "KINETO_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "" and "profiler" not in done.stderr
