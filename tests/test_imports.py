@@ -20,12 +20,14 @@ ROOT = ["version", "faces", "graph", "files", "quantity", "without_dynamo", "col
 
 # A room may import the rooms before it, and only what their `__init__` offers.
 ROOMS = [
-    "zoo", "capture", "describe", "split", "machine", "lower", "simulate", "place", "learn",
-    "search", "execute", "verify", "plan", "run", "show", "cli",
+    "zoo", "capture", "describe", "split", "machine", "lower", "simulate", "memory", "place",
+    "learn", "search", "execute", "verify", "plan", "run", "show", "cli",
 ]  # fmt: skip
 
 # Rooms that plan: they work where torch is not installed.
-WITHOUT_TORCH = ["describe", "split", "machine", "lower", "simulate", "place", "search"]
+WITHOUT_TORCH = [
+    "describe", "split", "machine", "lower", "simulate", "memory", "place", "search",
+]  # fmt: skip
 
 # Imports against the order. Each is inside a function, and runs when that is called.
 FORWARD = {

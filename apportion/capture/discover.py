@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from apportion.capture.loss_scale import LossScale
+
 _OTHERS = (
     str(Path(torch.__file__).parent) + os.sep,
     str(Path(os.__file__).parent) + os.sep,
@@ -60,7 +62,7 @@ def discover(step: Any, *given: Any) -> FoundObjects:
     another one."""
     found = FoundObjects()
     seen: set[int] = set()
-    for reference in _references(step):
+    for reference in (*_references(step), *_own_cells(step)):
         _look(reference, found, seen, 0)
     for each in given:
         for name, inner in _attributes(each):
@@ -87,6 +89,9 @@ def _look(at: _Reference, found: FoundObjects, seen: set[int], depth: int) -> No
     seen.add(id(thing))
     if isinstance(thing, torch.nn.Module):
         found.modules.append((at.name, thing))
+    elif isinstance(thing, torch.amp.GradScaler):
+        if thing.is_enabled():
+            found.modules.append((at.name, LossScale(thing)))
     elif isinstance(thing, torch.optim.Optimizer):
         found.optimizers.append(thing)
         for name, inner in _attributes(thing):
@@ -144,6 +149,12 @@ def _references(function: Any) -> Iterator[_Reference]:
         if name in function.__globals__:
             put = functools.partial(_set, function.__globals__, name)
             yield _Reference(name, function.__globals__[name], put)
+
+
+def _own_cells(step: Any) -> Iterator[_Reference]:
+    """What a step closes over that is one of ours or of a library."""
+    if isinstance(step, FunctionType) and not _is_users(step.__code__):
+        yield from _cells(step)
 
 
 def _cells(function: FunctionType) -> Iterator[_Reference]:

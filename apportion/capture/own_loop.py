@@ -4,8 +4,9 @@ Part of capture/. A Recorder (record.py) sees operators only. Here `backward` ru
 that accumulate in fake parameters, and `optimizer.step()` becomes one call of `apportion.update`
 for each parameter that has a gradient; all else that a loop does (zero_grad, clipping, averages of
 the parameters) is operators on the fakes and needs no word. Hooks on gradients and on optimizers'
-steps run as they do in PyTorch. What cannot be captured (a scheduler's step, an enabled GradScaler)
-is refused here, with the user's line.
+steps run as they do in PyTorch. An update that a GradScaler skips where gradients are not finite is
+computed and then chosen or not. What cannot be captured (a scheduler's step) is refused here, with
+the user's line.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from apportion.capture.averaged_model import update_parameters
 from apportion.capture.backward_leaves import backward_leaves
 from apportion.capture.discover import holds_another
 from apportion.capture.live_state import LiveState
+from apportion.capture.loss_scale import plain_scaling
 from apportion.capture.record import Recorder, at_user_line
 from apportion.capture.torch_private import (
     gradient_hooks,
     gradients_of,
     step_hooks,
+    with_skipping,
 )
 from apportion.capture.trace import CaptureError, TensorType
 from apportion.capture.update_call import update_call
@@ -57,6 +60,7 @@ class OwnLoop:
     leftover    the gradients of the step before, which only a step without zero_grad would see
     unclear     parameters whose leftover gradient was taken for cleared
     by_itself   whether the step calls backward or an optimizer itself
+    skips       whether the update that is under way is to be skipped, a tensor
     """
 
     recorder: Recorder
@@ -75,6 +79,8 @@ class OwnLoop:
     skipped: dict[str, None] = field(default_factory=dict)
     leftover_slots: dict[str, int] = field(default_factory=dict)
     by_itself: bool = False
+    skips: torch.Tensor | None = None
+    _steps: int = 0
     _running: bool = False
 
     def __post_init__(self) -> None:
@@ -175,7 +181,32 @@ class OwnLoop:
         """What optimizer.step does, its update recorded as one call per parameter; called by the
         step itself."""
         self.by_itself = True
-        return self.step_of(optimizer, *args, **kwargs)
+        found = vars(optimizer).get("found_inf")  # an optimizer that skips and unscales by itself
+        if found is None or self.skips is not None:
+            return self.step_of(optimizer, *args, **kwargs)
+        scale = vars(optimizer).get("grad_scale")
+        for group in optimizer.param_groups if scale is not None else ():
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale)
+        return self.step_unless(optimizer, found, *args, **kwargs)
+
+    def step_unless(
+        self, optimizer: torch.optim.Optimizer, found: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The step of an optimizer that a GradScaler skips if `found` is not zero."""
+        if holds_another(optimizer) or any(step_hooks(optimizer)):
+            raise CaptureError(
+                f"a GradScaler may skip the step of {type(optimizer).__name__}{at_user_line()}, "
+                "which holds another optimizer or has hooks, and what they do cannot be skipped; "
+                "use torch.autocast with torch.bfloat16, which needs no scaler"
+            )
+        with torch.no_grad():
+            self.skips = found != 0
+        try:
+            return optimizer.step(*args, **kwargs)
+        finally:
+            self.skips = None
 
     def step_of(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """The same, called by whoever."""
@@ -197,6 +228,7 @@ class OwnLoop:
     def update(self, fakes: Iterable[torch.Tensor]) -> None:
         """Updates those of these parameters that have a gradient."""
         phase, self.recorder.phase = self.recorder.phase, g.UPDATE
+        self._steps += 1
         with torch.no_grad():
             for fake in fakes:
                 self._update(fake)
@@ -213,7 +245,9 @@ class OwnLoop:
         if name in self.latest:
             self.gradients.append((name, self.latest[name]))
         held = [self._state(name, key, kind) for key, kind in self.states[name]]
-        new, *state = update_call([fake, grad, *held], self.number[name])
+        new, *state = update_call([fake, grad, *held], self.number[name], self._steps)
+        if self.skips is not None:
+            new, *state = map(partial(torch.where, self.skips), (fake, *held), (new, *state))
         keys = [key for key, _ in self.states[name]]
         self.state[name] = dict(zip(keys, state, strict=True))
         self.updated[name] = None
@@ -247,8 +281,8 @@ class OwnLoop:
                     stack.enter_context(_attribute(cls, "step", _refuse_scheduler))
             average = ("update_parameters", update_parameters)
             stack.enter_context(_attribute(AveragedModel, *average))
-            scale = partial(_scale, torch.amp.GradScaler.scale)
-            stack.enter_context(_attribute(torch.amp.GradScaler, "scale", _method(scale)))
+            stack.enter_context(plain_scaling())
+            stack.enter_context(with_skipping(self.step_unless))
             yield
 
     @contextmanager
@@ -350,20 +384,6 @@ def _refuse_scheduler(self: Any, *args: Any, **kwargs: Any) -> None:
         f"the step calls {type(self).__name__}.step(){at_user_line()}; a learning rate is read at "
         "every step and is no part of it, so call the scheduler outside, after runner.step"
     )
-
-
-def _method(function: Any) -> Any:
-    return lambda self, *args, **kwargs: function(self, *args, **kwargs)
-
-
-def _scale(scale: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-    if scaler.is_enabled():
-        raise CaptureError(
-            f"the step scales its loss by a GradScaler{at_user_line()}, which skips updates by "
-            "looking at the gradients' values; use torch.autocast with torch.bfloat16, which needs "
-            "no scaling, or GradScaler(enabled=False)"
-        )
-    return scale(scaler, *args, **kwargs)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

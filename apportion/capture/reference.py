@@ -8,7 +8,8 @@ step in another precision. run/ compares with the first two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from apportion.capture.batch_tree import map_tensors
 from apportion.capture.borrow import Copying, borrowed
 from apportion.capture.capture import capture_with
 from apportion.capture.eager_step import EagerResult, eager_step
+from apportion.capture.loss_scale import other_scale
 from apportion.capture.optimizer_copy import copied_with
 from apportion.capture.program import Program, state_tensor
 from apportion.capture.random_rules import CounterRandom
@@ -66,6 +68,14 @@ def disturbed_changes(
     return losses, {v: _double(ends[v]) - begins[v] for v in begins}
 
 
+@contextmanager
+def at_loss_scale(program: Program, factor: float, least: float = 1.0) -> Iterator[int]:
+    """A context in which the GradScalers of the step have another scale, and its state so too;
+    gives how many there are."""
+    with other_scale([module for _, module in program.live.modules], factor, least) as count:
+        yield count
+
+
 def begun_from(program: Program, state: EagerState) -> EagerState:
     """The same changes for what `eager_steps` returned: its ends without the live begins."""
     return {v: _double(end) - _double(state_tensor(program, v)) for v, end in state.items()}
@@ -80,7 +90,8 @@ def _wide_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _disturbing(size: float, draw: int, wide: bool) -> Copying:
-    """A function that copies tensors with an error in every floating number."""
+    """A function that copies tensors with an error in every floating number that is not a whole
+    one: those are labels, masks and counts, which are exact, and a label of 1 is the largest."""
     generator = torch.Generator().manual_seed(draw)
 
     def copying(tensor: torch.Tensor) -> torch.Tensor:
@@ -88,7 +99,8 @@ def _disturbing(size: float, draw: int, wide: bool) -> Copying:
         if not made.is_floating_point():
             return made
         up = torch.randint(0, 2, made.shape, generator=generator).to(made.device) * 2 - 1
-        return (made.to(torch.float64) * (1.0 + size * up)).to(made.dtype)
+        exact = made.to(torch.float64)
+        return torch.where(exact.frac() == 0, exact, exact * (1.0 + size * up)).to(made.dtype)
 
     return copying
 
@@ -128,7 +140,7 @@ def capture_as(program: Program, dtype: torch.dtype) -> Program:
     """
     cast = cast_program(program, dtype)
     how = (cast.step, cast.model, cast.optimizer, cast.batch, cast.clip_norm, cast.widened)
-    return capture_with(*how)
+    return capture_with(*how, [each.name for each in program.fixed_inputs])
 
 
 def cast_program(program: Program, dtype: torch.dtype) -> Program:

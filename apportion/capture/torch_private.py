@@ -133,6 +133,12 @@ def with_versions_kept(tensors: Sequence[torch.Tensor]) -> AbstractContextManage
     return context
 
 
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Sets torch's count of writes to a tensor."""
+    if tensor._version != version:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
 @contextmanager
 def without_mkldnn() -> Iterator[None]:
     """A context in which torch does not choose kernels that only some CPUs have."""
@@ -147,7 +153,8 @@ def without_mkldnn() -> Iterator[None]:
 @contextmanager
 def with_parameters(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
     """A context in which the model has other parameters and buffers, wherever they are: tied ones
-    and those of a module that has several names, too."""
+    and those of a module that has several names, too. Buffers that are made in it, or
+    made anew with another shape or dtype, stay."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise CaptureError(
             "the model has a module that torch.jit has compiled, whose parameters cannot be "
@@ -162,9 +169,18 @@ def with_parameters(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) ->
             table.update({key: other.get(id(tensor), tensor) for key, tensor in kept.items()})
         yield
     finally:
+        buffers = {id(module._buffers) for module in model.modules()}
         for table, kept in before:
+            now = dict(table) if id(table) in buffers else {}
             table.clear()
             table.update(kept)
+            table.update({k: x for k, x in now.items() if _is_of_new_type(x, kept.get(k))})
+
+
+def _is_of_new_type(tensor: Any, before: Any) -> bool:
+    if tensor is None or before is None:
+        return tensor is not None
+    return bool((tensor.shape, tensor.dtype) != (before.shape, before.dtype))
 
 
 @contextmanager
@@ -214,6 +230,17 @@ def fake_values(
                 delattr(FakeTensor, name)
             else:
                 setattr(FakeTensor, name, before[name])
+
+
+@contextmanager
+def padding_by(padded: Callable[..., Any]) -> Iterator[None]:
+    """A context in which torch takes packed sequences apart by this function."""
+    functions: Any = torch._VF
+    functions._pad_packed_sequence = padded
+    try:
+        yield
+    finally:
+        del functions._pad_packed_sequence
 
 
 def run_backward(loss: torch.Tensor, inputs: tuple[torch.Tensor, ...] = ()) -> Sequence[Any]:
@@ -274,3 +301,40 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any]]:
         *module._global_optimizer_post_hooks.values(),
     ]
     return before, after
+
+
+def first_scale(scaler: torch.amp.GradScaler) -> tuple[float, int]:
+    """What an enabled GradScaler begins with, which makes its tensors when it first needs them: the
+    scale, and how many good steps count towards its growth."""
+    return float(scaler._init_scale), int(scaler._init_growth_tracker)
+
+
+@contextmanager
+def with_scaling(unscale: Callable[..., None], update: Callable[..., Any]) -> Iterator[None]:
+    """A context in which every GradScaler computes by these two functions."""
+    names = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")
+    before = [getattr(torch, name) for name in names]
+    try:
+        for name, function in zip(names, (unscale, update), strict=True):
+            setattr(torch, name, function)
+        yield
+    finally:
+        for name, function in zip(names, before, strict=True):
+            setattr(torch, name, function)
+
+
+@contextmanager
+def with_skipping(step: Callable[..., Any]) -> Iterator[None]:
+    """A context in which every GradScaler calls `step(optimizer, found)` for an optimizer's step
+    that it would skip if the tensor `found` is not zero."""
+
+    def maybe(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        found = list(state["found_inf_per_device"].values())
+        return step(optimizer, sum(found[1:], found[0]), *args, **kwargs)
+
+    before = torch.amp.GradScaler._maybe_opt_step
+    setattr(torch.amp.GradScaler, "_maybe_opt_step", maybe)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(torch.amp.GradScaler, "_maybe_opt_step", before)  # noqa: B010

@@ -1,7 +1,8 @@
 """The line of the user's program that runs now, for the Ops and the error messages of capture/.
 
 A frame is the user's unless its code belongs to torch, to Python's own library or to this package
-(whose zoo counts as the user's). Lines are shown as `file.py:12`, relative to the working folder.
+(whose zoo counts as the user's, though its module that changes the precision of a model only where
+it is nobody else's). Lines are shown as `file.py:12`, relative to the working folder.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from types import CodeType, FrameType
 import torch
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
+_PRECISION = _PACKAGE + os.path.join("zoo", "precision.py")
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = str(Path(os.__file__).parent) + os.sep
 
@@ -24,12 +26,14 @@ def user_line(outermost: CodeType) -> str:
     """The line of the innermost frame that is the user's, looking no further out than the frame
     that runs `outermost`; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
+    between = ""
     while frame is not None and frame.f_code is not outermost:
         line = _line_in(frame, frame.f_lineno)
-        if line:
+        if line and frame.f_code.co_filename != _PRECISION:
             return line
+        between = between or line
         frame = frame.f_back
-    return ""
+    return between
 
 
 def user_line_of(error: BaseException) -> str:

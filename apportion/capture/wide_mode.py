@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from apportion.capture.loss_scale import plain_scaling
 from apportion.capture.torch_private import OpOverload
 
 _WIDE = {
@@ -85,7 +86,7 @@ def computing_wide() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with WideMode():
+        with plain_scaling(), WideMode():
             yield
     finally:
         torch.set_default_dtype(before)

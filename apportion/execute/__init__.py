@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from apportion.execute.allocations import (
         allocated_peak as allocated_peak,
     )
+    from apportion.execute.allocations import (
+        memory_profile as memory_profile,
+    )
     from apportion.execute.backends import (
         Backends as Backends,
     )

@@ -24,6 +24,7 @@ from apportion.execute import (
     Worker,
     allocated_peak,
     join_backends,
+    memory_profile,
     mode_of,
     peer_errors,
     worker,
@@ -92,7 +93,7 @@ class TrainingRequest:
         for step in range(self.steps):
             mine.rank.records = step == self.steps - 1
             mine.rank.spans.clear()
-            batch = vary(program.batch, self.seed, step, self.freedom)
+            batch = vary(program.batch, self.seed, step, self.freedom, program.fixed_positions)
             if step == self.steps - 1:
                 clock = _device_clock(mine)
             _wait_for_all()
@@ -228,9 +229,7 @@ class _HostPeak:
     def __init__(self, wanted: bool) -> None:
         self.peak_bytes: int | None = None
         self.from_ns = 0
-        self.profile = (
-            torch.profiler.profile(profile_memory=True, acc_events=True) if wanted else None
-        )
+        self.profile = memory_profile() if wanted else None
 
     def __enter__(self) -> _HostPeak:
         if self.profile is not None:

@@ -6,7 +6,7 @@ In: what a spec names, in float32. Out: the same model, step and batch in anothe
     bf16         all of them in bfloat16
     bf16-mixed   parameters and state in float32, products in bfloat16 by torch.autocast, and what
                  autocast keeps in float32 on a GPU (norms, softmax, losses) in float32
-    fp16-mixed   the same with float16, the loss scaled by a fixed number
+    fp16-mixed   the same with float16, the loss scaled by a torch.amp.GradScaler
 
 A precision is a setting of every model: `gpt2:tiny,precision=bf16-mixed`.
 """
@@ -22,9 +22,6 @@ from torch.overrides import TorchFunctionMode
 
 PRECISIONS = ("float32", "bf16", "bf16-mixed", "fp16-mixed")
 SETTING = "precision"
-SCALE = 1024.0
-"""What the loss is multiplied by in float16, so that small gradients do not vanish."""
-
 _FLOAT32 = frozenset(
     [
         "__pow__",
@@ -152,8 +149,8 @@ def in_precision(it: TrainedParts, precision: str) -> TrainedParts:
     if precision == "fp16-mixed":
         step = _scaled(_autocast(it.step, torch.float16), it.clip_norm)
         note = (
-            f"the loss is scaled by {SCALE:g} at every step, and an update is made even where a "
-            "gradient overflows float16"
+            "the loss is scaled by a GradScaler: a step whose gradients overflow float16 updates "
+            "nothing, and the next one has half the scale"
         )
         return TrainedParts(step, it.model, it.optimizer, it.batch, None, (*it.notes, note))
     return it
@@ -178,19 +175,19 @@ def _autocast(step: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any
 
 
 def _scaled(step: Callable[..., Any], clip_norm: float | None) -> Callable[..., Any]:
-    """The body of a loop that scales its loss, and its gradients back before the update."""
+    """The body of a loop whose scaler multiplies the loss and divides the gradients again."""
+    scaler = torch.amp.GradScaler("cpu")
 
     def scaled_step(model: Any, optimizer: Any, batch: Any) -> Any:
         optimizer.zero_grad()
         loss = step(model, batch)
-        (loss * SCALE).backward()
-        trained = [p for group in optimizer.param_groups for p in group["params"]]
-        for parameter in trained:
-            if parameter.grad is not None:
-                parameter.grad.mul_(1.0 / SCALE)
+        scaler.scale(loss).backward()
         if clip_norm is not None:
+            scaler.unscale_(optimizer)
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(trained, clip_norm)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         return loss
 
     return scaled_step

@@ -78,7 +78,7 @@ def tabm_ensemble() -> Any:
 
     model = TabM(
         n_num_features=4, cat_cardinalities=[3], d_out=10, k=4, n_blocks=2, d_block=16,
-        dropout=0.1, arch_type="tabm",
+        dropout=0.1, arch_type="tabm", start_scaling_init="random-signs",
     )  # fmt: skip
 
     def step(model: nn.Module, batch: Any) -> Tensor:

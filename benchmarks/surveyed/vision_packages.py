@@ -410,7 +410,7 @@ def arcface() -> Any:
 
 @REGISTRY("resnest")
 def resnest() -> Any:
-    from resnest.torch.models.resnest import Bottleneck, ResNet
+    from resnest.torch.resnet import Bottleneck, ResNet
 
     model = ResNet(
         Bottleneck, [1, 1, 1, 1], radix=2, groups=1, bottleneck_width=16, deep_stem=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -210,20 +209,6 @@ def test_schedulers_and_new_settings_are_refused_and_undone() -> None:
 
     assert "changes lr of group 0 of SGD" in refusal((slower, *training[1:]))
     assert training[2].param_groups[0]["lr"] == 0.1
-
-
-def test_an_enabled_scaler_is_refused_with_a_remedy() -> None:
-    scaler = torch.amp.GradScaler("cpu")
-
-    def step(model: Any, optimizer: Any, batch: Any) -> None:
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, batch)).backward()
-        scaler.step(optimizer)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        message = refusal(with_net(step))
-    assert "scales its loss by a GradScaler" in message and "torch.bfloat16" in message
 
 
 def test_forms_that_are_none_are_refused() -> None:

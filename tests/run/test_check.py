@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import apportion as ap
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
+from apportion.capture.reference import disturbed_changes
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.plan.plan import Plan, Prediction
@@ -299,3 +300,17 @@ def test_a_loop_that_returns_a_number_is_equal() -> None:
     program = captured(number_step)  # type: ignore[arg-type]
     found = ap.check(program, plan_of(program))
     assert found.equal, found
+
+
+def test_a_label_is_exact_whatever_the_noise() -> None:
+    """A target above 1 would be an error of binary_cross_entropy."""
+
+    def clicks(model: nn.Module, batch: Any) -> Tensor:
+        return F.binary_cross_entropy(model(batch["x"]).sigmoid(), batch["clicked"])
+
+    torch.manual_seed(0)
+    model = Net()
+    batch = {"x": torch.randn(4, 6), "clicked": torch.ones(4, 6)}
+    program = capture(clicks, model, torch.optim.SGD(model.parameters(), 0.1), batch)
+    losses, state = disturbed_changes(program, [batch], 0, 0.01, 1)
+    assert losses[0] > 0 and any(change.any() for change in state.values())

@@ -50,9 +50,12 @@ def test_mixed_keeps_master_weights(name: str, kind: str) -> None:
     assert mixed.graph.values[mixed.graph.loss or 0].dtype == "float32"
 
 
-def test_a_fixed_scale_is_said() -> None:
+def test_float16_has_a_scale_that_moves() -> None:
     it = zoo.load("mlp:tiny,precision=fp16-mixed")
-    assert "scaled by 1024" in it.notes[0]
+    assert "scaled by a GradScaler" in it.notes[0]
+    program = captured("mlp:tiny,precision=fp16-mixed")
+    names = {b.name for b in program.bindings.values()}
+    assert {"scaler.scale", "scaler.growth_tracker"} <= names
 
 
 @pytest.mark.parametrize("precision", zoo.PRECISIONS)

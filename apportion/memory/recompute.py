@@ -1,0 +1,144 @@
+"""recompute: forward Ops done again in the backward, so that their results need not be kept.
+
+Part of the room memory. A Graph and some of its forward Ops come in, a RecomputedGraph goes out, in
+which every backward Op reads a second computation of what these Ops make:
+
+    y = gelu(x)   z = y @ w   ...   dw = y.T @ dz      with gelu recomputed      y' = gelu(x)
+                                                                                 dw = y'.T @ dz
+
+A copy is an Op like any other: of the same kind, with the same arguments (the key of a random draw
+is one, so that dropout repeats its mask), of phase backward, naming the Op that it repeats as its
+forward Op. It stands just before the first Op that reads it, and reads copies itself where its
+inputs are recomputed too, else what the forward has kept. Copies that nobody would read are not
+made, so that what the step ends with (running statistics, the loss) is made once.
+
+Values keep their numbers, new ones come after them: whatever is bound to the Graph is bound to this
+one. Since a Graph is functional, any set of Ops gives the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from apportion.graph import BACKWARD, FORWARD, Graph, Op, Value
+
+AGAIN = "again"  # how the names of copies end
+
+
+@dataclass(frozen=True)
+class RecomputedGraph:
+    """A Graph with copies of some Ops.
+
+    origins  for each Op the one of the first Graph that it is, or repeats
+    values   for each Value the one of the first Graph that it equals
+    """
+
+    graph: Graph
+    origins: tuple[int, ...]
+    values: tuple[int, ...]
+
+    def is_copy(self, op: int) -> bool:
+        """Whether an Op repeats another."""
+        forward = self.graph.ops[op].forward
+        return forward is not None and self.origins[forward] == self.origins[op]
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """The Ops that repeat others."""
+        return tuple(op for op in range(len(self.graph.ops)) if self.is_copy(op))
+
+
+def recompute(graph: Graph, ops: Iterable[int]) -> RecomputedGraph:
+    """The Graph in which the backward recomputes these forward Ops; raises ValueError for an Op
+    that cannot be."""
+    chosen = frozenset(ops)
+    for op in sorted(chosen):
+        _check(graph, op)
+    builder = _CopyingBuilder(graph, chosen)
+    for op in range(len(graph.ops)):
+        builder.add(op)
+    return builder.built()
+
+
+def _check(graph: Graph, op: int) -> None:
+    if not 0 <= op < len(graph.ops):
+        raise ValueError(f"there is no operator {op} to recompute; there are {len(graph.ops)}")
+    if graph.ops[op].phase != FORWARD:
+        raise ValueError(
+            f"operator {graph.ops[op].name!r} is of the {graph.ops[op].phase}; only those of the "
+            "forward can be recomputed"
+        )
+
+
+class _CopyingBuilder:
+    """The Ops and Values so far. `copied` has the Value that stands for one in the backward."""
+
+    def __init__(self, graph: Graph, chosen: frozenset[int]) -> None:
+        self.graph, self.chosen = graph, chosen
+        self.ops: list[Op] = []
+        self.origins: list[int] = []
+        self.values: list[Value] = list(graph.values)
+        self.equal: list[int] = list(range(len(graph.values)))
+        self.copied: dict[int, int] = {}
+        self.done: set[int] = set()
+        self.moved: dict[int, int] = {}
+        self.names = {value.name for value in graph.values}
+
+    def add(self, index: int) -> None:
+        """The next Op of the Graph, after the copies that it needs."""
+        op = self.graph.ops[index]
+        if op.phase == BACKWARD:
+            for needed in self._needed(op):
+                self._copy(needed)
+            op = self._reading_copies(op)
+        self.moved[index] = len(self.ops)
+        self.ops.append(op)
+        self.origins.append(index)
+
+    def _needed(self, reader: Op) -> list[int]:
+        """The Ops to repeat before this one, in order."""
+        found: set[int] = set()
+        waiting = [reader]
+        while waiting:
+            for value in waiting.pop().inputs:
+                made = self.graph.producer[value]
+                if made is None or made[0] not in self.chosen:
+                    continue
+                if made[0] not in self.done and made[0] not in found:
+                    found.add(made[0])
+                    waiting.append(self.graph.ops[made[0]])
+        return sorted(found)
+
+    def _copy(self, index: int) -> None:
+        op = self._reading_copies(self.graph.ops[index])
+        outputs = tuple([self._value(value) for value in op.outputs])
+        self.copied.update(zip(op.outputs, outputs, strict=True))
+        self.done.add(index)
+        self.ops.append(
+            replace(op, name=f"{op.name}.{AGAIN}", outputs=outputs, phase=BACKWARD, forward=index)
+        )
+        self.origins.append(index)
+
+    def _value(self, value: int) -> int:
+        name = f"{self.graph.values[value].name}.{AGAIN}"
+        while name in self.names:
+            name = f"{name}.{AGAIN}"
+        self.names.add(name)
+        self.values.append(replace(self.graph.values[value], name=name))
+        self.equal.append(value)
+        return len(self.values) - 1
+
+    def _reading_copies(self, op: Op) -> Op:
+        inputs = tuple([self.copied.get(value, value) for value in op.inputs])
+        return op if inputs == op.inputs else replace(op, inputs=inputs)
+
+    def built(self) -> RecomputedGraph:
+        if not self.done:
+            return RecomputedGraph(self.graph, tuple(self.origins), tuple(self.equal))
+        ops = [
+            op if op.forward is None else replace(op, forward=self.moved[op.forward])
+            for op in self.ops
+        ]
+        graph = replace(self.graph, values=tuple(self.values), ops=tuple(ops))
+        return RecomputedGraph(graph, tuple(self.origins), tuple(self.equal))
