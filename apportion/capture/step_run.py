@@ -213,7 +213,11 @@ class _StepRun:
 
     def _buffers(self, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All buffers as they are now."""
-        return self.live.buffers() | {name: held[name] for name, _ in self.live.written}
+        found = self.live.buffers()
+        for each in self.live.written:
+            if each.place is None or not isinstance(each.now, torch.Tensor):
+                found[each.name] = held[each.name]
+        return found
 
     def _kept_types(
         self, held: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
@@ -246,6 +250,9 @@ class _StepRun:
         fake_of = {id(t): held[n] for n, t in self.tensors.parameters.items()}
         fake_of |= {id(t): held[n] for n, t in self.tensors.buffers.items()}
         with ExitStack() as stack:
+            for each in self.live.written:
+                if each.place is not None:
+                    stack.callback(each.place.put, each.tensor)
             for place in self.live.places:
                 if id(place.parameter) in fake_of:
                     stack.callback(place.put, place.parameter)
