@@ -104,6 +104,7 @@ class StepWatch:
     forward what the user's part of a step that returns its loss has come to, the first time
     stops   whether a recording ends there
     remade  whether the step has made a buffer anew in another shape
+    needs_grad  whether a parameter needs a gradient, where the last step has changed that
     """
 
     def __init__(self, inputs: Mapping[int, torch.Tensor]) -> None:
@@ -111,12 +112,14 @@ class StepWatch:
         self._recordings: list[_Recording] = []
         self._after: Mapping[int, torch.Tensor] = {}
         self._found: dict[int, bool] = {}
+        self.needs_grad: Mapping[int, bool] = {}
         self.forward: _ForwardPart | None = None
         self.stops = self.remade = False
 
     def begin(self) -> None:
         """To be called where all objects are as they were before the first recording."""
         self._recordings.clear()
+        self.needs_grad = {}
 
     def live_value(self, place: int) -> torch.Tensor | None:
         """What an input begins the first recording with, if no update changes it."""
@@ -146,15 +149,18 @@ class StepWatch:
         elif self.stops:
             raise _ForwardEnd(recorder, part)
 
-    def step_done(self, after: Mapping[int, torch.Tensor], remade: bool) -> None:
-        """To be called at the end of a step, with what its inputs have become, by position, and
-        whether the step has made a buffer anew in another shape."""
-        self._after, self.remade = after, remade
+    def step_done(
+        self, after: Mapping[int, torch.Tensor], needs_grad: Mapping[int, bool], remade: bool
+    ) -> None:
+        """To be called at the end of a step, with what its inputs have become, by position; whether
+        those parameters need a gradient for which that was otherwise; and whether the step has made
+        a buffer anew in another shape."""
+        self._after, self.needs_grad, self.remade = after, needs_grad, remade
 
     @property
     def decided_by_forward(self) -> bool:
         """Whether no code of the user's ran in the rest of the first recording, as a hook does."""
-        if self.forward is None or not self._recordings:
+        if self.forward is None or not self._recordings or self.needs_grad:
             return False
         rest = self._recordings[0].recorder.calls[self.forward.calls :]
         return not any(call.site.phase == g.BACKWARD and call.site.line for call in rest)

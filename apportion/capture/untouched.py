@@ -21,6 +21,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -173,9 +174,13 @@ def _part(part: _KeptPart, key: Any) -> Any:
 
 
 def _with_others(held: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
-    """A tensor's replacement, or a tuple with such; anything else as it is."""
+    """A tensor's replacement, a weak reference to it, or a tuple with such; anything else as it
+    is."""
     if isinstance(held, torch.Tensor):
         return tensors.get(id(held), held)
+    if type(held) is weakref.ref:
+        other = tensors.get(id(held()))
+        return held if other is None else weakref.ref(other)
     if isinstance(held, tuple) and len(held) < 1000:
         new = [_with_others(each, tensors) for each in held]
         if any(a is not b for a, b in zip(new, held, strict=True)):
