@@ -29,7 +29,7 @@ def borrowed(program: Program, copying: Copying) -> Iterator[None]:
     them has a gradient when it begins."""
     live = program.live
     held = [p for group in live.param_groups for p in group["params"]]
-    loose = [tensor for _, tensor in live.written]
+    loose = [each.tensor for each in live.written]
     every = (*live.parameters().values(), *held, *loose)
     parameters = list({id(p): p for p in every}.values())
     data = [parameter.data for parameter in parameters]

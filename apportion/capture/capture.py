@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from apportion import graph as g
 from apportion.capture.all_updates import AllUpdateTemplates
 from apportion.capture.batch_tree import flatten
@@ -33,7 +31,7 @@ from apportion.capture.step_run import StepCall, StepLeaves, recorded_step
 from apportion.capture.trace import CaptureError
 from apportion.capture.training_step import DtypeReplacement, StepFunction
 from apportion.capture.untouched import LiveObjects, untouched
-from apportion.capture.written_tensors import WrittenState
+from apportion.capture.written_tensors import ReplacedState, WrittenState, WrittenTensor
 
 
 def capture(
@@ -72,20 +70,40 @@ def capture_with(
 
 
 def _captured(call: StepCall, objects: LiveObjects) -> Program:
-    try:
-        return _captured_with(call, objects, ())
-    except WrittenState as found:
-        objects.forget_writes(found.tensors)
-        objects.restore()
-        live = live_state_of(call.step, call.model, call.optimizer)
-        written = objects.named(found.tensors, live.parameters() | live.buffers())
-        if not written:
-            raise
+    written: tuple[WrittenTensor, ...] = ()
+    for _ in range(_MOST_TRIES):
+        try:
+            return _captured_with(call, objects, written)
+        except (WrittenState, ReplacedState) as found:
+            more = _more_state(found, call, objects, written)
+            if not more:
+                raise
+            written += more
     return _captured_with(call, objects, written)
 
 
+_MOST_TRIES = 4
+
+
+def _more_state(
+    found: WrittenState | ReplacedState,
+    call: StepCall,
+    objects: LiveObjects,
+    known: tuple[WrittenTensor, ...],
+) -> tuple[WrittenTensor, ...]:
+    """The tensors that a step was found to write to or to replace, if they can be its state."""
+    if isinstance(found, WrittenState):
+        objects.forget_writes(found.tensors)
+    objects.restore()
+    live = live_state_of(call.step, call.model, call.optimizer, known)
+    taken = live.parameters() | live.buffers()
+    if isinstance(found, WrittenState):
+        return objects.named(found.tensors, taken)
+    return tuple(each for each in found.tensors if each.name not in taken)
+
+
 def _captured_with(
-    call: StepCall, objects: LiveObjects, written: tuple[tuple[str, torch.Tensor], ...]
+    call: StepCall, objects: LiveObjects, written: tuple[WrittenTensor, ...]
 ) -> Program:
     live = live_state_of(call.step, call.model, call.optimizer, written)
     tensors = _tensors(live, call)

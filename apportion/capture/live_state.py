@@ -17,6 +17,7 @@ import torch
 
 from apportion.capture.discover import FoundObjects, ParameterPlace
 from apportion.capture.trace import CaptureError
+from apportion.capture.written_tensors import WrittenTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +30,7 @@ class LiveState:
     loose: tuple[tuple[str, torch.nn.Parameter], ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
     places: tuple[ParameterPlace, ...] = ()
-    written: tuple[tuple[str, torch.Tensor], ...] = ()
+    written: tuple[WrittenTensor, ...] = ()
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """All parameters by name, each once."""
@@ -39,7 +40,7 @@ class LiveState:
     def buffers(self) -> dict[str, torch.Tensor]:
         """All buffers by name, each once, and the tensors that the step writes to."""
         named = [(b + n, x) for b, m in self.modules for n, x in m.named_buffers()]
-        return _each_once([*named, *self.written])
+        return _each_once([*named, *((each.name, each.now) for each in self.written)])
 
     def tensor(self, name: str) -> torch.Tensor:
         """The parameter or buffer of that name; raises ValueError if there is none."""
@@ -50,9 +51,13 @@ class LiveState:
                     found = getattr(module.get_submodule(path), last)
                     if isinstance(found, torch.Tensor):
                         return found
-        for known, tensor in (*self.loose, *self.written):
+        for known, parameter in self.loose:
             if known == name:
-                return tensor
+                return parameter
+        for each in self.written:
+            if each.name == name:
+                now: torch.Tensor = each.now
+                return now
         raise ValueError(f"the model has no parameter or buffer {name!r}")
 
     def named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:

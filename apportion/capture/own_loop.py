@@ -132,7 +132,7 @@ class OwnLoop:
         self.recorder.phase = g.BACKWARD
         try:
             graph = backward_leaves(roots)
-            leaves = list(wanted) or graph.leaves
+            leaves = list(wanted) or [x for x in graph.leaves if x.requires_grad]
             seeds = _seeds(roots, given or (None,) * len(roots))
             if graph.reentrant and not wanted:
                 every = [*leaves, *(self.fakes[name] for name in self.number)]

@@ -22,6 +22,7 @@ from apportion.capture.fixed_inputs import FixedInput, check_fixed
 from apportion.capture.live_state import LiveState, live_state
 from apportion.capture.step_results import StepResults
 from apportion.capture.training_step import DtypeReplacement, StepFunction
+from apportion.capture.written_tensors import WrittenTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class Program:
                for the loss
     by_itself  whether the step calls backward and its optimizers itself
     fixed_inputs  tensors of the batch that are no inputs: the same in every step
-    written    tensors in no module that the step writes to, by name
+    written    tensors in no module that the step writes to, or replaces by others
     """
 
     graph: g.Graph
@@ -60,7 +61,7 @@ class Program:
     returned: dict[str, int | None] = field(default_factory=dict)
     by_itself: bool = False
     fixed_inputs: tuple[FixedInput, ...] = ()
-    written: tuple[tuple[str, torch.Tensor], ...] = ()
+    written: tuple[WrittenTensor, ...] = ()
 
     @cached_property
     def live(self) -> LiveState:
@@ -101,7 +102,7 @@ def live_state_of(
     step: StepFunction,
     model: Any,
     optimizer: Any,
-    written: tuple[tuple[str, torch.Tensor], ...] = (),
+    written: tuple[WrittenTensor, ...] = (),
 ) -> LiveState:
     """The modules and optimizers that a step is given, and those that it refers to by itself; and
     the tensors that it writes to."""

@@ -40,6 +40,7 @@ from apportion.capture.torch_private import (
     TorchDispatchMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    fake_data,
     fake_values,
     is_composite,
     newest_autograd_node,
@@ -102,7 +103,10 @@ def record(
     slots = tuple(recorder.slot(x) for x in inputs)
     with mode, torch.random.fork_rng(devices=[]), without_mkldnn(), _module_paths(recorder, model):
         recorder.numbering = DrawNumbering()
-        with recorder, _values_of_fakes(recorder), _numpy_refused_in_our_words():
+        with (
+            recorder, fake_data(recorder.set_data), _values_of_fakes(recorder),
+            _numpy_refused_in_our_words(),
+        ):  # fmt: skip
             outputs = function(recorder, *inputs)
     trace = recorder.trace(slots, outputs)
     return _functionalize(trace, mode) if recorder.mutates else trace
@@ -211,6 +215,18 @@ class Recorder(TorchDispatchMode):
         is read later, `stale` says so."""
         self.slots[id(target)] = self.slot(value)
         self.overwritten[storage_id(target)] = (id(target), len(self.tensors))
+        torch.autograd.graph.increment_version(target)
+
+    def set_data(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """What `target.data = value` does: the name of a tensor is given to another value. Views of
+        the tensor that was there keep theirs."""
+        if (target.shape, target.dtype) != (value.shape, value.dtype):
+            raise CaptureError(
+                f"the step sets .data of a tensor to one of another shape or dtype"
+                f"{at_user_line()}; make a new tensor instead"
+            )
+        self.slot(target)
+        self.slots[id(target)] = self.slot(value)
         torch.autograd.graph.increment_version(target)
 
     def _look_for_stale(self, tensor: torch.Tensor, known: int) -> None:

@@ -30,6 +30,7 @@ from apportion import graph as g
 from apportion.capture.fixed_values import (
     BeginValues,
     FixedValues,
+    same_values,
     slots_that_matter,
     with_data,
     without_likes,
@@ -39,6 +40,7 @@ from apportion.capture.same_recordings import equal_tensors, line_of_difference
 from apportion.capture.trace import CaptureError, RecordedCall, Trace
 from apportion.capture.untouched import LiveChange, LiveObjects
 from apportion.capture.user_line import at_line, is_zoo_file, user_line, user_line_of
+from apportion.capture.written_tensors import ReplacedState, TensorPlace, WrittenTensor
 
 R = TypeVar("R")
 Function = Callable[..., Sequence[torch.Tensor | None]]
@@ -72,6 +74,7 @@ class _Recording:
     after     the slots that its inputs have become, by their positions
     moving    slots of tensors that an earlier recording has left, which depend on more than that
     found     whether it has read any tensor that an earlier one has left
+    reread    these tensors, each with its value where that is fixed
     """
 
     recorder: Recorder
@@ -80,6 +83,7 @@ class _Recording:
     after: Mapping[int, int]
     moving: frozenset[int]
     found: bool
+    reread: tuple[tuple[torch.Tensor, torch.Tensor | None], ...]
 
     def kept(self, tensor: torch.Tensor) -> tuple[bool, torch.Tensor | None]:
         """Whether this recording has seen a tensor, and the value it left in it, if that is
@@ -100,6 +104,7 @@ class StepWatch:
     forward what the user's part of a step that returns its loss has come to, the first time
     stops   whether a recording ends there
     remade  whether the step has made a buffer anew in another shape
+    needs_grad  whether a parameter needs a gradient, where the last step has changed that
     """
 
     def __init__(self, inputs: Mapping[int, torch.Tensor]) -> None:
@@ -107,12 +112,14 @@ class StepWatch:
         self._recordings: list[_Recording] = []
         self._after: Mapping[int, torch.Tensor] = {}
         self._found: dict[int, bool] = {}
+        self.needs_grad: Mapping[int, bool] = {}
         self.forward: _ForwardPart | None = None
         self.stops = self.remade = False
 
     def begin(self) -> None:
         """To be called where all objects are as they were before the first recording."""
         self._recordings.clear()
+        self.needs_grad = {}
 
     def live_value(self, place: int) -> torch.Tensor | None:
         """What an input begins the first recording with, if no update changes it."""
@@ -122,6 +129,11 @@ class StepWatch:
     def last_end(self) -> BeginValues:
         """What the inputs begin the next recording with."""
         return self._recordings[-1].end if self._recordings else self.live_value
+
+    @property
+    def read_last(self) -> list[int]:
+        """The ids of the tensors of earlier recordings that the last one has read."""
+        return [id(x) for x, _ in self._recordings[-1].reread] if self._recordings else []
 
     @property
     def last(self) -> _Recording:
@@ -137,15 +149,18 @@ class StepWatch:
         elif self.stops:
             raise _ForwardEnd(recorder, part)
 
-    def step_done(self, after: Mapping[int, torch.Tensor], remade: bool) -> None:
-        """To be called at the end of a step, with what its inputs have become, by position, and
-        whether the step has made a buffer anew in another shape."""
-        self._after, self.remade = after, remade
+    def step_done(
+        self, after: Mapping[int, torch.Tensor], needs_grad: Mapping[int, bool], remade: bool
+    ) -> None:
+        """To be called at the end of a step, with what its inputs have become, by position; whether
+        those parameters need a gradient for which that was otherwise; and whether the step has made
+        a buffer anew in another shape."""
+        self._after, self.needs_grad, self.remade = after, needs_grad, remade
 
     @property
     def decided_by_forward(self) -> bool:
         """Whether no code of the user's ran in the rest of the first recording, as a hook does."""
-        if self.forward is None or not self._recordings:
+        if self.forward is None or not self._recordings or self.needs_grad:
             return False
         rest = self._recordings[0].recorder.calls[self.forward.calls :]
         return not any(call.site.phase == g.BACKWARD and call.site.line for call in rest)
@@ -193,6 +208,7 @@ class StepWatch:
     ) -> None:
         trace = without_likes(recorder.trace(inputs, ends))
         moving = {slot for slot, moves in self._found.items() if moves}
+        reread = tuple((recorder.tensors[s], recorder.constants.get(s)) for s in self._found)
         if moving:
             moving &= slots_that_matter(trace)
         begins = self.last_end
@@ -200,7 +216,7 @@ class StepWatch:
         self._recordings.append(
             _Recording(
                 recorder, trace, FixedValues(trace, begins), after, frozenset(moving),
-                bool(self._found),
+                bool(self._found), reread,
             )
         )  # fmt: skip
 
@@ -259,8 +275,10 @@ class RepeatedRecording(Generic[R]):
                 return
             self._put_back()
             self._record(*args)
+            changes = self._live.changes()
         remade = self._watch.remade
         second = self._again(args, first, seed=1)
+        self._look_for_state(changes, second)
         caches = second.trace is not None and not _alike(first, second.trace)
         third = None
         if second.difference is None and caches:
@@ -284,6 +302,25 @@ class RepeatedRecording(Generic[R]):
             if again.difference is not None:
                 raise _random(drawn, at_line(self._lines[0]) if self._lines else again.difference)
         raise _other_next_time(changes, difference, settles)
+
+    def _look_for_state(self, changes: Sequence[LiveChange], second: _Again) -> None:
+        """Raises ReplacedState for tensors that the step has replaced by others of their type and
+        that it reads the next time; notes what else of the kind makes no difference."""
+        read = () if second.trace is None else self._watch.last.reread
+        kept = [c for c in changes if any(c.after is x and y is None for x, y in read)]
+        state = [
+            WrittenTensor(c.name, c.before, TensorPlace(c.get, c.put))
+            for c in changes
+            if c.put is not None and _same_type(c.before, c.after)
+            if any(c.after is x and (y is None or not same_values(y, c.before)) for x, y in read)
+        ]
+        if state:
+            raise ReplacedState(str(_state_kept(changes, second.difference or "", False)), state)
+        if kept and not second.moving:
+            self.notes += (
+                f"the step keeps {kept[0].name} from one time to the next, which makes no "
+                "difference to what it returns: a divided run leaves it as it is",
+            )
 
     def _count_on(
         self,
@@ -333,7 +370,7 @@ class RepeatedRecording(Generic[R]):
             if again.difference is not None:
                 raise _random(drawn, at_line(self._lines[0]) if self._lines else again.difference)
         if drawn:
-            self.notes = (
+            self.notes += (
                 f"the step draws random numbers from {' and '.join(drawn)}, which made no "
                 f"difference in {_DRAWS + 2} recordings",
             )
@@ -341,7 +378,7 @@ class RepeatedRecording(Generic[R]):
     def _again(self, args: tuple[Any, ...], first: Trace, seed: int) -> _Again:
         """Records the step once more from where it stands, and compares it with another one."""
         watch = self._watch
-        begins = watch.last_end
+        begins, read_before = watch.last_end, watch.read_last
         try:
             with _other_numbers(seed) as self._lines:
                 other = self._trace_of(self._record(*args))
@@ -352,7 +389,7 @@ class RepeatedRecording(Generic[R]):
         if not watch.last.found and _alike(first, other):
             return _Again(other, None, moving)
         line = line_of_difference(first, other, begins)
-        if line is None and moving:
+        if line is None and moving and watch.read_last != read_before:
             line = ""
         return _Again(other, None if line is None else at_line(line), moving)
 
@@ -371,6 +408,14 @@ class _Again:
     trace: Trace | None
     difference: str | None
     moving: bool
+
+
+def _same_type(before: Any, after: Any) -> bool:
+    """Whether a plain tensor has become another one of its shape and dtype."""
+    plain = isinstance(before, torch.Tensor) and not isinstance(before, torch.nn.Parameter)
+    if not plain or before.requires_grad or before.is_meta or not isinstance(after, torch.Tensor):
+        return False
+    return bool((before.shape, before.dtype) == (after.shape, after.dtype))
 
 
 _FAR = 3_628_800_000  # divisible by all up to 10, by 100 and 1000 and by powers of two

@@ -120,7 +120,7 @@ def _recorded(
     def once(reads: ReadValues) -> RecordedStep:
         run = _StepRun(call, live, leaves, objects, watch, renames)
         with mode:
-            fakes = [_fake(leaf.tensor) for leaf in leaves.flat]
+            fakes = [_fake(x.tensor, watch.needs_grad.get(k)) for k, x in enumerate(leaves.flat)]
         return run.recorded(record(watch.watched(run), fakes, mode, live, reads))
 
     compares = call.widened is None and not is_ours(call.step, call.model)
@@ -150,11 +150,13 @@ def _trace(recorded: RecordedStep) -> Trace:
     return recorded.trace
 
 
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order."""
+def _fake(tensor: torch.Tensor, needs_grad: bool | None) -> torch.Tensor:
+    """A fake CPU tensor of that shape; contiguous, because a Graph knows no memory order. The last
+    is whether a step before has made a parameter need its gradient, or not."""
     fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
     if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        needs_grad = tensor.requires_grad if needs_grad is None else needs_grad
+        return torch.nn.Parameter(fake, requires_grad=needs_grad)
     return fake
 
 
@@ -203,17 +205,22 @@ class _StepRun:
                     self.watch.forward_done(recorder, ends)
                     self._add_rest(loop, returned)
             self._check_updates(loop)
+            self._check_parameters(held)
             after = self._kept_types(held, self._buffers(held))
         recorder.writes.check()
         loop.check_end()
-        self._tell_watch(after)
+        self._tell_watch(after, held)
         loss = loss_name(returned.scalars, (), self.call.step, required=False)
         self.outcome = _Outcome(loop, returned, loss)
         return self._ends(loop, returned, loss, after)
 
     def _buffers(self, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All buffers as they are now."""
-        return self.live.buffers() | {name: held[name] for name, _ in self.live.written}
+        found = self.live.buffers()
+        for each in self.live.written:
+            if each.place is None or not isinstance(each.now, torch.Tensor):
+                found[each.name] = held[each.name]
+        return found
 
     def _kept_types(
         self, held: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
@@ -229,10 +236,26 @@ class _StepRun:
                 self.remade[name] = None
         return after
 
-    def _tell_watch(self, after: Mapping[str, torch.Tensor]) -> None:
-        named = enumerate(self.leaves)
-        states = {k: after[x.name] for k, x in named if x.role != g.INPUT}
-        self.watch.step_done(states, remade=bool(self.remade))
+    def _check_parameters(self, held: Mapping[str, torch.Tensor]) -> None:
+        now, loose = self.live.parameters(), dict(self.live.loose)
+        for name in self.tensors.parameters:
+            if name not in loose and now.get(name) is not held[name]:
+                raise CaptureError(
+                    f"the step puts another tensor in the place of the parameter {name}; write to "
+                    "the parameter instead, under torch.no_grad() with copy_"
+                )
+
+    def _tell_watch(
+        self, after: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]
+    ) -> None:
+        named = {k: x for k, x in enumerate(self.leaves) if x.role != g.INPUT}
+        states = {k: after[x.name] for k, x in named.items()}
+        needs = {
+            k: held[x.name].requires_grad
+            for k, x in named.items()
+            if x.role == g.PARAMETER and held[x.name].requires_grad != x.tensor.requires_grad
+        }
+        self.watch.step_done(states, needs, remade=bool(self.remade))
 
     def _call_step(self, batch: Any) -> Any:
         call = self.call
@@ -246,6 +269,9 @@ class _StepRun:
         fake_of = {id(t): held[n] for n, t in self.tensors.parameters.items()}
         fake_of |= {id(t): held[n] for n, t in self.tensors.buffers.items()}
         with ExitStack() as stack:
+            for each in self.live.written:
+                if each.place is not None:
+                    stack.callback(each.place.put, each.tensor)
             for place in self.live.places:
                 if id(place.parameter) in fake_of:
                     stack.callback(place.put, place.parameter)

@@ -184,6 +184,18 @@ def _is_of_new_type(tensor: Any, before: Any) -> bool:
 
 
 @contextmanager
+def fake_data(assign: Callable[[torch.Tensor, torch.Tensor], None]) -> Iterator[None]:
+    """A context in which `tensor.data = other` of a fake tensor, which no dispatch mode sees, calls
+    a function."""
+    plain: Any = torch._C.TensorBase.data
+    setattr(FakeTensor, "data", property(plain.__get__, assign))  # noqa: B010
+    try:
+        yield
+    finally:
+        delattr(FakeTensor, "data")
+
+
+@contextmanager
 def fake_values(
     number: Callable[[torch.Tensor], Any],
     plain_number: Callable[[torch.Tensor], float],

@@ -21,6 +21,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -33,6 +34,7 @@ import torch
 from apportion.capture.torch_private import FakeTensor, set_version, storage_id
 from apportion.capture.trace import CaptureError
 from apportion.capture.user_line import is_own_file
+from apportion.capture.written_tensors import WrittenTensor
 
 _ABSENT = object()
 _TABLES = ("_parameters", "_buffers", "_modules")  # of a module: parts of no name
@@ -50,12 +52,13 @@ Link = tuple[Any, str]
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveChange:
     """Something that the step changed and that was put back: its name, what it was and had become,
-    and how it is made another thing, where that can be done."""
+    how it is read, and how it is made another thing, where that can be done."""
 
     name: str
     before: Any
     after: Any
-    put: Callable[[Any], None] | None = None
+    get: Callable[[], Any]
+    put: Callable[[Any], None] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +119,8 @@ class Snapshot:
                     if not _is_same(before, after):
                         name = _shown((part.link, _shown_key(key)))
                         put = part.kind.put and functools.partial(part.kind.put, part.held, key)
-                        yield LiveChange(name, before, after, put)
+                        get = functools.partial(_part, part, key)
+                        yield LiveChange(name, before, after, get, put)
 
     def restore(self) -> tuple[LiveChange, ...]:
         """Puts everything back; returns what had changed. Raises CaptureError, by name, for what
@@ -165,10 +169,18 @@ class Snapshot:
                     part.kind.put(part.held, key, each)
 
 
+def _part(part: _KeptPart, key: Any) -> Any:
+    return part.kind.read(part.held).get(key)
+
+
 def _with_others(held: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
-    """A tensor's replacement, or a tuple with such; anything else as it is."""
+    """A tensor's replacement, a weak reference to it, or a tuple with such; anything else as it
+    is."""
     if isinstance(held, torch.Tensor):
         return tensors.get(id(held), held)
+    if type(held) is weakref.ref:
+        other = tensors.get(id(held()))
+        return held if other is None else weakref.ref(other)
     if isinstance(held, tuple) and len(held) < 1000:
         new = [_with_others(each, tensors) for each in held]
         if any(a is not b for a, b in zip(new, held, strict=True)):
@@ -563,7 +575,7 @@ class LiveObjects:
 
     def named(
         self, tensors: Sequence[torch.Tensor], taken: Collection[str]
-    ) -> tuple[tuple[str, torch.Tensor], ...]:
+    ) -> tuple[WrittenTensor, ...]:
         """The tensors with these memories that can be reached, by names that are not taken; none if
         one of them cannot be, or by several, or needs a gradient."""
         memories = {storage_id(tensor) for tensor in tensors}
@@ -576,7 +588,9 @@ class LiveObjects:
                     name += "_"
                 found[name] = tensor
         owners = {storage_id(tensor) for tensor in found.values()}
-        return tuple(found.items()) if len(owners) == len(found) == len(memories) else ()
+        if not len(owners) == len(found) == len(memories):
+            return ()
+        return tuple(WrittenTensor(name, tensor) for name, tensor in found.items())
 
     def forget_writes(self, tensors: Sequence[torch.Tensor]) -> None:
         """Sets torch's counts of writes to these memories back, where nothing was written because

@@ -3,12 +3,15 @@
 Part of capture/. An average of the parameters in a plain list, a table in a dict: real tensors that
 were there before the step and are changed in place, by themselves or by a view. They are state, as
 buffers are. A step is recorded with TensorWrites at its recorder's side; if that finds any, the
-recording ends in WrittenState, and capture records once more with these tensors as buffers.
+recording ends in WrittenState, and capture records once more with these tensors as buffers. So it
+is with tensors that the step replaces, in a dict or an attribute, by others made of them
+(ReplacedState, which repeatable.py raises).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +19,37 @@ import torch
 from apportion.capture.torch_private import FakeTensor, schema, storage_id
 from apportion.capture.trace import CaptureError, RecordedCall
 from apportion.capture.value_origin import Producers
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenTensor:
+    """A tensor in no module that is state of a step: its name, and the place where another one is
+    put instead of it, if it is not written to itself."""
+
+    name: str
+    tensor: torch.Tensor
+    place: TensorPlace | None = None
+
+    @property
+    def now(self) -> Any:
+        """What is there now."""
+        return self.tensor if self.place is None else self.place.get()
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPlace:
+    """Where a tensor is referred to: how to read it, and how to put another there."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
+class ReplacedState(CaptureError):
+    """The step replaces tensors of the user's by others, which the next step reads."""
+
+    def __init__(self, said: str, tensors: Sequence[WrittenTensor]) -> None:
+        super().__init__(said)
+        self.tensors = tensors
 
 
 class WrittenState(CaptureError):

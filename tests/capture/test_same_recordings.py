@@ -281,7 +281,7 @@ HARMFUL = [
     EmptyBufferGoesOn, ByKeyAndCount, WritesToViewsAndCounts, FilledFurther, OfCountingBuffer,
     SmoothedNumber, ThirdTime,
 ]  # fmt: skip
-SETTLES = [BatchInBuffer, EmptyBufferGoesOn, OtherTableInBuffer]
+SETTLES = [BatchInBuffer, EmptyBufferGoesOn, OtherTableInBuffer, MaskOfBatch, MaskByChance]
 
 
 def step(model: nn.Module, batch: Any) -> torch.Tensor:

@@ -98,3 +98,44 @@ def test_one_that_shares_its_memory_with_another_is_refused() -> None:
     step, model, optimizer = training(by_view, [table[:4], table[4]])
     with pytest.raises(ap.CaptureError, match=r"no parameter and no buffer at .*; register it"):
         ap.capture(step, model, optimizer, batches()[0])
+
+
+def in_a_dict(model: nn.Linear, kept: Any, x: torch.Tensor) -> None:
+    for name, parameter in model.named_parameters():
+        kept[name] = (0.9 * kept[name] + 0.1 * parameter.data).clone()
+
+
+def read_by_the_next(model: nn.Linear, kept: Any, x: torch.Tensor) -> None:
+    kept["bias"] = 0.5 * kept["weight"].sum(0) + x.mean(0)
+    kept["weight"] = kept["weight"] + 1.0
+
+
+@pytest.mark.parametrize("write", [in_a_dict, read_by_the_next])
+@pytest.mark.parametrize("uses", [True, False])
+def test_those_that_are_replaced_by_others_too(write: Any, uses: bool) -> None:
+    kept = {"weight": torch.zeros(4, 4), "bias": torch.zeros(4)}
+    before = dict(kept)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: nn.Linear, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(batch) + (kept["bias"] if uses else 0.0)).square().mean()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            write(model, kept, batch)
+        return loss
+
+    program = ap.capture(step, model, optimizer, batches()[0])
+    losses, state = run(program, batches())
+    reference, ends = eager_steps(program, batches(), seed=0)
+    assert all(kept[name] is before[name] for name in kept)
+    expected = [float(step(model, optimizer, batch).detach()) for batch in batches()]
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert reference == pytest.approx(expected, rel=1e-5)
+    found = {b.name: v for v, b in program.bindings.items() if b.name.startswith("kept.")}
+    assert "kept.weight" in found
+    for name, value in found.items():
+        torch.testing.assert_close(state[value], kept[name.removeprefix("kept.")])
+        torch.testing.assert_close(ends[value], kept[name.removeprefix("kept.")])
