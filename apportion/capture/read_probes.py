@@ -81,8 +81,8 @@ def record_probed(
     for each in inputs:
         refuse_layout(each.name, each.tensor)
     recordings = _Recordings(once, trace_of, inputs)
-    result, reads = recordings.first()
-    notes = _Probe(recordings, trace_of(result), reads).notes()
+    result, values = recordings.first()
+    notes = _Probe(recordings, trace_of(result), values).notes()
     for other in recordings.others:
         result = agreed(result, other)
     return result, notes
@@ -112,7 +112,7 @@ class _Recordings(Generic[R]):
         finally:
             values.end()
 
-    def first(self) -> tuple[R, list[ValueRead]]:
+    def first(self) -> tuple[R, ReadValues]:
         """The recording that counts. Where questions were answered by a guess and it raises, the
         last guess that has not been tried both ways is."""
         answers = self.answers
@@ -131,7 +131,7 @@ class _Recordings(Generic[R]):
                 answers = replace(answers, guesses=guesses)
             else:
                 self.answers = replace(answers, guesses=tuple(values.guessed))
-                return result, values.reads
+                return result, values
 
     def outcome(
         self, change: str, changed: frozenset[Any], trace: Trace
@@ -210,10 +210,9 @@ class _Probe:
     found   what is known of a place: shown, checked, or a sentence
     """
 
-    def __init__(
-        self, recordings: _Recordings[Any], trace: Trace, reads: Sequence[ValueRead]
-    ) -> None:
-        self._recordings, self._trace = recordings, trace
+    def __init__(self, recordings: _Recordings[Any], trace: Trace, values: ReadValues) -> None:
+        reads = values.reads
+        self._recordings, self._trace, self._taken = recordings, trace, frozenset(values.taken)
         self._shapes = [read for read in reads if read.kind == SHAPE and read.origin.leaves]
         self._groups: dict[Any, list[ValueRead]] = {}
         self._found: dict[Any, str] = {}
@@ -244,6 +243,8 @@ class _Probe:
                 sentences.append(f"the check{at} is left out: all it does is raise an exception")
             elif found != _SAME:
                 sentences.append(found)
+            elif stack in self._taken:
+                continue
             elif self._text(stack) not in checked and not (drawn.draws and not drawn.leaves):
                 sentences.append(f"the value read{at} is only shown: a run does not compute it")
         return tuple(dict.fromkeys(sentences))

@@ -39,6 +39,7 @@ from apportion.capture.torch_private import (
     TorchDispatchMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    fake_arithmetic,
     fake_values,
     is_composite,
     newest_autograd_node,
@@ -60,7 +61,7 @@ from apportion.capture.trace import (
     flat_results,
 )
 from apportion.capture.user_line import at_line, user_line, user_line_of
-from apportion.capture.value_reads import ReadValues
+from apportion.capture.value_reads import ReadValues, read_extremes
 from apportion.without_dynamo import leave_unloaded
 
 # Before anything is recorded, because a dispatch mode would load torch's compiler when it is first
@@ -508,11 +509,17 @@ def _values_of_fakes(recorder: Recorder) -> Iterator[None]:
     reads.begin(recorder)
     values = fake_values(
         lambda tensor: reads.number(tensor, followed=True),
-        lambda tensor: float(reads.number(tensor)),  # type: ignore[arg-type]
+        reads.as_float,
         reads.array,
     )
     ctc_loss = recorded_ctc_loss(recorder, lambda: call_place(record.__code__).at)
-    with values, ctc_loss, padding_by(padded):
+    with (
+        values,
+        ctc_loss,
+        padding_by(padded),
+        fake_arithmetic(reads.operand),
+        read_extremes(reads),
+    ):
         yield
 
 

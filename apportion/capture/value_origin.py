@@ -121,8 +121,20 @@ def origin_of(
     return ValueOrigin(tuple(sorted(calls)), frozenset(leaves), draws, opaque)
 
 
+_SHAPE_ONLY = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
+        "new_empty", "new_empty_strided",
+    )
+)  # fmt: skip
+"""Operators that read the shape and dtype of their first argument, and no value."""
+
+
 def _read_slots(call: RecordedCall) -> list[int]:
-    return [*g.refs(call.args), *(slot for arg in call.kwargs.values() for slot in g.refs(arg))]
+    """The slots whose values a call reads."""
+    args = call.args[1:] if str(call.target) in _SHAPE_ONLY else call.args
+    return [*g.refs(args), *(slot for arg in call.kwargs.values() for slot in g.refs(arg))]
 
 
 def true_value(
@@ -150,7 +162,15 @@ def true_value(
             for each in _read_slots(call):
                 if each not in table:
                     table[each] = _on_cpu(found[each])
-            _run(call, table)
+            if str(call.target) in _SHAPE_ONLY:
+                like, kind = call.args[0].index, types[call.args[0].index]
+                kept = table.get(like)
+                table[like] = torch.empty(1, dtype=kind[1]).expand(kind[0])
+                _run(call, table)
+                table.pop(like)
+                table.update({} if kept is None else {like: kept})
+            else:
+                _run(call, table)
             for each in _read_slots(call):
                 if last[each] == number and each != slot:
                     table.pop(each, None)

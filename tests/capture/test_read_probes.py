@@ -347,3 +347,26 @@ def test_a_default_dtype_is_resolved_before_a_worker_runs_the_graph() -> None:
     finally:
         torch.set_default_dtype(before)
     assert run(program, [program.batch])[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_is_read_for_its_shape_only_decides_nothing() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        hidden = model(batch[0])
+        mask = hidden.new_ones(5, dtype=torch.bool) & torch.zeros_like(hidden[:, 0]).eq(0)
+        if mask.all():
+            hidden = hidden * 2
+        return hidden.square().mean()
+
+    program = captured(step)
+    assert not program.notes
+    assert_equals_eager(program)
+
+
+def test_a_mask_like_the_model_is_blamed_on_the_batch_alone() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        hidden = model(batch[0])
+        mask = torch.zeros_like(hidden) + (batch[1] > 0)
+        return hidden.mean() * 2 if (mask > 0).any() else hidden.mean()
+
+    with pytest.raises(CaptureError, match=r"depends on batch\.1 at .*fixed=\[\"batch\.1\"\]"):
+        captured(step)
