@@ -173,8 +173,31 @@ class ClipsAll(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         held = [p for group in self.param_groups for p in group["params"]]
         norm = torch.stack([p.grad.pow(2).sum() for p in held]).sum().sqrt()
-        for p in held:
-            p.add_(p.grad / norm.clamp(min=1.0), alpha=-self.param_groups[0]["lr"])
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad / norm.clamp(min=1.0), alpha=-group["lr"])
+
+
+class Listed(torch.optim.SGD):
+    """Keeps means over every dimension in a list, and a dict of what it has seen."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["means"] = [torch.zeros(n, dtype=p.dtype) for n in p.shape]
+                    state["seen"] = {"steps": 0, "unused": None, "none": []}
+                state["seen"]["steps"] += 1
+                update = p.grad.clone()
+                for dim, mean in enumerate(state["means"]):
+                    others = [d for d in range(p.dim()) if d != dim]
+                    square = p.grad.square()
+                    mean.add_(square.mean(others) if others else square)
+                    shape = [-1 if d == dim else 1 for d in range(p.dim())]
+                    update.div_(mean.view(shape).sqrt() + state["seen"]["steps"])
+                p.add_(update / (1 + update.norm()), alpha=-group["lr"])
 
 
 class Noisy(torch.optim.SGD):

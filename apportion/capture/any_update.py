@@ -7,34 +7,58 @@ every path (update_nodes.py). Which state it keeps, first_state.py says.
 The step is traced twice with different numbers. A setting whose number is found in the operators
 otherwise than by itself is *fixed*: it has its true value in the trace and must keep it. So is one
 that decided a branch which its true value decides otherwise.
+
+As a rule a parameter is traced alone. Where an optimizer updates a parameter by the gradients of
+others too (Lamb's limit on the norm of all gradients, Prodigy's sums over all parameters), all
+parameters of a step are traced together, and the update is that of all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from apportion.capture.first_state import NUMBER, FirstState, first_state, group_numbers
+from apportion.capture.first_state import (
+    NUMBER,
+    FirstState,
+    first_state,
+    is_kept,
+    shared_state,
+)
 from apportion.capture.number_rules import NumbersAsTensors, number_functions
-from apportion.capture.optimizer_step import IN_GROUP, own_step, take_step
+from apportion.capture.optimizer_step import (
+    IN_GROUP,
+    IN_OPTIMIZER,
+    IN_STATE,
+    is_shared,
+    own_step,
+    take_step,
+)
 from apportion.capture.setting_number import (
+    NUMBERS,
+    GroupKey,
     Guard,
     NumberLog,
     expression_value,
     fixed_keys,
-    keys_of,
     numbered_settings,
     plain,
+    settings_of,
 )
+from apportion.capture.state_tree import flat_state
 from apportion.capture.torch_private import FakeTensorMode
 from apportion.capture.trace import CaptureError, TensorType
 from apportion.capture.update_nodes import UpdateMerger, UpdateNodes, paths
 
 IS_FIRST = "is_first_step"
 """The name of the state that says whether a parameter has made no step yet, where it matters."""
+
+Salt = Callable[[int, str], float]
+"""By how much the number of a setting, told by its group and key, is moved in a trace."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +70,8 @@ class ParameterState:
     numbers  name -> the type of those that the optimizer keeps as Python numbers
     kept     entries that never change
     fresh    whether the first step, which is still to come, computes otherwise than later ones
+    joint    whether the parameter is updated by the gradients of others too
+    made     shared state that the first step makes, where it is fresh and makes none of its own
     """
 
     types: dict[str, TensorType]
@@ -53,6 +79,8 @@ class ParameterState:
     numbers: dict[str, type]
     kept: dict[str, Any]
     fresh: bool = False
+    joint: bool = False
+    made: str | None = None
 
     @property
     def shared(self) -> list[str]:
@@ -61,29 +89,46 @@ class ParameterState:
 
 
 @dataclass(frozen=True)
-class TracedUpdate:
-    """The update of one parameter: inputs are the parameter, its gradient and its state; outputs
-    the new parameter and the new state.
+class TracedParameter:
+    """A parameter whose update is traced, alone or with others.
 
-    fixed   settings that must keep their values
+    group  its number among the groups of all optimizers
+    """
+
+    group: int
+    kind: TensorType
+    state: ParameterState
+
+    @property
+    def kinds(self) -> list[TensorType]:
+        """The types of the parameter, its gradient and its state."""
+        return [self.kind, self.kind, *self.state.types.values()]
+
+
+@dataclass(frozen=True)
+class TracedUpdate:
+    """The update of parameters: inputs are, for each of them, the parameter, its gradient and its
+    state; outputs the new parameter and the new state.
+
+    fixed   settings that must keep their values, each with its group
     guards  comparisons of settings that must keep their outcomes
     """
 
     update: UpdateNodes
-    fixed: frozenset[str]
+    fixed: frozenset[GroupKey]
     guards: tuple[Guard, ...]
 
 
 @dataclass(frozen=True)
 class UpdateTracer:
-    """Traces the updates of one parameter group.
+    """Traces updates of an optimizer.
 
-    number  of the group among the groups of all optimizers
+    groups  those of the parameters that are traced, by their numbers among the groups of all
+            optimizers
     """
 
     optimizer: torch.optim.Optimizer
-    number: int
-    group: Mapping[str, Any]
+    groups: Mapping[int, Mapping[str, Any]]
     mode: FakeTensorMode
 
     @property
@@ -91,49 +136,83 @@ class UpdateTracer:
         return type(self.optimizer).__name__
 
     def _settings(
-        self, log: NumberLog, fixed: frozenset[str], salt: Callable[[str], float]
-    ) -> dict[str, Any]:
+        self, log: NumberLog, fixed: frozenset[GroupKey], salt: Salt
+    ) -> dict[int, dict[str, Any]]:
         torchs = own_step(type(self.optimizer)).__module__.startswith("torch.")
-        return numbered_settings(self.group, self.number, log, salt, fixed, torchs)
+        found = {}
+        for number, group in self.groups.items():
+            own = frozenset(key for of, key in fixed if of == number)
+            moved = partial(salt, number)
+            found[number] = numbered_settings(group, number, log, moved, own, torchs)
+        return found
 
-    def _plain_settings(self, salt: float) -> dict[str, Any]:
-        return dict(plain(self._settings(NumberLog(), self._fixed, lambda key: salt)))
+    def _plain_settings(self, number: int, salt: float) -> dict[str, Any]:
+        settings = self._settings(NumberLog(), self._fixed, lambda group, key: salt)
+        tensors = {
+            key: value.detach().clone()
+            for key, value in self.groups[number].items()
+            if isinstance(value, torch.Tensor) and key not in NUMBERS
+        }
+        return dict(plain(settings[number])) | tensors
 
     @property
-    def _fixed(self) -> frozenset[str]:
+    def _fixed(self) -> frozenset[GroupKey]:
         """Settings that are fixed before anything is traced. One that is zero is not used, other
         than a rate at the begin of a schedule."""
-        zeros = {k for k, v in self.group.items() if type(v) in (int, float) and v == 0}
-        return fixed_keys(self.group) | (zeros - {"lr"})
+        found = set()
+        for number, group in self.groups.items():
+            zeros = {k for k, v in group.items() if type(v) in (int, float) and v == 0}
+            found |= {(number, key) for key in fixed_keys(group) | (zeros - {"lr"})}
+        return frozenset(found)
 
     # state
 
-    def state(self, parameter: torch.Tensor) -> ParameterState:
-        """The state of a parameter, made or not."""
+    def state(self, number: int, parameter: torch.Tensor) -> ParameterState:
+        """The state of a parameter of a group, made or not."""
         made = self.optimizer.state.get(parameter) or {}
+        group = self.groups[number]
         shapes = {tuple(x.shape) for x in made.values() if isinstance(x, torch.Tensor)}
         like = made if shapes <= {tuple(parameter.shape), ()} else {}
-        one, other = (self._plain_settings(salt) for salt in (0.0, 0.05))
-        shared = group_numbers(self.optimizer, one, parameter, like)
-        true = {key: self.group[key] for key in shared if key in self.group}
+        one, other = (self._plain_settings(number, salt) for salt in (0.0, 0.05))
+        kinds, joint = shared_state(self.optimizer, one, parameter, like)
+        shared = {name: self._shared(group, name) for name in kinds}
+        later = {name: kind for name, kind in kinds.items() if shared[name] is None}
         if made:
-            return self._made_state(made, shared)
-        first = first_state(self.optimizer, one | true, other | true, parameter)
-        return self._first_types(parameter, first)
+            shared |= {name: kind(0) for name, kind in later.items()}
+            return replace(self._made_state({**flat_state(made), **shared}), joint=joint)
+        shared = {name: value for name, value in shared.items() if value is not None}
+        first = first_state(self.optimizer, one, other, parameter, shared, later)
+        made_by = None
+        if first.fresh and all(map(is_shared, first.values)) and not first.kept:
+            if not first.made:
+                raise CaptureError(
+                    f"the first step of {self._name} computes otherwise than later ones, and "
+                    "nothing says that it is done; let it keep state in self.state[parameter]"
+                )
+            made_by = first.made[0]
+        begun = self._first_types(number, parameter, first)
+        return replace(begun, joint=joint, made=made_by)
 
-    def _made_state(self, made: Mapping[str, Any], shared: Mapping[str, type]) -> ParameterState:
+    def _shared(self, group: Mapping[str, Any], name: str) -> Any:
+        """State that is shared with other parameters, as it is now; None if there is none."""
+        if name.startswith(IN_GROUP):
+            return group.get(name.removeprefix(IN_GROUP))
+        if name.startswith(IN_OPTIMIZER):
+            return vars(self.optimizer).get(name.removeprefix(IN_OPTIMIZER))
+        return self.optimizer.state.get(name.removeprefix(IN_STATE))  # type: ignore[call-overload]
+
+    def _made_state(self, made: Mapping[str, Any]) -> ParameterState:
         types: dict[str, TensorType] = {}
         values: dict[str, float] = {}
         numbers: dict[str, type] = {}
         kept = {}
-        held = {IN_GROUP + key: self.group.get(key, kind(0)) for key, kind in shared.items()}
-        for name, value in sorted({**made, **held}.items()):
+        for name, value in sorted(made.items()):
             if isinstance(value, torch.Tensor):
                 types[name] = (tuple(value.shape), value.dtype)
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 types[name], numbers[name] = ((), NUMBER), type(value)
                 values[name] = float(value)
-            elif value is None or isinstance(value, str | bool):
+            elif is_kept(value):
                 kept[name] = value
             else:
                 raise CaptureError(
@@ -142,14 +221,16 @@ class UpdateTracer:
                 )
         return ParameterState(types, dict.fromkeys(types, 0.0) | values, numbers, kept)
 
-    def _first_types(self, parameter: torch.Tensor, first: FirstState) -> ParameterState:
+    def _first_types(
+        self, number: int, parameter: torch.Tensor, first: FirstState
+    ) -> ParameterState:
         """Shapes and dtypes, which only a parameter of the true size and dtype tells."""
         found: dict[str, TensorType] = {}
-        log = NumberLog()
-        settings = self._settings(log, self._fixed, lambda key: 0.0)
+        settings = self._settings(NumberLog(), self._fixed, lambda group, key: 0.0)
+        nothing = TracedParameter(number, _type(parameter), ParameterState({}, {}, {}, {}))
 
         def step(decide: Any, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            state = self._stepped(decide, settings, fakes[:2], {}, {})
+            (state,) = self._stepped(decide, settings, [nothing], [fakes], [{}], [{}])
             for name in first.values:
                 value = state.get(name)
                 if isinstance(value, torch.Tensor) and name not in first.numbers:
@@ -168,21 +249,22 @@ class UpdateTracer:
 
     # the update
 
-    def trace(self, parameter: torch.Tensor, state: ParameterState) -> TracedUpdate:
-        """The update of a parameter; raises CaptureError if it has none."""
+    def trace(self, parameters: Sequence[TracedParameter]) -> TracedUpdate:
+        """The update of a parameter, or of several together; raises CaptureError if they have
+        none."""
         fixed = self._fixed
-        for _ in range(len(self.group) + 1):
-            update, guards = self._once(parameter, state, fixed, lambda key: 1.1e-4)
+        for _ in range(sum(map(len, self.groups.values())) + 1):
+            update, guards = self._once(parameters, fixed, lambda group, key: 1.1e-4)
             broken = {
-                key
+                read
                 for expression, outcome in guards.items()
-                if bool(expression_value({self.number: self.group}, expression)) != outcome
-                for key in keys_of(expression)
+                if bool(expression_value(self.groups, expression)) != outcome
+                for read in settings_of(expression)
             }
-            again, _ = self._once(parameter, state, fixed | broken, lambda key: 2.3e-4)
+            again, _ = self._once(parameters, fixed | broken, lambda group, key: 2.3e-4)
             if not broken and again == update:
                 return TracedUpdate(update, fixed, tuple(guards.items()))
-            more = broken or self._baked(parameter, state, fixed, update)
+            more = broken or self._baked(parameters, fixed, update)
             if not more - fixed:
                 break
             fixed |= more
@@ -193,66 +275,73 @@ class UpdateTracer:
 
     def _baked(
         self,
-        parameter: torch.Tensor,
-        state: ParameterState,
-        fixed: frozenset[str],
+        parameters: Sequence[TracedParameter],
+        fixed: frozenset[GroupKey],
         update: UpdateNodes,
-    ) -> frozenset[str]:
+    ) -> frozenset[GroupKey]:
         """The settings whose numbers are found in the operators otherwise than by themselves."""
         found = set()
-        for key in self.group:
-            if key == "params" or key in fixed:
-                continue
-            moved, _ = self._once(parameter, state, fixed, _salt_of(key))
-            if moved != update:
-                found.add(key)
+        for number, group in self.groups.items():
+            for key in group:
+                if key == "params" or (number, key) in fixed:
+                    continue
+                moved, _ = self._once(parameters, fixed, _salt_of(number, key))
+                if moved != update:
+                    found.add((number, key))
         return frozenset(found)
 
     def _once(
-        self,
-        parameter: torch.Tensor,
-        state: ParameterState,
-        fixed: frozenset[str],
-        salt: Callable[[str], float],
+        self, parameters: Sequence[TracedParameter], fixed: frozenset[GroupKey], salt: Salt
     ) -> tuple[UpdateNodes, dict[Any, bool]]:
         log = NumberLog()
         settings = self._settings(log, fixed, salt)
-        settings |= {key: self.group[key] for key in state.shared if key in self.group}
-        names = [name for name in state.types if name != IS_FIRST]
-        own = _type(parameter)
-        kinds = [own, own, *state.types.values()]
-        merger = UpdateMerger(len(kinds), kinds, log.table, self._name)
-        places = [0, 1, *(2 + k for k, n in enumerate(state.types) if n != IS_FIRST)]
+        for each in parameters:
+            own = self.groups[each.group]
+            settings[each.group] |= {key: own[key] for key in each.state.shared if key in own}
+        inputs = _Inputs(parameters)
+        merger = UpdateMerger(len(inputs.kinds), inputs.kinds, log.table, self._name)
 
-        def later(decide: Any, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            given = dict(zip(names, fakes[2:], strict=True))
-            return self._ends(decide, settings, fakes, given, state)
+        def run(fresh: bool) -> list[int]:
+            """The results of a step of parameters that have made none yet, or have."""
+            places = inputs.places(fresh)
 
-        def first(decide: Any, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return self._ends(decide, settings, fakes, None, state)
+            def step(decide: Any, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+                return self._ends(decide, settings, inputs, fakes, fresh)
 
-        found = paths(later, [kinds[k] for k in places], self.mode, self._name)
-        ends = merger.merged(found, places)
-        if state.fresh:
-            begun = merger.merged(paths(first, [own, own], self.mode, self._name), (0, 1))
-            flag = 2 + list(state.types).index(IS_FIRST)
-            condition = merger.add("aten.ne.Scalar", (flag,), ((), torch.bool), 0)
+            found = paths(step, [inputs.kinds[k] for k in places], self.mode, self._name)
+            return merger.merged(found, places)
+
+        ends = run(fresh=False)
+        flags = inputs.flags
+        if flags:
+            begun = run(fresh=True)
+            condition = merger.add("aten.ne.Scalar", (flags[0],), ((), torch.bool), 0)
             ends = merger.chosen(condition, begun, ends)
-            off = merger.add("aten.zeros_like.default", (flag,), kinds[flag], None)
-            ends.insert(flag - 1, off)
+            for flag in flags:
+                off = merger.add("aten.zeros_like.default", (flag,), inputs.kinds[flag], None)
+                # a gradient of each parameter before it is an input and no result
+                ends.insert(flag - 1 - inputs.owner(flag), off)
         return merger.update(ends), log.guards
 
     def _ends(
         self,
         decide: Any,
-        settings: Mapping[str, Any],
+        settings: Mapping[int, Mapping[str, Any]],
+        inputs: _Inputs,
         fakes: Sequence[torch.Tensor],
-        given: dict[str, torch.Tensor] | None,
-        state: ParameterState,
+        fresh: bool,
     ) -> list[torch.Tensor]:
-        """The new parameter and the new state."""
-        kept = {} if given is None else state.kept
-        after = self._stepped(decide, settings, fakes[:2], given or {}, kept)
+        """The new parameters and their new state."""
+        pairs, given, kept = inputs.shared_out(fakes, fresh)
+        after = self._stepped(decide, settings, inputs.parameters, pairs, given, kept)
+        ends = []
+        for parameter, pair, held, end in zip(inputs.parameters, pairs, kept, after, strict=True):
+            ends += [pair[0], *self._new_state(parameter.state, held, end)]
+        return ends
+
+    def _new_state(
+        self, state: ParameterState, kept: Mapping[str, Any], after: Mapping[str, Any]
+    ) -> list[torch.Tensor]:
         names = [name for name in state.types if name != IS_FIRST]
         extra = set(after) - {*names, *state.kept}
         changed = [n for n, v in kept.items() if after.get(n) != v]
@@ -261,10 +350,10 @@ class UpdateTracer:
                 f"{self._name} makes or changes {', '.join(sorted(extra) + changed)} in its state "
                 "on a later step; take a few steps before capture"
             )
-        ends = [fakes[0]]
+        ends = []
         for name in names:
             shape, dtype = state.types[name]
-            value = after[name]
+            value = after.get(name, state.values[name])
             if not isinstance(value, torch.Tensor):
                 value = torch.full((), float(value), dtype=dtype)
             if tuple(value.shape) != shape:
@@ -278,31 +367,103 @@ class UpdateTracer:
     def _stepped(
         self,
         decide: Any,
-        settings: Mapping[str, Any],
-        fakes: Sequence[torch.Tensor],
-        given: Mapping[str, torch.Tensor],
-        kept: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """The state after the class has taken its step on fakes, which are written to."""
-        parameter, grad = fakes
-        parameter.requires_grad_()
-        parameter.grad = grad
-        own = {n: v for n, v in {**given, **kept}.items() if not n.startswith(IN_GROUP)}
-        shared = {n.removeprefix(IN_GROUP): v for n, v in given.items() if n.startswith(IN_GROUP)}
-        state = {parameter: own} if own else {}
+        settings: Mapping[int, Mapping[str, Any]],
+        parameters: Sequence[TracedParameter],
+        pairs: Sequence[Sequence[torch.Tensor]],
+        given: Sequence[Mapping[str, torch.Tensor]],
+        kept: Sequence[Mapping[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """The state of each parameter after the class has taken its step on fakes, which are
+        written to. `pairs` are parameters and gradients."""
+        groups: dict[int, dict[str, Any]] = {}
+        state, common = {}, {}
+        for each, (parameter, grad), own, held in zip(parameters, pairs, given, kept, strict=True):
+            parameter.requires_grad_()
+            parameter.grad = grad
+            beside = {n: v for n, v in {**own, **held}.items() if not is_shared(n)}
+            if beside:
+                state[parameter] = beside
+            group = groups.setdefault(each.group, dict(settings[each.group]) | {"params": []})
+            group["params"].append(parameter)
+            for name, value in own.items():
+                if name.startswith(IN_GROUP):
+                    group[name.removeprefix(IN_GROUP)] = value
+                elif is_shared(name):
+                    common[name] = value
         with number_functions(type(self.optimizer)), NumbersAsTensors(decide, self._name):
-            groups = [dict(settings) | shared | {"params": [parameter]}]
-            end = take_step(self.optimizer, groups, state)
-        parameter.grad = None
-        parameter.requires_grad_(False)
-        unchanged = {IN_GROUP + key: value for key, value in shared.items()}
-        return unchanged | end.of(parameter)
+            end = take_step(self.optimizer, list(groups.values()), state, own=common)
+        order = list(groups)
+        found = []
+        for each, (parameter, _), own in zip(parameters, pairs, given, strict=True):
+            parameter.grad = None
+            parameter.requires_grad_(False)
+            found.append(end.of(parameter, order.index(each.group), (*own, *each.state.types)))
+        return found
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs of a traced update, one parameter after the other."""
+
+    parameters: Sequence[TracedParameter]
+
+    @property
+    def kinds(self) -> list[TensorType]:
+        return [kind for each in self.parameters for kind in each.kinds]
+
+    @property
+    def names(self) -> list[tuple[int, str]]:
+        """For each input the parameter's position, and the name of the state."""
+        return [
+            (k, name)
+            for k, each in enumerate(self.parameters)
+            for name in (_PARAMETER, _GRADIENT, *each.state.types)
+        ]
+
+    @property
+    def flags(self) -> list[int]:
+        """The inputs that say whether a parameter has made no step yet."""
+        return [place for place, (_, name) in enumerate(self.names) if name == IS_FIRST]
+
+    def owner(self, place: int) -> int:
+        """The parameter that an input belongs to."""
+        return self.names[place][0]
+
+    def places(self, fresh: bool) -> list[int]:
+        """The inputs that a step reads which is the first one of those that are to make theirs, or
+        a later one."""
+        return [
+            place
+            for place, (k, name) in enumerate(self.names)
+            if name != IS_FIRST
+            and (name in (_PARAMETER, _GRADIENT) or not (fresh and self.parameters[k].state.fresh))
+        ]
+
+    def shared_out(
+        self, fakes: Sequence[torch.Tensor], fresh: bool
+    ) -> tuple[list[list[torch.Tensor]], list[dict[str, torch.Tensor]], list[Mapping[str, Any]]]:
+        """Fakes of `places`: those of parameters and gradients, those of state by name, and the
+        entries of state that never change."""
+        count = len(self.parameters)
+        pairs: list[list[torch.Tensor]] = [[] for _ in range(count)]
+        given: list[dict[str, torch.Tensor]] = [{} for _ in range(count)]
+        for place, fake in zip(self.places(fresh), fakes, strict=True):
+            k, name = self.names[place]
+            if name in (_PARAMETER, _GRADIENT):
+                pairs[k].append(fake)
+            else:
+                given[k][name] = fake
+        kept = [{} if fresh and p.state.fresh else p.state.kept for p in self.parameters]
+        return pairs, given, kept
+
+
+_PARAMETER, _GRADIENT = "", "gradient of"
 
 
 def _type(parameter: torch.Tensor) -> TensorType:
     return tuple(parameter.shape), parameter.dtype
 
 
-def _salt_of(moved: str) -> Callable[[str], float]:
-    """The usual salt, another one for one key."""
-    return lambda key: 2.3e-4 if key == moved else 1.1e-4
+def _salt_of(number: int, moved: str) -> Salt:
+    """The usual salt, another one for one key of a group."""
+    return lambda group, key: 2.3e-4 if (group, key) == (number, moved) else 1.1e-4

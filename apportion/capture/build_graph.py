@@ -14,13 +14,12 @@ import torch
 
 from apportion import graph as g
 from apportion.capture.all_updates import AllUpdateTemplates
-from apportion.capture.inline_update import inline_updates
+from apportion.capture.inline_update import inlined_updates
 from apportion.capture.leftover import without_leftovers
 from apportion.capture.normalise import Node, NormalisedTrace
 from apportion.capture.optimizer import StateBegin
-from apportion.capture.trace import CallSite, CaptureError, Trace, dtype_name
+from apportion.capture.trace import CaptureError, Trace, dtype_name
 from apportion.capture.update_call import KIND as UPDATE_CALL
-from apportion.capture.update_nodes import UpdateNodes
 
 RESULT = "result"
 
@@ -131,7 +130,7 @@ def build(
     slots = {leaf.name: slot for slot, leaf in zip(trace.inputs, leaves, strict=False)}
     left = {slot: slots[name] for slot, (name, key) in begun.items() if not key}
     normalised = without_leftovers(normalised, left)
-    normalised = inline_updates(normalised, UPDATE_CALL, _operators_of(tensors, templates))
+    normalised = inlined_updates(normalised, tensors.parameters, tensors.trained, templates)
     builder = _GraphBuilder(normalised, results, tensors, templates, begun)
     builder.add_leaves(trace, leaves, results)
     for node in normalised.nodes:
@@ -151,21 +150,6 @@ def build(
     )  # fmt: skip
     inputs = tuple(builder.inputs)
     return BuiltGraph(graph, builder.constants, inputs, builder.bindings, returned)
-
-
-def _operators_of(tensors: StepTensors, templates: AllUpdateTemplates) -> Any:
-    """For the Node of an update that is not elementwise its operators, and where they stand."""
-    names = list(tensors.parameters)
-
-    def found(node: Node) -> tuple[UpdateNodes, CallSite] | None:
-        number = node.args[1]
-        assert isinstance(number, int)
-        name = names[number]
-        update = templates.inline(templates.body(tensors.trained[name], tensors.parameters[name]))
-        site = CallSite(g.UPDATE, module=name.rpartition(".")[0])
-        return None if update is None else (update, site)
-
-    return found
 
 
 def _result_slots(outputs: Sequence[int | None], ends: StepEnds) -> _ResultSlots:
@@ -213,7 +197,7 @@ class _GraphBuilder:
         ]
         named = [
             *((s, f"{n}.grad") for n, s in results.gradients),
-            *((given[1].index, f"{names[number]}.grad.clipped") for given, number in updates),
+            *((given[1].index, f"{names[number]}.grad.clipped") for given, number, _ in updates),
             *((s, n) for n, s in results.scalars.items()),
             *((s, f"{n}'") for n, s in results.after.items()),
             *((s, f"{n}:{k}'") for n, own in results.updated.items() for k, s in own.items()),
@@ -350,7 +334,7 @@ class _GraphBuilder:
 
     def add_update(self, node: Node) -> None:
         """The update Op of one parameter, and the state that it is the first to read."""
-        given, number = node.args
+        given, number, _ = node.args
         assert isinstance(given, tuple) and isinstance(number, int)
         name = list(self.tensors.parameters)[number]
         slots = [ref.index for ref in given if isinstance(ref, g.Ref)]

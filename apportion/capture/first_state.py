@@ -5,22 +5,24 @@ makes on its first step are the names of its state. If a step from constant firs
 the first step gave, these are the first values (Adam: zeros; NAdam: ones); if not, the first step
 computes otherwise than later ones (SGD with dampening), and the state is *fresh* until it is done.
 
-An update of one parameter that depends on another parameter's gradient is refused.
+An update that depends on another parameter or its gradient is *joint*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from apportion.capture.optimizer_step import IN_GROUP, take_step
+from apportion.capture.optimizer_step import IN_GROUP, StepEnd, is_shared, take_step
+from apportion.capture.state_tree import flat_state
 from apportion.capture.trace import CaptureError
 
 NUMBER = torch.float64
 """The dtype of state that the optimizer keeps as a Python number."""
+STEPS = 3  # in which an optimizer shows what it keeps for several parameters
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,14 @@ class FirstState:
     numbers  names of those that are Python numbers, each with its type
     kept     entries that are neither tensors nor numbers and never change
     fresh    whether the first step computes otherwise than later ones
+    made     shared state that the first step makes
     """
 
     values: dict[str, float]
     numbers: dict[str, type]
     kept: dict[str, Any]
     fresh: bool
+    made: tuple[str, ...] = ()
 
 
 def first_state(
@@ -44,54 +48,78 @@ def first_state(
     settings: Mapping[str, Any],
     others: Mapping[str, Any],
     parameter: torch.Tensor,
+    shared: Mapping[str, Any],
+    later: Mapping[str, type] | None = None,
 ) -> FirstState:
     """What state the optimizer makes of a parameter that has none.
 
     settings, others  two sets of settings of the parameter's group, without symbols, which differ
                       in all numbers that may change
+    shared            the state that it shares with others, as it is now
+    later             the types of numbers that it may share on a later step
     """
     trial = _Trial(optimizer, parameter)
-    (state, begun), (_, again) = (trial.from_nothing(settings, seed) for seed in (0, 1))
+    (state, begun), (_, again) = (trial.from_nothing(settings, shared, seed) for seed in (0, 1))
     begun = {name: value if again.get(name) == value else 0.0 for name, value in begun.items()}
+    made = tuple(name for name in sorted(state) if is_shared(name) and name not in shared)
+    state = {name: kind(0) for name, kind in (later or {}).items()} | state
     names = sorted(state)
     numbers = {n: type(state[n]) for n in names if _is_number(state[n])}
     tensors = {n: state[n] for n in names if isinstance(state[n], torch.Tensor)}
     kept = {n: state[n] for n in names if n not in numbers and n not in tensors}
     for name, value in kept.items():
-        if not (value is None or isinstance(value, str | bool)):
+        if not is_kept(value):
             raise CaptureError(
                 f"{type(optimizer).__name__} keeps {name} as a {type(value).__name__}, which "
                 "cannot be captured; state must be tensors and numbers"
             )
-    values = {n: begun[n] for n in names if n not in kept}
+    values = {n: begun.get(n, 0.0) for n in names if n not in kept}
     fresh = not all(
         trial.equal(used, seed, values, numbers, tensors, kept)
         for used, seed in ((settings, 0), (settings, 1), (others, 2))
     )
-    return FirstState(values, numbers, kept, fresh)
+    return FirstState(values, numbers, kept, fresh, made)
 
 
-def group_numbers(
+def is_kept(value: Any) -> bool:
+    """Whether an entry of state is one that can only stay as it is."""
+    return value is None or isinstance(value, str | bool) or value in ([], (), {})
+
+
+def shared_state(
     optimizer: torch.optim.Optimizer,
     settings: Mapping[str, Any],
     parameter: torch.Tensor,
     state: Mapping[str, Any],
-) -> dict[str, type]:
-    """The numbers that the optimizer keeps in the parameter's group from step to step, by key.
-
-    Raises CaptureError if the update of a parameter depends on another one's gradient.
-    """
+) -> tuple[dict[str, type], bool]:
+    """The numbers that the optimizer keeps in the parameter's group, or for itself, from step to
+    step, by name; and whether the update of a parameter depends on another one."""
     trial = _Trial(optimizer, parameter)
-    one, kept = trial.beside(settings, state, 1.0)
-    other, also = trial.beside(settings, state, 1000.0)
-    equal = kept.keys() == also.keys() and all(_close(kept[key], also[key]) for key in kept)
-    if not equal or not torch.equal(one, other):
-        raise CaptureError(
-            f"{type(optimizer).__name__} updates a parameter by the gradients of others too, which "
-            "cannot be captured; switch that off (a limit on the norm of all gradients is "
-            "clip_norm of capture) or use another optimizer"
+    one = trial.beside(settings, state)
+    joint = not all(one.equals(trial.beside(settings, state, **other)) for other in _OTHERS)
+    found = {n: int if isinstance(value, int) else float for n, value in one.shared.items()}
+    return found, joint
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """A parameter after some steps, and all state shared with others that any of them changed."""
+
+    parameter: torch.Tensor
+    shared: dict[str, Any]
+
+    def equals(self, other: _Ends) -> bool:
+        return (
+            torch.equal(self.parameter, other.parameter)
+            and self.shared.keys() == other.shared.keys()
+            and all(_close(value, other.shared[name]) for name, value in self.shared.items())
         )
-    return {key: int if isinstance(value, int) else float for key, value in kept.items()}
+
+
+# what another parameter may be that must not matter
+_OTHERS: tuple[dict[str, Any], ...] = (
+    {"gradient": 1e3}, {"gradient": 1e9}, {"gradient": 0.0}, {"parameter": 1e3}, {"alone": True},
+)  # fmt: skip
 
 
 def _is_number(value: Any) -> bool:
@@ -111,37 +139,42 @@ class _Trial:
         self.shape = small_shape(tuple(parameter.shape))
         self.dtype = torch.complex128 if parameter.is_complex() else torch.float64
 
-    def _pair(self, seed: int, scale: float = 1.0) -> torch.Tensor:
+    def _pair(self, seed: int, own: float = 1.0, gradient: float = 1.0) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         made = torch.randn((2, *self.shape), generator=generator, dtype=self.dtype)
-        parameter = torch.nn.Parameter(made[0].clone())
-        parameter.grad = made[1] * scale
+        parameter = torch.nn.Parameter(made[0] * own)
+        parameter.grad = made[1] * gradient
         return parameter
 
-    def _step(self, settings: Mapping[str, Any], parameters: Any, state: Any, seen: Any) -> Any:
-        own = {p: {n: v for n, v in each.items() if not n.startswith(IN_GROUP)}
-               for p, each in state.items()}  # fmt: skip
-        shared = {n.removeprefix(IN_GROUP): v for each in state.values() for n, v in each.items()
-                  if n.startswith(IN_GROUP)}  # fmt: skip
-        groups = [dict(settings) | shared | {"params": list(parameters)}]
-        state = {p: each for p, each in own.items() if each}
+    def _step(
+        self,
+        settings: Mapping[str, Any],
+        parameters: Sequence[torch.Tensor],
+        state: Mapping[Any, Mapping[str, Any]],
+        seen: Callable[[str, Any], None] = lambda name, value: None,
+    ) -> StepEnd:
+        own = {p: {n: v for n, v in each.items() if not is_shared(n)} for p, each in state.items()}
+        shared = {n: v for each in state.values() for n, v in each.items() if is_shared(n)}
+        numbers = {n.removeprefix(IN_GROUP): v for n, v in shared.items() if n.startswith(IN_GROUP)}
+        groups = [dict(settings) | numbers | {"params": list(parameters)}]
+        rest = {n: v for n, v in shared.items() if not n.startswith(IN_GROUP)}
+        own = {p: each for p, each in own.items() if each}
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            return take_step(self.optimizer, groups, state, seen)
+            return take_step(self.optimizer, groups, own, seen, rest)
 
     def from_nothing(
-        self, settings: Mapping[str, Any], seed: int
+        self, settings: Mapping[str, Any], shared: Mapping[str, Any], seed: int
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """The state after the first step, and the constants it may have begun with."""
-        begun: dict[str, float] = {}
+        begun = {name: _constant(value) for name, value in shared.items()}
 
         def seen(name: str, value: Any) -> None:
-            begun[name] = _constant(value)
+            for entry, each in flat_state({name: value}).items():
+                begun[entry] = _constant(each)
 
         parameter = self._pair(seed)
-        state = self._step(settings, [parameter], {}, seen).of(parameter)
-        for name in state:
-            if name.startswith(IN_GROUP):
-                begun[name] = _constant(settings.get(name.removeprefix(IN_GROUP)))
+        end = self._step(settings, [parameter], {parameter: shared}, seen)
+        state = end.of(parameter, given=shared)
         return state, {name: begun.get(name, 0.0) for name in state}
 
     def equal(
@@ -155,13 +188,14 @@ class _Trial:
     ) -> bool:
         """Whether a step from these first values gives what a step from nothing gives."""
         one, other = self._pair(seed), self._pair(seed)
-        expected = self._step(settings, [one], {}, _ignore).of(one)
+        shared = [name for name in values if is_shared(name)]
+        expected = self._step(settings, [one], {}).of(one, given=shared)
         begin: dict[str, Any] = dict(kept)
         for name, value in values.items():
             like = tensors.get(name)
             begin[name] = numbers[name](value) if like is None else torch.full_like(like, value)
         try:
-            found = self._step(settings, [other], {other: begin}, _ignore).of(other)
+            found = self._step(settings, [other], {other: begin}).of(other, given=shared)
         except CaptureError:
             return False  # it does not take such a state
         if found.keys() != expected.keys():
@@ -170,28 +204,32 @@ class _Trial:
         return all(map(_close, *zip(*pairs, strict=True)))
 
     def beside(
-        self, settings: Mapping[str, Any], state: Mapping[str, Any], scale: float
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """A parameter after a step beside another one, whose gradient is scaled; and what changed
-        in their group."""
-        pair = [self._pair(0), self._pair(1, scale)]
-        given = {p: self._like(state) for p in pair} if state else {}
-        end = self._step(settings, pair, given, _ignore)
-        return pair[0].detach(), end.groups[0]
+        self,
+        settings: Mapping[str, Any],
+        state: Mapping[str, Any],
+        parameter: float = 1.0,
+        gradient: float = 1.0,
+        alone: bool = False,
+    ) -> _Ends:
+        """A parameter after some steps beside another one, which is scaled or left out."""
+        pair = [self._pair(0), self._pair(1, parameter, gradient)][: 1 if alone else 2]
+        given: Any = {p: self._like(state) for p in pair} if state else {}
+        shared: dict[str, Any] = {}
+        for _ in range(STEPS):
+            end = self._step(settings, pair, given)
+            shared = {n: end.groups[0][n] for n in (*shared, *end.changed[0])}
+            given = {p: end.of(p, given=shared) for p in pair}
+        return _Ends(pair[0].detach(), shared)
 
     def _like(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """State of the small parameter like that of a large one."""
         made: dict[str, Any] = {}
-        for name, value in state.items():
+        for name, value in flat_state(state).items():
             own = isinstance(value, torch.Tensor) and value.dim() > 0
             made[name] = torch.ones(self.shape, dtype=self.dtype) if own else value
             if isinstance(value, torch.Tensor) and not own:
                 made[name] = value.detach().clone()
         return made
-
-
-def _ignore(name: str, value: Any) -> None:
-    pass
 
 
 def _constant(value: Any) -> float:

@@ -4,7 +4,8 @@ The part of capture/ that turns optimizers into updates of a Graph. The real opt
 on fake tensors (known_update.py, any_update.py). An update that is elementwise becomes the Body of
 update Ops; another one a list of operators that is put into the Graph (inline_update.py). Settings
 are read from the live groups at every step (setting_number.py); those that decided which operators
-there are must keep their values.
+there are must keep their values. An optimizer that updates parameters by each other's gradients has
+one update for all parameters of a step.
 """
 
 from __future__ import annotations
@@ -16,17 +17,30 @@ from typing import Any
 import torch
 
 from apportion import graph as g
-from apportion.capture.any_update import IS_FIRST, ParameterState, UpdateTracer
+from apportion.capture.any_update import (
+    IS_FIRST,
+    ParameterState,
+    TracedParameter,
+    TracedUpdate,
+    UpdateTracer,
+)
 from apportion.capture.known_update import is_known, known_body, state_names, state_type
-from apportion.capture.optimizer_step import IN_GROUP, check_takes_no_closure
+from apportion.capture.optimizer_step import (
+    IN_GROUP,
+    IN_OPTIMIZER,
+    IN_STATE,
+    check_takes_no_closure,
+    is_shared,
+)
 from apportion.capture.setting_number import (
     Optimizers,
     expression_value,
     fixed_keys,
-    keys_of,
     parameter_groups,
+    settings_of,
 )
 from apportion.capture.setting_number import setting_value as setting_value
+from apportion.capture.state_tree import flat_state
 from apportion.capture.torch_private import FakeTensorMode
 from apportion.capture.trace import TensorType
 from apportion.capture.update_nodes import UpdateNodes, body_of, is_elementwise
@@ -48,12 +62,15 @@ class StateBegin:
     """What a state of a parameter is before the optimizer makes it: one number everywhere.
 
     number  `int` or `float` where the optimizer keeps it as a Python number; None: as a tensor
+    made    of the state that says whether a parameter has made no step yet: the shared state that
+            its first step makes, where it makes none of its own
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     value: float = 0.0
     number: str | None = None
+    made: str | None = None
 
 
 def state_value(
@@ -65,17 +82,30 @@ def state_value(
         begin = StateBegin(*(((), torch.float32) if name == "step" else usual))
     made = begin.value
     for optimizer in _several(optimizers):
-        own = optimizer.state.get(parameter) or {}
-        if name.startswith(IN_GROUP):
-            own = _group_of(optimizer, parameter)
-        if name == IS_FIRST and own:
+        own = flat_state(optimizer.state.get(parameter) or {})
+        if name == IS_FIRST and (own or _has(optimizer, parameter, begin.made)):
             made = 0.0
-        found = own.get(name.removeprefix(IN_GROUP))
+        found = own.get(name)
+        if is_shared(name):
+            found = _shared_value(optimizer, parameter, name)
         if isinstance(found, torch.Tensor) and found.shape == begin.shape:
-            return found.to(begin.dtype) if name.startswith(IN_GROUP) else found
+            return found.to(begin.dtype) if is_shared(name) else found
         if isinstance(found, int | float) and not isinstance(found, bool):
             made = found
     return torch.full(begin.shape, made, dtype=begin.dtype, device=parameter.device)
+
+
+def _has(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str | None) -> bool:
+    return name is not None and _shared_value(optimizer, parameter, name) is not None
+
+
+def _shared_value(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> Any:
+    """State that a parameter shares with others."""
+    if name.startswith(IN_GROUP):
+        return _group_of(optimizer, parameter).get(name.removeprefix(IN_GROUP))
+    if name.startswith(IN_OPTIMIZER):
+        return vars(optimizer).get(name.removeprefix(IN_OPTIMIZER))
+    return optimizer.state.get(name.removeprefix(IN_STATE))  # type: ignore[call-overload]
 
 
 def _group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
@@ -129,7 +159,7 @@ def check_fixed(optimizers: Optimizers, fixed: tuple[FixedSetting, ...]) -> None
             continue
         if isinstance(key, tuple):
             if bool(expression_value(groups, key)) != value:
-                names = " and ".join(sorted(keys_of(key)))
+                names = " and ".join(sorted({name for _, name in settings_of(key)}))
                 raise ValueError(
                     f"{names} of group {index} changed since the step was captured in a way that "
                     "makes another update; capture again"
@@ -181,7 +211,8 @@ class UpdateTemplates:
         state = self._state(group, parameter)
         kind = state.numbers.get(name)
         number = None if kind is None else kind.__name__
-        return StateBegin(*state.types[name], state.values[name], number)
+        made = state.made if name == IS_FIRST else None
+        return StateBegin(*state.types[name], state.values[name], number, made)
 
     def body(self, group: int, parameter: torch.Tensor) -> int:
         """Index of the Body that updates the parameter. It is negative if the update is not
@@ -200,6 +231,23 @@ class UpdateTemplates:
             self._index[key] = self._traced(group, parameter)
         return self._index[key]
 
+    def joint(self, group: int, parameter: torch.Tensor) -> torch.optim.Optimizer | None:
+        """The optimizer of a parameter, if it updates its parameters by each other's gradients."""
+        optimizer, own = self._owners[group]
+        if is_known(optimizer, own) or not self._state(group, parameter).joint:
+            return None
+        return optimizer
+
+    def joint_update(self, parameters: Sequence[tuple[int, torch.Tensor]]) -> UpdateNodes:
+        """The update of parameters that an optimizer updates together, each with its group. Inputs
+        and results are those of one parameter after the other."""
+        groups = dict.fromkeys(group for group, _ in parameters)
+        traced = [
+            TracedParameter(group, (tuple(p.shape), p.dtype), self._state(group, p))
+            for group, p in parameters
+        ]
+        return self._guarded(self._tracer(*groups).trace(traced)).update
+
     def inline(self, body: int) -> UpdateNodes | None:
         """The operators of an update that is not elementwise; None if it is."""
         return self._inline[-1 - body] if body < 0 else None
@@ -209,13 +257,21 @@ class UpdateTemplates:
         """What the updates that were asked for need to stay as it is."""
         optimizers = list(dict.fromkeys(optimizer for optimizer, _ in self._owners))
         state = {(key[0], name) for key, own in self._states.items() for name in own.shared}
-        usual = [f for f in fixed_settings(optimizers) if f[:2] not in state]
+        own = {(id(self._owners[key[0]][0]), name.removeprefix(IN_OPTIMIZER))
+               for key, held in self._states.items() for name in held.types
+               if name.startswith(IN_OPTIMIZER)}  # fmt: skip
+        usual = [
+            (group, key, value)
+            for group, key, value in fixed_settings(optimizers)
+            if (group, key) not in state
+            and not (isinstance(key, tuple) and (id(self._owners[group][0]), key[1]) in own)
+        ]
         return tuple(dict.fromkeys([*map(_hashable, usual), *self._guards]))
 
     def _state(self, group: int, parameter: torch.Tensor) -> ParameterState:
         key = self._key(group, parameter)
         if key not in self._states:
-            self._states[key] = self._tracer(group).state(parameter)
+            self._states[key] = self._tracer(group).state(group, parameter)
         return self._states[key]
 
     def _key(self, group: int, parameter: torch.Tensor) -> Any:
@@ -224,24 +280,33 @@ class UpdateTemplates:
         made = optimizer.state.get(parameter) or {}
         state = tuple(
             (n, type(v).__name__, (tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else "")
-            for n, v in sorted(made.items())
+            for n, v in sorted(flat_state(made).items())
         )
         return group, tuple(parameter.shape), parameter.dtype, state
 
-    def _tracer(self, group: int) -> UpdateTracer:
-        optimizer, own = self._owners[group]
+    def _tracer(self, *groups: int) -> UpdateTracer:
+        """Of groups of one optimizer."""
+        optimizer, _ = self._owners[groups[0]]
         check_takes_no_closure(optimizer)
-        return UpdateTracer(optimizer, group, own, self._mode)
+        return UpdateTracer(optimizer, {k: self._owners[k][1] for k in groups}, self._mode)
+
+    def _guarded(self, found: TracedUpdate) -> TracedUpdate:
+        """Notes what an update needs to stay as it is."""
+        state = {(key[0], name) for key, own in self._states.items() for name in own.shared}
+        for group, key in sorted(found.fixed - state):
+            own = self._owners[group][1]
+            if key not in fixed_keys(own):
+                self._guards[_hashable((group, key, own[key]))] = None
+        for expression, outcome in found.guards:
+            group = min(settings_of(expression))[0]
+            self._guards[group, expression, outcome] = None
+        return found
 
     def _traced(self, group: int, parameter: torch.Tensor) -> int:
-        state = self._state(group, parameter)
-        found = self._tracer(group).trace(parameter, state)
-        own = self._owners[group][1]
-        self._guards |= dict.fromkeys(
-            _hashable((group, key, own[key]))
-            for key in sorted(found.fixed - fixed_keys(own) - set(state.shared))
+        own = TracedParameter(
+            group, (tuple(parameter.shape), parameter.dtype), self._state(group, parameter)
         )
-        self._guards |= dict.fromkeys((group, *guard) for guard in found.guards)
+        found = self._guarded(self._tracer(group).trace([own]))
         if not is_elementwise(found.update):
             self._inline.append(found.update)
             return -len(self._inline)

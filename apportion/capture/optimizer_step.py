@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from apportion.capture.state_tree import flat_state, nested_state
+from apportion.capture.torch_private import FakeTensor
 from apportion.capture.trace import CaptureError
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -32,7 +34,16 @@ _NOTED = (
 
 
 IN_GROUP = "group."
-"""How the names of state begin that an optimizer keeps as a number in a parameter's group."""
+"""How the names of state begin that an optimizer keeps in a parameter's group."""
+IN_OPTIMIZER = "self."
+"""The same for an attribute of the optimizer."""
+IN_STATE = "state."
+"""The same for an entry of the optimizer's state that is no parameter's."""
+
+
+def is_shared(name: str) -> bool:
+    """Whether state of that name is one for several parameters."""
+    return name.startswith((IN_GROUP, IN_OPTIMIZER, IN_STATE))
 
 
 class StateRecord(dict[str, Any]):
@@ -93,17 +104,21 @@ def own_step(cls: type[torch.optim.Optimizer]) -> Callable[..., Any]:
 class StepEnd:
     """What a step leaves.
 
-    state   the state of each parameter
-    groups  for each group the numbers in it that the step has changed or made, by key
+    state    the state of each parameter
+    groups   for each group all that is in it, by name; and what is the optimizer's own
+    changed  for each group the names of those that the step has changed or made
     """
 
     state: dict[Any, Any]
     groups: tuple[dict[str, Any], ...]
+    changed: tuple[frozenset[str], ...]
 
-    def of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """The state of a parameter in the first group, the group's own included."""
-        own = {IN_GROUP + key: value for key, value in self.groups[0].items()}
-        return {**self.state.get(parameter, {}), **own}
+    def of(self, parameter: torch.Tensor, group: int = 0, given: Iterable[str] = ()) -> Any:
+        """The state of a parameter in a group by name, with what it shares with others where that
+        was changed or `given`."""
+        names = [n for n in given if is_shared(n) and n in self.groups[group]]
+        own = {name: self.groups[group][name] for name in (*self.changed[group], *names)}
+        return {**flat_state(self.state.get(parameter, {})), **own}
 
 
 def take_step(
@@ -111,21 +126,29 @@ def take_step(
     groups: Sequence[dict[str, Any]],
     state: dict[Any, Any],
     seen: Callable[[str, Any], None] = lambda name, value: None,
+    own: Mapping[str, Any] | None = None,
 ) -> StepEnd:
-    """Lets the class of `optimizer` take one step on the parameters of `groups`. `seen` is told of
-    each entry of a state when the step makes it.
+    """Lets the class of `optimizer` take one step on the parameters of `groups`, whose `state` is
+    flat; `own` is that of the optimizer itself where it is not as it is now. `seen` is told of each
+    entry of a state when the step makes it.
 
-    Raises CaptureError if the step keeps anything elsewhere, or cannot run.
+    Raises CaptureError if the step keeps anything else, or cannot run.
     """
     cls = type(optimizer)
-    before = {k: _copied(v) for k, v in vars(optimizer).items() if k not in _OWN and k != "step"}
+    before = {k: v for k, v in vars(optimizer).items() if k not in _OWN and k != "step"}
     before = {k: {} if k.startswith(_HOOKS) else v for k, v in before.items()}
+    kept = {k: v for k, v in optimizer.state.items() if isinstance(k, str)}
+    for name, value in (own or {}).items():
+        place = before if name.startswith(IN_OPTIMIZER) else kept
+        place[name.removeprefix(IN_OPTIMIZER).removeprefix(IN_STATE)] = value
+    fake = any(isinstance(p, FakeTensor) for group in groups for p in group["params"])
     twin = object.__new__(cls)
-    twin.__dict__.update({k: _copied(v) for k, v in before.items()})
+    twin.__dict__.update({k: _copied(v, not fake) for k, v in before.items()})
     twin.defaults = dict(optimizer.defaults)
-    twin.param_groups = [{k: _copied(v) for k, v in group.items()} for group in groups]
+    twin.param_groups = [{k: _copied(v, not fake) for k, v in group.items()} for group in groups]
     table: dict[Any, Any] = defaultdict(lambda: StateRecord(seen))
-    table.update({p: StateRecord(seen, own) for p, own in state.items()})
+    table.update({k: _copied(v, not fake) for k, v in kept.items()})
+    table.update({p: StateRecord(seen, nested_state(held)) for p, held in state.items()})
     twin.state = table  # type: ignore[assignment]
     try:
         with torch.no_grad():
@@ -138,56 +161,61 @@ def take_step(
             f"{cls.__name__} cannot take a step on a dense gradient: {said[:300]}; use an "
             "optimizer that takes such parameters, or leave them out of its groups"
         ) from error
-    changed = tuple(map(_changed, groups, twin.param_groups))
-    _check_kept(cls.__name__, twin, before, groups, changed)
-    return StepEnd(table, changed)
+    return _end(cls.__name__, twin, table, groups, before, kept)
 
 
-def _changed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a group that are others now."""
-    return {k: v for k, v in new.items() if k != "params" and not _same(old.get(k), v)}
-
-
-def _check_kept(
+def _end(
     name: str,
     twin: Any,
-    before: dict[str, Any],
+    table: dict[Any, Any],
     groups: Sequence[dict[str, Any]],
-    changed: Sequence[dict[str, Any]],
-) -> None:
-    """Raises CaptureError if the step left something outside of the parameters' state, other than
-    numbers in their groups."""
+    before: dict[str, Any],
+    kept: dict[str, Any],
+) -> StepEnd:
+    """What a step has left. Raises CaptureError if that is more than tensors and numbers."""
     parameters = {id(p) for group in groups for p in group["params"]}
-    found = [
-        f"self.{key}"
-        for key, value in vars(twin).items()
-        if key not in _OWN and key not in _NOTED and not _same(before.get(key), value)
-    ]
-    found += [f"state[{key!r}]" for key in twin.state if id(key) not in parameters]
-    found += [
-        f"{key} of a group"
-        for group in changed
-        for key, value in group.items()
-        if not _is_number(value)
-    ]
-    if found:
-        raise CaptureError(
-            f"{name} keeps {', '.join(found[:3])} from step to step, which is no state of a "
-            "parameter and cannot be captured; keep it in self.state[parameter]"
-        )
+    own = {IN_STATE + str(k): v for k, v in table.items() if id(k) not in parameters}
+    old = {IN_STATE + k: v for k, v in kept.items()}
+    for key, value in vars(twin).items():
+        if key not in _OWN and key not in _NOTED:
+            own[IN_OPTIMIZER + key] = value
+            old[IN_OPTIMIZER + key] = before.get(key)
+    everything, changed = [], []
+    for group, after in zip(groups, twin.param_groups, strict=True):
+        now = own | {IN_GROUP + k: v for k, v in after.items() if k != "params"}
+        then = old | {IN_GROUP + k: v for k, v in group.items()}
+        others = [n for n, v in now.items() if not _same(then.get(n), v)]
+        strange = [n for n in others if not _is_number(now[n])]
+        if strange:
+            raise CaptureError(
+                f"{name} keeps {', '.join(map(_said, strange[:3]))} from step to step, which is no "
+                "state of a parameter and cannot be captured; keep it in self.state[parameter]"
+            )
+        everything.append(now)
+        changed.append(frozenset(others))
+    return StepEnd(table, tuple(everything), tuple(changed))
+
+
+def _said(name: str) -> str:
+    """The name of shared state as a user knows it."""
+    if name.startswith(IN_GROUP):
+        return f"{name.removeprefix(IN_GROUP)} of a group"
+    return name if name.startswith(IN_OPTIMIZER) else f"state[{name.removeprefix(IN_STATE)!r}]"
 
 
 def _is_number(value: Any) -> bool:
-    scalar = isinstance(value, torch.Tensor) and not value.dim()
-    return scalar or (isinstance(value, int | float) and not isinstance(value, bool))
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number or isinstance(value, torch.Tensor)
 
 
-def _copied(value: Any) -> Any:
-    """Containers anew, whatever is in them as it is."""
+def _copied(value: Any, tensors: bool) -> Any:
+    """Containers anew, tensors if wanted, whatever else is in them as it is."""
+    if tensors and type(value) is torch.Tensor:
+        return value.detach().clone()
     if isinstance(value, dict):
-        return {k: _copied(v) for k, v in value.items()}
+        return {k: _copied(v, tensors) for k, v in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
+        return type(value)(_copied(v, tensors) for v in value)
     if type(value) is set:
         return set(value)
     return value
@@ -201,10 +229,16 @@ def _same(old: Any, new: Any) -> bool:
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(_same(old[k], new[k]) for k in old)
     if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
-        return False
+        return _same_tensor(old, new)
     if isinstance(old, float) and isinstance(new, float):
         return float(old) == float(new)  # without a guard, where they are settings
     try:
         return bool(old == new)
     except Exception:  # a foreign class may not compare
         return False
+
+
+def _same_tensor(old: Any, new: Any) -> bool:
+    if not all(type(x) is torch.Tensor for x in (old, new)):
+        return False
+    return (old.shape, old.dtype) == (new.shape, new.dtype) and torch.equal(old, new)

@@ -80,6 +80,7 @@ class OwnLoop:
     leftover_slots: dict[str, int] = field(default_factory=dict)
     by_itself: bool = False
     skips: torch.Tensor | None = None
+    _steps: int = 0
     _running: bool = False
 
     def __post_init__(self) -> None:
@@ -227,6 +228,7 @@ class OwnLoop:
     def update(self, fakes: Iterable[torch.Tensor]) -> None:
         """Updates those of these parameters that have a gradient."""
         phase, self.recorder.phase = self.recorder.phase, g.UPDATE
+        self._steps += 1
         with torch.no_grad():
             for fake in fakes:
                 self._update(fake)
@@ -243,7 +245,7 @@ class OwnLoop:
         if name in self.latest:
             self.gradients.append((name, self.latest[name]))
         held = [self._state(name, key, kind) for key, kind in self.states[name]]
-        new, *state = update_call([fake, grad, *held], self.number[name])
+        new, *state = update_call([fake, grad, *held], self.number[name], self._steps)
         if self.skips is not None:
             new, *state = map(partial(torch.where, self.skips), (fake, *held), (new, *state))
         keys = [key for key, _ in self.states[name]]

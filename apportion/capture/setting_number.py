@@ -46,6 +46,8 @@ OPERATORS: dict[str, Callable[..., float]] = {
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Guard = tuple[Any, bool]
 """A comparison of settings, and how it came out."""
+GroupKey = tuple[int, str]
+"""A setting: the number of its group among the groups of all optimizers, and its key."""
 
 
 def parameter_groups(optimizers: Optimizers) -> list[dict[str, Any]]:
@@ -194,7 +196,7 @@ IMPLEMENTATION_FLAGS = {
 # Settings that choose a branch where they are zero; the others may become zero and back.
 _BRANCHING = ("weight_decay", "momentum", "dampening")
 # Settings that are numbers even where they are written as 1; other whole numbers count something.
-_NUMBERS = ("lr", "betas", "eps", "alpha", "lambd", "rho", *_BRANCHING)
+NUMBERS = ("lr", "betas", "eps", "alpha", "lambd", "rho", *_BRANCHING)
 
 
 def is_fixed(key: str, value: Any) -> bool:
@@ -203,7 +205,7 @@ def is_fixed(key: str, value: Any) -> bool:
         return True
     if key in _BRANCHING and isinstance(value, int | float) and value == 0:
         return True
-    return isinstance(value, int) and key not in _NUMBERS
+    return isinstance(value, int) and key not in NUMBERS
 
 
 def fixed_keys(group: Mapping[str, Any]) -> frozenset[str]:
@@ -228,7 +230,7 @@ def numbered_settings(
     Each is near the true number and nothing else in a trace can be it; the salt of a key moves it.
     Where the update is torch's own, its flags are those of the plainest way to compute it.
     """
-    count = 0
+    count = 97 * index  # so that equal settings of two groups are two numbers
 
     def symbolic(key: str, value: Any, *position: int) -> Any:
         nonlocal count
@@ -255,12 +257,12 @@ def _is_number(value: Any) -> bool:
     return one or isinstance(value, int | float)
 
 
-def keys_of(expression: Any) -> set[str]:
+def settings_of(expression: Any) -> set[GroupKey]:
     """The settings that an expression reads."""
     if not isinstance(expression, tuple):
         return set()
     head, *rest = expression
-    return {rest[1]} if head == "get" else set().union(*map(keys_of, rest))
+    return {(rest[0], rest[1])} if head == "get" else set().union(*map(settings_of, rest))
 
 
 def _expression(part: Any) -> Any:

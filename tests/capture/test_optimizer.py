@@ -18,6 +18,7 @@ from cases_optimizer import (
     GroupCounting,
     Lamb,
     Lion,
+    Listed,
     Noisy,
     Rectified,
     SignedAdam,
@@ -49,6 +50,11 @@ def two_groups(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.NAdam(groups, lr=1e-2)
 
 
+def clipped_groups(model: nn.Module) -> torch.optim.Optimizer:
+    first, *others = model.parameters()
+    return ClipsAll([{"params": [first], "lr": 0.3}, {"params": others}], lr=0.1)
+
+
 ELEMENTWISE: dict[str, Make] = {
     "sgd with dampening": of(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.3),
     "adamax": of(torch.optim.Adamax, weight_decay=0.1, maximize=True),
@@ -68,6 +74,7 @@ ELEMENTWISE: dict[str, Make] = {
     "no weight decay": of(CountingAdam, weight_decay=0),
     "a branch on the count": of(Rectified),
     "a count in the group": of(GroupCounting),
+    "a count that is its own": of(CountsOnItself, lr=0.1),
     "a subclass": of(SignedAdam, lr=1e-2),
 }
 REDUCING: dict[str, Make] = {
@@ -75,6 +82,9 @@ REDUCING: dict[str, Make] = {
     "muon": matrices,
     "lamb": of(Lamb),
     "numbers read by item": of(Stable),
+    "state in lists": of(Listed, lr=0.1),
+    "a limit on the norm of all gradients": of(ClipsAll, lr=0.1),
+    "that limit, over two groups": clipped_groups,
 }
 OPTIMIZERS = ELEMENTWISE | REDUCING
 
@@ -205,8 +215,6 @@ def vectors_of_a_seed() -> Any:
     [
         (of(torch.optim.LBFGS), "LBFGS cannot be captured: its step wants closure"),
         (of(torch.optim.SparseAdam), "SparseAdam cannot take a step .* consider Adam instead"),
-        (of(CountsOnItself, lr=0.1), r"CountsOnItself keeps self.count from step to step"),
-        (of(ClipsAll, lr=0.1), "ClipsAll updates a parameter by the gradients of others"),
         (of(Buffered, lr=0.1), "Buffered keeps buffer of a group from step to step"),
         (of(Noisy, lr=0.1), "the update of Noisy draws random numbers"),
         (of(Converts, lr=0.1), r"the update of Converts converts a tensor by float\(\)"),
