@@ -140,7 +140,9 @@ def captured(built: Built) -> Any:
     """The program as apportion captures it."""
     from apportion.capture import capture
 
-    return capture(built.step, built.model, built.optimizer, built.batch, clip_norm=built.clip_norm)
+    return capture(
+        built.step, built.model, built.optimizer, built.batch, built.clip_norm, built.fixed
+    )
 
 
 def _judge_plans(
