@@ -315,8 +315,7 @@ class _Probe:
         if counter is not None:
             raise CaptureError(
                 f"the step branches on {names[0]}, which counts steps{read.place.at}; a captured "
-                f"step must do the same every time, so take steps in plain PyTorch until it is "
-                f"past {counter.bound:g}, and capture then"
+                f"step must do the same every time, so {_remedy(read, counter.bound)}"
             )
         known = fixable([each.origin for each in group], self._recordings.answers)
         raise CaptureError(_refusal(read, names, or_fixed(known)))
@@ -333,12 +332,29 @@ class _Probe:
         return counter if grows(counter.leaf, self._trace.calls, self._trace.outputs) else None
 
 
+def _remedy(read: ValueRead, bound: float) -> str:
+    """What to do about a count of steps that is compared with a number."""
+    past = f"take steps in plain PyTorch until it is past {bound:g}, and capture then"
+    if not read.setting:
+        return past
+    return (
+        f"set {read.setting} to None or switch off what it is for; or, if nothing resets the "
+        + (f"count, {past}")
+    )
+
+
 def _refusal(read: ValueRead, names: Sequence[str], or_fixed: str) -> str:
     if read.draw is not None:
         return (
             f"the step chooses by a random number{read.place.at} whether to run a part, with "
             f"probability {read.draw.bound:g}; a captured step must do the same every time, so set "
             f"{read.setting or 'that probability (layerdrop in transformers)'} to 0"
+        )
+    if read.kind == BOOL and read.origin.draws and not read.origin.leaves:
+        return (
+            f"the step chooses by random numbers{read.place.at} what to run; a captured step must "
+            "do the same every time, so set the probability of it to 0 (dropout of layers, "
+            "stochastic depth), or weigh the results by the random numbers, as tensors"
         )
     if read.kind == SHAPE:
         return (

@@ -349,7 +349,8 @@ class Recorder(TorchDispatchMode):
         if self.mutates:
             return False
         slots = (self.slot(one), self.slot(two))
-        return same_computation(self.trace((), ()), *slots)
+        with without_modes():  # constants are compared by their values
+            return same_computation(self.trace((), ()), *slots)
 
     def _refuse_unsupported(self, func: Any, args: Any) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags and func not in NOT_REALLY_RANDOM:

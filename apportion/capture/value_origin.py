@@ -77,6 +77,16 @@ class Producers:
             slot = self._memory[slot]
         return slot
 
+    def copied_from(self, slot: int, before: int) -> tuple[int, int] | None:
+        """The slot that all of this one was copied from, and the call that did it, if nothing else
+        has written to its memory and the copy came before a call."""
+        writers = self.writers.get(self.memory(slot), ())
+        if len(writers) != 1 or writers[0] >= before:
+            return None
+        call = self.calls[writers[0]]
+        whole = str(call.target) == "aten.copy_.default" and call.args[0].index == slot
+        return (call.args[1].index, writers[0]) if whole else None
+
     def _note_memory(self, call: RecordedCall, number: int) -> None:
         own = schema(call.target)
         shared = [
@@ -234,6 +244,7 @@ _SAME_NUMBERS = frozenset(
     for name in (
         "detach.default", "alias.default", "view.default", "_unsafe_view.default", "select.int",
         "squeeze.default", "unsqueeze.default", "expand.default", "slice.Tensor", "clone.default",
+        "unbind.int", "reshape.default", "squeeze.dim",
     )
 )  # fmt: skip
 _ANY_OR_ALL = frozenset(["aten.any.default", "aten.all.default"])
@@ -277,8 +288,14 @@ def _compared(slot: int, producers: Producers) -> tuple[int, tuple[str, float] |
     whether its outcome is negated."""
     maker, negated = producers.update(), False
     found: tuple[str, float] | None = None
+    reader = len(producers.calls)
     while slot in maker:
-        call = producers.calls[maker[slot]]
+        copied = producers.copied_from(slot, reader)
+        if copied is not None:
+            slot, reader = copied
+            continue
+        reader = maker[slot]
+        call = producers.calls[reader]
         kind = str(call.target)
         name, _, form = kind.removeprefix("aten.").partition(".")
         if kind in _NOT and found is None:

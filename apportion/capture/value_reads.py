@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from apportion.capture.call_place import CallPlace, call_place, setting_of
+from apportion.capture.call_place import CallPlace, attribute_of, call_place, setting_of
 from apportion.capture.torch_private import without_modes
 from apportion.capture.trace import RecordedCall, TensorType
 from apportion.capture.value_origin import (
@@ -64,7 +64,7 @@ class ValueRead:
     origin   what it is made from
     draw     the comparison with a random number that it is, if it is one
     counter  the comparison with an input of the step that it is, if it is one
-    setting  the name of what the random number is compared with, if it can be found
+    setting  the name of what the random number or count is compared with, if it can be found
     """
 
     place: CallPlace
@@ -173,7 +173,14 @@ class ReadValues:
         inputs = frozenset(self._answers.live)
         counter = leaf_comparison(slot, self._producers, inputs) if kind == BOOL else None
         read = ValueRead(
-            self._place(), kind, followed, guessed, origin, draw, self._setting(draw), counter
+            self._place(),
+            kind,
+            followed,
+            guessed,
+            origin,
+            draw,
+            self._setting(draw, counter),
+            counter,
         )
         self.reads.append(read)
         told = self._told(read, true)
@@ -299,7 +306,9 @@ class ReadValues:
     def _place(self) -> CallPlace:
         return call_place(self._outermost)
 
-    def _setting(self, draw: DrawComparison | None) -> str:
+    def _setting(self, draw: DrawComparison | None, counter: LeafComparison | None = None) -> str:
+        if counter is not None and counter.bound > 1:
+            return attribute_of(counter.bound, self._outermost)
         if draw is None or draw.value is not None:
             return ""
         return setting_of(draw.bound, self._outermost)
