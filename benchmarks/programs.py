@@ -167,7 +167,7 @@ def captured(built: Built, fixed: tuple[str, ...] = ()) -> Any:
     from apportion.capture import capture
 
     given = (built.step, built.model, built.optimizer, built.batch, built.clip_norm)
-    return capture(*given, fixed=fixed)
+    return capture(*given, fixed=(*built.fixed, *fixed))
 
 
 def _judge_plans(

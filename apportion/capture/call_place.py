@@ -89,6 +89,20 @@ def setting_of(value: float, outermost: CodeType) -> str:
     )
 
 
+def attribute_of(value: float, outermost: CodeType) -> str:
+    """The attribute of a module that runs now that has this value, not as a truth value; "" if
+    there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module):
+            for name, x in vars(owner).items():
+                if isinstance(x, int | float) and not isinstance(x, bool) and x == value:
+                    return name
+        frame = frame.f_back
+    return ""
+
+
 def source_line(place: CallPlace) -> str:
     """The text of the innermost line of a place."""
     inner = next((each for each in place.stack if _is_program(each[0])), None)

@@ -26,7 +26,10 @@ _MASK = (
     "take all elements and weigh them by the mask: (x * mask).sum() / mask.sum(), or "
     "torch.where(mask, x, other)"
 )
-_OUTSIDE = "compute it before the step and pass it in the batch"
+_OUTSIDE = (
+    "compute it before the step and pass it in the batch, or leave out the part of the model that "
+    "calls it"
+)
 
 _REMEDIES: dict[str, tuple[str, str]] = {
     "aten.nonzero": ("nonzero() or an index by a mask", _MASK),

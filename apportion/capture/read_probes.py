@@ -81,8 +81,8 @@ def record_probed(
     for each in inputs:
         refuse_layout(each.name, each.tensor)
     recordings = _Recordings(once, trace_of, inputs)
-    result, reads = recordings.first()
-    notes = _Probe(recordings, trace_of(result), reads).notes()
+    result, values = recordings.first()
+    notes = _Probe(recordings, trace_of(result), values).notes()
     for other in recordings.others:
         result = agreed(result, other)
     return result, notes
@@ -112,7 +112,7 @@ class _Recordings(Generic[R]):
         finally:
             values.end()
 
-    def first(self) -> tuple[R, list[ValueRead]]:
+    def first(self) -> tuple[R, ReadValues]:
         """The recording that counts. Where questions were answered by a guess and it raises, the
         last guess that has not been tried both ways is."""
         answers = self.answers
@@ -131,7 +131,7 @@ class _Recordings(Generic[R]):
                 answers = replace(answers, guesses=guesses)
             else:
                 self.answers = replace(answers, guesses=tuple(values.guessed))
-                return result, values.reads
+                return result, values
 
     def outcome(
         self, change: str, changed: frozenset[Any], trace: Trace
@@ -210,10 +210,9 @@ class _Probe:
     found   what is known of a place: shown, checked, or a sentence
     """
 
-    def __init__(
-        self, recordings: _Recordings[Any], trace: Trace, reads: Sequence[ValueRead]
-    ) -> None:
-        self._recordings, self._trace = recordings, trace
+    def __init__(self, recordings: _Recordings[Any], trace: Trace, values: ReadValues) -> None:
+        reads = values.reads
+        self._recordings, self._trace, self._taken = recordings, trace, frozenset(values.taken)
         self._shapes = [read for read in reads if read.kind == SHAPE and read.origin.leaves]
         self._groups: dict[Any, list[ValueRead]] = {}
         self._found: dict[Any, str] = {}
@@ -244,6 +243,8 @@ class _Probe:
                 sentences.append(f"the check{at} is left out: all it does is raise an exception")
             elif found != _SAME:
                 sentences.append(found)
+            elif stack in self._taken:
+                continue
             elif self._text(stack) not in checked and not (drawn.draws and not drawn.leaves):
                 sentences.append(f"the value read{at} is only shown: a run does not compute it")
         return tuple(dict.fromkeys(sentences))
@@ -314,8 +315,7 @@ class _Probe:
         if counter is not None:
             raise CaptureError(
                 f"the step branches on {names[0]}, which counts steps{read.place.at}; a captured "
-                f"step must do the same every time, so take steps in plain PyTorch until it is "
-                f"past {counter.bound:g}, and capture then"
+                f"step must do the same every time, so {_remedy(read, counter.bound)}"
             )
         known = fixable([each.origin for each in group], self._recordings.answers)
         raise CaptureError(_refusal(read, names, or_fixed(known)))
@@ -332,12 +332,29 @@ class _Probe:
         return counter if grows(counter.leaf, self._trace.calls, self._trace.outputs) else None
 
 
+def _remedy(read: ValueRead, bound: float) -> str:
+    """What to do about a count of steps that is compared with a number."""
+    past = f"take steps in plain PyTorch until it is past {bound:g}, and capture then"
+    if not read.setting:
+        return past
+    return (
+        f"set {read.setting} to None or switch off what it is for; or, if nothing resets the "
+        + (f"count, {past}")
+    )
+
+
 def _refusal(read: ValueRead, names: Sequence[str], or_fixed: str) -> str:
     if read.draw is not None:
         return (
             f"the step chooses by a random number{read.place.at} whether to run a part, with "
             f"probability {read.draw.bound:g}; a captured step must do the same every time, so set "
             f"{read.setting or 'that probability (layerdrop in transformers)'} to 0"
+        )
+    if read.kind == BOOL and read.origin.draws and not read.origin.leaves:
+        return (
+            f"the step chooses by random numbers{read.place.at} what to run; a captured step must "
+            "do the same every time, so set the probability of it to 0 (dropout of layers, "
+            "stochastic depth), or weigh the results by the random numbers, as tensors"
         )
     if read.kind == SHAPE:
         return (

@@ -40,6 +40,7 @@ from apportion.capture.torch_private import (
     TorchDispatchMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    fake_arithmetic,
     fake_data,
     fake_values,
     is_composite,
@@ -62,7 +63,7 @@ from apportion.capture.trace import (
     flat_results,
 )
 from apportion.capture.user_line import at_line, user_line, user_line_of
-from apportion.capture.value_reads import ReadValues
+from apportion.capture.value_reads import ReadValues, read_extremes
 from apportion.capture.written_tensors import TensorWrites, untouched_result
 from apportion.without_dynamo import leave_unloaded
 
@@ -364,7 +365,8 @@ class Recorder(TorchDispatchMode):
         if self.mutates:
             return False
         slots = (self.slot(one), self.slot(two))
-        return same_computation(self.trace((), ()), *slots)
+        with without_modes():  # constants are compared by their values
+            return same_computation(self.trace((), ()), *slots)
 
     def _refuse_unsupported(self, func: Any, args: Any) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags and func not in NOT_REALLY_RANDOM:
@@ -547,11 +549,17 @@ def _values_of_fakes(recorder: Recorder) -> Iterator[None]:
     reads.begin(recorder)
     values = fake_values(
         lambda tensor: reads.number(tensor, followed=True),
-        lambda tensor: float(reads.number(tensor)),  # type: ignore[arg-type]
+        reads.as_float,
         reads.array,
     )
     ctc_loss = recorded_ctc_loss(recorder, lambda: call_place(record.__code__).at)
-    with values, ctc_loss, padding_by(padded):
+    with (
+        values,
+        ctc_loss,
+        padding_by(padded),
+        fake_arithmetic(reads.operand),
+        read_extremes(reads),
+    ):
         yield
 
 

@@ -244,6 +244,40 @@ def fake_values(
                 setattr(FakeTensor, name, before[name])
 
 
+_ARITHMETIC = (
+    *(f"__{r}{name}__" for name in ("add", "sub", "mul", "truediv", "pow") for r in ("", "r", "i")),
+    *(f"{name}{end}" for name in ("add", "sub", "mul", "div", "true_divide") for end in ("", "_")),
+    "pow", "clamp", "clamp_min", "clamp_max", "fill_", "masked_fill", "masked_fill_",
+)  # fmt: skip
+
+
+@contextmanager
+def fake_arithmetic(operand: Callable[[torch.Tensor, Any, bool], Any]) -> Iterator[None]:
+    """A context in which fake tensors compute with `operand(tensor, number, written)` in the place
+    of a number; `written` says whether the tensor is written to."""
+
+    def computing(name: str) -> Callable[..., Any]:
+        plain = getattr(FakeTensor, name)
+        written = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+        def compute(self: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+            given = [operand(self, each, written) for each in args]
+            named = {key: operand(self, each, written) for key, each in kwargs.items()}
+            return plain(self, *given, **named)
+
+        return compute
+
+    names = [name for name in _ARITHMETIC if hasattr(FakeTensor, name)]
+    changed = {name: computing(name) for name in names}
+    for name, function in changed.items():
+        setattr(FakeTensor, name, function)
+    try:
+        yield
+    finally:
+        for name in changed:
+            delattr(FakeTensor, name)
+
+
 @contextmanager
 def padding_by(padded: Callable[..., Any]) -> Iterator[None]:
     """A context in which torch takes packed sequences apart by this function."""

@@ -77,6 +77,16 @@ class Producers:
             slot = self._memory[slot]
         return slot
 
+    def copied_from(self, slot: int, before: int) -> tuple[int, int] | None:
+        """The slot that all of this one was copied from, and the call that did it, if nothing else
+        has written to its memory and the copy came before a call."""
+        writers = self.writers.get(self.memory(slot), ())
+        if len(writers) != 1 or writers[0] >= before:
+            return None
+        call = self.calls[writers[0]]
+        whole = str(call.target) == "aten.copy_.default" and call.args[0].index == slot
+        return (call.args[1].index, writers[0]) if whole else None
+
     def _note_memory(self, call: RecordedCall, number: int) -> None:
         own = schema(call.target)
         shared = [
@@ -121,8 +131,20 @@ def origin_of(
     return ValueOrigin(tuple(sorted(calls)), frozenset(leaves), draws, opaque)
 
 
+_SHAPE_ONLY = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
+        "new_empty", "new_empty_strided",
+    )
+)  # fmt: skip
+"""Operators that read the shape and dtype of their first argument, and no value."""
+
+
 def _read_slots(call: RecordedCall) -> list[int]:
-    return [*g.refs(call.args), *(slot for arg in call.kwargs.values() for slot in g.refs(arg))]
+    """The slots whose values a call reads."""
+    args = call.args[1:] if str(call.target) in _SHAPE_ONLY else call.args
+    return [*g.refs(args), *(slot for arg in call.kwargs.values() for slot in g.refs(arg))]
 
 
 def true_value(
@@ -150,7 +172,15 @@ def true_value(
             for each in _read_slots(call):
                 if each not in table:
                     table[each] = _on_cpu(found[each])
-            _run(call, table)
+            if str(call.target) in _SHAPE_ONLY:
+                like, kind = call.args[0].index, types[call.args[0].index]
+                kept = table.get(like)
+                table[like] = torch.empty(1, dtype=kind[1]).expand(kind[0])
+                _run(call, table)
+                table.pop(like)
+                table.update({} if kept is None else {like: kept})
+            else:
+                _run(call, table)
             for each in _read_slots(call):
                 if last[each] == number and each != slot:
                     table.pop(each, None)
@@ -214,6 +244,7 @@ _SAME_NUMBERS = frozenset(
     for name in (
         "detach.default", "alias.default", "view.default", "_unsafe_view.default", "select.int",
         "squeeze.default", "unsqueeze.default", "expand.default", "slice.Tensor", "clone.default",
+        "unbind.int", "reshape.default", "squeeze.dim",
     )
 )  # fmt: skip
 _ANY_OR_ALL = frozenset(["aten.any.default", "aten.all.default"])
@@ -257,8 +288,14 @@ def _compared(slot: int, producers: Producers) -> tuple[int, tuple[str, float] |
     whether its outcome is negated."""
     maker, negated = producers.update(), False
     found: tuple[str, float] | None = None
+    reader = len(producers.calls)
     while slot in maker:
-        call = producers.calls[maker[slot]]
+        copied = producers.copied_from(slot, reader)
+        if copied is not None:
+            slot, reader = copied
+            continue
+        reader = maker[slot]
+        call = producers.calls[reader]
         kind = str(call.target)
         name, _, form = kind.removeprefix("aten.").partition(".")
         if kind in _NOT and found is None:

@@ -11,15 +11,17 @@ comparison of it is a question of its own, whose answer can be changed alone.
 
 from __future__ import annotations
 
+import builtins
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Protocol
 
 import torch
 
-from apportion.capture.call_place import CallPlace, call_place, setting_of
+from apportion.capture.call_place import CallPlace, attribute_of, call_place, setting_of
 from apportion.capture.torch_private import without_modes
 from apportion.capture.trace import RecordedCall, TensorType
 from apportion.capture.value_origin import (
@@ -62,7 +64,7 @@ class ValueRead:
     origin   what it is made from
     draw     the comparison with a random number that it is, if it is one
     counter  the comparison with an input of the step that it is, if it is one
-    setting  the name of what the random number is compared with, if it can be found
+    setting  the name of what the random number or count is compared with, if it can be found
     """
 
     place: CallPlace
@@ -84,7 +86,7 @@ class ValueRead:
     def changes(self) -> tuple[str, ...]:
         """The ways to change it that show what it is used for, the most telling first."""
         if self.kind == BOOL or (self.kind == INT and self.followed):
-            return (NEAR,)
+            return (NEAR,) if self.kind == BOOL else (NEAR, LARGE)
         if self.kind == INT:
             return (NEAR, ZERO, LARGE, NEGATIVE)
         if self.kind == FLOAT and self.followed:
@@ -135,6 +137,7 @@ class ReadValues:
 
     reads    what was asked, in order
     guessed  the answers to questions of yes or no whose true answer is not known
+    taken    the stacks of the reads whose numbers were computed with, as tensors
     """
 
     def __init__(self, answers: ReadAnswers, outermost: CodeType) -> None:
@@ -143,12 +146,14 @@ class ReadValues:
         self._recorder: RecordedSoFar | None = None
         self._producers = Producers([])
         self.guessed: list[bool] = []
-        self._numbers: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._numbers: dict[int, tuple[Any, torch.Tensor, ValueRead]] = {}
+        self.taken: set[Any] = set()
 
     def begin(self, recorder: RecordedSoFar) -> None:
         """Answers for this recorder from now on, and forgets what another one asked."""
         self.reads.clear()
         self.guessed.clear()
+        self.taken.clear()
         self._recorder, self._producers = recorder, Producers(recorder.calls)
 
     def end(self) -> None:
@@ -168,7 +173,14 @@ class ReadValues:
         inputs = frozenset(self._answers.live)
         counter = leaf_comparison(slot, self._producers, inputs) if kind == BOOL else None
         read = ValueRead(
-            self._place(), kind, followed, guessed, origin, draw, self._setting(draw), counter
+            self._place(),
+            kind,
+            followed,
+            guessed,
+            origin,
+            draw,
+            self._setting(draw, counter),
+            counter,
         )
         self.reads.append(read)
         told = self._told(read, true)
@@ -177,9 +189,15 @@ class ReadValues:
             told.follow(true, self, read, is_draw=is_draw(slot, self._producers))
         elif kind == FLOAT:
             told = told * 1.0  # an object of its own, by which it is known again
-        self._numbers[id(told)] = (told, tensor)
+        self._numbers[id(told)] = (told, tensor, read)
         number: Number = told
         return number
+
+    def as_float(self, tensor: torch.Tensor) -> float:
+        """The same where the step makes a float of the tensor, whatever its dtype."""
+        told = float(self.number(tensor)) * 1.0  # type: ignore[arg-type]
+        self._numbers[id(told)] = (told, tensor, self.reads[-1])
+        return told
 
     def array(self, tensor: torch.Tensor) -> Any:
         """What the step is told of a whole tensor, as a NumPy array."""
@@ -235,6 +253,41 @@ class ReadValues:
         made: torch.Tensor | None = self._computed(number, dtype)
         return made
 
+    def operand(self, tensor: torch.Tensor, number: Any, written: bool) -> Any:
+        """What a tensor is computed with where the step gives it a number: a tensor without
+        dimensions if the number was read and may be another in another step."""
+        if self._recorder is None or not isinstance(number, float | ReadInt):
+            return number
+        reads = [read for read in self._reads_of(number) if read.is_open]
+        value = self.tensor_of(number) if reads else None
+        if value is None:
+            return number
+        self.taken.update(read.place.stack for read in reads)
+        plain = float(number) if isinstance(number, float) else int(number)
+        dtype = tensor.dtype if written else torch.result_type(tensor, plain)
+        return value.detach().reshape(()).to(dtype)
+
+    def _reads_of(self, number: Any) -> list[ValueRead]:
+        """The reads that a number comes from."""
+        known = self._numbers.get(id(number))
+        if known is not None and known[0] is number:
+            return [known[2]]
+        if not isinstance(number, ReadFloat | ReadInt) or number.made_by is None:
+            return []
+        return [read for operand in number.made_by[1] for read in self._reads_of(operand)]
+
+    def extreme(self, name: str, numbers: Sequence[Any]) -> Any:
+        """The largest (max) or smallest (min) of numbers, one of which was read."""
+        choose = max if name == "max" else min
+        base = float if any(isinstance(x, float) for x in numbers) else int
+        first = next(x for x in numbers if isinstance(x, ReadFloat | ReadInt))
+        true = choose(base(getattr(x, "true", x)) for x in numbers)
+        told = _told_apart(choose(base(x) for x in numbers), true, numbers)
+        result = ReadFloat(told) if base is float else ReadInt(told)
+        result.follow(true, self, first.read, is_draw=False)
+        result.made_by = (name, (first, *(x for x in numbers if x is not first)))
+        return result
+
     def _computed(self, number: Any, dtype: torch.dtype) -> Any:
         if not isinstance(number, ReadFloat | ReadInt):
             return number
@@ -243,12 +296,19 @@ class ReadValues:
             return float(number) if tensor is None else tensor.detach().to(dtype)
         name, operands = number.made_by
         first, *others = (self._computed(each, dtype) for each in operands)
-        return getattr(first, name)(*others)
+        for each in others if name in ("max", "min") else ():
+            if isinstance(each, torch.Tensor):
+                first = (torch.maximum if name == "max" else torch.minimum)(first, each)
+            else:
+                first = first.clamp_min(each) if name == "max" else first.clamp_max(each)
+        return first if name in ("max", "min") else getattr(first, name)(*others)
 
     def _place(self) -> CallPlace:
         return call_place(self._outermost)
 
-    def _setting(self, draw: DrawComparison | None) -> str:
+    def _setting(self, draw: DrawComparison | None, counter: LeafComparison | None = None) -> str:
+        if counter is not None and counter.bound > 1:
+            return attribute_of(counter.bound, self._outermost)
         if draw is None or draw.value is not None:
             return ""
         return setting_of(draw.bound, self._outermost)
@@ -307,6 +367,31 @@ def _shifted(tensor: torch.Tensor, change: str | None) -> torch.Tensor:
 # numbers that are followed
 
 
+@contextmanager
+def read_extremes(reads: ReadValues) -> Iterator[None]:
+    """A context in which Python's max and min take a number that was read for what it is: they
+    give another one, and make no choice."""
+    module: Any = builtins
+    plain = {name: getattr(module, name) for name in ("max", "min")}
+
+    def following(name: str) -> Callable[..., Any]:
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            numbers = len(args) > 1 and not kwargs and all(isinstance(x, int | float) for x in args)
+            if numbers and any(isinstance(x, ReadFloat | ReadInt) for x in args):
+                return reads.extreme(name, args)
+            return plain[name](*args, **kwargs)
+
+        return choose
+
+    try:
+        for name in plain:
+            setattr(module, name, following(name))
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(module, name, function)
+
+
 def _comparison(name: str) -> Callable[[Any, Any], Any]:
     def compare(self: Any, other: Any) -> Any:
         true = getattr(type(self.true), name)(self.true, getattr(other, "true", other))
@@ -321,6 +406,13 @@ def _comparison(name: str) -> Callable[[Any, Any], Any]:
     return compare
 
 
+def _told_apart(told: Any, true: Any, operands: Sequence[Any]) -> Any:
+    """Another result than the true one where an operand is another, though the operation hides it
+    (the largest of two, a quotient without its rest)."""
+    changed = any(float(x) != float(getattr(x, "true", x)) for x in operands)
+    return true + 1 if changed and told == true else told
+
+
 def _arithmetic(name: str) -> Callable[..., Any]:
     def compute(self: Any, *others: Any) -> Any:
         if not all(isinstance(x, int | float) for x in others):
@@ -328,6 +420,8 @@ def _arithmetic(name: str) -> Callable[..., Any]:
         base = float if any(isinstance(x, float) for x in (self, *others)) else int
         told = getattr(base, name)(*(base(x) for x in (self, *others)))
         true = getattr(base, name)(*(base(getattr(x, "true", x)) for x in (self, *others)))
+        if name in ("__floordiv__", "__mod__"):
+            told = _told_apart(told, true, (self, *others))
         result = ReadFloat(told) if isinstance(told, float) else ReadInt(told)
         result.follow(true, self.source, self.read, is_draw=False)
         result.made_by = (name, (self, *others))
@@ -367,6 +461,7 @@ class _Followed:
     __mul__, __rmul__ = _arithmetic("__mul__"), _arithmetic("__rmul__")
     __truediv__, __rtruediv__ = _arithmetic("__truediv__"), _arithmetic("__rtruediv__")
     __floordiv__, __mod__ = _arithmetic("__floordiv__"), _arithmetic("__mod__")
+    __pow__, __rpow__ = _arithmetic("__pow__"), _arithmetic("__rpow__")
     __neg__, __abs__ = _arithmetic("__neg__"), _arithmetic("__abs__")
 
 

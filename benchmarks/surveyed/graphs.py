@@ -1,4 +1,5 @@
-"""Graph networks: PyTorch Geometric's layers and models on one small graph."""
+"""Graph networks: PyTorch Geometric's layers and models on one small graph, the same in every step;
+those whose shapes depend on it say so (`capture(..., fixed=[...])`)."""
 
 from __future__ import annotations
 
@@ -50,11 +51,15 @@ LAYERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+SHAPED_BY_EDGES = ("GCNConv", "GATv2Conv", "ClusterGCNConv", "SuperGATConv")  # without self-loops
+
+
 def _layer(name: str, arguments: dict[str, Any]) -> Any:
     def make() -> Any:
         kind = getattr(importlib.import_module("torch_geometric.nn"), name)
         model = TwoLayers(kind, **arguments)
-        return _node_step, model, adamw(model), _node_batch()
+        fixed = ["batch.1"] if name in SHAPED_BY_EDGES else []
+        return _node_step, model, adamw(model), _node_batch(), None, fixed
 
     return make
 
@@ -110,7 +115,8 @@ def gcn_on_data_object() -> Any:
         return F.cross_entropy(model(batch.x, batch.edge_index), batch.y)
 
     x, edge_index, y = _node_batch()
-    return step, model, adamw(model), Data(x=x, edge_index=edge_index, y=y)
+    batch = Data(x=x, edge_index=edge_index, y=y)
+    return step, model, adamw(model), batch, None, ["batch._store.edge_index"]
 
 
 @REGISTRY()
@@ -125,7 +131,7 @@ def gcn_with_mask() -> Any:
         return F.cross_entropy(made[train], y[train])
 
     batch = (*_node_batch(), torch.arange(NODES) < 8)
-    return step, model, adamw(model), batch
+    return step, model, adamw(model), batch, None, ["batch.1", "batch.3"]
 
 
 @REGISTRY()
@@ -169,7 +175,8 @@ def graph_autoencoder() -> Any:
         return model.recon_loss(z, edge_index, others) + model.kl_loss() / NODES
 
     model = VGAE(Encoder())
-    return step, model, adamw(model), (torch.randn(NODES, 8), edges(), edges().flip(0))
+    batch = (torch.randn(NODES, 8), edges(), edges().flip(0))
+    return step, model, adamw(model), batch, None, ["batch.1"]
 
 
 @REGISTRY()

@@ -31,6 +31,7 @@ def page(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> str:
         "what capture might have touched is compared before and after. This page is written by",
         "`python benchmarks/programs.py --out FILE --page docs/programs.md`.",
         "",
+        *_fixed(tried),
         f"Measured at {', '.join(commits)}.",
         "",
         *_figures(tried),
@@ -47,6 +48,18 @@ def page(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> str:
         "plain PyTorch itself does not run here (a package that lacks something).", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _fixed(tried: list[dict[str, Any]]) -> list[str]:
+    """A sentence on the programs that name tensors which are the same in every step."""
+    names = [r["name"] for r in tried if any(n.startswith("fixed: ") for n in r.get("notes", ()))]
+    if not names:
+        return []
+    return [
+        "A graph that is the same in every step and decides shapes is named to capture",
+        f"(`fixed=[...]`) by {len(names)} of them: {', '.join(sorted(names))}.",
+        "",
+    ]
 
 
 def _missing(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> list[str]:

@@ -33,6 +33,7 @@ class Built:
     optimizer: Any
     batch: Any
     clip_norm: float | None = None
+    fixed: Sequence[str] = ()
 
 
 @dataclass

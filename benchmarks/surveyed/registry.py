@@ -1,7 +1,8 @@
 """The registry of the survey: every program and idiom by name, with the function that makes it.
 
 A `make()` returns what a FILE.py:function returns: (step, model, optimizer, batch) and, where the
-gradients are clipped by capture, clip_norm. It is called under a seed of its own, and imports its
+gradients are clipped by capture, clip_norm, and where tensors of the batch are the same in every
+step, their names. It is called under a seed of its own, and imports its
 package itself, so that a package that is not installed only skips its programs.
 """
 

@@ -347,3 +347,74 @@ def test_a_default_dtype_is_resolved_before_a_worker_runs_the_graph() -> None:
     finally:
         torch.set_default_dtype(before)
     assert run(program, [program.batch])[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_is_read_for_its_shape_only_decides_nothing() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        hidden = model(batch[0])
+        mask = hidden.new_ones(5, dtype=torch.bool) & torch.zeros_like(hidden[:, 0]).eq(0)
+        if mask.all():
+            hidden = hidden * 2
+        return hidden.square().mean()
+
+    program = captured(step)
+    assert not program.notes
+    assert_equals_eager(program)
+
+
+def test_a_mask_like_the_model_is_blamed_on_the_batch_alone() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        hidden = model(batch[0])
+        mask = torch.zeros_like(hidden) + (batch[1] > 0)
+        return hidden.mean() * 2 if (mask > 0).any() else hidden.mean()
+
+    with pytest.raises(CaptureError, match=r"depends on batch\.1 at .*fixed=\[\"batch\.1\"\]"):
+        captured(step)
+
+
+class Redrawn(nn.Module):
+    """A layer that draws its projection anew every so many steps, as Performer's."""
+
+    def __init__(self, interval: int | None) -> None:
+        super().__init__()
+        self.inner, self.interval = nn.Linear(4, 3), interval
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.interval is not None and self.calls >= self.interval:
+            self.calls.zero_()
+            return self.inner(x) * 2
+        self.calls += 1
+        return self.inner(x)
+
+
+def test_what_a_count_of_steps_is_compared_with_is_named() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0]).square().mean()
+
+    with pytest.raises(CaptureError, match=r"counts steps at .*so set interval to None or"):
+        captured(step, Redrawn(1000))
+    assert_equals_eager(captured(step, Redrawn(None)))
+
+
+class DroppedLayers(nn.Module):
+    """Layers that are left out at random, as CaiT's."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.layers, self.dropout = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)), dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dropped = torch.zeros(3).uniform_(0.0, 1.0) < self.dropout
+        for layer, drop in zip(self.layers, dropped, strict=True):
+            x = x if drop else layer(x)
+        return x
+
+
+def test_layers_dropped_at_random_are_blamed_on_the_draw() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0]).square().mean()
+
+    with pytest.raises(CaptureError, match=r"chooses by (a )?random number.* to 0"):
+        captured(step, DroppedLayers(0.2))
+    assert_equals_eager(captured(step, DroppedLayers(0.0)))
