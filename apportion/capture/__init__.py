@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from apportion.capture.counter_random import (
         word_table as word_table,
     )
+    from apportion.capture.fixed_inputs import (
+        FixedInput as FixedInput,
+    )
     from apportion.capture.functional_twins import (
         functional_twin as functional_twin,
     )
@@ -75,6 +78,9 @@ if TYPE_CHECKING:
     )
     from apportion.capture.reference import (
         EagerState as EagerState,
+    )
+    from apportion.capture.reference import (
+        at_loss_scale as at_loss_scale,
     )
     from apportion.capture.reference import (
         begun_from as begun_from,

@@ -9,7 +9,10 @@ update is a template per group (optimizer.py), from which every parameter gets a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from apportion import graph as g
 from apportion.capture.all_updates import AllUpdateTemplates
@@ -18,6 +21,7 @@ from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
 from apportion.capture.discover import holds_another
 from apportion.capture.empty_values import without_empty
+from apportion.capture.fixed_inputs import fixed_inputs, fixed_notes
 from apportion.capture.foreign_errors import foreign_errors
 from apportion.capture.found_constants import constant_notes
 from apportion.capture.live_state import LiveState
@@ -29,6 +33,7 @@ from apportion.capture.step_run import StepCall, StepLeaves, recorded_step
 from apportion.capture.trace import CaptureError
 from apportion.capture.training_step import DtypeReplacement, StepFunction
 from apportion.capture.untouched import LiveObjects, untouched
+from apportion.capture.written_tensors import WrittenState
 
 
 def capture(
@@ -37,13 +42,16 @@ def capture(
     optimizer: Any,
     batch: Any,
     clip_norm: float | None = None,
+    fixed: Sequence[str] = (),
 ) -> Program:
     """Captures forward, loss, backward, clipping and update of `step(model, batch)` as one Graph.
 
-    Parameters may be on the meta device. Raises CaptureError, one sentence with the user's line,
-    for a step that depends on data or uses something unsupported.
+    Parameters may be on the meta device. `fixed` names tensors of the batch that are the same in
+    every step, so that shapes may depend on their values: `["batch.edge_index"]`. Raises
+    CaptureError, one sentence with the user's line, for a step that depends on data or uses
+    something unsupported.
     """
-    return capture_with(step, model, optimizer, batch, clip_norm, None)
+    return capture_with(step, model, optimizer, batch, clip_norm, None, fixed)
 
 
 def capture_with(
@@ -53,16 +61,34 @@ def capture_with(
     batch: Any,
     clip_norm: float | None,
     widened: DtypeReplacement | None,
+    fixed: Sequence[str] = (),
 ) -> Program:
     """What `capture` does, with a dtype replaced wherever the step names it (None: none is)."""
     roots = {"model": model, "optimizer": optimizer, "batch": batch, "step": step}
     with foreign_errors(), untouched(roots) as objects:
-        return _captured(StepCall(step, model, optimizer, batch, clip_norm, widened), objects)
+        kept = fixed_inputs(batch, fixed)
+        call = StepCall(step, model, optimizer, batch, clip_norm, widened, kept)
+        return _captured(call, objects)
 
 
 def _captured(call: StepCall, objects: LiveObjects) -> Program:
-    live = live_state_of(call.step, call.model, call.optimizer)
-    tensors = _tensors(live, call.batch)
+    try:
+        return _captured_with(call, objects, ())
+    except WrittenState as found:
+        objects.forget_writes(found.tensors)
+        objects.restore()
+        live = live_state_of(call.step, call.model, call.optimizer)
+        written = objects.named(found.tensors, live.parameters() | live.buffers())
+        if not written:
+            raise
+    return _captured_with(call, objects, written)
+
+
+def _captured_with(
+    call: StepCall, objects: LiveObjects, written: tuple[tuple[str, torch.Tensor], ...]
+) -> Program:
+    live = live_state_of(call.step, call.model, call.optimizer, written)
+    tensors = _tensors(live, call)
     mode = fake_mode()
     leaves = _leaves(tensors)
     templates = AllUpdateTemplates(live, mode)
@@ -76,11 +102,12 @@ def _captured(call: StepCall, objects: LiveObjects) -> Program:
     return Program(
         built.graph, call.step, call.model, call.optimizer, call.batch, call.clip_norm,
         built.constants, built.inputs, built.bindings, templates.fixed, call.widened,
-        (*recorded.notes, *found), recorded.results, built.returned, recorded.by_itself,
+        (*fixed_notes(call.fixed), *recorded.notes, *found), recorded.results, built.returned,
+        recorded.by_itself, call.fixed, written,
     )  # fmt: skip
 
 
-def _tensors(live: LiveState, batch: Any) -> StepTensors:
+def _tensors(live: LiveState, call: StepCall) -> StepTensors:
     """All live tensors of the step, by name."""
     parameters, buffers = live.parameters(), live.buffers()
     groups = _groups(live)
@@ -96,7 +123,12 @@ def _tensors(live: LiveState, batch: Any) -> StepTensors:
         raise CaptureError(
             "the optimizer holds no parameter that requires a gradient; there is nothing to train"
         )
-    named = {name: (position, leaf) for position, name, leaf in flatten(batch).tensors}
+    fixed = {each.position for each in call.fixed}
+    named = {
+        name: (position, leaf)
+        for position, name, leaf in flatten(call.batch).tensors
+        if position not in fixed
+    }
     return StepTensors(parameters, buffers, named, trained)
 
 

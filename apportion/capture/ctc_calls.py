@@ -7,29 +7,37 @@ every step. record.py puts `recorded_ctc_loss` in the place of torch's function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from apportion.capture.data_shapes import Fixed, ShapeFromData, shape_refusal
+from apportion.capture.data_shapes import ShapeFromData, shape_refusal
 from apportion.capture.torch_private import without_modes
 
 _MEAN, _SUM = 1, 2
 
 
-@contextmanager
-def recorded_ctc_loss(fixed: Fixed, at: Callable[[], str]) -> Iterator[None]:
-    """A context in which torch.ctc_loss takes fake tensors. `fixed` gives the value of a tensor
-    that is the same in every step, `at` the user's line."""
+class KnownValues(Protocol):
+    """Who knows the value of a tensor that is the same in every step, and what decides others."""
 
-    def numbers(lengths: Any) -> list[int]:
+    def fixed(self, tensor: torch.Tensor) -> torch.Tensor | None: ...
+
+    def fixable(self, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]: ...
+
+
+@contextmanager
+def recorded_ctc_loss(recorder: KnownValues, at: Callable[[], str]) -> Iterator[None]:
+    """A context in which torch.ctc_loss takes fake tensors; `at` is the user's line."""
+
+    def numbers(lengths: Any, unknown: Sequence[torch.Tensor]) -> list[int]:
         if not isinstance(lengths, torch.Tensor):
             return [int(n) for n in lengths]
-        known = fixed(lengths)
+        known = recorder.fixed(lengths)
         if known is None:
-            raise ShapeFromData(shape_refusal(torch.ops.aten._ctc_loss.Tensor, at()))
+            fixable = recorder.fixable(unknown)
+            raise ShapeFromData(shape_refusal(torch.ops.aten._ctc_loss.Tensor, at(), fixable))
         with without_modes():
             return [int(n) for n in known.flatten().tolist()]
 
@@ -39,7 +47,8 @@ def recorded_ctc_loss(fixed: Fixed, at: Callable[[], str]) -> Iterator[None]:
     ) -> torch.Tensor:  # fmt: skip
         batched = scores.dim() == 3
         wide = scores if batched else scores.unsqueeze(1)
-        frames, letters = numbers(input_lengths), numbers(target_lengths)
+        given = [x for x in (input_lengths, target_lengths) if isinstance(x, torch.Tensor)]
+        frames, letters = numbers(input_lengths, given), numbers(target_lengths, given)
         found: torch.Tensor = torch.ops.aten._ctc_loss.default(
             wide, targets, frames, letters, blank, zero_infinity
         )[0]

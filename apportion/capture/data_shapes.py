@@ -7,7 +7,7 @@ a fixed shape; otherwise the step is refused, in words of the operator it calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,15 +54,39 @@ _REMEDIES: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def shape_refusal(func: Any, at: str) -> str:
-    """The sentence that refuses a call, ` at file.py:12`."""
+def shape_refusal(func: Any, at: str, fixable: Sequence[str] = ()) -> str:
+    """The sentence that refuses a call, ` at file.py:12`. `fixable` are the tensors of the batch
+    that alone decide."""
     name, remedy = _REMEDIES.get(
         str(func).rpartition(".")[0], (str(func), "use a fixed shape or torch.where")
     )
     return (
         f"{name} gives a result whose value or shape depends on data{at}; a captured step must do "
-        f"the same for every batch, so {remedy}"
+        f"the same for every batch, so {remedy}{or_fixed(fixable)}"
     )
+
+
+def or_fixed(fixable: Sequence[str]) -> str:
+    """The other remedy, where nothing but these tensors of the batch decides."""
+    if not fixable:
+        return ""
+    names = ", ".join(f'"{name}"' for name in fixable)
+    are = "is" if len(fixable) == 1 else "are"
+    return (
+        f"; or, if {', '.join(fixable)} {are} the same in every step, capture it with "
+        f"fixed=[{names}]"
+    )
+
+
+def deciding(func: Any, args: Any) -> list[torch.Tensor]:
+    """The tensors whose values decide the shape of a call's result."""
+    if func is aten.masked_select.default:
+        return [args[1]]
+    if func is aten.index.Tensor:
+        return [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
+    if func is aten._pack_padded_sequence.default:
+        return [args[1]]
+    return [x for x in args if isinstance(x, torch.Tensor)]
 
 
 def refuse_layout(name: str, tensor: torch.Tensor) -> None:
@@ -118,7 +142,26 @@ def with_fixed_shape(func: Any, args: Any, fixed: Fixed) -> Any:
         return aten.index.Tensor(x.expand(shape), places)
     if func is aten.index.Tensor:
         return _indexed(args[0], args[1], fixed)
+    if func is aten._pack_padded_sequence.default:
+        return _packed(*args, fixed=fixed)
     return None
+
+
+def _packed(
+    x: torch.Tensor, lengths: torch.Tensor, batch_first: bool = False, *, fixed: Fixed
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The elements of all sequences, time by time, and how many sequences there are at each time;
+    the latter as a tensor with data, because torch's recurrent layers look at it."""
+    known = fixed(lengths)
+    if known is None:
+        return None
+    with without_modes():
+        own = known.tolist()
+        counts = [sum(length > time for length in own) for time in range(max(own))]
+        times = torch.tensor([time for time, count in enumerate(counts) for _ in range(count)])
+        rows = torch.tensor([row for count in counts for row in range(count)])
+        sizes = torch.tensor(counts)
+    return aten.index.Tensor(x, [rows, times] if batch_first else [times, rows]), sizes
 
 
 def _indexed(x: torch.Tensor, indices: Any, fixed: Fixed) -> torch.Tensor | None:

@@ -81,7 +81,7 @@ def _without_aliases(
 
 
 def _node(call: RecordedCall, renamed: dict[int, int], types: list[TensorType]) -> Node:
-    kind, args = str(call.target), _renamed(_arguments(call, types), renamed)
+    kind, args = str(call.target), _renamed(arguments_in_order(call, types), renamed)
     if kind == "aten._reshape_alias.default":
         args = args[:2]
     return Node(_KINDS.get(kind, kind), args, call.outputs, call.site)
@@ -144,7 +144,7 @@ def live_nodes(nodes: list[Node], outputs: tuple[int | None, ...]) -> list[Node]
     return kept[::-1]
 
 
-def _arguments(call: RecordedCall, types: list[TensorType]) -> tuple[g.Arg, ...]:
+def arguments_in_order(call: RecordedCall, types: list[TensorType]) -> tuple[g.Arg, ...]:
     """All arguments in schema order with defaults filled in, places and memory orders left out.
 
     What is made from no tensor has the dtype it was recorded with, whatever torch's default is.

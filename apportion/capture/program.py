@@ -6,7 +6,7 @@ behind it, for whoever runs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from apportion.capture.all_updates import check_all_fixed
 from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import RESULT, Binding
 from apportion.capture.discover import discover
+from apportion.capture.fixed_inputs import FixedInput, check_fixed
 from apportion.capture.live_state import LiveState, live_state
 from apportion.capture.step_results import StepResults
 from apportion.capture.training_step import DtypeReplacement, StepFunction
@@ -39,6 +40,8 @@ class Program:
     returned   the Value of each scalar in it, by name, which the step ends with as with state; None
                for the loss
     by_itself  whether the step calls backward and its optimizers itself
+    fixed_inputs  tensors of the batch that are no inputs: the same in every step
+    written    tensors in no module that the step writes to, by name
     """
 
     graph: g.Graph
@@ -56,16 +59,23 @@ class Program:
     results: StepResults | None = None
     returned: dict[str, int | None] = field(default_factory=dict)
     by_itself: bool = False
+    fixed_inputs: tuple[FixedInput, ...] = ()
+    written: tuple[tuple[str, torch.Tensor], ...] = ()
 
     @cached_property
     def live(self) -> LiveState:
         """The modules and optimizers of the step, those that it refers to by itself included."""
-        return live_state_of(self.step, self.model, self.optimizer)
+        return live_state_of(self.step, self.model, self.optimizer, self.written)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """All optimizers of the step, in the order in which their groups are numbered."""
         return self.live.optimizers
+
+    @property
+    def fixed_positions(self) -> frozenset[int]:
+        """The positions among the leaves of the batch of those that are the same in every step."""
+        return frozenset(each.position for each in self.fixed_inputs)
 
     def __repr__(self) -> str:
         return f"<Program {type(self.model).__name__}, {len(self.graph.ops)} ops>"
@@ -87,10 +97,17 @@ def state_tensor(program: Program, value_index: int) -> torch.Tensor:
     return bound_tensor(program.live, binding)
 
 
-def live_state_of(step: StepFunction, model: Any, optimizer: Any) -> LiveState:
-    """The modules and optimizers that a step is given, and those that it refers to by itself."""
+def live_state_of(
+    step: StepFunction,
+    model: Any,
+    optimizer: Any,
+    written: tuple[tuple[str, torch.Tensor], ...] = (),
+) -> LiveState:
+    """The modules and optimizers that a step is given, and those that it refers to by itself; and
+    the tensors that it writes to."""
     given = live_state(model, optimizer)
-    return live_state(model, optimizer, discover(step, *given.optimizers))
+    found = live_state(model, optimizer, discover(step, *given.optimizers))
+    return replace(found, written=written) if written else found
 
 
 def setting_of(program: Program, expression: Any) -> float:
@@ -114,13 +131,15 @@ def bound_tensor(live: LiveState, binding: Binding) -> torch.Tensor:
 
 
 def batch_leaves(program: Program, batch: Any) -> dict[int, torch.Tensor]:
-    """The batch's tensors by value index; raises ValueError unless the batch is as captured. A list
+    """The batch's tensors by value index; raises ValueError unless the batch is as captured,
+    fixed tensors with the same values. A list
     may stand for a tuple, as a DataLoader makes lists of what were tuples, and any Mapping for
     another."""
     captured = flatten(program.batch)
     flat = flatten(batch).in_order_of(captured)
     for position, (new, old) in enumerate(zip(flat, captured.leaves, strict=True)):
         _check_leaf(position, new, old)
+    check_fixed(program.fixed_inputs, flat)
     return {value: flat[position] for value, position in program.inputs}
 
 

@@ -29,7 +29,7 @@ import torch
 
 from apportion import graph as g
 from apportion.capture.call_place import checks_shapes, source_line
-from apportion.capture.data_shapes import refuse_layout
+from apportion.capture.data_shapes import or_fixed, refuse_layout
 from apportion.capture.normalise import NormalisedTrace, normalise
 from apportion.capture.record import record
 from apportion.capture.trace import CaptureError, Trace
@@ -42,6 +42,7 @@ from apportion.capture.value_reads import (
     ReadAnswers,
     ReadValues,
     ValueRead,
+    fixable,
 )
 
 MOST_RECORDINGS = 64
@@ -56,11 +57,13 @@ class StepInput:
     """An input of a step: the live tensor behind it and its name, for messages.
 
     steady  whether no update changes it: a buffer, or a parameter that is not trained
+    given   whether it is a tensor of the batch
     """
 
     name: str
     tensor: torch.Tensor
     steady: bool
+    given: bool = False
 
 
 def record_probed(
@@ -99,7 +102,8 @@ class _Recordings(Generic[R]):
         self._once, self._trace_of = once, trace_of
         live = (None if x.tensor.is_meta else x.tensor for x in inputs)
         steady = frozenset(k for k, x in enumerate(inputs) if x.steady)
-        self.answers = ReadAnswers(dict(enumerate(live)), steady)
+        batch = {k: x.name for k, x in enumerate(inputs) if x.given}
+        self.answers = ReadAnswers(dict(enumerate(live)), steady, batch)
 
     def _run(self, values: ReadValues) -> R:
         self.left -= 1
@@ -313,7 +317,8 @@ class _Probe:
                 f"step must do the same every time, so take steps in plain PyTorch until it is "
                 f"past {counter.bound:g}, and capture then"
             )
-        raise CaptureError(_refusal(read, names))
+        known = fixable([each.origin for each in group], self._recordings.answers)
+        raise CaptureError(_refusal(read, names, or_fixed(known)))
 
     def _counter(self, group: Sequence[ValueRead]) -> LeafComparison | None:
         """The comparison that reads of one place are, if it is of a counter that only grows."""
@@ -327,7 +332,7 @@ class _Probe:
         return counter if grows(counter.leaf, self._trace.calls, self._trace.outputs) else None
 
 
-def _refusal(read: ValueRead, names: Sequence[str]) -> str:
+def _refusal(read: ValueRead, names: Sequence[str], or_fixed: str) -> str:
     if read.draw is not None:
         return (
             f"the step chooses by a random number{read.place.at} whether to run a part, with "
@@ -344,11 +349,12 @@ def _refusal(read: ValueRead, names: Sequence[str]) -> str:
         return (
             f"the step branches on a value{source}{read.place.at}; a captured step must do the "
             "same for every batch, so use torch.where instead of if or move it out of the step"
+            f"{or_fixed}"
         )
     if "one_hot(" in source_line(read.place):
         return (
             f"one_hot() takes the number of classes from data{read.place.at}; a captured step has "
-            "fixed shapes, so give it num_classes"
+            f"fixed shapes, so give it num_classes{or_fixed}"
         )
     what = "converts a tensor to NumPy"
     if read.kind != ARRAY:
@@ -356,7 +362,7 @@ def _refusal(read: ValueRead, names: Sequence[str]) -> str:
     return (
         f"the step {what} and computes with it{read.place.at}; "
         "a captured step must not depend on data, so keep it a tensor (without item(), int(), "
-        "float(), tolist() or numpy()) or move it out of the step"
+        f"float(), tolist() or numpy()) or move it out of the step{or_fixed}"
     )
 
 

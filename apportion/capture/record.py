@@ -22,13 +22,16 @@ from apportion.capture.call_place import call_place
 from apportion.capture.ctc_calls import recorded_ctc_loss
 from apportion.capture.data_shapes import (
     ShapeFromData,
+    deciding,
     fixed_result,
     shape_refusal,
     with_fixed_shape,
 )
 from apportion.capture.functional_twins import functional_twin
 from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
+from apportion.capture.packed_calls import padded
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
+from apportion.capture.same_recordings import same_computation
 from apportion.capture.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -40,6 +43,7 @@ from apportion.capture.torch_private import (
     fake_values,
     is_composite,
     newest_autograd_node,
+    padding_by,
     running_autograd_node,
     schema,
     storage_id,
@@ -58,6 +62,7 @@ from apportion.capture.trace import (
 )
 from apportion.capture.user_line import at_line, user_line, user_line_of
 from apportion.capture.value_reads import ReadValues
+from apportion.capture.written_tensors import TensorWrites, untouched_result
 from apportion.without_dynamo import leave_unloaded
 
 # Before anything is recorded, because a dispatch mode would load torch's compiler when it is first
@@ -118,6 +123,9 @@ class Recorder(TorchDispatchMode):
                 the first slot of the time after
     stale       whether another tensor in such a memory was read after that
     reads       who answers when the step wants to know a value
+    stranger    called with each new slot of a fake tensor, which another recorder may have seen
+    writes      who notes writes to tensors that are no inputs
+    left_before slots of tensors that another recorder has made; the last inputs of the trace
     """
 
     def __init__(self, mode: FakeTensorMode, reads: ReadValues | None = None) -> None:
@@ -139,6 +147,9 @@ class Recorder(TorchDispatchMode):
         self.overwritten: dict[int, tuple[int, int]] = {}
         self.stale = False
         self.reads = reads
+        self.stranger: Callable[[Recorder, int], None] | None = None
+        self.left_before: list[int] = []
+        self.writes: TensorWrites | None = None
 
     def slot(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor, new if it was never seen."""
@@ -159,6 +170,8 @@ class Recorder(TorchDispatchMode):
         if not isinstance(tensor, FakeTensor):
             with without_modes():
                 self.constants[index] = tensor.detach()
+        elif self.stranger is not None:
+            self.stranger(self, index)
         self.sharers[storage_id(tensor)] = self.sharers.get(storage_id(tensor), 0) + 1
         return index
 
@@ -169,7 +182,7 @@ class Recorder(TorchDispatchMode):
     def trace(self, inputs: tuple[int, ...], outputs: Sequence[torch.Tensor | None]) -> Trace:
         """What was recorded, ending in the given results."""
         ends = tuple(None if x is None else self.slot(x) for x in outputs)
-        begins = (*inputs, *self.made_leaves)
+        begins = (*inputs, *self.made_leaves, *self.left_before)
         return Trace(tuple(self.calls), tuple(self.types), self.constants, begins, ends)
 
     # what own_loop.py needs
@@ -235,7 +248,7 @@ class Recorder(TorchDispatchMode):
         if func in RANDOM_RULES:
             with self:
                 return RANDOM_RULES[func](self, *args, **kwargs)
-        if func in _READS and _has_no_data(args[0]):
+        if func in _READS and any(map(_has_no_data, args[:2])):
             return self._read(func, args, kwargs)
         self._refuse_unsupported(func, args)
         if is_composite(func):
@@ -248,15 +261,18 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.dynamic_output_shape in func.tags:
             known = fixed_result(func, args, kwargs, self.fixed)
             if known is not None:
-                return known
+                return self._kept(known)
         try:
             result = self._run(func, args, kwargs)
         except ShapeFromData:
             with self:
                 result = with_fixed_shape(func, args, self.fixed)
             if result is None:
-                raise
-            return result
+                place = call_place(record.__code__).at
+                fixable = self.fixable(deciding(func, args))
+                raise ShapeFromData(shape_refusal(func, place, fixable)) from None
+            packed = func is aten._pack_padded_sequence.default
+            return result if packed else self._kept(result)
         self._append(func, args, kwargs, result)
         return result
 
@@ -268,6 +284,22 @@ class Recorder(TorchDispatchMode):
             constant: torch.Tensor = tensor.constant
             return constant
         return None if self.reads is None else self.reads.fixed(tensor)
+
+    def fixable(self, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+        """The tensors of the batch that alone decide the values of these; none where something else
+        does, too."""
+        fakes = [x for x in tensors if _has_no_data(x)]
+        return () if self.reads is None else self.reads.fixable(fakes)
+
+    def _kept(self, result: Any) -> Any:
+        """Tensors that were computed once and for all, as constants that the step may write to."""
+        if isinstance(result, list | tuple):
+            return type(result)(self._kept(each) for each in result)
+        if not isinstance(result, torch.Tensor) or isinstance(result, FakeTensor):
+            return result
+        fake = self._empty(result.shape, result.dtype)
+        self.constants[self.slot(fake)] = result
+        return fake
 
     def _append(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         given = self._with_refs(tuple(args))
@@ -305,9 +337,18 @@ class Recorder(TorchDispatchMode):
                 "step must not depend on data, so keep it a tensor (torch.where instead of if) or "
                 "move it out of the step"
             )
+        if len(args) > 1 and self._made_alike(args[0], args[1]):
+            return True
         with self:
             asked = _READS[func](*args, **kwargs)
         return asked if isinstance(asked, bool) else self.reads.number(asked)
+
+    def _made_alike(self, one: torch.Tensor, two: torch.Tensor) -> bool:
+        """Whether two tensors are equal whatever the data is, as they are computed alike."""
+        if self.mutates:
+            return False
+        slots = (self.slot(one), self.slot(two))
+        return same_computation(self.trace((), ()), *slots)
 
     def _refuse_unsupported(self, func: Any, args: Any) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags and func not in NOT_REALLY_RANDOM:
@@ -325,6 +366,8 @@ class Recorder(TorchDispatchMode):
     def _mutate(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the functional twin of an in-place operator, if its tensor shares its memory with
         nobody; else records the operator as it is, and the trace will be replayed."""
+        if self.writes is not None and self.writes.note_call(self, func, args, kwargs):
+            return untouched_result(args, kwargs)
         target = args[0] if args and isinstance(args[0], torch.Tensor) else None
         twin = functional_twin(func)
         if target is not None and not isinstance(target, FakeTensor):
@@ -346,6 +389,8 @@ class Recorder(TorchDispatchMode):
 
     def _batch_norm(self, args: Any) -> Any:
         """The schema of native_batch_norm hides that it updates the running statistics."""
+        if self.writes is not None:
+            self.writes.note(self, args[3:5])
         with self:
             *results, mean, variance = aten._native_batch_norm_legit_functional.default(*args)
             self.assign(args[3], mean)
@@ -489,7 +534,8 @@ def _values_of_fakes(recorder: Recorder) -> Iterator[None]:
         lambda tensor: float(reads.number(tensor)),  # type: ignore[arg-type]
         reads.array,
     )
-    with values, recorded_ctc_loss(recorder.fixed, lambda: call_place(record.__code__).at):
+    ctc_loss = recorded_ctc_loss(recorder, lambda: call_place(record.__code__).at)
+    with values, ctc_loss, padding_by(padded):
         yield
 
 

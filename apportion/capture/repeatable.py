@@ -7,9 +7,11 @@ on: with the attributes as the first time has left them, and other random number
 differ, it is recorded once more from the same beginning, which tells state from randomness; what
 differs is refused with its cause and the user's line.
 
-In: a function that records the step. Out: what it recorded, and notes. Values of two records are
-compared by what they are computed from (`_Numbering`), so that a mask that is computed the first
-time and found in a cache the second is the same.
+In: a function that records the step. Out: what it recorded, and notes. A tensor that one recording
+leaves and the next one reads is a constant there if its value follows from fixed things only
+(fixed_values.py), and state that is refused if not; what a buffer begins the next recording with is
+known in the same way. So a table that is computed the first time and found in a cache the second
+is the same (same_recordings.py); a step with caches is recorded three times.
 """
 
 from __future__ import annotations
@@ -18,16 +20,23 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
 from apportion import graph as g
+from apportion.capture.fixed_values import (
+    BeginValues,
+    FixedValues,
+    slots_that_matter,
+    with_data,
+    without_likes,
+)
 from apportion.capture.record import Recorder, record
-from apportion.capture.torch_private import schema, storage_id
-from apportion.capture.trace import RANDOM_UNIFORM, CaptureError, RecordedCall, Trace
+from apportion.capture.same_recordings import equal_tensors, line_of_difference
+from apportion.capture.trace import CaptureError, RecordedCall, Trace
 from apportion.capture.untouched import LiveChange, LiveObjects
 from apportion.capture.user_line import at_line, is_zoo_file, user_line, user_line_of
 
@@ -53,49 +62,104 @@ class _ForwardEnd(Exception):
         self.recorder, self.part = recorder, part
 
 
-@dataclass
-class StepWatch:
-    """What is known of the recordings of a step.
+@dataclass(frozen=True, eq=False)
+class _Recording:
+    """One recording of a step.
 
-    steady  the slots of inputs that no update changes: buffers and parameters that are not trained
-    first   the recorder of the first recording, which keeps its tensors alive
-    kept    the slots of the first recorder whose tensors the last recording has read again, each
-            with its slot there
-    forward what the user's part of a step that returns its loss has come to, the first time
-    stops   whether a recording ends there
+    recorder  keeps its tensors alive
+    trace     what it recorded, before writes to views are made functional
+    values    those of them that follow from fixed things
+    after     the slots that its inputs have become, by their positions
+    moving    slots of tensors that an earlier recording has left, which depend on more than that
+    found     whether it has read any tensor that an earlier one has left
     """
 
-    steady: frozenset[int] = frozenset()
-    first: Recorder | None = None
-    kept: dict[int, int] = field(default_factory=dict)
-    forward: _ForwardPart | None = None
-    stops: bool = False
+    recorder: Recorder
+    trace: Trace
+    values: FixedValues
+    after: Mapping[int, int]
+    moving: frozenset[int]
+    found: bool
+
+    def kept(self, tensor: torch.Tensor) -> tuple[bool, torch.Tensor | None]:
+        """Whether this recording has seen a tensor, and the value it left in it, if that is
+        fixed."""
+        slot = self.recorder.slots.get(id(tensor))
+        return (False, None) if slot is None else (True, self.values.value(slot))
+
+    def end(self, place: int) -> torch.Tensor | None:
+        """The value that an input has become, if that is fixed."""
+        return self.values.value(self.after[place]) if place in self.after else None
+
+
+class StepWatch:
+    """What is known of the recordings of a step that go on from each other.
+
+    inputs  the live tensors of inputs that no update changes, by position: buffers and parameters
+            that are not trained
+    forward what the user's part of a step that returns its loss has come to, the first time
+    stops   whether a recording ends there
+    remade  whether the step has made a buffer anew in another shape
+    """
+
+    def __init__(self, inputs: Mapping[int, torch.Tensor]) -> None:
+        self._live = inputs
+        self._recordings: list[_Recording] = []
+        self._after: Mapping[int, torch.Tensor] = {}
+        self._found: dict[int, bool] = {}
+        self.forward: _ForwardPart | None = None
+        self.stops = self.remade = False
+
+    def begin(self) -> None:
+        """To be called where all objects are as they were before the first recording."""
+        self._recordings.clear()
+
+    def live_value(self, place: int) -> torch.Tensor | None:
+        """What an input begins the first recording with, if no update changes it."""
+        return with_data(self._live[place]) if place in self._live else None
+
+    @property
+    def last_end(self) -> BeginValues:
+        """What the inputs begin the next recording with."""
+        return self._recordings[-1].end if self._recordings else self.live_value
+
+    @property
+    def last(self) -> _Recording:
+        """The recording that was made last."""
+        return self._recordings[-1]
 
     def forward_done(self, recorder: Recorder, ends: Iterable[torch.Tensor]) -> None:
         """To be called where the user's part of a step that returns its loss is over, with what it
         returns and the buffers it leaves."""
         part = _ForwardPart(len(recorder.calls), tuple(recorder.slot(x) for x in ends))
-        if self.first is None:
+        if not self._recordings:
             self.forward = part
         elif self.stops:
             raise _ForwardEnd(recorder, part)
 
+    def step_done(self, after: Mapping[int, torch.Tensor], remade: bool) -> None:
+        """To be called at the end of a step, with what its inputs have become, by position, and
+        whether the step has made a buffer anew in another shape."""
+        self._after, self.remade = after, remade
+
     @property
     def decided_by_forward(self) -> bool:
         """Whether no code of the user's ran in the rest of the first recording, as a hook does."""
-        if self.forward is None or self.first is None:
+        if self.forward is None or not self._recordings:
             return False
-        rest = self.first.calls[self.forward.calls :]
+        rest = self._recordings[0].recorder.calls[self.forward.calls :]
         return not any(call.site.phase == g.BACKWARD and call.site.line for call in rest)
 
     def same_forward(self, end: _ForwardEnd) -> bool:
         """Whether the user's part was call by call the same as the first time."""
-        first, other, size = self.first, end.recorder, end.part.calls
-        assert first is not None
+        first, other, size = self._recordings[0].recorder, end.recorder, end.part.calls
         constants = other.constants.items()
         return (
-            end.part == self.forward
-            and all(s in first.constants and _equal(first.constants[s], t) for s, t in constants)
+            not self._found
+            and end.part == self.forward
+            and all(
+                s in first.constants and equal_tensors(first.constants[s], t) for s, t in constants
+            )
             and all(map(_same_call, first.calls[:size], other.calls))
         )
 
@@ -103,82 +167,42 @@ class StepWatch:
         """The function to record, watched."""
 
         def run(recorder: Recorder, *inputs: torch.Tensor) -> Sequence[torch.Tensor | None]:
-            ends: Sequence[torch.Tensor | None] | None = None
-            try:
-                ends = function(recorder, *inputs)
-                return ends
-            finally:
-                self._end(recorder, ends)
+            self._found = {}
+            recorder.stranger = self._look
+            ends = function(recorder, *inputs)
+            self._add(recorder, tuple(range(len(inputs))), ends)
+            return ends
 
         return run
 
-    def _end(self, recorder: Recorder, ends: Sequence[torch.Tensor | None] | None) -> None:
-        if self.first is None:
-            self.first = None if ends is None else recorder
-            return
-        before = {id(tensor): slot for slot, tensor in enumerate(self.first.tensors)}
-        used = None if ends is None else _used(recorder, ends)
-        self.kept = {
-            self.first.slots[id(tensor)]: slot
-            for slot, tensor in enumerate(recorder.tensors)
-            if id(tensor) in before and slot not in recorder.constants
-            if used is None or slot in used
-        }
+    def _look(self, recorder: Recorder, slot: int) -> None:
+        """Looks at a fake tensor that no call has made: an earlier recording may have left it."""
+        tensor = recorder.tensors[slot]
+        for recording in reversed(self._recordings):
+            known, value = recording.kept(tensor)
+            if known:
+                self._found[slot] = value is None
+                if value is None:
+                    recorder.left_before.append(slot)
+                else:
+                    recorder.constants[slot] = value
+                return
 
-    @property
-    def rewritten(self) -> bool:
-        """Whether the first recording's slots were numbered anew (see Recorder.mutates)."""
-        return self.first is not None and self.first.mutates
-
-    def changing(self) -> list[int]:
-        """Those of the kept tensors that depend on more than constants."""
-        assert self.first is not None
-        sources = _sources(self.first)
-        steady = {s for s in self.steady if self.first.slots[id(self.first.tensors[s])] == s}
-        return [slot for slot in self.kept if not sources[slot] <= steady]
-
-
-def _sources(recorder: Recorder) -> dict[int, set[int]]:
-    """By slot, the slots that it was computed from and that nothing was computed for: inputs and
-    random draws, not constants."""
-    made = {s for call in recorder.calls for s in call.outputs if s is not None}
-    draws = {call.outputs[0] for call in recorder.calls if call.target == RANDOM_UNIFORM}
-    found: dict[int, set[int]] = {}
-    for slot in range(len(recorder.tensors)):
-        free = slot in draws or (slot not in made and slot not in recorder.constants)
-        found[slot] = {slot} if free else set()
-    memory: dict[int, set[int]] = {}
-    for call in recorder.calls:
-        read = [*g.refs(call.args), *g.refs(tuple(call.kwargs.values()))]
-        written = [s for s in call.outputs if s is not None]
-        if not isinstance(call.target, str) and schema(call.target).is_mutable:
-            written += read
-        everything = set().union(
-            *(found[s] | memory.get(_memory(recorder, s), set()) for s in read)
-        )
-        for slot in written:
-            found[slot] |= everything
-            memory.setdefault(_memory(recorder, slot), set()).update(everything)
-    return {s: found[s] | memory.get(_memory(recorder, s), set()) for s in found}
-
-
-def _used(recorder: Recorder, ends: Sequence[torch.Tensor | None]) -> set[int]:
-    """The slots that the results of a recording depend on."""
-    used = {recorder.slot(x) for x in ends if x is not None}
-    memories = {_memory(recorder, slot) for slot in used}
-    for call in reversed(recorder.calls):
-        read = [*g.refs(call.args), *g.refs(tuple(call.kwargs.values()))]
-        written = [s for s in call.outputs if s is not None]
-        if not isinstance(call.target, str) and schema(call.target).is_mutable:
-            written += read
-        if any(s in used or _memory(recorder, s) in memories for s in written):
-            used.update(read)
-            memories.update(_memory(recorder, s) for s in read)
-    return used
-
-
-def _memory(recorder: Recorder, slot: int) -> int:
-    return storage_id(recorder.tensors[slot])
+    def _add(
+        self, recorder: Recorder, inputs: tuple[int, ...], ends: Sequence[torch.Tensor | None]
+    ) -> None:
+        trace = without_likes(recorder.trace(inputs, ends))
+        moving = {slot for slot, moves in self._found.items() if moves}
+        if moving:
+            moving &= slots_that_matter(trace)
+        begins = self.last_end
+        after = {place: recorder.slot(x) for place, x in self._after.items() if place in self._live}
+        self._recordings.append(
+            _Recording(
+                recorder, trace, FixedValues(trace, begins), after, frozenset(moving),
+                bool(self._found),
+            )
+        )  # fmt: skip
 
 
 def is_ours(step: Any, model: Any) -> bool:
@@ -213,7 +237,7 @@ class RepeatedRecording(Generic[R]):
 
     def __call__(self, *args: Any) -> R:
         """The record; raises CaptureError if the step is another one every time."""
-        self._live.restore()
+        self._put_back()
         # torch.jit runs a function in another way after the first time
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             result = self._record(*args)
@@ -222,40 +246,73 @@ class RepeatedRecording(Generic[R]):
                 self._compare(args, self._trace_of(result))
         return result
 
+    def _put_back(self) -> None:
+        self._live.restore()
+        self._watch.begin()
+
     def _compare(self, args: tuple[Any, ...], first: Trace) -> None:
         changes, drawn = self._live.changes(), self._live.drawn_from()
         if self._watch.decided_by_forward:
             if not drawn and self._same_forward(args):
                 self.notes = tuple(_left_alone(changes))
+                self._count_on(args, first, changes)
                 return
-            self._live.restore()
-            self._watch.first = None
+            self._put_back()
             self._record(*args)
-        difference = self._difference(args, first, seed=1)
-        if self._watch.changing():
-            raise _state_kept(changes, difference or "")
-        filled = bool(self._watch.kept) and self._watch.rewritten
+        remade = self._watch.remade
+        second = self._again(args, first, seed=1)
+        caches = second.trace is not None and not _alike(first, second.trace)
+        third = None
+        if second.difference is None and caches:
+            third = self._again(args, first, seed=4)
+        difference = second.difference if third is None else third.difference
         if difference is None:
+            counting = self._live.changes()
             self._draw_more(args, first, drawn)
             self.notes += tuple(_left_alone(changes))
+            self._count_on(args, first, changes, counting)
             return
+        kept = second.moving or (third is not None and third.moving)
+        if third is None and second.trace is not None and not any(map(_runs_out, changes)):
+            third = self._again(args, second.trace, seed=4)
+        settles = third is not None and third.difference is None
+        if kept:
+            raise _state_kept(changes, difference, settles or remade)
         for seed in range(_SMALLEST, _SMALLEST + _DRAWS) if drawn else (_SMALLEST,):
-            self._live.restore()
-            unlike = self._difference(args, first, seed=seed)
-            if unlike is not None:
-                raise _random(drawn, at_line(self._lines[0]) if self._lines else unlike)
-        if not filled:
-            raise _other_next_time(changes, difference)
+            self._put_back()
+            again = self._again(args, first, seed=seed)
+            if again.difference is not None:
+                raise _random(drawn, at_line(self._lines[0]) if self._lines else again.difference)
+        raise _other_next_time(changes, difference, settles)
+
+    def _count_on(
+        self,
+        args: tuple[Any, ...],
+        first: Trace,
+        changes: Sequence[LiveChange],
+        later: Sequence[LiveChange] | None = None,
+    ) -> None:
+        """Looks for what a step does every so often, or after so many times: numbers that it counts
+        up are set far ahead, where they are divisible by most."""
+        counters = list(_counters(changes, self._live.changes() if later is None else later))
+        for ahead in (0, 1) if counters else ():
+            self._put_back()
+            for counter in counters:
+                assert counter.put is not None
+                counter.put(_FAR - ahead * (counter.after - counter.before))
+            again = self._again(args, first, seed=1)
+            if again.trace is not None and again.difference is not None:
+                raise _every_so_often(counters, again.difference)
 
     def _same_forward(self, args: tuple[Any, ...]) -> bool:
         """Whether the user's part of the step is the same once more; the rest is not recorded."""
         watch = self._watch
-        watch.stops, watch.kept = True, {}
+        watch.stops = True
         try:
             with _other_numbers(1):
                 self._record(*args)
         except _ForwardEnd as end:
-            return not watch.kept and watch.same_forward(end)
+            return watch.same_forward(end)
         except Exception:
             return False
         finally:
@@ -271,40 +328,72 @@ class RepeatedRecording(Generic[R]):
         """A step that draws numbers may do the same for many of them: extreme ones and some more
         are tried."""
         for seed in range(_SMALLEST, _SMALLEST + _DRAWS) if drawn else ():
-            self._live.restore()
-            difference = self._difference(args, first, seed)
-            if difference is not None:
-                raise _random(drawn, at_line(self._lines[0]) if self._lines else difference)
+            self._put_back()
+            again = self._again(args, first, seed)
+            if again.difference is not None:
+                raise _random(drawn, at_line(self._lines[0]) if self._lines else again.difference)
         if drawn:
             self.notes = (
                 f"the step draws random numbers from {' and '.join(drawn)}, which made no "
                 f"difference in {_DRAWS + 2} recordings",
             )
 
-    def _difference(
-        self,
-        args: tuple[Any, ...],
-        first: Trace,
-        seed: int,
-    ) -> str | None:
-        """Where another recording is another, as ` at file.py:12`, or ""; None if nowhere."""
+    def _again(self, args: tuple[Any, ...], first: Trace, seed: int) -> _Again:
+        """Records the step once more from where it stands, and compares it with another one."""
         watch = self._watch
-        watch.kept = {}
+        begins = watch.last_end
         try:
             with _other_numbers(seed) as self._lines:
                 other = self._trace_of(self._record(*args))
         except Exception as error:
             said = (str(error).splitlines() or [""])[0]
-            return f"{at_line(user_line_of(error))}, where it fails: {said}"
-        if not watch.kept and _alike(first, other):
-            return None
-        numbering = _Numbering()
-        own = numbering.of(first, {})
-        known = {there: own.get(here, -1) for here, there in watch.kept.items()}
-        theirs = numbering.of(other, dict.fromkeys(known, -1) if watch.rewritten else known)
-        if _ends(first, own) == _ends(other, theirs):
-            return None
-        return at_line(_first_difference(first, own, other, theirs))
+            return _Again(None, f"{at_line(user_line_of(error))}, where it fails: {said}", False)
+        moving = bool(watch.last.moving)
+        if not watch.last.found and _alike(first, other):
+            return _Again(other, None, moving)
+        line = line_of_difference(first, other, begins)
+        if line is None and moving:
+            line = ""
+        return _Again(other, None if line is None else at_line(line), moving)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Another recording of a step.
+
+    trace       None if it fails
+    difference  where it is another than the one it was compared with, as ` at file.py:12`, or "";
+                None if nowhere
+    moving      whether it depends on a tensor that an earlier one has left and that is another
+                every time
+    """
+
+    trace: Trace | None
+    difference: str | None
+    moving: bool
+
+
+_FAR = 3_628_800_000  # divisible by all up to 10, by 100 and 1000 and by powers of two
+
+
+def _counters(changes: Sequence[LiveChange], later: Sequence[LiveChange]) -> Iterator[LiveChange]:
+    """Those of the changes that are whole numbers, counted up once more by the next recording."""
+    after = {change.name: change.after for change in later}
+    for change in changes:
+        step = _step_of(change.before, change.after)
+        if step and change.put is not None and _step_of(change.after, after.get(change.name)):
+            yield change
+
+
+def _step_of(before: Any, after: Any) -> int:
+    """How much a whole number has grown."""
+    return max(0, after - before) if type(before) is int and type(after) is int else 0
+
+
+def _runs_out(change: LiveChange) -> bool:
+    """Whether this is an iterator, which has no more to give after some time and cannot be put
+    back then."""
+    return change.name.endswith(".position")
 
 
 def _left_alone(changes: Sequence[LiveChange]) -> Iterator[str]:
@@ -324,7 +413,7 @@ def _alike(one: Trace, two: Trace) -> bool:
     if (one.inputs, one.outputs, len(one.calls)) != (two.inputs, two.outputs, len(two.calls)):
         return False
     same = one.constants.keys() == two.constants.keys() and all(
-        _equal(tensor, two.constants[slot]) for slot, tensor in one.constants.items()
+        equal_tensors(tensor, two.constants[slot]) for slot, tensor in one.constants.items()
     )
     return same and all(map(_same_call, one.calls, two.calls))
 
@@ -333,82 +422,6 @@ def _same_call(one: RecordedCall, two: RecordedCall) -> bool:
     return (one.target, one.outputs) == (two.target, two.outputs) and repr(
         (one.args, one.kwargs)
     ) == repr((two.args, two.kwargs))
-
-
-def _ends(trace: Trace, numbers: Mapping[int, int]) -> list[int | None]:
-    return [None if slot is None else numbers[slot] for slot in trace.outputs]
-
-
-def _first_difference(
-    one: Trace, ours: Mapping[int, int], two: Trace, theirs: Mapping[int, int]
-) -> str:
-    """The line of the first call that only one of two traces has."""
-    for trace, numbers, others in ((two, theirs, ours), (one, ours, theirs)):
-        known = set(others.values())
-        for call in trace.calls:
-            new = any(s is not None and numbers[s] not in known for s in call.outputs)
-            if new and call.site.line:
-                return call.site.line
-    return ""
-
-
-_SAME_VALUE = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default")
-
-
-class _Numbering:
-    """Numbers for the values of several traces: the same for the same computation."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-        self._constants: list[torch.Tensor] = []
-
-    def of(self, trace: Trace, known: Mapping[int, int]) -> dict[int, int]:
-        """The number of every slot; `known` has those of slots that nothing in the trace makes."""
-        found = {slot: n if n >= 0 else self._number(object()) for slot, n in known.items()}
-        found |= {slot: self._number(("input", k)) for k, slot in enumerate(trace.inputs)}
-        found |= {s: self._number(("constant", self._same(t))) for s, t in trace.constants.items()}
-        for call in trace.calls:
-            if str(call.target) in _SAME_VALUE:
-                (source,), (made,) = g.refs(call.args), call.outputs
-                assert made is not None
-                found[made] = self._frozen(g.Ref(source), found)[1]
-                continue
-            key = (str(call.target), self._frozen(call.args, found), self._named(call, found))
-            for place, slot in enumerate(call.outputs):
-                if slot is not None:
-                    found[slot] = self._number((key, place))
-        return found
-
-    def _number(self, key: Any) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def _named(self, call: RecordedCall, found: dict[int, int]) -> Any:
-        return tuple((k, self._frozen(v, found)) for k, v in sorted(call.kwargs.items()))
-
-    def _frozen(self, arg: Any, found: dict[int, int]) -> Any:
-        if isinstance(arg, g.Ref):
-            if arg.index not in found:
-                found[arg.index] = self._number(object())
-            return ("value", found[arg.index])
-        if isinstance(arg, list | tuple):
-            return tuple(self._frozen(x, found) for x in arg)
-        return (type(arg).__name__, repr(arg))
-
-    def _same(self, tensor: torch.Tensor) -> int:
-        """The place of the first tensor with the same elements."""
-        for place, known in enumerate(self._constants):
-            if known is tensor or _equal(known, tensor):
-                return place
-        self._constants.append(tensor)
-        return len(self._constants) - 1
-
-
-def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
-    if (one.shape, one.dtype, one.device) != (two.shape, two.dtype, two.device):
-        return False
-    if one.is_meta or (one.data_ptr() == two.data_ptr() and one.stride() == two.stride()):
-        return True
-    return bool(((one == two) | ((one != one) & (two != two))).all())
 
 
 # random numbers of others than torch
@@ -457,23 +470,41 @@ _SMALLEST, _LARGEST = 2, 3
 # refusals
 
 
-def _state_kept(changes: Sequence[LiveChange], where: str) -> CaptureError:
+_ONE_STEP = "take one step in plain PyTorch and capture it then, as it is the same from there on"
+
+
+def _state_kept(changes: Sequence[LiveChange], where: str, settles: bool) -> CaptureError:
     holders = [change.name for change in changes if isinstance(change.after, torch.Tensor)]
     place = f"in {holders[0]}" if holders else "from one time"
+    remedy = (
+        "a captured step begins with the same every time, so make it a buffer (register_buffer) "
+        "that the step writes to with copy_, or pass it in the batch"
+    )
     return CaptureError(
-        f"the step keeps a tensor {place} and reads it the next time{where}; a captured step "
-        "begins with the same every time, so make it a buffer (register_buffer) that the step "
-        "writes to with copy_, or pass it in the batch"
+        f"the step keeps a tensor {place} and reads it the next time{where}; "
+        f"{_ONE_STEP if settles else remedy}"
     )
 
 
-def _other_next_time(changes: Sequence[LiveChange], where: str) -> CaptureError:
+def _other_next_time(changes: Sequence[LiveChange], where: str, settles: bool) -> CaptureError:
     shown = [f"{c.name} ({_short(c.before)}, then {_short(c.after)})" for c in changes[:2]]
     because = f", because it changes {' and '.join(shown)}" if shown else ""
+    remedy = (
+        "a captured step is the same every time, so keep such state out of the step, or make it a "
+        "tensor in the batch or a buffer that the step writes to"
+    )
     return CaptureError(
-        f"the step does another thing the second time{where}{because}; a captured step is the same "
-        "every time, so keep such state out of the step, or make it a tensor in the batch or a "
-        "buffer that the step writes to"
+        f"the step does another thing the second time{where}{because}; "
+        f"{_ONE_STEP if settles else remedy}"
+    )
+
+
+def _every_so_often(counters: Sequence[LiveChange], where: str) -> CaptureError:
+    names = " or ".join(counter.name for counter in counters[:3])
+    return CaptureError(
+        f"the step does another thing{where} when {names} has counted further; a captured step is "
+        "the same every time, so keep what depends on the count out of the step, or call it "
+        "between two steps"
     )
 
 

@@ -18,11 +18,12 @@ import torch
 from apportion import graph as g
 from apportion.capture.batch_tree import flatten
 from apportion.capture.build_graph import LeafTensor, StepEnds, StepTensors
+from apportion.capture.fixed_inputs import FixedInput
 from apportion.capture.live_state import LiveState
 from apportion.capture.loss_scale import LossScale
 from apportion.capture.own_loop import OwnLoop, StaleView, StateTypes
 from apportion.capture.read_probes import StepInput, record_probed
-from apportion.capture.record import Recorder, record
+from apportion.capture.record import Recorder, at_user_line, record
 from apportion.capture.repeatable import RepeatedRecording, StepWatch, is_ours
 from apportion.capture.step_results import ReturnedScalars, StepResults, returned_scalars
 from apportion.capture.torch_private import FakeTensorMode, step_hooks, with_parameters
@@ -37,6 +38,7 @@ from apportion.capture.training_step import (
 )
 from apportion.capture.untouched import LiveObjects
 from apportion.capture.value_reads import ReadValues
+from apportion.capture.written_tensors import TensorWrites
 
 # Operators of gradient clipping differentiate nothing.
 _CLIPPING = CallSite(g.BACKWARD, sequence=-1)
@@ -52,6 +54,7 @@ class StepCall:
     batch: Any
     clip_norm: float | None
     widened: DtypeReplacement | None
+    fixed: tuple[FixedInput, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,12 @@ def _recorded(
 ) -> RecordedStep:
     trained = leaves.tensors.trained
     inputs = [
-        StepInput(x.name, x.tensor, x.role != g.INPUT and x.name not in trained)
+        StepInput(
+            x.name, x.tensor, x.role != g.INPUT and not _is_trained(x, trained), x.role == g.INPUT
+        )
         for x in leaves.flat
     ]
-    watch = StepWatch(frozenset(k for k, x in enumerate(inputs) if x.steady))
+    watch = StepWatch({k: x.tensor for k, x in enumerate(inputs) if x.steady})
 
     def once(reads: ReadValues) -> RecordedStep:
         run = _StepRun(call, live, leaves, objects, watch, renames)
@@ -134,6 +139,11 @@ def _agreed(recorded: RecordedStep, other: RecordedStep) -> RecordedStep:
         "from values that were read"
     )
     return replace(recorded, results=results, notes=(*recorded.notes, note))
+
+
+def _is_trained(leaf: LeafTensor, trained: Iterable[str]) -> bool:
+    """Whether an optimizer changes it; one that holds a parameter without gradient does not."""
+    return leaf.name in trained and leaf.tensor.requires_grad
 
 
 def _trace(recorded: RecordedStep) -> Trace:
@@ -173,6 +183,7 @@ class _StepRun:
         self.call, self.live, self.renames = call, live, renames
         self.tensors, self.leaves, self.states = leaves.tensors, leaves.flat, leaves.states
         self.outcome: _Outcome | None = None
+        self.remade: dict[str, None] = {}
 
     def __call__(self, recorder: Recorder, *fakes: torch.Tensor) -> list[torch.Tensor | None]:
         held = {
@@ -180,22 +191,48 @@ class _StepRun:
             for leaf, fake in zip(self.leaves, fakes, strict=True)
             if leaf.role != g.INPUT
         }
+        recorder.writes = TensorWrites(self.objects.had, at_user_line)
         loop = OwnLoop(recorder, self.live, held, self.states, self.renames)
         loop.leave_gradients()
         with self._bound(held), torch.enable_grad(), with_dtype_replaced(self.call.widened):
             with loop.in_place():
-                result = self._call_step(_with_fakes(self.call.batch, self.leaves, fakes))
+                result = self._call_step(_with_fakes(self.call, self.leaves, fakes))
                 returned = returned_scalars(result, _tensor_of(recorder))
                 if not loop.by_itself:
-                    ends = (*returned.scalars.values(), *self.live.buffers().values())
+                    ends = (*returned.scalars.values(), *self._buffers(held).values())
                     self.watch.forward_done(recorder, ends)
                     self._add_rest(loop, returned)
             self._check_updates(loop)
-            after = held | self.live.buffers()
+            after = self._kept_types(held, self._buffers(held))
+        recorder.writes.check()
         loop.check_end()
+        self._tell_watch(after)
         loss = loss_name(returned.scalars, (), self.call.step, required=False)
         self.outcome = _Outcome(loop, returned, loss)
         return self._ends(loop, returned, loss, after)
+
+    def _buffers(self, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All buffers as they are now."""
+        return self.live.buffers() | {name: held[name] for name, _ in self.live.written}
+
+    def _kept_types(
+        self, held: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Parameters and buffers as the step leaves them; one that it has made anew in another
+        shape is none of its state if the step does not read it the next time (repeatable.py), and
+        stays as it was."""
+        after = {**held, **buffers}
+        for name, before in held.items():
+            now = after[name]
+            if (now.shape, now.dtype) != (before.shape, before.dtype):
+                after[name] = before
+                self.remade[name] = None
+        return after
+
+    def _tell_watch(self, after: Mapping[str, torch.Tensor]) -> None:
+        named = enumerate(self.leaves)
+        states = {k: after[x.name] for k, x in named if x.role != g.INPUT}
+        self.watch.step_done(states, remade=bool(self.remade))
 
     def _call_step(self, batch: Any) -> Any:
         call = self.call
@@ -217,7 +254,7 @@ class _StepRun:
                     place.put(fake_of[id(place.parameter)])
             named = [(m, [*m.named_parameters(), *m.named_buffers()]) for _, m in self.live.modules]
             for module, tensors in named:
-                own = {name: fake_of[id(tensor)] for name, tensor in tensors}
+                own = {name: fake_of[id(x)] for name, x in tensors if id(x) in fake_of}
                 stack.enter_context(with_parameters(module, own))
                 if isinstance(module, LossScale):
                     stack.enter_context(module.lent(own))
@@ -308,6 +345,11 @@ class _StepRun:
                 f"{_listed(never)} get no gradient and are left as they are, as PyTorch's "
                 "optimizers do"
             )
+        if self.remade:
+            yield (
+                f"the step makes {_listed(list(self.remade))} anew in another shape, and does not "
+                "read what the step before has left there: a divided run leaves it as it is"
+            )
         if returned.left_out:
             yield (
                 f"of what the step returns, {_listed(returned.left_out)} is left out; a divided "
@@ -320,9 +362,11 @@ def _tensor_of(recorder: Recorder) -> Callable[[Any], torch.Tensor | None]:
     return (lambda _: None) if recorder.reads is None else recorder.reads.tensor_of
 
 
-def _with_fakes(batch: Any, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
-    flat = flatten(batch)
+def _with_fakes(call: StepCall, leaves: Iterable[LeafTensor], fakes: Iterable[torch.Tensor]) -> Any:
+    flat = flatten(call.batch)
     new = list(flat.leaves)
+    for each in call.fixed:
+        new[each.position] = each.tensor
     for leaf, fake in zip(leaves, fakes, strict=True):
         if leaf.role == g.INPUT:
             new[leaf.position] = fake

@@ -133,6 +133,12 @@ def with_versions_kept(tensors: Sequence[torch.Tensor]) -> AbstractContextManage
     return context
 
 
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Sets torch's count of writes to a tensor."""
+    if tensor._version != version:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
 @contextmanager
 def without_mkldnn() -> Iterator[None]:
     """A context in which torch does not choose kernels that only some CPUs have."""
@@ -147,7 +153,8 @@ def without_mkldnn() -> Iterator[None]:
 @contextmanager
 def with_parameters(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
     """A context in which the model has other parameters and buffers, wherever they are: tied ones
-    and those of a module that has several names, too."""
+    and those of a module that has several names, too. Buffers that are made in it, or
+    made anew with another shape or dtype, stay."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise CaptureError(
             "the model has a module that torch.jit has compiled, whose parameters cannot be "
@@ -162,9 +169,18 @@ def with_parameters(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) ->
             table.update({key: other.get(id(tensor), tensor) for key, tensor in kept.items()})
         yield
     finally:
+        buffers = {id(module._buffers) for module in model.modules()}
         for table, kept in before:
+            now = dict(table) if id(table) in buffers else {}
             table.clear()
             table.update(kept)
+            table.update({k: x for k, x in now.items() if _is_of_new_type(x, kept.get(k))})
+
+
+def _is_of_new_type(tensor: Any, before: Any) -> bool:
+    if tensor is None or before is None:
+        return tensor is not None
+    return bool((tensor.shape, tensor.dtype) != (before.shape, before.dtype))
 
 
 @contextmanager
@@ -214,6 +230,17 @@ def fake_values(
                 delattr(FakeTensor, name)
             else:
                 setattr(FakeTensor, name, before[name])
+
+
+@contextmanager
+def padding_by(padded: Callable[..., Any]) -> Iterator[None]:
+    """A context in which torch takes packed sequences apart by this function."""
+    functions: Any = torch._VF
+    functions._pad_packed_sequence = padded
+    try:
+        yield
+    finally:
+        del functions._pad_packed_sequence
 
 
 def run_backward(loss: torch.Tensor, inputs: tuple[torch.Tensor, ...] = ()) -> Sequence[Any]:

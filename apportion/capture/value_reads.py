@@ -12,8 +12,8 @@ comparison of it is a question of its own, whose answer can be changed alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Protocol
 
@@ -103,6 +103,7 @@ class ReadAnswers:
 
     live     the tensors behind the inputs, by slot; None where there is no data
     steady   the slots of inputs that no update changes
+    batch    the names of inputs that are tensors of the batch, by slot
     change   how values are changed on purpose, None for not at all
     changed  the stacks of the reads to change; None for all
     guesses  the answers to the first questions of yes or no whose true answer is not known
@@ -110,9 +111,23 @@ class ReadAnswers:
 
     live: Mapping[int, torch.Tensor | None]
     steady: frozenset[int] = frozenset()
+    batch: Mapping[int, str] = field(default_factory=dict)
     change: str | None = None
     changed: frozenset[Any] | None = None
     guesses: tuple[bool, ...] = ()
+
+
+def fixable(origins: Sequence[ValueOrigin], answers: ReadAnswers) -> tuple[str, ...]:
+    """The names of the tensors of the batch that alone decide values of these origins; none where
+    something else does, too, or there is no data."""
+    leaves = {leaf for origin in origins for leaf in origin.leaves}
+    if any(origin.draws or origin.opaque for origin in origins):
+        return ()
+    if not leaves <= answers.steady | set(answers.batch):
+        return ()
+    chosen = sorted(leaf for leaf in leaves if leaf in answers.batch)
+    known = all(answers.live.get(leaf) is not None for leaf in chosen)
+    return tuple(answers.batch[leaf] for leaf in chosen) if known else ()
 
 
 class ReadValues:
@@ -189,6 +204,11 @@ class ReadValues:
             return None
         self.reads.append(ValueRead(self._place(), SHAPE, False, False, origin))
         return found
+
+    def fixable(self, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+        """The tensors of the batch that alone decide the values of these; none where something else
+        does, too."""
+        return fixable([self._truth(x)[2] for x in tensors], self._answers)
 
     def choice(self, true: bool, number: _Followed, draw: DrawComparison | None) -> bool:
         """What the step is told of a comparison of a number."""

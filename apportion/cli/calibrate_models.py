@@ -91,7 +91,7 @@ def _cuda(
     steps = []
     for spec in models:
         it = zoo.load(spec, seed)
-        program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+        program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
         steps.append((program, make_plan(program, place, "single")))
     generated = calibrate_cuda.calibrate(steps, note=note)
     try:
@@ -121,7 +121,7 @@ def gpu_place(gpu: str, cluster: str | None) -> Cluster:
 
 def _model(spec: str, place: Cluster, budget: float, seed: int, note: Note) -> None:
     it = zoo.load(spec, seed, meta=True)
-    program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
     found = strategies(Space(program.graph), place, seed)
     with Calibrator(source_of_model(program, spec, seed), place, budget, note) as calibrator:
         for name, strategy in found:

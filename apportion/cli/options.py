@@ -46,6 +46,15 @@ MemoryLimit = Annotated[
         help="What a device may hold: 16GB, 512MiB, or none for no limit. Default: its memory.",
     ),
 ]
+Recompute = Annotated[
+    str,
+    typer.Option(
+        "--recompute",
+        metavar="WHAT",
+        help="What the backward computes again instead of keeping it: none, auto (what must be "
+        "for the plan to fit) or full.",
+    ),
+]
 Seed = Annotated[
     int, typer.Option("--seed", metavar="S", min=0, help="Of the model, its batch and the search.")
 ]
@@ -56,6 +65,14 @@ BatchSize = Annotated[
 SequenceLength = Annotated[
     int | None,
     typer.Option("--seq", metavar="N", min=1, help="Tokens of a sample, of a named model."),
+]
+Wire = Annotated[
+    str,
+    typer.Option(
+        "--wire",
+        metavar="P",
+        help="Precision in which partial sums of float32 gradients travel: bf16.",
+    ),
 ]
 Precision = Annotated[
     str | None,

@@ -32,7 +32,7 @@ def capture_without_data(model: str, seed: int) -> Program:
     it = zoo.load(model, seed, meta=True)
     for text in it.notes:
         note(text)
-    program = capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
     for text in program.notes:
         note(text)
     return program

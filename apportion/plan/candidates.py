@@ -99,12 +99,14 @@ class PlanRequest:
     seed: int = 0
     tell: Callable[[PlanningProgress], None] | None = None
     policy: Path | None = None
+    wire: str = ""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """What a method found, lowered and simulated. `curve` and `figures` are those of the whole
-    search that it is the outcome of."""
+    search that it is the outcome of. `recomputed` are the Ops of the captured Graph that the
+    backward computes again; `space` is that of the Graph in which it does."""
 
     method: str
     found: SearchResult
@@ -117,6 +119,7 @@ class Candidate:
     notes: tuple[str, ...] = ()
     curve: Curve = ()
     figures: Mapping[str, float] = field(default_factory=dict)
+    recomputed: tuple[int, ...] = ()
 
 
 @dataclass
@@ -274,6 +277,8 @@ def _tell(request: PlanRequest, progress: PlanningProgress) -> None:
 
 def scored(request: PlanRequest, method: str, found: SearchResult, seconds: float) -> Candidate:
     """A strategy lowered, with what its kernels allocate and what its tasks cost, and simulated."""
+    if request.wire:
+        found = replace(found, strategy=replace(found.strategy, wire=request.wire))
     space, cluster, strategy = request.space, request.cluster, found.strategy
     if found.space is not None:
         space = found.space

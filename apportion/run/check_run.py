@@ -103,7 +103,8 @@ def compare_with_eager(
 ) -> Distance:
     """Losses, parameters, buffers and optimizer state of a split run against plain PyTorch, by the
     tolerance for float64."""
-    batches = [vary(program.batch, seed, step) for step in range(steps)]
+    fixed = program.fixed_positions
+    batches = [vary(program.batch, seed, step, fixed=fixed) for step in range(steps)]
     losses, state = eager_steps(program, batches, seed)
     split = gather_copies(plan.space, plan.tasks, ranks)
     return distance(program, losses_of(ranks), split, losses, state, wide_slack(program, steps))

@@ -26,6 +26,7 @@ from apportion.machine import (
     predicted_mode,
 )
 from apportion.plan import (
+    KEEP,
     CostSource,
     DefaultCosts,
     Plan,
@@ -59,6 +60,8 @@ def plan(
     policy: Path | None = None,
     costs: str | Path | None = None,
     compile: str = GENERATED,
+    wire: str = "",
+    recompute: str = KEEP,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -80,10 +83,17 @@ def plan(
 
     `policy` is the file of a policy, for the methods that learn.
 
+    `recompute` says what the backward may compute again instead of keeping it: "none" nothing,
+    "auto" what it must for the plan to fit, "full" all but what is handed from one segment of the
+    forward to the next.
+
     `compile` is how ranks are compiled in the steps that are predicted: "none", "generated",
     "graph", "inductor", or "auto". `costs` is a file of `apportion calibrate --out` for devices
     that are not processes of this machine; what this machine has measured of such devices itself is
     taken from its cache.
+
+    With `wire`, "bfloat16", partial sums of float32 gradients travel in that precision and are
+    added up in float32: fewer bytes, and gradients wrong by its rounding.
 
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description.
@@ -95,7 +105,8 @@ def plan(
         given = _Given(costs, compile)
         with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
             how = (budget, memory_limit, seed, prices, progress, measure or 1)
-            best = best_plans(program, cluster, method, *how, policy=policy)
+            also = (policy, wire, recompute)
+            best = best_plans(program, cluster, method, *how, *also)
         if measure is None:
             return best[0]
         return fastest_measured(best, source or source_of(program), note or _warn, processes)
@@ -131,16 +142,18 @@ def compare(
     costs: str | Path | None = None,
     compile: str = GENERATED,
     processes: SharedPool | None = None,
+    recompute: str = KEEP,
 ) -> list[Plan]:
     """A Plan by each method (None: by all but those that first have to learn), under one simulator;
-    measures what is missing as `plan` does, which `costs`, `compile` and `processes` are as in.
+    measures what is missing as `plan` does, which `costs`, `compile`, `processes` and `recompute`
+    are as in.
 
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
     given = _Given(costs, compile)
     with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
         how = (budget, memory_limit, seed, prices, progress)
-        return compare_methods(program, cluster, methods, *how, policy=policy)
+        return compare_methods(program, cluster, methods, *how, policy=policy, recompute=recompute)
 
 
 class _Given(NamedTuple):

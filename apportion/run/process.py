@@ -60,18 +60,18 @@ class PoolProcess:
     progress  a cell that the parent sees; see transport.Worker
     captures  how often this process has captured a step
     backends  how it reaches the other ranks
-    programs  by specification, seed and whether it is in float64
+    programs  by specification, seed, Graph (a plan's may recompute) and whether it is in float64
     """
 
     rank: int
     progress: Any
     captures: int = 0
     backends: Backends = field(default_factory=Backends)
-    programs: dict[tuple[str, int, bool], tuple[Program, Space]] = field(default_factory=dict)
+    programs: dict[tuple[str, int, str, bool], tuple[Program, Space]] = field(default_factory=dict)
 
     def program(self, source: StepSource, double: bool = False) -> tuple[Program, Space]:
         """The Program of a model's specification and its Space; with `double` in float64."""
-        key = (source.spec, source.model_seed, double)
+        key = (source.spec, source.model_seed, source.graph.fingerprint, double)
         if key not in self.programs:
             made = self._widened(source) if double else self._loaded(source)
             self.programs[key] = (made, Space(made.graph))
@@ -88,7 +88,9 @@ class PoolProcess:
         if source.facts is not None:
             return bound_program(source.graph, source.facts, model)
         self.captures += 1
-        return capture(model.step, model.model, model.optimizer, model.batch, model.clip_norm)
+        return capture(
+            model.step, model.model, model.optimizer, model.batch, model.clip_norm, model.fixed
+        )
 
     def _widened(self, source: StepSource) -> Program:
         own = self.program(source)[0]

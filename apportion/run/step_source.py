@@ -16,7 +16,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from apportion.capture import Program, batch_leaves, setting_of, setting_value, state_tensor
+from apportion.capture import (
+    FixedInput,
+    Program,
+    batch_leaves,
+    setting_of,
+    setting_value,
+    state_tensor,
+)
 from apportion.execute import dtype
 from apportion.graph import INPUT, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.zoo import Loaded
@@ -27,13 +34,15 @@ Array = np.ndarray[Any, Any]
 @dataclass(frozen=True)
 class CaptureFacts:
     """What a capture has found beside the Graph: those fields of a Program that are plain data, and
-    its constants as torch.save writes them. `default` is torch's default dtype at that time."""
+    its constants and fixed inputs as torch.save writes them. `default` is torch's default dtype at
+    that time, `fixed_inputs` are positions and names."""
 
     inputs: tuple[tuple[int, int], ...]
     bindings: Mapping[int, Any]
     fixed: tuple[Any, ...]
     constants: bytes
     default: str = "float32"
+    fixed_inputs: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,22 +95,27 @@ def source_of_model(program: Program, spec: str, seed: int) -> StepSource:
 
 
 def _facts(program: Program) -> CaptureFacts | None:
-    """None if a constant has no data, as in a model on the meta device."""
-    if any(constant.is_meta for constant in program.constants.values()):
+    """None if a constant has no data, as in a model on the meta device, and where state lies in no
+    module, which has a name in a capture only."""
+    if program.written or any(constant.is_meta for constant in program.constants.values()):
         return None
     written = io.BytesIO()
-    torch.save({v: t.detach().clone() for v, t in program.constants.items()}, written)
+    kept = {v: t.detach().clone() for v, t in program.constants.items()}
+    fixed = {each.name: each.tensor for each in program.fixed_inputs}
+    torch.save((kept, fixed), written)
     fields = (program.inputs, dict(program.bindings), program.fixed)
     default = str(torch.get_default_dtype()).removeprefix("torch.")
-    return CaptureFacts(*fields, written.getvalue(), default)
+    names = tuple((each.position, each.name) for each in program.fixed_inputs)
+    return CaptureFacts(*fields, written.getvalue(), default, names)
 
 
 def bound_program(graph: Graph, facts: CaptureFacts, model: Loaded) -> Program:
     """The Program of a model that was loaded here and captured elsewhere."""
-    constants = torch.load(io.BytesIO(facts.constants), weights_only=True)
+    constants, kept = torch.load(io.BytesIO(facts.constants), weights_only=True)
+    fixed = tuple(FixedInput(at, name, kept[name]) for at, name in facts.fixed_inputs)
     return Program(
         graph, model.step, model.model, model.optimizer, model.batch, model.clip_norm, constants,
-        facts.inputs, dict(facts.bindings), facts.fixed,
+        facts.inputs, dict(facts.bindings), facts.fixed, fixed_inputs=fixed,
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ class TrainingRequest:
         for step in range(self.steps):
             mine.rank.records = step == self.steps - 1
             mine.rank.spans.clear()
-            batch = vary(program.batch, self.seed, step, self.freedom)
+            batch = vary(program.batch, self.seed, step, self.freedom, program.fixed_positions)
             if step == self.steps - 1:
                 clock = _device_clock(mine)
             _wait_for_all()

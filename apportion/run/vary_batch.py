@@ -15,23 +15,31 @@ Where a step does not take that, MILD leaves whole numbers alone, and AS_GIVEN e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
 
-from apportion.capture import map_tensors
+from apportion.capture import flatten
 
 AS_GIVEN, MILD, FREE = 0, 1, 2
 """How much a batch is varied."""
 
 
-def vary(batch: Any, seed: int, step: int, freedom: int = FREE) -> Any:
-    """The batch of a step: the given one at first, then others that depend on seed and step."""
+def vary(batch: Any, seed: int, step: int, freedom: int = FREE, fixed: Container[int] = ()) -> Any:
+    """The batch of a step: the given one at first, then others that depend on seed and step. The
+    leaves at the positions `fixed` stay as they are."""
     if step == 0 or freedom == AS_GIVEN:
         return batch
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    return map_tensors(lambda x: _varied(x, generator, freedom), batch)
+    flat = flatten(batch)
+    leaves = [
+        _varied(leaf, generator, freedom)
+        if isinstance(leaf, torch.Tensor) and position not in fixed
+        else leaf
+        for position, leaf in enumerate(flat.leaves)
+    ]
+    return flat.rebuild(leaves)
 
 
 def _varied(tensor: torch.Tensor, generator: torch.Generator, freedom: int) -> torch.Tensor:
@@ -63,12 +71,16 @@ def in_order(tensor: torch.Tensor) -> bool:
 
 
 def accepted(
-    batch: Any, seed: int, steps: int, trial: Callable[[list[Any]], Any]
+    batch: Any,
+    seed: int,
+    steps: int,
+    trial: Callable[[list[Any]], Any],
+    fixed: Container[int] = (),
 ) -> tuple[int, Any]:
     """The most freedom with whose batches `trial(batches)` does not fail, and its result. What
     fails with the batch as it was given has another reason, and is raised."""
     for freedom in (FREE, MILD, AS_GIVEN):
-        batches = [vary(batch, seed, step, freedom) for step in range(steps)]
+        batches = [vary(batch, seed, step, freedom, fixed) for step in range(steps)]
         try:
             return freedom, trial(batches)
         except Exception:

@@ -74,7 +74,7 @@ def verify_entry(name: str, request: SurveyRequest) -> list[Verdict]:
 
 def _verify_model(spec: str) -> list[Verdict]:
     it = zoo.load(spec, seed=0)
-    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
     return verify_step(capture_as(program, torch.float64), spec)
 
 

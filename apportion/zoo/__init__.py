@@ -76,6 +76,8 @@ class Loaded:
     clip_norm: float | None = None
     notes: tuple[str, ...] = ()
     """Sentences about what was set for the user."""
+    fixed: tuple[str, ...] = ()
+    """The names of tensors in the batch that are the same in every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +259,12 @@ def _load_file(spec: str) -> Loaded:
         raise ValueError(
             f"{spec} must return (step, model, optimizer, batch), a function, a torch.nn.Module, "
             "a torch.optim.Optimizer and a batch (several modules or optimizers in a tuple, list "
-            "or dict), and after them, if gradients are to be clipped, their largest norm; but it "
-            f"returned {_kinds(made)}."
+            "or dict), and after them, if gradients are to be clipped, their largest norm (else "
+            "None) and, if tensors of the batch are the same in every step, a list of their "
+            f"names; but it returned {_kinds(made)}."
         )
-    return Loaded(spec, *made)
+    fixed = tuple(made[5]) if len(made) == 6 else ()
+    return dataclasses.replace(Loaded(spec, *made[:5]), fixed=fixed)
 
 
 def _import(path: Path, file: str) -> Any:
@@ -301,9 +305,11 @@ def _failure(error: BaseException, path: Path, file: str, function: str) -> Valu
 
 
 def _is_training(made: Any) -> bool:
-    if not isinstance(made, tuple) or len(made) not in (4, 5) or not callable(made[0]):
+    if not isinstance(made, tuple) or len(made) not in (4, 5, 6) or not callable(made[0]):
         return False
     clipped = len(made) == 4 or made[4] is None or isinstance(made[4], int | float)
+    if len(made) == 6 and not (isinstance(made[5], list | tuple) and _all_are(made[5], str)):
+        return False
     return clipped and _all_are(made[1], nn.Module) and _all_are(made[2], torch.optim.Optimizer)
 
 
