@@ -200,6 +200,48 @@ class Listed(torch.optim.SGD):
                 p.add_(update / (1 + update.norm()), alpha=-group["lr"])
 
 
+class Tabled(torch.optim.SGD):
+    """Notes in a table what it has computed of the number of the step, as RAdam did."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            group["buffer"] = [[None, None] for _ in range(4)]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                noted = group["buffer"][int(state["step"] % 4)]
+                if state["step"] == noted[0]:
+                    size = noted[1]
+                else:
+                    noted[0] = state["step"]
+                    size = 1.0 - 0.9 ** state["step"] if state["step"] > 2 else 1.0
+                    noted[1] = size
+                p.add_(p.grad, alpha=-size * group["lr"])
+
+
+class Averaging(torch.optim.SGD):
+    """Weighs a mean in a way that has none at first."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            k = group.setdefault("k", 0)
+            weight = 0.0 if k < 2 else group["lr"]
+            total = group["total"] = group.get("total", 0.0) + weight
+            try:
+                share = weight / total
+            except ZeroDivisionError:
+                share = 0.5
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-share)
+            group["k"] = k + 1
+
+
 class Noisy(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -256,5 +298,6 @@ class Buffered(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
-                group["buffer"][0][0] = 1
-                p.add_(p.grad, alpha=-group["lr"])
+                last = group["buffer"][0][0] or 0.0
+                group["buffer"][0][0] = last + 1.0
+                p.add_(p.grad, alpha=-group["lr"] * last)

@@ -52,7 +52,7 @@ from apportion.capture.setting_number import (
 from apportion.capture.state_tree import flat_state
 from apportion.capture.torch_private import FakeTensorMode
 from apportion.capture.trace import CaptureError, TensorType
-from apportion.capture.update_nodes import UpdateMerger, UpdateNodes, paths
+from apportion.capture.update_nodes import DeadPath, UpdateMerger, UpdateNodes, paths
 
 IS_FIRST = "is_first_step"
 """The name of the state that says whether a parameter has made no step yet, where it matters."""
@@ -72,6 +72,7 @@ class ParameterState:
     fresh    whether the first step, which is still to come, computes otherwise than later ones
     joint    whether the parameter is updated by the gradients of others too
     made     shared state that the first step makes, where it is fresh and makes none of its own
+    tables   names of what the optimizer notes only in order not to compute it again
     """
 
     types: dict[str, TensorType]
@@ -81,6 +82,7 @@ class ParameterState:
     fresh: bool = False
     joint: bool = False
     made: str | None = None
+    tables: frozenset[str] = frozenset()
 
     @property
     def shared(self) -> list[str]:
@@ -174,14 +176,15 @@ class UpdateTracer:
         shapes = {tuple(x.shape) for x in made.values() if isinstance(x, torch.Tensor)}
         like = made if shapes <= {tuple(parameter.shape), ()} else {}
         one, other = (self._plain_settings(number, salt) for salt in (0.0, 0.05))
-        kinds, joint = shared_state(self.optimizer, one, parameter, like)
-        shared = {name: self._shared(group, name) for name in kinds}
-        later = {name: kind for name, kind in kinds.items() if shared[name] is None}
+        found = shared_state(self.optimizer, one, parameter, like)
+        shared = {name: self._shared(group, name) for name in found.numbers}
+        later = {name: kind for name, kind in found.numbers.items() if shared[name] is None}
+        beside = {"joint": found.joint, "tables": found.tables}
         if made:
             shared |= {name: kind(0) for name, kind in later.items()}
-            return replace(self._made_state({**flat_state(made), **shared}), joint=joint)
+            return replace(self._made_state({**flat_state(made), **shared}), **beside)
         shared = {name: value for name, value in shared.items() if value is not None}
-        first = first_state(self.optimizer, one, other, parameter, shared, later)
+        first = first_state(self.optimizer, one, other, parameter, shared, later, found.tables)
         made_by = None
         if first.fresh and all(map(is_shared, first.values)) and not first.kept:
             if not first.made:
@@ -190,8 +193,8 @@ class UpdateTracer:
                     "nothing says that it is done; let it keep state in self.state[parameter]"
                 )
             made_by = first.made[0]
-        begun = self._first_types(number, parameter, first)
-        return replace(begun, joint=joint, made=made_by)
+        begun = self._first_types(number, parameter, first, found.tables)
+        return replace(begun, **beside, made=made_by)
 
     def _shared(self, group: Mapping[str, Any], name: str) -> Any:
         """State that is shared with other parameters, as it is now; None if there is none."""
@@ -222,12 +225,13 @@ class UpdateTracer:
         return ParameterState(types, dict.fromkeys(types, 0.0) | values, numbers, kept)
 
     def _first_types(
-        self, number: int, parameter: torch.Tensor, first: FirstState
+        self, number: int, parameter: torch.Tensor, first: FirstState, tables: frozenset[str]
     ) -> ParameterState:
         """Shapes and dtypes, which only a parameter of the true size and dtype tells."""
         found: dict[str, TensorType] = {}
         settings = self._settings(NumberLog(), self._fixed, lambda group, key: 0.0)
-        nothing = TracedParameter(number, _type(parameter), ParameterState({}, {}, {}, {}))
+        none = ParameterState({}, {}, {}, {}, tables=tables)
+        nothing = TracedParameter(number, _type(parameter), none)
 
         def step(decide: Any, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             (state,) = self._stepped(decide, settings, [nothing], [fakes], [{}], [{}])
@@ -390,8 +394,16 @@ class UpdateTracer:
                     group[name.removeprefix(IN_GROUP)] = value
                 elif is_shared(name):
                     common[name] = value
-        with number_functions(type(self.optimizer)), NumbersAsTensors(decide, self._name):
-            end = take_step(self.optimizer, list(groups.values()), state, own=common)
+        cls = type(self.optimizer)
+        with number_functions(cls), NumbersAsTensors(decide, cls):
+            tables = frozenset().union(*(each.state.tables for each in parameters))
+            every = list(groups.values())
+            try:
+                end = take_step(self.optimizer, every, state, own=common, tables=tables)
+            except CaptureError as error:
+                if isinstance(error.__cause__, ZeroDivisionError):
+                    raise DeadPath(str(error)) from error
+                raise
         order = list(groups)
         found = []
         for each, (parameter, _), own in zip(parameters, pairs, given, strict=True):

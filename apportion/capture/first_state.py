@@ -16,13 +16,21 @@ from typing import Any
 
 import torch
 
-from apportion.capture.optimizer_step import IN_GROUP, StepEnd, is_shared, take_step
+from apportion.capture.optimizer_step import (
+    IN_GROUP,
+    StepEnd,
+    is_shared,
+    kept_elsewhere,
+    take_step,
+)
 from apportion.capture.state_tree import flat_state
+from apportion.capture.step_tables import is_table
 from apportion.capture.trace import CaptureError
 
 NUMBER = torch.float64
 """The dtype of state that the optimizer keeps as a Python number."""
-STEPS = 3  # in which an optimizer shows what it keeps for several parameters
+STEPS = 8  # in which an optimizer shows what it keeps for several parameters
+TABLE_STEPS = 24  # in which a table comes round
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ def first_state(
     parameter: torch.Tensor,
     shared: Mapping[str, Any],
     later: Mapping[str, type] | None = None,
+    tables: frozenset[str] = frozenset(),
 ) -> FirstState:
     """What state the optimizer makes of a parameter that has none.
 
@@ -57,8 +66,9 @@ def first_state(
                       in all numbers that may change
     shared            the state that it shares with others, as it is now
     later             the types of numbers that it may share on a later step
+    tables            what it notes only in order not to compute it again
     """
-    trial = _Trial(optimizer, parameter)
+    trial = _Trial(optimizer, parameter, tables)
     (state, begun), (_, again) = (trial.from_nothing(settings, shared, seed) for seed in (0, 1))
     begun = {name: value if again.get(name) == value else 0.0 for name, value in begun.items()}
     made = tuple(name for name in sorted(state) if is_shared(name) and name not in shared)
@@ -86,19 +96,39 @@ def is_kept(value: Any) -> bool:
     return value is None or isinstance(value, str | bool) or value in ([], (), {})
 
 
+@dataclass(frozen=True)
+class SharedState:
+    """What an optimizer keeps for several parameters.
+
+    numbers  the types of the numbers that it keeps in a group, or for itself, by name
+    joint    whether the update of a parameter depends on another one
+    tables   what it notes only in order not to compute it again
+    """
+
+    numbers: dict[str, type]
+    joint: bool
+    tables: frozenset[str]
+
+
 def shared_state(
     optimizer: torch.optim.Optimizer,
     settings: Mapping[str, Any],
     parameter: torch.Tensor,
     state: Mapping[str, Any],
-) -> tuple[dict[str, type], bool]:
-    """The numbers that the optimizer keeps in the parameter's group, or for itself, from step to
-    step, by name; and whether the update of a parameter depends on another one."""
+) -> SharedState:
+    """What the optimizer keeps for several parameters from step to step."""
     trial = _Trial(optimizer, parameter)
     one = trial.beside(settings, state)
+    tables = frozenset(n for n, value in one.shared.items() if is_table(value))
+    if tables:
+        blank = _Trial(optimizer, parameter, tables)
+        noted = trial.beside(settings, state, steps=TABLE_STEPS)
+        if not noted.without(tables).equals(blank.beside(settings, state, steps=TABLE_STEPS)):
+            raise kept_elsewhere(type(optimizer).__name__, sorted(tables))
+        trial, one = blank, blank.beside(settings, state)
     joint = not all(one.equals(trial.beside(settings, state, **other)) for other in _OTHERS)
     found = {n: int if isinstance(value, int) else float for n, value in one.shared.items()}
-    return found, joint
+    return SharedState(found, joint, tables)
 
 
 @dataclass(frozen=True)
@@ -107,6 +137,9 @@ class _Ends:
 
     parameter: torch.Tensor
     shared: dict[str, Any]
+
+    def without(self, names: frozenset[str]) -> _Ends:
+        return _Ends(self.parameter, {n: v for n, v in self.shared.items() if n not in names})
 
     def equals(self, other: _Ends) -> bool:
         return (
@@ -134,8 +167,13 @@ def small_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 class _Trial:
     """Steps on small tensors; what they are depends on a seed only."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
-        self.optimizer = optimizer
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameter: torch.Tensor,
+        tables: frozenset[str] = frozenset(),
+    ) -> None:
+        self.optimizer, self.tables = optimizer, tables
         self.shape = small_shape(tuple(parameter.shape))
         self.dtype = torch.complex128 if parameter.is_complex() else torch.float64
 
@@ -160,7 +198,7 @@ class _Trial:
         rest = {n: v for n, v in shared.items() if not n.startswith(IN_GROUP)}
         own = {p: each for p, each in own.items() if each}
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            return take_step(self.optimizer, groups, own, seen, rest)
+            return take_step(self.optimizer, groups, own, seen, rest, self.tables)
 
     def from_nothing(
         self, settings: Mapping[str, Any], shared: Mapping[str, Any], seed: int
@@ -210,12 +248,13 @@ class _Trial:
         parameter: float = 1.0,
         gradient: float = 1.0,
         alone: bool = False,
+        steps: int = STEPS,
     ) -> _Ends:
         """A parameter after some steps beside another one, which is scaled or left out."""
         pair = [self._pair(0), self._pair(1, parameter, gradient)][: 1 if alone else 2]
         given: Any = {p: self._like(state) for p in pair} if state else {}
         shared: dict[str, Any] = {}
-        for _ in range(STEPS):
+        for _ in range(steps):
             end = self._step(settings, pair, given)
             shared = {n: end.groups[0][n] for n in (*shared, *end.changed[0])}
             given = {p: end.of(p, given=shared) for p in pair}

@@ -3,8 +3,8 @@
 Part of capture/. Optimizers keep counts and norms as Python numbers: `state["step"] += 1`,
 `norm.item()`, `math.sqrt(1 - beta2 ** step)`, `if rho > 5`. On fake tensors such a number stays a
 tensor without dimensions, in float64 as Python's are. `NumbersAsTensors` lets torch take it where
-it wants a number; `number_functions` does the same for `math`, `min` and `max`; a branch asks the
-function `decide`, which remembers the condition.
+it wants a number; `number_functions` does the same for `math`, `min`, `max`, `int` and `float`; a
+branch asks the function `decide`, which remembers the condition.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _LIST_PRODUCTS = frozenset(f"_foreach_{name}" for name in _PRODUCTS)
 class NumbersAsTensors(TorchFunctionMode):
     """Calls of torch in which a tensor without dimensions may stand for a number."""
 
-    def __init__(self, decide: Decide, name: str) -> None:
+    def __init__(self, decide: Decide, cls: type) -> None:
         super().__init__()
-        self._decide, self._name = decide, name
+        self._decide, self._name = decide, cls.__name__
+        self._catches = catches_zero_division(cls)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = plain(tuple(args)), {k: plain(v) for k, v in (kwargs or {}).items()}
@@ -56,6 +57,8 @@ class NumbersAsTensors(TorchFunctionMode):
                 f"the update of {self._name} converts a tensor by {_CONVERSIONS[func]}(), which "
                 "cannot be followed; let it use .item() or keep it a tensor"
             )
+        if self._catches and getattr(func, "__name__", "") in _DIVISIONS:
+            self._divide(func, args)
         if func in _MAKERS and isinstance(args[0], int | float):
             return _made(args, kwargs)
         if func is torch.Tensor.__setitem__ and _is_mask_of(args[1], args[0]):
@@ -63,6 +66,29 @@ class NumbersAsTensors(TorchFunctionMode):
         if func is torch.full_like and len(args) > 1 and isinstance(args[1], torch.Tensor):
             return _filled_like(*args, **kwargs)
         return func(*_of_one_dtype(_rewritten(func, list(args), kwargs)), **kwargs)
+
+    def _divide(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Raises ZeroDivisionError on the path on which a number is divided by zero."""
+        dividend, divisor = args[:2] if "__r" not in func.__name__ else args[1::-1]
+        numbers = all(
+            isinstance(x, int | float) or (x.dtype == torch.float64 and not x.dim())
+            for x in (dividend, divisor)
+        )
+        if numbers and isinstance(divisor, torch.Tensor) and self._decide(divisor == 0):
+            raise ZeroDivisionError
+
+
+_DIVISIONS = ("__truediv__", "__rtruediv__", "__div__", "__rdiv__", "div", "true_divide")
+
+
+def catches_zero_division(cls: type) -> bool:
+    """Whether a class handles divisions by zero, which Python's numbers refuse."""
+    return any(
+        "ZeroDivisionError" in function.__code__.co_names
+        for each in cls.__mro__
+        for function in map(_innermost, vars(each).values())
+        if function is not None
+    )
 
 
 def _is_mask_of(mask: Any, tensor: torch.Tensor) -> bool:
@@ -139,7 +165,7 @@ def _maths(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
     def function(*args: Any) -> Any:
         if any(isinstance(arg, torch.Tensor) for arg in args):
-            return torchs(*args)
+            return torchs(*(_number(x) if isinstance(x, torch.Tensor) else x for x in args))
         for arg in args:
             if isinstance(arg, SettingNumber):
                 return arg.apply(symbol, *args)
@@ -176,6 +202,42 @@ def _extreme(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+class _LikeInt(type):
+    """So that an `int` of whatever kind is an instance."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, int)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, int)
+
+
+class _LikeFloat(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, float)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, float)
+
+
+class _Int(int, metaclass=_LikeInt):
+    """In the place of `int`: of a tensor it makes a tensor."""
+
+    def __new__(cls, *args: Any) -> Any:
+        if args and isinstance(args[0], torch.Tensor):
+            return args[0].reshape(()).to(torch.float64).trunc()
+        return int(*args)
+
+
+class _Float(float, metaclass=_LikeFloat):
+    """In the place of `float`: of a tensor it makes a tensor."""
+
+    def __new__(cls, *args: Any) -> Any:
+        if args and isinstance(args[0], torch.Tensor):
+            return args[0].reshape(()).to(torch.float64)
+        return args[0] if args and isinstance(args[0], SettingNumber) else float(*args)
+
+
 _MATHS = ("sqrt", "exp", "log", "pow", "sin", "cos", "tanh", "fabs")
 
 
@@ -184,7 +246,8 @@ def number_functions(cls: type) -> Iterator[None]:
     """A context in which the modules that define an optimizer class have functions of numbers that
     take tensors as well."""
     replaced = {getattr(math, name): _maths(name, getattr(math, name)) for name in _MATHS}
-    extremes = {name: _extreme(name, getattr(builtins, name)) for name in ("min", "max")}
+    instead = {name: _extreme(name, getattr(builtins, name)) for name in ("min", "max")}
+    instead |= {"int": _Int, "float": _Float}
     undo: list[Callable[[], None]] = []
 
     def put(space: dict[str, Any], name: str, value: Any) -> None:
@@ -201,7 +264,7 @@ def number_functions(cls: type) -> Iterator[None]:
             for name, value in list(space.items()):
                 if getattr(value, "__module__", None) == "math" and value in replaced:
                     put(space, name, replaced[value])
-            for name, function in extremes.items():
+            for name, function in instead.items():
                 if name not in space:
                     put(space, name, function)
         yield

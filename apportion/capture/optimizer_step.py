@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from apportion.capture.state_tree import flat_state, nested_state
+from apportion.capture.step_tables import blank, is_table
 from apportion.capture.torch_private import FakeTensor
 from apportion.capture.trace import CaptureError
 
@@ -127,10 +128,11 @@ def take_step(
     state: dict[Any, Any],
     seen: Callable[[str, Any], None] = lambda name, value: None,
     own: Mapping[str, Any] | None = None,
+    tables: Collection[str] = (),
 ) -> StepEnd:
     """Lets the class of `optimizer` take one step on the parameters of `groups`, whose `state` is
     flat; `own` is that of the optimizer itself where it is not as it is now. `seen` is told of each
-    entry of a state when the step makes it.
+    entry of a state when the step makes it. Tables of these names are blank.
 
     Raises CaptureError if the step keeps anything else, or cannot run.
     """
@@ -146,6 +148,10 @@ def take_step(
     twin.__dict__.update({k: _copied(v, not fake) for k, v in before.items()})
     twin.defaults = dict(optimizer.defaults)
     twin.param_groups = [{k: _copied(v, not fake) for k, v in group.items()} for group in groups]
+    for name in tables:
+        for each in [vars(twin)] if name.startswith(IN_OPTIMIZER) else twin.param_groups:
+            key = name.removeprefix(IN_OPTIMIZER).removeprefix(IN_GROUP)
+            each[key] = blank(each.get(key))
     table: dict[Any, Any] = defaultdict(lambda: StateRecord(seen))
     table.update({k: _copied(v, not fake) for k, v in kept.items()})
     table.update({p: StateRecord(seen, nested_state(held)) for p, held in state.items()})
@@ -161,7 +167,7 @@ def take_step(
             f"{cls.__name__} cannot take a step on a dense gradient: {said[:300]}; use an "
             "optimizer that takes such parameters, or leave them out of its groups"
         ) from error
-    return _end(cls.__name__, twin, table, groups, before, kept)
+    return _end(cls.__name__, twin, table, groups, before, kept, tables)
 
 
 def _end(
@@ -171,8 +177,10 @@ def _end(
     groups: Sequence[dict[str, Any]],
     before: dict[str, Any],
     kept: dict[str, Any],
+    tables: Collection[str],
 ) -> StepEnd:
-    """What a step has left. Raises CaptureError if that is more than tensors and numbers."""
+    """What a step has left. Raises CaptureError if that is more than tensors, numbers and tables of
+    such."""
     parameters = {id(p) for group in groups for p in group["params"]}
     own = {IN_STATE + str(k): v for k, v in table.items() if id(k) not in parameters}
     old = {IN_STATE + k: v for k, v in kept.items()}
@@ -184,16 +192,21 @@ def _end(
     for group, after in zip(groups, twin.param_groups, strict=True):
         now = own | {IN_GROUP + k: v for k, v in after.items() if k != "params"}
         then = old | {IN_GROUP + k: v for k, v in group.items()}
-        others = [n for n, v in now.items() if not _same(then.get(n), v)]
-        strange = [n for n in others if not _is_number(now[n])]
+        others = [n for n, v in now.items() if n not in tables and not _same(then.get(n), v)]
+        strange = [n for n in others if not (_is_number(now[n]) or is_table(now[n]))]
         if strange:
-            raise CaptureError(
-                f"{name} keeps {', '.join(map(_said, strange[:3]))} from step to step, which is no "
-                "state of a parameter and cannot be captured; keep it in self.state[parameter]"
-            )
+            raise kept_elsewhere(name, strange)
         everything.append(now)
         changed.append(frozenset(others))
     return StepEnd(table, tuple(everything), tuple(changed))
+
+
+def kept_elsewhere(optimizer: str, names: Sequence[str]) -> CaptureError:
+    """The error that an optimizer keeps what is no state."""
+    return CaptureError(
+        f"{optimizer} keeps {', '.join(map(_said, names[:3]))} from step to step, which is no "
+        "state of a parameter and cannot be captured; keep it in self.state[parameter]"
+    )
 
 
 def _said(name: str) -> str:

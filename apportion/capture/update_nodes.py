@@ -28,6 +28,11 @@ from apportion.capture.trace import (
 
 MOST_PATHS = 32
 
+
+class DeadPath(CaptureError):
+    """A way through a step on which it fails, as it would in PyTorch: nobody comes along it."""
+
+
 Step = Callable[[Callable[[torch.Tensor], bool], Sequence[torch.Tensor]], list[torch.Tensor]]
 """A function of `decide`, which answers a branch on data, and of the fake inputs."""
 
@@ -85,16 +90,23 @@ def paths(step: Step, kinds: Sequence[TensorType], mode: FakeTensorMode, name: s
     while waiting:
         given = waiting.pop()
         taken: list[tuple[torch.Tensor, bool]] = []
-        trace = _traced(step, kinds, mode, given, taken)
+        try:
+            trace = _traced(step, kinds, mode, given, taken)
+        except DeadPath:
+            trace = None
         outcomes = tuple(outcome for _, outcome in taken)
+        for depth in range(len(given), len(outcomes)):
+            waiting.append((*outcomes[:depth], not outcomes[depth]))
+        if trace is None:
+            if not found and not waiting:
+                raise CaptureError(f"{name} cannot take a step: it divides by zero")
+            continue
         if any(call.target == RANDOM_UNIFORM for call in trace.calls):
             raise CaptureError(
                 f"the update of {name} draws random numbers, which cannot be captured; use an "
                 "optimizer that is a function of parameter, gradient and state"
             )
         found.append(Path(outcomes, decompose(normalise(trace)), trace.inputs, trace.constants))
-        for depth in range(len(given), len(outcomes)):
-            waiting.append((*outcomes[:depth], not outcomes[depth]))
         if len(found) + len(waiting) > MOST_PATHS:
             raise CaptureError(
                 f"the update of {name} branches on data in more than {MOST_PATHS} ways, which "
@@ -162,12 +174,12 @@ class UpdateMerger:
         """The results of several paths whose inputs are the tensors `places`."""
         if len(paths) == 1:
             return self._ends(paths[0], places)
+        sides = [[p for p in paths if p.outcomes[depth] is outcome] for outcome in (True, False)]
+        if not all(sides):  # the other one is dead
+            return self.merged(paths, places, depth + 1)
         condition = self._slots(paths[0], places)[paths[0].condition(depth)]
-        sides = [
-            self.merged([p for p in paths if p.outcomes[depth] is outcome], places, depth + 1)
-            for outcome in (True, False)
-        ]
-        return self.chosen(condition, *sides)
+        ends = [self.merged(side, places, depth + 1) for side in sides]
+        return self.chosen(condition, *ends)
 
     def chosen(self, condition: int, first: Sequence[int], second: Sequence[int]) -> list[int]:
         """The first results where a condition holds, else the second."""
@@ -217,13 +229,14 @@ class UpdateMerger:
         return slots
 
     def _constant(self, tensor: torch.Tensor) -> int:
-        if tensor.dim() or tensor.is_meta:
+        flat = None if tensor.is_meta else tensor.detach().reshape(-1)
+        if flat is None or not flat.numel() or not bool((flat == flat[0]).all()):
             raise CaptureError(
                 f"the update of {self.name} reads a tensor that is no parameter, gradient or "
                 "state; keep it in self.state[parameter]"
             )
-        number, kind = tensor.item(), (tuple(tensor.shape), tensor.dtype)
-        args = ((), number, g.Dtype(dtype_name(tensor.dtype)))
+        number, kind = flat[0].item(), (tuple(tensor.shape), tensor.dtype)
+        args = (kind[0], number, g.Dtype(dtype_name(tensor.dtype)))
         (made,) = self._node("aten.full.default", args, [kind])
         assert made is not None
         return made

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases_capture import mlp, mse_step, vectors
 from cases_optimizer import (
+    Averaging,
     Buffered,
     ClipsAll,
     Converts,
@@ -23,6 +24,7 @@ from cases_optimizer import (
     Rectified,
     SignedAdam,
     Stable,
+    Tabled,
 )
 from helpers_capture import begin, run, run_graph
 from torch import nn
@@ -74,6 +76,8 @@ ELEMENTWISE: dict[str, Make] = {
     "no weight decay": of(CountingAdam, weight_decay=0),
     "a branch on the count": of(Rectified),
     "a count in the group": of(GroupCounting),
+    "a division by zero that is caught": of(Averaging, lr=0.1),
+    "a table of what was computed": of(Tabled, lr=0.1),
     "a count that is its own": of(CountsOnItself, lr=0.1),
     "a subclass": of(SignedAdam, lr=1e-2),
 }
@@ -82,6 +86,7 @@ REDUCING: dict[str, Make] = {
     "muon": matrices,
     "lamb": of(Lamb),
     "numbers read by item": of(Stable),
+    "a number made by float": of(Converts, lr=0.1),
     "state in lists": of(Listed, lr=0.1),
     "a limit on the norm of all gradients": of(ClipsAll, lr=0.1),
     "that limit, over two groups": clipped_groups,
@@ -217,7 +222,6 @@ def vectors_of_a_seed() -> Any:
         (of(torch.optim.SparseAdam), "SparseAdam cannot take a step .* consider Adam instead"),
         (of(Buffered, lr=0.1), "Buffered keeps buffer of a group from step to step"),
         (of(Noisy, lr=0.1), "the update of Noisy draws random numbers"),
-        (of(Converts, lr=0.1), r"the update of Converts converts a tensor by float\(\)"),
     ],
 )
 def test_refusals(make: Make, words: str) -> None:
