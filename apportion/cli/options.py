@@ -46,6 +46,15 @@ MemoryLimit = Annotated[
         help="What a device may hold: 16GB, 512MiB, or none for no limit. Default: its memory.",
     ),
 ]
+Recompute = Annotated[
+    str,
+    typer.Option(
+        "--recompute",
+        metavar="WHAT",
+        help="What the backward computes again instead of keeping it: none, auto (what must be "
+        "for the plan to fit) or full.",
+    ),
+]
 Seed = Annotated[
     int, typer.Option("--seed", metavar="S", min=0, help="Of the model, its batch and the search.")
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +27,7 @@ from apportion.cli.options import (
     PolicyFile,
     Precision,
     Procs,
+    Recompute,
     Seed,
     SequenceLength,
     Trace,
@@ -50,6 +51,9 @@ from apportion.show import (
     why_facts,
 )
 
+if TYPE_CHECKING:
+    from apportion.plan import Plan
+
 
 def plan_command(
     model: Model,
@@ -57,6 +61,7 @@ def plan_command(
     method: Method = "auto",
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
+    recompute: Recompute = "none",
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
@@ -101,6 +106,8 @@ def plan_command(
 
     Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
 
+    Example: apportion plan gpt2 --cluster 1xh100 --memory-limit 8GB --recompute auto
+
     Example: apportion plan hf:llama,num_hidden_layers=8 --batch 8 --seq 2048 --cluster 8xh100
 
     Example: apportion plan gpt2:layers=24 --precision bf16-mixed --cluster 8xh100
@@ -121,16 +128,20 @@ def plan_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told, measure, None, policy)
-            made = make_plan(program, place, method, *how, costs, compile, wire)
+            made = make_plan(program, place, method, *how, costs, compile, wire, recompute)
         made = with_model(made, model)
         if certify:
             made = with_certificate(made, budget)
-        if out is not None:
-            made.save(out)
-        if trace is not None:
-            made.trace(trace)
+        _write(made, out, trace)
     answer(as_json, plan_facts(made) | why_facts(made), tables.planned(made))
     raise typer.Exit(0 if made.feasible else 1)
+
+
+def _write(made: Plan, out: Path | None, trace: Path | None) -> None:
+    if out is not None:
+        made.save(out)
+    if trace is not None:
+        made.trace(trace)
 
 
 def compare_command(
@@ -146,6 +157,7 @@ def compare_command(
     ] = None,
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
+    recompute: Recompute = "none",
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
@@ -180,7 +192,8 @@ def compare_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told)
-            plans = compare_methods(program, place, names, *how, policy, costs, compile)
+            given = (policy, costs, compile, None, recompute)
+            plans = compare_methods(program, place, names, *how, *given)
     plans = [replace(made, model=model) for made in plans]
     answer(as_json, comparison_facts(model, place.name, plans), tables.compared(plans))
     raise typer.Exit(0 if any(made.feasible for made in plans) else 1)

@@ -6,6 +6,7 @@ measurements of planning, the run and its check. Everything heavy is imported in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -20,16 +21,19 @@ from apportion.cli.options import (
     CompileMode,
     Fast,
     Measure,
+    MemoryLimit,
     Model,
     PolicyFile,
     Precision,
     Procs,
+    Recompute,
     Seed,
     SequenceLength,
     ShareGpu,
     Trace,
 )
 from apportion.cli.requests import check_folders, sized
+from apportion.quantity import parse_size_limit
 from apportion.show import (
     answer,
     note,
@@ -44,6 +48,20 @@ from apportion.show import (
 PLANNING_SECONDS = 30.0
 
 
+def _tell(texts: Iterable[str]) -> None:
+    for text in texts:
+        note(text)
+
+
+def _check_unplanned(*given: object) -> None:
+    """Raises ValueError if an option says how to plan what is planned already."""
+    if any(one not in (None, "none") for one in given):
+        raise ValueError(
+            "Give either --plan, or --procs, --method, --measure, --policy, --memory-limit and "
+            "--recompute, not both."
+        )
+
+
 def run_command(
     model: Model,
     plan: Annotated[
@@ -55,6 +73,8 @@ def run_command(
         typer.Option("--method", metavar="M", help=f"How to search: {METHOD_NAMES} (auto)."),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Training steps.")] = 3,
+    memory_limit: MemoryLimit = None,
+    recompute: Recompute = "none",
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
@@ -86,32 +106,30 @@ def run_command(
     from apportion.show import progress
     from apportion.show import trace as write_trace
 
-    if plan is not None and any(given is not None for given in (procs, method, measure, policy)):
-        raise ValueError(
-            "Give either --plan, or --procs, --method, --measure and --policy, not both."
-        )
+    if plan is not None:
+        _check_unplanned(procs, method, measure, policy, memory_limit, recompute)
     if fast and compile_mode not in (None, "auto"):
         raise ValueError(f"Give either --fast or --compile {compile_mode}, not both.")
     mode = check_mode(compile_mode or ("auto" if fast else "generated"))
+    limit = None if memory_limit is None else parse_size_limit(memory_limit)
     check_folders(trace)
     if share_gpu:
         check_shared_gpu()
     with stdout_kept(as_json), warnings_noted():
         model = sized(model, batch, seq, precision)
         it = zoo.load(model, seed)  # its file may describe operators of its own
-        for text in it.notes:
-            note(text)
+        _tell(it.notes)
         saved = None if plan is None else Plan.load(plan)
         place = cluster(f"local:{procs or 2}") if saved is None else saved.cluster
         program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
-        for text in program.notes:
-            note(text)
+        _tell(program.notes)
         with SharedPool(len(place.devices), timeout) as processes:
             if saved is None:
                 source = source_of_model(program, model, seed)
                 with progress(wanted=not as_json) as told:
-                    how = (seed, calibrate, note, source, told, measure, processes, policy)
-                    made = make_plan(program, place, method or "auto", PLANNING_SECONDS, None, *how)
+                    how = (limit, seed, calibrate, note, source, told, measure, processes, policy)
+                    kind, budget = method or "auto", PLANNING_SECONDS
+                    made = make_plan(program, place, kind, budget, *how, recompute=recompute)
                 made = with_model(made, model)
             else:
                 made = saved

@@ -1,8 +1,9 @@
 """memory: decisions about the Graph that trade time for memory.
 
-In: a Graph, and which of its Ops are recomputed. Out: a Graph in which they are Ops of the backward
-too, and a Strategy for it. No torch.
-Read recompute.py first (the Graph), then carry_strategy.py (a Strategy for it).
+In: a Graph, a Strategy, and what a step with them holds and takes. Out: which Ops are recomputed,
+the Graph in which they are Ops of the backward too, and a Strategy for it. No torch.
+Read recompute.py first (the Graph), then carry_strategy.py (a Strategy for it), recompute_costs.py
+(what is kept), checkpoint_segments.py, knapsack.py and choose_recompute.py (which Ops).
 """
 
 from __future__ import annotations
@@ -12,6 +13,23 @@ from typing import TYPE_CHECKING
 from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
-    pass
+    from apportion.memory.carry_strategy import (
+        carry_strategy as carry_strategy,
+    )
+    from apportion.memory.choose_recompute import (
+        RecomputeOutcome as RecomputeOutcome,
+    )
+    from apportion.memory.choose_recompute import (
+        choose_recompute as choose_recompute,
+    )
+    from apportion.memory.choose_recompute import (
+        full_recompute as full_recompute,
+    )
+    from apportion.memory.recompute import (
+        recompute as recompute,
+    )
+    from apportion.memory.recompute_costs import (
+        recompute_costs as recompute_costs,
+    )
 
 lazy_face(__name__)

@@ -58,5 +58,8 @@ if TYPE_CHECKING:
     from apportion.plan.plan import (
         with_trials as with_trials,
     )
+    from apportion.plan.recomputation import (
+        KEEP as KEEP,
+    )
 
 lazy_face(__name__)

@@ -105,7 +105,8 @@ class PlanRequest:
 @dataclass(frozen=True)
 class Candidate:
     """What a method found, lowered and simulated. `curve` and `figures` are those of the whole
-    search that it is the outcome of."""
+    search that it is the outcome of. `recomputed` are the Ops of the captured Graph that the
+    backward computes again; `space` is that of the Graph in which it does."""
 
     method: str
     found: SearchResult
@@ -118,6 +119,7 @@ class Candidate:
     notes: tuple[str, ...] = ()
     curve: Curve = ()
     figures: Mapping[str, float] = field(default_factory=dict)
+    recomputed: tuple[int, ...] = ()
 
 
 @dataclass

@@ -27,6 +27,7 @@ from apportion.plan.candidates import (
 )
 from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
+from apportion.plan.recomputation import KEEP, check_recompute, replace_recomputed
 from apportion.search import METHODS, UnsuitableMethod, compared_by_default, tried_by_auto
 from apportion.split import Space, check_wire
 
@@ -45,6 +46,7 @@ def make_plan(
     progress: Callable[[PlanningProgress], None] | None = None,
     policy: Path | None = None,
     wire: str = "",
+    recompute: str = KEEP,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -58,9 +60,11 @@ def make_plan(
     once for each kind of operator that runs unsplit because it has no description. `progress` is
     told where planning stands. `policy` is the file of a policy, for the methods that learn. With
     `wire`, "bfloat16", partial sums of float32 gradients travel so; searches do not know of it.
+    `recompute` says what the backward may compute again instead of keeping it: "none" nothing,
+    "auto" what it must for the plan to fit, "full" whatever is not a boundary between segments.
     """
-    how = (memory_limit, seed, costs, progress)
-    return best_plans(program, cluster, method, budget, *how, keep=1, policy=policy, wire=wire)[0]
+    how = (memory_limit, seed, costs, progress, 1, policy, wire, recompute)
+    return best_plans(program, cluster, method, budget, *how)[0]
 
 
 def best_plans(
@@ -75,14 +79,17 @@ def best_plans(
     keep: int,
     policy: Path | None = None,
     wire: str = "",
+    recompute: str = KEEP,
 ) -> list[Plan]:
     """As `plan`, but the `keep` best that differ, best first; all but the first are feasible."""
     _check_methods([method], policy)
+    check_recompute(recompute)
     began = time.perf_counter()
     request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
     request = replace(request, wire=check_wire(wire))
     warn_unsplit(request.space, level=4)
     chosen = choose(request, method, budget, keep)
+    chosen = replace_recomputed(request, chosen, recompute, method == "auto")
     found = [_with_step(_made(request, c, budget), c) for c in (chosen.best, *chosen.others)]
     if found[0].feasible:
         return found
@@ -101,9 +108,10 @@ def compare_methods(
     costs: CostSource | None = None,
     progress: Callable[[PlanningProgress], None] | None = None,
     policy: Path | None = None,
+    recompute: str = KEEP,
 ) -> list[Plan]:
     """A Plan by each method, each within `budget` seconds, under one simulator; None: by all but
-    those that first have to learn.
+    those that first have to learn. `recompute` is as in `make_plan`.
 
     A method that is not for this cluster or step is left out with a PlanWarning; ValueError if none
     is for it. An interrupt leaves out the methods that are not done. If no plan fits, the notes of
@@ -111,6 +119,7 @@ def compare_methods(
     """
     methods = compared_by_default() if methods is None else methods
     _check_methods(methods, policy)
+    check_recompute(recompute)
     request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
     warn_unsplit(request.space)
     plans: list[Plan] = []
@@ -121,6 +130,7 @@ def compare_methods(
         for method in methods:
             try:
                 chosen = choose(request, method, budget)
+                chosen = replace_recomputed(request, chosen, recompute, method == "auto")
             except UnsuitableMethod as why:
                 refused[method] = why
                 continue
@@ -178,7 +188,7 @@ def _request(
 def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
     """The Plan of a Candidate, without what was worked out for it: of many Plans that is much."""
     return Plan(
-        graph=request.space.source,
+        graph=found.space.source,
         cluster=request.cluster,
         strategy=found.found.strategy,
         method=found.method,
@@ -194,6 +204,7 @@ def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
         notes=(*found.notes, *_on_the_wire(request), *_on_replicas(request, found)),
         curve=found.curve,
         figures=found.figures,
+        recomputed=found.recomputed,
     )
 
 

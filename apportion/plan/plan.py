@@ -108,6 +108,8 @@ class Plan:
     curve           (seconds of search, seconds of a step) whenever the best improved
     figures         counts of the search by name, such as proposals
     measured        the trials that decided, where plans were run before one was kept
+    recomputed      Ops of the captured Graph that the backward computes again; `graph` is the one
+                    in which it does
     simulated       what has been worked out of it already; `replace` drops it, because it depends
                     on the other fields
     """
@@ -130,6 +132,7 @@ class Plan:
     curve: Curve = ()
     figures: Mapping[str, float] = field(default_factory=dict)
     measured: tuple[PlanTrial, ...] = ()
+    recomputed: tuple[int, ...] = ()
     simulated: InitVar[SimulatedStep | None] = None
     _step: SimulatedStep = field(init=False, repr=False, compare=False)
 

@@ -54,6 +54,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "strategy": strategies.to_json(plan.strategy),
         "storage": _storage_rows(plan.storage),
         "cost": dump_cost(restricted(plan.cost, plan.tasks)),
+        **({"recomputed": list(plan.recomputed)} if plan.recomputed else {}),
     }
 
 
@@ -94,6 +95,7 @@ def plan_from_json(data: Any) -> Plan:
         storage=_storage(*data["storage"]),
         lower_bound_of=str(data["lower_bound_of"]),
         notes=_notes(data["notes"]),
+        recomputed=tuple(map(int, data.get("recomputed", ()))),
         **(_search(data) if data["version"] >= VERSION else {}),
     )
     return _checked(plan)

@@ -35,7 +35,7 @@ from apportion.run.check_run import (
 )
 from apportion.run.noise import EagerRun, measured_noise, settled, share_of_changes
 from apportion.run.one_process import SharedRun, train_in_one_process
-from apportion.run.runner import check_plan
+from apportion.run.planned_program import planned_program
 from apportion.run.training import losses_of
 from apportion.run.vary_batch import AS_GIVEN, accepted
 
@@ -82,10 +82,10 @@ def check(program: Program, plan: Plan, steps: int = 2, seed: int = 0) -> Check:
     for another step or the model has no data."""
     if steps < 1:
         raise ValueError(f"{steps} steps are nothing to check; give at least 1")
-    check_plan(program, plan)
+    divided = planned_program(program, plan)
     _, whole = eager_run(program, steps, seed)
     devices = len(plan.cluster.devices)
-    given = (program, plan.strategy, devices, whole.batches, seed)
+    given = (divided, plan.strategy, devices, whole.batches, seed)
     own = train_in_one_process(*given)
     try:
         wide = train_in_one_process(*given, wide=True)

@@ -26,6 +26,7 @@ from apportion.machine import (
     predicted_mode,
 )
 from apportion.plan import (
+    KEEP,
     CostSource,
     DefaultCosts,
     Plan,
@@ -60,6 +61,7 @@ def plan(
     costs: str | Path | None = None,
     compile: str = GENERATED,
     wire: str = "",
+    recompute: str = KEEP,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -81,6 +83,10 @@ def plan(
 
     `policy` is the file of a policy, for the methods that learn.
 
+    `recompute` says what the backward may compute again instead of keeping it: "none" nothing,
+    "auto" what it must for the plan to fit, "full" all but what is handed from one segment of the
+    forward to the next.
+
     `compile` is how ranks are compiled in the steps that are predicted: "none", "generated",
     "graph", "inductor", or "auto". `costs` is a file of `apportion calibrate --out` for devices
     that are not processes of this machine; what this machine has measured of such devices itself is
@@ -99,7 +105,8 @@ def plan(
         given = _Given(costs, compile)
         with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
             how = (budget, memory_limit, seed, prices, progress, measure or 1)
-            best = best_plans(program, cluster, method, *how, policy=policy, wire=wire)
+            also = (policy, wire, recompute)
+            best = best_plans(program, cluster, method, *how, *also)
         if measure is None:
             return best[0]
         return fastest_measured(best, source or source_of(program), note or _warn, processes)
@@ -135,16 +142,18 @@ def compare(
     costs: str | Path | None = None,
     compile: str = GENERATED,
     processes: SharedPool | None = None,
+    recompute: str = KEEP,
 ) -> list[Plan]:
     """A Plan by each method (None: by all but those that first have to learn), under one simulator;
-    measures what is missing as `plan` does, which `costs`, `compile` and `processes` are as in.
+    measures what is missing as `plan` does, which `costs`, `compile`, `processes` and `recompute`
+    are as in.
 
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
     given = _Given(costs, compile)
     with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
         how = (budget, memory_limit, seed, prices, progress)
-        return compare_methods(program, cluster, methods, *how, policy=policy)
+        return compare_methods(program, cluster, methods, *how, policy=policy, recompute=recompute)
 
 
 class _Given(NamedTuple):

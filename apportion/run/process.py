@@ -60,18 +60,18 @@ class PoolProcess:
     progress  a cell that the parent sees; see transport.Worker
     captures  how often this process has captured a step
     backends  how it reaches the other ranks
-    programs  by specification, seed and whether it is in float64
+    programs  by specification, seed, Graph (a plan's may recompute) and whether it is in float64
     """
 
     rank: int
     progress: Any
     captures: int = 0
     backends: Backends = field(default_factory=Backends)
-    programs: dict[tuple[str, int, bool], tuple[Program, Space]] = field(default_factory=dict)
+    programs: dict[tuple[str, int, str, bool], tuple[Program, Space]] = field(default_factory=dict)
 
     def program(self, source: StepSource, double: bool = False) -> tuple[Program, Space]:
         """The Program of a model's specification and its Space; with `double` in float64."""
-        key = (source.spec, source.model_seed, double)
+        key = (source.spec, source.model_seed, source.graph.fingerprint, double)
         if key not in self.programs:
             made = self._widened(source) if double else self._loaded(source)
             self.programs[key] = (made, Space(made.graph))

@@ -23,9 +23,9 @@ from apportion.machine import GENERATED, check_mode
 from apportion.plan import Plan
 from apportion.run.check import Check, eager_run, judged
 from apportion.run.one_process import SharedRun
+from apportion.run.planned_program import planned_program
 from apportion.run.pool import SharedPool
 from apportion.run.reference_kernels import caveat
-from apportion.run.runner import check_plan
 from apportion.run.step_source import source_of_model
 from apportion.run.training import TrainingRequest, TrainingResult, losses_of, step_seconds
 from apportion.run.vary_batch import FREE
@@ -86,10 +86,10 @@ def run(
     if steps < 1:
         raise ValueError(f"{steps} steps are nothing to run; give at least 1")
     program = program or _load_program(spec, seed)
-    check_plan(program, plan)
+    divided = planned_program(program, plan)
     devices, place = len(plan.cluster.devices), place_of(plan, share_gpu)
     loose = replica_notes(Executable(plan.space, plan.strategy, plan.tasks), place != "cpu")
-    source = source_of_model(program, spec, seed)
+    source = source_of_model(divided, spec, seed)
     freedom, whole = eager_run(program, steps, seed) if check else (FREE, None)
     request = TrainingRequest(
         source, plan.strategy, devices, steps, seed, state=check, profile=True, place=place,

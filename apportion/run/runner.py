@@ -38,6 +38,7 @@ from apportion.execute import (
 )
 from apportion.machine import GENERATED, check_mode
 from apportion.plan import Plan
+from apportion.run.planned_program import planned_program
 from apportion.run.returned_results import ReturnedResults
 
 _END = object()
@@ -178,7 +179,7 @@ def distribute(
     number of ranks.
     """
     check_mode(compile)
-    check_plan(program, plan)
+    program = planned_program(program, plan)
     place = own_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         if "RANK" not in os.environ:
@@ -214,13 +215,3 @@ def own_device(device: str, number: int) -> str:
         )
     torch.cuda.set_device(index)
     return f"cuda:{index}"
-
-
-def check_plan(program: Program, plan: Plan) -> None:
-    """Raises ValueError unless the plan was made for this step."""
-    if program.graph.fingerprint != plan.graph.fingerprint:
-        what = f" (it is for {plan.model})" if plan.model else ""
-        raise ValueError(
-            f"the plan was made for another step{what}: it has {len(plan.graph.ops)} operators, "
-            f"this one {len(program.graph.ops)}, or their shapes differ; plan this step again"
-        )

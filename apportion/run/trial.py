@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -134,6 +134,7 @@ def _results(
 def trial_request(plan: Plan, source: StepSource) -> TrialRequest:
     """The request to run a plan."""
     count = len(plan.cluster.devices)
+    source = replace(source, graph=plan.graph) if plan.recomputed else source
     return TrialRequest(source, plan.strategy, count, WARM, TIMED, MOST, plan.cost.mode)
 
 
