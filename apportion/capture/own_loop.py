@@ -247,7 +247,8 @@ class OwnLoop:
         held = [self._state(name, key, kind) for key, kind in self.states[name]]
         new, *state = update_call([fake, grad, *held], self.number[name], self._steps)
         if self.skips is not None:
-            new, *state = map(partial(torch.where, self.skips), (fake, *held), (new, *state))
+            new = torch.where(self.skips, fake, new)
+            state = [torch.where(self.skips, old, x) for old, x in zip(held, state, strict=True)]
         keys = [key for key, _ in self.states[name]]
         self.state[name] = dict(zip(keys, state, strict=True))
         self.updated[name] = None

@@ -127,9 +127,8 @@ def plan_command(
         note_slow_halves(program, place)
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
-            how = (budget, limit, seed, calibrate, note, source, told, measure)
-            given = (None, policy, costs, compile, wire, recompute)
-            made = make_plan(program, place, method, *how, *given)
+            how = (budget, limit, seed, calibrate, note, source, told, measure, None, policy)
+            made = make_plan(program, place, method, *how, costs, compile, wire, recompute)
         made = with_model(made, model)
         if certify:
             made = with_certificate(made, budget)

@@ -32,7 +32,7 @@ def carry_strategy(strategy: Strategy, before: Space, made: RecomputedGraph) -> 
         for value, equal in enumerate(values)
         if (layout := _layout(new, value, old, equal, strategy.layouts)) is not None
     }
-    return Strategy(tuple(choices), layouts, new.digits, opening)
+    return Strategy(tuple(choices), layouts, new.digits, opening, strategy.wire)
 
 
 def _counterparts(old: Space, new: Space, made: RecomputedGraph) -> list[int]:

@@ -47,7 +47,7 @@ _ON_THE_WIRE = (
 )
 _OTHER_SCALES = (
     "the gradients of the scaled loss overflow in other steps than plain PyTorch's, as sums of "
-    "parts do not overflow where a whole sum does; the step was compared with a scale at which all "
+    "parts and whole ones do so at different scales; the step was compared with one at which all "
     "overflow, and with one at which none does"
 )
 
