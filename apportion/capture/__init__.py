@@ -80,6 +80,9 @@ if TYPE_CHECKING:
         EagerState as EagerState,
     )
     from apportion.capture.reference import (
+        at_loss_scale as at_loss_scale,
+    )
+    from apportion.capture.reference import (
         begun_from as begun_from,
     )
     from apportion.capture.reference import (

@@ -71,6 +71,7 @@ class ParameterState:
     kept     entries that never change
     fresh    whether the first step, which is still to come, computes otherwise than later ones
     joint    whether the parameter is updated by the gradients of others too
+    made     shared state that the first step makes, where it is fresh and makes none of its own
     """
 
     types: dict[str, TensorType]
@@ -79,6 +80,7 @@ class ParameterState:
     kept: dict[str, Any]
     fresh: bool = False
     joint: bool = False
+    made: str | None = None
 
     @property
     def shared(self) -> list[str]:
@@ -180,7 +182,16 @@ class UpdateTracer:
             return replace(self._made_state({**flat_state(made), **shared}), joint=joint)
         shared = {name: value for name, value in shared.items() if value is not None}
         first = first_state(self.optimizer, one, other, parameter, shared, later)
-        return replace(self._first_types(number, parameter, first), joint=joint)
+        made_by = None
+        if first.fresh and all(map(is_shared, first.values)) and not first.kept:
+            if not first.made:
+                raise CaptureError(
+                    f"the first step of {self._name} computes otherwise than later ones, and "
+                    "nothing says that it is done; let it keep state in self.state[parameter]"
+                )
+            made_by = first.made[0]
+        begun = self._first_types(number, parameter, first)
+        return replace(begun, joint=joint, made=made_by)
 
     def _shared(self, group: Mapping[str, Any], name: str) -> Any:
         """State that is shared with other parameters, as it is now; None if there is none."""

@@ -29,7 +29,9 @@ def borrowed(program: Program, copying: Copying) -> Iterator[None]:
     them has a gradient when it begins."""
     live = program.live
     held = [p for group in live.param_groups for p in group["params"]]
-    parameters = list({id(p): p for p in (*live.parameters().values(), *held)}.values())
+    loose = [tensor for _, tensor in live.written]
+    every = (*live.parameters().values(), *held, *loose)
+    parameters = list({id(p): p for p in every}.values())
     data = [parameter.data for parameter in parameters]
     roots = {"model": program.model, "optimizer": program.optimizer, "step": program.step}
     with untouched(roots), with_versions_kept(parameters):

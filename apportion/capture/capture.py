@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from apportion import graph as g
 from apportion.capture.all_updates import AllUpdateTemplates
 from apportion.capture.batch_tree import flatten
@@ -31,6 +33,7 @@ from apportion.capture.step_run import StepCall, StepLeaves, recorded_step
 from apportion.capture.trace import CaptureError
 from apportion.capture.training_step import DtypeReplacement, StepFunction
 from apportion.capture.untouched import LiveObjects, untouched
+from apportion.capture.written_tensors import WrittenState
 
 
 def capture(
@@ -69,7 +72,22 @@ def capture_with(
 
 
 def _captured(call: StepCall, objects: LiveObjects) -> Program:
-    live = live_state_of(call.step, call.model, call.optimizer)
+    try:
+        return _captured_with(call, objects, ())
+    except WrittenState as found:
+        objects.forget_writes(found.tensors)
+        objects.restore()
+        live = live_state_of(call.step, call.model, call.optimizer)
+        written = objects.named(found.tensors, live.parameters() | live.buffers())
+        if not written:
+            raise
+    return _captured_with(call, objects, written)
+
+
+def _captured_with(
+    call: StepCall, objects: LiveObjects, written: tuple[tuple[str, torch.Tensor], ...]
+) -> Program:
+    live = live_state_of(call.step, call.model, call.optimizer, written)
     tensors = _tensors(live, call)
     mode = fake_mode()
     leaves = _leaves(tensors)
@@ -85,7 +103,7 @@ def _captured(call: StepCall, objects: LiveObjects) -> Program:
         built.graph, call.step, call.model, call.optimizer, call.batch, call.clip_norm,
         built.constants, built.inputs, built.bindings, templates.fixed, call.widened,
         (*fixed_notes(call.fixed), *recorded.notes, *found), recorded.results, built.returned,
-        recorded.by_itself, call.fixed,
+        recorded.by_itself, call.fixed, written,
     )  # fmt: skip
 
 

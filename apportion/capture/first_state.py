@@ -33,12 +33,14 @@ class FirstState:
     numbers  names of those that are Python numbers, each with its type
     kept     entries that are neither tensors nor numbers and never change
     fresh    whether the first step computes otherwise than later ones
+    made     shared state that the first step makes
     """
 
     values: dict[str, float]
     numbers: dict[str, type]
     kept: dict[str, Any]
     fresh: bool
+    made: tuple[str, ...] = ()
 
 
 def first_state(
@@ -59,6 +61,7 @@ def first_state(
     trial = _Trial(optimizer, parameter)
     (state, begun), (_, again) = (trial.from_nothing(settings, shared, seed) for seed in (0, 1))
     begun = {name: value if again.get(name) == value else 0.0 for name, value in begun.items()}
+    made = tuple(name for name in sorted(state) if is_shared(name) and name not in shared)
     state = {name: kind(0) for name, kind in (later or {}).items()} | state
     names = sorted(state)
     numbers = {n: type(state[n]) for n in names if _is_number(state[n])}
@@ -75,7 +78,7 @@ def first_state(
         trial.equal(used, seed, values, numbers, tensors, kept)
         for used, seed in ((settings, 0), (settings, 1), (others, 2))
     )
-    return FirstState(values, numbers, kept, fresh)
+    return FirstState(values, numbers, kept, fresh, made)
 
 
 def is_kept(value: Any) -> bool:

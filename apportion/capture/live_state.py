@@ -22,12 +22,14 @@ from apportion.capture.trace import CaptureError
 @dataclass(frozen=True, eq=False)
 class LiveState:
     """The modules of a step, each with what the names of its tensors begin with; parameters that
-    are in no module, and the places that refer to such; and the optimizers."""
+    are in no module, and the places that refer to such; the optimizers; and tensors in no module
+    that the step writes to."""
 
     modules: tuple[tuple[str, torch.nn.Module], ...]
     loose: tuple[tuple[str, torch.nn.Parameter], ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
     places: tuple[ParameterPlace, ...] = ()
+    written: tuple[tuple[str, torch.Tensor], ...] = ()
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """All parameters by name, each once."""
@@ -35,8 +37,9 @@ class LiveState:
         return _each_once([*named, *self.loose])
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """All buffers by name, each once."""
-        return _each_once([(b + n, x) for b, m in self.modules for n, x in m.named_buffers()])
+        """All buffers by name, each once, and the tensors that the step writes to."""
+        named = [(b + n, x) for b, m in self.modules for n, x in m.named_buffers()]
+        return _each_once([*named, *self.written])
 
     def tensor(self, name: str) -> torch.Tensor:
         """The parameter or buffer of that name; raises ValueError if there is none."""
@@ -47,9 +50,9 @@ class LiveState:
                     found = getattr(module.get_submodule(path), last)
                     if isinstance(found, torch.Tensor):
                         return found
-        for known, parameter in self.loose:
+        for known, tensor in (*self.loose, *self.written):
             if known == name:
-                return parameter
+                return tensor
         raise ValueError(f"the model has no parameter or buffer {name!r}")
 
     def named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:

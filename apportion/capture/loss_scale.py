@@ -11,8 +11,8 @@ decision to skip a step, a number that PyTorch reads, is a torch.where there (ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -68,6 +68,18 @@ class LossScale(torch.nn.Module):
         finally:
             for own, tensor in before.items():
                 setattr(self.scaler, own, tensor)
+
+
+@contextmanager
+def other_scale(modules: Iterable[torch.nn.Module], factor: float, least: float) -> Iterator[int]:
+    """A context in which the scale of every LossScale among the modules is another: by that factor,
+    and at least `least`. Gives how many there are."""
+    found = [module for module in modules if isinstance(module, LossScale)]
+    with ExitStack() as stack:
+        for each in found:
+            scale = torch.clamp(each.scale.detach() * factor, min=least)
+            stack.enter_context(each.lent({"scale": scale}))
+        yield len(found)
 
 
 def _tensors(scale: float, count: int) -> dict[str, torch.Tensor]:

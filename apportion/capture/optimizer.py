@@ -62,12 +62,15 @@ class StateBegin:
     """What a state of a parameter is before the optimizer makes it: one number everywhere.
 
     number  `int` or `float` where the optimizer keeps it as a Python number; None: as a tensor
+    made    of the state that says whether a parameter has made no step yet: the shared state that
+            its first step makes, where it makes none of its own
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     value: float = 0.0
     number: str | None = None
+    made: str | None = None
 
 
 def state_value(
@@ -80,7 +83,7 @@ def state_value(
     made = begin.value
     for optimizer in _several(optimizers):
         own = flat_state(optimizer.state.get(parameter) or {})
-        if name == IS_FIRST and own:
+        if name == IS_FIRST and (own or _has(optimizer, parameter, begin.made)):
             made = 0.0
         found = own.get(name)
         if is_shared(name):
@@ -90,6 +93,10 @@ def state_value(
         if isinstance(found, int | float) and not isinstance(found, bool):
             made = found
     return torch.full(begin.shape, made, dtype=begin.dtype, device=parameter.device)
+
+
+def _has(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str | None) -> bool:
+    return name is not None and _shared_value(optimizer, parameter, name) is not None
 
 
 def _shared_value(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> Any:
@@ -204,7 +211,8 @@ class UpdateTemplates:
         state = self._state(group, parameter)
         kind = state.numbers.get(name)
         number = None if kind is None else kind.__name__
-        return StateBegin(*state.types[name], state.values[name], number)
+        made = state.made if name == IS_FIRST else None
+        return StateBegin(*state.types[name], state.values[name], number, made)
 
     def body(self, group: int, parameter: torch.Tensor) -> int:
         """Index of the Body that updates the parameter. It is negative if the update is not

@@ -6,7 +6,7 @@ behind it, for whoever runs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +41,7 @@ class Program:
                for the loss
     by_itself  whether the step calls backward and its optimizers itself
     fixed_inputs  tensors of the batch that are no inputs: the same in every step
+    written    tensors in no module that the step writes to, by name
     """
 
     graph: g.Graph
@@ -59,11 +60,12 @@ class Program:
     returned: dict[str, int | None] = field(default_factory=dict)
     by_itself: bool = False
     fixed_inputs: tuple[FixedInput, ...] = ()
+    written: tuple[tuple[str, torch.Tensor], ...] = ()
 
     @cached_property
     def live(self) -> LiveState:
         """The modules and optimizers of the step, those that it refers to by itself included."""
-        return live_state_of(self.step, self.model, self.optimizer)
+        return live_state_of(self.step, self.model, self.optimizer, self.written)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -95,10 +97,17 @@ def state_tensor(program: Program, value_index: int) -> torch.Tensor:
     return bound_tensor(program.live, binding)
 
 
-def live_state_of(step: StepFunction, model: Any, optimizer: Any) -> LiveState:
-    """The modules and optimizers that a step is given, and those that it refers to by itself."""
+def live_state_of(
+    step: StepFunction,
+    model: Any,
+    optimizer: Any,
+    written: tuple[tuple[str, torch.Tensor], ...] = (),
+) -> LiveState:
+    """The modules and optimizers that a step is given, and those that it refers to by itself; and
+    the tensors that it writes to."""
     given = live_state(model, optimizer)
-    return live_state(model, optimizer, discover(step, *given.optimizers))
+    found = live_state(model, optimizer, discover(step, *given.optimizers))
+    return replace(found, written=written) if written else found
 
 
 def setting_of(program: Program, expression: Any) -> float:

@@ -31,6 +31,7 @@ from apportion.capture.functional_twins import functional_twin
 from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
 from apportion.capture.packed_calls import padded
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
+from apportion.capture.same_recordings import same_computation
 from apportion.capture.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -61,6 +62,7 @@ from apportion.capture.trace import (
 )
 from apportion.capture.user_line import at_line, user_line, user_line_of
 from apportion.capture.value_reads import ReadValues
+from apportion.capture.written_tensors import TensorWrites, untouched_result
 from apportion.without_dynamo import leave_unloaded
 
 # Before anything is recorded, because a dispatch mode would load torch's compiler when it is first
@@ -122,6 +124,7 @@ class Recorder(TorchDispatchMode):
     stale       whether another tensor in such a memory was read after that
     reads       who answers when the step wants to know a value
     stranger    called with each new slot of a fake tensor, which another recorder may have seen
+    writes      who notes writes to tensors that are no inputs
     left_before slots of tensors that another recorder has made; the last inputs of the trace
     """
 
@@ -146,6 +149,7 @@ class Recorder(TorchDispatchMode):
         self.reads = reads
         self.stranger: Callable[[Recorder, int], None] | None = None
         self.left_before: list[int] = []
+        self.writes: TensorWrites | None = None
 
     def slot(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor, new if it was never seen."""
@@ -244,7 +248,7 @@ class Recorder(TorchDispatchMode):
         if func in RANDOM_RULES:
             with self:
                 return RANDOM_RULES[func](self, *args, **kwargs)
-        if func in _READS and _has_no_data(args[0]):
+        if func in _READS and any(map(_has_no_data, args[:2])):
             return self._read(func, args, kwargs)
         self._refuse_unsupported(func, args)
         if is_composite(func):
@@ -333,9 +337,18 @@ class Recorder(TorchDispatchMode):
                 "step must not depend on data, so keep it a tensor (torch.where instead of if) or "
                 "move it out of the step"
             )
+        if len(args) > 1 and self._made_alike(args[0], args[1]):
+            return True
         with self:
             asked = _READS[func](*args, **kwargs)
         return asked if isinstance(asked, bool) else self.reads.number(asked)
+
+    def _made_alike(self, one: torch.Tensor, two: torch.Tensor) -> bool:
+        """Whether two tensors are equal whatever the data is, as they are computed alike."""
+        if self.mutates:
+            return False
+        slots = (self.slot(one), self.slot(two))
+        return same_computation(self.trace((), ()), *slots)
 
     def _refuse_unsupported(self, func: Any, args: Any) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags and func not in NOT_REALLY_RANDOM:
@@ -353,6 +366,8 @@ class Recorder(TorchDispatchMode):
     def _mutate(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the functional twin of an in-place operator, if its tensor shares its memory with
         nobody; else records the operator as it is, and the trace will be replayed."""
+        if self.writes is not None and self.writes.note_call(self, func, args, kwargs):
+            return untouched_result(args, kwargs)
         target = args[0] if args and isinstance(args[0], torch.Tensor) else None
         twin = functional_twin(func)
         if target is not None and not isinstance(target, FakeTensor):
@@ -374,6 +389,8 @@ class Recorder(TorchDispatchMode):
 
     def _batch_norm(self, args: Any) -> Any:
         """The schema of native_batch_norm hides that it updates the running statistics."""
+        if self.writes is not None:
+            self.writes.note(self, args[3:5])
         with self:
             *results, mean, variance = aten._native_batch_norm_legit_functional.default(*args)
             self.assign(args[3], mean)

@@ -8,7 +8,8 @@ step in another precision. run/ compares with the first two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from apportion.capture.batch_tree import map_tensors
 from apportion.capture.borrow import Copying, borrowed
 from apportion.capture.capture import capture_with
 from apportion.capture.eager_step import EagerResult, eager_step
+from apportion.capture.loss_scale import other_scale
 from apportion.capture.optimizer_copy import copied_with
 from apportion.capture.program import Program, state_tensor
 from apportion.capture.random_rules import CounterRandom
@@ -64,6 +66,14 @@ def disturbed_changes(
         begins = {v: _double(state_tensor(program, v)).clone() for v in program.bindings}
         losses, ends = _eager_run(program, batches, seed, copying, wide)
     return losses, {v: _double(ends[v]) - begins[v] for v in begins}
+
+
+@contextmanager
+def at_loss_scale(program: Program, factor: float, least: float = 1.0) -> Iterator[int]:
+    """A context in which the GradScalers of the step have another scale, and its state so too;
+    gives how many there are."""
+    with other_scale([module for _, module in program.live.modules], factor, least) as count:
+        yield count
 
 
 def begun_from(program: Program, state: EagerState) -> EagerState:

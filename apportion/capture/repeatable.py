@@ -255,6 +255,7 @@ class RepeatedRecording(Generic[R]):
         if self._watch.decided_by_forward:
             if not drawn and self._same_forward(args):
                 self.notes = tuple(_left_alone(changes))
+                self._count_on(args, first, changes)
                 return
             self._put_back()
             self._record(*args)
@@ -266,8 +267,10 @@ class RepeatedRecording(Generic[R]):
             third = self._again(args, first, seed=4)
         difference = second.difference if third is None else third.difference
         if difference is None:
+            counting = self._live.changes()
             self._draw_more(args, first, drawn)
             self.notes += tuple(_left_alone(changes))
+            self._count_on(args, first, changes, counting)
             return
         kept = second.moving or (third is not None and third.moving)
         if third is None and second.trace is not None and not any(map(_runs_out, changes)):
@@ -281,6 +284,25 @@ class RepeatedRecording(Generic[R]):
             if again.difference is not None:
                 raise _random(drawn, at_line(self._lines[0]) if self._lines else again.difference)
         raise _other_next_time(changes, difference, settles)
+
+    def _count_on(
+        self,
+        args: tuple[Any, ...],
+        first: Trace,
+        changes: Sequence[LiveChange],
+        later: Sequence[LiveChange] | None = None,
+    ) -> None:
+        """Looks for what a step does every so often, or after so many times: numbers that it counts
+        up are set far ahead, where they are divisible by most."""
+        counters = list(_counters(changes, self._live.changes() if later is None else later))
+        for ahead in (0, 1) if counters else ():
+            self._put_back()
+            for counter in counters:
+                assert counter.put is not None
+                counter.put(_FAR - ahead * (counter.after - counter.before))
+            again = self._again(args, first, seed=1)
+            if again.trace is not None and again.difference is not None:
+                raise _every_so_often(counters, again.difference)
 
     def _same_forward(self, args: tuple[Any, ...]) -> bool:
         """Whether the user's part of the step is the same once more; the rest is not recorded."""
@@ -349,6 +371,23 @@ class _Again:
     trace: Trace | None
     difference: str | None
     moving: bool
+
+
+_FAR = 3_628_800_000  # divisible by all up to 10, by 100 and 1000 and by powers of two
+
+
+def _counters(changes: Sequence[LiveChange], later: Sequence[LiveChange]) -> Iterator[LiveChange]:
+    """Those of the changes that are whole numbers, counted up once more by the next recording."""
+    after = {change.name: change.after for change in later}
+    for change in changes:
+        step = _step_of(change.before, change.after)
+        if step and change.put is not None and _step_of(change.after, after.get(change.name)):
+            yield change
+
+
+def _step_of(before: Any, after: Any) -> int:
+    """How much a whole number has grown."""
+    return max(0, after - before) if type(before) is int and type(after) is int else 0
 
 
 def _runs_out(change: LiveChange) -> bool:
@@ -457,6 +496,15 @@ def _other_next_time(changes: Sequence[LiveChange], where: str, settles: bool) -
     return CaptureError(
         f"the step does another thing the second time{where}{because}; "
         f"{_ONE_STEP if settles else remedy}"
+    )
+
+
+def _every_so_often(counters: Sequence[LiveChange], where: str) -> CaptureError:
+    names = " or ".join(counter.name for counter in counters[:3])
+    return CaptureError(
+        f"the step does another thing{where} when {names} has counted further; a captured step is "
+        "the same every time, so keep what depends on the count out of the step, or call it "
+        "between two steps"
     )
 
 

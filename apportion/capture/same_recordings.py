@@ -36,6 +36,14 @@ def line_of_difference(one: Trace, two: Trace, begins: BeginValues) -> str | Non
     return _Comparison(_plain(one), _plain(two), begins).difference()
 
 
+def same_computation(trace: Trace, one: int, two: int) -> bool:
+    """Whether two slots of a trace that writes to no tensor are computed by the same calls from the
+    same values."""
+    trace = _in_order(replace(trace, outputs=(one, two)))
+    numbers = _Numbering().of(trace)
+    return numbers[one] == numbers[two]
+
+
 def _plain(trace: Trace) -> Trace:
     """The trace without the copies into its inputs that functionalization ends with."""
     given = set(trace.inputs)

@@ -23,7 +23,7 @@ from apportion.capture.live_state import LiveState
 from apportion.capture.loss_scale import LossScale
 from apportion.capture.own_loop import OwnLoop, StaleView, StateTypes
 from apportion.capture.read_probes import StepInput, record_probed
-from apportion.capture.record import Recorder, record
+from apportion.capture.record import Recorder, at_user_line, record
 from apportion.capture.repeatable import RepeatedRecording, StepWatch, is_ours
 from apportion.capture.step_results import ReturnedScalars, StepResults, returned_scalars
 from apportion.capture.torch_private import FakeTensorMode, step_hooks, with_parameters
@@ -38,6 +38,7 @@ from apportion.capture.training_step import (
 )
 from apportion.capture.untouched import LiveObjects
 from apportion.capture.value_reads import ReadValues
+from apportion.capture.written_tensors import TensorWrites
 
 # Operators of gradient clipping differentiate nothing.
 _CLIPPING = CallSite(g.BACKWARD, sequence=-1)
@@ -190,6 +191,7 @@ class _StepRun:
             for leaf, fake in zip(self.leaves, fakes, strict=True)
             if leaf.role != g.INPUT
         }
+        recorder.writes = TensorWrites(self.objects.had, at_user_line)
         loop = OwnLoop(recorder, self.live, held, self.states, self.renames)
         loop.leave_gradients()
         with self._bound(held), torch.enable_grad(), with_dtype_replaced(self.call.widened):
@@ -197,16 +199,21 @@ class _StepRun:
                 result = self._call_step(_with_fakes(self.call, self.leaves, fakes))
                 returned = returned_scalars(result, _tensor_of(recorder))
                 if not loop.by_itself:
-                    ends = (*returned.scalars.values(), *self.live.buffers().values())
+                    ends = (*returned.scalars.values(), *self._buffers(held).values())
                     self.watch.forward_done(recorder, ends)
                     self._add_rest(loop, returned)
             self._check_updates(loop)
-            after = self._kept_types(held, self.live.buffers())
+            after = self._kept_types(held, self._buffers(held))
+        recorder.writes.check()
         loop.check_end()
         self._tell_watch(after)
         loss = loss_name(returned.scalars, (), self.call.step, required=False)
         self.outcome = _Outcome(loop, returned, loss)
         return self._ends(loop, returned, loss, after)
+
+    def _buffers(self, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All buffers as they are now."""
+        return self.live.buffers() | {name: held[name] for name, _ in self.live.written}
 
     def _kept_types(
         self, held: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]

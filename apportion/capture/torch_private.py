@@ -133,6 +133,12 @@ def with_versions_kept(tensors: Sequence[torch.Tensor]) -> AbstractContextManage
     return context
 
 
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Sets torch's count of writes to a tensor."""
+    if tensor._version != version:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
 @contextmanager
 def without_mkldnn() -> Iterator[None]:
     """A context in which torch does not choose kernels that only some CPUs have."""

@@ -22,7 +22,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from apportion.capture.torch_private import FakeTensor, storage_id
+from apportion.capture.torch_private import FakeTensor, set_version, storage_id
 from apportion.capture.trace import CaptureError
 from apportion.capture.user_line import is_own_file
 
@@ -49,12 +49,13 @@ Link = tuple[Any, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveChange:
-    """Something that the step changed and that was put back: its name, and what it was and had
-    become."""
+    """Something that the step changed and that was put back: its name, what it was and had become,
+    and how it is made another thing, where that can be done."""
 
     name: str
     before: Any
     after: Any
+    put: Callable[[Any], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +114,9 @@ class Snapshot:
                 for key in {**part.saved, **now}:
                     before, after = part.saved.get(key, _ABSENT), now.get(key, _ABSENT)
                     if not _is_same(before, after):
-                        yield LiveChange(_shown((part.link, _shown_key(key))), before, after)
+                        name = _shown((part.link, _shown_key(key)))
+                        put = part.kind.put and functools.partial(part.kind.put, part.held, key)
+                        yield LiveChange(name, before, after, put)
 
     def restore(self) -> tuple[LiveChange, ...]:
         """Puts everything back; returns what had changed. Raises CaptureError, by name, for what
@@ -130,6 +133,12 @@ class Snapshot:
         for left in self.changes():
             raise _cannot_undo(left.name, "it does not take its former value")
         return changed
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor, int | None]]:
+        """All tensors, each with its name and how often it had been written to."""
+        for part in self._parts:
+            if part.kind is _TENSOR:
+                yield _shown(part.link), part.held, part.saved.get("version")
 
     @contextmanager
     def replaced(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
@@ -544,6 +553,31 @@ class LiveObjects:
         python, numpy = self._settings[0][1], self._settings[1][1]
         drawn = [random.getstate() != python, str(np.random.get_state(legacy=False)) != str(numpy)]
         return [n for n, d in zip(("Python's random", "numpy.random"), drawn, strict=True) if d]
+
+    def named(
+        self, tensors: Sequence[torch.Tensor], taken: Collection[str]
+    ) -> tuple[tuple[str, torch.Tensor], ...]:
+        """The tensors with these memories that can be reached, by names that are not taken; none if
+        one of them cannot be, or by several, or needs a gradient."""
+        memories = {storage_id(tensor) for tensor in tensors}
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor, _ in self._snapshot.tensors():
+            if tensor.layout is torch.strided and storage_id(tensor) in memories:
+                if tensor.requires_grad or not name:
+                    return ()
+                while name in found or name in taken:
+                    name += "_"
+                found[name] = tensor
+        owners = {storage_id(tensor) for tensor in found.values()}
+        return tuple(found.items()) if len(owners) == len(found) == len(memories) else ()
+
+    def forget_writes(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Sets torch's counts of writes to these memories back, where nothing was written because
+        the writing operators were only recorded."""
+        memories = {storage_id(tensor) for tensor in tensors}
+        for _, tensor, version in self._snapshot.tensors():
+            if version is not None and storage_id(tensor) in memories:
+                set_version(tensor, version)
 
     def replaced(self, tensors: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
         """A context in which other tensors are in the place of those with the given ids."""

@@ -66,6 +66,14 @@ SequenceLength = Annotated[
     int | None,
     typer.Option("--seq", metavar="N", min=1, help="Tokens of a sample, of a named model."),
 ]
+Wire = Annotated[
+    str,
+    typer.Option(
+        "--wire",
+        metavar="P",
+        help="Precision in which partial sums of float32 gradients travel: bf16.",
+    ),
+]
 Precision = Annotated[
     str | None,
     typer.Option(

@@ -31,6 +31,7 @@ from apportion.cli.options import (
     Seed,
     SequenceLength,
     Trace,
+    Wire,
 )
 from apportion.cli.requests import (
     capture_without_data,
@@ -77,6 +78,7 @@ def plan_command(
     policy: PolicyFile = None,
     costs: CostsFile = None,
     compile: Compile = "generated",
+    wire: Wire = "",
     as_json: AsJson = False,
 ) -> None:
     """Search for a good way to divide a model over a cluster.
@@ -126,7 +128,7 @@ def plan_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told, measure)
-            given = (None, policy, costs, compile, recompute)
+            given = (None, policy, costs, compile, wire, recompute)
             made = make_plan(program, place, method, *how, *given)
         made = with_model(made, model)
         if certify:

@@ -7,6 +7,7 @@ result are listed in `EXTRA_BYTES`, with how the figures were found.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class AllocationTracker(TorchDispatchMode):
@@ -53,7 +56,7 @@ class AllocationTracker(TorchDispatchMode):
         """Bytes that a kernel takes while it runs on this machine's CPU; elsewhere unknown, 0."""
         if self.threads is None:
             return 0
-        if name in MEASURED_KINDS:
+        if name in MEASURED_KINDS or (name in HALF_PRODUCTS and args[0].dtype in _HALF):
             return _measured_workspace(func, args, kwargs, result)
         return EXTRA_BYTES[name](args, result, self.threads, **kwargs) if name in EXTRA_BYTES else 0
 
@@ -75,16 +78,51 @@ def _is_tensor(x: Any) -> bool:
 
 def _scalar(args: Any, result: Any, threads: int, **named: Any) -> int:
     """A number becomes a tensor of its own type, then of the computation's."""
-    x = next(a for a in args if _is_tensor(a))
+    tensors = [a for a in args if _is_tensor(a)]
     number = next((a for a in args if isinstance(a, int | float) and not _is_tensor(a)), None)
-    if number is None:
-        return 0
+    if number is None or len(tensors) > 1:  # the number is a factor of the other tensor
+        return _converted(args, result, threads)
+    x = tensors[0]
     kind = x.dtype if x.is_floating_point() or isinstance(number, int) else torch.float32
+    kind = _real(kind, result)
     own = {bool: torch.bool, int: torch.int64, float: torch.float64}[type(number)]
-    return int(own.itemsize) + (0 if own == kind else int(kind.itemsize))
+    converted = 0 if x.dtype == kind else int(x.numel() * kind.itemsize)
+    return int(own.itemsize) + (0 if own == kind else int(kind.itemsize)) + converted
+
+
+def _real(kind: torch.dtype, result: Any) -> torch.dtype:
+    """The type that is computed in: that of the result where whole numbers give fractions."""
+    whole = not (kind.is_floating_point or kind.is_complex)
+    return result.dtype if whole and result.is_floating_point() else kind
+
+
+def _converted(args: Any, result: Any, threads: int, **named: Any) -> int:
+    """Operands of several types are converted to one that can hold them all, whole."""
+    tensors = [a for a in args if _is_tensor(a)]
+    kind = functools.reduce(torch.promote_types, _deciding(tensors))
+    kind = _real(kind, result)
+    return sum(int(x.numel() * kind.itemsize) for x in tensors if x.dtype != kind)
+
+
+def _deciding(tensors: Any) -> list[torch.dtype]:
+    """The types of the operands that decide about the common one: a scalar's does only if it is of
+    another sort, such as floating beside whole numbers."""
+    sorts = [(x.is_complex(), x.is_floating_point(), x.dtype != torch.bool) for x in tensors]
+    full = [sort for sort, x in zip(sorts, tensors, strict=True) if x.dim()]
+    return [
+        x.dtype
+        for x, sort in zip(tensors, sorts, strict=True)
+        if x.dim() or not full or sort > max(full)
+    ]
+
+
+def _where(args: Any, result: Any, threads: int, **named: Any) -> int:
+    return _converted(args[1:], result, threads)
 
 
 def _mean(args: Any, result: Any, threads: int, **named: Any) -> int:
+    if args[0].dtype in _HALF:  # in float32
+        return int(args[0].numel() * 4) + int(result.numel() * 4) * (result.dtype in _HALF)
     return 8 + int(result.dtype.itemsize)
 
 
@@ -97,9 +135,8 @@ def _mse_loss(args: Any, result: Any, threads: int, **named: Any) -> int:
     """The differences, squared, beside the storage of the result, which is as large."""
     if args[2:] and args[2] == 0:
         return 0
-    return int(args[0].nbytes) + (
-        0 if args[2:] and args[2] == 2 else 8 + int(result.dtype.itemsize)
-    )
+    mean = 0 if args[2:] and args[2] == 2 else _mean(args, result, threads)
+    return int(args[0].nbytes) + mean
 
 
 def _safe_softmax(args: Any, result: Any, threads: int, **named: Any) -> int:
@@ -166,8 +203,13 @@ SCALAR = [
     "bitwise_right_shift_",
 ]
 
+CONVERTING = ["maximum.default", "minimum.default", "pow.Tensor_Tensor", "atan2.default"]
+
 EXTRA_BYTES: dict[str, Callable[..., int]] = {
     "aten.sum.dim_IntList": _sum,
+    "aten.sum.default": _sum,
+    **dict.fromkeys((f"aten.{name}" for name in CONVERTING), _converted),
+    "aten.where.self": _where,
     **dict.fromkeys(
         (f"aten.{name}.{overload}" for name in SCALAR for overload in ("Scalar", "Tensor")),
         _scalar,
@@ -180,6 +222,19 @@ EXTRA_BYTES: dict[str, Callable[..., int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
 }
+
+HALF_PRODUCTS = frozenset(
+    [
+        "aten.mm.default",
+        "aten.bmm.default",
+        "aten.addmm.default",
+        "aten.baddbmm.default",
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+    ]
+)
+"""Products that put operands in half precision into an order of their own first, if the processor
+has instructions for them; each distinct call is measured too."""
 
 # Kernels that choose among algorithms by shape: each distinct call is measured once on this
 # machine.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -140,9 +140,28 @@ def measure_storage(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads or before)
-        return _DryRun(executable, threads, memory_facts).run(fused)
+        found = _DryRun(executable, threads, memory_facts).run(fused)
     finally:
         torch.set_num_threads(before)
+    more = tuple(converted_terms(executable)) if executable.strategy.wire else ()
+    return replace(found, workspace=(*found.workspace, *more))
+
+
+def converted_terms(executable: Executable) -> Iterator[tuple[int, int]]:
+    """(task, bytes) of sums whose terms travel in another precision: a term is rounded, and then
+    converted to be added. Tasks are those of the plain lowering."""
+    became = executable.tasks.became.tolist()
+    plain = {task: number for number, task in enumerate(became)}
+    for task, copies in executable.copies.items():
+        need = 0
+        for copy in copies:
+            own = executable.slots[copy.source].dtype
+            if copy.dtype != own:
+                count = copy.nbytes // copy.dtype.itemsize
+                rounded = 0 if copy.message >= 0 else copy.nbytes
+                need = max(need, rounded + (count * own.itemsize if copy.term else 0))
+        if need:
+            yield plain.get(task, task), need
 
 
 def signature(kind: str, body: Body | None, part: Part, inputs: Sequence[Any]) -> str:

@@ -208,7 +208,8 @@ class Executable:
         )  # fmt: skip
         rows = list(zip(*(c.tolist() for c in columns), strict=True))
         # Large items first, so that every box of a message starts at a multiple of its item size.
-        order = sorted(range(len(rows)), key=lambda r: -self.slots[rows[r][0]].dtype.itemsize)
+        kinds = [self._travels_as(row[0], tasks.boxes[row[2]], row[7]) for row in rows]
+        order = sorted(range(len(rows)), key=lambda r: -kinds[r].itemsize)
         ends: dict[int, int] = {}
         numbers: dict[tuple[int, int, int], int] = {}
         bound: dict[int, BoxCopy] = {}
@@ -226,7 +227,7 @@ class Executable:
             bound[row] = BoxCopy(
                 source, lengths(self.slots[source].region), slices(box),
                 slices(tasks.boxes[there]), term, number, offset, nbytes,
-                self.slots[source].dtype, lengths(box),
+                kinds[row], lengths(box),
             )  # fmt: skip
             if number >= 0:
                 found.in_message.setdefault(number, []).append(bound[row])
@@ -235,6 +236,11 @@ class Executable:
             found.of_task.setdefault(rows[row][6], []).append(bound[row])
             found.readers[bound[row].message] = rows[row][6]
         return found
+
+    def _travels_as(self, source: int, box: Box, nbytes: int) -> torch.dtype:
+        """The dtype of a box of a slot that has so many bytes on its way (lower/half_sums.py)."""
+        own = self.slots[source].dtype
+        return torch.bfloat16 if nbytes < volume(box) * own.itemsize else own
 
     @cached_property
     def computes(self) -> dict[int, KernelCall]:

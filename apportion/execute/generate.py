@@ -216,10 +216,11 @@ class SegmentText:
 
         def run(rank: Rank, context: Context) -> None:
             tensors, received = rank.tensors, rank.received
-            given = [tensors.pop(slot) if dies else tensors[slot] for slot, dies in ins]
+            given: list[torch.Tensor | None] = [
+                tensors.pop(slot) if dies else tensors[slot] for slot, dies in ins
+            ]
             given += [received.pop(m) if dies else received[m] for m, dies in messages]
-            for slot in frees:
-                tensors.pop(slot, None)
+            given += [tensors.pop(slot) if slot in tensors else None for slot in frees]
             numbers = [context.setting(expression) for expression in settings]
             seed, step = context.seed, context.step
             drawn = [word for key in words for word in key_words((seed, step, key))]
@@ -293,9 +294,15 @@ class SegmentWriter:
         messages = [(m, readers[m] in tasks) for m in segment.messages]
         for slot, _ in ins:
             self._hold(slot, self._new())
+        names = list(self.slot.values())
         for number, _ in messages:
             self.message[number] = self._new()
-        first = ", ".join([*self.slot.values(), *self.message.values()])
+        names += self.message.values()
+        unread = tuple(s for s in segment.frees if s not in segment.ins)
+        for slot in unread:  # kept until the task after which the plan frees it
+            self._hold(slot, self._new())
+            names.append(self.slot[slot])
+        first = ", ".join(names)
         for row in self.tasks:
             self._task(row)
         outs = ", ".join(self.slot[slot] for slot in segment.outs)
@@ -308,7 +315,6 @@ class SegmentWriter:
             lines.append(f" {', '.join(f'w{k}' for k in range(2 * len(self.words)))}, = w")
         lines += [*self.lines, f" return ({outs}{',' if outs else ''})"]
         text = "\n".join(lines) + "\n"
-        unread = tuple(s for s in segment.frees if s not in segment.ins)
         return SegmentText(
             text, self.generator.code(text), self.names, tuple(self.settings), tuple(self.words),
             tuple(ins), tuple(messages), segment.outs, unread, tuple(self.spans),

@@ -217,7 +217,8 @@ class Rank:
             return
         reducer = self.executable.reducers.get(meant.value) or "sum"  # of terms of a linear Op
         shape = lengths(meant.region)
-        target = self._sum(copies, shape) if reducer == "sum" else None
+        same = all(copy.dtype == meant.dtype for copy in copies)
+        target = self._sum(copies, shape) if reducer == "sum" and same else None
         if target is None:
             target = torch.empty(shape, dtype=meant.dtype, device=self.place)
             for copy in copies:
@@ -247,7 +248,8 @@ class Rank:
         if copy.message >= 0:
             raw = self.received[copy.message][copy.offset : copy.offset + copy.nbytes]
             return raw.view(copy.dtype).reshape(copy.shape)
-        return self.tensors[copy.source].reshape(copy.source_shape)[copy.source_box]
+        here = self.tensors[copy.source].reshape(copy.source_shape)[copy.source_box]
+        return here.to(copy.dtype)
 
     def free(self, task: int) -> None:
         """Drops the slots whose last use the task was."""

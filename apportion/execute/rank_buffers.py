@@ -76,6 +76,7 @@ class RankBuffers:
             if box.source_box is not None:
                 source = source.reshape(box.source_shape)[box.source_box]
             lasts = box.slot in lasting and source.is_contiguous() and source.nbytes >= DIRECT
+            lasts = lasts and source.dtype == box.room.dtype
             if lasts and same_storage(source, tensors[box.slot]):
                 found.append(source)
             else:

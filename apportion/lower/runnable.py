@@ -8,6 +8,7 @@ make it faster and leave its meaning. What is predicted of a plan, measured and 
 from __future__ import annotations
 
 from apportion.lower.coalesce import coalesce
+from apportion.lower.half_sums import half_sums
 from apportion.lower.join_batch_norm import join_batch_norm
 from apportion.lower.join_conv_backward import join_conv_backward
 from apportion.lower.lower import lower
@@ -19,6 +20,8 @@ def runnable(space: Space, strategy: Strategy, devices: int, joined: bool = True
     """The tasks of one step, as they run; `joined`: with one call for what capture has opened,
     where that can be. Raises ValueError if the strategy is not legal."""
     tasks = lower(space, strategy, devices)
+    if strategy.wire:
+        tasks = half_sums(space, strategy, tasks)
     for join in (join_batch_norm, join_conv_backward) if joined else ():
         tasks = join(space, strategy, tasks)
     return coalesce(tasks)

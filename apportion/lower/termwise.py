@@ -107,7 +107,7 @@ class Terms:
     def _look(self, index: int, choice: Choice, split: Split) -> bool:
         """Looks at one Op; whether what it leaves has changed."""
         op = self.space.graph.ops[index]
-        devices = self._shared_terms(op, choice) if self._fed[index] in self.at else None
+        devices = self._shared_terms(op, choice, split) if self._fed[index] in self.at else None
         left: dict[int, Devices] = {}
         if devices is not None:
             left = dict.fromkeys(op.outputs, devices)
@@ -163,8 +163,9 @@ class Terms:
             return None
         return order if all(part.outputs[position] == whole for part in split.parts) else None
 
-    def _shared_terms(self, op: Op, choice: Choice) -> Devices | None:
-        """The devices of the terms that all inputs of a linear Op have in common."""
+    def _shared_terms(self, op: Op, choice: Choice, split: Split) -> Devices | None:
+        """The devices of the terms that all inputs of a linear Op have in common; none for an Op
+        that reads a piece of one only (a slice), as it would be given all of the term."""
         homes = {self.at.get(v) for v in op.inputs}
         if len(homes) != 1 or choice.count != 1:
             return None
@@ -173,7 +174,11 @@ class Terms:
             return None
         if any(v in self.layouts for v in op.outputs):
             return None
-        return devices
+        read = split.parts[0].inputs
+        whole = all(
+            box == full(self.space.factors(v)) for v, box in zip(op.inputs, read, strict=True)
+        )
+        return devices if whole else None
 
 
 def is_linear(op: Op) -> bool:

@@ -99,6 +99,7 @@ class PlanRequest:
     seed: int = 0
     tell: Callable[[PlanningProgress], None] | None = None
     policy: Path | None = None
+    wire: str = ""
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,8 @@ def _tell(request: PlanRequest, progress: PlanningProgress) -> None:
 
 def scored(request: PlanRequest, method: str, found: SearchResult, seconds: float) -> Candidate:
     """A strategy lowered, with what its kernels allocate and what its tasks cost, and simulated."""
+    if request.wire:
+        found = replace(found, strategy=replace(found.strategy, wire=request.wire))
     space, cluster, strategy = request.space, request.cluster, found.strategy
     if found.space is not None:
         space = found.space

@@ -29,7 +29,7 @@ from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
 from apportion.plan.recomputation import KEEP, check_recompute, replace_recomputed
 from apportion.search import METHODS, UnsuitableMethod, compared_by_default, tried_by_auto
-from apportion.split import Space
+from apportion.split import Space, check_wire
 
 if TYPE_CHECKING:
     from apportion.capture import Program
@@ -45,6 +45,7 @@ def make_plan(
     costs: CostSource | None = None,
     progress: Callable[[PlanningProgress], None] | None = None,
     policy: Path | None = None,
+    wire: str = "",
     recompute: str = KEEP,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
@@ -57,14 +58,13 @@ def make_plan(
 
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description. `progress` is
-    told where planning stands. `policy` is the file of a policy, for the methods that learn.
+    told where planning stands. `policy` is the file of a policy, for the methods that learn. With
+    `wire`, "bfloat16", partial sums of float32 gradients travel so; searches do not know of it.
     `recompute` says what the backward may compute again instead of keeping it: "none" nothing,
     "auto" what it must for the plan to fit, "full" whatever is not a boundary between segments.
     """
-    how = (memory_limit, seed, costs, progress)
-    return best_plans(
-        program, cluster, method, budget, *how, keep=1, policy=policy, recompute=recompute
-    )[0]
+    how = (memory_limit, seed, costs, progress, 1, policy, wire, recompute)
+    return best_plans(program, cluster, method, budget, *how)[0]
 
 
 def best_plans(
@@ -78,6 +78,7 @@ def best_plans(
     progress: Callable[[PlanningProgress], None] | None,
     keep: int,
     policy: Path | None = None,
+    wire: str = "",
     recompute: str = KEEP,
 ) -> list[Plan]:
     """As `plan`, but the `keep` best that differ, best first; all but the first are feasible."""
@@ -85,6 +86,7 @@ def best_plans(
     check_recompute(recompute)
     began = time.perf_counter()
     request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
+    request = replace(request, wire=check_wire(wire))
     warn_unsplit(request.space, level=4)
     chosen = choose(request, method, budget, keep)
     chosen = replace_recomputed(request, chosen, recompute, method == "auto")
@@ -196,13 +198,21 @@ def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
         predicted=prediction_of(found.timeline),
         memory_limit=request.memory_limit,
         cost=found.cost,
-        lower_bound=found.found.lower_bound,
+        lower_bound=None if request.wire else found.found.lower_bound,
         storage=found.storage,
         lower_bound_of=found.found.bound_of,
-        notes=(*found.notes, *_on_replicas(request, found)),
+        notes=(*found.notes, *_on_the_wire(request), *_on_replicas(request, found)),
         curve=found.curve,
         figures=found.figures,
         recomputed=found.recomputed,
+    )
+
+
+def _on_the_wire(request: PlanRequest) -> tuple[str, ...]:
+    if not request.wire:
+        return ()
+    return (
+        f"partial sums of float32 gradients travel in {request.wire} and are added up in float32",
     )
 
 

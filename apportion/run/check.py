@@ -20,7 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from apportion.capture import Program, eager_steps
+import torch
+
+from apportion.capture import Program, at_loss_scale, eager_steps
+from apportion.execute import dtype
 from apportion.plan import Plan
 from apportion.run.check_run import (
     Distance,
@@ -35,6 +38,18 @@ from apportion.run.one_process import SharedRun, train_in_one_process
 from apportion.run.planned_program import planned_program
 from apportion.run.training import losses_of
 from apportion.run.vary_batch import AS_GIVEN, accepted
+
+_ALL_OVERFLOW, _NONE_OVERFLOWS = 2.0**80, 2.0**-12
+"""Of the scale of a loss."""
+_ON_THE_WIRE = (
+    "sums of gradients travel in {}: in its own precision the step is compared within the rounding "
+    "of that, in float64 with sums that travel as they are"
+)
+_OTHER_SCALES = (
+    "the gradients of the scaled loss overflow in other steps than plain PyTorch's, as sums of "
+    "parts do not overflow where a whole sum does; the step was compared with a scale at which all "
+    "overflow, and with one at which none does"
+)
 
 
 @dataclass(frozen=True)
@@ -106,17 +121,50 @@ def judged(
     """The Check of a divided run in its own precision and in float64; `whole` is what plain PyTorch
     made of the same batches. Without `wide`, which has the reason `unwidened`, the step's own
     precision decides alone."""
+    notes: tuple[str, ...] = ()
+    if own.strategy is not None and own.strategy.wire:
+        whole = replace(whole, coarsest=torch.finfo(dtype(own.strategy.wire)).eps)
+        notes = (_ON_THE_WIRE.format(own.strategy.wire),)
     noise = measured_noise(program, whole, seed)
     near, _ = settled(
         program, whole, seed,
         lambda known: _distance(program, whole, own, Tolerance(own=True, noise=known)), noise,
     )  # fmt: skip
+    if not near.equal and (other := _at_other_scales(program, whole, own, seed)) is not None:
+        near, notes = other, (*notes, _OTHER_SCALES)
     if wide is None:
         note = f"the step cannot be checked in float64: {unwidened}"
-        return _check(near, near, noise, _too_far(near), (note,))
+        return _check(near, near, noise, _too_far(near), (*notes, note))
     far, note, reason = _judged_wide(program, whole.batches, wide, seed)
-    notes = (note,) if note else ()
-    return _check(far, near, noise, reason or _too_far(near), notes)
+    return _check(far, near, noise, reason or _too_far(near), (*notes, note) if note else notes)
+
+
+def _at_other_scales(
+    program: Program, whole: EagerRun, own: SharedRun, seed: int
+) -> Distance | None:
+    """The distance where the gradients of a scaled loss overflow in all steps, and if that is
+    allowed, where they overflow in none; None if the step scales no loss.
+
+    Between the two it depends on the division: sums of parts overflow where the whole does not.
+    """
+    found = None
+    for factor in (_ALL_OVERFLOW, _NONE_OVERFLOWS):
+        with at_loss_scale(program, factor) as count:
+            if not count or own.strategy is None:
+                return None
+            again = EagerRun(whole.batches, *eager_steps(program, whole.batches, seed))
+            split = train_in_one_process(program, own.strategy, len(own.ranks), whole.batches, seed)
+            found = _settled(program, again, split, seed)
+        if not found.equal:
+            break
+    return found
+
+
+def _settled(program: Program, whole: EagerRun, own: SharedRun, seed: int) -> Distance:
+    return settled(
+        program, whole, seed,
+        lambda known: _distance(program, whole, own, Tolerance(own=True, noise=known)),
+    )[0]  # fmt: skip
 
 
 def _check(

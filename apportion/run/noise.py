@@ -40,21 +40,24 @@ class EagerRun:
     losses: list[float]
     state: EagerState
     wide: bool = False
+    coarsest: float = 0.0
+    """A rounding that a divided step makes and this one does not."""
 
 
-def rounding(program: Program, wide: bool) -> float:
+def rounding(program: Program, run: EagerRun) -> float:
     """A rounding of the coarsest precision in the step, relative to the number; counts of steps are
     whole numbers whatever their dtype."""
-    if wide:
+    if run.wide:
         return torch.finfo(torch.float64).eps
     values = program.graph.values
     kinds = {dtype(v.dtype) for v in values if v.dtype and (v.shape or v.role != OPTIMIZER_STATE)}
-    return max((torch.finfo(k).eps for k in kinds if k.is_floating_point), default=0.0)
+    own = max((torch.finfo(k).eps for k in kinds if k.is_floating_point), default=0.0)
+    return max(own, run.coarsest)
 
 
 def measured_noise(program: Program, run: EagerRun, seed: int, roundings: int = 1) -> Noise:
     """The noise of errors of so many roundings."""
-    size = min(roundings * rounding(program, run.wide), COARSEST)
+    size = min(roundings * rounding(program, run), COARSEST)
     losses, changes = disturbed_changes(program, run.batches, seed, size, roundings, wide=run.wide)
     true = begun_from(program, run.state)
     found = {v: scale_of(real_numbers(changes[v]) - real_numbers(true[v])) for v in true}
@@ -98,7 +101,7 @@ def settled(
     for roundings in SIZES:
         if found.equal or (roundings > 1 and found.excess > HOPELESS):
             break
-        if roundings > 1 and (roundings // 4) * rounding(program, run.wide) >= COARSEST:
+        if roundings > 1 and (roundings // 4) * rounding(program, run) >= COARSEST:
             break
         new = measured_noise(program, run, seed, roundings)
         noise = new if noise is None else more_noise(noise, new)

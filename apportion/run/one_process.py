@@ -30,11 +30,12 @@ from apportion.split import Space, Strategy, space_of, unsplit_choice
 
 @dataclass(frozen=True)
 class SharedRun:
-    """What the ranks answer, and what they ran."""
+    """What the ranks answer, and what they ran; `strategy` is None where it is not known."""
 
     space: Space
     tasks: TaskGraph
     ranks: list[TrainingResult]
+    strategy: Strategy | None = None
 
 
 def train_in_one_process(
@@ -61,7 +62,7 @@ def train_in_one_process(
             losses.append(_step(program, ranks, batch, seed, step))
     states = [[(s, state_array(t)) for s, (_, t) in rank.state().items()] for rank in ranks]
     answers = [TrainingResult(losses, [], [], 0, None, state, []) for state in states]
-    return SharedRun(space, tasks, answers)
+    return SharedRun(space, tasks, answers, strategy)
 
 
 def _step(program: Program, ranks: list[Rank], batch: Any, seed: int, step: int) -> float | None:

@@ -60,6 +60,7 @@ def plan(
     policy: Path | None = None,
     costs: str | Path | None = None,
     compile: str = GENERATED,
+    wire: str = "",
     recompute: str = KEEP,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
@@ -91,6 +92,9 @@ def plan(
     that are not processes of this machine; what this machine has measured of such devices itself is
     taken from its cache.
 
+    With `wire`, "bfloat16", partial sums of float32 gradients travel in that precision and are
+    added up in float32: fewer bytes, and gradients wrong by its rounding.
+
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description.
     """
@@ -101,7 +105,8 @@ def plan(
         given = _Given(costs, compile)
         with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
             how = (budget, memory_limit, seed, prices, progress, measure or 1)
-            best = best_plans(program, cluster, method, *how, policy=policy, recompute=recompute)
+            also = (policy, wire, recompute)
+            best = best_plans(program, cluster, method, *how, *also)
         if measure is None:
             return best[0]
         return fastest_measured(best, source or source_of(program), note or _warn, processes)

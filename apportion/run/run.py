@@ -116,7 +116,7 @@ def run(
         )
         if whole is None:
             return measured
-        own = SharedRun(plan.space, plan.tasks, ranks)
+        own = SharedRun(plan.space, plan.tasks, ranks, plan.strategy)
         note("checking in float64")
         wide, why = None, ""
         try:

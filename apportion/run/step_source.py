@@ -95,8 +95,9 @@ def source_of_model(program: Program, spec: str, seed: int) -> StepSource:
 
 
 def _facts(program: Program) -> CaptureFacts | None:
-    """None if a constant has no data, as in a model on the meta device."""
-    if any(constant.is_meta for constant in program.constants.values()):
+    """None if a constant has no data, as in a model on the meta device, and where state lies in no
+    module, which has a name in a capture only."""
+    if program.written or any(constant.is_meta for constant in program.constants.values()):
         return None
     written = io.BytesIO()
     kept = {v: t.detach().clone() for v, t in program.constants.items()}

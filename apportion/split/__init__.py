@@ -89,6 +89,9 @@ if TYPE_CHECKING:
         Strategy as Strategy,
     )
     from apportion.split.strategy import (
+        check_wire as check_wire,
+    )
+    from apportion.split.strategy import (
         grid_boxes as grid_boxes,
     )
     from apportion.split.strategy import (

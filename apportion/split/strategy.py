@@ -68,6 +68,12 @@ class Strategy:
     digits: Digits = ()
     opening: tuple[int, ...] = ()
     """Ops of the captured Graph that are opened; Choices and Layouts are of the opened Graph."""
+    wire: str = ""
+    """The precision in which partial sums of gradients travel; "": the one that they are in."""
+
+
+WIRES = {"": "", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+"""Precisions in which sums of gradients may travel, by their names."""
 
 
 def space_of(graph: Graph, strategy: Strategy, near: Space | None = None) -> Space:
@@ -162,9 +168,17 @@ def _verify_devices(
             raise ValueError(f"{what} has two replicas of part {part} on one device")
 
 
+def check_wire(name: str) -> str:
+    """The precision that sums of gradients travel in; raises ValueError if it is none."""
+    if name not in WIRES:
+        known = " and ".join(wire for wire in WIRES if wire)
+        raise ValueError(f"sums of gradients cannot travel in {name!r}; known are {known}")
+    return WIRES[name]
+
+
 def to_json(strategy: Strategy) -> dict[str, Any]:
     """The Strategy as plain JSON data."""
-    return {
+    return ({"wire": strategy.wire} if strategy.wire else {}) | {
         "choices": [[list(c.parts), list(c.devices)] for c in strategy.choices],
         "layouts": [[v, list(y.parts), list(y.devices)] for v, y in strategy.layouts.items()],
         "digits": [[group, list(factors)] for group, factors in strategy.digits],
@@ -180,6 +194,7 @@ def from_json(data: dict[str, Any]) -> Strategy:
             {int(v): Layout(tuple(map(int, p)), tuple(map(int, d))) for v, p, d in data["layouts"]},
             tuple((int(group), tuple(map(int, factors))) for group, factors in data["digits"]),
             tuple(map(int, data.get("opening", ()))),
+            check_wire(data.get("wire", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the strategy is malformed: {error}") from None

@@ -18,6 +18,7 @@ from apportion.capture.program import Program
 from apportion.capture.reference import eager_steps
 from apportion.capture.trace import CaptureError
 from apportion.machine.cluster import cluster
+from apportion.run import vary_batch
 from apportion.run.check_run import gather_copies
 from apportion.run.one_process import SharedRun, train_in_one_process
 
@@ -172,3 +173,31 @@ def test_what_cannot_be_skipped_is_refused() -> None:
     own.register_step_post_hook(lambda *_: None)
     with pytest.raises(CaptureError, match=r"may skip the step of Adam at .*bfloat16"):
         capture(step, model, own, batch)
+
+
+def test_parts_may_overflow_in_other_steps() -> None:
+    """Rows that cancel each other overflow where the devices have them apart."""
+    scaler = scaler_of(2.0**14, 100)
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1, bias=False)
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = (model(batch[0]) * batch[1]).float().sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    signs = torch.tensor([1.0, 1, 1, 1, -1, -1, -1, -1])[:, None]
+    program = capture(step, model, own, (torch.full((8, 2), 3.0), signs))
+    plan = ap.plan(program, cluster("local:2"), "data", calibrate=False)
+    given = [program.batch] * 2
+    split = ends_of(program, train_in_one_process(program, plan.strategy, 2, given, 0))
+    whole = ends_of(program, train_in_one_process(program, None, 1, given, 0))
+    assert whole["scaler.scale"].item() != split["scaler.scale"].item()
+    assert vary_batch.vary(program.batch, 0, 0)[0].equal(program.batch[0])
+    found = ap.check(program, plan, steps=1)
+    assert found.equal and "overflow in other steps" in found.notes[0], found

@@ -95,6 +95,26 @@ def test_a_counter_that_only_counts_is_noted() -> None:
     assert any("model.calls" in note and "leaves it as it is" in note for note in program.notes)
 
 
+class EverySoOften(Counting):
+    """Does another thing at some counts."""
+
+    def __init__(self, at: Any) -> None:
+        super().__init__(used=False)
+        self.at = at
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = super().forward(x)
+        return x * 2 if self.at(self.calls) else x
+
+
+@pytest.mark.parametrize("at", [lambda n: n % 10 == 0, lambda n: n > 100, lambda n: n % 64 == 0])
+def test_what_is_done_at_some_counts_is_refused(at: Any) -> None:
+    model = EverySoOften(at)
+    with pytest.raises(ap.CaptureError, match=r"when model.calls has counted further"):
+        capture(plain, model)
+    assert model.calls == 0
+
+
 class Remembering(nn.Module):
     """Keeps its state in an attribute; with `proper` in a buffer."""
 

@@ -26,8 +26,6 @@ from apportion.split.space import Space
 from apportion.split.strategy import Strategy
 
 SEED = 7
-# Known to be predicted too high: at this peak a part's view is taken to be a copy, and is none.
-OVER = {("gpt2:tiny", 3, "random 2"): (4128, 0, 0)}
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -66,7 +64,5 @@ def test_peaks_and_bytes_are_as_predicted(
         line = simulate(with_storage(tasks, storage), machine, default_cost(machine))
         source = StepSource(spaces[spec].graph, spec, SEED)
         ranks = pool.train(TrainingRequest(source, strategy, devices, 1, SEED, profile=True))
-        over = OVER.get((spec, devices, name), (0,) * devices)
-        peaks = [int(peak) - more for peak, more in zip(line.peak_bytes, over, strict=True)]
-        assert [rank.peak_bytes for rank in ranks] == peaks, name
+        assert [rank.peak_bytes for rank in ranks] == list(line.peak_bytes), name
         assert sum(rank.sent_bytes for rank in ranks) == tasks.bytes_moved, name

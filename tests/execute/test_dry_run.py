@@ -20,7 +20,7 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.execute import dry_run as storage
-from apportion.execute.allocations import allocated_peak
+from apportion.execute.allocations import AllocationTracker, allocated_peak, memory_profile
 from apportion.execute.dry_run import _DryRun, measure_storage
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import (
@@ -308,6 +308,45 @@ def test_two_threads_need_no_less_than_one() -> None:
     one, two = (dict(measure_storage(executable, n).workspace) for n in (1, 2))
     assert all(two[task] >= n for task, n in one.items())
     assert sum(two.values()) > sum(one.values())
+
+
+HALVES = ["mlp:tiny,precision=bf16", "llama:tiny,precision=bf16-mixed"]
+
+
+@pytest.mark.parametrize("spec", [*HALVES, "llama:tiny,precision=fp16-mixed"])
+def test_every_call_in_half_precision_allocates_what_is_measured(spec: str) -> None:
+    """Products reorder their operands, and operands of two types are converted to one."""
+    test_every_call_allocates_what_is_measured(spec, False)
+
+
+@pytest.mark.parametrize("spec", HALVES)
+def test_the_peak_in_half_precision_is_predicted_to_the_byte(spec: str) -> None:
+    test_the_peak_of_one_device_is_predicted_to_the_byte(spec, False)
+
+
+MIXED = {
+    "float": torch.ones(9, 5),
+    "half": torch.ones(9, 5, dtype=torch.bfloat16),
+    "row": torch.ones(5, dtype=torch.bfloat16),
+    "whole": torch.ones(9, 5, dtype=torch.int64),
+    "bools": torch.ones(9, 5, dtype=torch.bool),
+    "double scalar": torch.ones((), dtype=torch.float64),
+    "whole scalar": torch.ones((), dtype=torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", ["add.Tensor", "div.Tensor", "eq.Tensor", "maximum.default"])
+def test_operands_of_two_types_are_converted(name: str) -> None:
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload)
+    for left, x in MIXED.items():
+        for right, y in MIXED.items():
+            with memory_profile() as profile:
+                operator(x, y)
+            tracker, given = AllocationTracker(1), (x.to("meta"), y.to("meta"))
+            with tracker:
+                operator(*given)
+            assert tracker.peak == allocated_peak(profile), (left, right)
 
 
 def test_measuring_writes_nothing_to_the_terminal() -> None:

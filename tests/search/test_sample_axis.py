@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
+from compare_runs import compare
 from torch import Tensor, nn
 
 from apportion.capture import capture
+from apportion.graph import INPUT
 from apportion.machine import cluster, default_cost
 from apportion.search.baselines.data import data
-from apportion.search.baselines.sample_axis import sample_axis
+from apportion.search.baselines.sample_axis import micro_batches, sample_axis
 from apportion.search.problem import Problem, SearchResult
 from apportion.split import Space
 
@@ -76,3 +79,64 @@ def test_says_so_where_nothing_can_be_cut() -> None:
     found = data(it)
     assert cut_ops(it, found) == 0
     assert found.notes and "data cuts nothing" in found.notes[0]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 6))
+
+
+def by_chunks(model: nn.Module, optimizer: Any, batch: Tensor) -> Tensor:
+    return accumulated(model, optimizer, batch.chunk(2))
+
+
+def by_slices(model: nn.Module, optimizer: Any, batch: Tensor) -> Tensor:
+    return accumulated(model, optimizer, [batch.clone()[k : k + 4] for k in (0, 4)])
+
+
+def by_view(model: nn.Module, optimizer: Any, batch: Tensor) -> Tensor:
+    return accumulated(model, optimizer, batch.view(2, 4, 6))
+
+
+def by_selection(model: nn.Module, optimizer: Any, batch: Tensor) -> Tensor:
+    return accumulated(model, optimizer, [batch[k] for k in range(len(batch))])
+
+
+def accumulated(model: nn.Module, optimizer: Any, parts: Any) -> Tensor:
+    optimizer.zero_grad()
+    total = torch.zeros(())
+    for part in parts:
+        loss = F.mse_loss(model(part), part) / len(parts)
+        loss.backward()
+        total = total + loss.detach()
+    optimizer.step()
+    return total
+
+
+@pytest.mark.parametrize(
+    ("step", "shape"),
+    [(by_chunks, (8, 6)), (by_slices, (8, 6)), (by_view, (8, 6)), (by_selection, (2, 4, 6))],
+)
+def test_samples_of_micro_batches_are_cut(step: Any, shape: tuple[int, ...]) -> None:
+    model = network().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    program = capture(step, model, optimizer, torch.randn(shape, dtype=torch.float64))
+    where, space = cluster("local:2"), Space(program.graph)
+    found = data(Problem(space, where, default_cost(where)))
+    cuts = [
+        max(choice.parts)
+        for op, choice in zip(program.graph.ops, found.strategy.choices, strict=True)
+        if op.kind == "aten.tanh.default"
+    ]
+    assert cuts == [2, 2]
+    assert sample_axis(space).share > 0.4
+    assert compare(program, space, found.strategy, 2).equal
+
+
+def test_a_shifted_batch_is_not_taken_apart() -> None:
+    it = problem(next_word, Words(), torch.randint(20, (7, 4)))
+    classes = frozenset(it.space.atoms.value_classes[_input(it)][:1])
+    assert micro_batches(it.space, classes) == classes
+
+
+def _input(it: Any) -> int:
+    return next(k for k, v in enumerate(it.space.graph.values) if v.role == INPUT)
