@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 TITLES = {"program": "Third-party programs", "idiom": "Idioms on a small network"}
-ORDER = ("equal", "refused", "traceback", "wrong", "changed", "timeout")
+ORDER = ("equal", "remedied", "refused", "traceback", "wrong", "changed", "timeout")
 MEANINGS = {
     "equal": "captured, and equal to plain PyTorch under every plan tried",
+    "remedied": "refused by one sentence, and equal once what it says is done: `fixed=[...]`",
     "refused": "refused by one sentence",
     "traceback": "ended by an error that is no such sentence",
     "wrong": "different from plain PyTorch",

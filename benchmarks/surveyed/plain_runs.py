@@ -2,7 +2,8 @@
 
 The program is built anew from its seed for every run. The steps are the loop that anybody writes;
 only random operators draw what the captured step draws, because nothing else could be compared. The
-tolerance is measured: the same steps with parameters disturbed in their last bit.
+tolerance is measured: the same steps with parameters disturbed in their last bit. Where that is not
+enough, float64 decides.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from apportion.capture.batch_tree import flatten, map_tensors
 
 SEED = 0
 RELATIVE, ABOVE_NOISE = 2e-5, 16.0
@@ -50,6 +53,34 @@ def build(make: Callable[[], Any], seed: int) -> Built:
     """The program from a seed of its own."""
     seeded(seed)
     return Built(*make())
+
+
+def in_float64(make: Callable[[], Any]) -> Callable[[], Any]:
+    """The same program in float64."""
+
+    def made() -> Any:
+        step, model, optimizer, batch, *rest = make()
+        for module in modules_of(model):
+            module.double()
+        wide = map_tensors(lambda x: x.double() if x.is_floating_point() else x, batch)
+        return step, model, optimizer, wide, *rest
+
+    return made
+
+
+def with_fixed(make: Callable[[], Any], names: Sequence[str]) -> Callable[[], Any]:
+    """The same program, in whose batches these tensors are always those of the first."""
+    seeded(0)
+    first = flatten(make()[3])
+    kept = {p: x for p, own, x in first.tensors if own in names}
+
+    def made() -> Any:
+        step, model, optimizer, batch, *rest = make()
+        flat = flatten(batch)
+        leaves = [kept[p].clone() if p in kept else x for p, x in enumerate(flat.leaves)]
+        return step, model, optimizer, flat.rebuild(leaves), *rest
+
+    return made
 
 
 def own_loop(step: Any) -> bool:
@@ -155,11 +186,12 @@ def distance_of(
     truth: Plain,
     noise: list[Plain],
     eps: float,
+    relative: float = RELATIVE,
 ) -> str:
     """Empty if a divided run is equal to plain PyTorch; else which tensor differs and by how
     much."""
     losses, split = run
-    relative = max(RELATIVE, eps)
+    relative = max(relative, eps)
     for number, true in enumerate(truth.losses):
         blur = max(_gap(one.losses[number], true) for one in noise)
         gap = _gap(losses[number], true) if losses else 0.0
