@@ -50,7 +50,8 @@ def chain_graph(layers: int, rows: int = 4096, width: int = 8) -> Graph:
 
 def graph_of(model: nn.Module, rows: int, width: int) -> Graph:
     def step(model: nn.Module, batch: Tensor) -> Tensor:
-        return model(batch).sum()
+        found: Tensor = model(batch).sum()
+        return found
 
     with torch.device("meta"):
         model = model.to_empty(device="meta")
