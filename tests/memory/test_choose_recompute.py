@@ -149,6 +149,21 @@ def test_near_the_best_of_all_sets(graph: Graph) -> None:
         assert found.outcome.seconds <= 1.02 * best
 
 
+def test_a_large_end_is_not_recomputed_in_vain() -> None:
+    """The last segment is there whatever is recomputed; to recompute it frees nothing."""
+    model = nn.Sequential()
+    for _ in range(10):
+        model.extend([nn.Linear(8, 8), nn.Tanh()])
+    model.extend([nn.Linear(8, 64), nn.LogSoftmax(-1)])
+    graph = graph_of(model, 1024, 8)
+    full = full_recompute(graph, costs_of(graph))
+    run = outcome_of(graph, outcome_of(graph, 0)(full).over)
+    found = choose_recompute(graph, costs_of(graph), run(frozenset()), run)
+    assert found.outcome.over <= 0 and found.outcome.seconds <= run(full).seconds
+    ends = {op for op in found.ops if graph.ops[op].kind.startswith("aten._log_softmax")}
+    assert not ends
+
+
 def test_nothing_is_recomputed_if_the_step_fits() -> None:
     graph = chain_graph(3)
     run = outcome_of(graph, 10**12)
