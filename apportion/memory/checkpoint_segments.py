@@ -31,7 +31,7 @@ class CheckpointSegment:
     """A stretch of the forward.
 
     ops       its Ops
-    inner     those of them whose results no later Segment's forward reads
+    inner     those of them that it pays to recompute: no later Segment's forward reads them
     boundary  bytes of what later Segments read
     kept      bytes that it keeps for the backward if nothing is recomputed
     """
@@ -131,12 +131,25 @@ class _Cutter:
         )
         return [at for at, _ in rows], [0.0, *accumulate(n for _, n in rows)]
 
+    def _holds_more(self, op: int) -> bool:
+        """Whether to recompute an Op would keep more than it makes: what was gathered for it."""
+        nbytes, meant = self.costs.nbytes, self.graph.ops[op]
+        held = sum(
+            nbytes[v]
+            for v in dict.fromkeys(meant.inputs)
+            if self.graph.producer[v] is None and v not in self.kept
+        )
+        return held > sum(nbytes[v] for v in meant.outputs)
+
     def _segment(self, low: int, high: int, total: Sequence[int]) -> CheckpointSegment:
         costs, graph = self.costs, self.graph
         ops = self.ops[low : high + 1]
         read = {root for root, last in self.last.items() if low <= self.made[root] <= high < last}
         inner = frozenset(
-            op for op in ops if read.isdisjoint(costs.shares[v] for v in graph.ops[op].outputs)
+            op
+            for op in ops
+            if read.isdisjoint(costs.shares[v] for v in graph.ops[op].outputs)
+            and not self._holds_more(op)
         )
         boundary = sum(costs.nbytes[root] for root in read)
         return CheckpointSegment(tuple(ops), inner, boundary, total[high + 1] - total[low])

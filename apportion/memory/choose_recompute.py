@@ -122,7 +122,8 @@ class _Chooser:
             return
         rows = list(_grains(self.graph, self.costs))
         for row in rows:
-            options = [self._options(segment) for segment in row]
+            # To recompute the last one saves nothing: the backward begins with it.
+            options = [self._options(segment) for segment in row[:-1]]
             if self._fitting(row, options):
                 return
             if self.left <= 0:

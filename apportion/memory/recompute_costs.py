@@ -22,7 +22,8 @@ class RecomputeCosts:
     """Of a captured Graph on one device.
 
     seconds  for each Op what it takes to compute it once more
-    nbytes   for each Value what it occupies; 0 if it shares the memory of another
+    nbytes   for each Value what it occupies beside what is there when the step begins, such as a
+             parameter that was gathered; 0 if it shares the memory of another
     shares   for each Value the one whose memory it shares, or itself
     """
 
@@ -44,7 +45,8 @@ def recompute_costs(
     here = here[tasks.slot_value[here] < len(graph.values)]
     values, bases = tasks.slot_value[here], tasks.slot_base[here]
     own = bases < 0
-    nbytes = np.bincount(values[own], tasks.slot_nbytes[here][own], len(graph.values))
+    made = here[own & (tasks.slot_first[here] >= 0)]
+    nbytes = np.bincount(tasks.slot_value[made], tasks.slot_nbytes[made], len(graph.values))
     shares = list(range(len(graph.values)))
     for value, base in zip(values[~own].tolist(), bases[~own].tolist(), strict=True):
         shared = int(tasks.slot_value[base])
@@ -68,17 +70,17 @@ def _roots(shares: list[int]) -> tuple[int, ...]:
 
 
 def kept_values(graph: Graph, costs: RecomputeCosts, ops: Set[int]) -> set[int]:
-    """The Values made in the forward that lie in memory until the backward, if it recomputes these
-    Ops."""
+    """The Values made before the backward that lie in memory until then, if it recomputes these
+    Ops; parameters among them, which may have been gathered."""
     kept: set[int] = set()
     repeated: set[int] = set()
     waiting = [op for op, meant in enumerate(graph.ops) if meant.phase == BACKWARD]
     while waiting:
         for value in graph.ops[waiting.pop()].inputs:
             made = graph.producer[value]
-            if made is None or graph.ops[made[0]].phase != FORWARD:
+            if made is not None and graph.ops[made[0]].phase != FORWARD:
                 continue
-            if made[0] not in ops:
+            if made is None or made[0] not in ops:
                 kept.add(costs.shares[value])
             elif made[0] not in repeated:
                 repeated.add(made[0])
@@ -94,7 +96,7 @@ class ForwardMemory:
         self.graph, self.costs = graph, costs
         self.kept = kept_values(graph, costs, frozenset())
         self.total = self._bytes(self.kept)
-        self._read: dict[int, int] = {}  # what the backward reads, with the Op that makes it
+        self._read: dict[int, int] = {}  # what the backward reads, with the Op that makes it, or -1
         for op in graph.ops:
             for value in op.inputs if op.phase == BACKWARD else ():
                 maker = self._maker(value)
@@ -105,10 +107,11 @@ class ForwardMemory:
             self._readers.setdefault(costs.shares[value], set()).add(maker)
 
     def _maker(self, value: int) -> int | None:
+        """The forward Op that makes a Value, -1 if it is there from the beginning; else None."""
         made = self.graph.producer[value]
-        if made is None or self.graph.ops[made[0]].phase != FORWARD:
-            return None
-        return made[0]
+        if made is None:
+            return -1
+        return made[0] if self.graph.ops[made[0]].phase == FORWARD else None
 
     def saved(self, ops: Set[int]) -> int:
         """Bytes less that are kept if these Ops are recomputed; negative if they are more."""
@@ -130,5 +133,4 @@ class ForwardMemory:
         return self._bytes(gone) - self._bytes(needed - self.kept)
 
     def _bytes(self, values: Set[int]) -> int:
-        """Of what the forward has made; parameters and inputs are there anyway."""
-        return sum(self.costs.nbytes[v] for v in values if self.graph.producer[v] is not None)
+        return sum(self.costs.nbytes[v] for v in values)

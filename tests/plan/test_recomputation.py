@@ -41,7 +41,8 @@ def program(layers: int = LAYERS) -> Program:
     model.layers = model.layers[:layers]
 
     def step(model: nn.Module, batch: Tensor) -> Tensor:
-        return (model(batch) ** 3).mean()
+        found: Tensor = (model(batch) ** 3).mean()
+        return found
 
     return capture(
         step, model, torch.optim.AdamW(model.parameters(), lr=0.01), torch.randn(ROWS, WIDTH)

@@ -3,18 +3,21 @@
 In: a Problem. Out: the Strategy of `data`, with state and its updates cut as well.
 
 Ops are cut as by `data`; parameters, optimizer state, their updates and what leads to nothing but
-updates are cut over all devices along their first atom that is long enough. A parameter is gathered
-at its first use and kept until its last.
+updates are cut over all devices along their first atom that is long enough. So are casts of
+parameters, which are gathered in the precision that they are used in. A parameter is gathered at
+its first use and kept until its last; where casts are recomputed, the backward gathers them anew.
 """
 
 from __future__ import annotations
 
 from apportion.describe import IllegalCut
-from apportion.graph import UPDATE
+from apportion.graph import PARAMETER, UPDATE, Graph
 from apportion.lower import termwise
 from apportion.search.baselines.data import data
 from apportion.search.problem import Problem, SearchResult
 from apportion.split import Choice, Space, Strategy, one_cut
+
+CAST = "aten._to_copy.default"
 
 
 def fsdp(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResult:
@@ -36,7 +39,17 @@ def fsdp(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
             if choice is not None:
                 choices[index] = choice
                 sharded.add(index)
+    for index, op in enumerate(graph.ops):
+        if op.kind == CAST and _updated(graph, op.inputs[0]) in sharded:
+            choices[index] = _sharded(space, index, problem.devices) or choices[index]
     return SearchResult(Strategy(tuple(choices), digits=space.digits, opening=space.opening))
+
+
+def _updated(graph: Graph, parameter: int) -> int | None:
+    """The Op that updates a parameter."""
+    ends = dict(graph.state).get(parameter)
+    made = None if ends is None else graph.producer[ends]
+    return None if made is None or graph.values[parameter].role != PARAMETER else made[0]
 
 
 def _sharded(space: Space, op: int, devices: int) -> Choice | None:
