@@ -89,6 +89,7 @@ class Outcome:
     changed: list[str] = field(default_factory=list)
     plans: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
     ops: int = 0
     seconds: float = 0.0
     checked: bool = False
@@ -115,6 +116,7 @@ def _judge(entry: Entry, out: Outcome, truth: Plain, methods: tuple[str, ...]) -
     from apportion.capture import CaptureError
 
     built = build(entry.make, 0)
+    out.fixed = list(built.fixed)
     live = {"model": built.model, "optimizer": built.optimizer, "batch": built.batch}
     live["step"] = inspect.unwrap(built.step)
     before = snapshot(live)

@@ -98,6 +98,10 @@ def _listed(rows: list[dict[str, Any]]) -> list[str]:
         "",
     ]
     lines += [f"Equal ({len(equal)}): " + ", ".join(f"`{name}`" for name in equal) + "."]
+    told = [row["name"] for row in rows if row["outcome"] == "equal" and row.get("fixed")]
+    if told:
+        names = ", ".join(f"`{name}`" for name in told)
+        lines += ["", f"Of these, {len(told)} were captured with `fixed=[...]`: {names}."]
     others = [row for row in rows if row["outcome"] != "equal"]
     if others:
         lines += ["", "| program | outcome | what it says |", "|---|---|---|"]
