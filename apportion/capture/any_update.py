@@ -179,7 +179,7 @@ class UpdateTracer:
         found = shared_state(self.optimizer, one, parameter, like)
         shared = {name: self._shared(group, name) for name in found.numbers}
         later = {name: kind for name, kind in found.numbers.items() if shared[name] is None}
-        beside = {"joint": found.joint, "tables": found.tables}
+        beside: dict[str, Any] = {"joint": found.joint, "tables": found.tables}
         if made:
             shared |= {name: kind(0) for name, kind in later.items()}
             return replace(self._made_state({**flat_state(made), **shared}), **beside)
@@ -465,7 +465,9 @@ class _Inputs:
                 pairs[k].append(fake)
             else:
                 given[k][name] = fake
-        kept = [{} if fresh and p.state.fresh else p.state.kept for p in self.parameters]
+        kept: list[Mapping[str, Any]] = [
+            {} if fresh and p.state.fresh else p.state.kept for p in self.parameters
+        ]
         return pairs, given, kept
 
 

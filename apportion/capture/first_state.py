@@ -127,7 +127,9 @@ def shared_state(
             raise kept_elsewhere(type(optimizer).__name__, sorted(tables))
         trial, one = blank, blank.beside(settings, state)
     joint = not all(one.equals(trial.beside(settings, state, **other)) for other in _OTHERS)
-    found = {n: int if isinstance(value, int) else float for n, value in one.shared.items()}
+    found: dict[str, type] = {
+        n: int if isinstance(value, int) else float for n, value in one.shared.items()
+    }
     return SharedState(found, joint, tables)
 
 

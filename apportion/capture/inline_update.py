@@ -89,7 +89,7 @@ def _nodes_of(
     given = [slot for call in calls for slot in call.given]
     outputs = [slot for call in calls for slot in call.node.outputs]
     nodes = inline_update(update, given, outputs, types, CallSite(g.UPDATE))
-    owners = {slot: k for k, call in enumerate(calls) for slot in (*call.given, *call.node.outputs)}
+    owners = {slot: k for k, call in enumerate(calls) for slot in (*call.given, *call.node.results)}
     return _with_sites(nodes, owners, [call.site for call in calls])
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -139,7 +139,9 @@ def take_step(
     cls = type(optimizer)
     before = {k: v for k, v in vars(optimizer).items() if k not in _OWN and k != "step"}
     before = {k: {} if k.startswith(_HOOKS) else v for k, v in before.items()}
-    kept = {k: v for k, v in optimizer.state.items() if isinstance(k, str)}
+    kept: dict[str, Any] = {
+        k: v for k, v in cast(dict[Any, Any], optimizer.state).items() if isinstance(k, str)
+    }
     for name, value in (own or {}).items():
         place = before if name.startswith(IN_OPTIMIZER) else kept
         place[name.removeprefix(IN_OPTIMIZER).removeprefix(IN_STATE)] = value

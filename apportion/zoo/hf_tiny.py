@@ -256,7 +256,8 @@ def _own_backbone(config: Any) -> Any:
         return config
     from transformers import ResNetConfig
 
-    return ResNetConfig(out_indices=list(config.out_indices or [-1]))
+    settings: dict[str, Any] = {"out_indices": list(config.out_indices or [-1])}
+    return ResNetConfig(**settings)
 
 
 def _stages(config: Any, usual: Any, kept: tuple[list[int], int, str] | None) -> dict[str, Any]:
@@ -282,7 +283,7 @@ def _channels(config: Any, given: dict[str, Any]) -> dict[str, Any]:
     }
     between, narrow = getattr(config, "encoder_hidden_dim", None), given.get("encoder_hidden_dim")
     same = {n: [narrow] * len(v) for n, v in wide.items() if narrow and {*v} == {between}}
-    inner = getattr(config, "backbone_config", None)
+    inner: Any = getattr(config, "backbone_config", None)
     before, small = getattr(inner, "hidden_sizes", None), given.get("backbone_config", {})
     if not before or "hidden_sizes" not in small:
         return same
