@@ -98,8 +98,9 @@ def _disturbing(size: float, draw: int, wide: bool) -> Copying:
         made = _wide_copy(tensor) if wide else tensor.clone()
         if not made.is_floating_point():
             return made
-        up = torch.randint(0, 2, made.shape, generator=generator).to(made.device) * 2 - 1
+        signs = torch.randint(0, 2, made.shape, generator=generator) * 2 - 1
         exact = made.to(torch.float64)
+        up = signs.to(exact)  # a number times a tensor of integers would be in float32
         return torch.where(exact.frac() == 0, exact, exact * (1.0 + size * up)).to(made.dtype)
 
     return copying

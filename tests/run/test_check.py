@@ -314,3 +314,14 @@ def test_a_label_is_exact_whatever_the_noise() -> None:
     program = capture(clicks, model, torch.optim.SGD(model.parameters(), 0.1), batch)
     losses, state = disturbed_changes(program, [batch], 0, 0.01, 1)
     assert losses[0] > 0 and any(change.any() for change in state.values())
+
+
+def test_a_rounding_of_float64_disturbs_a_step_in_float64() -> None:
+    """Else an ill-conditioned model would be judged in float64 as if it had no noise."""
+    program = captured(plain)
+    still, _ = disturbed_changes(program, [program.batch], 0, 0.0, 1, wide=True)
+    moved, _ = disturbed_changes(program, [program.batch], 0, 64 * EPS, 1, wide=True)
+    assert 0 < abs(moved[0] - still[0]) < 1e-12
+
+
+EPS = torch.finfo(torch.float64).eps
