@@ -81,7 +81,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "bit": {"num_groups": 2},
     "blip-2": {"image_token_index": VOCABULARY - 1},
     "chameleon": {"vocabulary_map": {"<image>": 4}},
-    "clap_audio_model": {"num_mel_bins": 64, "depths": [1, 1, 1, 1]},
+    "clap_audio_model": {"num_mel_bins": 64, "depths": [1, 1, 1, 1], "hidden_size": 8 * WIDTH},
     "clvp_decoder": {"decoder_fixing_codes": [83, 45, 45, 100]},
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}

@@ -361,7 +361,7 @@ def refusal(
 
 def item_step(model: nn.Module, batch: Any) -> torch.Tensor:
     loss = mse_step(model, batch)
-    return loss * loss.item()
+    return (loss * torch.ones(8))[: int(loss.item()) + 1].sum()
 
 
 def branch_step(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -444,7 +444,7 @@ def test_sparse_gradients_are_refused() -> None:
     assert "layout torch.sparse_coo" in message and "sparse=False" in message
 
 
-def test_changing_a_plain_tensor_is_refused() -> None:
+def test_a_plain_tensor_that_is_changed_is_state() -> None:
     model = Writing()
     model.mask = torch.ones(3)
 
@@ -452,5 +452,6 @@ def test_changing_a_plain_tensor_is_refused() -> None:
         model.mask.mul_(2)
         return mse_step(model, batch)
 
-    assert "register it with register_buffer" in refusal(step, model)
+    program = capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), vectors())
+    assert any("mask" in program.graph.values[v].name for v in program.bindings)
     assert torch.equal(model.mask, torch.ones(3))
