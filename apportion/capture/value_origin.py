@@ -175,7 +175,7 @@ def true_value(
             if str(call.target) in _SHAPE_ONLY:
                 like, kind = call.args[0].index, types[call.args[0].index]
                 kept = table.get(like)
-                table[like] = torch.empty(1, dtype=kind[1]).expand(kind[0])
+                table[like] = torch.empty((), dtype=kind[1]).expand(kind[0])
                 _run(call, table)
                 table.pop(like)
                 table.update({} if kept is None else {like: kept})
