@@ -134,16 +134,16 @@ def shared_state(
 
 
 @dataclass(frozen=True)
-class _Ends:
+class _TrialEnd:
     """A parameter after some steps, and all state shared with others that any of them changed."""
 
     parameter: torch.Tensor
     shared: dict[str, Any]
 
-    def without(self, names: frozenset[str]) -> _Ends:
-        return _Ends(self.parameter, {n: v for n, v in self.shared.items() if n not in names})
+    def without(self, names: frozenset[str]) -> _TrialEnd:
+        return _TrialEnd(self.parameter, {n: v for n, v in self.shared.items() if n not in names})
 
-    def equals(self, other: _Ends) -> bool:
+    def equals(self, other: _TrialEnd) -> bool:
         return (
             torch.equal(self.parameter, other.parameter)
             and self.shared.keys() == other.shared.keys()
@@ -251,7 +251,7 @@ class _Trial:
         gradient: float = 1.0,
         alone: bool = False,
         steps: int = STEPS,
-    ) -> _Ends:
+    ) -> _TrialEnd:
         """A parameter after some steps beside another one, which is scaled or left out."""
         pair = [self._pair(0), self._pair(1, parameter, gradient)][: 1 if alone else 2]
         given: Any = {p: self._like(state) for p in pair} if state else {}
@@ -260,7 +260,7 @@ class _Trial:
             end = self._step(settings, pair, given)
             shared = {n: end.groups[0][n] for n in (*shared, *end.changed[0])}
             given = {p: end.of(p, given=shared) for p in pair}
-        return _Ends(pair[0].detach(), shared)
+        return _TrialEnd(pair[0].detach(), shared)
 
     def _like(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """State of the small parameter like that of a large one."""
