@@ -47,8 +47,8 @@ class LiveState:
         for begin, module in self.modules:
             path, _, last = name.removeprefix(begin).rpartition(".")
             if name.startswith(begin):
-                with contextlib.suppress(AttributeError):
-                    found = getattr(module.get_submodule(path), last)
+                with contextlib.suppress(AttributeError, KeyError):
+                    found = getattr(_submodule(module, path), last)
                     if isinstance(found, torch.Tensor):
                         return found
         for known, parameter in self.loose:
@@ -159,3 +159,10 @@ def _each_once(named: Sequence[tuple[str, torch.Tensor]]) -> dict[str, torch.Ten
             seen.add(id(tensor))
             found[name if name not in found else f"{name}_"] = tensor
     return found
+
+
+def _submodule(module: torch.nn.Module, path: str) -> torch.nn.Module:
+    """The submodule of that path; one may be called as a method of Module is."""
+    for name in path.split(".") if path else ():
+        module = module._modules[name]  # type: ignore[assignment]
+    return module

@@ -12,6 +12,7 @@ from typing import Any
 from apportion import graph as g
 from apportion.capture.decompose.base import DECOMPOSITIONS, NodeBuilder, rule
 from apportion.capture.normalise import Node
+from apportion.capture.trace import dtype_name
 
 _COPIES = {
     f"aten.{name}_copy.{overload}": f"aten.{name}.{overload}"
@@ -63,6 +64,16 @@ def _narrow(node: Node, make: NodeBuilder) -> list[Node]:
     x, dim, start, length = _arguments(node)
     start = _place(start, _shape(x, make)[dim])
     return [replace(node, kind="aten.slice.Tensor", args=(x, dim, start, start + length, 1))]
+
+
+@rule("aten._conj.default")
+def _conjugate(node: Node, make: NodeBuilder) -> list[Node]:
+    """Of a number, as autograd asks for where a constant multiplies: another number."""
+    (x,) = _arguments(node)
+    if isinstance(x, g.Ref):
+        return [node]
+    kind = g.Dtype(dtype_name(make.types[node.results[0]][1]))
+    return [replace(node, kind="aten.scalar_tensor.default", args=(x.conjugate(), kind))]
 
 
 def _arguments(node: Node) -> Any:
