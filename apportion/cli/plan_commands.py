@@ -24,6 +24,7 @@ from apportion.cli.options import (
     MemoryLimit,
     Method,
     Model,
+    Offload,
     PolicyFile,
     Precision,
     Procs,
@@ -62,6 +63,7 @@ def plan_command(
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
     recompute: Recompute = "none",
+    offload: Offload = "none",
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
@@ -108,6 +110,8 @@ def plan_command(
 
     Example: apportion plan gpt2 --cluster 1xh100 --memory-limit 8GB --recompute auto
 
+    Example: apportion plan gpt2 --cluster 1xh100 --memory-limit 8GB --recompute auto --offload auto
+
     Example: apportion plan hf:llama,num_hidden_layers=8 --batch 8 --seq 2048 --cluster 8xh100
 
     Example: apportion plan gpt2:layers=24 --precision bf16-mixed --cluster 8xh100
@@ -128,7 +132,7 @@ def plan_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told, measure, None, policy)
-            made = make_plan(program, place, method, *how, costs, compile, wire, recompute)
+            made = make_plan(program, place, method, *how, costs, compile, wire, recompute, offload)
         made = with_model(made, model)
         if certify:
             made = with_certificate(made, budget)
@@ -158,6 +162,7 @@ def compare_command(
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
     recompute: Recompute = "none",
+    offload: Offload = "none",
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
@@ -192,7 +197,7 @@ def compare_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told)
-            given = (policy, costs, compile, None, recompute)
+            given = (policy, costs, compile, None, recompute, offload)
             plans = compare_methods(program, place, names, *how, *given)
     plans = [replace(made, model=model) for made in plans]
     answer(as_json, comparison_facts(model, place.name, plans), tables.compared(plans))

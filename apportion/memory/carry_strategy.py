@@ -24,7 +24,8 @@ def carry_strategy(strategy: Strategy, before: Space, made: RecomputedGraph) -> 
     new = plain.with_digits(carried_digits(strategy, old.with_digits(()), plain))
     like = _counterparts(old, new, made)
     choices = [
-        carried_choice(new, op, old, like[op], strategy.choices[like[op]]) for op in range(len(like))
+        carried_choice(new, op, old, like[op], strategy.choices[like[op]])
+        for op in range(len(like))
     ]
     values = _values(old, new, made, like)
     layouts = {
@@ -57,7 +58,9 @@ def _values(old: Space, new: Space, made: RecomputedGraph, like: Sequence[int]) 
     return found
 
 
-def carried_digits(strategy: Strategy, old: Space, new: Space) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def carried_digits(
+    strategy: Strategy, old: Space, new: Space
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The divided classes by their numbers in the new Space."""
     wanted = dict(strategy.digits)
     if not wanted:

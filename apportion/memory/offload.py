@@ -7,30 +7,30 @@ reads such a Value after the forward reads a copy that was to the host and back:
                                                                      dw = y'.T @ dz
 
     to_host    begins right after the Op that makes the Value
-    on_host    is the moment from which on the Value's memory on the device can be used for something
-               else: the device does not go on before the copy is complete. No sooner than the last
-               Op of the forward that reads the Value
+    on_host    is the moment from which on the Value's memory on the device can be used for
+               something else: the device does not go on before the copy is complete. No sooner
+               than the last Op of the forward that reads the Value
     from_host  begins when the device has done what stands before it, and no sooner, so that memory
                is what the order says; no later than the first Op that reads it
 
 Each is an Op like any other. Values keep their numbers, new ones come after them, as in
-recompute.py, whose Graph may be the one that comes in: then copies of recomputed Ops read what comes
-back from the host too.
+recompute.py, whose Graph may be the one that comes in: then copies of recomputed Ops read what
+comes back from the host too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from apportion.describe import FROM_HOST_KIND, HOST_KINDS, ON_HOST_KIND, TO_HOST_KIND
 from apportion.graph import ACTIVATION, BACKWARD, FORWARD, Graph, Op, Ref
-from apportion.memory.recompute import RecomputedGraph, recompute
+from apportion.memory.recompute import recompute
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """A Value that is offloaded. Ops are those of the captured Graph.
+    """A Value that is offloaded. Ops are those of the Graph with recomputed Ops.
 
     value  made by an Op of the forward
     gone   the Op before which its memory is free for something else, at the soonest
@@ -62,31 +62,20 @@ class OffloadedGraph:
 
 def planned_graph(graph: Graph, recomputed: Iterable[int], offloads: Iterable[Offload]) -> Graph:
     """The Graph that runs: with recomputed Ops and offloaded Values; ValueError as these raise."""
-    return offload(recompute(graph, recomputed), offloads).graph
+    return offload(recompute(graph, recomputed).graph, offloads).graph
 
 
-def offload(made: RecomputedGraph, offloads: Iterable[Offload]) -> OffloadedGraph:
+def offload(graph: Graph, offloads: Iterable[Offload]) -> OffloadedGraph:
     """The Graph in which these Values are offloaded; raises ValueError for one that cannot be.
     What nobody reads after the forward is left as it is."""
-    graph, chosen = made.graph, sorted(offloads, key=lambda each: each.value)
-    builder = _HostBuilder(graph, _places(made))
+    chosen = sorted(offloads, key=lambda each: each.value)
+    builder = _HostBuilder(graph)
     for number, each in enumerate(chosen):
         _check(graph, each)
         if number and chosen[number - 1].value == each.value:
             raise ValueError(f"value {graph.values[each.value].name!r} is offloaded twice")
         builder.add(each)
     return builder.built()
-
-
-def _places(made: RecomputedGraph) -> list[int]:
-    """For every Op of the captured Graph where it stands, the copies before it included; last, where
-    the step ends."""
-    found, begin = [], 0
-    for op in range(len(made.graph.ops)):
-        if not made.is_copy(op):
-            found.append(begin)
-            begin = op + 1
-    return [*found, len(made.graph.ops)]
 
 
 def _check(graph: Graph, each: Offload) -> None:
@@ -110,8 +99,8 @@ def later_readers(graph: Graph, value: int) -> list[int]:
 class _HostBuilder:
     """The new Ops by where they stand, and the Values so far."""
 
-    def __init__(self, graph: Graph, places: Sequence[int]) -> None:
-        self.graph, self.places = graph, places
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self.values, self.equal = list(graph.values), list(range(len(graph.values)))
         self.names = {value.name for value in graph.values}
         self.before: dict[int, list[tuple[int, int, Op]]] = {}  # (order, who made the Value, Op)
@@ -124,8 +113,8 @@ class _HostBuilder:
             return
         maker = made[0]
         early = [op for op in graph.consumers[value] if op not in readers]
-        back = max(min(self._place(each.back), readers[0]), maker + 1)
-        gone = max(min(self._place(each.gone), back), max(early, default=maker) + 1)
+        back = max(min(each.back, readers[0]), maker + 1)
+        gone = max(min(each.gone, back), max(early, default=maker) + 1)
         host, done, copy = (self._value(value, how) for how in ("host", "gone", "back"))
         one, both = (Ref(0),), (Ref(0), Ref(1))
         self._stand(maker + 1, 0, maker, TO_HOST_KIND, (value,), host, one, FORWARD)
@@ -133,9 +122,6 @@ class _HostBuilder:
         self._stand(back, 2, maker, FROM_HOST_KIND, (host,), copy, one, BACKWARD)
         for reader in readers:
             self.instead[reader, value] = copy
-
-    def _place(self, op: int) -> int:
-        return self.places[min(max(op, 0), len(self.places) - 1)]
 
     def _value(self, value: int, how: str) -> int:
         name = f"{self.graph.values[value].name}.{how}"
