@@ -6,14 +6,15 @@ over its memory and a function that simulates a MemoryDecision come in; a Memory
 The forward is cut into segments as in choose_recompute.py. Of a segment, Ops may be recomputed, the
 Values that it keeps nevertheless may be offloaded, or both; a knapsack takes one option for each
 segment so that enough is saved. What an offloaded Value costs is link time that the device's own
-work does not hide, which depends on all others: so it is tried at several *prices*, the share of a
-copy's seconds that is taken to be paid. At a low price everything is offloaded that can be, at the
-full one little that could be recomputed instead. Every set is simulated, as in choose_recompute.py,
-and the fastest that fits is kept.
+work does not hide, which depends on all others. So several *terms* are tried: segments, spread
+evenly over the forward, may offload until their copies take a share of its seconds, and of each
+copy a share of its seconds, the *price*, is taken to be paid. Every set is simulated, as in
+choose_recompute.py, and the fastest that fits is kept.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,8 @@ from apportion.memory.knapsack import Saving, least_seconds
 from apportion.memory.recompute_costs import ForwardMemory, RecomputeCosts, kept_values
 from apportion.memory.time_offloads import HostWay
 
-PRICES = (0.02, 0.3, 1.0)
+TERMS = ((0.8, 0.02), (0.4, 0.02), (0.8, 0.3), (1.5, 0.3), (math.inf, 1.0))
+"""(Seconds of copies as a share of those of the forward, the price of a copy's seconds.)"""
 SHARES = (0.5, 1.0)  # of the bytes that a segment keeps, the largest Values first
 NEGLIGIBLE = 0.01  # share of what is kept that is not worth another simulation
 SMALL = 1e-3  # share of what is kept under which a Value is not worth a copy
@@ -117,6 +119,8 @@ class _JointChooser:
         self.known: dict[MemoryDecision, RecomputeOutcome] = {MemoryDecision(): kept}
         self.memory = ForwardMemory(graph, costs)
         self.total = self.memory.total
+        ops = zip(graph.ops, costs.seconds, strict=True)
+        self.forward = sum(seconds for op, seconds in ops if op.phase == FORWARD)
         self.readers = _forward_readers(graph)
 
     def chosen(self) -> MemoryChoice:
@@ -126,14 +130,15 @@ class _JointChooser:
         return MemoryChoice(decision, outcome, len(self.known) - 1)
 
     def _search(self) -> None:
-        prices = PRICES if self.way.beside and self.recomputes else PRICES[-1:]
+        terms = TERMS if self.way.beside and self.recomputes else TERMS[-1:]
         rows = list(grains(self.graph, self.costs))
         # In the last segment nothing is saved: the backward begins with it.
         several = [[self._options(segment) for segment in row[:-1]] for row in rows]
-        for number, price in enumerate(prices, 1):
-            until = self.tries * number // len(prices)
+        for number, (share, price) in enumerate(terms, 1):
+            until = self.tries * number // len(terms)
             for options in several:
-                if len(self.known) > until or self._fitting(options, price, until):
+                allowed = _within(options, share * self.forward)
+                if len(self.known) > until or self._fitting(allowed, price, until):
                     break
 
     def _fitting(self, options: Sequence[Sequence[_Option]], price: float, until: int) -> bool:
@@ -183,7 +188,8 @@ class _JointChooser:
             [
                 Saving(
                     option.nbytes,
-                    (option.recomputing + price * option.copying) * (1 + EARLY * place / count),
+                    option.recomputing * (1 + EARLY * place / count)
+                    + option.copying * price * (1 + EARLY * spread(place)),
                 )
                 for option in some
             ]
@@ -242,6 +248,27 @@ class _JointChooser:
             found.append(value)
             taken += nbytes[value]
         return frozenset(found)
+
+
+def spread(place: int) -> float:
+    """A number in [0, 1) by which the smallest of many are spread evenly: the binary digits of the
+    place, mirrored at the point (van der Corput)."""
+    found, share = 0.0, 0.5
+    while place:
+        found, place, share = found + share * (place % 2), place // 2, share / 2
+    return found
+
+
+def _within(options: Sequence[Sequence[_Option]], seconds: float) -> list[Sequence[_Option]]:
+    """The options, those that copy only in segments spread evenly, whose copies take so long at
+    most."""
+    found, left = [[one for one in some if not one.copying] for some in options], seconds
+    allowed: list[Sequence[_Option]] = [*found]
+    for place in sorted(range(len(options)), key=spread):
+        most = max(one.copying for one in options[place])
+        if most <= left:
+            allowed[place], left = options[place], left - most
+    return allowed
 
 
 def _everything(options: Sequence[Sequence[_Option]]) -> MemoryDecision:

@@ -2,7 +2,8 @@
 
 Part of the room run. A Program and a Plan come in; out goes the Program in which the backward
 recomputes what the Plan says, and activations are offloaded as it says, so that everything that was
-bound to the captured Graph is bound to that one. It is refused if the Plan was made for another step.
+bound to the captured Graph is bound to that one. It is refused if the Plan was made for another
+step.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ left to contend for. `schedule` says how; `hops` says which links, and for how l
 Where communication burns the device (`Cluster.communication_on_device`) a message also occupies
 the compute lanes of all devices that it involves, and copies to the host and back stand in these;
 if messages were measured there, it occupies the devices and no links, for as long as the CostModel
-says. Between hosts there is a wire besides. In
-tasks that lower/coalesce.py has ordered, messages are posted early, and the wire is busy while the
-devices go on; in plain ones a message is waited for where it is posted, and its devices with it.
+says. Between hosts there is a wire besides. In tasks that lower/coalesce.py has ordered, messages
+are posted early, and the wire is busy while the devices go on; in plain ones a message is waited
+for where it is posted, and its devices with it.
 
 An asynchronous device computes while its host issues the next kernels: a task there is released
 when the host has issued it, after all earlier ones of its lane.
