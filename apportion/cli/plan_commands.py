@@ -91,8 +91,7 @@ def plan_command(
     plan so far.
 
     If nothing fits, the nearest plan is shown (and saved), with what is over the
-    limit, what takes the space and how many such devices would do; the exit
-    status is then 1.
+    limit, what takes the space and how many devices would do; the status is 1.
 
     --measure runs the best plans for a few steps each, on local:N, keeps the one
     that is really the fastest, and shows predicted and measured of each.
@@ -107,8 +106,6 @@ def plan_command(
     Example: apportion plan gpt2:tiny --cluster local:4 --out p.json
 
     Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
-
-    Example: apportion plan gpt2 --cluster 1xh100 --memory-limit 8GB --recompute auto
 
     Example: apportion plan gpt2 --cluster 1xh100 --memory-limit 8GB --recompute auto --offload auto
 

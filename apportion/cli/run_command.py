@@ -47,6 +47,9 @@ from apportion.show import (
 )
 
 PLANNING_SECONDS = 30.0
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
+]
 
 
 def _tell(texts: Iterable[str]) -> None:
@@ -82,9 +85,7 @@ def run_command(
     seq: SequenceLength = None,
     precision: Precision = None,
     check: Check = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
-    ] = 600.0,
+    timeout: Timeout = 600.0,
     trace: Trace = None,
     calibrate: Calibrate = True,
     measure: Measure = None,
@@ -130,9 +131,8 @@ def run_command(
                 source = source_of_model(program, model, seed)
                 with progress(wanted=not as_json) as told:
                     how = (limit, seed, calibrate, note, source, told, measure, processes, policy)
-                    kind, budget = method or "auto", PLANNING_SECONDS
-                    traded = {"recompute": recompute, "offload": offload}
-                    made = make_plan(program, place, kind, budget, *how, **traded)
+                    asked = (program, place, method or "auto", PLANNING_SECONDS, *how)
+                    made = make_plan(*asked, recompute=recompute, offload=offload)
                 made = with_model(made, model)
             else:
                 made = saved

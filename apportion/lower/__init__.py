@@ -111,9 +111,6 @@ if TYPE_CHECKING:
         FROM_HOST as FROM_HOST,
     )
     from apportion.lower.task_kinds import (
-        HOST_TASK_KINDS as HOST_TASK_KINDS,
-    )
-    from apportion.lower.task_kinds import (
         TO_HOST as TO_HOST,
     )
     from apportion.lower.task_kinds import (

@@ -30,7 +30,6 @@ from apportion.memory import (
     time_offloads,
     views_of,
 )
-from apportion.memory.recompute_costs import RecomputeCosts
 from apportion.plan.auto import Selection
 from apportion.plan.candidates import Candidate, PlanRequest, excess, fits, ranking_key, scored
 from apportion.plan.recomputation import AUTO, FULL, KEEP, KnownCosts, other_starts
@@ -69,9 +68,7 @@ class _Trade:
         over = excess(request, start)
         self.device = max(range(len(over)), key=over.__getitem__)
         self.graph = request.space.source
-        self.costs: RecomputeCosts = recompute_costs(
-            start.space, start.tasks, start.timeline, self.device
-        )
+        self.costs = recompute_costs(start.space, start.tasks, start.timeline, self.device)
         link = host_link(request.cluster, self.device)
         self.way = HostWay(link, not request.cluster.communication_on_device)
         self.known: dict[MemoryDecision, Candidate] = {MemoryDecision(): start}

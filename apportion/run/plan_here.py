@@ -156,9 +156,8 @@ def compare(
     """
     given = _Given(costs, compile)
     with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
-        how = (budget, memory_limit, seed, prices, progress)
-        traded = {"recompute": recompute, "offload": offload}
-        return compare_methods(program, cluster, methods, *how, policy=policy, **traded)
+        how = (budget, memory_limit, seed, prices, progress, policy, recompute, offload)
+        return compare_methods(program, cluster, methods, *how)
 
 
 class _Given(NamedTuple):

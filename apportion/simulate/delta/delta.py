@@ -84,6 +84,7 @@ class Delta:
         self.before: _UndoRecord | None = None
         self.anew = any(op.kind in HOST_KINDS for op in space.graph.ops)
         self.known_times: Times | None = None  # where all is simulated anew
+        self.step_ns = 0
         self.changes = 0
         self.bounded = False  # the last change was given up: its step takes longer than the limit
         self._build()
