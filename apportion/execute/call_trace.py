@@ -28,7 +28,7 @@ from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import messages_read
 from apportion.execute.run_part import same_storage
-from apportion.lower import CALLING, FROM_HOST, TO_HOST
+from apportion.lower import FROM_HOST, TO_HOST
 
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a tensor."""
@@ -117,7 +117,7 @@ def task_call(executable: Executable, task: int) -> TaskCall:
     read = tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]].tolist()
     made = tasks.out_slot[tasks.out_start[task] : tasks.out_start[task + 1]].tolist()
     outs = tuple((executable.slots[s].shape, executable.slots[s].dtype) for s in made)
-    if executable.kind[task] in CALLING:
+    if task in executable.computes:
         work = executable.computes[task]
         slots = {slot: k for k, slot in enumerate(dict.fromkeys(s for s in work.ins if s >= 0))}
         args = work.part.args

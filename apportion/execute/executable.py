@@ -22,7 +22,7 @@ from apportion.execute.kernels.base import (
     template,
 )
 from apportion.graph import Op
-from apportion.lower import CALLING, MessageBuffers, TaskGraph, message_buffers
+from apportion.lower import COMPUTE, MessageBuffers, TaskGraph, message_buffers
 from apportion.machine import usable_cores
 from apportion.split import Part, Space, Strategy
 
@@ -247,8 +247,9 @@ class Executable:
         """What every task calls that calls the kernel of an Op."""
         tasks, found = self.tasks, {}
         templates: dict[int, Template] = {}  # by identity of a Part, which `space` keeps
+        calls = (tasks.kind == COMPUTE) | tasks.task_kinds.is_host_copy[tasks.kind]
         for task in range(len(tasks)):
-            if self.kind[task] in CALLING:
+            if calls[task]:
                 index, number = int(tasks.op[task]), int(tasks.part[task])
                 choice = self.strategy.choices[index]
                 part = self.space.split(index, choice.parts).parts[number % choice.count]

@@ -67,11 +67,12 @@ def test_the_surface_is_what_it_was() -> None:
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
             *("--trace", "--calibrate", "--measure", "--certify", "--policy", "--costs"),
-            *("--compile", "--batch", "--seq", "--precision", "--json", "--offload"),
+            *("--compile", "--batch", "--seq", "--precision", "--json", "--wire"),
+            *("--recompute", "--offload"),
         },
         "compare": {
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),
-            *("--batch", "--seq", "--precision"),
+            *("--batch", "--seq", "--precision", "--recompute", "--offload"),
             *("--calibrate", "--policy", "--costs", "--compile", "--json"),
         },
         "place": {
@@ -97,6 +98,7 @@ def test_the_surface_is_what_it_was() -> None:
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
             *("--timeout", "--trace", "--calibrate", "--measure", "--policy", "--compile"),
             *("--fast", "--share-gpu", "--batch", "--seq", "--precision", "--json"),
+            *("--memory-limit", "--recompute", "--offload"),
         },
     }
 
