@@ -186,6 +186,7 @@ def carried_to_recomputed_and_offloaded(
     assert trains_the_same(program, made, strategy, devices, seed)
 
 
+@pytest.mark.slow
 def test_opened_composites_carry_over() -> None:
     program, space = captured("gpt2:tiny")
     rng, graph = Random(5), program.graph

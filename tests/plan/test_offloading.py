@@ -132,6 +132,7 @@ def test_a_plan_that_fits_offloads_nothing(step: Program, tmp_path: Path) -> Non
     assert '"offloaded"' not in (tmp_path / "p.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_host_without_room_is_told_in_a_sentence(step: Program) -> None:
     place = cluster("2xh100")
     poor = replace(place, hosts=tuple(replace(host, memory_bytes=10_000) for host in place.hosts))
