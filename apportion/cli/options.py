@@ -55,6 +55,15 @@ Recompute = Annotated[
         "for the plan to fit) or full.",
     ),
 ]
+Offload = Annotated[
+    str,
+    typer.Option(
+        "--offload",
+        metavar="WHAT",
+        help="What lies in the host's memory until the backward reads it: none, auto (what must "
+        "for the plan to fit) or full.",
+    ),
+]
 Seed = Annotated[
     int, typer.Option("--seed", metavar="S", min=0, help="Of the model, its batch and the search.")
 ]

@@ -24,6 +24,7 @@ from apportion.cli.options import (
     MemoryLimit,
     Method,
     Model,
+    Offload,
     PolicyFile,
     Precision,
     Procs,
@@ -62,6 +63,7 @@ def plan_command(
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
     recompute: Recompute = "none",
+    offload: Offload = "none",
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
@@ -89,8 +91,7 @@ def plan_command(
     plan so far.
 
     If nothing fits, the nearest plan is shown (and saved), with what is over the
-    limit, what takes the space and how many such devices would do; the exit
-    status is then 1.
+    limit, what takes the space and how many devices would do; the status is 1.
 
     --measure runs the best plans for a few steps each, on local:N, keeps the one
     that is really the fastest, and shows predicted and measured of each.
@@ -106,7 +107,7 @@ def plan_command(
 
     Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
 
-    Example: apportion plan gpt2 --cluster 1xh100 --memory-limit 8GB --recompute auto
+    Example: apportion plan gpt2 --cluster 1xh100 --memory-limit 8GB --recompute auto --offload auto
 
     Example: apportion plan hf:llama,num_hidden_layers=8 --batch 8 --seq 2048 --cluster 8xh100
 
@@ -128,7 +129,7 @@ def plan_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told, measure, None, policy)
-            made = make_plan(program, place, method, *how, costs, compile, wire, recompute)
+            made = make_plan(program, place, method, *how, costs, compile, wire, recompute, offload)
         made = with_model(made, model)
         if certify:
             made = with_certificate(made, budget)
@@ -158,6 +159,7 @@ def compare_command(
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
     recompute: Recompute = "none",
+    offload: Offload = "none",
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
@@ -192,7 +194,7 @@ def compare_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told)
-            given = (policy, costs, compile, None, recompute)
+            given = (policy, costs, compile, None, recompute, offload)
             plans = compare_methods(program, place, names, *how, *given)
     plans = [replace(made, model=model) for made in plans]
     answer(as_json, comparison_facts(model, place.name, plans), tables.compared(plans))

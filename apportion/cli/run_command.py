@@ -23,6 +23,7 @@ from apportion.cli.options import (
     Measure,
     MemoryLimit,
     Model,
+    Offload,
     PolicyFile,
     Precision,
     Procs,
@@ -46,6 +47,9 @@ from apportion.show import (
 )
 
 PLANNING_SECONDS = 30.0
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
+]
 
 
 def _tell(texts: Iterable[str]) -> None:
@@ -57,8 +61,8 @@ def _check_unplanned(*given: object) -> None:
     """Raises ValueError if an option says how to plan what is planned already."""
     if any(one not in (None, "none") for one in given):
         raise ValueError(
-            "Give either --plan, or --procs, --method, --measure, --policy, --memory-limit and "
-            "--recompute, not both."
+            "Give either --plan, or --procs, --method, --measure, --policy, --memory-limit, "
+            "--recompute and --offload, not both."
         )
 
 
@@ -75,14 +79,13 @@ def run_command(
     steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Training steps.")] = 3,
     memory_limit: MemoryLimit = None,
     recompute: Recompute = "none",
+    offload: Offload = "none",
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
     precision: Precision = None,
     check: Check = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", min=1.0, help="Give up after this long.")
-    ] = 600.0,
+    timeout: Timeout = 600.0,
     trace: Trace = None,
     calibrate: Calibrate = True,
     measure: Measure = None,
@@ -107,7 +110,7 @@ def run_command(
     from apportion.show import trace as write_trace
 
     if plan is not None:
-        _check_unplanned(procs, method, measure, policy, memory_limit, recompute)
+        _check_unplanned(procs, method, measure, policy, memory_limit, recompute, offload)
     if fast and compile_mode not in (None, "auto"):
         raise ValueError(f"Give either --fast or --compile {compile_mode}, not both.")
     mode = check_mode(compile_mode or ("auto" if fast else "generated"))
@@ -128,8 +131,8 @@ def run_command(
                 source = source_of_model(program, model, seed)
                 with progress(wanted=not as_json) as told:
                     how = (limit, seed, calibrate, note, source, told, measure, processes, policy)
-                    kind, budget = method or "auto", PLANNING_SECONDS
-                    made = make_plan(program, place, kind, budget, *how, recompute=recompute)
+                    asked = (program, place, method or "auto", PLANNING_SECONDS, *how)
+                    made = make_plan(*asked, recompute=recompute, offload=offload)
                 made = with_model(made, model)
             else:
                 made = saved

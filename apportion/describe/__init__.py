@@ -166,6 +166,18 @@ if TYPE_CHECKING:
     from apportion.describe.language import (
         opaque as opaque,
     )
+    from apportion.describe.ops.host import (
+        FROM_HOST_KIND as FROM_HOST_KIND,
+    )
+    from apportion.describe.ops.host import (
+        HOST_KINDS as HOST_KINDS,
+    )
+    from apportion.describe.ops.host import (
+        ON_HOST_KIND as ON_HOST_KIND,
+    )
+    from apportion.describe.ops.host import (
+        TO_HOST_KIND as TO_HOST_KIND,
+    )
     from apportion.describe.watched_extents import (
         shape_pattern as shape_pattern,
     )

@@ -33,6 +33,7 @@ from apportion.execute.update_memory import update_memory
 from apportion.graph import INPUT, Body, Op
 from apportion.lower import (
     ASSEMBLE,
+    CALLING,
     COMPUTE,
     AssembledBox,
     Storage,
@@ -505,7 +506,7 @@ class _DryRun:
 # By kind of task: a registry, so that a kind that is added to the table is looked at by an entry
 # here. Other kinds leave their slots as lowering planned them.
 DRY_RUNS: dict[int, Callable[[_DryRun, int, int], None]] = {
-    COMPUTE: _DryRun.computes,
+    **dict.fromkeys(CALLING, _DryRun.computes),
     ASSEMBLE: _DryRun.assembles,
 }
 

@@ -244,11 +244,12 @@ class Executable:
 
     @cached_property
     def computes(self) -> dict[int, KernelCall]:
-        """What every COMPUTE calls."""
+        """What every task calls that calls the kernel of an Op."""
         tasks, found = self.tasks, {}
         templates: dict[int, Template] = {}  # by identity of a Part, which `space` keeps
+        calls = (tasks.kind == COMPUTE) | tasks.task_kinds.is_host_copy[tasks.kind]
         for task in range(len(tasks)):
-            if self.kind[task] == COMPUTE:
+            if calls[task]:
                 index, number = int(tasks.op[task]), int(tasks.part[task])
                 choice = self.strategy.choices[index]
                 part = self.space.split(index, choice.parts).parts[number % choice.count]

@@ -33,6 +33,7 @@ from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import RankStep, Segment, slots_made, slots_read
 from apportion.execute.segment_function import CannotCompile, SegmentFunction, interpreted
+from apportion.lower import FROM_HOST, TO_HOST
 from apportion.machine import AUTO, GENERATED, GRAPH, INDUCTOR, INTERPRETER
 
 BELOW = {GENERATED: INTERPRETER, GRAPH: GENERATED, INDUCTOR: GENERATED}
@@ -165,6 +166,8 @@ class Rungs:
             # A GPU's scatters add up in any order: even the interpreter is not equal to itself.
             exact = OTHER_ORDER if cuda else dict.fromkeys(ROUNDING, 0.0)
             return self.sources[segment].function(), 1, exact
+        if cuda and _copies_to_host(self.executable, segment):
+            raise CannotCompile("a CUDA graph would copy to host memory that others use meanwhile")
         inner = inductor if mode == INDUCTOR else kernel_by_kernel
         function = inner(self.executable, segment, self.place)
         if hasattr(function, "notes"):
@@ -193,6 +196,11 @@ def other_order_on_cuda(convolves: bool) -> Tolerance:
     if torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32:
         return OTHER_ORDER | {torch.float32: OTHER_ORDER[torch.bfloat16]}
     return OTHER_ORDER
+
+
+def _copies_to_host(executable: Executable, segment: Segment) -> bool:
+    """Whether a segment copies to the host or back."""
+    return any(executable.kind[task] in (TO_HOST, FROM_HOST) for task in segment.tasks)
 
 
 def _convolves(executable: Executable, segment: Segment) -> bool:

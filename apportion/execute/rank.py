@@ -25,7 +25,7 @@ from apportion.execute.kernels.base import (
 )
 from apportion.execute.run_part import run_part
 from apportion.graph import INPUT
-from apportion.lower import ASSEMBLE, COMPUTE
+from apportion.lower import ASSEMBLE, CALLING
 from apportion.split import Space
 
 Corrupt = Callable[[int, torch.Tensor], torch.Tensor]
@@ -182,7 +182,7 @@ class Rank:
         WORK_ON_DEVICE[self.executable.kind[task]](self, task, context)
 
     def compute(self, task: int, context: Context) -> None:
-        """The kernel of one COMPUTE."""
+        """The kernel of one part of an Op."""
         work = self.executable.computes[task]
         ins = [self.tensors[slot] if slot >= 0 else None for slot in work.ins]
         results = run_part(self.executable.space, work.op, work.part, ins, context, work.args)
@@ -282,7 +282,7 @@ class Rank:
 
 # By kind of task: a registry, so that a kind that is added to the table runs by an entry here.
 WORK_ON_DEVICE: dict[int, Callable[[Rank, int, Context], None]] = {
-    COMPUTE: Rank.compute,
+    **dict.fromkeys(CALLING, Rank.compute),
     ASSEMBLE: Rank.assemble,
 }
 

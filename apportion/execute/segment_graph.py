@@ -31,7 +31,7 @@ from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import Segment
 from apportion.execute.torch_compiler import fake_mode, traced
 from apportion.graph import Arg, Setting
-from apportion.lower import ASSEMBLE, COMPUTE
+from apportion.lower import ASSEMBLE, CALLING
 
 _LONGEST = 160  # letters of a reason
 
@@ -224,4 +224,4 @@ def _ends(box: Sequence[slice]) -> tuple[tuple[int, int], ...]:
 
 
 # By kind of task: a registry, so that a kind that is added to the table is known by an entry here.
-_KEYS = {COMPUTE: _compute_key, ASSEMBLE: _assembly_key}
+_KEYS = {**dict.fromkeys(CALLING, _compute_key), ASSEMBLE: _assembly_key}

@@ -99,10 +99,19 @@ if TYPE_CHECKING:
         ASSEMBLE as ASSEMBLE,
     )
     from apportion.lower.task_kinds import (
+        CALLING as CALLING,
+    )
+    from apportion.lower.task_kinds import (
         COLLECTIVE as COLLECTIVE,
     )
     from apportion.lower.task_kinds import (
         COMPUTE as COMPUTE,
+    )
+    from apportion.lower.task_kinds import (
+        FROM_HOST as FROM_HOST,
+    )
+    from apportion.lower.task_kinds import (
+        TO_HOST as TO_HOST,
     )
     from apportion.lower.task_kinds import (
         TRANSFER as TRANSFER,

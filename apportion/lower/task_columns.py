@@ -20,7 +20,7 @@ from apportion.columns import (
     distinct,
     offsets,
 )
-from apportion.describe import Box
+from apportion.describe import FROM_HOST_KIND, TO_HOST_KIND, Box
 from apportion.graph import ROLES, Graph
 from apportion.lower.exchange import COPIES, GROUPS, MEMBERS, OPS, PIECE, SHIFT, TASKS, OpTasks
 from apportion.lower.task_graph import (
@@ -32,7 +32,14 @@ from apportion.lower.task_graph import (
     TaskGraph,
     ends_of,
 )
-from apportion.lower.task_kinds import ASSEMBLE, TASK_KINDS
+from apportion.lower.task_kinds import (
+    ASSEMBLE,
+    COMPUTE,
+    FROM_HOST,
+    HOST_TASK_KINDS,
+    TASK_KINDS,
+    TO_HOST,
+)
 from apportion.lower.value_flow import (
     PIECES,
     SOURCES,
@@ -135,12 +142,14 @@ class _TaskColumns:
         in_start, in_rows, in_slot = self._references(tasks.read_start, tasks.read)
         out_start, _, out_slot = self._references(tasks.make_start, tasks.make)
         slots = self._slots(len(op), in_rows, in_slot)
-        dep_start, dep = self._dependencies(len(op), in_rows, in_slot, slots["first"])
+        kind = self._kinds()
+        gates = self._gates(kind)
+        dep_start, dep = self._dependencies(len(op), in_rows, in_slot, slots["first"], gates)
         boxes = _BoxNumbers()
         group, groups = self._groups()
         return TaskGraph(
             self.it.devices,
-            kind=tasks.kind[index], op=op, part=tasks.part[index], device=tasks.device[index],
+            kind=kind, op=op, part=tasks.part[index], device=tasks.device[index],
             peer=tasks.peer[index], position=2 * op + 1 + tasks.late[index],
             nbytes=tasks.nbytes[index], flops=tasks.flops[index], itemsize=tasks.itemsize[index],
             dep_start=dep_start, dep=dep,
@@ -154,7 +163,29 @@ class _TaskColumns:
             group=group, pattern=tasks.pattern[index], groups=groups,
             kinds=tuple(o.kind for o in graph.ops),
             make_assemblies=lambda: self._assemblies(boxes),
+            task_kinds=HOST_TASK_KINDS if (kind >= TO_HOST).any() else TASK_KINDS,
         )  # fmt: skip
+
+    def _kinds(self) -> Ints:
+        """The kinds of tasks: an Op that copies to the host or back has kinds of its own."""
+        kind = self.tasks.kind[self.rows.index]
+        named = {TO_HOST_KIND: TO_HOST, FROM_HOST_KIND: FROM_HOST}
+        of_op = np.array([*(named.get(op.kind, COMPUTE) for op in self.it.graph.ops), COMPUTE])
+        return np.where(kind == COMPUTE, of_op[self.rows.owner], kind)
+
+    def _gates(self, kind: Ints) -> tuple[Ints, Ints]:
+        """What comes back from the host, and what its device computes just before in the order: it
+        begins no sooner, or memory would not be what the order says."""
+        back = np.flatnonzero(kind == FROM_HOST)
+        if not len(back):
+            return back, back
+        device, computes = self.tasks.device[self.rows.index], np.flatnonzero(kind == COMPUTE)
+        before = np.full(len(back), -1)
+        for d in range(self.it.devices):
+            mine, here = computes[device[computes] == d], device[back] == d
+            place = np.searchsorted(mine, back[here]) - 1
+            before[here] = np.append(mine, -1)[place]
+        return back[before >= 0], before[before >= 0]
 
     def _references(self, start: Ints, names: Ints) -> tuple[Ints, Ints, Ints]:
         """Offsets by task, the task of each reference, and its slot."""
@@ -220,7 +251,9 @@ class _TaskColumns:
             found.append(np.stack([self.slot_of[shift[after] + pieces], there], axis=1))
         return np.concatenate(found)
 
-    def _dependencies(self, n: int, in_rows: Ints, in_slot: Ints, first: Ints) -> tuple[Ints, Ints]:
+    def _dependencies(
+        self, n: int, in_rows: Ints, in_slot: Ints, first: Ints, gates: tuple[Ints, Ints]
+    ) -> tuple[Ints, Ints]:
         real = in_slot >= 0
         maker = first[in_slot[real]]
         task = in_rows[real]
@@ -228,8 +261,8 @@ class _TaskColumns:
         rows = self._op_rows(self.tasks.wait_start)
         counts = np.diff(self.tasks.wait_start[: self.n + 1])[self.rows.index]
         waits = self.tasks.wait[rows.index] + self.rows.start[rows.owner]
-        task = np.concatenate([task[inside], np.repeat(np.arange(n), counts)])
-        dep = np.concatenate([maker[inside], waits])
+        task = np.concatenate([task[inside], np.repeat(np.arange(n), counts), gates[0]])
+        dep = np.concatenate([maker[inside], waits, gates[1]])
         key = distinct(task * max(n, 1) + dep)
         return offsets(np.bincount(key // max(n, 1), minlength=n)), key % max(n, 1)
 

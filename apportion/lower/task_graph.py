@@ -329,6 +329,14 @@ class TaskGraph:
         return self.task_kinds.is_collective[self.kind]
 
     @property
+    def slot_on_host(self) -> Bools:
+        """s: whether it lies in the memory of its device's host."""
+        made = self.slot_first >= 0
+        found = np.zeros(len(self.slot_first), bool)
+        found[made] = self.task_kinds.to_host[self.kind[self.slot_first[made]]]
+        return found
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes that leave a device in one step."""
         return int(self.nbytes[self.is_message].sum())

@@ -26,6 +26,7 @@ import numpy as np
 from apportion.columns import Bools, Ints
 
 DEVICE, PAIR, GROUP = "device", "pair", "group"
+OUT, BACK = "out", "back"
 COMPUTES, ASSEMBLES, EXCHANGES = "computes", "assembles", "exchanges"
 
 
@@ -46,6 +47,7 @@ class TaskKind:
     receiver_lane: str = ""  # of a message, at those who only receive; "": there are none
     label: str = ""  # follows the name of the Op wherever the task is named
     colour: str = ""  # in the report; "": that of the Op
+    host: str = ""  # of work that copies between the device and its host: OUT or BACK; else ""
 
     def __post_init__(self) -> None:
         assert self.involves in (DEVICE, PAIR, GROUP), f"{self.name}: involves {self.involves!r}"
@@ -60,6 +62,10 @@ class TaskKind:
     @property
     def is_message(self) -> bool:
         return not self.is_work
+
+    @property
+    def is_host_copy(self) -> bool:
+        return bool(self.host)
 
     @property
     def is_pairwise(self) -> bool:
@@ -138,6 +144,17 @@ class TaskKinds:
         return self._which(lambda row: row.is_collective)
 
     @cached_property
+    def is_host_copy(self) -> Bools:
+        """Whether it copies between a device and its host. Where communication burns the device, so
+        do these copies: then they stand in the compute lane."""
+        return self._which(lambda row: row.is_host_copy)
+
+    @cached_property
+    def to_host(self) -> Bools:
+        """Whether what it makes lies in the host's memory."""
+        return self._which(lambda row: row.host == OUT)
+
+    @cached_property
     def computes(self) -> Bools:
         return self._which(lambda row: row.activity == COMPUTES)
 
@@ -159,3 +176,17 @@ TASK_KINDS = TaskKinds(
         TaskKind("collective", GROUP, "send", EXCHANGES, colour="#a267b8"),
     )
 )
+
+TO_HOST, FROM_HOST = 4, 5
+
+HOST_TASK_KINDS = TASK_KINDS.with_kind(
+    TaskKind("to host", DEVICE, "to host", EXCHANGES, label="to host", colour="#c98a3c", host=OUT)
+).with_kind(
+    TaskKind(
+        "from host", DEVICE, "from host", EXCHANGES, label="from host", colour="#3c9bc9", host=BACK
+    )
+)
+"""The table of a step that offloads: the device's two copy engines run beside its compute lane."""
+
+CALLING = frozenset((COMPUTE, TO_HOST, FROM_HOST))
+"""Kinds whose tasks call the kernel of a part of an Op."""

@@ -220,6 +220,12 @@ if TYPE_CHECKING:
     from apportion.machine.fusible_kinds import (
         reduces_rows as reduces_rows,
     )
+    from apportion.machine.host_links import (
+        host_link as host_link,
+    )
+    from apportion.machine.host_links import (
+        hosts_of as hosts_of,
+    )
     from apportion.machine.topology import (
         Cluster as Cluster,
     )

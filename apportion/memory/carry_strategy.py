@@ -21,16 +21,17 @@ def carry_strategy(strategy: Strategy, before: Space, made: RecomputedGraph) -> 
     opened = frozenset(strategy.opening)
     opening = tuple(op for op in composites(made.graph) if opened and made.origins[op] in opened)
     plain = Space(made.graph, (), opening)
-    new = plain.with_digits(_digits(strategy, old.with_digits(()), plain))
+    new = plain.with_digits(carried_digits(strategy, old.with_digits(()), plain))
     like = _counterparts(old, new, made)
     choices = [
-        _choice(new, op, old, like[op], strategy.choices[like[op]]) for op in range(len(like))
+        carried_choice(new, op, old, like[op], strategy.choices[like[op]])
+        for op in range(len(like))
     ]
     values = _values(old, new, made, like)
     layouts = {
         value: layout
         for value, equal in enumerate(values)
-        if (layout := _layout(new, value, old, equal, strategy.layouts)) is not None
+        if (layout := carried_layout(new, value, old, equal, strategy.layouts)) is not None
     }
     return Strategy(tuple(choices), layouts, new.digits, opening, strategy.wire)
 
@@ -57,7 +58,9 @@ def _values(old: Space, new: Space, made: RecomputedGraph, like: Sequence[int]) 
     return found
 
 
-def _digits(strategy: Strategy, old: Space, new: Space) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def carried_digits(
+    strategy: Strategy, old: Space, new: Space
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The divided classes by their numbers in the new Space."""
     wanted = dict(strategy.digits)
     if not wanted:
@@ -70,7 +73,7 @@ def _digits(strategy: Strategy, old: Space, new: Space) -> tuple[tuple[int, tupl
     return tuple((number[group], factors) for group, factors in wanted.items() if group in number)
 
 
-def _choice(new: Space, op: int, old: Space, like: int, choice: Choice) -> Choice:
+def carried_choice(new: Space, op: int, old: Space, like: int, choice: Choice) -> Choice:
     """The Choice of the Op that this one repeats; uncut if its axes are divided otherwise."""
     ours = [(axis.name, axis.extent) for axis in new.axes(op)]
     if ours == [(axis.name, axis.extent) for axis in old.axes(like)]:
@@ -83,7 +86,7 @@ def _choice(new: Space, op: int, old: Space, like: int, choice: Choice) -> Choic
     return unsplit_choice(new, op, tuple(dict.fromkeys(choice.devices)))
 
 
-def _layout(
+def carried_layout(
     new: Space, value: int, old: Space, equal: int, layouts: dict[int, Layout]
 ) -> Layout | None:
     found = layouts.get(equal)

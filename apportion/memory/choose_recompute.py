@@ -68,7 +68,7 @@ def full_recompute(graph: Graph, costs: RecomputeCosts) -> frozenset[int]:
     """All Ops but those at the boundaries of Segments, which are cut so that boundaries and the
     largest Segment together are the least."""
     best = min(
-        _grains(graph, costs),
+        grains(graph, costs),
         key=lambda row: sum(s.boundary for s in row) + max((s.kept for s in row[:-1]), default=0),
     )
     return _without_last(best)
@@ -79,7 +79,7 @@ def _without_last(row: Sequence[CheckpointSegment]) -> frozenset[int]:
     return frozenset().union(*(segment.inner for segment in row[:-1]))
 
 
-def _grains(graph: Graph, costs: RecomputeCosts) -> Iterator[list[CheckpointSegment]]:
+def grains(graph: Graph, costs: RecomputeCosts) -> Iterator[list[CheckpointSegment]]:
     """The forward in finer and coarser Segments."""
     total, parts, lengths = ForwardMemory(graph, costs).total, FINEST, set()
     while parts >= COARSEST:
@@ -120,7 +120,7 @@ class _Chooser:
         if len(making) <= FEW:
             self._try_all(making)
             return
-        rows = list(_grains(self.graph, self.costs))
+        rows = list(grains(self.graph, self.costs))
         for row in rows:
             # To recompute the last one saves nothing: the backward begins with it.
             options = [self._options(segment) for segment in row[:-1]]
@@ -205,25 +205,33 @@ class _Chooser:
         )
 
     def _options(self, segment: CheckpointSegment) -> _Options:
-        """What a Segment may recompute: nothing, the Ops that give most for their time, all."""
-        graph, costs = self.graph, self.costs
-        made = {op: sum(costs.nbytes[v] for v in graph.ops[op].outputs) for op in segment.inner}
-        order = sorted(made, key=lambda op: (costs.seconds[op] / max(made[op], 1), op))
-        whole = sum(costs.seconds[op] for op in order)
-        ops, savings = [frozenset[int]()], [Saving(0, 0.0)]
-        for share in (*SHARES, math.inf):
-            spent, taken = 0.0, set()
-            for op in order:
-                spent += costs.seconds[op]
-                if spent > share * whole:
-                    break
-                taken.add(op)
-            some = frozenset(taken)
-            saved = self.memory.saved(some)
-            if saved > savings[-1].nbytes:
-                ops.append(some)
-                savings.append(Saving(saved, sum(costs.seconds[op] for op in some)))
-        return _Options(tuple(ops), tuple(savings))
+        """What a Segment may recompute."""
+        found = recompute_options(self.graph, self.costs, self.memory, segment)
+        ops, savings = zip(*found, strict=True)
+        return _Options(ops, savings)
+
+
+def recompute_options(
+    graph: Graph, costs: RecomputeCosts, memory: ForwardMemory, segment: CheckpointSegment
+) -> list[tuple[frozenset[int], Saving]]:
+    """What a Segment may recompute: nothing, the Ops that give most for their time, all; and what
+    each saves and costs."""
+    made = {op: sum(costs.nbytes[v] for v in graph.ops[op].outputs) for op in segment.inner}
+    order = sorted(made, key=lambda op: (costs.seconds[op] / max(made[op], 1), op))
+    whole = sum(costs.seconds[op] for op in order)
+    found = [(frozenset[int](), Saving(0, 0.0))]
+    for share in (*SHARES, math.inf):
+        spent, taken = 0.0, set()
+        for op in order:
+            spent += costs.seconds[op]
+            if spent > share * whole:
+                break
+            taken.add(op)
+        some = frozenset(taken)
+        saved = memory.saved(some)
+        if saved > found[-1][1].nbytes:
+            found.append((some, Saving(saved, sum(costs.seconds[op] for op in some))))
+    return found
 
 
 @dataclass(frozen=True)

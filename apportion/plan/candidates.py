@@ -29,10 +29,12 @@ from apportion.machine import (
     CostFile,
     CostModel,
     default_cost,
+    hosts_of,
 )
+from apportion.memory import Offload
 from apportion.plan.fused_storage import fused_storage
 from apportion.search import METHODS, Problem, Progress, SearchResult, UnsuitableMethod
-from apportion.simulate import Timeline, simulate
+from apportion.simulate import Timeline, host_excess, simulate
 from apportion.split import Space, Strategy, space_of
 
 ROUNDS = 4  # how often a method is asked when its plans are over the memory limit
@@ -106,7 +108,8 @@ class PlanRequest:
 class Candidate:
     """What a method found, lowered and simulated. `curve` and `figures` are those of the whole
     search that it is the outcome of. `recomputed` are the Ops of the captured Graph that the
-    backward computes again; `space` is that of the Graph in which it does."""
+    backward computes again, `offloaded` the Values that lie on the host meanwhile; `space` is that
+    of the Graph in which it does and they do."""
 
     method: str
     found: SearchResult
@@ -120,6 +123,7 @@ class Candidate:
     curve: Curve = ()
     figures: Mapping[str, float] = field(default_factory=dict)
     recomputed: tuple[int, ...] = ()
+    offloaded: tuple[Offload, ...] = ()
 
 
 @dataclass
@@ -166,9 +170,17 @@ def fits(request: PlanRequest, candidate: Candidate) -> bool:
 
 
 def excess(request: PlanRequest, candidate: Candidate) -> tuple[int, ...]:
-    """Bytes above its limit at the peak of each device, negative below it."""
+    """Bytes above its limit at the peak of each device, negative below it; or above the memory of
+    its host, where that is more."""
     peaks = candidate.timeline.peak_bytes
-    return tuple(p - n for p, n in zip(peaks, request.memory_limit or peaks, strict=True))
+    over = [p - n for p, n in zip(peaks, request.memory_limit or peaks, strict=True)]
+    if candidate.offloaded:
+        short = host_excess(candidate.tasks, request.cluster)
+        for host in hosts_of(request.cluster):
+            held, there = short.get(host.name, (0, 0))
+            for device in host.devices if held > there else ():
+                over[device] = max(over[device], held - there)
+    return tuple(over)
 
 
 def candidates(

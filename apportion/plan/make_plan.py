@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from apportion import graph as graphs
 from apportion.machine import Cluster, CostModel
-from apportion.plan.auto import choose
+from apportion.plan.auto import Selection, choose
 from apportion.plan.candidates import (
     Candidate,
     CostSource,
@@ -26,6 +26,7 @@ from apportion.plan.candidates import (
     ranking_key,
 )
 from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
+from apportion.plan.offloading import check_offload, replace_offloaded
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
 from apportion.plan.recomputation import KEEP, check_recompute, replace_recomputed
 from apportion.search import METHODS, UnsuitableMethod, compared_by_default, tried_by_auto
@@ -47,6 +48,7 @@ def make_plan(
     policy: Path | None = None,
     wire: str = "",
     recompute: str = KEEP,
+    offload: str = KEEP,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -62,8 +64,10 @@ def make_plan(
     `wire`, "bfloat16", partial sums of float32 gradients travel so; searches do not know of it.
     `recompute` says what the backward may compute again instead of keeping it: "none" nothing,
     "auto" what it must for the plan to fit, "full" whatever is not a boundary between segments.
+    `offload` says likewise what lies in the host's memory until the backward: "none" nothing,
+    "auto" what must for the plan to fit, "full" whatever the forward keeps.
     """
-    how = (memory_limit, seed, costs, progress, 1, policy, wire, recompute)
+    how = (memory_limit, seed, costs, progress, 1, policy, wire, recompute, offload)
     return best_plans(program, cluster, method, budget, *how)[0]
 
 
@@ -80,16 +84,18 @@ def best_plans(
     policy: Path | None = None,
     wire: str = "",
     recompute: str = KEEP,
+    offload: str = KEEP,
 ) -> list[Plan]:
     """As `plan`, but the `keep` best that differ, best first; all but the first are feasible."""
     _check_methods([method], policy)
     check_recompute(recompute)
+    check_offload(offload)
     began = time.perf_counter()
     request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
     request = replace(request, wire=check_wire(wire))
     warn_unsplit(request.space, level=4)
     chosen = choose(request, method, budget, keep)
-    chosen = replace_recomputed(request, chosen, recompute, method == "auto")
+    chosen = _traded(request, chosen, recompute, offload, method == "auto")
     found = [_with_step(_made(request, c, budget), c) for c in (chosen.best, *chosen.others)]
     if found[0].feasible:
         return found
@@ -109,9 +115,10 @@ def compare_methods(
     progress: Callable[[PlanningProgress], None] | None = None,
     policy: Path | None = None,
     recompute: str = KEEP,
+    offload: str = KEEP,
 ) -> list[Plan]:
     """A Plan by each method, each within `budget` seconds, under one simulator; None: by all but
-    those that first have to learn. `recompute` is as in `make_plan`.
+    those that first have to learn. `recompute` and `offload` are as in `make_plan`.
 
     A method that is not for this cluster or step is left out with a PlanWarning; ValueError if none
     is for it. An interrupt leaves out the methods that are not done. If no plan fits, the notes of
@@ -120,6 +127,7 @@ def compare_methods(
     methods = compared_by_default() if methods is None else methods
     _check_methods(methods, policy)
     check_recompute(recompute)
+    check_offload(offload)
     request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
     warn_unsplit(request.space)
     plans: list[Plan] = []
@@ -130,7 +138,7 @@ def compare_methods(
         for method in methods:
             try:
                 chosen = choose(request, method, budget)
-                chosen = replace_recomputed(request, chosen, recompute, method == "auto")
+                chosen = _traded(request, chosen, recompute, offload, method == "auto")
             except UnsuitableMethod as why:
                 refused[method] = why
                 continue
@@ -160,6 +168,15 @@ def compare_methods(
         tried = "auto" in methods or set(QUICK_METHODS) <= {plan.method for plan in plans}
         plans[at] = _explained(plans[at], request, best, left, len(plans) > 1, tried)
     return plans
+
+
+def _traded(
+    request: PlanRequest, chosen: Selection, recompute: str, offload: str, several: bool
+) -> Selection:
+    """The choice with time given for memory, as far as that is wanted."""
+    if offload == KEEP:
+        return replace_recomputed(request, chosen, recompute, several)
+    return replace_offloaded(request, chosen, recompute, offload, several)
 
 
 def _priced(made: Plan, cost: CostModel) -> Plan:
@@ -205,6 +222,7 @@ def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
         curve=found.curve,
         figures=found.figures,
         recomputed=found.recomputed,
+        offloaded=found.offloaded,
     )
 
 

@@ -24,9 +24,10 @@ from apportion.machine import (
     default_cost,
     load_cost_file,
 )
+from apportion.memory import Offload
 from apportion.plan.candidates import Curve
 from apportion.search import Problem
-from apportion.simulate import Timeline, link_spans, network, simulate
+from apportion.simulate import Timeline, host_excess, link_spans, network, simulate
 from apportion.split import Space
 from apportion.split import strategy as strategies
 
@@ -110,6 +111,7 @@ class Plan:
     measured        the trials that decided, where plans were run before one was kept
     recomputed      Ops of the captured Graph that the backward computes again; `graph` is the one
                     in which it does
+    offloaded       Values of it that lie in the host's memory between forward and backward
     simulated       what has been worked out of it already; `replace` drops it, because it depends
                     on the other fields
     """
@@ -133,6 +135,7 @@ class Plan:
     figures: Mapping[str, float] = field(default_factory=dict)
     measured: tuple[PlanTrial, ...] = ()
     recomputed: tuple[int, ...] = ()
+    offloaded: tuple[Offload, ...] = ()
     simulated: InitVar[SimulatedStep | None] = None
     _step: SimulatedStep = field(init=False, repr=False, compare=False)
 
@@ -141,9 +144,11 @@ class Plan:
 
     @property
     def feasible(self) -> bool:
-        """Whether every device stays under its memory limit."""
+        """Whether every device stays under its memory limit, and every host has room for what is
+        offloaded."""
         peaks = self.predicted.peak_bytes
-        return all(p <= n for p, n in zip(peaks, self.memory_limit or peaks, strict=True))
+        under = all(p <= n for p, n in zip(peaks, self.memory_limit or peaks, strict=True))
+        return under and not (self.offloaded and host_excess(self.tasks, self.cluster))
 
     @property
     def step(self) -> SimulatedStep:

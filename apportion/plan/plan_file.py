@@ -16,6 +16,7 @@ from apportion.lower import Storage, TaskGraph, runnable, with_storage
 from apportion.machine import cluster_from_json as load_cluster
 from apportion.machine import cluster_to_json as dump_cluster
 from apportion.machine import dump_cost, load_cost
+from apportion.memory import Offload
 from apportion.plan.plan import Plan, PlanTrial, Prediction, SimulatedStep
 from apportion.simulate import restricted
 from apportion.split import strategy as strategies
@@ -55,6 +56,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "storage": _storage_rows(plan.storage),
         "cost": dump_cost(restricted(plan.cost, plan.tasks)),
         **({"recomputed": list(plan.recomputed)} if plan.recomputed else {}),
+        **({"offloaded": [list(astuple(o)) for o in plan.offloaded]} if plan.offloaded else {}),
     }
 
 
@@ -96,6 +98,7 @@ def plan_from_json(data: Any) -> Plan:
         lower_bound_of=str(data["lower_bound_of"]),
         notes=_notes(data["notes"]),
         recomputed=tuple(map(int, data.get("recomputed", ()))),
+        offloaded=tuple(Offload(*map(int, row)) for row in data.get("offloaded", ())),
         **(_search(data) if data["version"] >= VERSION else {}),
     )
     return _checked(plan)

@@ -59,13 +59,14 @@ def replace_recomputed(
     best = chosen.best
     if mode == KEEP or (mode == AUTO and fits(request, best)) or chosen.interrupted:
         return chosen
-    starts = [best, *(_others(request, best) if several and mode == AUTO else ())]
+    starts = [best, *(other_starts(request, best) if several and mode == AUTO else ())]
     found = [_recomputed(request, start, mode) for start in starts]
     least = min(found, key=lambda candidate: ranking_key(request, candidate))
     return replace(chosen, best=least, others=())
 
 
-def _others(request: PlanRequest, best: Candidate) -> Iterator[Candidate]:
+def other_starts(request: PlanRequest, best: Candidate) -> Iterator[Candidate]:
+    """Candidates of other methods to begin with."""
     for method in STARTS:
         if method != best.method:
             try:
@@ -103,7 +104,7 @@ def _scored(request: PlanRequest, start: Candidate, ops: frozenset[int]) -> Cand
     made = recompute(request.space.source, ops)
     strategy = carry_strategy(start.found.strategy, request.space, made)
     found = replace(start.found, strategy=strategy, space=None, others=())
-    again = replace(request, space=Space(made.graph), costs=_KnownCosts(request.costs))
+    again = replace(request, space=Space(made.graph), costs=KnownCosts(request.costs))
     candidate = scored(again, start.method, found, start.search_seconds)
     return replace(
         candidate,
@@ -125,7 +126,7 @@ def _in_words(start: Candidate, found: Candidate, device: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _KnownCosts:
+class KnownCosts:
     """Costs as far as they are known: a copy is the same call as the Op that it repeats, and
     nothing is measured for it."""
 

@@ -62,6 +62,7 @@ def plan(
     compile: str = GENERATED,
     wire: str = "",
     recompute: str = KEEP,
+    offload: str = KEEP,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -85,7 +86,9 @@ def plan(
 
     `recompute` says what the backward may compute again instead of keeping it: "none" nothing,
     "auto" what it must for the plan to fit, "full" all but what is handed from one segment of the
-    forward to the next.
+    forward to the next. `offload` says what lies in the host's memory until the backward reads it:
+    "none" nothing, "auto" what must for the plan to fit, "full" whatever the forward keeps. Where
+    both are "auto", they are decided together.
 
     `compile` is how ranks are compiled in the steps that are predicted: "none", "generated",
     "graph", "inductor", or "auto". `costs` is a file of `apportion calibrate --out` for devices
@@ -105,7 +108,7 @@ def plan(
         given = _Given(costs, compile)
         with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
             how = (budget, memory_limit, seed, prices, progress, measure or 1)
-            also = (policy, wire, recompute)
+            also = (policy, wire, recompute, offload)
             best = best_plans(program, cluster, method, *how, *also)
         if measure is None:
             return best[0]
@@ -143,17 +146,18 @@ def compare(
     compile: str = GENERATED,
     processes: SharedPool | None = None,
     recompute: str = KEEP,
+    offload: str = KEEP,
 ) -> list[Plan]:
     """A Plan by each method (None: by all but those that first have to learn), under one simulator;
-    measures what is missing as `plan` does, which `costs`, `compile`, `processes` and `recompute`
-    are as in.
+    measures what is missing as `plan` does, which `costs`, `compile`, `processes`, `recompute`
+    and `offload` are as in.
 
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
     given = _Given(costs, compile)
     with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
-        how = (budget, memory_limit, seed, prices, progress)
-        return compare_methods(program, cluster, methods, *how, policy=policy, recompute=recompute)
+        how = (budget, memory_limit, seed, prices, progress, policy, recompute, offload)
+        return compare_methods(program, cluster, methods, *how)
 
 
 class _Given(NamedTuple):

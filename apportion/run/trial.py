@@ -134,7 +134,8 @@ def _results(
 def trial_request(plan: Plan, source: StepSource) -> TrialRequest:
     """The request to run a plan."""
     count = len(plan.cluster.devices)
-    source = replace(source, graph=plan.graph) if plan.recomputed else source
+    changed = plan.recomputed or plan.offloaded
+    source = replace(source, graph=plan.graph) if changed else source
     return TrialRequest(source, plan.strategy, count, WARM, TIMED, MOST, plan.cost.mode)
 
 

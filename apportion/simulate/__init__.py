@@ -52,6 +52,12 @@ if TYPE_CHECKING:
     from apportion.simulate.fusion import (
         unwritten_slots as unwritten_slots,
     )
+    from apportion.simulate.host_bytes import (
+        host_excess as host_excess,
+    )
+    from apportion.simulate.host_bytes import (
+        host_peaks as host_peaks,
+    )
     from apportion.simulate.memory_curve import (
         Curve as Curve,
     )

@@ -14,7 +14,16 @@ from dataclasses import replace
 import numpy as np
 
 from apportion.columns import Bools, Floats, Ints, compiled
-from apportion.lower import ASSEMBLE, CATEGORIES, COLLECTIVE, COMPUTE, TRANSFER, TaskGraph
+from apportion.lower import (
+    ASSEMBLE,
+    CATEGORIES,
+    COLLECTIVE,
+    COMPUTE,
+    FROM_HOST,
+    TO_HOST,
+    TRANSFER,
+    TaskGraph,
+)
 from apportion.machine import (
     AHEAD,
     ASSEMBLE_LINE,
@@ -37,6 +46,7 @@ from apportion.machine import (
     device_classes,
     exchange_line,
     fused_name,
+    host_link,
     kind_and_inputs,
     kind_of_signature,
     on_different_hosts,
@@ -183,6 +193,16 @@ def _assemble_price(
 ) -> tuple[Floats, Ints]:
     boxes = tasks.taken[rows]
     return assemble_seconds(cost, cluster, tasks.device[rows], boxes, tasks.nbytes[rows])
+
+
+def _host_copy_price(
+    tasks: TaskGraph, rows: Ints, cluster: Cluster, cost: CostModel
+) -> tuple[Floats, Ints]:
+    """What the link to the host takes; the bytes of such a task are read and written."""
+    links = [host_link(cluster, device) for device in range(tasks.devices)]
+    latency = np.array([link.latency for link in links])[tasks.device[rows]]
+    bandwidth = np.array([link.bandwidth for link in links])[tasks.device[rows]]
+    return latency + tasks.nbytes[rows] // 2 / bandwidth, np.full(len(rows), ESTIMATED)
 
 
 def _op_kinds(tasks: TaskGraph) -> Sequence[str]:
@@ -395,6 +415,8 @@ Price = Callable[[TaskGraph, Ints, Cluster, CostModel], tuple[Floats, Ints]]
 # By kind of task: a registry, so that a kind that is added to the table is priced by an entry here.
 PRICES: dict[int, Price] = {
     COMPUTE: _compute_price,
+    TO_HOST: _host_copy_price,
+    FROM_HOST: _host_copy_price,
     TRANSFER: _transfer_price,
     ASSEMBLE: _assemble_price,
     COLLECTIVE: _collective_price,

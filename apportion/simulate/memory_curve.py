@@ -115,8 +115,9 @@ def curves(
     """The memory of every device, over tasks that ran at these times."""
     if granule is None:
         granule = np.ones(tasks.devices, np.int64)
+    own = np.where(tasks.slot_on_host, 0, tasks.slot_nbytes)  # the host's memory is not theirs
     slots = _Slots(*map(plain, (
-        tasks.slot_device, tasks.slot_nbytes, tasks.slot_category, tasks.slot_base,
+        tasks.slot_device, own, tasks.slot_category, tasks.slot_base,
         tasks.slot_first, tasks.slot_last,
     )))  # fmt: skip
     last = _exchange_ends(tasks.is_message, plain(tasks.position))

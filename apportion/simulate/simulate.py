@@ -4,14 +4,16 @@ A lane of a device runs its tasks in the order of their indices, each when the o
 depends on have ended. So a lane is nothing but one more dependency per task, and only links are
 left to contend for. `schedule` says how; `hops` says which links, and for how long.
 
-    work      in the lane of its kind (lower/task_kinds.py), as long as the CostModel says
+    work      in the lane of its kind (lower/task_kinds.py), as long as the CostModel says, or as
+              the link to the host takes if it is a copy there or back
     messages  on links
 
 Where communication burns the device (`Cluster.communication_on_device`) a message also occupies
-the compute lanes of all devices that it involves; if messages were measured there, it occupies the
-devices and no links, for as long as the CostModel says. Between hosts there is a wire besides. In
-tasks that lower/coalesce.py has ordered, messages are posted early, and the wire is busy while the
-devices go on; in plain ones a message is waited for where it is posted, and its devices with it.
+the compute lanes of all devices that it involves, and copies to the host and back stand in these;
+if messages were measured there, it occupies the devices and no links, for as long as the CostModel
+says. Between hosts there is a wire besides. In tasks that lower/coalesce.py has ordered, messages
+are posted early, and the wire is busy while the devices go on; in plain ones a message is waited
+for where it is posted, and its devices with it.
 
 An asynchronous device computes while its host issues the next kernels: a task there is released
 when the host has issued it, after all earlier ones of its lane.
@@ -100,8 +102,10 @@ def occupied_lanes(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:
         counts += np.bincount(ends.task, minlength=len(tasks))
     lane = np.empty(counts.sum(), np.int64)
     of_work = np.repeat(work, counts)
-    kind = tasks.kind[work]
-    lane[of_work] = tasks.task_kinds.lane[kind] * tasks.devices + tasks.device[work]
+    beside = tasks.task_kinds.lane.copy()
+    if on_device:
+        beside[tasks.task_kinds.is_host_copy] = 0
+    lane[of_work] = beside[tasks.kind[work]] * tasks.devices + tasks.device[work]
     if on_device:
         lane[~of_work] = ends.device  # ends are in the order of tasks
     return offsets(counts), lane
@@ -150,6 +154,7 @@ def _releases(tasks: TaskGraph, cluster: Cluster, cost: CostModel, duration: Int
     if not any(device.asynchronous for device in cluster.devices):
         return np.zeros(len(tasks), np.int64)
     issue = issue_nanoseconds(tasks, cluster, cost)
+    duration = np.where(tasks.task_kinds.is_host_copy[tasks.kind], 0, duration)  # beside the queue
     released: Ints = issued(plain(tasks.device), issue, duration, ahead_nanoseconds(cluster, cost))
     return released
 

@@ -91,6 +91,8 @@ def _busy(
     busy = _sums(tasks.device, np.where(occupies, length, 0), tasks.devices)
     if on_device:
         busy += _sums(ends.device, length[ends.task], tasks.devices)
+        copies = tasks.task_kinds.is_host_copy[tasks.kind]
+        busy += _sums(tasks.device, np.where(copies, length, 0), tasks.devices)
     return tuple((busy / max(int(end.max(initial=0)), 1)).tolist())
 
 

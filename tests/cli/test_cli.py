@@ -67,11 +67,12 @@ def test_the_surface_is_what_it_was() -> None:
         "plan": {
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
             *("--trace", "--calibrate", "--measure", "--certify", "--policy", "--costs"),
-            *("--compile", "--batch", "--seq", "--precision", "--json"),
+            *("--compile", "--batch", "--seq", "--precision", "--json", "--wire"),
+            *("--recompute", "--offload"),
         },
         "compare": {
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),
-            *("--batch", "--seq", "--precision"),
+            *("--batch", "--seq", "--precision", "--recompute", "--offload"),
             *("--calibrate", "--policy", "--costs", "--compile", "--json"),
         },
         "place": {
@@ -97,6 +98,7 @@ def test_the_surface_is_what_it_was() -> None:
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
             *("--timeout", "--trace", "--calibrate", "--measure", "--policy", "--compile"),
             *("--fast", "--share-gpu", "--batch", "--seq", "--precision", "--json"),
+            *("--memory-limit", "--recompute", "--offload"),
         },
     }
 
@@ -158,6 +160,8 @@ def test_one_model_is_shown_with_its_settings(capfd: pytest.CaptureFixture[str])
         ("plan mlp:tiny --cluster local:2 --memory-limit 16", "'16' is not a size"),
         ("plan mlp:tiny --cluster local:2 --memory-limit 0GB", "'0GB' is not a size"),
         ("plan mlp:tiny --cluster local:2 --measure 0", "--measure"),
+        ("plan mlp:tiny --cluster local:2 --offload some", "cannot offload 'some'"),
+        ("run mlp:tiny --plan p.json --offload auto", "Give either --plan, or --procs"),
         ("plan mlp:tiny --cluster 8xh100 --measure 2", "this machine has no such devices"),
         ("plan mlp:tiny --cluster local:2 --out no/such/p.json", "There is no folder"),
         ("plan nothing --cluster local:2", "Unknown model 'nothing'"),

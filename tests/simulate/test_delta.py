@@ -28,6 +28,8 @@ from apportion.lower.task_kinds import (
 from apportion.lower.termwise import termwise
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
+from apportion.memory.carry_offloads import carry_offloads
+from apportion.memory.offload import Offload, offload
 from apportion.search import METHODS, Problem
 from apportion.search.baselines.random_strategy import _choice, draw
 from apportion.simulate.delta import delta as deltas
@@ -407,3 +409,28 @@ def test_regular_plans_become_collectives(spec: str) -> None:
     among = tasks.kind == COLLECTIVE
     assert among.any()
     assert {tasks.groups[g] for g in tasks.group[among].tolist()} == {(0, 1, 2, 3)}
+
+
+# Copies to the host
+
+
+@pytest.mark.parametrize("machine", ["2xh100", "local:2"])
+def test_a_step_that_offloads(machine: str) -> None:
+    rng, space, them = Random(4), space_of("mlp:tiny"), cluster(machine)
+    graph, count = space.source, len(space.source.ops)
+    kept = [op.outputs[0] for op in graph.ops if op.phase == FORWARD and op.outputs]
+    drawn = [Offload(v, rng.randrange(count), rng.randrange(count)) for v in kept]
+    made = offload(graph, drawn)
+    strategy = carry_offloads(draw(space, 2, rng), space, made)
+    live = Delta(
+        Space(made.graph, strategy.digits, strategy.opening), strategy, them, default_cost(them)
+    )
+    for number in range(8):
+        before = live.step_ns
+        edit(live, rng, 2)
+        assert agrees(live), number
+        if number % 3 == 1:
+            live.undo()
+            assert live.step_ns == before and agrees(live)
+        else:
+            live.keep()

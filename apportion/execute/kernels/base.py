@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from apportion.capture import flat_results
+from apportion.describe import FROM_HOST_KIND, TO_HOST_KIND
 from apportion.graph import Arg, Body, Ref, Setting, substitute
 
 # Arguments that a Graph leaves out, since they say where and not what.
@@ -97,10 +98,15 @@ OWN: dict[str, Kernel] = {}
 of that name."""
 
 
-UNTRACEABLE = frozenset(["apportion.mask_index", "apportion.grouped_mm", "apportion.grouped_outer"])
-"""Kinds whose kernels look at data: a compiler can only call them. The others make the same
-operator calls for inputs of the same shapes, strides and dtypes, whatever is in them; what changes
-from step to step comes in by `Context.setting` and `Context.step` alone."""
+UNTRACEABLE = frozenset(
+    [
+        *("apportion.mask_index", "apportion.grouped_mm", "apportion.grouped_outer"),
+        *(TO_HOST_KIND, FROM_HOST_KIND),
+    ]
+)
+"""Kinds whose kernels look at data, or use the host's memory: a compiler can only call them. The
+others make the same operator calls for inputs of the same shapes, strides and dtypes, whatever is
+in them; what changes from step to step comes in by `Context.setting` and `Context.step` alone."""
 
 
 def own(*kinds: str) -> Callable[[Kernel], Kernel]:

@@ -13,6 +13,9 @@ Of a changed Op only its neighbourhood is lowered anew: the Flows of the Values 
 makes, and the Blocks of the Ops that make or read them. The schedule is worked out again from the
 first time on that can have changed (schedule_state.py, reschedule.py). The times are those of
 `simulate(lower(...))` bit for bit.
+
+Blocks know one lane of each device. Where a Graph copies to the host and back, which happens in
+lanes beside it, the tasks are built and simulated anew after every change.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from apportion.columns import (
     Ints,
     offsets,
 )
+from apportion.describe import HOST_KINDS
 from apportion.lower import READ, STAGES, Devices, Lowering, TaskGraph, build_task_graph
 from apportion.machine import Cluster, CostModel, ahead_nanoseconds
 from apportion.simulate.delta import block_store as stores
@@ -36,6 +40,7 @@ from apportion.simulate.delta.new_blocks import BlockMaker
 from apportion.simulate.delta.schedule_state import ScheduleState
 from apportion.simulate.delta.stage_names import differing_ops
 from apportion.simulate.schedule import Times
+from apportion.simulate.simulate import simulate
 from apportion.split import Choice, Layout, Space, Split, Strategy, verify_choice, verify_strategy
 
 ROOM = 3  # capacity of the arrays, as a multiple of what a strategy needs at first
@@ -77,6 +82,9 @@ class Delta:
         self.holding = HeldBytes(self.lowering, self.flows)
         self.makers = [-1 if made is None else made[0] for made in space.graph.producer]
         self.before: _UndoRecord | None = None
+        self.anew = any(op.kind in HOST_KINDS for op in space.graph.ops)
+        self.known_times: Times | None = None  # where all is simulated anew
+        self.step_ns = 0
         self.changes = 0
         self.bounded = False  # the last change was given up: its step takes longer than the limit
         self._build()
@@ -106,6 +114,8 @@ class Delta:
 
     def times(self) -> Times:
         """Start and end of every task, in the order of the TaskGraph."""
+        if self.anew:
+            return self._times_anew()
         blocks = self.state.cells[self.state.at[schedule_state.BLOCK] :][: self.state.rows // 2]
         first = offsets(self.maker.blocks.tasks[blocks])
         start, end = np.full((2, int(first[-1])), schedule_state.ABSENT)
@@ -140,10 +150,8 @@ class Delta:
             not self.changes % LOOKS and self._is_crowded()
         ):
             self._build()
-        counters = self.state.counters
-        counters[schedule_state.WRITTEN] = 0
         before = self.before = _UndoRecord(
-            self.step_ns, lowering.termwise, counters.copy(), [], {}, {}, NONE
+            self.step_ns, lowering.termwise, self._counters(), [], {}, {}, NONE
         )
         for op, (choice, split) in zip(choices, legal, strict=True):
             before.choices.append((op, lowering.choices[op], lowering.splits[op]))
@@ -155,8 +163,27 @@ class Delta:
         if self._update_termwise(choices, layouts):
             touched |= _differing(before.termwise, lowering.termwise)
         values = self._new_flows(touched, layouts)
-        self._replace_blocks(self._new_blocks(touched, values), limit)
+        if self.anew:
+            self.known_times = None
+            self.step_ns = int(self._times_anew()[1].max(initial=0))
+            self.bounded = limit is not None and self.step_ns > limit
+        else:
+            self._replace_blocks(self._new_blocks(touched, values), limit)
         return self.step_ns
+
+    def _counters(self) -> Ints | None:
+        """What the counters of the arrays are, to undo a change."""
+        if self.anew:
+            return None
+        self.state.counters[schedule_state.WRITTEN] = 0
+        return self.state.counters.copy()
+
+    def _times_anew(self) -> Times:
+        """Start and end of every task, by a whole simulation."""
+        if self.known_times is None:
+            line = simulate(self.tasks(), self.cluster, self.cost)
+            self.known_times = line.start_ns, line.end_ns
+        return self.known_times
 
     def _used(self) -> tuple[Ints, Ints]:
         """How much there is of all that changes leave behind."""
@@ -214,6 +241,9 @@ class Delta:
             self.flows[value] = flow
         self.holding.touch(before.flows)
         self.before, self.bounded = None, False
+        if self.anew:
+            self.step_ns, self.known_times = before.step, None
+            return
         if before.counters is None:
             self._build()
             return
@@ -300,6 +330,11 @@ class Delta:
         store, maker = self.lowering.store, self.maker
         pieces = store.piece_start[: store.used[STAGES]]
         maker.restart(max(2 * len(self.cluster.devices), int(np.diff(pieces).max())))
+        if self.anew:
+            self.known_times = None
+            self.step_ns = int(self._times_anew()[1].max(initial=0))
+            self.crowded = [np.maximum(CROWDED * used, PLENTY) for used in self._used()]
+            return
         blocks = maker.blocks_of(range(len(self.lowering.graph.ops) + 1), self.flows)
         self.state = self._room(stores.totals(maker.blocks, blocks))
         self.step_ns = int(reschedule.begin(maker.blocks, self.state, blocks))

@@ -1,0 +1,23 @@
+"""Copies between a device and its host (memory/offload.py): a Value there, and back again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apportion.describe.descriptions import describe
+from apportion.describe.language import f
+
+TO_HOST_KIND = "apportion.to_host"
+ON_HOST_KIND = "apportion.on_host"  # nothing but the moment at which the copy is complete
+FROM_HOST_KIND = "apportion.from_host"
+HOST_KINDS = (TO_HOST_KIND, ON_HOST_KIND, FROM_HOST_KIND)
+
+
+@describe(TO_HOST_KIND, FROM_HOST_KIND)
+def host_copy(x: Any) -> Any:
+    return lambda *i: f("copy", x[i])
+
+
+@describe(ON_HOST_KIND, alias=True)
+def on_host(x: Any, copy: Any) -> Any:
+    return lambda *i: f("copied", x[i], copy[i])
