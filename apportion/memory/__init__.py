@@ -3,7 +3,9 @@
 In: a Graph, a Strategy, and what a step with them holds and takes. Out: which Ops are recomputed,
 the Graph in which they are Ops of the backward too, and a Strategy for it. No torch.
 Read recompute.py first (the Graph), then carry_strategy.py (a Strategy for it), recompute_costs.py
-(what is kept), checkpoint_segments.py, knapsack.py and choose_recompute.py (which Ops).
+(what is kept), checkpoint_segments.py, knapsack.py and choose_recompute.py (which Ops, by
+estimates), step_model.py (what any set holds and takes), refine_recompute.py and choose_by_model.py
+(the planner).
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
     from apportion.memory.carry_strategy import (
         carry_strategy as carry_strategy,
     )
-    from apportion.memory.choose_recompute import (
-        RecomputeOutcome as RecomputeOutcome,
+    from apportion.memory.choose_by_model import (
+        choose_by_model as choose_by_model,
     )
     from apportion.memory.choose_recompute import (
-        choose_recompute as choose_recompute,
+        RecomputeOutcome as RecomputeOutcome,
     )
     from apportion.memory.choose_recompute import (
         full_recompute as full_recompute,
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
     from apportion.memory.recompute import (
         recompute as recompute,
     )
-    from apportion.memory.recompute_costs import (
-        recompute_costs as recompute_costs,
+    from apportion.memory.step_model import (
+        step_model as step_model,
     )
 
 lazy_face(__name__)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Bools, Ints, compiled, offsets
+from apportion.columns import Bools, Ints, compiled, compiled_part, offsets
 from apportion.graph import BACKWARD, FORWARD, Graph
 from apportion.lower import COMMUNICATION, TaskGraph
 from apportion.machine import Cluster, CostModel
@@ -32,6 +32,7 @@ from apportion.memory.recompute_costs import RecomputeCosts, recompute_costs
 from apportion.simulate import Timeline, issue_nanoseconds
 from apportion.split import Space
 
+NO_LIMIT = 1 << 62
 OTHER_PHASE, FORWARD_PHASE, BACKWARD_PHASE = range(3)
 
 
@@ -67,25 +68,33 @@ class StepColumns(NamedTuple):  # numba takes no dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelledStep:
-    """What a step holds at its peak and takes, and the Op at which it is; that of a copy is the
-    backward Op that it stands before."""
+    """What a step holds at its peak and takes, the Op at which that is (of a copy, the backward Op
+    that it stands before), and the bytes over a limit, summed over all Ops."""
 
     peak: int
     nanoseconds: int
     op: int
+    excess: int
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Less is better: what fits, the quickest first; then what is over by least."""
+        return self.excess, self.nanoseconds, self.peak
 
 
 @dataclass(frozen=True, eq=False)
 class StepModel:
-    """A step of a Graph on one device, which may recompute Ops."""
+    """A step of a Graph on one device, which may recompute Ops. `levels` are the bytes that are
+    held at most while each Op runs if nothing is recomputed."""
 
     graph: Graph
     costs: RecomputeCosts
     columns: StepColumns
+    levels: Ints
 
-    def of(self, ops: Iterable[int]) -> ModelledStep:
+    def of(self, ops: Iterable[int], limit: int = NO_LIMIT) -> ModelledStep:
         """The step that recomputes these Ops."""
-        return self.of_mask(self.mask(ops))
+        return self.of_mask(self.mask(ops), limit)
 
     def mask(self, ops: Iterable[int]) -> Bools:
         """For each Op whether it is among these."""
@@ -93,15 +102,14 @@ class StepModel:
         found[list(ops)] = True
         return found
 
-    def of_mask(self, chosen: Bools) -> ModelledStep:
+    def of_mask(self, chosen: Bools, limit: int = NO_LIMIT) -> ModelledStep:
         """As `of`, for a mask."""
-        peak, time, op = walk(self.columns, chosen, -1, _NOTHING)
-        return ModelledStep(int(peak), int(time), int(op))
+        return ModelledStep(*map(int, walk(self.columns, chosen, limit, -1, _NOTHING)))
 
     def held_at(self, chosen: Bools, op: int) -> Ints:
         """The Values whose first memory is held when an Op that is no copy runs."""
         alive = np.zeros(2 * len(self.graph.values), np.bool_)
-        walk(self.columns, chosen, op, alive)
+        walk(self.columns, chosen, NO_LIMIT, op, alive)
         return np.flatnonzero(alive[: len(self.graph.values)])
 
     @cached_property
@@ -156,7 +164,7 @@ def step_model(
     held, most = _held(graph, tasks, timeline, device, origins)
     before, during = np.zeros(ops, np.int64), np.zeros(ops, np.int64)
     _put_rest(columns, held, most, before, during)
-    return StepModel(graph, costs, columns._replace(before=before, during=during))
+    return StepModel(graph, costs, columns._replace(before=before, during=during), most)
 
 
 def _phase(phase: str) -> int:
@@ -237,19 +245,23 @@ class _Touched(NamedTuple):
 
 
 @compiled
-def walk(columns: StepColumns, chosen: Bools, at_op: int, held: Bools) -> tuple[int, int, int]:
-    """The peak in bytes, the step in nanoseconds and the Op of the peak, with these Ops recomputed.
+def walk(
+    columns: StepColumns, chosen: Bools, limit: int, at_op: int, held: Bools
+) -> tuple[int, int, int, int]:
+    """With these Ops recomputed: the peak in bytes, the step in nanoseconds, the Op of the peak,
+    and the bytes over the limit, summed over all rows.
 
     If `at_op` is an Op, `held` is told which memories are held while it runs: of Values, then of
     their copies."""
     order = _order(columns, chosen)
     touched = _touched(columns, order)
     alive = np.zeros(2 * len(columns.maker), np.bool_)
-    now, host, free, peak, where = 0, 0, 0, -1, -1
+    now, host, free, peak, where, excess = 0, 0, 0, -1, -1, 0
     for k in range(len(order.op)):
         op = order.op[k]
         now += _born(columns, touched, k, alive)
         level = now + columns.before[order.follower[k]] + columns.during[op]
+        excess += max(level - limit, 0)
         if level > peak:
             peak, where = level, order.follower[k]
         if op == at_op and order.follower[k] == op:
@@ -257,7 +269,7 @@ def walk(columns: StepColumns, chosen: Bools, at_op: int, held: Bools) -> tuple[
         now -= _died(columns, touched, k, alive)
         host += columns.issue[op]
         free = max(free, host) + columns.duration[op]
-    return peak, free, where
+    return peak, free, where, excess
 
 
 @compiled
@@ -326,7 +338,7 @@ def _touched(columns: StepColumns, order: _Order) -> _Touched:
     return _Touched(start, memory, last)
 
 
-@compiled
+@compiled_part
 def _born(columns: StepColumns, touched: _Touched, row: int, alive: Bools) -> int:
     """The bytes that begin to be held at a row."""
     found = 0
@@ -338,7 +350,7 @@ def _born(columns: StepColumns, touched: _Touched, row: int, alive: Bools) -> in
     return found
 
 
-@compiled
+@compiled_part
 def _died(columns: StepColumns, touched: _Touched, row: int, alive: Bools) -> int:
     """The bytes that are held no more after a row."""
     found, values = 0, len(columns.maker)
