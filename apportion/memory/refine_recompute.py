@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from random import Random
 
 import numpy as np
@@ -24,7 +25,7 @@ from apportion.memory.recompute_costs import kept_values
 from apportion.memory.step_model import ModelledStep, StepModel
 
 FEW = 12  # units of which all sets are looked at
-ROWS = 150_000_000  # of Graphs that are walked over: a few seconds, compiled
+ROWS = 50_000_000  # of Graphs that are walked over: some seconds, compiled
 WALKS = 30_000  # at most
 VAIN = 60  # walks for each unit after which nothing better is expected
 CANDIDATES = 8  # units that are looked at to mend a set
@@ -174,15 +175,25 @@ class _Refiner:
         return found
 
     def _pruned(self, mask: Bools) -> Bools:
-        """Without the units that it fits without, or is no more over, the slowest first."""
+        """Without the units that it fits without, or is no more over, the slowest first; where
+        there are many, units that are alike are left out together, or a part of them."""
+        members = sorted(self._members(mask), key=lambda k: (-self.cost[k], -self.nbytes[k], k))
+        if len(members) <= max(FEW, self.left // 20):
+            waiting, least = [[k] for k in reversed(members)], 1
+        else:
+            rows = groupby(members, lambda k: (self.cost[k], self.nbytes[k]))
+            waiting = [list(alike) for _, alike in rows][::-1]
+            least = max(len(members) // 64, 1)
         now = self._step(mask)
-        for k in sorted(self._members(mask), key=lambda k: (-self.cost[k], k)):
-            if self.left <= 0:
-                break
-            trial = self._with(mask, (k,), False)
+        while waiting and self.left > 0:
+            some = waiting.pop()
+            trial = self._with(mask, some, False)
             then = self._step(trial)
             if then.rank <= now.rank:
                 mask, now = trial, then
+            elif len(some) > least:
+                half = len(some) // 2
+                waiting += [some[half:], some[:half]]
         return mask
 
     # Again and again

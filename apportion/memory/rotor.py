@@ -13,8 +13,8 @@ up to k keep nothing but the output of the last, the rest of the step is done, a
 again. `beside` is what is held besides while a link or its backward runs. In full, a segment that
 is run again may be divided by checkpoints once more, and then some links are computed three times
 and more. A Graph has one copy of an Op at most, so that here a segment that is run again keeps
-everything; what is lost are plans for less memory than that allows. Bytes are counted in steps,
-rounded up.
+everything; what is lost are plans for less memory than that allows. Bytes are counted by links and
+in steps, rounded up: a step may be over the limit by what one link hands on.
 """
 
 from __future__ import annotations
