@@ -14,7 +14,7 @@ again. `beside` is what is held besides while a link or its backward runs. In fu
 is run again may be divided by checkpoints once more, and then some links are computed three times
 and more. A Graph has one copy of an Op at most, so that here a segment that is run again keeps
 everything; what is lost are plans for less memory than that allows. Bytes are counted by links and
-in steps, rounded up: a step may be over the limit by what one link hands on.
+in steps, rounded up: a step may be over the limit by what some links hand on.
 """
 
 from __future__ import annotations
