@@ -4,8 +4,9 @@ In: a Graph, a Strategy, and what a step with them holds and takes. Out: which O
 and which Values lie on the host meanwhile, the Graph in which they do, and a Strategy for it. No
 torch. Read recompute.py first (the Graph), then carry_strategy.py (a Strategy for it),
 recompute_costs.py (what is kept), checkpoint_segments.py, knapsack.py and choose_recompute.py
-(which Ops); then offload.py, carry_offloads.py and time_offloads.py (Values on the host) and
-choose_memory.py (which Ops and Values).
+(which Ops, by estimates), step_model.py (what any set holds and takes), refine_recompute.py and
+choose_by_model.py (the planner); then offload.py, carry_offloads.py and time_offloads.py (Values on
+the host) and choose_memory.py (which Ops and Values).
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     )
     from apportion.memory.carry_strategy import (
         carry_strategy as carry_strategy,
+    )
+    from apportion.memory.choose_by_model import (
+        choose_by_model as choose_by_model,
     )
     from apportion.memory.choose_memory import (
         MemoryDecision as MemoryDecision,
@@ -37,9 +41,6 @@ if TYPE_CHECKING:
         RecomputeOutcome as RecomputeOutcome,
     )
     from apportion.memory.choose_recompute import (
-        choose_recompute as choose_recompute,
-    )
-    from apportion.memory.choose_recompute import (
         full_recompute as full_recompute,
     )
     from apportion.memory.offload import (
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
     from apportion.memory.recompute import (
         recompute as recompute,
     )
-    from apportion.memory.recompute_costs import (
-        recompute_costs as recompute_costs,
+    from apportion.memory.step_model import (
+        step_model as step_model,
     )
     from apportion.memory.time_offloads import (
         HostWay as HostWay,

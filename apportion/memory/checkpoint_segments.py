@@ -44,12 +44,12 @@ class CheckpointSegment:
 
 def checkpoint_segments(graph: Graph, costs: RecomputeCosts, most: int) -> list[CheckpointSegment]:
     """The forward in order, in Segments that keep at most so many bytes where that can be."""
-    return _Cutter(graph, costs).segments(most)
+    return ForwardCutter(graph, costs).segments(most)
 
 
-class _Cutter:
-    """The forward's Ops by their place in the order, and the Values that have memory of their
-    own."""
+class ForwardCutter:
+    """The forward's Ops by their place in the order, and the Values that have memory of their own;
+    asked for Segments of several sizes, it looks at the Graph once."""
 
     def __init__(self, graph: Graph, costs: RecomputeCosts) -> None:
         self.graph, self.costs = graph, costs
@@ -66,6 +66,7 @@ class _Cutter:
                 if root in self.made:
                     self.last[root] = k
         kept = self.kept = kept_values(graph, costs, frozenset())
+        self.crossings: dict[int, tuple[list[int], list[float]]] = {}  # by place
         self.keeps = [0] * len(self.ops)
         for value in kept:
             if value in self.made:
@@ -81,7 +82,9 @@ class _Cutter:
         before = [0]
         starts = [0, *(p + 1 for p in places)]  # the first Op after each cut
         for i, end in enumerate(places, 1):
-            crossing = self._crossing(end)
+            if end not in self.crossings:
+                self.crossings[end] = self._crossing(end)
+            crossing = self.crossings[end]
             best, chosen = float("inf"), i - 1
             for j in range(i - 1, -1, -1):
                 if total[end + 1] - total[starts[j]] > most and j < i - 1:

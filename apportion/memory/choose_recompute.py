@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from apportion.graph import FORWARD, Graph
-from apportion.memory.checkpoint_segments import CheckpointSegment, checkpoint_segments
+from apportion.memory.checkpoint_segments import CheckpointSegment, ForwardCutter
 from apportion.memory.knapsack import Saving, least_seconds
 from apportion.memory.recompute_costs import ForwardMemory, RecomputeCosts
 
@@ -82,8 +82,9 @@ def _without_last(row: Sequence[CheckpointSegment]) -> frozenset[int]:
 def grains(graph: Graph, costs: RecomputeCosts) -> Iterator[list[CheckpointSegment]]:
     """The forward in finer and coarser Segments."""
     total, parts, lengths = ForwardMemory(graph, costs).total, FINEST, set()
+    cutter = ForwardCutter(graph, costs)
     while parts >= COARSEST:
-        row = checkpoint_segments(graph, costs, total // parts)
+        row = cutter.segments(total // parts)
         if len(row) not in lengths:
             lengths.add(len(row))
             yield row

@@ -20,13 +20,13 @@ from apportion.memory import (
     RecomputeOutcome,
     carry_offloads,
     carry_strategy,
+    choose_by_model,
     choose_memory,
-    choose_recompute,
     full_recompute,
     offload,
     offloadable,
     recompute,
-    recompute_costs,
+    step_model,
     time_offloads,
     views_of,
 )
@@ -68,7 +68,10 @@ class _Trade:
         over = excess(request, start)
         self.device = max(range(len(over)), key=over.__getitem__)
         self.graph = request.space.source
-        self.costs = recompute_costs(start.space, start.tasks, start.timeline, self.device)
+        self.model = step_model(
+            start.space, start.tasks, start.timeline, self.device, request.cluster, start.cost
+        )
+        self.costs = self.model.costs
         link = host_link(request.cluster, self.device)
         self.way = HostWay(link, not request.cluster.communication_on_device)
         self.known: dict[MemoryDecision, Candidate] = {MemoryDecision(): start}
@@ -100,7 +103,7 @@ class _Trade:
         graph, costs, kept = self.graph, self.costs, self.outcome(MemoryDecision())
         choose_memory(graph, costs, self.way, kept, self.outcome, recomputes)
         if recomputes:
-            choose_recompute(graph, costs, kept, lambda ops: self.outcome(MemoryDecision(ops)))
+            choose_by_model(self.model, kept, lambda ops: self.outcome(MemoryDecision(ops)))
         return min(self.known, key=lambda one: self.outcome(one).rank)
 
     def outcome(self, decision: MemoryDecision) -> RecomputeOutcome:

@@ -19,10 +19,10 @@ from apportion.machine import CostModel
 from apportion.memory import (
     RecomputeOutcome,
     carry_strategy,
-    choose_recompute,
+    choose_by_model,
     full_recompute,
     recompute,
-    recompute_costs,
+    step_model,
 )
 from apportion.plan.auto import Selection
 from apportion.plan.candidates import (
@@ -80,7 +80,9 @@ def _recomputed(request: PlanRequest, start: Candidate, mode: str) -> Candidate:
     over = excess(request, start)
     device = max(range(len(over)), key=over.__getitem__)
     graph = request.space.source
-    costs = recompute_costs(start.space, start.tasks, start.timeline, device)
+    model = step_model(
+        start.space, start.tasks, start.timeline, device, request.cluster, start.cost
+    )
     known: dict[frozenset[int], Candidate] = {frozenset(): start}
 
     def outcome(ops: frozenset[int]) -> RecomputeOutcome:
@@ -89,10 +91,10 @@ def _recomputed(request: PlanRequest, start: Candidate, mode: str) -> Candidate:
         return RecomputeOutcome(max(excess(request, known[ops])), known[ops].timeline.step_seconds)
 
     if mode == FULL:
-        ops = full_recompute(graph, costs)
+        ops = full_recompute(graph, model.costs)
         outcome(ops)
     else:
-        ops = choose_recompute(graph, costs, outcome(frozenset()), outcome).ops
+        ops = choose_by_model(model, outcome(frozenset()), outcome).ops
     if not ops:
         return start
     found = known[ops]

@@ -1,0 +1,224 @@
+"""refine_recompute: a set of recomputed Ops made better, by a StepModel.
+
+Part of the room memory. A StepModel, a limit in bytes and some sets to begin with come in; the
+quickest set that was found to be within the limit goes out, or the one that is least over it.
+
+What is decided about is a unit: an Op that makes something, with the views of it. Where there are
+few, all sets are looked at. Else each set is mended and then pruned: while it is over the limit,
+the unit is added that takes away most bytes over it for its time; then units are left out, the
+slowest first, while it stays within. After that, again and again, the units of a stretch of the
+forward, or some at random, are taken out and the set is mended anew; what is better is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from random import Random
+
+import numpy as np
+
+from apportion.columns import Bools
+from apportion.memory.recompute_costs import kept_values
+from apportion.memory.step_model import ModelledStep, StepModel
+
+FEW = 12  # units of which all sets are looked at
+ROWS = 50_000_000  # of Graphs that are walked over: some seconds, compiled
+WALKS = 30_000  # at most
+VAIN = 60  # walks for each unit after which nothing better is expected
+CANDIDATES = 8  # units that are looked at to mend a set
+
+
+@dataclass(frozen=True)
+class RefinedRecompute:
+    """Ops to recompute, and the step with them."""
+
+    ops: frozenset[int]
+    step: ModelledStep
+
+
+def refine_recompute(
+    model: StepModel, limit: int, starts: Iterable[frozenset[int]], effort: float = 1.0
+) -> RefinedRecompute:
+    """The best set found, beginning with `starts`; with half the effort, half as much is looked
+    at."""
+    walks = min(ROWS // max(len(model.graph.ops), 1), WALKS)
+    return _Refiner(model, limit, int(effort * walks)).best(starts)
+
+
+def all_sets(model: StepModel, limit: int) -> RefinedRecompute:
+    """The best of all sets of units."""
+    return _Refiner(model, limit, 0).best_of_all()
+
+
+def _fit_rank(step: ModelledStep) -> tuple[bool, int, int]:
+    """Less is better: what fits, then the time; else the peak."""
+    over = step.excess > 0
+    return over, step.peak if over else step.nanoseconds, step.peak
+
+
+class _Refiner:
+    def __init__(self, model: StepModel, limit: int, walks: int) -> None:
+        self.model, self.limit = model, limit
+        self.units = [np.array(unit) for unit in model.units]
+        self.left = walks
+        self.rng = Random(0)
+        columns = model.columns
+        self.cost = [int(columns.duration[u].sum() + columns.issue[u].sum()) for u in self.units]
+        self.nbytes = [
+            sum(int(columns.nbytes[v]) for op in unit for v in model.graph.ops[op].outputs)
+            for unit in model.units
+        ]
+
+    def best_of_all(self) -> RefinedRecompute:
+        count = len(self.units)
+        best = min((self._step(self._mask_of(number)).rank, number) for number in range(1 << count))
+        return self._refined(self._mask_of(best[1]))
+
+    def _mask_of(self, number: int) -> Bools:
+        """The set of the units whose bits are in a number."""
+        found = self.model.mask(())
+        for k, unit in enumerate(self.units):
+            found[unit] = bool(number >> k & 1)
+        return found
+
+    def best(self, starts: Iterable[frozenset[int]]) -> RefinedRecompute:
+        found = [self._pruned(self._mended(self._whole(ops))) for ops in starts]
+        mask = min(found, key=lambda one: self._step(one).rank)
+        return self._refined(self._searched(mask))
+
+    def _refined(self, mask: Bools) -> RefinedRecompute:
+        return RefinedRecompute(frozenset(np.flatnonzero(mask).tolist()), self._step(mask))
+
+    def _step(self, mask: Bools) -> ModelledStep:
+        self.left -= 1
+        return self.model.of_mask(mask, self.limit)
+
+    def _whole(self, ops: frozenset[int]) -> Bools:
+        """The units whose first Op is among these."""
+        mask = self.model.mask(())
+        for unit in self.units:
+            if int(unit[0]) in ops:
+                mask[unit] = True
+        return mask
+
+    def _members(self, mask: Bools) -> list[int]:
+        return [k for k, unit in enumerate(self.units) if mask[unit[0]]]
+
+    # One after another
+
+    def _mended(self, mask: Bools, most: float = float("inf")) -> Bools:
+        """With units added until it is within the limit, or nothing helps, or it takes too long."""
+        mask = mask.copy()
+        now = self._step(mask)
+        while now.excess and now.nanoseconds < most and self.left > 0:
+            found = None
+            for some in self._candidates(mask, now.op):
+                trial = self._with(mask, some)
+                then = self._step(trial)
+                gain = (now.excess - then.excess) / max(then.nanoseconds - now.nanoseconds, 1)
+                if then.excess < now.excess and (found is None or gain > found[0]):
+                    found = gain, trial, then
+            if found is None:
+                return mask
+            _, mask, now = found
+        return mask
+
+    def _candidates(self, mask: Bools, op: int) -> list[tuple[int, ...]]:
+        """Units that make what is held when an Op runs, the cheapest for their bytes first; each
+        also with those before it whose results would have to be kept instead."""
+        held = self.model.held_at(mask, op)
+        makers = {self.number.get(int(self.model.columns.maker[v]), -1) for v in held} - {-1}
+        free = [k for k in makers if not mask[self.units[k][0]]]
+        free.sort(key=lambda k: (self.cost[k] / max(self.nbytes[k], 1), k))
+        found: dict[tuple[int, ...], None] = {}
+        for k in free[:CANDIDATES]:
+            found[(k,)] = None
+            found[self._with_unkept(k, mask)] = None
+        return list(found)
+
+    @cached_property
+    def number(self) -> dict[int, int]:
+        """The units by their first Op."""
+        return {int(unit[0]): k for k, unit in enumerate(self.units)}
+
+    @cached_property
+    def kept(self) -> set[int]:
+        return kept_values(self.model.graph, self.model.costs, frozenset())
+
+    @cached_property
+    def sources(self) -> list[list[int]]:
+        """For each unit those that make what it reads and the backward does not."""
+        graph, columns = self.model.graph, self.model.columns
+        found = []
+        for unit in self.units:
+            read = {int(columns.shares[v]) for op in unit for v in graph.ops[op].inputs}
+            makers = (int(columns.maker[v]) for v in read - self.kept)
+            found.append(sorted({self.number[m] for m in makers if m in self.number}))
+        return found
+
+    def _with_unkept(self, unit: int, mask: Bools) -> tuple[int, ...]:
+        found, waiting = {unit}, [unit]
+        while waiting:
+            for source in self.sources[waiting.pop()]:
+                if source not in found and not mask[self.units[source][0]]:
+                    found.add(source)
+                    waiting.append(source)
+        return tuple(sorted(found))
+
+    def _with(self, mask: Bools, some: Sequence[int], value: bool = True) -> Bools:
+        found = mask.copy()
+        for k in some:
+            found[self.units[k]] = value
+        return found
+
+    def _pruned(self, mask: Bools) -> Bools:
+        """Without the units that it fits without, or is no more over, the slowest first; where
+        there are many, units that are alike are left out together, or a part of them."""
+        members = sorted(self._members(mask), key=lambda k: (-self.cost[k], -self.nbytes[k], k))
+        if len(members) <= max(FEW, self.left // 20):
+            waiting, least = [[k] for k in reversed(members)], 1
+        else:
+            rows = groupby(members, lambda k: (self.cost[k], self.nbytes[k]))
+            waiting = [list(alike) for _, alike in rows][::-1]
+            least = max(len(members) // 64, 1)
+        now = self._step(mask)
+        while waiting and self.left > 0:
+            some = waiting.pop()
+            trial = self._with(mask, some, False)
+            then = self._step(trial)
+            if then.rank <= now.rank:
+                mask, now = trial, then
+            elif len(some) > least:
+                half = len(some) // 2
+                waiting += [some[half:], some[:half]]
+        return mask
+
+    # Again and again
+
+    def _searched(self, mask: Bools) -> Bools:
+        now, since = self._step(mask), self.left
+        while self.left > max(0, since - VAIN * len(self.units)):
+            members = self._members(mask)
+            if not members:
+                return mask
+            trial = self._with(mask, self._taken_out(members), False)
+            if self.rng.random() < 0.5:
+                trial = self._with(trial, [self.rng.randrange(len(self.units))])
+            trial = self._pruned(self._mended(trial, now.nanoseconds if not now.excess else 1e30))
+            then = self._step(trial)
+            if then.rank < now.rank:
+                since = self.left
+            if then.rank <= now.rank:
+                mask, now = trial, then
+        return mask
+
+    def _taken_out(self, members: Sequence[int]) -> list[int]:
+        """Some units of a set: a stretch of them, or one here and there."""
+        count = self.rng.choice((1, 1, 2, 3, 5, 8))
+        if self.rng.random() < 0.5:
+            first = self.rng.randrange(len(members))
+            return list(members[first : first + count])
+        return self.rng.sample(members, min(count, len(members)))
