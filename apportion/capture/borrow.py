@@ -34,7 +34,7 @@ def borrowed(program: Program, copying: Copying) -> Iterator[None]:
     parameters = list({id(p): p for p in every}.values())
     data = [parameter.data for parameter in parameters]
     roots = {"model": program.model, "optimizer": program.optimizer, "step": program.step}
-    with untouched(roots), with_versions_kept(parameters):
+    with untouched(roots, fakes=False), with_versions_kept(parameters):
         try:
             _lend(parameters, live, copying)
             yield

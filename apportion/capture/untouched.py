@@ -23,7 +23,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -503,14 +503,21 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 """Random numbers and settings that belong to the whole process, and how each is put back."""
 
 
-def _caches() -> dict[int, tuple[Any, int]]:
-    """All functions that remember results, and how many they have computed."""
+Caches = dict[int, tuple[Any, int]]
+"""Functions that remember results, by id, and how many each has computed."""
+
+
+def _caches() -> Caches:
+    """All functions that remember results."""
     wanted = functools._lru_cache_wrapper
-    found = [x for x in gc.get_objects() if type(x) is wanted]
-    return {id(cache): (cache, cache.cache_info().misses) for cache in found}
+    return _counted([x for x in gc.get_objects() if type(x) is wanted])
 
 
-def _clear_caches(before: Mapping[int, tuple[Any, int]]) -> None:
+def _counted(caches: Iterable[Any]) -> Caches:
+    return {id(cache): (cache, cache.cache_info().misses) for cache in caches}
+
+
+def _clear_caches(before: Caches) -> None:
     """Empties those that have since remembered a fake tensor."""
     for key, (cache, misses) in _caches().items():
         if misses != before.get(key, (None, 0))[1] and _holds_fake(cache):
@@ -534,15 +541,18 @@ def _is_container(held: Any) -> bool:
     return type(held) in (dict, list, tuple) or type(held).__name__ == "_lru_list_elem"
 
 
-def _memories() -> set[int]:
-    """The memories of all tensors that there are."""
-    kinds = _subclasses(torch.Tensor)
-    found: set[int] = set()
-    for each in [x for x in gc.get_objects() if type(x) in kinds]:
-        if each.layout is torch.strided:
+def _caches_and_memories() -> tuple[Caches, set[int]]:
+    """The same, and the memories of all tensors that there are: to look through all objects takes
+    longer than most captures, so it is done once."""
+    cache, tensors = functools._lru_cache_wrapper, _subclasses(torch.Tensor)
+    kinds = {cache, *tensors}
+    objects = [x for x in gc.get_objects() if type(x) in kinds]
+    memories: set[int] = set()
+    for each in objects:
+        if type(each) is not cache and each.layout is torch.strided:
             with suppress(RuntimeError, NotImplementedError):  # some have no memory
-                found.add(storage_id(each))
-    return found
+                memories.add(storage_id(each))
+    return _counted(x for x in objects if type(x) is cache), memories
 
 
 def _subclasses(kind: type) -> set[type]:
@@ -551,12 +561,13 @@ def _subclasses(kind: type) -> set[type]:
 
 
 class LiveObjects:
-    """All that a step may change, as it was when this was made."""
+    """All that a step may change, as it was when this was made; with `fakes`, it is going to run on
+    fake tensors, which functions may remember."""
 
-    def __init__(self, roots: Mapping[str, Any]) -> None:
+    def __init__(self, roots: Mapping[str, Any], fakes: bool = True) -> None:
         self._settings = [(put, get()) for get, put in _SETTINGS]
-        self._caches = _caches()
-        self._memories = _memories()
+        self._fakes = fakes
+        self._caches, self._memories = _caches_and_memories() if fakes else ({}, set())
         self._snapshot = Snapshot(roots)
 
     def had(self, tensor: torch.Tensor) -> bool:
@@ -608,15 +619,17 @@ class LiveObjects:
         """Puts everything back; raises CaptureError, by name, for what cannot be put back."""
         for put, value in self._settings:
             put(value)
-        _clear_caches(self._caches)
+        if self._fakes:
+            _clear_caches(self._caches)
         self._snapshot.restore()
 
 
 @contextmanager
-def untouched(roots: Mapping[str, Any]) -> Iterator[LiveObjects]:
+def untouched(roots: Mapping[str, Any], fakes: bool = True) -> Iterator[LiveObjects]:
     """A context after which all that can be reached from the roots, random numbers and torch's
-    settings are as before; raises CaptureError, by name, for what cannot be put back."""
-    live = LiveObjects(roots)
+    settings are as before; raises CaptureError, by name, for what cannot be put back. Without
+    `fakes` the step runs on real tensors there."""
+    live = LiveObjects(roots, fakes)
     try:
         yield live
     finally:
