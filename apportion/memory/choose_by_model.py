@@ -31,6 +31,7 @@ TRIES = 4  # sets that are simulated
 FALLBACK = 8  # sets that are simulated where the model does not lead to one that fits
 MODELLED = 60  # sets that are modelled to begin with
 HALVINGS = 5
+GREEDY = 400  # units up to which a set is also built up from none
 
 
 def choose_by_model(
@@ -71,11 +72,13 @@ def _best(model: StepModel, limit: int) -> RefinedRecompute:
         return found
     low, high = limit, found.step.peak
     for _ in range(HALVINGS):
+        if high <= limit:
+            break
         middle = (low + high) // 2
         trial = refine_recompute(model, middle, [found.ops], 1 / HALVINGS)
         low, high = (middle, high) if trial.step.excess else (low, trial.step.peak)
         found = min(found, trial, key=lambda one: (one.step.peak, one.step.nanoseconds))
-    return found
+    return refine_recompute(model, limit, [found.ops]) if found.step.peak <= limit else found
 
 
 def _starts(model: StepModel, limit: int) -> list[frozenset[int]]:
@@ -85,4 +88,5 @@ def _starts(model: StepModel, limit: int) -> list[frozenset[int]]:
 
     graph, costs = model.graph, model.costs
     chosen = choose_recompute(graph, costs, run(frozenset()), run, MODELLED)
-    return [chosen.ops, full_recompute(graph, costs)]
+    few = len(model.units) <= GREEDY
+    return [chosen.ops, full_recompute(graph, costs), *([frozenset[int]()] if few else ())]

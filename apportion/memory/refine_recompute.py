@@ -27,6 +27,8 @@ from apportion.memory.step_model import ModelledStep, StepModel
 FEW = 12  # units of which all sets are looked at
 ROWS = 50_000_000  # of Graphs that are walked over: some seconds, compiled
 WALKS = 30_000  # at most
+CHANCE = 0.2, 1.0  # what rates are multiplied by in a search
+WORSE = 0.02  # by which a step may be slower than the best and still be gone on from
 VAIN = 60  # walks for each unit after which nothing better is expected
 CANDIDATES = 8  # units that are looked at to mend a set
 
@@ -64,7 +66,7 @@ class _Refiner:
         self.model, self.limit = model, limit
         self.units = [np.array(unit) for unit in model.units]
         self.left = walks
-        self.rng = Random(0)
+        self.rng, self.searching = Random(0), False
         columns = model.columns
         self.cost = [int(columns.duration[u].sum() + columns.issue[u].sum()) for u in self.units]
         self.nbytes = [
@@ -85,9 +87,15 @@ class _Refiner:
         return found
 
     def best(self, starts: Iterable[frozenset[int]]) -> RefinedRecompute:
+        """Searches from each start, the best first, while walks are left; then from the best."""
         found = [self._pruned(self._mended(self._whole(ops))) for ops in starts]
-        mask = min(found, key=lambda one: self._step(one).rank)
-        return self._refined(self._searched(mask))
+        found.sort(key=lambda one: self._step(one).rank)
+        self.searching = True
+        for k, mask in enumerate(found):
+            if self.left > 0:
+                found[k] = self._searched(mask)
+        best = min(found, key=lambda one: self._step(one).rank)
+        return self._refined(self._searched(best))
 
     def _refined(self, mask: Bools) -> RefinedRecompute:
         return RefinedRecompute(frozenset(np.flatnonzero(mask).tolist()), self._step(mask))
@@ -119,6 +127,7 @@ class _Refiner:
                 trial = self._with(mask, some)
                 then = self._step(trial)
                 gain = (now.excess - then.excess) / max(then.nanoseconds - now.nanoseconds, 1)
+                gain *= self._chance()
                 if then.excess < now.excess and (found is None or gain > found[0]):
                     found = gain, trial, then
             if found is None:
@@ -126,13 +135,18 @@ class _Refiner:
             _, mask, now = found
         return mask
 
+    def _chance(self) -> float:
+        """What a rate is multiplied by, so that a search does not always prefer the same units."""
+        return self.rng.uniform(*CHANCE) if self.searching else 1.0
+
     def _candidates(self, mask: Bools, op: int) -> list[tuple[int, ...]]:
         """Units that make what is held when an Op runs, the cheapest for their bytes first; each
         also with those before it whose results would have to be kept instead."""
         held = self.model.held_at(mask, op)
         makers = {self.number.get(int(self.model.columns.maker[v]), -1) for v in held} - {-1}
         free = [k for k in makers if not mask[self.units[k][0]]]
-        free.sort(key=lambda k: (self.cost[k] / max(self.nbytes[k], 1), k))
+        rates = {k: self.cost[k] / max(self.nbytes[k], 1) * self._chance() for k in sorted(free)}
+        free.sort(key=lambda k: (rates[k], k))
         found: dict[tuple[int, ...], None] = {}
         for k in free[:CANDIDATES]:
             found[(k,)] = None
@@ -199,25 +213,34 @@ class _Refiner:
     # Again and again
 
     def _searched(self, mask: Bools) -> Bools:
-        now, since = self._step(mask), self.left
+        """The best that is met while what is a little slower than it is accepted too."""
+        best, now, since = mask, self._step(mask), self.left
         while self.left > max(0, since - VAIN * len(self.units)):
             members = self._members(mask)
             if not members:
-                return mask
+                break
+            worst = now.nanoseconds * (1 + WORSE * self.rng.random()) if not now.excess else 1e30
             trial = self._with(mask, self._taken_out(members), False)
             if self.rng.random() < 0.5:
-                trial = self._with(trial, [self.rng.randrange(len(self.units))])
-            trial = self._pruned(self._mended(trial, now.nanoseconds if not now.excess else 1e30))
+                trial = self._with(trial, self._put_in(trial))
+            trial = self._pruned(self._mended(trial, worst))
             then = self._step(trial)
             if then.rank < now.rank:
-                since = self.left
-            if then.rank <= now.rank:
-                mask, now = trial, then
-        return mask
+                best, now, since = trial, then, self.left
+            if then.rank <= now.rank or (then.excess == now.excess and then.nanoseconds < worst):
+                mask = trial
+        return best
+
+    def _put_in(self, mask: Bools) -> tuple[int, ...]:
+        """A unit, or a stretch of some, or one with those before it that the backward lacks."""
+        first, count = self.rng.randrange(len(self.units)), self.rng.choice((0, 1, 1, 2, 4))
+        if count == 0:
+            return self._with_unkept(first, mask)
+        return tuple(range(first, min(first + count, len(self.units))))
 
     def _taken_out(self, members: Sequence[int]) -> list[int]:
         """Some units of a set: a stretch of them, or one here and there."""
-        count = self.rng.choice((1, 1, 2, 3, 5, 8))
+        count = self.rng.choice((1, 1, 2, 3, 5, 8, 1 + len(members) // 3))
         if self.rng.random() < 0.5:
             first = self.rng.randrange(len(members))
             return list(members[first : first + count])

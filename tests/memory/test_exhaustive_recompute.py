@@ -35,7 +35,7 @@ def equals_the_best_of_all(graph: Graph, lowered: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", (32, 16, 31, 46))
+@pytest.mark.parametrize("seed", (32, 16))
 def test_lowered_and_simulated(seed: int) -> None:
     equals_the_best_of_all(drawn_graph(seed), lowered=True)
 
