@@ -233,6 +233,7 @@ class _HostPeak:
 
     def __enter__(self) -> _HostPeak:
         if self.profile is not None:
+            gc.collect()  # else what is garbage now is freed meanwhile, and counted as this step's
             self.profile.__enter__()
         return self
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
@@ -73,7 +72,6 @@ def program_of(spec: str, double: bool) -> tuple[Program, Space]:
 
 def run(program: Program, executable: Executable) -> int:
     """Peak bytes of a step of the only device, state included, by the allocator."""
-    gc.collect()  # what other tests left would be freed meanwhile, and counted
     with _HostPeak(True) as allocations:
         runner = Runner(program, worker(executable, 0))
         runner.local_step(program.batch)  # in which segments are compared with the interpreter
