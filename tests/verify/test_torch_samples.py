@@ -75,9 +75,10 @@ def test_every_description_is_touched() -> None:
     assert own - touched.keys() - set(UNREACHED.split()) == set()
 
 
-# Composites in torch, operators that capture replaces by others, and rare relatives of operators
-# whose description they share.
+# Composites in torch, operators that capture replaces by others, rare relatives of operators whose
+# description they share, and copies to the host, which only plans add (tests/memory/test_offload.py).
 UNREACHED = """
+apportion.from_host apportion.on_host apportion.to_host
 aten.__lshift__ aten.__rshift__ aten._aminmax aten._batch_norm_with_update
 aten._euclidean_dist aten._grid_sampler_2d_cpu_fallback
 aten._grid_sampler_2d_cpu_fallback_backward aten._logcumsumexp
