@@ -76,7 +76,7 @@ def test_every_description_is_touched() -> None:
 
 
 # Composites in torch, operators that capture replaces by others, rare relatives of operators whose
-# description they share, and copies to the host, which only plans add (tests/memory/test_offload.py).
+# description they share, and copies to the host, which only plans add (tests/memory).
 UNREACHED = """
 apportion.from_host apportion.on_host apportion.to_host
 aten.__lshift__ aten.__rshift__ aten._aminmax aten._batch_norm_with_update
