@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apportion.graph import BACKWARD, FORWARD, Graph
+from apportion.graph import FORWARD, Graph
 from apportion.memory.recompute_costs import RecomputeCosts, kept_values
 
 
@@ -24,7 +24,6 @@ class ChainLink:
     output    bytes of what the next link reads
     kept      bytes that it keeps for the backward if nothing is recomputed
     forward   seconds of its Ops
-    backward  seconds of the backward Ops that name one of them
     """
 
     ops: tuple[int, ...]
@@ -32,7 +31,6 @@ class ChainLink:
     output: int
     kept: int
     forward: float
-    backward: float
 
 
 def forward_chain(graph: Graph, costs: RecomputeCosts) -> list[ChainLink]:
@@ -61,7 +59,6 @@ def _link(graph: Graph, costs: RecomputeCosts, ops: list[int], handed: set[int])
     kept = kept_values(graph, costs, frozenset())
     made = {costs.shares[v]: op for op in ops for v in graph.ops[op].outputs}
     own = [root for root in made if graph.producer[root] is not None]
-    mine = set(ops)
     return ChainLink(
         tuple(ops),
         frozenset(
@@ -70,9 +67,4 @@ def _link(graph: Graph, costs: RecomputeCosts, ops: list[int], handed: set[int])
         sum(costs.nbytes[root] for root in handed),
         sum(costs.nbytes[root] for root in own if root in kept),
         sum(costs.seconds[op] for op in ops),
-        sum(
-            costs.seconds[op]
-            for op, meant in enumerate(graph.ops)
-            if meant.phase == BACKWARD and meant.forward in mine
-        ),
     )

@@ -55,12 +55,6 @@ def all_sets(model: StepModel, limit: int) -> RefinedRecompute:
     return _Refiner(model, limit, 0).best_of_all()
 
 
-def _fit_rank(step: ModelledStep) -> tuple[bool, int, int]:
-    """Less is better: what fits, then the time; else the peak."""
-    over = step.excess > 0
-    return over, step.peak if over else step.nanoseconds, step.peak
-
-
 class _Refiner:
     def __init__(self, model: StepModel, limit: int, walks: int) -> None:
         self.model, self.limit = model, limit
