@@ -42,6 +42,7 @@ from apportion.capture.torch_private import (
     UnsupportedOperatorException,
     fake_arithmetic,
     fake_data,
+    fake_to_others,
     fake_values,
     is_composite,
     newest_autograd_node,
@@ -555,6 +556,7 @@ def _values_of_fakes(recorder: Recorder) -> Iterator[None]:
     ctc_loss = recorded_ctc_loss(recorder, lambda: call_place(record.__code__).at)
     with (
         values,
+        fake_to_others(reads.is_open),
         ctc_loss,
         padding_by(padded),
         fake_arithmetic(reads.operand),

@@ -8,6 +8,7 @@ Other rooms may import this module from the face of capture.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -242,6 +243,35 @@ def fake_values(
                 delattr(FakeTensor, name)
             else:
                 setattr(FakeTensor, name, before[name])
+
+
+@contextmanager
+def fake_to_others(is_told: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """A context in which another package that asks whether a fake tensor is one, by the name that
+    torch gives its class, is told by this function. torch itself is told that it is."""
+
+    class Asked(type):
+        def __instancecheck__(cls, each: Any) -> bool:
+            if not isinstance(each, FakeTensor):
+                return False
+            asking = sys._getframe(1).f_globals.get("__name__", "")
+            return asking.partition(".")[0] == "torch" or is_told(each)
+
+        def __subclasscheck__(cls, each: type) -> bool:
+            return issubclass(each, FakeTensor)
+
+        def __eq__(cls, other: object) -> bool:
+            return other is FakeTensor or other is cls
+
+        def __hash__(cls) -> int:
+            return hash(FakeTensor)
+
+    module: Any = torch._subclasses
+    module.FakeTensor = Asked("FakeTensor", (), {})
+    try:
+        yield
+    finally:
+        module.FakeTensor = FakeTensor
 
 
 _ARITHMETIC = (

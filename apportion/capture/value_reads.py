@@ -193,6 +193,15 @@ class ReadValues:
         number: Number = told
         return number
 
+    def is_open(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor may have other values in another step."""
+        recorder = self._recorder
+        if recorder is None:
+            return True
+        inputs = frozenset(self._answers.live)
+        slot = recorder.slot(tensor)
+        return not origin_of(slot, self._producers, inputs, recorder.constants).is_fixed
+
     def as_float(self, tensor: torch.Tensor) -> float:
         """The same where the step makes a float of the tensor, whatever its dtype."""
         told = float(self.number(tensor)) * 1.0  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def rounding(program: Program, run: EagerRun) -> float:
     """A rounding of the coarsest precision in the step, relative to the number; counts of steps are
     whole numbers whatever their dtype."""
     if run.wide:
-        return torch.finfo(torch.float64).eps
+        return max(torch.finfo(torch.float64).eps, run.coarsest)
     values = program.graph.values
     kinds = {dtype(v.dtype) for v in values if v.dtype and (v.shape or v.role != OPTIMIZER_STATE)}
     own = max((torch.finfo(k).eps for k in kinds if k.is_floating_point), default=0.0)
@@ -77,6 +77,13 @@ def share_of_changes(program: Program, run: EagerRun) -> Noise:
     changes = begun_from(program, run.state)
     state = {v: SHARE * scale_of(change) for v, change in changes.items()}
     return Noise(tuple(SHARE * abs(loss) for loss in run.losses), state)
+
+
+def noise_in_float64(program: Program, run: EagerRun, seed: int) -> Noise:
+    """What a run in float64 makes of a rounding of the precision that the step is written in: the
+    numbers that it computes from its settings alone are rounded so in the captured step."""
+    own = rounding(program, replace(run, wide=False))
+    return measured_noise(program, replace(run, coarsest=own), seed)
 
 
 def more_noise(one: Noise, other: Noise) -> Noise:

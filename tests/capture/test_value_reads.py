@@ -65,6 +65,19 @@ def in_half_precision(model: nn.Module, batch: Any) -> Any:
     return half.float().mean() + whole.sum() * model.bias.sum()
 
 
+def by_who_is_fake(model: nn.Module, batch: Any) -> Any:
+    """As packages do that leave out checks of values where a step is recorded."""
+
+    def is_fake(tensor: torch.Tensor) -> bool:
+        return isinstance(tensor, torch._subclasses.FakeTensor)
+
+    order, mask = torch.arange(7), batch["mask"]
+    loss = losses_of(model, batch).sum()
+    if not is_fake(mask) and mask.all():  # which cannot be recorded: it may be another one
+        loss = model(batch["x"]).square().mean(1).sum()
+    return loss if not is_fake(order) and (order.diff() == 1).all() else 2 * loss
+
+
 def captured(step: Any) -> Program:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
@@ -78,6 +91,7 @@ def captured(step: Any) -> Program:
         by_tokens,
         by_one_at_least,
         by_a_float,
+        by_who_is_fake,
         by_one_like_it,
         by_arithmetic,
         by_itself,

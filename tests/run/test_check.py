@@ -231,6 +231,29 @@ def test_numbers_that_depend_on_the_precision_are_no_difference() -> None:
     assert not ap.check(program, plan_of(program)).equal
 
 
+def test_numbers_of_settings_are_rounded_as_the_step_is_written() -> None:
+    """What is captured was computed in float32, and the difference that it makes is enlarged."""
+
+    class Bounded(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Parameter(torch.tensor([1.0]))
+            self.other = nn.Parameter(torch.tensor([1.28155]))
+
+    def bounded(model: Any, batch: Any) -> Tensor:
+        share = torch.tensor(0.9, dtype=model.one.dtype)
+        bound = torch.distributions.Normal(0, 1).icdf(share)  # 1.28155
+        return plain(model, batch) + (bound * model.one - model.other).mul(1e3).square().sum()
+
+    torch.manual_seed(0)
+    model, batch = Bounded(), captured().batch
+    program = capture(bounded, model, torch.optim.SGD(model.parameters(), lr=1e-6), batch)
+    found = ap.check(program, plan_of(program))
+    assert found.equal and "a rounding of that precision" in found.notes[0], found
+    model.inner.weight.register_hook(lambda grad: grad * 1.01)
+    assert not ap.check(program, plan_of(program)).equal
+
+
 def test_what_cannot_run_in_float64_is_compared_with_the_captured_step() -> None:
     def narrow(model: nn.Module, batch: Any) -> Tensor:
         if torch.get_default_dtype() is torch.float64:
