@@ -45,6 +45,7 @@ from apportion.capture.torch_private import (
     fake_to_others,
     fake_values,
     is_composite,
+    modules_moved_to_where_they_are,
     newest_autograd_node,
     padding_by,
     running_autograd_node,
@@ -107,7 +108,7 @@ def record(
         recorder.numbering = DrawNumbering()
         with (
             recorder, fake_data(recorder.set_data), _values_of_fakes(recorder),
-            _numpy_refused_in_our_words(),
+            modules_moved_to_where_they_are(), _numpy_refused_in_our_words(),
         ):  # fmt: skip
             outputs = function(recorder, *inputs)
     trace = recorder.trace(slots, outputs)

@@ -274,6 +274,25 @@ def fake_to_others(is_told: Callable[[torch.Tensor], bool]) -> Iterator[None]:
         module.FakeTensor = FakeTensor
 
 
+@contextmanager
+def modules_moved_to_where_they_are() -> Iterator[None]:
+    """A context in which `module.to(...)` of a module that is there already changes nothing, as it
+    does not with data; of fake parameters torch would make others."""
+    plain = torch.nn.Module._apply
+
+    def apply(self: torch.nn.Module, fn: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            tensors = (*torch.nn.Module.parameters(self), *torch.nn.Module.buffers(self))
+            same = all(fn(each) is each for each in tensors)
+        return self if same else plain(self, fn, *args, **kwargs)
+
+    setattr(torch.nn.Module, "_apply", apply)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(torch.nn.Module, "_apply", plain)  # noqa: B010
+
+
 _ARITHMETIC = (
     *(f"__{r}{name}__" for name in ("add", "sub", "mul", "truediv", "pow") for r in ("", "r", "i")),
     *(f"{name}{end}" for name in ("add", "sub", "mul", "div", "true_divide") for end in ("", "_")),

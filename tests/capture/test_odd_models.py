@@ -30,6 +30,17 @@ class NamedLikeAMethod(nn.Module):
         return x @ weights[0]
 
 
+class MovedInTheStep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inner = self.inner.to(device=x.device, dtype=x.dtype)
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
 def mean_square(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).square().mean()
 
@@ -51,3 +62,7 @@ def test_a_number_is_conjugated_in_the_backward() -> None:
 
 def test_a_submodule_may_have_the_name_of_a_method() -> None:
     assert_trains_as_plain_pytorch_does(NamedLikeAMethod())
+
+
+def test_a_module_may_be_moved_to_where_it_is() -> None:
+    assert_trains_as_plain_pytorch_does(MovedInTheStep())
