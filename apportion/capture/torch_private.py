@@ -278,7 +278,7 @@ def fake_to_others(is_told: Callable[[torch.Tensor], bool]) -> Iterator[None]:
 def modules_moved_to_where_they_are() -> Iterator[None]:
     """A context in which `module.to(...)` of a module that is there already changes nothing, as it
     does not with data; of fake parameters torch would make others."""
-    plain = torch.nn.Module._apply
+    plain: Any = torch.nn.Module._apply
 
     def apply(self: torch.nn.Module, fn: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
