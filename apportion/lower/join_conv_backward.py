@@ -74,15 +74,17 @@ def _alike(graph: Graph, op: Op, other: Op) -> bool:
 def _paired(
     space: Space, strategy: Strategy, rows: TaskRows, ops: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """The tasks of both Ops, side by side; none unless that can be for all."""
+    """The tasks of both Ops, side by side; none unless that can be for all, each with one of its
+    own: several parts of one Op may read the same gradient."""
     of_weight = {rows.arg(ops[1], task, GRAD): task for task in rows.of(ops[1])}
     ones = rows.of(ops[0])
     if not len(ones) == len(of_weight) == len(rows.of(ops[1])):
         return []
-    found = []
+    found: list[tuple[int, int]] = []
     for one in ones:
         other = of_weight.get(rows.arg(ops[0], one, GRAD), -1)
-        fine = other > one and min(rows.ins(one) + rows.ins(other)) >= 0
+        fine = other > one and all(other != taken for _, taken in found)
+        fine = fine and min(rows.ins(one) + rows.ins(other)) >= 0
         fine = fine and all(t > other for slot in rows.outs(one) for t in rows.readers(slot))
         if not fine or not _agree(space, strategy, rows, ops, (one, other)):
             return []

@@ -86,3 +86,21 @@ def test_the_kernel_makes_both(size: int, stride: int) -> None:
     found = kernel(BOTH)(context, (grad, x.detach(), weight.detach(), *settings))
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_parts_that_read_one_gradient_have_a_call_each() -> None:
+    """Both parts of the input's gradient on one device, those of the weight's on two."""
+    program, space = captured(SPEC)
+    choices = [unsplit_choice(space, k, (1,)) for k in range(len(space.graph.ops))]
+    one, other = next(iter(convolutions(space.graph)))
+    for op, devices in ((one, (1, 1)), (other, (1, 0))):
+        names = [axis.name for axis in space.axes(op)]
+        parts = tuple(2 if name == "c" else 1 for name in names)  # channels of the input
+        choices[op] = Choice(parts, devices)
+    strategy = Strategy(tuple(choices))
+    assert BOTH not in [
+        work.op.kind
+        for work in Executable(space, strategy, runnable(space, strategy, 2)).computes.values()
+        if work.op.name in (space.graph.ops[one].name, space.graph.ops[other].name)
+    ]
+    assert compare(program, space, strategy, 2).equal
