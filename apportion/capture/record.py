@@ -29,6 +29,7 @@ from apportion.capture.data_shapes import (
 )
 from apportion.capture.functional_twins import functional_twin
 from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
+from apportion.capture.memory_order import ADDRESSING, in_memory_order
 from apportion.capture.packed_calls import padded
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
 from apportion.capture.same_recordings import same_computation
@@ -275,6 +276,10 @@ class Recorder(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if func is aten.native_batch_norm.default and args[5] and args[3] is not None:
             return self._batch_norm(args)
+        if func in ADDRESSING:
+            order = in_memory_order(func, args, at_user_line)
+            if order is not None:
+                return self._in_memory_order(func, order, args, kwargs)
         if schema(func).is_mutable:
             return self._mutate(func, args, kwargs)
         if torch.Tag.dynamic_output_shape in func.tags:
@@ -294,6 +299,14 @@ class Recorder(TorchDispatchMode):
             return result if packed else self._kept(result)
         self._append(func, args, kwargs, result)
         return result
+
+    def _in_memory_order(self, func: Any, order: Sequence[int], args: Any, kwargs: Any) -> Any:
+        """A call that addresses memory, on the tensor in the order of its memory."""
+        with self:
+            result = func(args[0].permute(order), *args[1:], **kwargs)
+            if func is aten.as_strided.default:
+                return result
+            return result.permute([order.index(d) for d in range(len(order))])
 
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor that is the same in every step."""

@@ -18,6 +18,23 @@ def _view_as_complex(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     return (torch.view_as_complex(args[0].contiguous()),)
 
 
+@own("aten.as_strided.default")
+def _as_strided(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    # Offsets count from the first element; a part may lie anywhere in memory, and in any order.
+    x, size, stride, *offset = args
+    x = x.contiguous()
+    first = x.storage_offset() + (offset[0] or 0 if offset else 0)
+    return (x.as_strided(size, stride, first),)
+
+
+@own("aten.as_strided_scatter.default")
+def _as_strided_scatter(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
+    x, source, size, stride, *offset = args
+    result = x.clone(memory_format=torch.contiguous_format)
+    result.as_strided(size, stride, offset[0] or 0 if offset else 0).copy_(source)
+    return (result,)
+
+
 @own("aten.view.dtype")
 def _view_dtype(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     return (args[0].contiguous().view(args[1]),)
