@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from apportion.capture import EagerState, Program, eager_steps
+from apportion.capture import EagerState, Program, eager_steps, state_tensor
 from apportion.describe import lengths
 from apportion.execute import dtype, slices
 from apportion.graph import OPTIMIZER_STATE, PARAMETER
@@ -28,6 +28,9 @@ ROUNDINGS = 8
 """equal in a precision of its own: |a - b| <= ROUNDINGS roundings of max|tensor|, without noise."""
 NOISES = 10
 """How many times the noise that was measured once a difference may be."""
+VANISHING = 1e-19
+"""A difference that is none in float32 and coarser: the products of numbers like it underflow, so
+that what becomes of them is a matter of the order."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ class Tolerance:
     noise: Noise = field(default_factory=Noise)
 
     def of_value(self, program: Program, value: int, scale: float) -> float:
-        """The largest difference allowed for a Value whose largest number is `scale`."""
+        """The largest difference allowed for a Value whose largest number is `scale`, or was: a
+        running variance that falls from 1 to 0.0001 has the roundings of 1."""
         return self._allowed(program, value, scale, self.noise.state.get(value, 0.0))
 
     def of_loss(self, program: Program, step: int, scale: float) -> float:
@@ -77,11 +81,12 @@ class Tolerance:
         return self._allowed(program, program.graph.loss, scale, noise)
 
     def _allowed(self, program: Program, value: int | None, scale: float, noise: float) -> float:
-        relative = RELATIVE
+        relative, floor = RELATIVE, self.slack
         if self.own:
             kind = dtype((value is not None and program.graph.values[value].dtype) or "float32")
             relative = ROUNDINGS * _rounding(program, kind) if kind.is_floating_point else 0.0
-        return relative * (scale if math.isfinite(scale) else 0.0) + self.slack + NOISES * noise
+            floor += VANISHING if relative > ROUNDINGS * torch.finfo(torch.float64).eps else 0.0
+        return relative * (scale if math.isfinite(scale) else 0.0) + floor + NOISES * noise
 
 
 def _rounding(program: Program, kind: torch.dtype) -> float:
@@ -178,7 +183,8 @@ def distance(
         if value in carried and not (copies and copies[0].filled.all()):
             raise RuntimeError(f"no rank has all of {values[value].name!r}: a defect of lowering")
         scale = scale_of(true_state)
-        limit = allowed.of_value(program, value, scale)
+        largest_ever = max(scale, scale_of(state_tensor(program, value))) if allowed.own else scale
+        limit = allowed.of_value(program, value, largest_ever)
         for copy in copies:
             difference = _difference(copy, true_state)
             over = _over(difference, limit)

@@ -348,3 +348,26 @@ def test_a_rounding_of_float64_disturbs_a_step_in_float64() -> None:
 
 
 EPS = torch.finfo(torch.float64).eps
+
+
+def test_a_running_variance_has_the_roundings_of_what_it_was() -> None:
+    """torch subtracts the momentum in float32: 1 - 0.99 has an error of a hundred roundings."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(4, momentum=0.99)
+    model = nn.Sequential(nn.Linear(3, 4), norm)
+    batch = torch.randn(8, 3) * 1e-12  # what is left of the variance is what it began with
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    program = capture(lambda m, b: m(b).square().mean(), model, optimizer, batch)
+    found = ap.check(program, plan_of(program), steps=2)
+    assert found.equal, found
+
+
+def test_what_vanishes_in_float32_is_no_difference() -> None:
+    """The gradients are about 1e-33, and what their factors make of them depends on the order."""
+
+    def tiny(model: nn.Module, batch: Any) -> Tensor:
+        y: Tensor = model(batch["x"])
+        return (y * 1e-18).prod(1).sum() + (y * 1e-17).square().sum()
+
+    program = captured(tiny)
+    assert ap.check(program, plan_of(program)).equal
