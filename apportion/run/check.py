@@ -35,9 +35,8 @@ from apportion.run.check_run import (
 )
 from apportion.run.noise import (
     EagerRun,
+    as_rounded_as_written,
     measured_noise,
-    more_noise,
-    noise_in_float64,
     settled,
     share_of_changes,
 )
@@ -222,8 +221,11 @@ def _judged_wide(
     if _distance(program, whole, wide, Tolerance(slack=slack, noise=share)).equal:
         note = _DEPENDS_ON_PRECISION.format("a ten thousandth of a change")
         return replace(found, equal=True, failed=""), note, ""
-    rounded = more_noise(share, noise_in_float64(program, whole, seed))
-    if _distance(program, whole, wide, Tolerance(slack=slack, noise=rounded)).equal:
+    rounded, _ = settled(
+        program, as_rounded_as_written(program, whole), seed,
+        lambda noise: _distance(program, whole, wide, Tolerance(slack=slack, noise=noise)), share,
+    )  # fmt: skip
+    if rounded.equal:
         note = _DEPENDS_ON_PRECISION.format("what a rounding of that precision makes")
         return replace(found, equal=True, failed=""), note, ""
     reason = (

@@ -79,11 +79,10 @@ def share_of_changes(program: Program, run: EagerRun) -> Noise:
     return Noise(tuple(SHARE * abs(loss) for loss in run.losses), state)
 
 
-def noise_in_float64(program: Program, run: EagerRun, seed: int) -> Noise:
-    """What a run in float64 makes of a rounding of the precision that the step is written in: the
-    numbers that it computes from its settings alone are rounded so in the captured step."""
-    own = rounding(program, replace(run, wide=False))
-    return measured_noise(program, replace(run, coarsest=own), seed)
+def as_rounded_as_written(program: Program, run: EagerRun) -> EagerRun:
+    """A run in float64 whose noise is that of roundings of the precision that the step is written
+    in: the numbers that it computes from its settings alone are rounded so in the captured step."""
+    return replace(run, coarsest=rounding(program, replace(run, wide=False)))
 
 
 def more_noise(one: Noise, other: Noise) -> Noise:
