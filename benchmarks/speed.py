@@ -52,7 +52,8 @@ MODELS = {
 TINY = {"tiny mlp": "mlp:layers=4,width=16,batch=8"}
 RIVALS = {
     "data": ("ddp", "ddp-view"),
-    "fsdp": ("fsdp2", "fsdp2-keep"),
+    "fsdp": ("fsdp2",),
+    "fsdp-keep": ("fsdp2-keep",),
     "megatron": ("tensor",),
     "auto": ("ddp", "ddp-view", "fsdp2", "fsdp2-keep"),
 }
@@ -262,7 +263,7 @@ def _note(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="names or specs")
-    parser.add_argument("--methods", nargs="*", default=["data", "fsdp", "megatron"])
+    parser.add_argument("--methods", nargs="*", default=["data", "fsdp", "fsdp-keep", "megatron"])
     parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--torch", nargs="*", default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)

@@ -11,6 +11,7 @@ one Choice at a time (simulate/delta) go on with the plain lowering, where a cha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,12 +50,15 @@ class BucketSizes:
 BUCKETS = BucketSizes()
 
 
-def coalesce(tasks: TaskGraph, sizes: BucketSizes = BUCKETS) -> TaskGraph:
-    """The same work with exchanges that are posted early, and together where they can be."""
+def coalesce(
+    tasks: TaskGraph, sizes: BucketSizes = BUCKETS, refetched: Sequence[int] = ()
+) -> TaskGraph:
+    """The same work with exchanges that are posted early, and together where they can be; those of
+    Values that the backward fetches again are posted as late as they can be."""
     message = tasks.is_message
     if not message.any():
         return tasks
-    given, units, limits, need, feeds = _units(tasks, sizes)
+    given, units, limits, need, feeds = _units(tasks, sizes, refetched)
     rows = _rows(given, units, need, feeds)
     placing = place(given, units, limits, rows, _state(given, units, rows))
     became, first = _numbered(tasks, given.unit, placing)
@@ -65,7 +69,7 @@ def coalesce(tasks: TaskGraph, sizes: BucketSizes = BUCKETS) -> TaskGraph:
 
 
 def _units(
-    tasks: TaskGraph, sizes: BucketSizes
+    tasks: TaskGraph, sizes: BucketSizes, refetched: Sequence[int]
 ) -> tuple[TaskDependencies, Units, BucketLimits, Ints, Bools]:
     message, n = tasks.is_message, len(tasks)
     end_start = offsets(np.bincount(tasks.ends.task, minlength=n))
@@ -80,7 +84,7 @@ def _units(
     sent = np.bincount(unit[message], tasks.nbytes[message], len(code)).astype(np.int64) // members
     _, key = np.unique(code, return_inverse=True)
     key = plain(key.reshape(-1))
-    pulled = _pulled(tasks, unit, unit_need)
+    pulled = _pulled(tasks, unit, unit_need, refetched)
     units = Units(key, sent, unit_need, pulled, first)
     return given, units, _limits(units, sizes), need, feeds
 
@@ -97,9 +101,9 @@ def _dependencies(tasks: TaskGraph) -> tuple[Ints, Ints]:
     return offsets(np.bincount(key // n, minlength=n)), key % n
 
 
-def _pulled(tasks: TaskGraph, unit: Ints, need: Ints) -> Bools:
+def _pulled(tasks: TaskGraph, unit: Ints, need: Ints, refetched: Sequence[int]) -> Bools:
     """Whether all that a unit sends is there when the step begins, or stays until the unit is
-    needed for some Op of its own device."""
+    needed for some Op of its own device, or is sent to be fetched again."""
     reader = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
     real = tasks.in_slot >= 0
     reader, slot = reader[real], tasks.in_slot[real]
@@ -107,8 +111,16 @@ def _pulled(tasks: TaskGraph, unit: Ints, need: Ints) -> Bools:
     last = np.where(tasks.slot_first < 0, len(tasks.op_start), -1)
     np.maximum.at(last, slot[computing], tasks.op[reader[computing]])
     sends = unit[reader] >= 0
+    by, sent = unit[reader[sends]], slot[sends]
+    until = last[sent]
+    if refetched:
+        first = np.full(len(last), len(tasks.op_start))
+        np.minimum.at(first, sent, need[by])
+        until[np.isin(tasks.slot_value[sent], refetched) & (need[by] > first[sent])] = len(
+            tasks.op_start
+        )
     found = np.full(len(need), len(tasks.op_start))
-    np.minimum.at(found, unit[reader[sends]], last[slot[sends]])
+    np.minimum.at(found, by, until)
     pulled: Bools = found >= need
     return pulled
 

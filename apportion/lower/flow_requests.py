@@ -82,10 +82,11 @@ class FlowRequest(NamedTuple):
     made: Reference
     layout: Reference | tuple[()]
     reads: list[int]  # References, one after another: of every reader, then of the end of the step
+    again: int = 0  # the stage of the first reader that has nothing of what was fetched before it
 
 
 # In the array of requests each one has these numbers, and then its References
-DIMS, ATOMS, ITEMSIZE, TERMS, HAS_LAYOUT, LENGTH, REFERENCES = range(7)
+DIMS, ATOMS, ITEMSIZE, TERMS, HAS_LAYOUT, AGAIN, LENGTH, REFERENCES = range(8)
 
 
 def request_array(requests: Sequence[FlowRequest]) -> Ints:
@@ -93,8 +94,8 @@ def request_array(requests: Sequence[FlowRequest]) -> Ints:
     flat: list[int] = []
     for it in requests:
         references = (*it.made, *it.layout, *it.reads)
-        flat += (it.dims, it.atoms, it.itemsize, it.terms, len(it.layout) // 2, len(references))
-        flat += references
+        flat += (it.dims, it.atoms, it.itemsize, it.terms, len(it.layout) // 2, it.again)
+        flat += (len(references), *references)
     return np.array(flat, np.int64)
 
 

@@ -31,7 +31,7 @@ from apportion.columns import (
     offsets,
 )
 from apportion.describe import Factors, full
-from apportion.graph import INPUT, Graph
+from apportion.graph import BACKWARD, INPUT, Graph
 from apportion.lower.exchange import pair_columns
 from apportion.lower.flow_requests import (
     ANYWHERE,
@@ -115,6 +115,7 @@ class Lowering:
         self.terms = Terms(space, strategy.choices, self.layouts, self.splits)
         self.termwise: dict[int, Devices] = self.terms.settled()
         self.after = dict(self.graph.state)
+        self._again = _fetched_again(self.graph, strategy)
         self.befores: dict[int, list[int]] = {}
         for before, after in self.graph.state:
             self.befores.setdefault(after, []).append(before)
@@ -280,11 +281,13 @@ class Lowering:
         else:
             readers = tuple([cut(op) for op in of.readers])
         befores = tuple([self._begin_key(before) for before in of.befores])
+        again = self._again.get(value, 0)
         if of.maker is None:
-            return of.number, readers, befores, self._begin_key(value)
+            return of.number, readers, befores, self._begin_key(value), again
         maker = of.maker[0]
         return (
             of.number, readers, befores, cut(maker), self.layouts.get(value), termwise.get(maker),
+            again,
         )  # fmt: skip
 
     def _begin_key(self, value: int) -> tuple[Any, ...]:
@@ -333,8 +336,9 @@ class Lowering:
         laid = () if layout is None else self._laid(value, layout, REGION)
         terms = 1 if of.maker is None else self._terms(*of.maker)
         return FlowRequest(
-            self._dims(of), of.atoms, of.itemsize, terms, self._made(value, of), laid, reads
-        )
+            self._dims(of), of.atoms, of.itemsize, terms, self._made(value, of), laid, reads,
+            self._again.get(value, 0),
+        )  # fmt: skip
 
     def _gathers(self, value: int) -> bool:
         """Whether the readers of a Value want all its terms."""
@@ -526,6 +530,17 @@ class Lowering:
             whole &= later
         found: Ints = pieces[whole]
         return found
+
+
+def _fetched_again(graph: Graph, strategy: Strategy) -> dict[int, int]:
+    """The Values that the backward fetches anew, each with the stage of its first reader there, if
+    something has read it before."""
+    found = {}
+    for value in strategy.refetched:
+        phases = [graph.ops[op].phase for op in graph.consumers[value]]
+        if BACKWARD in phases and phases[0] != BACKWARD:
+            found[value] = READ + phases.index(BACKWARD)
+    return found
 
 
 def _spread(factors: tuple[int, ...], devices: Devices) -> Layout:

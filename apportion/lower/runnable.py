@@ -24,4 +24,4 @@ def runnable(space: Space, strategy: Strategy, devices: int, joined: bool = True
         tasks = half_sums(space, strategy, tasks)
     for join in (join_batch_norm, join_conv_backward) if joined else ():
         tasks = join(space, strategy, tasks)
-    return coalesce(tasks)
+    return coalesce(tasks, refetched=strategy.refetched)

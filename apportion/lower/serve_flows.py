@@ -11,7 +11,8 @@ To serve a region on a device:
                             in rising order, so that all devices that assemble the region get the
                             same bits
 
-What was fetched stays for later readers on that device.
+What was fetched stays for later readers on that device, but for a Value that is fetched again: its
+readers from a stage on find what was made or laid out, and what was fetched since.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 
 from apportion.columns import Ints, compiled, compiled_part, mixed
 from apportion.lower.flow_requests import (
+    AGAIN,
     ANYWHERE,
     ATOMS,
     DIMS,
@@ -138,12 +140,16 @@ def _serve_all(draft, request, counts, dims, given):  # type: ignore[no-untyped-
     """Serves stage after stage; whether there was room for all sources."""
     terms, low = request[TERMS], counts[0]
     _begin(draft, given, low, terms)
+    resting = np.arange(low)
     for stage in range(1, len(counts)):
         high = low + counts[stage]
+        if stage == request[AGAIN] and terms == 1:
+            _hold_only(draft, resting)
         if not _serve_stage(draft, given, low, high, terms, dims):
             return False
         if stage == 1 and request[HAS_LAYOUT] == 1:
-            _hold_only(draft, draft.answer[low - counts[0] : high - counts[0]])
+            resting = draft.answer[low - counts[0] : high - counts[0]]
+            _hold_only(draft, resting)
             terms = 1
         low = high
         draft.made_start[stage + 1] = draft.used[COUNT]
@@ -165,7 +171,8 @@ def _begin(draft, given, made, terms):  # type: ignore[no-untyped-def]
 
 @compiled
 def _hold_only(draft, pieces):  # type: ignore[no-untyped-def]
-    """The Value is laid out: from now on devices have these pieces, whole ones, and no others."""
+    """From now on devices have these pieces, whole ones, and no others: the Value is laid out, or
+    what was fetched of it is dropped."""
     draft.first[:], draft.last[:] = -1, -1
     draft.after[:], draft.term[:] = -1, 0
     _set_near(draft, pieces, np.int64(1))

@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from apportion.describe import Box, IllegalCut
-from apportion.memory.carry_strategy import carried_choice, carried_digits, carried_layout
+from apportion.memory.carry_strategy import (
+    carried_choice,
+    carried_digits,
+    carried_layout,
+    carried_values,
+)
 from apportion.memory.offload import OffloadedGraph
 from apportion.split import Choice, Layout, Space, Strategy, composites, space_of, unsplit_choice
 
@@ -29,7 +34,8 @@ def carry_offloads(strategy: Strategy, before: Space, made: OffloadedGraph) -> S
     plain = Space(made.graph, (), opening)
     new = plain.with_digits(carried_digits(strategy, old.with_digits(()), plain))
     like = _counterparts(new, made)
-    layouts = _layouts(strategy, old, new, like)
+    equal = _equal_values(old, new, like)
+    layouts = _layouts(strategy, old, new, equal)
     choices: list[Choice] = []
     resting: dict[int, Choice] = {}  # by offloaded Value
     for op, counterpart in enumerate(like):
@@ -41,7 +47,8 @@ def carry_offloads(strategy: Strategy, before: Space, made: OffloadedGraph) -> S
         if value not in resting:
             resting[value] = _as_it_lies(new, op, value, choices, layouts)
         choices.append(resting[value])
-    return Strategy(tuple(choices), layouts, new.digits, opening, strategy.wire)
+    refetched = carried_values(strategy.refetched, equal)
+    return Strategy(tuple(choices), layouts, new.digits, opening, strategy.wire, refetched)
 
 
 def _counterparts(new: Space, made: OffloadedGraph) -> list[int]:
@@ -54,16 +61,23 @@ def _counterparts(new: Space, made: OffloadedGraph) -> list[int]:
     return found
 
 
-def _layouts(strategy: Strategy, old: Space, new: Space, like: Sequence[int]) -> dict[int, Layout]:
-    """The Layouts of the Values that there were before."""
-    equal = {value: value for value in range(len(old.source.values))}
+def _equal_values(old: Space, new: Space, like: Sequence[int]) -> list[int]:
+    """For each Value of the new opened Graph the one of the old that it was, -1 for a copy."""
+    count = len(old.source.values)
+    found = [value if value < count else -1 for value in range(len(new.graph.values))]
     for op, counterpart in zip(new.graph.ops, like, strict=True):
-        if counterpart >= 0:
-            was = old.graph.ops[counterpart].outputs
-            equal.update(zip(op.outputs, was, strict=True))
+        was = old.graph.ops[counterpart].outputs if counterpart >= 0 else [-1] * len(op.outputs)
+        for value, before in zip(op.outputs, was, strict=True):
+            found[value] = before
+    return found
+
+
+def _layouts(strategy: Strategy, old: Space, new: Space, equal: Sequence[int]) -> dict[int, Layout]:
+    """The Layouts of the Values that there were before."""
     found = {
         value: carried_layout(new, value, old, before, strategy.layouts)
-        for value, before in equal.items()
+        for value, before in enumerate(equal)
+        if before >= 0
     }
     return {value: layout for value, layout in found.items() if layout is not None}
 

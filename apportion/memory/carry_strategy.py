@@ -33,7 +33,8 @@ def carry_strategy(strategy: Strategy, before: Space, made: RecomputedGraph) -> 
         for value, equal in enumerate(values)
         if (layout := carried_layout(new, value, old, equal, strategy.layouts)) is not None
     }
-    return Strategy(tuple(choices), layouts, new.digits, opening, strategy.wire)
+    refetched = carried_values(strategy.refetched, values)
+    return Strategy(tuple(choices), layouts, new.digits, opening, strategy.wire, refetched)
 
 
 def _counterparts(old: Space, new: Space, made: RecomputedGraph) -> list[int]:
@@ -84,6 +85,12 @@ def carried_choice(new: Space, op: int, old: Space, like: int, choice: Choice) -
         else:
             return choice
     return unsplit_choice(new, op, tuple(dict.fromkeys(choice.devices)))
+
+
+def carried_values(before: Sequence[int], equal: Sequence[int]) -> tuple[int, ...]:
+    """The Values that equal some of before; `equal` has for each the one that it equals."""
+    chosen = frozenset(before)
+    return tuple([value for value, each in enumerate(equal) if each in chosen])
 
 
 def carried_layout(

@@ -5,9 +5,9 @@ simulates a set come in; a RecomputeChoice goes out.
 
 The sets to begin with are those of choose_recompute.py, with the model in place of simulation;
 refine_recompute.py makes them better. The best one is simulated. If that is over the limit, then
-the model was wrong by as much, and a lower limit is tried; if that does not lead to one that fits,
-sets are chosen by simulation alone. Where by the model not even the best fits, the lowest limit
-that can be met is looked for by halving.
+the model was wrong by as much, and a lower limit is tried, lower by more each time; if that does not
+lead to one that fits, sets are chosen by simulation alone, and last all is recomputed that can be.
+Where by the model not even the best fits, the lowest limit that can be met is looked for by halving.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def choose_by_model(
     step in which nothing is recomputed; `tries` sets are simulated at most."""
     known: dict[frozenset[int], RecomputeOutcome] = {frozenset(): kept}
     modelled = model.of(()).peak
-    limit, right = modelled - kept.over, True
+    limit, right, more = modelled - kept.over, True, 1
     while kept.over > 0 and len(known) <= tries:
         found = _best(model, limit)
         if found.ops in known:
@@ -50,10 +50,13 @@ def choose_by_model(
         right = right and found.step.peak - now.over == modelled - kept.over
         if now.over <= 0 or found.step.excess:
             break
-        limit = found.step.peak - now.over
+        limit, more = found.step.peak - more * now.over, 2 * more
     if not right and min(one.over for one in known.values()) > 0:
         last = choose_recompute(model.graph, model.costs, kept, run, FALLBACK)
         known[last.ops] = last.outcome
+    if min(one.over for one in known.values()) > 0:
+        everything = full_recompute(model.graph, model.costs)
+        known[everything] = known.get(everything) or run(everything)
     ops, outcome = min(known.items(), key=lambda pair: pair[1].rank)
     return RecomputeChoice(ops, outcome, len(known) - 1)
 

@@ -72,8 +72,18 @@ METHODS: dict[str, Method] = {
         auto=10, baseline=True,
     ),
     "fsdp": Method(
-        "baselines.fsdp:fsdp", "data parallelism with parameters and optimizer state cut as well",
+        "baselines.fsdp:fsdp",
+        "data parallelism, parameters and state cut, gathered for each pass (ZeRO-3)",
         auto=20, baseline=True,
+    ),
+    "fsdp-keep": Method(
+        "baselines.fsdp:fsdp_keep", "as fsdp, with what is gathered kept for the backward",
+        auto=22, baseline=True,
+    ),
+    "zero2": Method(
+        "baselines.fsdp:zero2",
+        "data parallelism with optimizer state cut and gradients summed where it is (ZeRO-2)",
+        auto=24, baseline=True,
     ),
     "owt": Method(
         "baselines.owt:owt",

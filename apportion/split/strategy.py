@@ -70,6 +70,9 @@ class Strategy:
     """Ops of the captured Graph that are opened; Choices and Layouts are of the opened Graph."""
     wire: str = ""
     """The precision in which partial sums of gradients travel; "": the one that they are in."""
+    refetched: tuple[int, ...] = ()
+    """Values that the backward fetches anew from where they lie: what the forward has fetched of
+    them is not kept. Of the opened Graph, as Layouts are."""
 
 
 WIRES = {"": "", "bf16": "bfloat16", "bfloat16": "bfloat16"}
@@ -131,6 +134,11 @@ def verify_strategy(space: Space, strategy: Strategy, devices: int) -> None:
             if not 1 <= count <= max(factor, 1):
                 raise ValueError(f"{name}: an atom of {factor} cannot be cut into {count} parts")
         _verify_devices(name, layout.parts, layout.devices, devices)
+    for value in strategy.refetched:
+        if not 0 <= value < len(graph.values):
+            raise ValueError(
+                f"the strategy fetches value {value} again, of which there are {len(graph.values)}"
+            )
 
 
 def verify_choice(space: Space, op: int, choice: Choice, devices: int) -> None:
@@ -178,7 +186,8 @@ def check_wire(name: str) -> str:
 
 def to_json(strategy: Strategy) -> dict[str, Any]:
     """The Strategy as plain JSON data."""
-    return ({"wire": strategy.wire} if strategy.wire else {}) | {
+    more = {"wire": strategy.wire, "refetched": list(strategy.refetched)}
+    return {key: value for key, value in more.items() if value} | {
         "choices": [[list(c.parts), list(c.devices)] for c in strategy.choices],
         "layouts": [[v, list(y.parts), list(y.devices)] for v, y in strategy.layouts.items()],
         "digits": [[group, list(factors)] for group, factors in strategy.digits],
@@ -195,6 +204,7 @@ def from_json(data: dict[str, Any]) -> Strategy:
             tuple((int(group), tuple(map(int, factors))) for group, factors in data["digits"]),
             tuple(map(int, data.get("opening", ()))),
             check_wire(data.get("wire", "")),
+            tuple(map(int, data.get("refetched", ()))),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the strategy is malformed: {error}") from None

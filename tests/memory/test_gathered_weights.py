@@ -55,20 +55,24 @@ def read_in_backward(plan: Plan, ops: list[int]) -> list[bool]:
     return [not held.isdisjoint(graph.ops[op].outputs) for op in ops]
 
 
-def test_casts_are_gathered_and_not_parameters(program: Program) -> None:
-    plan = make_plan(program, cluster("2xh100"), "fsdp", 1.0)
+@pytest.mark.parametrize(
+    ("method", "times"),
+    [("fsdp", 2 * LAYERS - 1), ("fsdp-keep", LAYERS)],  # the batch needs no gradient
+)
+def test_casts_are_gathered_and_not_parameters(program: Program, method: str, times: int) -> None:
+    plan = make_plan(program, cluster("2xh100"), method, 1.0)
     casts = weight_casts(plan)
     assert len(casts) == LAYERS
     assert all(plan.strategy.choices[op].count == 2 for op in casts)
     half = WIDTH * WIDTH * 2 // 2  # what each of two devices lacks of a cast
     data = make_plan(program, cluster("2xh100"), "data", 1.0)
     gathered = plan.predicted.bytes_moved - data.predicted.bytes_moved // 2
-    assert abs(gathered - 2 * LAYERS * half) < half
+    assert abs(gathered - 2 * times * half) < half
     assert ap.check(program, plan).equal
 
 
 def test_recomputed_casts_do_not_outlive_the_forward(program: Program) -> None:
-    kept = make_plan(program, cluster("2xh100"), "fsdp", 1.0)
+    kept = make_plan(program, cluster("2xh100"), "fsdp-keep", 1.0)
     assert all(read_in_backward(kept, weight_casts(kept)[1:]))  # the batch needs no gradient
     made = make_plan(program, cluster("2xh100"), "fsdp", 1.0, recompute="full")
     lives = read_in_backward(made, weight_casts(made))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -350,6 +350,5 @@ def _packed(strategy: Strategy) -> dict[str, object]:
 def _unpacked(data: Any, start: StartingPoint) -> Strategy:
     known = [Choice(tuple(parts), tuple(devices)) for parts, devices in data["known"]]
     layouts = {v: Layout(tuple(p), tuple(d)) for v, p, d in data["layouts"]}
-    given = start.strategy
     choices = tuple([known[row] for row in data["rows"]])
-    return Strategy(choices, layouts, given.digits, given.opening)
+    return replace(start.strategy, choices=choices, layouts=layouts)

@@ -12,6 +12,7 @@ that is to be the best.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Protocol
 
@@ -226,5 +227,5 @@ class SimulatedWalk:
     @property
     def strategy(self) -> Strategy:
         """The current one."""
-        given = self.space
-        return Strategy(tuple(self.choices), dict(self.layouts), given.digits, given.opening)
+        choices, layouts = tuple(self.choices), dict(self.layouts)
+        return replace(self.best, choices=choices, layouts=layouts)

@@ -21,7 +21,7 @@ lanes beside it, the tasks are built and simulated anew after every change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -100,7 +100,7 @@ class Delta:
     def strategy(self) -> Strategy:
         """The Strategy as it is now."""
         choices, layouts = tuple(self.lowering.choices), dict(self.lowering.layouts)
-        return Strategy(choices, layouts, self.given.digits, self.given.opening)
+        return replace(self.given, choices=choices, layouts=layouts)
 
     @property
     def held(self) -> Ints:
