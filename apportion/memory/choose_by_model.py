@@ -5,9 +5,10 @@ simulates a set come in; a RecomputeChoice goes out.
 
 The sets to begin with are those of choose_recompute.py, with the model in place of simulation;
 refine_recompute.py makes them better. The best one is simulated. If that is over the limit, then
-the model was wrong by as much, and a lower limit is tried, lower by more each time; if that does not
-lead to one that fits, sets are chosen by simulation alone, and last all is recomputed that can be.
-Where by the model not even the best fits, the lowest limit that can be met is looked for by halving.
+the model was wrong by as much, and a lower limit is tried, lower by more each time; if that does
+not lead to one that fits, sets are chosen by simulation alone, and last all is recomputed that can
+be. Where by the model not even the best fits, the lowest limit that can be met is looked for by
+halving.
 """
 
 from __future__ import annotations
