@@ -72,7 +72,7 @@ _TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")
 
 METHODS = ("data", "tofu", "random", "auto")
 DEVICES, STEPS, BUDGET = 2, 2, 0.5
-CPU_SECONDS, WALL_SECONDS = 90, 900
+CPU_SECONDS, WALL_SECONDS = 240, 1200
 FIXED = re.compile(r"fixed=\[([^\]]+)\]")
 BAD = ("traceback", "wrong", "changed", "timeout")
 
