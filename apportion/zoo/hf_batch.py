@@ -198,7 +198,7 @@ class _BatchMaker:
                     named.update(v for v in values if type(v) is int and 0 <= v < size)
         ends = sorted(named)
         low, high = max(pairwise(ends), key=lambda pair: pair[1] - pair[0])
-        return low + 1, high
+        return (low + 1, high) if low + 1 < high else (0, int(size))  # all of them have names
 
     def _sees(self) -> bool:
         if "pixel_values" not in self.takes:
