@@ -276,6 +276,9 @@ class Recorder(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if func is aten.native_batch_norm.default and args[5] and args[3] is not None:
             return self._batch_norm(args)
+        if func is aten.where.self and args[0].dtype == torch.uint8:
+            with self:  # the mask of old programs, which torch still takes and its fakes do not
+                return torch.where(args[0].bool(), *args[1:])
         if func in ADDRESSING:
             order = in_memory_order(func, args, at_user_line)
             if order is not None:

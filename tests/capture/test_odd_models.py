@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from helpers_capture import run
 from torch import nn
@@ -41,6 +42,16 @@ class MovedInTheStep(nn.Module):
         return result
 
 
+class MaskedByBytes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = (x > 0).to(torch.uint8)
+        return torch.where(mask, self.linear(x), x)
+
+
 def mean_square(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).square().mean()
 
@@ -66,3 +77,8 @@ def test_a_submodule_may_have_the_name_of_a_method() -> None:
 
 def test_a_module_may_be_moved_to_where_it_is() -> None:
     assert_trains_as_plain_pytorch_does(MovedInTheStep())
+
+
+@pytest.mark.filterwarnings("ignore:where received a uint8")
+def test_a_mask_may_be_of_bytes() -> None:
+    assert_trains_as_plain_pytorch_does(MaskedByBytes())
