@@ -16,7 +16,7 @@ import torch
 from apportion.capture.trace import CaptureError
 
 aten = torch.ops.aten
-ADDRESSING = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
+MEMORY_CALLS = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
 
 
 def in_memory_order(func: Any, args: Any, at: Callable[[], str]) -> list[int] | None:
@@ -25,12 +25,14 @@ def in_memory_order(func: Any, args: Any, at: Callable[[], str]) -> list[int] | 
     where the call is."""
     tensor = args[0]
     size, stride, *rest = args[1:] if func is aten.as_strided.default else args[2:]
-    offset = rest[0] if rest and rest[0] is not None else 0
+    given = rest[0] if rest else None
+    offset = given or 0
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     inside = (offset >= 0 and last < tensor.numel()) or 0 in size
     order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), -tensor.shape[d]))
     dense = tensor.is_contiguous() or tensor.permute(order).is_contiguous()
-    if not inside or not dense or (offset and tensor.storage_offset()):
+    elsewhere = given is not None and tensor.storage_offset() != 0  # it counts from another place
+    if not inside or not dense or elsewhere:
         raise CaptureError(
             f"as_strided addresses memory that is not the elements of its tensor{at()}; a captured "
             "step knows elements only, so call contiguous() before it, or use unfold, slices or an "

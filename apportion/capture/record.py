@@ -29,7 +29,7 @@ from apportion.capture.data_shapes import (
 )
 from apportion.capture.functional_twins import functional_twin
 from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
-from apportion.capture.memory_order import ADDRESSING, in_memory_order
+from apportion.capture.memory_order import MEMORY_CALLS, in_memory_order
 from apportion.capture.packed_calls import padded
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
 from apportion.capture.same_recordings import same_computation
@@ -279,7 +279,7 @@ class Recorder(TorchDispatchMode):
         if func is aten.where.self and args[0].dtype == torch.uint8:
             with self:  # the mask of old programs, which torch still takes and its fakes do not
                 return torch.where(args[0].bool(), *args[1:])
-        if func in ADDRESSING:
+        if func in MEMORY_CALLS:
             order = in_memory_order(func, args, at_user_line)
             if order is not None:
                 return self._in_memory_order(func, order, args, kwargs)

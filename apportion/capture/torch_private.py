@@ -250,7 +250,7 @@ def fake_to_others(is_told: Callable[[torch.Tensor], bool]) -> Iterator[None]:
     """A context in which another package that asks whether a fake tensor is one, by the name that
     torch gives its class, is told by this function. torch itself is told that it is."""
 
-    class Asked(type):
+    class FakeTensorStandIn(type):
         def __instancecheck__(cls, each: Any) -> bool:
             if not isinstance(each, FakeTensor):
                 return False
@@ -267,7 +267,7 @@ def fake_to_others(is_told: Callable[[torch.Tensor], bool]) -> Iterator[None]:
             return hash(FakeTensor)
 
     module: Any = torch._subclasses
-    module.FakeTensor = Asked("FakeTensor", (), {})
+    module.FakeTensor = FakeTensorStandIn("FakeTensor", (), {})
     try:
         yield
     finally:

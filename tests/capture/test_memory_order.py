@@ -63,7 +63,11 @@ def with_gaps(y: torch.Tensor) -> torch.Tensor:
     return y[:, ::2].as_strided((4, 5, 8), (80, 16, 1))
 
 
-@pytest.mark.parametrize("cut", [beyond, with_gaps])
+def before_it(y: torch.Tensor) -> torch.Tensor:
+    return y[1:].as_strided((3, 10, 8), (80, 8, 1), 0)  # of y, and not of what begins later
+
+
+@pytest.mark.parametrize("cut", [beyond, with_gaps, before_it])
 def test_memory_that_is_not_the_tensors_is_refused(cut: Any) -> None:
     with pytest.raises(CaptureError, match=r"as_strided addresses.*test_memory_order\.py:\d+"):
         captured(cut)

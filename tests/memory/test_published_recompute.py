@@ -10,6 +10,7 @@ from apportion.memory.budget_knapsack import budget_knapsack
 from apportion.memory.checkmate import checkmate
 from apportion.memory.chen import chen_greedy, chen_root
 from apportion.memory.choose_by_model import choose_by_model, lowest_peak
+from apportion.memory.choose_recompute import RecomputeOutcome, full_recompute
 from apportion.memory.exhaustive_recompute import exhaustive_recompute
 from apportion.memory.forward_chain import forward_chain
 from apportion.memory.recompute_costs import ForwardMemory
@@ -102,3 +103,15 @@ def test_the_planner_is_near_the_programme_and_no_worse_than_published_methods()
         for ops in (chen_greedy(graph, model.costs, run), rotor(model, limit)):
             if ops is not None and run(ops).over <= 0:
                 assert found.outcome.seconds <= run(ops).seconds
+
+
+def test_where_the_model_is_wrong_everything_is_recomputed_at_last() -> None:
+    graph = chain_graph(12)
+    model = modelled(graph)
+    everything = full_recompute(graph, model.costs)
+
+    def run(ops: frozenset[int]) -> RecomputeOutcome:
+        return RecomputeOutcome(-1 if ops == everything else 1, 1.0)
+
+    found = choose_by_model(model, run(frozenset()), run)
+    assert found.ops == everything and found.outcome.over < 0
