@@ -100,7 +100,8 @@ def mlp_program() -> Program:
 
 
 def test_without_triton_the_step_runs(tmp_path: Path) -> None:
-    settings = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TRITON], cwd=ROOT, text=True, capture_output=True,
         timeout=120, env=os.environ | settings, check=False,
