@@ -200,6 +200,36 @@ class Listed(torch.optim.SGD):
                 p.add_(update / (1 + update.norm()), alpha=-group["lr"])
 
 
+class Several(torch.optim.SGD):
+    """Keeps a momentum for each rate of decay, in a dict by the rate."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if "momentum" not in state:
+                    state["momentum"] = {}
+                    for rate in (0.0, 0.9, 0.99):
+                        state["momentum"][rate] = torch.zeros_like(p)
+                for rate, mean in state["momentum"].items():
+                    mean.mul_(rate).add_(p.grad)
+                    p.sub_(mean, alpha=group["lr"] / 3)
+
+
+class ByRate(torch.optim.SGD):
+    """Keeps its momentum under the number that its group has for it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state, rate = self.state[p], group["momentum"]
+                if "momentum" not in state:
+                    state["momentum"] = {rate: torch.zeros_like(p)}
+                p.sub_(state["momentum"][rate].mul_(rate).add_(p.grad), alpha=group["lr"])
+
+
 class Tabled(torch.optim.SGD):
     """Notes in a table what it has computed of the number of the step, as RAdam did."""
 

@@ -1,16 +1,19 @@
 """Optimizer state that is kept in lists, tuples and dicts, as one entry for each tensor in them.
 
 Part of capture/. A Graph knows state by names: `Q` that is a list of two tensors becomes `Q[0]` and
-`Q[1]`, a tuple `Q(0)`, a dict `Q{key}`. `nested_state` puts back what `flat_state` took apart.
+`Q[1]`, a tuple `Q(0)`, a dict `Q{key}`, or `Q{=0.9}` where the key is a number. `nested_state` puts
+back what `flat_state` took apart.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 _BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}"}
+_NUMBER = "="
 _PLACE = re.compile(r"\[(\d+)\]$|\((\d+)\)$|\{([^{}]*)\}$")
 
 
@@ -26,14 +29,27 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     entries = value.items() if type(value) is dict else enumerate(value)
     for place, each in entries:
-        yield from _flat(f"{name}{brackets[0]}{place}{brackets[1]}", each)
+        number = type(value) is dict and not isinstance(place, str)
+        told = f"{_NUMBER}{place!r}" if number else place
+        yield from _flat(f"{name}{brackets[0]}{told}{brackets[1]}", each)
 
 
 def _is_plain(value: Any) -> bool:
     """Whether the entries can be told by names."""
-    if type(value) is not dict:
-        return True
-    return all(isinstance(key, str) and not set(key) & set("[](){}") for key in value)
+    return type(value) is not dict or all(map(_is_plain_key, value))
+
+
+def _is_plain_key(key: Any) -> bool:
+    if isinstance(key, str):
+        return not key.startswith(_NUMBER) and not set(key) & set("[](){}")
+    return type(key) is int or (type(key) is float and math.isfinite(key))
+
+
+def _key(told: str) -> str | int | float:
+    if not told.startswith(_NUMBER):
+        return told
+    number = told.removeprefix(_NUMBER)
+    return int(number) if number.lstrip("-").isdigit() else float(number)
 
 
 def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,6 +83,6 @@ def _container(kind: str, entries: Mapping[str, Any]) -> Any:
         assert match is not None
         places[match[0][1:-1]] = value
     if kind == "{":
-        return places
+        return {_key(told): value for told, value in places.items()}
     ordered = [places[place] for place in sorted(places, key=int)]
     return tuple(ordered) if kind == "(" else ordered

@@ -186,6 +186,7 @@ class _StepRun:
         self.tensors, self.leaves, self.states = leaves.tensors, leaves.flat, leaves.states
         self.outcome: _Outcome | None = None
         self.remade: dict[str, None] = {}
+        self.changed: list[str] = []
 
     def __call__(self, recorder: Recorder, *fakes: torch.Tensor) -> list[torch.Tensor | None]:
         held = {
@@ -193,6 +194,7 @@ class _StepRun:
             for leaf, fake in zip(self.leaves, fakes, strict=True)
             if leaf.role != g.INPUT
         }
+        fed = [(x, f, f._version) for x, f in zip(self.leaves, fakes, strict=True)]
         recorder.writes = TensorWrites(self.objects.had, at_user_line)
         loop = OwnLoop(recorder, self.live, held, self.states, self.renames)
         loop.leave_gradients()
@@ -209,6 +211,7 @@ class _StepRun:
             after = self._kept_types(held, self._buffers(held))
         recorder.writes.check()
         loop.check_end()
+        self.changed = [x.name for x, f, v in fed if x.role == g.INPUT and f._version != v]
         self._tell_watch(after, held)
         loss = loss_name(returned.scalars, (), self.call.step, required=False)
         self.outcome = _Outcome(loop, returned, loss)
@@ -370,6 +373,11 @@ class _StepRun:
             yield (
                 f"{_listed(never)} get no gradient and are left as they are, as PyTorch's "
                 "optimizers do"
+            )
+        if self.changed:
+            yield (
+                f"the step changes {_listed(self.changed)} in place: a divided run changes a copy, "
+                "and the batch that is passed stays as it was"
             )
         if self.remade:
             yield (

@@ -12,6 +12,7 @@ from cases_capture import mlp, mse_step, vectors
 from cases_optimizer import (
     Averaging,
     Buffered,
+    ByRate,
     ClipsAll,
     Converts,
     CountingAdam,
@@ -22,6 +23,7 @@ from cases_optimizer import (
     Listed,
     Noisy,
     Rectified,
+    Several,
     SignedAdam,
     Stable,
     Tabled,
@@ -80,6 +82,7 @@ ELEMENTWISE: dict[str, Make] = {
     "a table of what was computed": of(Tabled, lr=0.1),
     "a count that is its own": of(CountsOnItself, lr=0.1),
     "a subclass": of(SignedAdam, lr=1e-2),
+    "momenta by their rates": of(Several, lr=0.1),
 }
 REDUCING: dict[str, Make] = {
     "adafactor": of(torch.optim.Adafactor, lr=0.1, weight_decay=0.1),
@@ -221,6 +224,7 @@ def vectors_of_a_seed() -> Any:
         (of(torch.optim.LBFGS), "LBFGS cannot be captured: its step wants closure"),
         (of(torch.optim.SparseAdam), "SparseAdam cannot take a step .* consider Adam instead"),
         (of(Buffered, lr=0.1), "Buffered keeps buffer of a group from step to step"),
+        (of(ByRate, lr=0.1, momentum=0.9), "ByRate keeps state under the number of a setting"),
         (of(Noisy, lr=0.1), "the update of Noisy draws random numbers"),
     ],
 )
