@@ -363,7 +363,7 @@ class UpdateTracer:
             if tuple(value.shape) != shape:
                 raise CaptureError(
                     f"{self._name} changes the shape of its state {name} from step to step, which "
-                    "cannot be captured"
+                    "cannot be captured; use another optimizer"
                 )
             ends.append(value.to(dtype))
         return ends

@@ -168,7 +168,7 @@ def take_step(
             raise CaptureError(
                 f"{cls.__name__} keeps state under the number of a setting, {error.args[0]:.3g} in "
                 "one trial, which is lost when the setting changes; let it keep such state under a "
-                "name or in a list"
+                "name or in a list, or use another optimizer"
             ) from error
         raise _cannot_step(cls.__name__, error) from error
     except Exception as error:  # whatever a foreign class raises
