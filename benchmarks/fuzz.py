@@ -3,10 +3,15 @@
     python benchmarks/fuzz.py                            1,000 strategies per model in one process
     python benchmarks/fuzz.py --processes 100            and 100 per model on real processes
     python benchmarks/fuzz.py --models mlp:tiny --count 50 --plant 50    and 50 planted errors
+    python benchmarks/fuzz.py --count 0 --memory 125     125 memory plans per model in one process
 
 Model and batch are drawn anew every 20 strategies, the batch changes from step to step, device
 counts are 2, 3 and 4. A planted error changes one element of one transfer of one step; what is not
 noticed is listed with where it went.
+
+A memory plan is a random strategy, on one device to four, for the step in which some operators of
+the forward are computed again, some of its results lie on the host for a while, and some parameters
+are fetched again by the backward.
 """
 
 from __future__ import annotations
@@ -38,14 +43,20 @@ from apportion.capture.reference import (
     eager_steps,
 )
 from apportion.capture.widen import widened
+from apportion.describe.ops.host import HOST_KINDS
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import (
     Context,
 )
 from apportion.execute.rank import Corrupt, Rank, run_together
+from apportion.graph import FORWARD, PARAMETER
 from apportion.lower.task_graph import TaskGraph
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
+from apportion.memory.carry_offloads import carry_offloads
+from apportion.memory.carry_strategy import carry_strategy
+from apportion.memory.offload import Offload, offload
+from apportion.memory.recompute import AGAIN, recompute
 from apportion.plan.plan import Plan, Prediction
 from apportion.run.check_run import PER_STEP, Distance, compare_with_eager, distance, gather_copies
 from apportion.run.pool import ProcessPool
@@ -53,7 +64,7 @@ from apportion.run.step_source import StepSource
 from apportion.run.training import TrainingRequest, TrainingResult, vary
 from apportion.search.baselines.random_strategy import draw
 from apportion.split.space import Space
-from apportion.split.strategy import Strategy
+from apportion.split.strategy import Strategy, verify_strategy
 
 STEPS, PER_MODEL = 3, 20
 
@@ -141,6 +152,54 @@ def in_process(spec: str, count: int, first: int) -> dict[str, object]:
     return {
         "model": spec, "strategies": count, "wrong": wrong, "worst_relative": worst,
         "tasks": tasks, "seconds": round(seconds, 1),
+    }  # fmt: skip
+
+
+def memory_plan(model: Model, devices: int, rng: Random) -> Plan:
+    """A random strategy for the step with random decisions about memory."""
+    graph = model.program.graph
+    strategy = draw(model.space, devices, rng)
+    forward = [k for k, op in enumerate(graph.ops) if op.phase == FORWARD]
+    share = rng.choice((0.0, 0.3, 0.7, 1.0))
+    again = recompute(graph, [op for op in forward if rng.random() < share])
+    strategy = carry_strategy(strategy, model.space, again)
+    share, count = rng.choice((0.0, 0.3, 0.7)), len(again.graph.ops)
+    kept = [value for op in forward for value in graph.ops[op].outputs]
+    away = [
+        Offload(value, rng.randrange(count + 1), rng.randrange(count + 1))
+        for value in kept
+        if rng.random() < share
+    ]
+    made = offload(again.graph, away)
+    strategy = carry_offloads(strategy, Space(again.graph), made)
+    state = [v for v, value in enumerate(made.graph.values) if value.role == PARAMETER]
+    refetched = tuple(v for v in state if rng.random() < 0.5)
+    strategy = replace(strategy, refetched=refetched)
+    space = Space(made.graph, strategy.digits, strategy.opening)
+    verify_strategy(space, strategy, devices)
+    changed = replace(model, program=replace(model.program, graph=made.graph), space=space)
+    return plan_of(changed, strategy, devices)
+
+
+def memory_plans(spec: str, count: int, first: int) -> dict[str, object]:
+    wrong, worst, kinds, began = [], 0.0, Counter[str](), time.perf_counter()
+    for seed in range(first, first + count):
+        if seed % PER_MODEL == 0 or seed == first:
+            model = load(spec, seed)
+        rng, devices = Random(seed), 1 + seed % 4
+        plan = memory_plan(model, devices, rng)
+        changed = replace(model, program=replace(model.program, graph=plan.graph), space=plan.space)
+        found = judge(changed, plan, together(changed, plan))
+        worst = max(worst, found.max_rel_param_diff)
+        kinds["recomputed"] += sum(op.name.endswith(AGAIN) for op in plan.graph.ops)
+        kinds["copied"] += sum(op.kind in HOST_KINDS for op in plan.graph.ops)
+        kinds["refetched"] += len(plan.strategy.refetched)
+        if not found.equal:
+            wrong.append(seed)
+        progress(f"{spec}: memory plan {seed - first + 1} of {count}, {len(wrong)} wrong")
+    return {
+        "model": spec, "plans": count, "wrong": wrong, "worst_relative": worst,
+        **kinds, "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
 
@@ -258,6 +317,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--plant", type=int, default=0)
+    parser.add_argument("--memory", type=int, default=0, help="memory plans per model")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -267,6 +327,7 @@ def main() -> int:
             (in_process, options.count),
             (on_processes, options.processes),
             (planted, options.plant),
+            (memory_plans, options.memory),
         ):
             if count:
                 row = what(spec, count, options.first)

@@ -15,14 +15,9 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
-import logging
 import random
-import sys
-import threading
 import types
 import weakref
-from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -31,12 +26,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from apportion.capture.object_parts import (
+    ABSENT,
+    DICT,
+    FUNCTION,
+    GLOBALS,
+    METHOD,
+    SET,
+    TENSOR,
+    FrozenState,
+    PartsKind,
+    parts_of,
+)
 from apportion.capture.torch_private import FakeTensor, set_version, storage_id
 from apportion.capture.trace import CaptureError
-from apportion.capture.user_line import is_own_file
 from apportion.capture.written_tensors import WrittenTensor
 
-_ABSENT = object()
 _TABLES = ("_parameters", "_buffers", "_modules")  # of a module: parts of no name
 _ATOMS = frozenset([
     type(None), bool, int, float, complex, str, bytes, range, slice, type(...), torch.dtype,
@@ -67,18 +72,8 @@ class _KeptPart:
 
     held: Any
     link: Link
-    kind: _KeptKind
+    kind: PartsKind
     saved: Mapping[Any, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _KeptKind:
-    """How the parts of objects of one kind are read, by key, and put back; `put` is how one of them
-    is replaced, where that can be done."""
-
-    read: Callable[[Any], Mapping[Any, Any]]
-    write: Callable[[Any, Mapping[Any, Any]], None]
-    put: Callable[[Any, Any, Any], None] | None = None
 
 
 class Snapshot:
@@ -99,14 +94,14 @@ class Snapshot:
     def _look_at(self, held: Any, link: Link) -> Iterator[tuple[Any, Link]]:
         for cls in type(held).__mro__:
             yield cls, (None, cls.__name__)
-        for kind in _kinds(held):
+        for kind in parts_of(held):
             saved = kind.read(held)
             self._parts.append(_KeptPart(held, link, kind, saved))
-            place = None if kind in (_FUNCTION, _GLOBALS, _METHOD) else link
+            place = None if kind in (FUNCTION, GLOBALS, METHOD) else link
             for key, each in saved.items():
                 if type(each) not in _ATOMS:
                     yield each, (place, _shown_key(key))
-                if kind in (_DICT, _SET) and type(key) not in _ATOMS:
+                if kind in (DICT, SET) and type(key) not in _ATOMS:
                     yield key, (place, _shown_key(key))
 
     def changes(self) -> Iterator[LiveChange]:
@@ -115,7 +110,7 @@ class Snapshot:
             now = part.kind.read(part.held)
             if not _same(part.saved, now):
                 for key in {**part.saved, **now}:
-                    before, after = part.saved.get(key, _ABSENT), now.get(key, _ABSENT)
+                    before, after = part.saved.get(key, ABSENT), now.get(key, ABSENT)
                     if not _is_same(before, after):
                         name = _shown((part.link, _shown_key(key)))
                         put = part.kind.put and functools.partial(part.kind.put, part.held, key)
@@ -141,7 +136,7 @@ class Snapshot:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, int | None]]:
         """All tensors, each with its name and how often it had been written to."""
         for part in self._parts:
-            if part.kind is _TENSOR:
+            if part.kind is TENSOR:
                 yield _shown(part.link), part.held, part.saved.get("version")
 
     @contextmanager
@@ -210,7 +205,7 @@ def _is_same(before: Any, after: Any) -> bool:
         return False
     if type(before) is tuple:
         return len(before) == len(after) and all(map(_is_same, before, after))
-    if type(before) is _FrozenState:
+    if type(before) is FrozenState:
         return bool(before.shown == after.shown)
     return type(before) in (int, float, str, bytes) and bool(before == after)
 
@@ -226,260 +221,6 @@ def _shown(link: Link | None) -> str:
         if name and name not in _TABLES:
             names.append(name)
     return ".".join(reversed(names))
-
-
-# the kinds of objects
-
-
-def _write_dict(held: Any, saved: Mapping[Any, Any]) -> None:
-    plain: Any = OrderedDict if isinstance(held, OrderedDict) else dict
-    plain.clear(held)
-    for key, each in saved.items():
-        plain.__setitem__(held, key, each)
-
-
-def _write_attributes(held: Any, saved: Mapping[Any, Any]) -> None:
-    held.__dict__.clear()
-    held.__dict__.update(saved)
-
-
-def _slot_names(held: Any) -> list[str]:
-    names: list[str] = []
-    for cls in type(held).__mro__:
-        own = cls.__dict__.get("__slots__", ())
-        names += [own] if isinstance(own, str) else list(own)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
-
-
-def _read_slots(held: Any) -> Mapping[Any, Any]:
-    return {name: getattr(held, name) for name in _slot_names(held) if hasattr(held, name)}
-
-
-def _write_slots(held: Any, saved: Mapping[Any, Any]) -> None:
-    for name in _slot_names(held):
-        if name in saved:
-            object.__setattr__(held, name, saved[name])
-        elif hasattr(held, name):
-            object.__delattr__(held, name)
-
-
-def _write_set(held: Any, saved: Mapping[Any, Any]) -> None:
-    held.clear()
-    held.update(saved)
-
-
-def _write_list(held: Any, saved: Mapping[Any, Any]) -> None:
-    list.__setitem__(held, slice(None), list(saved.values()))
-
-
-def _write_deque(held: Any, saved: Mapping[Any, Any]) -> None:
-    held.clear()
-    held.extend(saved.values())
-
-
-def _read_cell(held: Any) -> Mapping[Any, Any]:
-    try:
-        return {"": held.cell_contents}
-    except ValueError:
-        return {}
-
-
-def _write_cell(held: Any, saved: Mapping[Any, Any]) -> None:
-    if saved:
-        held.cell_contents = saved[""]
-    else:
-        del held.cell_contents
-
-
-def _read_tensor(held: Any) -> Mapping[Any, Any]:
-    found = {"requires_grad": held.requires_grad, "grad": None}
-    if held.is_leaf:
-        found["grad"] = held.grad
-    if not held.is_inference():
-        found["version"] = held._version
-    return found
-
-
-def _write_tensor(held: Any, saved: Mapping[Any, Any]) -> None:
-    if saved.get("version") != _read_tensor(held).get("version"):
-        raise ValueError("its elements were written to")
-    if held.is_leaf:
-        held.requires_grad_(saved["requires_grad"])
-        held.grad = saved["grad"]
-
-
-def _read_function(held: Any) -> Mapping[Any, Any]:
-    cells = zip(held.__code__.co_freevars, held.__closure__ or (), strict=True)
-    return dict(cells) | {"defaults": held.__defaults__, "keyword defaults": held.__kwdefaults__}
-
-
-def _read_globals(held: Any) -> Mapping[Any, Any]:
-    """The globals that the code of a function names, absent ones too: it may make them."""
-    space = held.__globals__
-    return {name: space.get(name, _ABSENT) for name in _names_in(held.__code__)}
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
-
-
-def _write_globals(held: Any, saved: Mapping[Any, Any]) -> None:
-    for name, each in saved.items():
-        if each is not _ABSENT:
-            held.__globals__[name] = each
-        else:
-            held.__globals__.pop(name, None)
-
-
-def _read_class(held: Any) -> Mapping[Any, Any]:
-    own = vars(held).items()
-    return {k: v for k, v in own if not k.startswith("__") and k != "_abc_impl"}
-
-
-def _write_class(held: Any, saved: Mapping[Any, Any]) -> None:
-    now = _read_class(held)
-    for name in now.keys() - saved.keys():
-        type.__delattr__(held, name)
-    for name, each in saved.items():
-        if now.get(name, _ABSENT) is not each:
-            type.__setattr__(held, name, each)
-
-
-def _nothing(held: Any, saved: Mapping[Any, Any]) -> None:
-    raise ValueError("there is no way to set it back")
-
-
-class _FrozenState:
-    """The state of a generator of NumPy's, which is compared by what it shows."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        with np.printoptions(threshold=sys.maxsize):
-            self.shown = repr(value)
-
-
-def _put_item(held: Any, key: Any, each: Any) -> None:
-    if isinstance(held, OrderedDict):
-        OrderedDict.__setitem__(held, key, each)
-    elif isinstance(held, dict):
-        dict.__setitem__(held, key, each)
-    else:
-        held[key] = each
-
-
-def _put_default(held: Any, key: Any, each: Any) -> None:
-    if key == "defaults":
-        held.__defaults__ = each
-
-
-def _write_function(held: Any, saved: Mapping[Any, Any]) -> None:
-    held.__defaults__, held.__kwdefaults__ = saved["defaults"], saved["keyword defaults"]
-
-
-def _read_iterator(held: Any) -> Mapping[Any, Any]:
-    state = held.__reduce__()
-    return {"position": state[2] if len(state) > 2 else None}
-
-
-def _read_generator(held: Any) -> Mapping[Any, Any]:
-    frame = held.gi_frame
-    found = {} if frame is None else dict(frame.f_locals)
-    return {"position": -1 if frame is None else frame.f_lasti} | found
-
-
-_DICT = _KeptKind(lambda x: dict(dict.items(x)), _write_dict, _put_item)
-_LIST = _KeptKind(lambda x: dict(enumerate(x)), _write_list, _put_item)
-_TUPLE = _KeptKind(lambda x: dict(enumerate(x)), _nothing)
-_SET = _KeptKind(lambda x: dict.fromkeys(x), _write_set)
-_DEQUE = _KeptKind(lambda x: dict(enumerate(x)), _write_deque, _put_item)
-_ATTRIBUTES = _KeptKind(
-    lambda x: dict(x.__dict__), _write_attributes, lambda x, k, v: _put_item(x.__dict__, k, v)
-)
-_SLOTS = _KeptKind(_read_slots, _write_slots, object.__setattr__)
-_CELL = _KeptKind(_read_cell, _write_cell, lambda x, k, v: setattr(x, "cell_contents", v))
-_TENSOR = _KeptKind(_read_tensor, _write_tensor)
-_FUNCTION = _KeptKind(_read_function, _write_function, _put_default)
-_GLOBALS = _KeptKind(_read_globals, _write_globals, lambda x, k, v: _put_item(x.__globals__, k, v))
-_CLASS = _KeptKind(_read_class, _write_class)
-_METHOD = _KeptKind(lambda x: {"self": x.__self__, "function": x.__func__}, _nothing)
-_ITERATOR = _KeptKind(_read_iterator, lambda x, s: x.__setstate__(s["position"]))
-_COUNT = _KeptKind(lambda x: {"position": repr(x)}, _nothing)
-_YIELDING = _KeptKind(_read_generator, _nothing)
-_PARTIAL = _KeptKind(lambda x: {"func": x.func, "args": x.args, "keywords": x.keywords}, _nothing)
-_ARRAY = _KeptKind(lambda x: {"elements": x.tobytes()}, lambda x, s: _fill(x, s["elements"]))
-_RANDOM = _KeptKind(lambda x: {"state": x.getstate()}, lambda x, s: x.setstate(s["state"]))
-_GENERATOR = _KeptKind(
-    lambda x: {"state": bytes(x.get_state().numpy())},
-    lambda x, s: x.set_state(torch.frombuffer(bytearray(s["state"]), dtype=torch.uint8)),
-)
-_NUMPY_RANDOM = _KeptKind(
-    lambda x: {"state": _FrozenState(x.bit_generator.state)},
-    lambda x, s: setattr(x.bit_generator, "state", s["state"].value),
-)
-
-
-_NUMPY_OLD_RANDOM = _KeptKind(
-    lambda x: {"state": _FrozenState(x.get_state(legacy=False))},
-    lambda x, s: x.set_state(s["state"].value),
-)
-
-
-def _fill(array: Any, elements: bytes) -> None:
-    array[...] = np.frombuffer(elements, dtype=array.dtype).reshape(array.shape)
-
-
-def _kinds(held: Any) -> list[_KeptKind]:
-    """How an object is read and written; nothing for what has no parts that can change."""
-    for cls, kind in _BUILT_IN:
-        if isinstance(held, cls):
-            own = [_ATTRIBUTES] if hasattr(held, "__dict__") else []
-            return [kind, *own, *([_SLOTS] if _slot_names(held) else [])]
-    if isinstance(held, types.FunctionType):
-        named = [_GLOBALS] if is_own_file(held.__code__.co_filename) else []
-        return [_FUNCTION, *named]
-    if isinstance(held, type):
-        return [_CLASS] if _is_own_class(held) else []
-    if isinstance(held, np.ndarray):
-        return [_ARRAY] if held.nbytes <= _LARGE and not held.dtype.hasobject else []
-    if isinstance(held, _CLOSED):
-        return []
-    kinds = [_ATTRIBUTES] if isinstance(getattr(held, "__dict__", None), dict) else []
-    return [*kinds, *([_SLOTS] if _slot_names(held) else [])]
-
-
-def _is_own_class(cls: type) -> bool:
-    if cls.__module__ == "__main__":
-        return True
-    return is_own_file(getattr(sys.modules.get(cls.__module__), "__file__", None) or "<frozen")
-
-
-_LARGE = 1 << 24  # bytes of an array of NumPy's, beyond which nobody's step writes to it
-_CLOSED = (logging.Logger, logging.Handler, threading.Thread)
-"""What a step may write to and nobody takes back."""
-_BUILT_IN: tuple[tuple[type, _KeptKind], ...] = (
-    (torch.Tensor, _TENSOR),
-    (dict, _DICT),
-    (list, _LIST),
-    (tuple, _TUPLE),
-    (set, _SET),
-    (frozenset, _TUPLE),
-    (deque, _DEQUE),
-    (types.CellType, _CELL),
-    (types.MethodType, _METHOD),
-    (functools.partial, _PARTIAL),
-    (random.Random, _RANDOM),
-    (type(iter([])), _ITERATOR),
-    (type(iter(())), _ITERATOR),
-    (type(iter(range(0))), _ITERATOR),
-    (itertools.count, _COUNT),
-    (types.GeneratorType, _YIELDING),
-    (torch.Generator, _GENERATOR),
-    (np.random.Generator, _NUMPY_RANDOM),
-    (np.random.RandomState, _NUMPY_OLD_RANDOM),
-)
 
 
 # what is no object of the user's
