@@ -25,6 +25,7 @@ from apportion.machine import (
     load_cost_file,
     predicted_mode,
 )
+from apportion.machine import cluster as named_cluster
 from apportion.plan import (
     KEEP,
     CostSource,
@@ -46,7 +47,7 @@ Note = Callable[[str], None]
 
 def plan(
     program: Program | Graph,
-    cluster: Cluster,
+    cluster: Cluster | str,
     method: str = "auto",
     budget: float = 30.0,
     memory_limit: float | None = None,
@@ -65,6 +66,7 @@ def plan(
     offload: str = KEEP,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
+    The cluster may be given by its name, such as "8xh100".
 
     `memory_limit` is in bytes per device; None means the devices' own memory, math.inf that there
     is no limit. "auto" keeps the best plan of many methods: one within the limit, of those the
@@ -101,6 +103,7 @@ def plan(
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description.
     """
+    cluster = _named(cluster)
     if measure is not None:
         _check_measurable(program, cluster, source, measure)
     with ExitStack() as stack:
@@ -113,6 +116,10 @@ def plan(
         if measure is None:
             return best[0]
         return fastest_measured(best, source or source_of(program), note or _warn, processes)
+
+
+def _named(given: Cluster | str) -> Cluster:
+    return named_cluster(given) if isinstance(given, str) else given
 
 
 def _check_measurable(
@@ -132,7 +139,7 @@ def _check_measurable(
 
 def compare(
     program: Program | Graph,
-    cluster: Cluster,
+    cluster: Cluster | str,
     methods: Sequence[str] | None = None,
     budget: float = 30.0,
     memory_limit: float | None = None,
@@ -155,6 +162,7 @@ def compare(
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
     given = _Given(costs, compile)
+    cluster = _named(cluster)
     with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
         how = (budget, memory_limit, seed, prices, progress, policy, recompute, offload)
         return compare_methods(program, cluster, methods, *how)
