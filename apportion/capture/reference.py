@@ -122,8 +122,16 @@ def _eager_run(
     return [float(step.loss) for step in steps], ends
 
 
+def _only_floating_dtype(program: Program) -> torch.dtype | None:
+    """The floating dtype of all that a program computes; None if there are several, or none."""
+    names = {value.dtype for value in program.graph.values if value.dtype is not None}
+    found = [d for d in (getattr(torch, name) for name in names) if d.is_floating_point]
+    return found[0] if len(found) == 1 else None
+
+
 def _eager_step(program: Program, batch: Any, seed: int, number: int, wide: bool) -> EagerResult:
-    precision = computing_wide() if wide else with_dtype_replaced(program.widened)
+    shown = _only_floating_dtype(program)
+    precision = computing_wide(shown) if wide else with_dtype_replaced(program.widened)
     with (
         torch.enable_grad(),
         torch.random.fork_rng(devices=[]),

@@ -4,6 +4,10 @@ Part of capture/. A step that was written for float32, for bfloat16 or for a mix
 this mode as plain PyTorch in float64: every floating dtype that a call of torch names becomes
 float64, and every narrower tensor that it is given (a constant that the step found somewhere) is
 widened first. Autocast needs nothing more, because it leaves float64 alone.
+
+A step may ask for a tensor's dtype and compute otherwise in another one (`eps = 1e-5 if x.dtype ==
+torch.float32 else 1e-3`, `torch.finfo(x.dtype).max`). Where a program has one floating dtype only,
+code that asks is told that one.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ _WIDE = {
     torch.complex64: torch.complex128,
 }
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+_DTYPE_OF = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -34,11 +39,15 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class WideMode(TorchFunctionMode):
-    """Runs Python code in float64.
+    """Runs Python code in float64, which it is told is `shown`, if that is given.
 
     Not where an operator itself is called: that is what autograd makes of a cast in its backward,
     seen by a mode of ours that hands it on, and it names the dtype that the tensor had.
     """
+
+    def __init__(self, shown: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.shown = shown
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -47,6 +56,9 @@ class WideMode(TorchFunctionMode):
         if func is torch.Tensor.backward:  # activation checkpointing runs the step's code in there
             with self:
                 return _backward(*args, **kwargs)
+        if self.shown is not None and func == _DTYPE_OF:
+            dtype = func(*args)
+            return self.shown if dtype == torch.float64 else dtype
         if func in _CASTS:
             func = torch.Tensor.double
         # what a call writes to stays the tensor that it is
@@ -81,12 +93,13 @@ def _widened(value: Any) -> Any:
 
 
 @contextmanager
-def computing_wide() -> Iterator[None]:
-    """A context in which Python code computes in float64, by default too."""
+def computing_wide(shown: torch.dtype | None = None) -> Iterator[None]:
+    """A context in which Python code computes in float64, by default too; code that asks for a
+    dtype is told `shown`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with plain_scaling(), WideMode():
+        with plain_scaling(), WideMode(shown):
             yield
     finally:
         torch.set_default_dtype(before)

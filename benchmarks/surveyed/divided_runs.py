@@ -25,7 +25,21 @@ from surveyed.plain_runs import SEED, Built
 def ends_of(program: Any, built: Built) -> dict[int, torch.Tensor]:
     """What the Values that the step begins with are bound to, in these objects."""
     live = live_state_of(built.step, built.model, built.optimizer)
-    return {v: bound_tensor(live, b).detach() for v, b in program.bindings.items()}
+    kept = {each.name for each in program.live.written}
+    return {
+        v: (_attribute(built, b.name) if b.name in kept else bound_tensor(live, b)).detach()
+        for v, b in program.bindings.items()
+    }
+
+
+def _attribute(built: Built, name: str) -> torch.Tensor:
+    """State in an attribute, `model.hidden`, which only a capture finds."""
+    first, *path = name.split(".")
+    found = {"model": built.model, "optimizer": built.optimizer}[first]
+    for each in path:
+        found = found[each] if isinstance(found, dict) else getattr(found, each)
+    assert isinstance(found, torch.Tensor)
+    return found
 
 
 def divided(program: Any, plan: Any, batches: list[Any]) -> tuple[list[float], dict[int, Any]]:

@@ -232,6 +232,21 @@ def test_numbers_that_depend_on_the_precision_are_no_difference() -> None:
     assert not ap.check(program, plan_of(program)).equal
 
 
+def test_a_step_that_asks_for_its_dtype_is_told_its_own() -> None:
+    class Asking(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y / (y.std() + (1e-5 if y.dtype == torch.float32 else 1e-1))
+
+    torch.manual_seed(0)
+    model, batch = Asking(), captured().batch
+    program = capture(plain, model, torch.optim.SGD(model.parameters(), lr=0.1), batch)
+    found = ap.check(program, plan_of(program))
+    assert found.equal and not found.notes, found
+    model.inner.weight.register_hook(lambda grad: grad * 1.01)
+    assert not ap.check(program, plan_of(program)).equal
+
+
 def test_numbers_of_settings_are_rounded_as_the_step_is_written() -> None:
     """What is captured was computed in float32, and the difference that it makes is enlarged."""
 
