@@ -72,7 +72,7 @@ _TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")
 
 METHODS = ("data", "tofu", "random", "auto")
 DEVICES, STEPS, BUDGET = 2, 2, 0.5
-CPU_SECONDS, WALL_SECONDS = 240, 1200
+CPU_SECONDS, WALL_SECONDS = 900, 2400
 FIXED = re.compile(r"fixed=\[([^\]]+)\]")
 BAD = ("traceback", "wrong", "changed", "timeout")
 
@@ -290,7 +290,7 @@ def finished(running: Running) -> dict[str, Any]:
     with contextlib.suppress(ProcessLookupError):
         if over:
             os.kill(running.pid, signal.SIGKILL)
-    _, status = os.waitpid(running.pid, 0)
+    _, status, used = os.wait4(running.pid, 0)
     os.close(running.read)
     if running.text:
         with contextlib.suppress(json.JSONDecodeError):
@@ -300,9 +300,12 @@ def finished(running: Running) -> dict[str, Any]:
     out = Outcome(entry.name, entry.kind, entry.package)
     late = over or killed in (signal.SIGXCPU, signal.SIGKILL)
     out.outcome = "timeout" if late else "traceback"
-    out.sentence = (
-        f"not done within {CPU_SECONDS} s of processor time" if late else f"died of signal {killed}"
-    )
+    if killed == signal.SIGKILL and not over and used.ru_utime + used.ru_stime < CPU_SECONDS:
+        out.sentence = f"killed by the system, with {used.ru_maxrss / 1e6:.0f} GB of memory in use"
+    elif late:
+        out.sentence = f"not done within {CPU_SECONDS} s of processor time"
+    else:
+        out.sentence = f"died of signal {killed}"
     out.seconds = round(time.monotonic() - running.began, 1)
     return asdict(out)
 

@@ -197,8 +197,9 @@ def _read_generator(held: Any) -> Mapping[Any, Any]:
 
 
 DICT = PartsKind(lambda x: dict(dict.items(x)), _write_dict, _put_item)
-_LIST = PartsKind(lambda x: dict(enumerate(x)), _write_list, _put_item)
-_TUPLE = PartsKind(lambda x: dict(enumerate(x)), _nothing)
+_LIST = PartsKind(lambda x: dict(enumerate(list.__iter__(x))), _write_list, _put_item)
+_TUPLE = PartsKind(lambda x: dict(enumerate(tuple.__iter__(x))), _nothing)
+_FROZEN_SET = PartsKind(lambda x: dict(enumerate(x)), _nothing)
 SET = PartsKind(lambda x: dict.fromkeys(x), _write_set)
 _DEQUE = PartsKind(lambda x: dict(enumerate(x)), _write_deque, _put_item)
 _ATTRIBUTES = PartsKind(
@@ -271,7 +272,7 @@ _BUILT_IN: tuple[tuple[type, PartsKind], ...] = (
     (list, _LIST),
     (tuple, _TUPLE),
     (set, SET),
-    (frozenset, _TUPLE),
+    (frozenset, _FROZEN_SET),
     (deque, _DEQUE),
     (types.CellType, _CELL),
     (types.MethodType, METHOD),

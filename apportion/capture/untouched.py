@@ -176,9 +176,11 @@ def _with_others(held: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
     if type(held) is weakref.ref:
         other = tensors.get(id(held()))
         return held if other is None else weakref.ref(other)
-    if isinstance(held, tuple) and len(held) < 1000:
-        new = [_with_others(each, tensors) for each in held]
-        if any(a is not b for a, b in zip(new, held, strict=True)):
+    # classes of the user's may count and iterate in ways of their own
+    if isinstance(held, tuple) and tuple.__len__(held) < 1000:
+        own = list(tuple.__iter__(held))
+        new = [_with_others(each, tensors) for each in own]
+        if any(a is not b for a, b in zip(new, own, strict=True)):
             return type(held)(*new) if hasattr(held, "_fields") else tuple(new)
     return held
 

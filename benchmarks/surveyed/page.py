@@ -15,7 +15,7 @@ MEANINGS = {
     "traceback": "ended by an error that is no such sentence",
     "wrong": "different from plain PyTorch",
     "changed": "a live object is not as it was before capture",
-    "timeout": "not done within the limit",
+    "timeout": "not done within the limit of time or memory",
 }
 
 

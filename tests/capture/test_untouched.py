@@ -294,3 +294,23 @@ def test_no_fake_tensor_is_left_alive() -> None:
     ap.capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(5, 4))
     gc.collect()
     assert not [x for x in gc.get_objects() if type(x) is FakeTensor]
+
+
+def test_tuples_that_count_in_a_way_of_their_own() -> None:
+    class Pair(tuple[Any, ...]):
+        __slots__ = ()
+
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+        def __iter__(self) -> Any:
+            raise NotImplementedError
+
+    class Items(list[Any]):
+        def __iter__(self) -> Any:
+            raise NotImplementedError
+
+    model = nn.Linear(4, 4)
+    model.kinds, model.items = Pair((1, "odd")), Items([2])  # type: ignore[assignment]
+    ap.capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(5, 4))
+    assert tuple.__getitem__(model.kinds, 1) == "odd"  # type: ignore[arg-type]
