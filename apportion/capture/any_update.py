@@ -127,11 +127,14 @@ class UpdateTracer:
 
     groups  those of the parameters that are traced, by their numbers among the groups of all
             optimizers
+    keyed   whether the optimizer keeps state under numbers of its settings, which are then fixed,
+            all but the rate
     """
 
     optimizer: torch.optim.Optimizer
     groups: Mapping[int, Mapping[str, Any]]
     mode: FakeTensorMode
+    keyed: bool = False
 
     @property
     def _name(self) -> str:
@@ -165,6 +168,8 @@ class UpdateTracer:
         for number, group in self.groups.items():
             zeros = {k for k, v in group.items() if type(v) in (int, float) and v == 0}
             found |= {(number, key) for key in fixed_keys(group) | (zeros - {"lr"})}
+            if self.keyed:
+                found |= {(number, key) for key in group if key not in ("params", "lr")}
         return frozenset(found)
 
     # state

@@ -40,7 +40,7 @@ from apportion.capture.setting_number import (
     settings_of,
 )
 from apportion.capture.setting_number import setting_value as setting_value
-from apportion.capture.state_tree import flat_state
+from apportion.capture.state_tree import NUMBERED, flat_state
 from apportion.capture.torch_private import FakeTensorMode
 from apportion.capture.trace import TensorType
 from apportion.capture.update_nodes import UpdateNodes, body_of, is_elementwise
@@ -194,6 +194,7 @@ class UpdateTemplates:
         self._states: dict[Any, ParameterState] = {}
         self._inline: list[UpdateNodes] = []
         self._guards: dict[FixedSetting, None] = {}
+        self._keyed: set[int] = set()  # groups with state under the numbers of their settings
         self.bodies: list[g.Body] = []
 
     def state(self, group: int, parameter: torch.Tensor) -> list[tuple[str, TensorType]]:
@@ -271,8 +272,18 @@ class UpdateTemplates:
     def _state(self, group: int, parameter: torch.Tensor) -> ParameterState:
         key = self._key(group, parameter)
         if key not in self._states:
-            self._states[key] = self._tracer(group).state(group, parameter)
+            self._states[key] = self._found_state(group, parameter)
         return self._states[key]
+
+    def _found_state(self, group: int, parameter: torch.Tensor) -> ParameterState:
+        found = self._tracer(group).state(group, parameter)
+        if group in self._keyed or not any(NUMBERED in name for name in found.types):
+            return found
+        self._keyed.add(group)  # in a trace settings are moved a little, and with them such names
+        exact = self._tracer(group).state(group, parameter)
+        if exact.types.keys() == found.types.keys():
+            self._keyed.discard(group)
+        return exact
 
     def _key(self, group: int, parameter: torch.Tensor) -> Any:
         """Equal for parameters of a group that have the same update."""
@@ -288,7 +299,8 @@ class UpdateTemplates:
         """Of groups of one optimizer."""
         optimizer, _ = self._owners[groups[0]]
         check_takes_no_closure(optimizer)
-        return UpdateTracer(optimizer, {k: self._owners[k][1] for k in groups}, self._mode)
+        own = {k: self._owners[k][1] for k in groups}
+        return UpdateTracer(optimizer, own, self._mode, not self._keyed.isdisjoint(groups))
 
     def _guarded(self, found: TracedUpdate) -> TracedUpdate:
         """Notes what an update needs to stay as it is."""

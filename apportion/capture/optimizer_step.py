@@ -163,25 +163,13 @@ def take_step(
             own_step(cls)(twin)
     except CaptureError:
         raise
-    except KeyError as error:
-        if error.args and isinstance(error.args[0], int | float):
-            raise CaptureError(
-                f"{cls.__name__} keeps state under the number of a setting, {error.args[0]:.3g} in "
-                "one trial, which is lost when the setting changes; let it keep such state under a "
-                "name or in a list, or use another optimizer"
-            ) from error
-        raise _cannot_step(cls.__name__, error) from error
     except Exception as error:  # whatever a foreign class raises
-        raise _cannot_step(cls.__name__, error) from error
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise CaptureError(
+            f"{cls.__name__} cannot take a step on a dense gradient: {said[:300]}; use an "
+            "optimizer that takes such parameters, or leave them out of its groups"
+        ) from error
     return _end(cls.__name__, twin, table, groups, before, kept, tables)
-
-
-def _cannot_step(optimizer: str, error: Exception) -> CaptureError:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return CaptureError(
-        f"{optimizer} cannot take a step on a dense gradient: {said[:300]}; use an optimizer that "
-        "takes such parameters, or leave them out of its groups"
-    )
 
 
 def _end(

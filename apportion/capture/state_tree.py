@@ -14,6 +14,7 @@ from typing import Any
 
 _BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}"}
 _NUMBER = "="
+NUMBERED = "{" + _NUMBER  # in the name of what a dict has under a number
 _PLACE = re.compile(r"\[(\d+)\]$|\((\d+)\)$|\{([^{}]*)\}$")
 
 

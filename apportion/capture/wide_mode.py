@@ -7,7 +7,7 @@ widened first. Autocast needs nothing more, because it leaves float64 alone.
 
 A step may ask for a tensor's dtype and compute otherwise in another one (`eps = 1e-5 if x.dtype ==
 torch.float32 else 1e-3`, `torch.finfo(x.dtype).max`). Where a program has one floating dtype only,
-code that asks is told that one.
+code that asks is told that one, and so is torch's own where it takes an epsilon from the dtype.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _WIDE = {
     torch.complex64: torch.complex128,
 }
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+_EPSILON_OF_DTYPE, _EPSILON = (torch.nn.functional.rms_norm, torch.rms_norm), 3  # its place
 _DTYPE_OF = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 
 
@@ -59,6 +60,9 @@ class WideMode(TorchFunctionMode):
         if self.shown is not None and func == _DTYPE_OF:
             dtype = func(*args)
             return self.shown if dtype == torch.float64 else dtype
+        if self.shown is not None and func in _EPSILON_OF_DTYPE:
+            kwargs = _with_epsilon(args, kwargs, torch.finfo(self.shown).eps)
+            args = args[:_EPSILON]
         if func in _CASTS:
             func = torch.Tensor.double
         # what a call writes to stays the tensor that it is
@@ -66,6 +70,11 @@ class WideMode(TorchFunctionMode):
         given = (*args[:written], *(_widened(x) for x in args[written:]))
         named = {key: x if key == "out" else _widened(x) for key, x in kwargs.items()}
         return func(*given, **named)
+
+
+def _with_epsilon(args: Any, kwargs: dict[str, Any], usual: float) -> dict[str, Any]:
+    given = args[_EPSILON] if len(args) > _EPSILON else kwargs.get("eps")
+    return {**kwargs, "eps": usual if given is None else given}
 
 
 def _backward(

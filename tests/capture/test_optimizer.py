@@ -83,6 +83,7 @@ ELEMENTWISE: dict[str, Make] = {
     "a count that is its own": of(CountsOnItself, lr=0.1),
     "a subclass": of(SignedAdam, lr=1e-2),
     "momenta by their rates": of(Several, lr=0.1),
+    "a momentum under its setting": of(ByRate, lr=0.1, momentum=0.9),
 }
 REDUCING: dict[str, Make] = {
     "adafactor": of(torch.optim.Adafactor, lr=0.1, weight_decay=0.1),
@@ -176,6 +177,15 @@ def test_a_setting_that_chose_a_branch_must_stay() -> None:
         check_settings(program)
 
 
+def test_a_setting_that_state_is_kept_under_must_stay() -> None:
+    program, _ = captured(of(ByRate, lr=0.1, momentum=0.9))
+    program.optimizer.param_groups[0]["lr"] = 0.05
+    check_settings(program)
+    program.optimizer.param_groups[0]["momentum"] = 0.8
+    with pytest.raises(ValueError, match=r"momentum of group 0 .*0\.9"):
+        check_settings(program)
+
+
 def test_an_attribute_of_the_optimizer_must_stay() -> None:
     program, _ = captured(of(Lamb))
     program.optimizer.limit = 3.0  # type: ignore[attr-defined]
@@ -224,7 +234,6 @@ def vectors_of_a_seed() -> Any:
         (of(torch.optim.LBFGS), "LBFGS cannot be captured: its step wants closure"),
         (of(torch.optim.SparseAdam), "SparseAdam cannot take a step .* consider Adam instead"),
         (of(Buffered, lr=0.1), "Buffered keeps buffer of a group from step to step"),
-        (of(ByRate, lr=0.1, momentum=0.9), "ByRate keeps state under the number of a setting"),
         (of(Noisy, lr=0.1), "the update of Noisy draws random numbers"),
     ],
 )

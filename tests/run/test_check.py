@@ -216,12 +216,12 @@ def test_columns_with_tables_of_their_own_get_no_index_of_another() -> None:
 
 @pytest.mark.slow
 def test_numbers_that_depend_on_the_precision_are_no_difference() -> None:
-    """The norm's epsilon is that of its dtype, and another one in float64."""
+    """The epsilon is that of the default dtype, and another one in float64."""
 
     class Normed(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.RMSNorm(8)  # type: ignore[assignment]
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y / (y.std() + torch.finfo(torch.get_default_dtype()).eps)
 
     torch.manual_seed(0)
     model, batch = Normed(), captured().batch
@@ -245,6 +245,19 @@ def test_a_step_that_asks_for_its_dtype_is_told_its_own() -> None:
     assert found.equal and not found.notes, found
     model.inner.weight.register_hook(lambda grad: grad * 1.01)
     assert not ap.check(program, plan_of(program)).equal
+
+
+def test_a_norm_whose_epsilon_is_that_of_its_dtype() -> None:
+    class Normed(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(8)  # type: ignore[assignment]
+
+    torch.manual_seed(0)
+    model, batch = Normed(), captured().batch
+    program = capture(plain, model, torch.optim.SGD(model.parameters(), lr=1e-6), batch)
+    found = ap.check(program, plan_of(program))
+    assert found.equal and not found.notes, found
 
 
 def test_numbers_of_settings_are_rounded_as_the_step_is_written() -> None:

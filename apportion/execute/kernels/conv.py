@@ -14,6 +14,7 @@ import torch
 from apportion.execute.kernels.base import Context, own
 
 _convolution = torch.ops.aten.convolution.default
+_FEW_TAPS = 7  # never seen to go wrong, and frequent
 
 
 @own("aten.conv_tbc.default")
@@ -65,8 +66,10 @@ def _conv_backward_both(context: Context, args: Sequence[Any]) -> tuple[Any, ...
     if _as_torch_sees_it(grad, weight, x.shape, stride, padding, dilation):
         none, mask = [0] * (grad.dim() - 2), [True, True, False]
         backward = torch.ops.aten.convolution_backward.default
-        local = (None, stride, padding, dilation, False, none, groups, mask)
-        return tuple(backward(grad, x, weight, *local)[:2])
+        wide, left = _with_room(context, x, weight.shape, padding, dilation)
+        local = (None, stride, left, dilation, False, none, groups, mask)
+        for_x, for_weight = backward(grad, wide, weight, *local)[:2]
+        return _without_room(for_x, x) if wide is not x else for_x, for_weight
     for_input = _conv_backward_input(context, (grad, weight, tuple(x.shape), *settings, groups))
     shape = tuple(weight.shape)
     return *for_input, *_conv_backward_weight(context, (grad, x, shape, *settings, groups))
@@ -76,7 +79,31 @@ def _conv_backward_both(context: Context, args: Sequence[Any]) -> tuple[Any, ...
 def _conv_backward_weight(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     grad, x, size, stride, padding, dilation, groups = args
     weight = _unread(context, grad, size)
+    dims = grad.dim() - 2
+    x, padding = _with_room(context, x, size, each(padding, dims), each(dilation, dims))
     return _conv_backward(grad, x, weight, stride, padding, dilation, groups, 1)
+
+
+def _with_room(
+    context: Context, x: torch.Tensor, weight: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[torch.Tensor, Sequence[int]]:  # fmt: skip
+    """The input and its padding; with zeros around it instead where many taps reach further than
+    the input is long. There oneDNN's gradient of the weight writes beyond its memory (seen with 31
+    taps over 16 places and 63 over 32, of one group), and a division by channels or by places makes
+    such convolutions of others."""
+    reach = zip(x.shape[2:], weight[2:], dilation, strict=True)
+    if context.cuda or all(k <= _FEW_TAPS or d * (k - 1) < n for n, k, d in reach):
+        return x, padding
+    both = [p for p in reversed(padding) for _ in range(2)]
+    return torch.nn.functional.pad(x, both), [0] * len(padding)
+
+
+def _without_room(wide: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The middle of it, as large as x."""
+    for dim in range(2, x.dim()):
+        wide = wide.narrow(dim, (wide.shape[dim] - x.shape[dim]) // 2, x.shape[dim])
+    return wide
 
 
 def _conv_backward(
