@@ -107,8 +107,11 @@ def test_search_finds_the_optimum_of_small_problems():
         oracle = exhaustive(judge)
         if oracle.lower_bound is None:
             continue
-        found = latency_search(judge, budget=0.3)
-        assert found.lower_bound <= oracle.lower_bound + 1e-9
+        for budget in (0.3, 3.0, 20.0):  # of seconds, on machines that others use as well
+            found = latency_search(judge, budget=budget)
+            assert found.lower_bound <= oracle.lower_bound + 1e-9
+            if judge.score(found.placement) == pytest.approx(oracle.lower_bound):
+                break
         assert judge.score(found.placement) == pytest.approx(oracle.lower_bound), seed
 
 
