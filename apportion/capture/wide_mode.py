@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from apportion.capture.counter_random import computing_dtype
 from apportion.capture.loss_scale import plain_scaling
 from apportion.capture.torch_private import OpOverload
 
@@ -61,7 +62,7 @@ class WideMode(TorchFunctionMode):
             dtype = func(*args)
             return self.shown if dtype == torch.float64 else dtype
         if self.shown is not None and func in _EPSILON_OF_DTYPE:
-            kwargs = _with_epsilon(args, kwargs, torch.finfo(self.shown).eps)
+            kwargs = _with_epsilon(args, kwargs, torch.finfo(computing_dtype(self.shown)).eps)
             args = args[:_EPSILON]
         if func in _CASTS:
             func = torch.Tensor.double

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.capture.reference import eager_steps
+from apportion.capture.wide_mode import computing_wide
 from apportion.capture.widen import widened
 from apportion.graph import Graph, verify
 
@@ -94,3 +95,13 @@ def test_a_look_at_bits_is_refused() -> None:
     made = capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(5, 4))
     with pytest.raises(ValueError, match=r"looks at the bits of a tensor \(at .*test_widen"):
         widened(made.graph)
+
+
+@pytest.mark.parametrize("written", [torch.float32, torch.bfloat16])
+def test_a_norm_in_float64_has_the_epsilon_that_torch_takes(written: torch.dtype) -> None:
+    """For half precision that is float32's, which it computes in."""
+    x = (1e-4 * torch.arange(1, 9)).to(written)
+    with computing_wide(written):
+        wide = torch.nn.functional.rms_norm(x.double(), (8,))
+    narrow = torch.nn.functional.rms_norm(x, (8,))
+    torch.testing.assert_close(wide.to(written), narrow, rtol=2 * torch.finfo(written).eps, atol=0)
