@@ -66,10 +66,10 @@ def _conv_backward_both(context: Context, args: Sequence[Any]) -> tuple[Any, ...
     if _as_torch_sees_it(grad, weight, x.shape, stride, padding, dilation):
         none, mask = [0] * (grad.dim() - 2), [True, True, False]
         backward = torch.ops.aten.convolution_backward.default
-        wide, left = _with_room(context, x, weight.shape, padding, dilation)
+        wide, left = _padded_input(context, x, weight.shape, padding, dilation)
         local = (None, stride, left, dilation, False, none, groups, mask)
         for_x, for_weight = backward(grad, wide, weight, *local)[:2]
-        return _without_room(for_x, x) if wide is not x else for_x, for_weight
+        return _without_padding(for_x, x) if wide is not x else for_x, for_weight
     for_input = _conv_backward_input(context, (grad, weight, tuple(x.shape), *settings, groups))
     shape = tuple(weight.shape)
     return *for_input, *_conv_backward_weight(context, (grad, x, shape, *settings, groups))
@@ -80,11 +80,11 @@ def _conv_backward_weight(context: Context, args: Sequence[Any]) -> tuple[Any, .
     grad, x, size, stride, padding, dilation, groups = args
     weight = _unread(context, grad, size)
     dims = grad.dim() - 2
-    x, padding = _with_room(context, x, size, each(padding, dims), each(dilation, dims))
+    x, padding = _padded_input(context, x, size, each(padding, dims), each(dilation, dims))
     return _conv_backward(grad, x, weight, stride, padding, dilation, groups, 1)
 
 
-def _with_room(
+def _padded_input(
     context: Context, x: torch.Tensor, weight: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[torch.Tensor, Sequence[int]]:  # fmt: skip
@@ -99,7 +99,7 @@ def _with_room(
     return torch.nn.functional.pad(x, both), [0] * len(padding)
 
 
-def _without_room(wide: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _without_padding(wide: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The middle of it, as large as x."""
     for dim in range(2, x.dim()):
         wide = wide.narrow(dim, (wide.shape[dim] - x.shape[dim]) // 2, x.shape[dim])
