@@ -71,6 +71,9 @@ if TYPE_CHECKING:
         setting_of as setting_of,
     )
     from apportion.capture.program import (
+        settings_now as settings_now,
+    )
+    from apportion.capture.program import (
         state_tensor as state_tensor,
     )
     from apportion.capture.record import (

@@ -6,6 +6,7 @@ behind it, for whoever runs it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,7 @@ from apportion.capture.build_graph import RESULT, Binding
 from apportion.capture.discover import discover
 from apportion.capture.fixed_inputs import FixedInput, check_fixed
 from apportion.capture.live_state import LiveState, live_state
+from apportion.capture.setting_number import expression_value, parameter_groups
 from apportion.capture.step_results import StepResults
 from apportion.capture.training_step import DtypeReplacement, StepFunction
 from apportion.capture.written_tensors import WrittenTensor
@@ -114,6 +116,19 @@ def live_state_of(
 def setting_of(program: Program, expression: Any) -> float:
     """The number that a Setting's expression has now, from the groups of all optimizers."""
     return updates.setting_value(program.optimizers, expression)
+
+
+def settings_now(program: Program) -> Callable[[Any], float]:
+    """What gives the number that a Setting's expression has now, whatever the groups become."""
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in parameter_groups(program.optimizers)
+    ]
+    kept = [
+        {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items()}
+        for group in groups
+    ]
+    return lambda expression: expression_value(kept, expression)
 
 
 def bound_tensor(live: LiveState, binding: Binding) -> torch.Tensor:

@@ -83,6 +83,15 @@ Wire = Annotated[
         help="Precision in which partial sums of float32 gradients travel: bf16.",
     ),
 ]
+CommunicationPolicy = Annotated[
+    str,
+    typer.Option(
+        "--communication",
+        metavar="POLICY",
+        help="When gradients travel: wfbp (while the backward goes on), p3 (the next step begins "
+        "meanwhile) or auto (whichever is predicted to be faster).",
+    ),
+]
 Precision = Annotated[
     str | None,
     typer.Option(

@@ -18,6 +18,7 @@ from apportion.cli.options import (
     Budget,
     Calibrate,
     ClusterName,
+    CommunicationPolicy,
     Compile,
     CostsFile,
     Measure,
@@ -81,6 +82,7 @@ def plan_command(
     costs: CostsFile = None,
     compile: Compile = "generated",
     wire: Wire = "",
+    communication: CommunicationPolicy = "wfbp",
     as_json: AsJson = False,
 ) -> None:
     """Search for a good way to divide a model over a cluster.
@@ -129,7 +131,8 @@ def plan_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told, measure, None, policy)
-            made = make_plan(program, place, method, *how, costs, compile, wire, recompute, offload)
+            also = (costs, compile, wire, recompute, offload, communication)
+            made = make_plan(program, place, method, *how, *also)
         made = with_model(made, model)
         if certify:
             made = with_certificate(made, budget)
@@ -168,6 +171,7 @@ def compare_command(
     policy: PolicyFile = None,
     costs: CostsFile = None,
     compile: Compile = "generated",
+    communication: CommunicationPolicy = "wfbp",
     as_json: AsJson = False,
 ) -> None:
     """Plan with several methods and set the results side by side, under one simulator.
@@ -194,7 +198,7 @@ def compare_command(
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told)
-            given = (policy, costs, compile, None, recompute, offload)
+            given = (policy, costs, compile, None, recompute, offload, communication)
             plans = compare_methods(program, place, names, *how, *given)
     plans = [replace(made, model=model) for made in plans]
     answer(as_json, comparison_facts(model, place.name, plans), tables.compared(plans))

@@ -18,6 +18,7 @@ from apportion.cli.options import (
     BatchSize,
     Calibrate,
     Check,
+    CommunicationPolicy,
     CompileMode,
     Fast,
     Measure,
@@ -62,7 +63,7 @@ def _check_unplanned(*given: object) -> None:
     if any(one not in (None, "none") for one in given):
         raise ValueError(
             "Give either --plan, or --procs, --method, --measure, --policy, --memory-limit, "
-            "--recompute and --offload, not both."
+            "--recompute, --offload and --communication, not both."
         )
 
 
@@ -90,6 +91,7 @@ def run_command(
     calibrate: Calibrate = True,
     measure: Measure = None,
     policy: PolicyFile = None,
+    communication: CommunicationPolicy = "wfbp",
     compile_mode: CompileMode = None,
     fast: Fast = False,
     share_gpu: ShareGpu = False,
@@ -110,7 +112,8 @@ def run_command(
     from apportion.show import trace as write_trace
 
     if plan is not None:
-        _check_unplanned(procs, method, measure, policy, memory_limit, recompute, offload)
+        other = None if communication == "wfbp" else communication
+        _check_unplanned(procs, method, measure, policy, memory_limit, recompute, offload, other)
     if fast and compile_mode not in (None, "auto"):
         raise ValueError(f"Give either --fast or --compile {compile_mode}, not both.")
     mode = check_mode(compile_mode or ("auto" if fast else "generated"))
@@ -132,7 +135,9 @@ def run_command(
                 with progress(wanted=not as_json) as told:
                     how = (limit, seed, calibrate, note, source, told, measure, processes, policy)
                     asked = (program, place, method or "auto", PLANNING_SECONDS, *how)
-                    made = make_plan(*asked, recompute=recompute, offload=offload)
+                    made = make_plan(
+                        *asked, recompute=recompute, offload=offload, communication=communication
+                    )
                 made = with_model(made, model)
             else:
                 made = saved

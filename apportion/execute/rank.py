@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from apportion.describe import Box, flatten, lengths
@@ -82,6 +83,17 @@ class InputRegion:
 
 
 @dataclass
+class UnfinishedStep:
+    """A step whose late tasks the next one does: the tensors that these read and make, by slot, and
+    what they need to run; and of the state that they are to make the slots at the end of their step
+    and the beginning of the next."""
+
+    tensors: dict[int, torch.Tensor]
+    context: Context
+    missing: dict[int, int]
+
+
+@dataclass
 class Rank:
     """One device's tensors while an Executable runs.
 
@@ -90,6 +102,7 @@ class Rank:
     spans     (task, start, end) by `clock`, of steps while `records` is set
     place     torch's name of the device that holds the tensors
     settled   state that is known to be dense and all of its storage
+    last      the step before, if it is not finished; `tensors` lacks the state that it makes
     """
 
     executable: Executable
@@ -102,9 +115,11 @@ class Rank:
     clock: Callable[[], int] = time.perf_counter_ns
     records: bool = False
     settled: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    last: UnfinishedStep | None = None
 
     def load(self, source: Callable[[int], torch.Tensor]) -> None:
         """Copies this device's regions of the state out of whole tensors, `source(value)`."""
+        self.last = None
         for slot in self._state_slots:
             whole = source(self.executable.slots[slot].value)
             self.tensors[slot] = self.copied(_input_region(self.executable, slot).of(whole), slot)
@@ -265,6 +280,47 @@ class Rank:
         self.tensors = kept | {b: self._settle(b, t) for b, t in new.items()}
         return None if loss is None else loss.detach().clone()
 
+    def put_off(self, context: Context) -> torch.Tensor | None:
+        """Ends a step but for its late tasks; returns the loss if it is here."""
+        assert self.last is None, "two steps are not finished"
+        tensors, late = self.tensors, self._late_carry
+        unfinished = {slot: tensors[slot] for slot in self._late_reads if slot in tensors}
+        new = {b: tensors[a] for a, b in self._carry if a not in late}
+        loss = next((tensors[s] for s in self.executable.loss_slots if s in tensors), None)
+        kept = {s: tensors[s] for s in self._constant_slots if s in tensors}
+        self.tensors = kept | {b: self._settle(b, t) for b, t in new.items()}
+        self.last = UnfinishedStep(unfinished, context, dict(late))
+        return None if loss is None else loss.detach().clone()
+
+    def do_late(self, work: Callable[[Context], None]) -> None:
+        """Does late work of the last step, on its tensors; the state that it makes is the next
+        step's."""
+        assert self.last is not None
+        current, self.tensors = self.tensors, self.last.tensors
+        try:
+            work(self.last.context)
+        finally:
+            self.last.tensors, self.tensors = self.tensors, current
+        made = [end for end in self.last.missing if end in self.last.tensors]
+        for end in made:
+            begin = self.last.missing.pop(end)
+            self.tensors[begin] = self._settle(begin, self.last.tensors[end])
+
+    @cached_property
+    def _late_carry(self) -> dict[int, int]:
+        """State that late tasks make: the slot at the end of a step, and that of the next one."""
+        tasks = self.executable.tasks
+        return {a: b for a, b in self._carry if tasks.slot_first[a] >= tasks.late_start >= 0}
+
+    @cached_property
+    def _late_reads(self) -> tuple[int, ...]:
+        """The slots that late tasks read and do not make."""
+        tasks = self.executable.tasks
+        read = tasks.in_slot[tasks.in_start[tasks.late_start] :]
+        mine = read[read >= 0]
+        mine = mine[tasks.slot_device[mine] == self.device]
+        return tuple(np.unique(mine[tasks.slot_first[mine] < tasks.late_start]).tolist())
+
     def _settle(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
         """New state as a tensor of its own; what was so before, and was written over, still is."""
         known = self.settled.get(slot)
@@ -275,7 +331,10 @@ class Rank:
         return tensor
 
     def state(self) -> dict[int, tuple[int, torch.Tensor]]:
-        """Slot -> (Value, tensor) of the state held here."""
+        """Slot -> (Value, tensor) of the state held here, which has to be that of a step that is
+        finished."""
+        if self.last is not None:
+            raise RuntimeError("the last step is not finished: call finish() before state is read")
         slots = self.executable.slots
         return {s: (slots[s].value, t) for s, t in self.tensors.items()}
 

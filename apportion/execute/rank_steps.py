@@ -14,15 +14,21 @@ to this rank, before the second exchange of this rank after it (LATER) or at the
 buffers are shared by that rule (lower/message_buffers.py). So a rank waits only for messages whose
 other ends were posted at a smaller position, by ranks that waited for nothing later: nobody waits
 forever.
+
+Where steps overlap, the last of a rank's steps are late (lower/late_tasks.py): the next step does
+them, each before what needs it. `period` is the order in which a rank does both, and all ranks'
+periods are parts of one global order again. A rank waits in its own step for all that no late task
+reads.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from apportion.execute.executable import Executable
-from apportion.lower import LATER
+from apportion.lower import LATER, crosses
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,16 @@ def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
         found.append(Wait(exchange))
         waiting.remove(exchange)
 
+    cuts, late_start = _cuts(executable, device), executable.tasks.late_start
+    kept = crossing_positions(executable)
     for task, is_message in enumerate(executable.is_message):
+        if task == late_start:
+            close()
+            for open_ in tuple(waiting):
+                if open_.position not in kept:
+                    end(open_)
+        if run and cuts and bisect_right(cuts, run[-1]) != bisect_right(cuts, task):
+            close()
         if is_message:
             exchange = exchanges.pop(executable.position[task], None)  # once for all of a position
             if exchange is None:
@@ -108,6 +123,63 @@ def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
     for exchange in tuple(waiting):
         end(exchange)
     return tuple(found)
+
+
+def crossing_positions(executable: Executable) -> set[int]:
+    """Positions of exchanges that end in the next step."""
+    tasks = executable.tasks
+    if tasks.late_start < 0:
+        return set()
+    found: set[int] = set(tasks.position[crosses(tasks, tasks.late_start)].tolist())
+    return found
+
+
+def _cuts(executable: Executable, device: int) -> list[int]:
+    """Tasks before which a device's segments end, because late work may be due there, and late
+    tasks from which on it is due later; rising."""
+    tasks = executable.tasks
+    if tasks.late_start < 0:
+        return []
+    late = range(tasks.late_start, len(tasks))
+    mine = [t for t in late if executable.is_message[t] or executable.device[t] == device]
+    dues = tasks.due[[t - tasks.late_start for t in mine]].tolist() if mine else []
+    later = [t for t, due, before in zip(mine[1:], dues[1:], dues, strict=False) if due != before]
+    return [*dict.fromkeys(dues), *later]
+
+
+def period(executable: Executable, steps: Sequence[RankStep]) -> tuple[tuple[int, bool], ...]:
+    """The order in which a rank does its steps, by number, where steps overlap: each late one of
+    the last step (True) before what needs it, among those of the step at hand."""
+    tasks = executable.tasks
+    if tasks.late_start < 0:
+        return tuple((number, False) for number in range(len(steps)))
+    first = _first_tasks(executable, steps)
+    late = [k for k, task in enumerate(first) if task >= tasks.late_start]
+    found: list[tuple[int, bool]] = []
+    for number in range(len(steps) - len(late)):
+        while late and tasks.due[first[late[0]] - tasks.late_start] <= first[number]:
+            found.append((late.pop(0), True))
+        found.append((number, False))
+    return (*found, *((k, True) for k in late))
+
+
+def _first_tasks(executable: Executable, steps: Sequence[RankStep]) -> list[int]:
+    """The task at which each step stands; a Wait at that of the step after it, or at the end of
+    what is not late."""
+    tasks, messages = executable.tasks, executable.messages
+    found: list[int] = []
+    kept = crossing_positions(executable)
+    after = len(tasks) - 1
+    for step in reversed(steps):
+        if isinstance(step, Segment):
+            after = step.tasks[0]
+        elif isinstance(step, Post):
+            parties = (*step.exchange.sends, *step.exchange.receives)
+            after = min(messages[number].task for number, _ in parties)
+        elif step.exchange.position not in kept:
+            after = min(after, tasks.late_start - 1)
+        found.append(after)
+    return found[::-1]
 
 
 def messages_read(executable: Executable, task: int) -> list[int]:

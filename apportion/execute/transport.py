@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,14 @@ from apportion.execute.kernels.base import (
 from apportion.execute.ladder import Ladder, ladder
 from apportion.execute.rank import Rank
 from apportion.execute.rank_buffers import RankBuffers, rank_buffers
-from apportion.execute.rank_steps import Exchange, Post, RankStep, Segment, rank_steps
+from apportion.execute.rank_steps import (
+    Exchange,
+    Post,
+    RankStep,
+    Segment,
+    period,
+    rank_steps,
+)
 from apportion.execute.segment_function import SegmentFunction
 from apportion.machine import GENERATED, check_mode
 
@@ -58,6 +66,7 @@ class Worker:
     mode: str = GENERATED
     timed: bool = False
     ladder: Ladder | None = None
+    period: tuple[tuple[int, bool], ...] | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -73,19 +82,56 @@ class Worker:
         return self.ladder
 
     def run(self, context: Context) -> torch.Tensor | None:
-        """One step; returns the loss if it is here."""
-        functions = self.compiled().functions
+        """One step; returns the loss if it is here. Where steps overlap, its late work is left to
+        the next one, or to `finish`."""
+        self.compiled()
         self.own_buffers()
-        for step in self.steps:
-            if isinstance(step, Segment):
-                self._segment(step, functions[step], context)
-            elif isinstance(step, Post):
-                self.post(step.exchange)
-            else:
-                self.wait(step.exchange)
+        rank = self.rank
+        for number, late in self.order():
+            step = self.steps[number]
+            if not late:
+                self._do(step, context)
+            elif rank.last is not None:
+                rank.do_late(partial(self._do, step))
+        if rank.last is not None:
+            rank.last = None
         self.rounds += 1
         self.progress[0] = self.rounds << 32
-        return self.rank.finish()
+        if not self.overlaps:
+            return rank.finish()
+        loss = rank.put_off(context)
+        if rank.records:
+            self.finish()
+        return loss
+
+    def finish(self) -> None:
+        """Does what is left of the last step. All ranks have to."""
+        rank = self.rank
+        if rank.last is None:
+            return
+        for number, late in self.order():
+            if late:
+                rank.do_late(partial(self._do, self.steps[number]))
+        rank.last = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the next step begins before the late work of this one is done."""
+        return self.rank.executable.tasks.late_start >= 0
+
+    def order(self) -> tuple[tuple[int, bool], ...]:
+        """The order of `steps`, and which of them are the last step's; found at the first call."""
+        if self.period is None:
+            self.period = period(self.rank.executable, self.steps)
+        return self.period
+
+    def _do(self, step: RankStep, context: Context) -> None:
+        if isinstance(step, Segment):
+            self._segment(step, self.compiled().functions[step], context)
+        elif isinstance(step, Post):
+            self.post(step.exchange)
+        else:
+            self.wait(step.exchange)
 
     def _segment(self, segment: Segment, function: SegmentFunction, context: Context) -> None:
         """One segment; where its function notes no spans though they are wanted, one for all."""

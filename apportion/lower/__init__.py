@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from apportion.lower.exchange import (
         pair_columns as pair_columns,
     )
+    from apportion.lower.late_tasks import (
+        crosses as crosses,
+    )
     from apportion.lower.lower import (
         Lowering as Lowering,
     )

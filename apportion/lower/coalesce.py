@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apportion.columns import Bools, Ints, distinct, offsets, plain
+from apportion.lower.late_tasks import dues, late_tasks
 from apportion.lower.post_order import (
     DEPTH,
     LEAD,
@@ -50,27 +51,57 @@ class BucketSizes:
 BUCKETS = BucketSizes()
 
 
+@dataclass(frozen=True, slots=True)
+class LateUpdates:
+    """Updates that the next step may do: which Ops they are, and what share of the bytes of their
+    gradients is posted as it is made; the rest is posted in the order in which it is needed."""
+
+    ops: Bools
+    early: float
+
+
 def coalesce(
-    tasks: TaskGraph, sizes: BucketSizes = BUCKETS, refetched: Sequence[int] = ()
+    tasks: TaskGraph,
+    sizes: BucketSizes = BUCKETS,
+    refetched: Sequence[int] = (),
+    later: LateUpdates | None = None,
 ) -> TaskGraph:
     """The same work with exchanges that are posted early, and together where they can be; those of
-    Values that the backward fetches again are posted as late as they can be."""
+    Values that the backward fetches again are posted as late as they can be. With `later`, the
+    tasks that the next step may do come after all others (late_tasks.py)."""
     message = tasks.is_message
     if not message.any():
         return tasks
-    given, units, limits, need, feeds = _units(tasks, sizes, refetched)
+    given, code, members, first = _dependencies_and_units(tasks)
+    late = np.zeros(len(tasks), np.bool_)
+    crossing = late
+    if later is not None:
+        late, must = late_tasks(tasks, given, later.ops)
+        crossing = message & ~late & ~must
+        if not crossing.any():
+            late, later = np.zeros(len(tasks), np.bool_), None
+    need, unit_need, feeds = find_needs(given, len(code))
+    units = _units(tasks, given, late, (code, members, first), unit_need, refetched)
+    if later is not None:
+        units = units._replace(pulled=units.pulled | _held(given, units, crossing, later.early))
     rows = _rows(given, units, need, feeds)
-    placing = place(given, units, limits, rows, _state(given, units, rows))
+    placing = place(given, units, _limits(units, sizes), rows, _state(given, units, rows))
+    if later is None:
+        became, first = _numbered(tasks, given.unit, placing)
+        return _Coalesced(tasks, given, placing, became, first).task_graph()
+    placing = _late_last(tasks, given, late, placing)
     became, first = _numbered(tasks, given.unit, placing)
-    return _Coalesced(tasks, given, placing, became, first).task_graph()
+    found = _Coalesced(tasks, given, placing, became, first).task_graph()
+    late_start = int(np.searchsorted(late[first], True))
+    return replace(found, late_start=late_start, due=dues(found, late_start))
 
 
 # What is known before anything is placed
 
 
-def _units(
-    tasks: TaskGraph, sizes: BucketSizes, refetched: Sequence[int]
-) -> tuple[TaskDependencies, Units, BucketLimits, Ints, Bools]:
+def _dependencies_and_units(tasks: TaskGraph) -> tuple[TaskDependencies, Ints, Ints, Ints]:
+    """What depends on what; and of every unit a hash of its set of devices, how many these are, and
+    its first message."""
     message, n = tasks.is_message, len(tasks)
     end_start = offsets(np.bincount(tasks.ends.task, minlength=n))
     unit, code, members, first = find_units(
@@ -80,13 +111,62 @@ def _units(
         plain(tasks.op), message, tasks.kind == ASSEMBLE, *_dependencies(tasks), unit,
         len(tasks.op_start) - 1,
     )  # fmt: skip
-    need, unit_need, feeds = find_needs(given, len(code))
-    sent = np.bincount(unit[message], tasks.nbytes[message], len(code)).astype(np.int64) // members
-    _, key = np.unique(code, return_inverse=True)
-    key = plain(key.reshape(-1))
-    pulled = _pulled(tasks, unit, unit_need, refetched)
-    units = Units(key, sent, unit_need, pulled, first)
-    return given, units, _limits(units, sizes), need, feeds
+    return given, code, members, first
+
+
+def _units(
+    tasks: TaskGraph,
+    given: TaskDependencies,
+    late: Bools,
+    found: tuple[Ints, Ints, Ints],
+    need: Ints,
+    refetched: Sequence[int],
+) -> Units:
+    """The units; late ones never travel with others."""
+    code, members, first = found
+    message = given.message
+    sent = np.bincount(given.unit[message], tasks.nbytes[message], len(code)).astype(np.int64)
+    _, key = np.unique(np.stack([code, late[first]]), axis=1, return_inverse=True)
+    pulled = _pulled(tasks, given.unit, need, refetched)
+    return Units(plain(key.reshape(-1)), sent // members, need, pulled, first)
+
+
+def _held(given: TaskDependencies, units: Units, crossing: Bools, early: float) -> Bools:
+    """The units that are made when so much has been sent early already that they wait, to be sent
+    in the order in which they are needed; they bring what only late tasks read."""
+    task = np.repeat(np.arange(len(given.op)), np.diff(given.dep_start))
+    sends = given.message[task]
+    made = np.full(len(units.key), -1)  # the last task that makes what a unit sends
+    np.maximum.at(made, given.unit[task[sends]], given.dep[sends])
+    mine = np.flatnonzero(~units.pulled & crossing[units.first])
+    mine = mine[np.argsort(made[mine], kind="stable")]
+    total = np.bincount(units.key[mine], units.nbytes[mine], int(units.key.max(initial=-1)) + 1)
+    so_far = np.zeros_like(total)
+    held = np.zeros(len(units.key), np.bool_)
+    for unit in mine.tolist():
+        key = units.key[unit]
+        held[unit] = so_far[key] >= early * total[key]
+        so_far[key] += units.nbytes[unit]
+    return held
+
+
+def _late_last(tasks: TaskGraph, given: TaskDependencies, late: Bools, placing: Placing) -> Placing:
+    """The same order, but for late tasks and buckets, which come after all others; they stand at
+    the first Op that is late, or beyond, the others at most there."""
+    shift = len(given.op) + len(placing.bucket_sequence)
+    work = ~given.message
+    op = int(tasks.op[late & work & ~given.assembles].min(initial=given.ops - 1))
+    sequence = placing.sequence + shift * (late & work)
+    at_op = np.where(late & work, np.maximum(placing.at_op, op), placing.at_op)
+    unit_late = np.zeros(len(placing.bucket), np.bool_)
+    unit_late[given.unit[given.message]] = late[given.message]
+    bucket_late = np.zeros(len(placing.bucket), np.bool_)
+    bucket_late[placing.bucket[unit_late]] = True
+    bucket_op = placing.bucket_op
+    bucket_op = np.where(bucket_late, np.maximum(bucket_op, op), np.minimum(bucket_op, op))
+    return Placing(
+        sequence, at_op, placing.bucket, placing.bucket_sequence + shift * bucket_late, bucket_op
+    )
 
 
 def _dependencies(tasks: TaskGraph) -> tuple[Ints, Ints]:

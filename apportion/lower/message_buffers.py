@@ -7,6 +7,9 @@ On a device an exchange lasts from where it is posted to where it is waited for:
 task that reads what it brings, and if it brings nothing, before the second exchange after it. What
 was sent may be written over then; what was received, once the last task has read it.
 execute/rank_steps.py waits by the same rule.
+
+Where steps overlap (late_tasks.py), messages that end in the next step have buffers of their own,
+in which they take turns by the same rule: all of them have ended before the next one is posted.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apportion.columns import Bools, Ints, compiled, plain
+from apportion.lower.late_tasks import crosses
 from apportion.lower.task_graph import Ends, TaskGraph
 
 LATER = 2  # exchanges of a device after which one that brings nothing is waited for
@@ -39,7 +43,11 @@ def message_buffers(tasks: TaskGraph) -> MessageBuffers:
         ends, message, first, plain(tasks.dep_start), plain(tasks.dep), plain(tasks.device),
         tasks.devices,
     )  # fmt: skip
-    found: MessageBuffers = _assign(ends, first, release, tasks.devices)
+    apart = np.zeros(len(tasks), np.bool_)
+    if tasks.late_start >= 0:
+        apart = crosses(tasks, tasks.late_start)
+        apart[np.isin(first, first[apart])] = True  # an exchange is waited for as one
+    found: MessageBuffers = _assign(ends, first, release, apart & message, tasks.devices)
     return found
 
 
@@ -99,8 +107,9 @@ def _releases(
 
 
 @compiled
-def _assign(ends: Ends, first: Ints, release: Ints, devices: int) -> MessageBuffers:
+def _assign(ends: Ends, first: Ints, release: Ints, apart: Bools, devices: int) -> MessageBuffers:
     rows = len(ends.task)
+    of_apart = np.zeros(2 * rows, np.bool_)  # buffers
     sent, received = np.full(rows, -1), np.full(rows, -1)
     device, nbytes, task, free = np.empty((4, 2 * rows), np.int64)  # of buffers
     head, after, count = np.full(devices, -1), np.empty(2 * rows, np.int64), 0
@@ -112,7 +121,7 @@ def _assign(ends: Ends, first: Ints, release: Ints, devices: int) -> MessageBuff
                 continue
             best, buffer = -1, head[where]
             while buffer >= 0:  # the smallest one that is large enough, else the largest
-                if free[buffer] <= now:
+                if free[buffer] <= now and of_apart[buffer] == apart[ends.task[row]]:
                     if best < 0:
                         best = buffer
                     elif nbytes[best] < size:
@@ -124,6 +133,7 @@ def _assign(ends: Ends, first: Ints, release: Ints, devices: int) -> MessageBuff
                 best = count
                 device[best], nbytes[best], task[best] = where, 0, ends.task[row]
                 after[best], head[where] = head[where], best
+                of_apart[best] = apart[ends.task[row]]
                 count += 1
             if size > nbytes[best]:
                 nbytes[best], task[best] = size, ends.task[row]

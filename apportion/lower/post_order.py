@@ -376,7 +376,9 @@ def _post_pulled(units, limits, rows, state, placing, key, ahead):  # type: igno
                     whole = False
                     continue
                 break
-            if not due and bucket >= 0 and nbytes + units.nbytes[unit] > limits.pulled[key]:
+            more = nbytes + units.nbytes[unit]
+            full = more > limits.pulled[key] and units.nbytes[unit] > CHEAP
+            if not due and bucket >= 0 and full:
                 break
             if not due and ahead and units.nbytes[unit] > limits.most:
                 break

@@ -7,7 +7,10 @@ make it faster and leave its meaning. What is predicted of a plan, measured and 
 
 from __future__ import annotations
 
-from apportion.lower.coalesce import coalesce
+import numpy as np
+
+from apportion.graph import UPDATE
+from apportion.lower.coalesce import LateUpdates, coalesce
 from apportion.lower.half_sums import half_sums
 from apportion.lower.join_batch_norm import join_batch_norm
 from apportion.lower.join_conv_backward import join_conv_backward
@@ -24,4 +27,8 @@ def runnable(space: Space, strategy: Strategy, devices: int, joined: bool = True
         tasks = half_sums(space, strategy, tasks)
     for join in (join_batch_norm, join_conv_backward) if joined else ():
         tasks = join(space, strategy, tasks)
-    return coalesce(tasks, refetched=strategy.refetched)
+    later = None
+    if strategy.communication.across:
+        updates = np.array([op.phase == UPDATE for op in space.graph.ops])
+        later = LateUpdates(updates, strategy.communication.early)
+    return coalesce(tasks, refetched=strategy.refetched, later=later)

@@ -210,6 +210,14 @@ class TaskGraph:
     """Where coalesce.py made these tasks: for every task of the plain lowering the one that it is
     here, or is a part of; empty where they are the plain ones. A Storage counts plain tasks."""
 
+    late_start: int = -1
+    """The first of the tasks that the next step may do (late_tasks.py), which come after all
+    others; -1 where steps do not overlap."""
+
+    due: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """For each task from `late_start` on the task of the next step that it has to be done before;
+    rising."""
+
     task_kinds: TaskKinds = TASK_KINDS
     """What the kinds of its tasks mean."""
 

@@ -48,7 +48,15 @@ def carry_offloads(strategy: Strategy, before: Space, made: OffloadedGraph) -> S
             resting[value] = _as_it_lies(new, op, value, choices, layouts)
         choices.append(resting[value])
     refetched = carried_values(strategy.refetched, equal)
-    return Strategy(tuple(choices), layouts, new.digits, opening, strategy.wire, refetched)
+    return Strategy(
+        tuple(choices),
+        layouts,
+        new.digits,
+        opening,
+        strategy.wire,
+        refetched,
+        strategy.communication,
+    )
 
 
 def _counterparts(new: Space, made: OffloadedGraph) -> list[int]:

@@ -34,7 +34,15 @@ def carry_strategy(strategy: Strategy, before: Space, made: RecomputedGraph) -> 
         if (layout := carried_layout(new, value, old, equal, strategy.layouts)) is not None
     }
     refetched = carried_values(strategy.refetched, values)
-    return Strategy(tuple(choices), layouts, new.digits, opening, strategy.wire, refetched)
+    return Strategy(
+        tuple(choices),
+        layouts,
+        new.digits,
+        opening,
+        strategy.wire,
+        refetched,
+        strategy.communication,
+    )
 
 
 def _counterparts(old: Space, new: Space, made: RecomputedGraph) -> list[int]:

@@ -17,9 +17,8 @@ import numpy as np
 
 from apportion.lower import Ends, TaskGraph
 from apportion.machine import CostModel
+from apportion.plan.candidate import Candidate, Curve
 from apportion.plan.candidates import (
-    Candidate,
-    Curve,
     DefaultCosts,
     PlanRequest,
     RankingKey,

@@ -31,17 +31,16 @@ from apportion.machine import (
     default_cost,
     hosts_of,
 )
-from apportion.memory import Offload
+from apportion.plan.candidate import Candidate
+from apportion.plan.communication import with_communication
 from apportion.plan.fused_storage import fused_storage
 from apportion.search import METHODS, Problem, Progress, SearchResult, UnsuitableMethod
-from apportion.simulate import Timeline, host_excess, simulate
-from apportion.split import Space, Strategy, space_of
+from apportion.simulate import host_excess, simulate
+from apportion.split import WFBP, Space, Strategy, space_of
 
 ROUNDS = 4  # how often a method is asked when its plans are over the memory limit
 TRIES = 4  # how many other strategies of a search are scored when its best is over the limit
 
-Curve = tuple[tuple[float, float], ...]
-"""(seconds of search, seconds of a step) whenever the best improved."""
 Start = tuple[Strategy, Space]
 """A Strategy that a search may begin with, and the Space that it is about."""
 
@@ -92,7 +91,8 @@ class PlanningProgress:
 class PlanRequest:
     """What is to be planned: a Space for a Cluster, its costs, and the bytes per device to stay
     under (None: without a limit). `tell` hears where planning stands. `policy` is a file of what
-    was learned before, for the methods that take one."""
+    was learned before, for the methods that take one. `wire` and `communication` are those of
+    `make_plan`."""
 
     space: Space
     cluster: Cluster
@@ -102,28 +102,7 @@ class PlanRequest:
     tell: Callable[[PlanningProgress], None] | None = None
     policy: Path | None = None
     wire: str = ""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What a method found, lowered and simulated. `curve` and `figures` are those of the whole
-    search that it is the outcome of. `recomputed` are the Ops of the captured Graph that the
-    backward computes again, `offloaded` the Values that lie on the host meanwhile; `space` is that
-    of the Graph in which it does and they do."""
-
-    method: str
-    found: SearchResult
-    search_seconds: float
-    space: Space
-    tasks: TaskGraph
-    storage: Storage
-    cost: CostModel
-    timeline: Timeline
-    notes: tuple[str, ...] = ()
-    curve: Curve = ()
-    figures: Mapping[str, float] = field(default_factory=dict)
-    recomputed: tuple[int, ...] = ()
-    offloaded: tuple[Offload, ...] = ()
+    communication: str = WFBP
 
 
 @dataclass
@@ -301,7 +280,8 @@ def scored(request: PlanRequest, method: str, found: SearchResult, seconds: floa
     tasks = with_storage(tasks, storage)
     cost = request.costs.cost(strategy, tasks)
     line = simulate(tasks, cluster, cost)
-    return Candidate(method, found, seconds, space, tasks, storage, cost, line, found.notes)
+    made = Candidate(method, found, seconds, space, tasks, storage, cost, line, found.notes)
+    return with_communication(made, cluster, request.communication, lambda c: fits(request, c))
 
 
 def _measured_storage(

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from apportion.machine import MAX_DEVICES, Cluster, Device, Link
+from apportion.plan.candidate import Candidate
 from apportion.plan.candidates import (
-    Candidate,
     DefaultCosts,
     PlanRequest,
     SearchLog,

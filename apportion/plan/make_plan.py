@@ -17,20 +17,21 @@ from typing import TYPE_CHECKING
 from apportion import graph as graphs
 from apportion.machine import Cluster, CostModel
 from apportion.plan.auto import Selection, choose
+from apportion.plan.candidate import Candidate
 from apportion.plan.candidates import (
-    Candidate,
     CostSource,
     DefaultCosts,
     PlanningProgress,
     PlanRequest,
     ranking_key,
 )
+from apportion.plan.communication import check_communication
 from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
 from apportion.plan.offloading import check_offload, replace_offloaded
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
 from apportion.plan.recomputation import KEEP, check_recompute, replace_recomputed
 from apportion.search import METHODS, UnsuitableMethod, compared_by_default, tried_by_auto
-from apportion.split import Space, check_wire
+from apportion.split import WFBP, Space, check_wire
 
 if TYPE_CHECKING:
     from apportion.capture import Program
@@ -49,6 +50,7 @@ def make_plan(
     wire: str = "",
     recompute: str = KEEP,
     offload: str = KEEP,
+    communication: str = WFBP,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -66,8 +68,10 @@ def make_plan(
     "auto" what it must for the plan to fit, "full" whatever is not a boundary between segments.
     `offload` says likewise what lies in the host's memory until the backward: "none" nothing,
     "auto" what must for the plan to fit, "full" whatever the forward keeps.
+    `communication`: "wfbp", gradients travel while the backward goes on; "p3", the next step begins
+    meanwhile; "auto", whichever is predicted to be faster.
     """
-    how = (memory_limit, seed, costs, progress, 1, policy, wire, recompute, offload)
+    how = (memory_limit, seed, costs, progress, 1, policy, wire, recompute, offload, communication)
     return best_plans(program, cluster, method, budget, *how)[0]
 
 
@@ -85,6 +89,7 @@ def best_plans(
     wire: str = "",
     recompute: str = KEEP,
     offload: str = KEEP,
+    communication: str = WFBP,
 ) -> list[Plan]:
     """As `plan`, but the `keep` best that differ, best first; all but the first are feasible."""
     _check_methods([method], policy)
@@ -92,7 +97,8 @@ def best_plans(
     check_offload(offload)
     began = time.perf_counter()
     request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
-    request = replace(request, wire=check_wire(wire))
+    policy_of = check_communication(communication)
+    request = replace(request, wire=check_wire(wire), communication=policy_of)
     warn_unsplit(request.space, level=4)
     chosen = choose(request, method, budget, keep)
     chosen = _traded(request, chosen, recompute, offload, method == "auto")
@@ -116,9 +122,11 @@ def compare_methods(
     policy: Path | None = None,
     recompute: str = KEEP,
     offload: str = KEEP,
+    communication: str = WFBP,
 ) -> list[Plan]:
     """A Plan by each method, each within `budget` seconds, under one simulator; None: by all but
-    those that first have to learn. `recompute` and `offload` are as in `make_plan`.
+    those that first have to learn. `recompute`, `offload` and `communication` are as in
+    `make_plan`.
 
     A method that is not for this cluster or step is left out with a PlanWarning; ValueError if none
     is for it. An interrupt leaves out the methods that are not done. If no plan fits, the notes of
@@ -129,6 +137,7 @@ def compare_methods(
     check_recompute(recompute)
     check_offload(offload)
     request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
+    request = replace(request, communication=check_communication(communication))
     warn_unsplit(request.space)
     plans: list[Plan] = []
     refused: dict[str, UnsuitableMethod] = {}
@@ -218,7 +227,12 @@ def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
         lower_bound=None if request.wire else found.found.lower_bound,
         storage=found.storage,
         lower_bound_of=found.found.bound_of,
-        notes=(*found.notes, *_on_the_wire(request), *_on_replicas(request, found)),
+        notes=(
+            *found.notes,
+            *_on_the_wire(request),
+            *_on_overlap(found),
+            *_on_replicas(request, found),
+        ),
         curve=found.curve,
         figures=found.figures,
         recomputed=found.recomputed,
@@ -231,6 +245,17 @@ def _on_the_wire(request: PlanRequest) -> tuple[str, ...]:
         return ()
     return (
         f"partial sums of float32 gradients travel in {request.wire} and are added up in float32",
+    )
+
+
+def _on_overlap(found: Candidate) -> tuple[str, ...]:
+    """How steps overlap."""
+    if found.tasks.late_start < 0:
+        return ()
+    early = found.found.strategy.communication.early
+    return (
+        "steps overlap: a step begins before all updates of the last one are done; of the "
+        f"gradients {early:.0%} travel as they are made, the rest in the order of need",
     )
 
 

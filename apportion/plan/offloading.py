@@ -31,7 +31,8 @@ from apportion.memory import (
     views_of,
 )
 from apportion.plan.auto import Selection
-from apportion.plan.candidates import Candidate, PlanRequest, excess, fits, ranking_key, scored
+from apportion.plan.candidate import Candidate
+from apportion.plan.candidates import PlanRequest, excess, fits, ranking_key, scored
 from apportion.plan.recomputation import AUTO, FULL, KEEP, KnownCosts, other_starts
 from apportion.quantity import format_quantity
 from apportion.simulate import host_excess, host_peaks

@@ -25,7 +25,7 @@ from apportion.machine import (
     load_cost_file,
 )
 from apportion.memory import Offload
-from apportion.plan.candidates import Curve
+from apportion.plan.candidate import Curve
 from apportion.search import Problem
 from apportion.simulate import Timeline, host_excess, link_spans, network, simulate
 from apportion.split import Space

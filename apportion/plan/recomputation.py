@@ -25,8 +25,8 @@ from apportion.memory import (
     step_model,
 )
 from apportion.plan.auto import Selection
+from apportion.plan.candidate import Candidate
 from apportion.plan.candidates import (
-    Candidate,
     CostSource,
     PlanRequest,
     SearchLog,

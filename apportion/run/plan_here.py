@@ -41,6 +41,7 @@ from apportion.run.cost_cache import cached_costs
 from apportion.run.pool import SharedPool
 from apportion.run.step_source import StepSource, source_of
 from apportion.run.trial import fastest_measured
+from apportion.split import WFBP
 
 Note = Callable[[str], None]
 
@@ -64,6 +65,7 @@ def plan(
     wire: str = "",
     recompute: str = KEEP,
     offload: str = KEEP,
+    communication: str = WFBP,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
     The cluster may be given by its name, such as "8xh100".
@@ -100,6 +102,11 @@ def plan(
     With `wire`, "bfloat16", partial sums of float32 gradients travel in that precision and are
     added up in float32: fewer bytes, and gradients wrong by its rounding.
 
+    `communication` says when gradients travel: "wfbp", while the backward goes on, and a step ends
+    when all parameters are new; "p3", the next step begins meanwhile and waits for each parameter
+    where it first reads it, gradients that are read first going first; "auto", whichever is
+    predicted to be faster. The results are the same.
+
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description.
     """
@@ -111,7 +118,7 @@ def plan(
         given = _Given(costs, compile)
         with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
             how = (budget, memory_limit, seed, prices, progress, measure or 1)
-            also = (policy, wire, recompute, offload)
+            also = (policy, wire, recompute, offload, communication)
             best = best_plans(program, cluster, method, *how, *also)
         if measure is None:
             return best[0]
@@ -154,17 +161,28 @@ def compare(
     processes: SharedPool | None = None,
     recompute: str = KEEP,
     offload: str = KEEP,
+    communication: str = WFBP,
 ) -> list[Plan]:
     """A Plan by each method (None: by all but those that first have to learn), under one simulator;
-    measures what is missing as `plan` does, which `costs`, `compile`, `processes`, `recompute`
-    and `offload` are as in.
+    measures what is missing as `plan` does, which `costs`, `compile`, `processes`, `recompute`,
+    `offload` and `communication` are as in.
 
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
     given = _Given(costs, compile)
     cluster = _named(cluster)
     with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
-        how = (budget, memory_limit, seed, prices, progress, policy, recompute, offload)
+        how = (
+            budget,
+            memory_limit,
+            seed,
+            prices,
+            progress,
+            policy,
+            recompute,
+            offload,
+            communication,
+        )
         return compare_methods(program, cluster, methods, *how)
 
 

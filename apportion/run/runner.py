@@ -18,13 +18,21 @@ schedulers work as usual.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from apportion.capture import Program, batch_leaves, check_settings, setting_of, state_tensor
+from apportion.capture import (
+    Program,
+    batch_leaves,
+    check_settings,
+    setting_of,
+    settings_now,
+    state_tensor,
+)
 from apportion.execute import (
     Context,
     Executable,
@@ -47,6 +55,9 @@ _END = object()
 class Runner:
     """One rank's side of a divided step. State is loaded from the live model and optimizer when it
     is made.
+
+    Where the plan lets steps overlap, a step returns before all parameters are new: `finish` does
+    what is left, before state is read or the ranks go apart; `train` ends with it.
 
     No step waits for the device: a loss is a tensor that float() waits for. On a GPU a batch is
     copied beside what the device is busy with.
@@ -107,6 +118,7 @@ class Runner:
                 raise failure
             if not self._feed.ahead:
                 staged = self._staged_next(coming)
+        self.finish()
         if first:
             raise ValueError("there is no batch to train with; was the iterator used before?")
 
@@ -121,8 +133,14 @@ class Runner:
     def _run(self, staged: StagedBatch) -> torch.Tensor | None:
         loss = self.worker.run(self._fed(staged))
         if self._replicas is not None:
+            self.finish()
             self._replicas.check(self.steps_done)
         return loss
+
+    def finish(self) -> None:
+        """Does what is left of the last step, if steps overlap. All ranks have to call it before
+        the state is read, or this rank's part in the job ends."""
+        self.worker.finish()
 
     def begin(self, batch: Any) -> Context:
         """Takes this rank's regions of the batch; what its tasks need to run the step."""
@@ -140,10 +158,13 @@ class Runner:
     def _fed(self, staged: StagedBatch) -> Context:
         check_settings(self.program)
         self._feed.feed(staged)
+        setting: Callable[[Any], float] = partial(setting_of, self.program)
+        if self.worker.overlaps:  # the next step updates with the settings of this one
+            setting = settings_now(self.program)
         context = Context(
             self.seed,
             self.steps_done,
-            lambda expression: setting_of(self.program, expression),
+            setting,
             self.program.graph.bodies,
             self.worker.rank.place,
         )

@@ -99,7 +99,9 @@ class TrainingRequest:
             _wait_for_all()
             losses.append(_timed(runner, batch, steps, used))
             if check is not None:
+                runner.finish()
                 check.check(step + 1)
+        runner.finish()
         held = mine.rank.state().items() if self.state else ()
         state = [(slot, state_array(tensor)) for slot, (_, tensor) in held]
         spans = clock.times(mine.rank.spans) if clock else list(mine.rank.spans)
@@ -112,11 +114,12 @@ class TrainingRequest:
         gc.collect()  # what an earlier request left behind must not be freed while we count
         with _peak_of(self) as memory:
             runner = Runner(program, mine, self.seed)
-            if mode_of(self.mode, self.place) != INTERPRETER:
+            if mode_of(self.mode, self.place) != INTERPRETER or mine.overlaps:
                 runner.local_step(program.batch)
             _wait_for_all()
             memory.mark()
             runner.local_step(program.batch)
+            runner.finish()
         return memory.peak_bytes
 
 

@@ -70,6 +70,7 @@ class TrialRequest:
             mine.rank.feed(step.tensor)
             mine.run(Context(0, number, step.setting, executable.graph.bodies))
             spans.append((start, time.perf_counter()))
+        mine.finish()
         return spans[min(self.warm, len(spans) - 1) :]
 
 

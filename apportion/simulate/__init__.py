@@ -3,7 +3,8 @@
 In: a TaskGraph, a Cluster and a CostModel. Out: a Timeline with time and memory. No torch.
 delta/ does it again after one changed Choice, equal to the full simulation bit for bit.
 Read schedule.py first (the specification beside its compiled twin), then durations.py, routes.py,
-simulate.py, memory_curve.py, timeline.py, breakdown.py, slack.py, and delta/delta.py last.
+network.py, simulate.py, repeat_steps.py, memory_curve.py, timeline.py, breakdown.py, slack.py, and
+delta/delta.py last.
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ if TYPE_CHECKING:
     from apportion.simulate.memory_curve import (
         peaks as peaks,
     )
+    from apportion.simulate.network import (
+        network as network,
+    )
     from apportion.simulate.schedule import (
         LinkSpans as LinkSpans,
     )
@@ -99,9 +103,6 @@ if TYPE_CHECKING:
     )
     from apportion.simulate.segments import (
         segment_bytes as segment_bytes,
-    )
-    from apportion.simulate.simulate import (
-        network as network,
     )
     from apportion.simulate.simulate import (
         simulate as simulate,

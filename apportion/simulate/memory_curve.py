@@ -110,9 +110,14 @@ def granules(cluster: Cluster) -> Ints:
 
 
 def curves(
-    tasks: TaskGraph, start_ns: Ints, end_ns: Ints, granule: Ints | None = None
+    tasks: TaskGraph,
+    start_ns: Ints,
+    end_ns: Ints,
+    granule: Ints | None = None,
+    buffers: MessageBuffers | None = None,
 ) -> tuple[Curve, ...]:
-    """The memory of every device, over tasks that ran at these times."""
+    """The memory of every device, over tasks that ran at these times; `buffers` if they are not
+    those of `message_buffers`."""
     if granule is None:
         granule = np.ones(tasks.devices, np.int64)
     own = np.where(tasks.slot_on_host, 0, tasks.slot_nbytes)  # the host's memory is not theirs
@@ -121,7 +126,7 @@ def curves(
         tasks.slot_first, tasks.slot_last,
     )))  # fmt: skip
     last = _exchange_ends(tasks.is_message, plain(tasks.position))
-    buffers = message_buffers(tasks)
+    buffers = message_buffers(tasks) if buffers is None else buffers
     work = _WorkMemory(plain(tasks.device), plain(tasks.workspace), last)
     edges, order = _ordered(slots, buffers, work, tasks.devices)
     time, nbytes = np.empty(len(order), np.int64), np.empty(len(order), np.int64)

@@ -1,55 +1,26 @@
 """simulate: TaskGraph + Cluster + CostModel -> predicted Timeline. Integer nanoseconds throughout.
 
-A lane of a device runs its tasks in the order of their indices, each when the one before and all it
-depends on have ended. So a lane is nothing but one more dependency per task, and only links are
-left to contend for. `schedule` says how; `hops` says which links, and for how long.
-
-    work      in the lane of its kind (lower/task_kinds.py), as long as the CostModel says, or as
-              the link to the host takes if it is a copy there or back
-    messages  on links
-
-Where communication burns the device (`Cluster.communication_on_device`) a message also occupies
-the compute lanes of all devices that it involves, and copies to the host and back stand in these;
-if messages were measured there, it occupies the devices and no links, for as long as the CostModel
-says. Between hosts there is a wire besides. In tasks that lower/coalesce.py has ordered, messages
-are posted early, and the wire is busy while the devices go on; in plain ones a message is waited
-for where it is posted, and its devices with it.
-
-An asynchronous device computes while its host issues the next kernels: a task there is released
-when the host has issued it, after all earlier ones of its lane.
+What waits for what is in network.py, when each runs in schedule.py. Steps that overlap are
+simulated as several (overlapping_steps.py).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from apportion.columns import (
-    Ints,
-    compiled,
-    offsets,
-    plain,
-)
 from apportion.lower import TaskGraph
-from apportion.machine import (
-    Cluster,
-    CostModel,
-    ahead_nanoseconds,
-    times_messages,
-)
-from apportion.simulate.durations import (
-    issue_nanoseconds,
-    leads,
-    nanoseconds,
-    on_wire,
-)
+from apportion.machine import Cluster, CostModel
 from apportion.simulate.memory_curve import granules
-from apportion.simulate.routes import hops, no_hops
-from apportion.simulate.schedule import NO_ROWS, Network, schedule_compiled
+from apportion.simulate.network import network
+from apportion.simulate.overlapping_steps import overlapping_steps
+from apportion.simulate.schedule import schedule_compiled
 from apportion.simulate.timeline import SIMULATED, Timeline, timeline
 
 
 def simulate(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Timeline:
     """The Timeline that the Cluster would show; ValueError if it has too few devices."""
+    if tasks.late_start >= 0:
+        return overlapping_steps(tasks, cluster, cost)
     net = network(tasks, cluster, cost)
     start, end = schedule_compiled(net)
     occupied = np.where(net.lead >= 0, net.duration, end - start) if len(net.lead) else None
@@ -57,134 +28,3 @@ def simulate(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Timeline:
         tasks, start, end, source=SIMULATED, granule=granules(cluster), occupied_ns=occupied,
         communication_on_device=cluster.communication_on_device,
     )  # fmt: skip
-
-
-def network(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Network:
-    """Precedence of dependencies and lanes together, and the hops of every message."""
-    n = len(tasks)
-    duration = nanoseconds(tasks, cluster, cost)
-    lane_start, lane = occupied_lanes(tasks, cluster.communication_on_device)
-    lanes = tasks.devices * len(tasks.task_kinds.lanes)
-    pending, next_start, next_, next_lane = _precedence(
-        plain(tasks.dep_start), plain(tasks.dep), lane_start, lane, lanes
-    )
-    messages, lead = hops(tasks, cluster), NO_ROWS
-    if times_messages(cluster, cost):
-        beside = on_wire(tasks, cluster)
-        messages = hops(tasks, cluster, beside) if beside.any() else no_hops(n)
-        lead = leads(tasks, beside, cluster, cost) if beside.any() else NO_ROWS
-    return Network(
-        links=len(cluster.links),
-        duration=duration,
-        release=_releases(tasks, cluster, cost, duration),
-        hold=np.zeros(n, np.int64),
-        latency=messages.latency,
-        pending=pending,
-        next_start=next_start,
-        next=next_,
-        hop_start=messages.start,
-        hop_link=messages.link,
-        hop_occupancy=messages.occupancy,
-        lead=lead,
-        next_lane=next_lane if len(lead) else NO_ROWS,
-    )
-
-
-# Lanes
-
-
-def occupied_lanes(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:
-    """The lanes that each task occupies, as offsets and numbers: lane k of a device has the number
-    k * devices + device."""
-    work, ends = tasks.is_work, tasks.ends
-    counts = work.astype(np.int64)
-    if on_device:
-        counts += np.bincount(ends.task, minlength=len(tasks))
-    lane = np.empty(counts.sum(), np.int64)
-    of_work = np.repeat(work, counts)
-    beside = tasks.task_kinds.lane.copy()
-    if on_device:
-        beside[tasks.task_kinds.is_host_copy] = 0
-    lane[of_work] = beside[tasks.kind[work]] * tasks.devices + tasks.device[work]
-    if on_device:
-        lane[~of_work] = ends.device  # ends are in the order of tasks
-    return offsets(counts), lane
-
-
-@compiled
-def _precedence(
-    dep_start: Ints, dep: Ints, lane_start: Ints, lane: Ints, lanes: int
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """How many tasks each one waits for, and those that wait for it, as offsets and tasks; and of
-    these whether they wait in a lane."""
-    n = len(dep_start) - 1
-    pending, starts = np.empty(n, np.int64), np.zeros(n + 2, np.int64)
-    before = np.full(len(lane), -1)  # the task before, in the same lane
-    last = np.full(lanes, -1)
-    for task in range(n):
-        pending[task] = dep_start[task + 1] - dep_start[task]
-        for at in range(dep_start[task], dep_start[task + 1]):
-            starts[dep[at] + 2] += 1
-        for at in range(lane_start[task], lane_start[task + 1]):
-            before[at] = last[lane[at]]
-            last[lane[at]] = task
-            if before[at] >= 0:
-                starts[before[at] + 2] += 1
-                pending[task] += 1
-    for task in range(n):
-        starts[task + 2] += starts[task + 1]
-    after, in_lane = np.empty(starts[n + 1], np.int64), np.zeros(starts[n + 1], np.int64)
-    for task in range(n):  # starts[k + 1] moves from where the row of k begins to where it ends
-        for at in range(dep_start[task], dep_start[task + 1]):
-            after[starts[dep[at] + 1]] = task
-            starts[dep[at] + 1] += 1
-        for at in range(lane_start[task], lane_start[task + 1]):
-            if before[at] >= 0:
-                after[starts[before[at] + 1]] = task
-                in_lane[starts[before[at] + 1]] = 1
-                starts[before[at] + 1] += 1
-    return pending, starts[: n + 1], after, in_lane
-
-
-# Release
-
-
-def _releases(tasks: TaskGraph, cluster: Cluster, cost: CostModel, duration: Ints) -> Ints:
-    """When the host has issued each task: 0 where it is the device that runs them."""
-    if not any(device.asynchronous for device in cluster.devices):
-        return np.zeros(len(tasks), np.int64)
-    issue = issue_nanoseconds(tasks, cluster, cost)
-    duration = np.where(tasks.task_kinds.is_host_copy[tasks.kind], 0, duration)  # beside the queue
-    released: Ints = issued(plain(tasks.device), issue, duration, ahead_nanoseconds(cluster, cost))
-    return released
-
-
-@compiled
-def issued(device: Ints, issue: Ints, duration: Ints, ahead: Ints) -> Ints:
-    """Sums along the lanes; a task that takes nobody to issue is released at 0.
-
-    A device's queue has an end: where `ahead` is not 0, the host issues a task no sooner than the
-    device can have begun those that were issued so much of the host's work earlier.
-    """
-    count, devices = len(issue), len(ahead)
-    released, begun, spent = np.zeros((3, count), np.int64)
-    after, last, queue = np.full(count, -1), np.full(devices, -1), np.full(devices, -1)
-    host, work, free = np.zeros((3, devices), np.int64)
-    for task in range(count):
-        if issue[task] == 0:
-            continue
-        d = device[task]
-        host[d] += issue[task]
-        work[d] += issue[task]
-        while ahead[d] and queue[d] >= 0 and spent[queue[d]] <= work[d] - ahead[d]:
-            host[d] = max(host[d], begun[queue[d]])
-            queue[d] = after[queue[d]]
-        released[task], spent[task] = host[d], work[d]
-        begun[task] = max(host[d], free[d])
-        free[d] = begun[task] + duration[task]
-        if queue[d] < 0:
-            queue[d] = task
-        else:
-            after[last[d]] = task
-        last[d] = task
-    return released

@@ -18,6 +18,7 @@ class Timeline:
     """`start_ns` and `end_ns` have an entry per task, `curves` and `busy` one per device.
 
     `busy` is the share of the step during which the device's compute lane was occupied.
+    `period_ns`: from step to step, where the next one begins before all tasks of this one are done.
     """
 
     source: str
@@ -26,10 +27,15 @@ class Timeline:
     curves: tuple[Curve, ...]
     busy: tuple[float, ...]
     bytes_moved: int
+    period_ns: int = 0
+
+    @property
+    def step_ns(self) -> int:
+        return self.period_ns or int(self.end_ns.max(initial=0))
 
     @property
     def step_seconds(self) -> float:
-        return float(self.end_ns.max(initial=0)) / 1e9
+        return float(self.step_ns) / 1e9
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -60,17 +66,20 @@ def timeline(
     communication_on_device: bool = False,
     granule: Ints | None = None,
     occupied_ns: Ints | None = None,
+    period_ns: int = 0,
 ) -> Timeline:
     """The Timeline of tasks that ran at these times; `granule` is that of `footprint.granules`, 1
     for every device unless given. `occupied_ns` is how long each occupied its devices, if not from
-    its start to its end."""
+    its start to its end. `period_ns`: see Timeline."""
+    length = period_ns or int(end_ns.max(initial=0))
     return Timeline(
         source=source,
         start_ns=start_ns,
         end_ns=end_ns,
         curves=curves(tasks, start_ns, end_ns, granule),
-        busy=_busy(tasks, start_ns, end_ns, communication_on_device, occupied_ns),
+        busy=_busy(tasks, start_ns, end_ns, communication_on_device, occupied_ns, length),
         bytes_moved=tasks.bytes_moved,
+        period_ns=period_ns,
     )
 
 
@@ -84,7 +93,7 @@ def verify(timeline: Timeline, tasks: TaskGraph) -> None:
 
 
 def _busy(
-    tasks: TaskGraph, start: Ints, end: Ints, on_device: bool, occupied: Ints | None
+    tasks: TaskGraph, start: Ints, end: Ints, on_device: bool, occupied: Ints | None, whole: int
 ) -> tuple[float, ...]:
     length, ends = end - start if occupied is None else occupied, tasks.ends
     occupies = tasks.is_work & (tasks.task_kinds.lane[tasks.kind] == 0)
@@ -93,7 +102,7 @@ def _busy(
         busy += _sums(ends.device, length[ends.task], tasks.devices)
         copies = tasks.task_kinds.is_host_copy[tasks.kind]
         busy += _sums(tasks.device, np.where(copies, length, 0), tasks.devices)
-    return tuple((busy / max(int(end.max(initial=0)), 1)).tolist())
+    return tuple((busy / max(whole, 1)).tolist())
 
 
 def _sums(where: Ints, amounts: Ints, devices: int) -> Ints:

@@ -31,6 +31,21 @@ if TYPE_CHECKING:
     from apportion.split.axis_effects import (
         AxisEffects as AxisEffects,
     )
+    from apportion.split.communication import (
+        P3 as P3,
+    )
+    from apportion.split.communication import (
+        POLICIES as POLICIES,
+    )
+    from apportion.split.communication import (
+        WFBP as WFBP,
+    )
+    from apportion.split.communication import (
+        WITHIN as WITHIN,
+    )
+    from apportion.split.communication import (
+        Communication as Communication,
+    )
     from apportion.split.grid_choices import (
         MOST_AXES as MOST_AXES,
     )

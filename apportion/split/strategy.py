@@ -22,6 +22,7 @@ from typing import Any
 from apportion.describe import Box, Factors, IllegalCut, part_range
 from apportion.graph import Graph
 from apportion.split.atoms import Digits
+from apportion.split.communication import WITHIN, Communication, read_communication
 from apportion.split.space import Space
 
 
@@ -73,6 +74,8 @@ class Strategy:
     refetched: tuple[int, ...] = ()
     """Values that the backward fetches anew from where they lie: what the forward has fetched of
     them is not kept. Of the opened Graph, as Layouts are."""
+    communication: Communication = WITHIN
+    """When gradients travel, and whether steps overlap."""
 
 
 WIRES = {"": "", "bf16": "bfloat16", "bfloat16": "bfloat16"}
@@ -186,7 +189,9 @@ def check_wire(name: str) -> str:
 
 def to_json(strategy: Strategy) -> dict[str, Any]:
     """The Strategy as plain JSON data."""
-    more = {"wire": strategy.wire, "refetched": list(strategy.refetched)}
+    more: dict[str, Any] = {"wire": strategy.wire, "refetched": list(strategy.refetched)}
+    if strategy.communication != WITHIN:
+        more["communication"] = strategy.communication.to_json()
     return {key: value for key, value in more.items() if value} | {
         "choices": [[list(c.parts), list(c.devices)] for c in strategy.choices],
         "layouts": [[v, list(y.parts), list(y.devices)] for v, y in strategy.layouts.items()],
@@ -205,6 +210,7 @@ def from_json(data: dict[str, Any]) -> Strategy:
             tuple(map(int, data.get("opening", ()))),
             check_wire(data.get("wire", "")),
             tuple(map(int, data.get("refetched", ()))),
+            read_communication(data.get("communication")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the strategy is malformed: {error}") from None

@@ -25,8 +25,9 @@ from apportion.machine.collective import (
 )
 from apportion.machine.cost_model import PUBLISHED
 from apportion.machine.topology import Cluster
+from apportion.simulate.network import _precedence, network, occupied_lanes
 from apportion.simulate.schedule import Network, link_spans, schedule, schedule_compiled
-from apportion.simulate.simulate import _precedence, network, occupied_lanes, simulate
+from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import verify
 
 CLUSTERS = {

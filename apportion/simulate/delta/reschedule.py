@@ -66,7 +66,7 @@ from apportion.simulate.delta.schedule_state import (
     replace_blocks,
     write_cell,
 )
-from apportion.simulate.simulate import issued
+from apportion.simulate.network import issued
 
 
 @compiled
