@@ -6,9 +6,10 @@
 Two processes in network namespaces of their own. What each computes in a step is measured first,
 without messages; then the cable between them is made just so slow that a step's messages take as
 long. Rounds follow of the compute alone, its forward pass alone, the messages alone in one piece,
-and the divided step. If all overlapped, the step would take as long as the longer of the two. The
-gradients that are sent exist only after the forward pass, so forward plus messages is a bound too.
-The simulator predicts the step from costs that were calibrated on this machine.
+and of a few divided steps under each policy of communication. If all overlapped, a step would take
+as long as the longer of the two. The gradients that are sent exist only after the forward pass, so
+that within a step (wfbp) forward plus messages is a bound too; steps that overlap (p3) have none.
+The simulator predicts both from costs that were calibrated on this machine.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ from apportion.execute.executable import Executable
 from apportion.execute.transport import worker
 from apportion.plan.plan import Plan
 from apportion.run.runner import Runner
+from apportion.split.communication import POLICIES
 
 MODEL = "mlp:layers=6,width=1024,batch=512"
-ROUNDS, WARM, LIMIT = 8, 3, 300.0
+ROUNDS, WARM, LIMIT, STEPS = 8, 3, 300.0, 4
 FREE = 1e10  # bytes/s of a cable that does not limit
 
 
@@ -55,6 +57,8 @@ class Overlap:
     compute: float
     forward: float
     communication: float
+    policy: str
+    early: float
     measured: float
     predicted: float
 
@@ -84,7 +88,6 @@ def rank(spec: str, file: str, mode: str, rounds: int, peers: list[str]) -> dict
     latency = _knock(peers)
     program = captured(spec)
     plan = Plan.load(file)
-    divided = ap.distribute(program, plan, compile=mode)
     nbytes = plan.tasks.bytes_moved // 2
     alone, half = _alone(spec, mode)
     out, into = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
@@ -98,28 +101,50 @@ def rank(spec: str, file: str, mode: str, rounds: int, peers: list[str]) -> dict
     def forward() -> None:
         half.step(half.model, half.batch)
 
+    def steps(runner: Runner) -> float:
+        runner.step(program.batch)
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            runner.step(program.batch)
+        took = (time.perf_counter() - began) / STEPS
+        runner.finish()
+        return took
+
     pieces: dict[str, Callable[[], Any]] = {
         "compute": lambda: alone.step(half.batch),
         "forward": forward,
         "communication": exchange,
-        "measured": lambda: divided.step(program.batch),
     }
     limit(cable(FREE))
-    for _ in range(WARM):
-        pieces["measured"]()
     compute = [_timed(pieces["compute"]) for _ in range(WARM + 5)][WARM:]
-    agreed = torch.tensor([float(np.quantile(compute, LOW))], dtype=torch.float64)
-    dist.all_reduce(agreed, dist.ReduceOp.MAX)
-    rate = nbytes / PAYLOAD / float(agreed)
+    rate = nbytes / PAYLOAD / max_of(float(np.quantile(compute, LOW)))
+    plan = replace(plan, cluster=hosts(rate, max_of(latency)))
+    plans = {policy: plan.with_communication(policy) for policy in POLICIES}
+    runners = {p: ap.distribute(program, made, compile=mode) for p, made in plans.items()}
+    for runner in runners.values():
+        steps(runner)
     limit(cable(rate))
-    found: dict[str, list[float]] = {name: [] for name in pieces}
+    found: dict[str, list[float]] = {name: [] for name in (*pieces, *runners)}
     for _ in range(rounds):
         for name, piece in pieces.items():
             _timed(piece)
             found[name].append(_timed(piece))
+        for name, runner in runners.items():
+            dist.barrier()
+            found[name].append(steps(runner))
     dist.barrier()
     dist.destroy_process_group()
-    return {"rate": rate, "latency": latency, "bytes": nbytes, "seconds": found}
+    early = {p: made.strategy.communication.early for p, made in plans.items()}
+    predicted = {p: made.predicted.step_seconds for p, made in plans.items()}
+    answer = {"rate": rate, "bytes": nbytes, "seconds": found}
+    return answer | {"early": early, "predicted": predicted}
+
+
+def max_of(number: float) -> float:
+    """The largest of both ranks' numbers."""
+    agreed = torch.tensor([number], dtype=torch.float64)
+    dist.all_reduce(agreed, dist.ReduceOp.MAX)
+    return float(agreed)
 
 
 def _alone(spec: str, mode: str) -> tuple[Runner, zoo.Loaded]:
@@ -152,8 +177,8 @@ def captured(spec: str) -> Program:
     return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
 
 
-def measure(spec: str, mode: str, rounds: int) -> Overlap:
-    """Calibrates, measures and predicts."""
+def measure(spec: str, mode: str, rounds: int) -> list[Overlap]:
+    """Calibrates, measures and predicts; an Overlap for each policy."""
     program = captured(spec)
     with before_others(), _own_cache(), tempfile.TemporaryDirectory() as folder:
         plan = ap.plan(program, ap.cluster("local:2"), "data", seed=SEED, note=_note)
@@ -165,13 +190,34 @@ def measure(spec: str, mode: str, rounds: int) -> Overlap:
         name: float(np.quantile(np.max([a["seconds"][name] for a in answers], axis=0), LOW))
         for name in answers[0]["seconds"]
     }
-    rate, latency = answers[0]["rate"], max(answer["latency"] for answer in answers)
-    predicted = replace(plan, cluster=hosts(rate, latency)).simulate().predicted.step_seconds
-    return Overlap(spec, mode, rate, answers[0]["bytes"], **seconds, predicted=predicted)
+    one = answers[0]
+    alone = (seconds["compute"], seconds["forward"], seconds["communication"])
+    return [
+        Overlap(
+            spec, mode, one["rate"], one["bytes"], *alone, policy, one["early"][policy],
+            seconds[policy], one["predicted"][policy],
+        )
+        for policy in POLICIES
+    ]  # fmt: skip
 
 
 def _note(text: str) -> None:
     print(f"overlap: {text}", file=sys.stderr, flush=True)
+
+
+def show(found: Overlap, as_json: bool) -> None:
+    """Prints what was found, in a table or as a line of JSON."""
+    ratios = {name: getattr(found, name) for name in ("ratio", "bound_ratio", "error")}
+    if as_json:
+        print(json.dumps(asdict(found) | ratios))
+        return
+    how = f"{found.policy}, {found.early:.0%} early"
+    print(f"{found.model}, {found.mode}: {found.rate * 8e-6:.0f} Mbit/s, {how}")
+    for name in ("compute", "forward", "communication", "measured", "predicted"):
+        print(f"  {name:14}{getattr(found, name) * 1e3:8.1f} ms")
+    print(f"  measured / max(compute, communication)            {found.ratio:.2f}")
+    print(f"  measured / max(compute, forward + communication)  {found.bound_ratio:.2f}")
+    print(f"  error of the prediction                           {found.error:+.1%}")
 
 
 def main() -> int:
@@ -191,17 +237,8 @@ def main() -> int:
     if reason := why_not():
         _note(reason)
         return 2
-    found = measure(given.model, given.mode, given.rounds)
-    ratios = {name: getattr(found, name) for name in ("ratio", "bound_ratio", "error")}
-    if given.json:
-        print(json.dumps(asdict(found) | ratios))
-        return 0
-    print(f"{found.model}, {found.mode}: {found.rate * 8e-6:.0f} Mbit/s")
-    for name in ("compute", "forward", "communication", "measured", "predicted"):
-        print(f"  {name:14}{getattr(found, name) * 1e3:8.1f} ms")
-    print(f"  measured / max(compute, communication)            {found.ratio:.2f}")
-    print(f"  measured / max(compute, forward + communication)  {found.bound_ratio:.2f}")
-    print(f"  error of the prediction                           {found.error:+.1%}")
+    for found in measure(given.model, given.mode, given.rounds):
+        show(found, given.json)
     return 0
 
 

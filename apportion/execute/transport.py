@@ -116,11 +116,16 @@ class Worker:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the next step begins before the late work of this one is done."""
-        return self.rank.executable.tasks.late_start >= 0
+        """Whether the next step begins before the late work of this one is done. Not where ranks
+        read each other's memory: a rank that is elsewhere between two steps serves nobody, and
+        there is no wire that could be busy meanwhile. Nor on GPUs, so far."""
+        tasks, rank = self.rank.executable.tasks, self.rank
+        return tasks.late_start >= 0 and self.backends.memory is None and rank.place == "cpu"
 
     def order(self) -> tuple[tuple[int, bool], ...]:
         """The order of `steps`, and which of them are the last step's; found at the first call."""
+        if not self.overlaps:
+            return tuple((number, False) for number in range(len(self.steps)))
         if self.period is None:
             self.period = period(self.rank.executable, self.steps)
         return self.period

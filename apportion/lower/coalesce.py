@@ -19,6 +19,7 @@ import numpy as np
 from apportion.columns import Bools, Ints, distinct, offsets, plain
 from apportion.lower.late_tasks import dues, late_tasks
 from apportion.lower.post_order import (
+    CHEAP,
     DEPTH,
     LEAD,
     BucketLimits,
@@ -49,6 +50,8 @@ class BucketSizes:
 
 
 BUCKETS = BucketSizes()
+SMALL_BUCKETS = BucketSizes(MIB // 4, 4 * MIB, 1 / 32)
+"""Where steps overlap: what is needed first waits for no more than it must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ def coalesce(
     if later is not None:
         units = units._replace(pulled=units.pulled | _held(given, units, crossing, later.early))
     rows = _rows(given, units, need, feeds)
+    sizes = sizes if later is None else SMALL_BUCKETS
     placing = place(given, units, _limits(units, sizes), rows, _state(given, units, rows))
     if later is None:
         became, first = _numbered(tasks, given.unit, placing)
@@ -132,21 +136,23 @@ def _units(
 
 
 def _held(given: TaskDependencies, units: Units, crossing: Bools, early: float) -> Bools:
-    """The units that are made when so much has been sent early already that they wait, to be sent
-    in the order in which they are needed; they bring what only late tasks read."""
+    """The units that wait until all are made, to be sent in the order in which they are needed:
+    every one that would make what is sent as it is made more than its share. They bring what only
+    late tasks read."""
     task = np.repeat(np.arange(len(given.op)), np.diff(given.dep_start))
     sends = given.message[task]
     made = np.full(len(units.key), -1)  # the last task that makes what a unit sends
     np.maximum.at(made, given.unit[task[sends]], given.dep[sends])
     mine = np.flatnonzero(~units.pulled & crossing[units.first])
     mine = mine[np.argsort(made[mine], kind="stable")]
-    total = np.bincount(units.key[mine], units.nbytes[mine], int(units.key.max(initial=-1)) + 1)
-    so_far = np.zeros_like(total)
+    keys = int(units.key.max(initial=-1)) + 1
+    made_bytes, sent_bytes = np.zeros((2, keys))
     held = np.zeros(len(units.key), np.bool_)
     for unit in mine.tolist():
-        key = units.key[unit]
-        held[unit] = so_far[key] >= early * total[key]
-        so_far[key] += units.nbytes[unit]
+        key, nbytes = units.key[unit], units.nbytes[unit]
+        made_bytes[key] += nbytes
+        held[unit] = sent_bytes[key] + nbytes > early * made_bytes[key] + CHEAP
+        sent_bytes[key] += 0 if held[unit] else nbytes
     return held
 
 

@@ -32,7 +32,7 @@ from apportion.machine import (
     hosts_of,
 )
 from apportion.plan.candidate import Candidate
-from apportion.plan.communication import with_communication
+from apportion.plan.communication import ScheduledExchanges, schedule_exchanges
 from apportion.plan.fused_storage import fused_storage
 from apportion.search import METHODS, Problem, Progress, SearchResult, UnsuitableMethod
 from apportion.simulate import host_excess, simulate
@@ -281,7 +281,14 @@ def scored(request: PlanRequest, method: str, found: SearchResult, seconds: floa
     cost = request.costs.cost(strategy, tasks)
     line = simulate(tasks, cluster, cost)
     made = Candidate(method, found, seconds, space, tasks, storage, cost, line, found.notes)
-    return with_communication(made, cluster, request.communication, lambda c: fits(request, c))
+    ordered = schedule_exchanges(
+        space, ScheduledExchanges(strategy, tasks, line), storage, cost, cluster,
+        request.communication, lambda new: fits(request, replace(made, timeline=new)),
+    )  # fmt: skip
+    if ordered.tasks is tasks:
+        return replace(made, notes=(*made.notes, ordered.note)) if ordered.note else made
+    found = replace(found, strategy=ordered.strategy)
+    return replace(made, found=found, tasks=ordered.tasks, timeline=ordered.timeline)
 
 
 def _measured_storage(

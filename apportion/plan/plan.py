@@ -26,9 +26,14 @@ from apportion.machine import (
 )
 from apportion.memory import Offload
 from apportion.plan.candidate import Curve
+from apportion.plan.communication import (
+    ScheduledExchanges,
+    check_communication,
+    schedule_exchanges,
+)
 from apportion.search import Problem
 from apportion.simulate import Timeline, host_excess, link_spans, network, simulate
-from apportion.split import Space
+from apportion.split import Communication, Space
 from apportion.split import strategy as strategies
 
 if TYPE_CHECKING:
@@ -173,6 +178,21 @@ class Plan:
     def simulate(self) -> Plan:
         """The same Plan with its prediction made anew."""
         return replace(self, predicted=prediction_of(self.timeline))
+
+    def with_communication(self, policy: str) -> Plan:
+        """The same Plan with exchanges in the order of another policy: "wfbp", "p3" or "auto", as
+        in `ap.plan`."""
+        check_communication(policy)
+        strategy = replace(self.strategy, communication=Communication())
+        within = replace(self, strategy=strategy)
+        limit = self.memory_limit
+        found = schedule_exchanges(
+            within.space, ScheduledExchanges(strategy, within.tasks, within.timeline), self.storage,
+            self.cost, self.cluster, policy,
+            lambda line: limit is None or all(map(int.__le__, line.peak_bytes, limit)),
+        )  # fmt: skip
+        notes = (*self.notes, found.note) if found.note else self.notes
+        return replace(self, strategy=found.strategy, notes=notes).simulate()
 
     def trace(self, path: str | Path) -> None:
         """Writes the simulated step for Perfetto."""
