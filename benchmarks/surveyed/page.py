@@ -10,7 +10,7 @@ TITLES = {"program": "Third-party programs", "idiom": "Idioms on a small network
 ORDER = ("equal", "remedied", "refused", "traceback", "wrong", "changed", "timeout")
 MEANINGS = {
     "equal": "captured, and equal to plain PyTorch under every plan tried",
-    "remedied": "refused by one sentence, and equal once what it says is done: `fixed=[...]`",
+    "remedied": "refused by one sentence, and equal once what it says is done",
     "refused": "refused by one sentence",
     "traceback": "ended by an error that is no such sentence",
     "wrong": "different from plain PyTorch",
@@ -104,8 +104,9 @@ def _listed(rows: list[dict[str, Any]]) -> list[str]:
         lines += ["", f"Of these, {len(told)} were captured with `fixed=[...]`: {names}."]
     others = [row for row in rows if row["outcome"] != "equal"]
     if others:
-        lines += ["", "| program | outcome | what it says |", "|---|---|---|"]
+        lines += ["", "| program | outcome | what it says | what was done |", "|---|---|---|---|"]
         for row in others:
             said = " ".join(str(row["sentence"]).split()).replace("|", "\\|")
-            lines.append(f"| `{row['name']}` | {row['outcome']} | {said} |")
+            done = row.get("remedy", "")
+            lines.append(f"| `{row['name']}` | {row['outcome']} | {said} | {done} |")
     return lines
