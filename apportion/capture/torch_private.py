@@ -404,6 +404,11 @@ def first_scale(scaler: torch.amp.GradScaler) -> tuple[float, int]:
     return float(scaler._init_scale), int(scaler._init_growth_tracker)
 
 
+def note_step(optimizer: Any) -> None:
+    """Notes that an optimizer has taken a step, which torch's schedulers ask for."""
+    optimizer._opt_called = True
+
+
 @contextmanager
 def with_scaling(unscale: Callable[..., None], update: Callable[..., Any]) -> Iterator[None]:
     """A context in which every GradScaler computes by these two functions."""

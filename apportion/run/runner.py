@@ -24,7 +24,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apportion.capture import Program, batch_leaves, check_settings, setting_of, state_tensor
+from apportion.capture import (
+    Program,
+    batch_leaves,
+    check_settings,
+    setting_of,
+    state_tensor,
+    torch_private,
+)
 from apportion.execute import (
     Context,
     Executable,
@@ -120,6 +127,8 @@ class Runner:
 
     def _run(self, staged: StagedBatch) -> torch.Tensor | None:
         loss = self.worker.run(self._fed(staged))
+        for optimizer in self.program.optimizers:
+            torch_private.note_step(optimizer)
         if self._replicas is not None:
             self._replicas.check(self.steps_done)
         return loss

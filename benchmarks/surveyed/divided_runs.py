@@ -16,6 +16,7 @@ from apportion.capture.program import (
     setting_of,
     state_tensor,
 )
+from apportion.capture.torch_private import note_step
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank, run_together
@@ -67,6 +68,8 @@ def divided(
         loss = run_together(ranks, context)
         losses.append(float("nan") if loss is None else float(loss))
         if after is not None:
+            for optimizer in program.optimizers:
+                note_step(optimizer)
             after()
     results = [
         TrainingResult(
