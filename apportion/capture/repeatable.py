@@ -535,8 +535,9 @@ def _other_next_time(changes: Sequence[LiveChange], where: str, settles: bool) -
     shown = [f"{c.name} ({_short(c.before)}, then {_short(c.after)})" for c in changes[:2]]
     because = f", because it changes {' and '.join(shown)}" if shown else ""
     remedy = (
-        "a captured step is the same every time, so keep such state out of the step, or make it a "
-        "tensor in the batch or a buffer that the step writes to"
+        "a captured step is the same every time, so make it a tensor in the batch or a buffer, "
+        "which the step computes with and writes to as tensors, or choose a setting that does "
+        "without it"
     )
     return CaptureError(
         f"the step does another thing the second time{where}{because}; "
