@@ -19,9 +19,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
 from apportion import graph as g
+from apportion.capture import cumulative_norm
 from apportion.capture.averaged_model import update_parameters
 from apportion.capture.backward_leaves import backward_leaves
 from apportion.capture.discover import holds_another
@@ -282,6 +284,7 @@ class OwnLoop:
                     stack.enter_context(_attribute(cls, "step", _refuse_scheduler))
             average = ("update_parameters", update_parameters)
             stack.enter_context(_attribute(AveragedModel, *average))
+            stack.enter_context(_attribute(_BatchNorm, "forward", cumulative_norm.forward))
             stack.enter_context(plain_scaling())
             stack.enter_context(with_skipping(self.step_unless))
             yield

@@ -232,12 +232,6 @@ def accuracy_by_one_hot() -> Any:
 # Idioms
 
 
-@remedy("`momentum=0.1`", "batch_norm_cumulative")
-def batch_norm_with_momentum() -> Any:
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, momentum=0.1), nn.Linear(16, 10))
-    return idioms.program(classify, model)
-
-
 @remedy("`torch.where`", "branch_on_data")
 def choice_by_where() -> Any:
     def step(model: nn.Module, batch: Any) -> Tensor:
