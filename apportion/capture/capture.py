@@ -26,6 +26,7 @@ from apportion.capture.live_state import LiveState
 from apportion.capture.normalise import normalise
 from apportion.capture.phases import with_phases
 from apportion.capture.program import Program, live_state_of
+from apportion.capture.read_probes import unheard
 from apportion.capture.record import fake_mode
 from apportion.capture.step_run import StepCall, StepLeaves, recorded_step
 from apportion.capture.trace import CaptureError
@@ -69,7 +70,8 @@ def _with_fixed_tried(refusal: DependsOnData, attempt: Callable[[Sequence[str]],
     while isinstance(then, DependsOnData) and set(then.fixable) - set(names):
         names += [name for name in then.fixable if name not in names]
         try:
-            attempt(names)
+            with unheard():
+                attempt(names)
             then = None
         except CaptureError as error:
             then = error

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
-_FORWARD = _BatchNorm.forward
+from apportion.capture.torch_private import BatchNorm
+
+_FORWARD = BatchNorm.forward
 
 
 def forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    """What _BatchNorm.forward does."""
+    """What BatchNorm.forward does."""
     counts = norm.training and norm.track_running_stats and norm.num_batches_tracked is not None
     if norm.momentum is not None or not counts:
         return _FORWARD(norm, x)

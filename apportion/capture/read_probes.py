@@ -146,7 +146,7 @@ class _Recordings(Generic[R]):
         answers = replace(self.answers, change=change, changed=changed)
         values = ReadValues(answers, record.__code__)
         try:
-            with _unheard():
+            with unheard():
                 other = self._run(values)
         except CaptureError:
             return _OTHER, values.reads
@@ -169,8 +169,8 @@ def _next_guesses(guessed: Sequence[bool]) -> tuple[bool, ...] | None:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
-    """What a step prints, and torch logs, while values are changed is nobody's business."""
+def unheard() -> Iterator[None]:
+    """What a step prints, and torch logs, while something is tried is nobody's business."""
     nowhere, logged = io.StringIO(), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     with (

@@ -38,13 +38,14 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException as UnsupportedOperatorException,
 )
 from torch.autograd.graph import _engine_run_backward
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from apportion.capture.trace import CaptureError
 
-__all__ = ["pytree"]
+__all__ = ["BatchNorm", "pytree"]
 
 
 def schema(operator: Any) -> Any:

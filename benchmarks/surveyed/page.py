@@ -31,6 +31,7 @@ def page(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> str:
         "what capture might have touched is compared before and after. This page is written by",
         "`python benchmarks/programs.py --out FILE --page docs/programs.md`.",
         "",
+        *_followed(tried),
         *_fixed(tried),
         f"Measured at {', '.join(commits)}.",
         "",
@@ -48,6 +49,20 @@ def page(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> str:
         "plain PyTorch itself does not run here (a package that lacks something).", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _followed(tried: list[dict[str, Any]]) -> list[str]:
+    """A sentence on how many refusals were put to the test."""
+    refused = [row for row in tried if row["outcome"] in ("remedied", "refused")]
+    followed = sum(row["outcome"] == "remedied" for row in refused)
+    if not refused:
+        return []
+    return [
+        f"What a refusal says to do was done for {followed} of {len(refused)} refused programs.",
+        "What comes of it (`benchmarks/surveyed/remedies.py`) was judged like any other program;",
+        "the last column of the tables says what was done.",
+        "",
+    ]
 
 
 def _fixed(tried: list[dict[str, Any]]) -> list[str]:
