@@ -75,6 +75,8 @@ def _with_fixed_tried(refusal: DependsOnData, attempt: Callable[[Sequence[str]],
             then = None
         except CaptureError as error:
             then = error
+        except Exception:  # no remedy, whatever it is
+            return str(refusal)
     return or_fixed(refusal, names, then)
 
 

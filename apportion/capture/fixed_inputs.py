@@ -34,7 +34,7 @@ class DependsOnData(CaptureError):
 def or_fixed(refusal: DependsOnData, names: Sequence[str], then: CaptureError | None) -> str:
     """A refusal, and the other remedy, to fix these tensors of the batch: what is refused `then`
     (None: nothing) is said too, and a remedy that leaves the same line refused is none."""
-    if isinstance(then, DependsOnData) and then.place == refusal.place:
+    if isinstance(then, DependsOnData) and then.place == refusal.place != "":
         return str(refusal)
     are = "is" if len(names) == 1 else "are"
     named = ", ".join(f'"{name}"' for name in names)

@@ -11,7 +11,7 @@ ORDER = ("equal", "remedied", "refused", "traceback", "wrong", "changed", "timeo
 MEANINGS = {
     "equal": "captured, and equal to plain PyTorch under every plan tried",
     "remedied": "refused by one sentence, and equal once what it says is done",
-    "refused": "refused by one sentence",
+    "refused": "refused by one sentence, and what it says was not done or was not enough",
     "traceback": "ended by an error that is no such sentence",
     "wrong": "different from plain PyTorch",
     "changed": "a live object is not as it was before capture",
