@@ -549,8 +549,8 @@ def _every_so_often(counters: Sequence[LiveChange], where: str) -> CaptureError:
     names = " or ".join(counter.name for counter in counters[:3])
     return CaptureError(
         f"the step does another thing{where} when {names} has counted further; a captured step is "
-        "the same every time, so keep what depends on the count out of the step, or call it "
-        "between two steps"
+        "the same every time, so make the count a buffer and choose by it with torch.where, or "
+        "choose a setting that does without it"
     )
 
 
