@@ -13,7 +13,8 @@ The package's own judgement, `apportion.check`, is asked about the last of the p
 What capture might have touched is compared before and after, also by code of its own.
 
     equal      captured, and equal under every plan
-    remedied   refused by one sentence, and equal once capture is given the `fixed` that it names
+    remedied   refused by one sentence, and equal once what it says is done: as remedies.py has it,
+               or with the `fixed` that it names
     refused    by one sentence
     traceback  by anything else
     wrong      different from plain PyTorch
@@ -65,6 +66,7 @@ from surveyed.plain_runs import (  # noqa: E402
     with_fixed,
 )
 from surveyed.registry import Entry, entries  # noqa: E402
+from surveyed.remedies import REMEDIES, Remedy  # noqa: E402
 
 # torchvision's own kernels may be built for another PyTorch; its models need none of them, but its
 # import registers something for one.
@@ -90,6 +92,7 @@ class Outcome:
     plans: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
+    remedy: str = ""
     ops: int = 0
     seconds: float = 0.0
     checked: bool = False
@@ -134,8 +137,8 @@ def _judge(entry: Entry, out: Outcome, truth: Plain, methods: tuple[str, ...]) -
         out.outcome, out.sentence = "refused", refusal
         if "\n" in refusal.strip():
             out.outcome = "traceback"
-        elif methods and (named := FIXED.search(refusal)):
-            _judge_remedied(entry, out, tuple(re.findall(r'"([^"]+)"', named[1])), methods)
+        elif methods:
+            _judge_remedied(entry, out, methods)
     elif program is not None:
         out.ops = len(program.graph.ops)
         out.notes = list(getattr(program, "notes", ()))
@@ -145,31 +148,41 @@ def _judge(entry: Entry, out: Outcome, truth: Plain, methods: tuple[str, ...]) -
         out.outcome = "changed"
 
 
-def _judge_remedied(
-    entry: Entry, out: Outcome, names: tuple[str, ...], methods: tuple[str, ...]
-) -> None:
-    """Follows the remedy that a refusal names: these tensors of the batch are always the same."""
+def _judge_remedied(entry: Entry, out: Outcome, methods: tuple[str, ...]) -> None:
+    """Follows the remedy of a refusal and judges the program that comes of it."""
     from apportion.capture import CaptureError
 
-    same = replace(entry, make=with_fixed(entry.make, names))
-    refusal, out.outcome = out.sentence, "equal"
+    remedy = REMEDIES.get(entry.name) or _fixed_remedy(entry, out.sentence)
+    if remedy is None:
+        return
+    remedied, refusal = replace(entry, make=remedy.make), out.sentence
+    out.remedy, out.outcome = remedy.done, "equal"
     try:
-        program = captured(build(same.make, 0), names)
+        program = captured(build(remedied.make, 0))
     except CaptureError as error:
-        out.outcome, out.sentence = "refused", f"{refusal}; with fixed={names}: {error}"
+        out.outcome, out.sentence = "refused", f"{refusal}; with {remedy.done}: {error}"
         return
     out.ops = len(program.graph.ops)
-    _judge_plans(same, out, program, plain(same.make, STEPS), methods)
+    _judge_plans(remedied, out, program, plain(remedied.make, STEPS), methods)
     if out.outcome == "equal":
         out.outcome, out.sentence = "remedied", refusal
 
 
-def captured(built: Built, fixed: tuple[str, ...] = ()) -> Any:
+def _fixed_remedy(entry: Entry, refusal: str) -> Remedy | None:
+    """The remedy that some tensors of the batch are always the same, where a refusal names it."""
+    named = FIXED.search(refusal)
+    if named is None:
+        return None
+    names = re.findall(r'"([^"]+)"', named[1])
+    return Remedy(f"`{named[0]}`", with_fixed(entry.make, names))
+
+
+def captured(built: Built) -> Any:
     """The program as apportion captures it."""
     from apportion.capture import capture
 
     given = (built.step, built.model, built.optimizer, built.batch, built.clip_norm)
-    return capture(*given, fixed=(*built.fixed, *fixed))
+    return capture(*given, fixed=built.fixed)
 
 
 def _judge_plans(
@@ -185,13 +198,17 @@ def _judge_plans(
     eps = coarsest_precision(program)
     noise = noise_of(entry.make, STEPS, eps)
     others = [build(entry.make, seed).batch for seed in range(STEPS)]
+    after = build(entry.make, 0).after
     check = None if os.environ.get("SURVEY_NO_CHECK") else getattr(ap, "check", None)
     out.checked = check is not None
     for method in methods:
         try:
+            if after is not None:  # it has changed the settings of the program before
+                built = build(entry.make, 0)
+                program, after = captured(built), built.after
             plan = make_plan(program, ap.cluster(f"local:{DEVICES}"), method, budget=BUDGET)
-            found = distance_of(program, divided(program, plan, others), truth, noise, eps)
-            if found and eps < 1e-5 and _equal_in_float64(entry, program, method):
+            found = distance_of(program, divided(program, plan, others, after), truth, noise, eps)
+            if found and eps < 1e-5 and _equal_in_float64(entry, method):
                 found = ""
             if not found and check is not None and method == methods[-1]:
                 judged = check(program, plan, steps=STEPS)
@@ -209,7 +226,7 @@ def _judge_plans(
             return
 
 
-def _equal_in_float64(entry: Entry, program: Any, method: str) -> bool:
+def _equal_in_float64(entry: Entry, method: str) -> bool:
     """Whether a difference is gone where rounding is."""
     from surveyed.divided_runs import divided
 
@@ -218,13 +235,16 @@ def _equal_in_float64(entry: Entry, program: Any, method: str) -> bool:
 
     make, eps = in_float64(entry.make), torch.finfo(torch.float64).eps
     try:
-        wide = captured(build(make, 0), tuple(x.name for x in program.fixed_inputs))
+        built = build(make, 0)
+        wide = captured(built)
         truth, noise = plain(make, STEPS), noise_of(make, STEPS, eps)
     except Exception:
         return False  # it does not run so
     plan = make_plan(wide, ap.cluster(f"local:{DEVICES}"), method, budget=BUDGET)
     others = [build(make, seed).batch for seed in range(STEPS)]
-    return not distance_of(wide, divided(wide, plan, others), truth, noise, eps, relative=1e-9)
+    return not distance_of(
+        wide, divided(wide, plan, others, built.after), truth, noise, eps, relative=1e-9
+    )
 
 
 def _last_line(error: BaseException) -> str:

@@ -316,6 +316,33 @@ class GroupCounting(torch.optim.Optimizer):
                 state["mean"].lerp_(p, weight / total)
 
 
+class PhaseInGroup(torch.optim.SGD):
+    """Halves its steps once a gradient is small, which its group says in words."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                slow = group.get("phase") == "slow"
+                p.add_(p.grad, alpha=-group["lr"] * (0.5 if slow else 1.0))
+                if p.grad.norm() < 100.0:
+                    group["phase"] = "slow"
+
+
+class PhaseInState(torch.optim.SGD):
+    """The same, for each parameter by itself and in a number."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state.setdefault("slow", 0)
+                p.add_(p.grad, alpha=-group["lr"] * (0.5 if state["slow"] else 1.0))
+                if p.grad.norm() < 100.0:
+                    state["slow"] = 1
+
+
 class Buffered(torch.optim.SGD):
     """Keeps what it computed last in a list of its group."""
 

@@ -367,8 +367,8 @@ class UpdateTracer:
                 value = torch.full((), float(value), dtype=dtype)
             if tuple(value.shape) != shape:
                 raise CaptureError(
-                    f"{self._name} changes the shape of its state {name} from step to step, which "
-                    "cannot be captured; use another optimizer"
+                    f"{self._name} gives its state {name} another shape in another step or for "
+                    "other values, which cannot be captured; use another optimizer"
                 )
             ends.append(value.to(dtype))
         return ends

@@ -33,18 +33,30 @@ _TORCH_PROGRAMS = tuple(
 class CallPlace:
     """A place in a running program.
 
-    stack  file, line and instruction of every frame outside this package, the innermost first:
-           equal exactly for the same call by the same way
-    text   as it is shown: the user's own line, and the library's line that it leads to
+    stack    file, line and instruction of every frame outside this package, the innermost first:
+             equal exactly for the same call by the same way
+    text     as it is shown: the user's own line, and the library's line that it leads to
+    library  the package that has that line, "" for the user's own and torch's
     """
 
     stack: tuple[tuple[str, int, int], ...]
     text: str
+    library: str
 
     @property
     def at(self) -> str:
         """` at train.py:12`, or nothing where no line is known."""
         return f" at {self.text}" if self.text else ""
+
+    def remedy(self, own: str, example: str = "") -> str:
+        """What to do about the line: as `own` says, if it is the user's to change."""
+        if not self.library:
+            return own
+        such = f" ({example})" if example else ""
+        return (
+            f"choose a setting of {self.library} that does without it{such}, or write that part "
+            f"anew: {own}"
+        )
 
 
 def call_place(outermost: CodeType) -> CallPlace:
@@ -56,7 +68,7 @@ def call_place(outermost: CodeType) -> CallPlace:
         if not name.startswith(_PACKAGE) or name.startswith(_ZOO):
             stack.append((name, frame.f_lineno, frame.f_lasti))
         frame = frame.f_back
-    return CallPlace(tuple(stack), _text(stack))
+    return _place(stack)
 
 
 def place_of_frames(frames: Iterable[tuple[FrameType, int]]) -> CallPlace:
@@ -68,7 +80,7 @@ def place_of_frames(frames: Iterable[tuple[FrameType, int]]) -> CallPlace:
         or frame.f_code.co_filename.startswith(_ZOO)
     ]
     stack.reverse()
-    return CallPlace(tuple(stack), _text(stack))
+    return _place(stack)
 
 
 def setting_of(value: float, outermost: CodeType) -> str:
@@ -109,13 +121,20 @@ def source_line(place: CallPlace) -> str:
     return linecache.getline(*inner[:2]) if inner else ""
 
 
-def _text(stack: list[tuple[str, int, int]]) -> str:
-    own = next((each for each in stack if _is_own(each[0])), None)
-    inner = next((each for each in stack if _is_program(each[0])), None)
-    if own is None or inner is None or inner == own:
-        found = own or inner
-        return "" if found is None else _shown(*found)
-    return f"{_shown(*own)}, inside {_shown(*inner)}"
+def _place(stack: list[tuple[str, int, int]]) -> CallPlace:
+    depth = next((k for k, each in enumerate(stack) if _is_own(each[0])), len(stack))
+    called = [each for each in stack[:depth] if _is_program(each[0])]
+    foreign = [each for each in called if not each[0].startswith(_TORCH)]
+    # a library's line says more than the line of torch that it leads to
+    shown = [_shown(*each) for each in (*stack[depth : depth + 1], *(foreign or called)[:1])]
+    library = _package(foreign[0][0]) if foreign else ""
+    return CallPlace(tuple(stack), ", inside ".join(shown), library)
+
+
+def _package(name: str) -> str:
+    """The package that a file of a library belongs to."""
+    inner = name.rpartition("site-packages" + os.sep)[2].removeprefix(_LIBRARIES)
+    return inner.split(os.sep)[0].removesuffix(".py")
 
 
 def _is_own(name: str) -> bool:

@@ -9,7 +9,7 @@ update is a template per group (optimizer.py), from which every parameter gets a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from apportion import graph as g
@@ -19,13 +19,14 @@ from apportion.capture.build_graph import LeafTensor, StepTensors, build
 from apportion.capture.decompose import decompose
 from apportion.capture.discover import holds_another
 from apportion.capture.empty_values import without_empty
-from apportion.capture.fixed_inputs import fixed_inputs, fixed_notes
+from apportion.capture.fixed_inputs import DependsOnData, fixed_inputs, fixed_notes, or_fixed
 from apportion.capture.foreign_errors import foreign_errors
 from apportion.capture.found_constants import constant_notes
 from apportion.capture.live_state import LiveState
 from apportion.capture.normalise import normalise
 from apportion.capture.phases import with_phases
 from apportion.capture.program import Program, live_state_of
+from apportion.capture.read_probes import unheard
 from apportion.capture.record import fake_mode
 from apportion.capture.step_run import StepCall, StepLeaves, recorded_step
 from apportion.capture.trace import CaptureError
@@ -49,7 +50,34 @@ def capture(
     CaptureError, one sentence with the user's line, for a step that depends on data or uses
     something unsupported.
     """
-    return capture_with(step, model, optimizer, batch, clip_norm, None, fixed)
+
+    def attempt(same: Sequence[str]) -> Program:
+        return capture_with(step, model, optimizer, batch, clip_norm, None, same)
+
+    try:
+        return attempt(fixed)
+    except DependsOnData as refusal:
+        if not refusal.fixable:
+            raise
+        said = _with_fixed_tried(refusal, lambda names: attempt((*fixed, *names)))
+        raise CaptureError(said) from None
+
+
+def _with_fixed_tried(refusal: DependsOnData, attempt: Callable[[Sequence[str]], Program]) -> str:
+    """A refusal, with what comes of it if the tensors that decide are fixed."""
+    names: list[str] = []
+    then: CaptureError | None = refusal
+    while isinstance(then, DependsOnData) and set(then.fixable) - set(names):
+        names += [name for name in then.fixable if name not in names]
+        try:
+            with unheard():
+                attempt(names)
+            then = None
+        except CaptureError as error:
+            then = error
+        except Exception:  # no remedy, whatever it is
+            return str(refusal)
+    return or_fixed(refusal, names, then)
 
 
 def capture_with(

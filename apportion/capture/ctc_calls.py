@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from apportion.capture.data_shapes import ShapeFromData, shape_refusal
+from apportion.capture.call_place import CallPlace
+from apportion.capture.data_shapes import shape_refusal
 from apportion.capture.torch_private import without_modes
 
 _MEAN, _SUM = 1, 2
@@ -28,8 +29,8 @@ class KnownValues(Protocol):
 
 
 @contextmanager
-def recorded_ctc_loss(recorder: KnownValues, at: Callable[[], str]) -> Iterator[None]:
-    """A context in which torch.ctc_loss takes fake tensors; `at` is the user's line."""
+def recorded_ctc_loss(recorder: KnownValues, place: Callable[[], CallPlace]) -> Iterator[None]:
+    """A context in which torch.ctc_loss takes fake tensors; `place` is what runs now."""
 
     def numbers(lengths: Any, unknown: Sequence[torch.Tensor]) -> list[int]:
         if not isinstance(lengths, torch.Tensor):
@@ -37,7 +38,7 @@ def recorded_ctc_loss(recorder: KnownValues, at: Callable[[], str]) -> Iterator[
         known = recorder.fixed(lengths)
         if known is None:
             fixable = recorder.fixable(unknown)
-            raise ShapeFromData(shape_refusal(torch.ops.aten._ctc_loss.Tensor, at(), fixable))
+            raise shape_refusal(torch.ops.aten._ctc_loss.Tensor, place(), fixable)
         with without_modes():
             return [int(n) for n in known.flatten().tolist()]
 

@@ -12,19 +12,21 @@ from typing import Any
 
 import torch
 
+from apportion.capture.call_place import CallPlace
+from apportion.capture.fixed_inputs import DependsOnData
 from apportion.capture.torch_private import without_modes
 from apportion.capture.trace import CaptureError
 
 aten = torch.ops.aten
 
 
-class ShapeFromData(CaptureError):
+class ShapeFromData(DependsOnData):
     """The step calls an operator whose result has a shape that depends on data."""
 
 
 _MASK = (
     "take all elements and weigh them by the mask: (x * mask).sum() / mask.sum(), or "
-    "torch.where(mask, x, other)"
+    "torch.where(mask, x, other), or torch.topk where it is always as many"
 )
 _OUTSIDE = (
     "compute it before the step and pass it in the batch, or leave out the part of the model that "
@@ -57,27 +59,17 @@ _REMEDIES: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def shape_refusal(func: Any, at: str, fixable: Sequence[str] = ()) -> str:
-    """The sentence that refuses a call, ` at file.py:12`. `fixable` are the tensors of the batch
-    that alone decide."""
+def shape_refusal(func: Any, place: CallPlace, fixable: Sequence[str] = ()) -> ShapeFromData:
+    """The refusal of a call at a place. `fixable` are the tensors of the batch that alone
+    decide."""
     name, remedy = _REMEDIES.get(
         str(func).rpartition(".")[0], (str(func), "use a fixed shape or torch.where")
     )
-    return (
-        f"{name} gives a result whose value or shape depends on data{at}; a captured step must do "
-        f"the same for every batch, so {remedy}{or_fixed(fixable)}"
-    )
-
-
-def or_fixed(fixable: Sequence[str]) -> str:
-    """The other remedy, where nothing but these tensors of the batch decides."""
-    if not fixable:
-        return ""
-    names = ", ".join(f'"{name}"' for name in fixable)
-    are = "is" if len(fixable) == 1 else "are"
-    return (
-        f"; or, if {', '.join(fixable)} {are} the same in every step, capture it with "
-        f"fixed=[{names}]"
+    return ShapeFromData(
+        f"{name} gives a result whose value or shape depends on data{place.at}; a captured step "
+        f"must do the same for every batch, so {place.remedy(remedy)}",
+        place.text,
+        fixable,
     )
 
 

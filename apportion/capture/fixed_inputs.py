@@ -19,6 +19,32 @@ from apportion.capture.batch_tree import FlatBatch, flatten
 from apportion.capture.trace import CaptureError
 
 
+class DependsOnData(CaptureError):
+    """The step depends on data.
+
+    place    the line that does
+    fixable  the tensors of the batch that alone decide; none where something else does, too
+    """
+
+    def __init__(self, sentence: str = "", place: str = "", fixable: Sequence[str] = ()) -> None:
+        super().__init__(sentence)
+        self.place, self.fixable = place, tuple(fixable)
+
+
+def or_fixed(refusal: DependsOnData, names: Sequence[str], then: CaptureError | None) -> str:
+    """A refusal, and the other remedy, to fix these tensors of the batch: what is refused `then`
+    (None: nothing) is said too, and a remedy that leaves the same line refused is none."""
+    if isinstance(then, DependsOnData) and then.place == refusal.place != "":
+        return str(refusal)
+    are = "is" if len(names) == 1 else "are"
+    named = ", ".join(f'"{name}"' for name in names)
+    left = "" if then is None else f", though then {str(then).partition(';')[0]}"
+    return (
+        f"{refusal}; or, if {', '.join(names)} {are} the same in every step, capture it with "
+        f"fixed=[{named}]{left}"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class FixedInput:
     """A tensor of the batch that is the same in every step: its position among the leaves, its name

@@ -207,7 +207,8 @@ def kept_elsewhere(optimizer: str, names: Sequence[str]) -> CaptureError:
     """The error that an optimizer keeps what is no state."""
     return CaptureError(
         f"{optimizer} keeps {', '.join(map(_said, names[:3]))} from step to step, which is no "
-        "state of a parameter and cannot be captured; keep it in self.state[parameter]"
+        "state of a parameter and cannot be captured; use another optimizer, or keep "
+        "it as a number or a tensor in self.state[parameter]"
     )
 
 

@@ -22,6 +22,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from apportion import graph as g
+from apportion.capture import cumulative_norm
 from apportion.capture.averaged_model import update_parameters
 from apportion.capture.backward_leaves import backward_leaves
 from apportion.capture.discover import holds_another
@@ -29,6 +30,7 @@ from apportion.capture.live_state import LiveState
 from apportion.capture.loss_scale import plain_scaling
 from apportion.capture.record import Recorder, at_user_line
 from apportion.capture.torch_private import (
+    BatchNorm,
     gradient_hooks,
     gradients_of,
     step_hooks,
@@ -282,6 +284,7 @@ class OwnLoop:
                     stack.enter_context(_attribute(cls, "step", _refuse_scheduler))
             average = ("update_parameters", update_parameters)
             stack.enter_context(_attribute(AveragedModel, *average))
+            stack.enter_context(_attribute(BatchNorm, "forward", cumulative_norm.forward))
             stack.enter_context(plain_scaling())
             stack.enter_context(with_skipping(self.step_unless))
             yield

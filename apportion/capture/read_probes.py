@@ -29,7 +29,8 @@ import torch
 
 from apportion import graph as g
 from apportion.capture.call_place import checks_shapes, source_line
-from apportion.capture.data_shapes import or_fixed, refuse_layout
+from apportion.capture.data_shapes import refuse_layout
+from apportion.capture.fixed_inputs import DependsOnData
 from apportion.capture.normalise import NormalisedTrace, normalise
 from apportion.capture.record import record
 from apportion.capture.trace import CaptureError, Trace
@@ -145,7 +146,7 @@ class _Recordings(Generic[R]):
         answers = replace(self.answers, change=change, changed=changed)
         values = ReadValues(answers, record.__code__)
         try:
-            with _unheard():
+            with unheard():
                 other = self._run(values)
         except CaptureError:
             return _OTHER, values.reads
@@ -168,8 +169,8 @@ def _next_guesses(guessed: Sequence[bool]) -> tuple[bool, ...] | None:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
-    """What a step prints, and torch logs, while values are changed is nobody's business."""
+def unheard() -> Iterator[None]:
+    """What a step prints, and torch logs, while something is tried is nobody's business."""
     nowhere, logged = io.StringIO(), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     with (
@@ -318,7 +319,7 @@ class _Probe:
                 f"step must do the same every time, so {_remedy(read, counter.bound)}"
             )
         known = fixable([each.origin for each in group], self._recordings.answers)
-        raise CaptureError(_refusal(read, names, or_fixed(known)))
+        raise DependsOnData(_refusal(read, names), read.place.text, known)
 
     def _counter(self, group: Sequence[ValueRead]) -> LeafComparison | None:
         """The comparison that reads of one place are, if it is of a counter that only grows."""
@@ -343,7 +344,7 @@ def _remedy(read: ValueRead, bound: float) -> str:
     )
 
 
-def _refusal(read: ValueRead, names: Sequence[str], or_fixed: str) -> str:
+def _refusal(read: ValueRead, names: Sequence[str]) -> str:
     if read.draw is not None:
         return (
             f"the step chooses by a random number{read.place.at} whether to run a part, with "
@@ -363,23 +364,32 @@ def _refusal(read: ValueRead, names: Sequence[str], or_fixed: str) -> str:
         )
     source = f" that depends on {_shortened(names)}" if names else ""
     if read.kind == BOOL:
+        remedy = read.place.remedy(
+            "use torch.where instead of if or move it out of the step",
+            "no check of values, a fixed number of iterations",
+        )
         return (
             f"the step branches on a value{source}{read.place.at}; a captured step must do the "
-            "same for every batch, so use torch.where instead of if or move it out of the step"
-            f"{or_fixed}"
+            f"same for every batch, so {remedy}"
         )
     if "one_hot(" in source_line(read.place):
+        remedy = read.place.remedy(
+            "give it num_classes, the same for every batch, and clamp indices that may be larger"
+        )
         return (
             f"one_hot() takes the number of classes from data{read.place.at}; a captured step has "
-            f"fixed shapes, so give it num_classes{or_fixed}"
+            f"fixed shapes, so {remedy}"
         )
     what = "converts a tensor to NumPy"
     if read.kind != ARRAY:
         what = "reads a tensor's value as a Python number"
+    remedy = read.place.remedy(
+        "keep it a tensor (without item(), int(), float(), tolist() or numpy()) or move it out of "
+        "the step"
+    )
     return (
-        f"the step {what} and computes with it{read.place.at}; "
-        "a captured step must not depend on data, so keep it a tensor (without item(), int(), "
-        f"float(), tolist() or numpy()) or move it out of the step{or_fixed}"
+        f"the step {what} and computes with it{read.place.at}; a captured step must not depend on "
+        f"data, so {remedy}"
     )
 
 

@@ -295,9 +295,8 @@ class Recorder(TorchDispatchMode):
             with self:
                 result = with_fixed_shape(func, args, self.fixed)
             if result is None:
-                place = call_place(record.__code__).at
                 fixable = self.fixable(deciding(func, args))
-                raise ShapeFromData(shape_refusal(func, place, fixable)) from None
+                raise shape_refusal(func, call_place(record.__code__), fixable) from None
             packed = func is aten._pack_padded_sequence.default
             return result if packed else self._kept(result)
         self._append(func, args, kwargs, result)
@@ -357,7 +356,7 @@ class Recorder(TorchDispatchMode):
         try:
             return _FAKES.get(func, func)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            raise ShapeFromData(shape_refusal(func, call_place(record.__code__).at)) from None
+            raise shape_refusal(func, call_place(record.__code__)) from None
         except (UnsupportedOperatorException, UnsupportedFakeTensorException):
             raise CaptureError(
                 f"{func} has no fake kernel{at_user_line()}; register one with "
@@ -570,7 +569,7 @@ def _values_of_fakes(recorder: Recorder) -> Iterator[None]:
         reads.as_float,
         reads.array,
     )
-    ctc_loss = recorded_ctc_loss(recorder, lambda: call_place(record.__code__).at)
+    ctc_loss = recorded_ctc_loss(recorder, lambda: call_place(record.__code__))
     with (
         values,
         fake_to_others(reads.is_open),

@@ -535,8 +535,9 @@ def _other_next_time(changes: Sequence[LiveChange], where: str, settles: bool) -
     shown = [f"{c.name} ({_short(c.before)}, then {_short(c.after)})" for c in changes[:2]]
     because = f", because it changes {' and '.join(shown)}" if shown else ""
     remedy = (
-        "a captured step is the same every time, so keep such state out of the step, or make it a "
-        "tensor in the batch or a buffer that the step writes to"
+        "a captured step is the same every time, so make it a tensor in the batch or a buffer, "
+        "which the step computes with and writes to as tensors, or choose a setting that does "
+        "without it"
     )
     return CaptureError(
         f"the step does another thing the second time{where}{because}; "
@@ -548,8 +549,8 @@ def _every_so_often(counters: Sequence[LiveChange], where: str) -> CaptureError:
     names = " or ".join(counter.name for counter in counters[:3])
     return CaptureError(
         f"the step does another thing{where} when {names} has counted further; a captured step is "
-        "the same every time, so keep what depends on the count out of the step, or call it "
-        "between two steps"
+        "the same every time, so make the count a buffer and choose by it with torch.where, or "
+        "choose a setting that does without it"
     )
 
 

@@ -38,13 +38,14 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException as UnsupportedOperatorException,
 )
 from torch.autograd.graph import _engine_run_backward
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from apportion.capture.trace import CaptureError
 
-__all__ = ["pytree"]
+__all__ = ["BatchNorm", "pytree"]
 
 
 def schema(operator: Any) -> Any:
@@ -402,6 +403,11 @@ def first_scale(scaler: torch.amp.GradScaler) -> tuple[float, int]:
     """What an enabled GradScaler begins with, which makes its tensors when it first needs them: the
     scale, and how many good steps count towards its growth."""
     return float(scaler._init_scale), int(scaler._init_growth_tracker)
+
+
+def note_step(optimizer: Any) -> None:
+    """Notes that an optimizer has taken a step, which torch's schedulers ask for."""
+    optimizer._opt_called = True
 
 
 @contextmanager

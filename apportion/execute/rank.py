@@ -292,9 +292,10 @@ class Rank:
         self.last = UnfinishedStep(unfinished, context, dict(late))
         return None if loss is None else loss.detach().clone()
 
-    def do_late(self, work: Callable[[Context], None]) -> None:
+    def do_late(self, work: Callable[[Context], None], until: int, begun: bool) -> None:
         """Does late work of the last step, on its tensors; the state that it makes is the next
-        step's."""
+        step's, but for what that does not read if it has `begun`. `until`: the last task that is
+        done then."""
         assert self.last is not None
         current, self.tensors = self.tensors, self.last.tensors
         try:
@@ -304,13 +305,28 @@ class Rank:
         made = [end for end in self.last.missing if end in self.last.tensors]
         for end in made:
             begin = self.last.missing.pop(end)
-            self.tensors[begin] = self._settle(begin, self.last.tensors[end])
+            if not begun or begin not in self.executable.unread:
+                self.tensors[begin] = self._settle(begin, self.last.tensors[end])
+        for slot, last in self._late_survivors.items():
+            if last <= until and slot not in self.last.missing:
+                self.last.tensors.pop(slot, None)
 
     @cached_property
     def _late_carry(self) -> dict[int, int]:
         """State that late tasks make: the slot at the end of a step, and that of the next one."""
         tasks = self.executable.tasks
         return {a: b for a, b in self._carry if tasks.slot_first[a] >= tasks.late_start >= 0}
+
+    @cached_property
+    def _late_survivors(self) -> dict[int, int]:
+        """Slots that late tasks make or read and no task frees, each with its last use."""
+        tasks, slots = self.executable.tasks, self.executable.tasks.slot_first
+        reader = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
+        used, real = slots.copy(), tasks.in_slot >= 0
+        np.maximum.at(used, tasks.in_slot[real], reader[real])
+        mine = (tasks.slot_device == self.device) & (used >= tasks.late_start)
+        found = np.flatnonzero(mine & (tasks.slot_last >= len(tasks)))
+        return dict(zip(found.tolist(), used[found].tolist(), strict=True))
 
     @cached_property
     def _late_reads(self) -> tuple[int, ...]:

@@ -92,7 +92,7 @@ class Worker:
             if not late:
                 self._do(step, context)
             elif rank.last is not None:
-                rank.do_late(partial(self._do, step))
+                rank.do_late(partial(self._do, step), self._last_task(step), True)
         if rank.last is not None:
             rank.last = None
         self.rounds += 1
@@ -111,7 +111,8 @@ class Worker:
             return
         for number, late in self.order():
             if late:
-                rank.do_late(partial(self._do, self.steps[number]))
+                step = self.steps[number]
+                rank.do_late(partial(self._do, step), self._last_task(step), False)
         rank.last = None
 
     @property
@@ -129,6 +130,14 @@ class Worker:
         if self.period is None:
             self.period = period(self.rank.executable, self.steps)
         return self.period
+
+    def _last_task(self, step: RankStep) -> int:
+        """The last task that is done when a step is; -1 for a Wait, which is none."""
+        if isinstance(step, Segment):
+            return step.tasks[-1]
+        messages = self.rank.executable.messages
+        sends = step.exchange.sends if isinstance(step, Post) else ()
+        return max((messages[number].task for number, _ in sends), default=-1)
 
     def _do(self, step: RankStep, context: Context) -> None:
         if isinstance(step, Segment):

@@ -32,6 +32,7 @@ from apportion.capture import (
     setting_of,
     settings_now,
     state_tensor,
+    torch_private,
 )
 from apportion.execute import (
     Context,
@@ -132,6 +133,8 @@ class Runner:
 
     def _run(self, staged: StagedBatch) -> torch.Tensor | None:
         loss = self.worker.run(self._fed(staged))
+        for optimizer in self.program.optimizers:
+            torch_private.note_step(optimizer)
         if self._replicas is not None:
             self.finish()
             self._replicas.check(self.steps_done)

@@ -109,12 +109,13 @@ class TrainingRequest:
         return TrainingResult(losses, steps, used, *figures)
 
     def _peak(self, program: Program, mine: Worker) -> int | None:
-        """Peak bytes in a step; in the one before, what is compiled was compared with the
-        interpreter, whose results take room of their own."""
+        """Peak bytes in a step; in the one before, or two where steps overlap, what is compiled was
+        compared with the interpreter, whose results take room of their own."""
         gc.collect()  # what an earlier request left behind must not be freed while we count
         with _peak_of(self) as memory:
             runner = Runner(program, mine, self.seed)
-            if mode_of(self.mode, self.place) != INTERPRETER or mine.overlaps:
+            compares = mode_of(self.mode, self.place) != INTERPRETER
+            for _ in range(compares + mine.overlaps):
                 runner.local_step(program.batch)
             _wait_for_all()
             memory.mark()

@@ -136,28 +136,39 @@ def _ends(tasks: TaskGraph, source: Ints, step: Ints, at: Ints) -> Ends:
 
 def _slots(tasks: TaskGraph, at: Ints, opening: Ints) -> dict[str, Any]:
     """The columns of slots. What a step begins with has the storage of what the step before ended
-    with; batches are new, and what nobody carries on is gone when its step ends."""
+    with, or is a copy where that was a part of something; batches are new, and what nobody carries
+    on is gone when its step ends."""
     steps, n = at.shape
     s, m = len(tasks.slot_device), tasks.late_start
     root = _roots(tasks.slot_base)
     begins, survives = tasks.slot_first < 0, tasks.slot_last >= n
     before = np.where(begins & (tasks.slot_category != INPUT), np.arange(s), -1)
-    before[tasks.carry[:, 1]] = tasks.carry[:, 0]  # a constant is its own
+    end, begin = tasks.carry[:, 0], tasks.carry[:, 1]
+    whole = tasks.slot_nbytes[end] == tasks.slot_nbytes[root[end]]  # else it is copied
+    before[begin] = np.where(whole, end, -1)  # a constant is its own
     stays = np.zeros(s, np.bool_)
     stays[before[before >= 0]] = True
+    ended = np.maximum(_last_uses(tasks), m - 1)
+    copied = np.full(s, -1)  # when in the step before
+    copied[begin[~whole]] = np.where(tasks.slot_first[end] >= m, tasks.slot_first[end], m - 1)[
+        ~whole
+    ]
     first, last, base = np.empty((3, steps, s), np.int64)
     for k in range(steps):
         fresh = np.full(s, opening[k] if k else -1)
+        if k:
+            fresh = np.where(copied >= 0, at[k - 1][np.maximum(copied, 0)], fresh)
         first[k] = np.where(begins, fresh, at[k][np.maximum(tasks.slot_first, 0)])
-        end = np.where(tasks.slot_first >= m, at[k][n - 1], at[k][max(m - 1, 0)])
+        over = at[k][ended]
         if k == steps - 1:
-            end = np.where(stays, steps * n, end)
-        last[k] = np.where(survives, end, at[k][np.clip(tasks.slot_last, 0, n - 1)])
+            over = np.where(stays, steps * n, over)
+        last[k] = np.where(survives, over, at[k][np.clip(tasks.slot_last, 0, n - 1)])
         last[k] = np.where(tasks.slot_last < 0, opening[k] if k else tasks.slot_last, last[k])
         base[k] = k * s + root
         if k:
             old = before[root]
             base[k] = np.where(old >= 0, base[k - 1][np.maximum(old, 0)], base[k])
+    last = np.maximum(last, np.where(last >= 0, first, last))
     base, last = base.reshape(-1), last.reshape(-1)
     np.maximum.at(last, base, last.copy())
     shared: Bools = base != np.arange(steps * s)
@@ -168,6 +179,15 @@ def _slots(tasks: TaskGraph, at: Ints, opening: Ints) -> dict[str, Any]:
     return wide | {
         "slot_base": np.where(shared, base, -1), "slot_first": first.reshape(-1), "slot_last": last,
     }  # fmt: skip
+
+
+def _last_uses(tasks: TaskGraph) -> Ints:
+    """For every slot the last task that makes or reads it."""
+    last = np.maximum(tasks.slot_first, 0)
+    reader = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
+    real = tasks.in_slot >= 0
+    np.maximum.at(last, tasks.in_slot[real], reader[real])
+    return last
 
 
 def _roots(base: Ints) -> Ints:

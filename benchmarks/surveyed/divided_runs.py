@@ -3,6 +3,8 @@ losses and the state that every device ends with go out."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from apportion.capture.program import (
     setting_of,
     state_tensor,
 )
+from apportion.capture.torch_private import note_step
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank, run_together
@@ -33,17 +36,25 @@ def ends_of(program: Any, built: Built) -> dict[int, torch.Tensor]:
 
 
 def _attribute(built: Built, name: str) -> torch.Tensor:
-    """State in an attribute, `model.hidden`, which only a capture finds."""
+    """State in an attribute, `model.hidden`, or in what the step names, `average.means.0`, which
+    only a capture finds."""
     first, *path = name.split(".")
-    found = {"model": built.model, "optimizer": built.optimizer}[first]
+    known = {"model": built.model, "optimizer": built.optimizer}
+    found: Any = (inspect.getclosurevars(built.step).nonlocals | known)[first]
     for each in path:
-        found = found[each] if isinstance(found, dict) else getattr(found, each)
+        if isinstance(found, Mapping):
+            found = found[each]
+        else:
+            found = found[int(each)] if isinstance(found, Sequence) else getattr(found, each)
     assert isinstance(found, torch.Tensor)
     return found
 
 
-def divided(program: Any, plan: Any, batches: list[Any]) -> tuple[list[float], dict[int, Any]]:
-    """The losses, and by Value the copies that the devices end with."""
+def divided(
+    program: Any, plan: Any, batches: list[Any], after: Callable[[], Any] | None = None
+) -> tuple[list[float], dict[int, Any]]:
+    """The losses, and by Value the copies that the devices end with; `after` is called after every
+    step."""
     executable = Executable(plan.space, plan.strategy, plan.tasks)
     ranks = [Rank(executable, d) for d in range(len(plan.cluster.devices))]
     for rank in ranks:
@@ -56,6 +67,10 @@ def divided(program: Any, plan: Any, batches: list[Any]) -> tuple[list[float], d
         context = Context(SEED, number, lambda e: setting_of(program, e), program.graph.bodies)
         loss = run_together(ranks, context)
         losses.append(float("nan") if loss is None else float(loss))
+        if after is not None:
+            for optimizer in program.optimizers:
+                note_step(optimizer)
+            after()
     results = [
         TrainingResult(
             losses, [], [], 0, None, [(s, _array(t)) for s, (_, t) in r.state().items()], []

@@ -278,11 +278,11 @@ def hierarchical_transformer() -> Any:
 
 
 @REGISTRY("torch_ema")
-def ema_of_weights() -> Any:
+def ema_of_weights(**more: Any) -> Any:
     from torch_ema import ExponentialMovingAverage
 
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
-    average = ExponentialMovingAverage(model.parameters(), decay=0.99)
+    average = ExponentialMovingAverage(model.parameters(), decay=0.99, **more)
 
     def step(model: nn.Module, optimizer: Any, batch: Any) -> Tensor:
         optimizer.zero_grad()

@@ -159,12 +159,14 @@ def distill() -> Any:
     return (lambda m, b: m(*b)), model, optimizer, (images(), labels())
 
 
-def _lm(module: str, name: str, **arguments: Any) -> Any:
-    def make() -> Any:
-        model = getattr(importlib.import_module(module), name)(**arguments)
-        return language_model, model, adamw(model), tokens(4, 17)
+def trained_lm(module: str, name: str, **arguments: Any) -> Any:
+    """The program that trains a language model of a package."""
+    model = getattr(importlib.import_module(module), name)(**arguments)
+    return language_model, model, adamw(model), tokens(4, 17)
 
-    return make
+
+def _lm(module: str, name: str, **arguments: Any) -> Any:
+    return lambda: trained_lm(module, name, **arguments)
 
 
 LM = {"num_tokens": 64, "dim": 32, "depth": 2}

@@ -10,8 +10,8 @@ TITLES = {"program": "Third-party programs", "idiom": "Idioms on a small network
 ORDER = ("equal", "remedied", "refused", "traceback", "wrong", "changed", "timeout")
 MEANINGS = {
     "equal": "captured, and equal to plain PyTorch under every plan tried",
-    "remedied": "refused by one sentence, and equal once what it says is done: `fixed=[...]`",
-    "refused": "refused by one sentence",
+    "remedied": "refused by one sentence, and equal once what it says is done",
+    "refused": "refused by one sentence, and what it says was not done or was not enough",
     "traceback": "ended by an error that is no such sentence",
     "wrong": "different from plain PyTorch",
     "changed": "a live object is not as it was before capture",
@@ -31,6 +31,7 @@ def page(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> str:
         "what capture might have touched is compared before and after. This page is written by",
         "`python benchmarks/programs.py --out FILE --page docs/programs.md`.",
         "",
+        *_followed(tried),
         *_fixed(tried),
         f"Measured at {', '.join(commits)}.",
         "",
@@ -48,6 +49,20 @@ def page(rows: list[dict[str, Any]], registered: Mapping[str, int]) -> str:
         "plain PyTorch itself does not run here (a package that lacks something).", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _followed(tried: list[dict[str, Any]]) -> list[str]:
+    """A sentence on how many refusals were put to the test."""
+    refused = [row for row in tried if row["outcome"] in ("remedied", "refused")]
+    followed = sum(row["outcome"] == "remedied" for row in refused)
+    if not refused:
+        return []
+    return [
+        f"What a refusal says to do was done for {followed} of {len(refused)} refused programs.",
+        "What comes of it (`benchmarks/surveyed/remedies.py`) was judged like any other program;",
+        "the last column of the tables says what was done.",
+        "",
+    ]
 
 
 def _fixed(tried: list[dict[str, Any]]) -> list[str]:
@@ -104,8 +119,9 @@ def _listed(rows: list[dict[str, Any]]) -> list[str]:
         lines += ["", f"Of these, {len(told)} were captured with `fixed=[...]`: {names}."]
     others = [row for row in rows if row["outcome"] != "equal"]
     if others:
-        lines += ["", "| program | outcome | what it says |", "|---|---|---|"]
+        lines += ["", "| program | outcome | what it says | what was done |", "|---|---|---|---|"]
         for row in others:
             said = " ".join(str(row["sentence"]).split()).replace("|", "\\|")
-            lines.append(f"| `{row['name']}` | {row['outcome']} | {said} |")
+            done = row.get("remedy", "")
+            lines.append(f"| `{row['name']}` | {row['outcome']} | {said} | {done} |")
     return lines

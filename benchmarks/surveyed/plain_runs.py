@@ -26,7 +26,7 @@ RELATIVE, ABOVE_NOISE = 2e-5, 16.0
 
 @dataclass
 class Built:
-    """A program with all its live objects."""
+    """A program with all its live objects; `after` is called after every step, outside it."""
 
     step: Any
     model: Any
@@ -34,6 +34,7 @@ class Built:
     batch: Any
     clip_norm: float | None = None
     fixed: Sequence[str] = ()
+    after: Callable[[], Any] | None = None
 
 
 @dataclass
@@ -79,7 +80,8 @@ def with_fixed(make: Callable[[], Any], names: Sequence[str]) -> Callable[[], An
         step, model, optimizer, batch, *rest = make()
         flat = flatten(batch)
         leaves = [kept[p].clone() if p in kept else x for p, x in enumerate(flat.leaves)]
-        return step, model, optimizer, flat.rebuild(leaves), *rest
+        clip_norm, fixed, *more = (*rest, *(None, ())[len(rest) :])
+        return step, model, optimizer, flat.rebuild(leaves), clip_norm, (*fixed, *names), *more
 
     return made
 
@@ -114,7 +116,11 @@ def plain(make: Callable[[], Any], steps: int, disturb: int = 0, eps: float = 0.
     built = build(make, 0)
     if disturb:
         _disturb(built.model, disturb, eps)
-    losses = [_plain_step(built, batch, number) for number, batch in enumerate(batches)]
+    losses = []
+    for number, batch in enumerate(batches):
+        losses.append(_plain_step(built, batch, number))
+        if built.after is not None:
+            built.after()
     return Plain(losses, built)
 
 

@@ -143,7 +143,7 @@ def neural_ode_rk4() -> Any:
 
 
 @REGISTRY("torchdiffeq")
-def neural_ode_adaptive() -> Any:
+def neural_ode_adaptive(method: str = "dopri5") -> Any:
     from torchdiffeq import odeint
 
     class Field(nn.Module):
@@ -158,7 +158,7 @@ def neural_ode_adaptive() -> Any:
 
     def step(model: nn.Module, batch: Any) -> Tensor:
         start, path = batch
-        return F.mse_loss(odeint(model, start, times, method="dopri5"), path)
+        return F.mse_loss(odeint(model, start, times, method=method), path)
 
     return step, model, adamw(model), (torch.randn(4, 2), torch.randn(3, 4, 2))
 

@@ -46,12 +46,12 @@ def xvector() -> Any:
 
 
 @REGISTRY(BRAIN)
-def crdnn() -> Any:
+def crdnn(**more: Any) -> Any:
     from speechbrain.lobes.models.CRDNN import CRDNN
 
     model = CRDNN(
         input_shape=(4, 12, 8), cnn_channels=[4, 4], rnn_layers=1, rnn_neurons=8, dnn_neurons=8,
-        inter_layer_pooling_size=[2, 2],
+        inter_layer_pooling_size=[2, 2], **more,
     )  # fmt: skip
     return mean_square, model, adamw(model), torch.randn(4, 12, 8)
 
@@ -97,7 +97,7 @@ def seanet_autoencoder() -> Any:
 
 
 @REGISTRY("encodec einops torchaudio")
-def encodec_quantizer() -> Any:
+def encodec_quantizer(**more: Any) -> Any:
     from encodec.quantization.core_vq import ResidualVectorQuantization
 
     class Net(nn.Module):
@@ -105,7 +105,7 @@ def encodec_quantizer() -> Any:
             super().__init__()
             self.down = nn.Conv1d(1, 8, 4, stride=4)
             self.quantize = ResidualVectorQuantization(
-                num_quantizers=2, dim=8, codebook_size=16, kmeans_init=False
+                num_quantizers=2, dim=8, codebook_size=16, kmeans_init=False, **more
             )
             self.up = nn.ConvTranspose1d(8, 1, 4, stride=4)
 

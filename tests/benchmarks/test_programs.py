@@ -13,6 +13,7 @@ from surveyed.live_objects import differences, snapshot
 from surveyed.page import page
 from surveyed.plain_runs import own_loop, plain
 from surveyed.registry import IDIOM, PROGRAM, Entry, entries
+from surveyed.remedies import REMEDIES, Remedy
 from torch import nn
 
 
@@ -32,9 +33,27 @@ def test_equal() -> None:
 
 
 def test_refused_by_a_sentence() -> None:
-    found = programs.survey(entry("branch_on_data"), ("data",))
+    found = programs.survey(Entry("no remedy", IDIOM, "", idioms.branch_on_data), ("data",))
     assert found.outcome == "refused"
     assert "branches" in found.sentence
+
+
+@pytest.mark.parametrize("name", ["branch_on_data", "scheduler_in_step"])
+def test_a_remedy_is_followed(name: str) -> None:
+    found = programs.survey(entry(name), ("data", "random"))
+    assert (found.outcome, found.remedy) == ("remedied", REMEDIES[name].done)
+    assert found.plans == {"data": "equal", "random": "equal"}
+
+
+def test_a_remedy_that_is_refused_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REMEDIES, "branch_on_data", Remedy("nothing", idioms.branch_on_data))
+    found = programs.survey(entry("branch_on_data"), ("data",))
+    assert found.outcome == "refused"
+    assert "with nothing: the step branches" in found.sentence
+
+
+def test_remedies_are_of_programs() -> None:
+    assert REMEDIES.keys() <= {each.name for each in entries()}
 
 
 def test_a_wrong_run_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,12 +154,19 @@ def test_page() -> None:
             "sentence": "",
             "plans": {"data": "equal"},
         },
-        {"name": "b", "kind": PROGRAM, "outcome": "refused", "sentence": "no | way", "plans": {}},
+        {
+            "name": "b",
+            "kind": PROGRAM,
+            "outcome": "refused",
+            "sentence": "no | way",
+            "plans": {},
+            "remedy": "x",
+        },
         {"name": "c", "kind": IDIOM, "outcome": "skipped", "sentence": "", "plans": {}},
     ]
     text = page(rows, {PROGRAM: 5, IDIOM: 1})
     assert "Third-party programs: 3 of 5 have not been run" in text
     assert "Idioms on a small network:" not in text
     assert "| equal | 1 |" in text
-    assert "| `b` | refused | no \\| way |" in text
+    assert "| `b` | refused | no \\| way | x |" in text
     assert "1 programs whose packages are not installed" in text

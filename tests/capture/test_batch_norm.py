@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers_capture import run as run_steps
 from torch import Tensor, nn
 
 from apportion.capture.capture import capture
 from apportion.capture.optimizer import setting_value
 from apportion.capture.program import Program, batch_leaves, state_tensor
 from apportion.capture.reference import eager_steps
-from apportion.capture.trace import CaptureError
 from apportion.execute.kernels.base import (
     Context,
     dtype,
     kernel,
 )
 from apportion.graph import INPUT
+from apportion.run.vary_batch import vary
 from apportion.split.space import Space
 from apportion.verify.run_split import check_op, run_op
 
@@ -130,6 +131,7 @@ NORMS = {
     "without parameters": (2, lambda: nn.BatchNorm2d(3, affine=False)),
     "without running statistics": (2, lambda: nn.BatchNorm2d(3, track_running_stats=False)),
     "with given statistics": (2, lambda: nn.BatchNorm2d(3).eval()),
+    "with an average of all batches": (2, lambda: nn.BatchNorm2d(3, momentum=None)),
 }
 
 
@@ -199,7 +201,16 @@ def test_halves_have_statistics_in_single() -> None:
         torch.testing.assert_close(tensor, state[value], rtol=0.1, atol=0.05)
 
 
-def test_a_cumulative_average_is_refused() -> None:
+def test_a_cumulative_average_weighs_all_batches_alike() -> None:
     """torch reads the number of batches as a Python number to compute it."""
-    with pytest.raises(CaptureError, match="reads a tensor's value as a Python number"):
-        captured(nn.BatchNorm2d(3, momentum=None))
+    program = captured(nn.BatchNorm2d(3, momentum=None))
+    batches = [vary(program.batch, 0, number) for number in range(3)]
+    losses, state = eager_steps(program, batches, seed=0)
+    found, after = run_steps(program, batches)
+    assert found == pytest.approx(losses, rel=1e-12)
+    for value, tensor in after.items():
+        torch.testing.assert_close(tensor, state[value], rtol=1e-11, atol=1e-13)
+    assert {program.graph.values[v].name for v in after} >= {
+        "norm.running_mean",
+        "norm.running_var",
+    }

@@ -83,6 +83,11 @@ def counted(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     return model(batch["x"])[rows].masked_select(batch["mask"][rows][:, None]).square().mean()
 
 
+def twice(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    rows = model(batch["x"])[batch["mask"]]
+    return rows.square().mean() * (batch["lengths"] > 1).nonzero().shape[0]
+
+
 def own_batch() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {
@@ -111,6 +116,7 @@ STEPS: dict[str, tuple[Callable[..., Any], Callable[[], Any], Callable[[], Any]]
     "repeated": (repeated, linear, own_batch),
     "chosen": (chosen, linear, own_batch),
     "counted": (counted, linear, own_batch),
+    "twice": (twice, linear, own_batch),
 }
 
 
@@ -129,6 +135,41 @@ def test_the_remedy_that_a_refusal_names_works(name: str) -> None:
     assert found is not None
     program = captured(name, [each.strip('"') for each in found[1].split(", ")])
     assert_equals_eager(program)
+
+
+def refusal_of(step: Callable[..., Any]) -> str:
+    model = linear()
+    with pytest.raises(CaptureError) as refused:
+        capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), own_batch())
+    return str(refused.value)
+
+
+def test_a_remedy_that_is_not_enough_says_what_is_left() -> None:
+    def step(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        losses = model(batch["x"])[batch["mask"]].square()
+        return losses[losses > 0.1].mean()
+
+    said = refusal_of(step)
+    line = step.__code__.co_firstlineno
+    assert said.count(";") == 2
+    assert f"depends on data at {Path(__file__).name}:{line + 1};" in said.replace(
+        "tests/capture/", ""
+    )
+    assert 'fixed=["batch.mask"], though then an index by a mask gives a result' in said
+    assert said.endswith(f"{Path(__file__).name}:{line + 2}")
+
+
+def test_a_remedy_that_leaves_the_same_line_refused_is_not_named() -> None:
+    def moved(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        return model(rows)[:, :4] if rows.mean() > 0 else model(rows)[:, 2:]
+
+    def step(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        first = moved(model, batch["x"])
+        return moved(model, first).square().mean()
+
+    said = refusal_of(step)
+    assert "branches on a value that depends on batch.x" in said
+    assert "fixed=" not in said
 
 
 def test_a_name_may_be_short_or_that_of_a_part() -> None:

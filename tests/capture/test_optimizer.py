@@ -22,6 +22,8 @@ from cases_optimizer import (
     Lion,
     Listed,
     Noisy,
+    PhaseInGroup,
+    PhaseInState,
     Rectified,
     Several,
     SignedAdam,
@@ -92,6 +94,7 @@ REDUCING: dict[str, Make] = {
     "numbers read by item": of(Stable),
     "a number made by float": of(Converts, lr=0.1),
     "state in lists": of(Listed, lr=0.1),
+    "a phase in the state": of(PhaseInState, lr=0.1),
     "a limit on the norm of all gradients": of(ClipsAll, lr=0.1),
     "that limit, over two groups": clipped_groups,
 }
@@ -234,6 +237,7 @@ def vectors_of_a_seed() -> Any:
         (of(torch.optim.LBFGS), "LBFGS cannot be captured: its step wants closure"),
         (of(torch.optim.SparseAdam), "SparseAdam cannot take a step .* consider Adam instead"),
         (of(Buffered, lr=0.1), "Buffered keeps buffer of a group from step to step"),
+        (of(PhaseInGroup, lr=0.1), r"keeps phase .* use another .* a number .* in self\.state\["),
         (of(Noisy, lr=0.1), "the update of Noisy draws random numbers"),
     ],
 )

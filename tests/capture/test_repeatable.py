@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import apportion as ap
+from apportion.plan.make_plan import make_plan
 
 X = torch.ones(5, 4)
 
@@ -107,10 +108,34 @@ class EverySoOften(Counting):
         return x * 2 if self.at(self.calls) else x
 
 
+class EverySoOftenByWhere(nn.Module):
+    """The same with the count in a buffer."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        x = self.linear(x)
+        return torch.where(self.calls % 2 == 0, x * 2, x)
+
+
+def test_what_is_done_at_some_counts_is_captured_by_where() -> None:
+    program = capture(plain, EverySoOftenByWhere())
+    plan = make_plan(program, ap.cluster("local:2"), "data", budget=0.5)
+    assert ap.check(program, plan, steps=3).equal
+
+
 @pytest.mark.parametrize("at", [lambda n: n % 10 == 0, lambda n: n > 100, lambda n: n % 64 == 0])
 def test_what_is_done_at_some_counts_is_refused(at: Any) -> None:
     model = EverySoOften(at)
-    with pytest.raises(ap.CaptureError, match=r"when model.calls has counted further"):
+    with pytest.raises(
+        ap.CaptureError, match=r"when model.calls has counted further.* choose by it with torch"
+    ):
         capture(plain, model)
     assert model.calls == 0
 

@@ -48,6 +48,16 @@ def test_training_with_a_loader_is_step_after_step(program: Program) -> None:
     assert len(set(expected)) == 4
 
 
+def test_a_scheduler_follows_every_step(program: Program) -> None:
+    """Without torch's warning that no step was taken before it, which is an error here."""
+    runner = runner_of(program)
+    schedule = torch.optim.lr_scheduler.StepLR(program.optimizer, 1, gamma=0.0)
+    before = float(runner.step(program.batch))
+    schedule.step()
+    after = [float(runner.step(program.batch)) for _ in range(2)]
+    assert after[0] == after[1] != before
+
+
 def test_the_slots_of_the_batch_are_not_the_callers(program: Program) -> None:
     """What the caller does with its batch afterwards does not matter."""
     one, other = runner_of(program), runner_of(program)
