@@ -42,6 +42,7 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.plan.plan import Plan
+from apportion.run.runner import Runner
 
 MODELS = {
     "gpt2 4x512": "gpt2:layers=4,width=512,heads=8,vocab=8192,seq=128,batch=8,dropout=0",
@@ -106,11 +107,12 @@ def rank(
     for _ in range(rounds):
         shuffle.shuffle(order)
         for name in order:
-            for step in range(1 + block):
-                dist.barrier()
-                measured = _timed(trains[name])
-                if step:
-                    figures[name].append(measured)
+            train = trains[name]
+            dist.barrier()
+            train()
+            figures[name].append(_timed(train, block))
+            if isinstance(train, PlannedSteps):
+                train.runner.finish()
     dist.barrier()
     dist.destroy_process_group()
     return {"losses": losses, "figures": figures}
@@ -133,8 +135,18 @@ def _made(
 def _ours(program: Program, file: str, mode: str) -> Callable[[], Any]:
     known = "compile" in inspect.signature(ap.distribute).parameters
     how: dict[str, Any] = {"compile": mode} if known else {}
-    runner = ap.distribute(program, Plan.load(file), **how)
-    return lambda: runner.step(program.batch)
+    return PlannedSteps(ap.distribute(program, Plan.load(file), **how), program.batch)
+
+
+@dataclass(frozen=True)
+class PlannedSteps:
+    """Steps by a plan of ours."""
+
+    runner: Runner
+    batch: Any
+
+    def __call__(self) -> Any:
+        return self.runner.step(self.batch)
 
 
 def _mean(loss: torch.Tensor) -> float:
@@ -145,13 +157,17 @@ def _mean(loss: torch.Tensor) -> float:
     return float(loss) / dist.get_world_size()
 
 
-def _timed(train: Callable[[], Any]) -> list[float]:
+def _timed(train: Callable[[], Any], steps: int) -> list[float]:
+    """Of so many steps in a row, without a barrier that would hide what one leaves to the next; per
+    step."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     used, began = time.process_time(), time.perf_counter()
-    train()
+    for _ in range(steps):
+        train()
     used, wall = time.process_time() - used, time.perf_counter() - began
     after = resource.getrusage(resource.RUSAGE_SELF)
-    return [used, wall, after.ru_stime - before.ru_stime, after.ru_minflt - before.ru_minflt]
+    found = [used, wall, after.ru_stime - before.ru_stime, after.ru_minflt - before.ru_minflt]
+    return [figure / steps for figure in found]
 
 
 def keep_memory() -> None:
@@ -180,8 +196,9 @@ def compare(name: str, spec: str, given: argparse.Namespace) -> list[Row]:
             warnings.simplefilter("ignore")
             plans[method] = ap.plan(program, ap.cluster("local:2"), method, calibrate=False)
     if given.auto:
-        plans["auto"] = _auto(program, given.rate, given.auto)
-        _note(f"{name}: auto chose {plans['auto'].method}")
+        plans["auto"] = _auto(program, given.rate, given.auto, given.communication)
+        policy = plans["auto"].strategy.communication
+        _note(f"{name}: auto chose {plans['auto'].method}, {policy}")
     contenders = [*given.torch, *(f"{method} {mode}" for method in plans for mode in given.modes)]
     with tempfile.TemporaryDirectory() as folder:
         files = {method: str(Path(folder, f"{method}.json")) for method in plans}
@@ -195,7 +212,7 @@ def compare(name: str, spec: str, given: argparse.Namespace) -> list[Row]:
     return rows(name, answers)
 
 
-def _auto(program: Program, rate: float | None, budget: float) -> Plan:
+def _auto(program: Program, rate: float | None, budget: float, communication: str) -> Plan:
     """The plan of `auto` with costs that are measured here, for this machine or the cable."""
     here = ap.cluster("local:2")
     if rate is None:
@@ -209,7 +226,8 @@ def _auto(program: Program, rate: float | None, budget: float) -> Plan:
     with (
         before_others(), _own_cache(), Calibrator(source_of(program), here, BUDGET, _note) as costs,
     ):  # fmt: skip
-        return make_plan(program, hosts(rate, 30e-6), budget=budget, seed=SEED, costs=costs)
+        where, how = hosts(rate, 30e-6), communication
+        return make_plan(program, where, budget=budget, seed=SEED, costs=costs, communication=how)
 
 
 def rows(model: str, answers: Sequence[Any]) -> list[Row]:
@@ -270,6 +288,7 @@ def main() -> int:
     parser.add_argument("--block", type=int, default=BLOCK, help="steps that count in a round")
     parser.add_argument("--rate", type=float, help="bytes/s of a cable; needs root")
     parser.add_argument("--auto", type=float, default=0.0, help="seconds for auto's plan as well")
+    parser.add_argument("--communication", default="auto", help="of auto's plan over a cable")
     parser.add_argument("--keep-memory", action="store_true", help="glibc keeps what it frees")
     parser.add_argument("--first", action="store_true", help="ranks before all else; needs root")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round")

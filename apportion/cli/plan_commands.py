@@ -101,9 +101,8 @@ def plan_command(
     --certify proves, within --budget more seconds, how far the bytes that tofu's
     partition moves are from the fewest possible, and says for which space.
 
-    Steps are predicted for ranks that are compiled as --compile says. --costs has
-    what kernels cost on the devices of the cluster, where calibrate --device cuda
-    has measured one of them on another machine.
+    Steps are predicted for ranks compiled as --compile says. --costs has what kernels
+    cost on the cluster's devices, as calibrate --device cuda measured on one of them.
 
     Example: apportion plan gpt2:tiny --cluster local:4 --out p.json
 
@@ -132,8 +131,7 @@ def plan_command(
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told, measure, None, policy)
             also = (costs, compile, wire, recompute, offload, communication)
-            made = make_plan(program, place, method, *how, *also)
-        made = with_model(made, model)
+            made = with_model(make_plan(program, place, method, *how, *also), model)
         if certify:
             made = with_certificate(made, budget)
         _write(made, out, trace)

@@ -60,11 +60,18 @@ def _tell(texts: Iterable[str]) -> None:
 
 def _check_unplanned(*given: object) -> None:
     """Raises ValueError if an option says how to plan what is planned already."""
-    if any(one not in (None, "none") for one in given):
+    if any(one not in (None, "none", "wfbp") for one in given):
         raise ValueError(
             "Give either --plan, or --procs, --method, --measure, --policy, --memory-limit, "
             "--recompute, --offload and --communication, not both."
         )
+
+
+def _mode(compile_mode: str | None, fast: bool) -> str:
+    """How ranks are compiled; raises ValueError if two options say so."""
+    if fast and compile_mode not in (None, "auto"):
+        raise ValueError(f"Give either --fast or --compile {compile_mode}, not both.")
+    return compile_mode or ("auto" if fast else "generated")
 
 
 def run_command(
@@ -112,11 +119,9 @@ def run_command(
     from apportion.show import trace as write_trace
 
     if plan is not None:
-        other = None if communication == "wfbp" else communication
-        _check_unplanned(procs, method, measure, policy, memory_limit, recompute, offload, other)
-    if fast and compile_mode not in (None, "auto"):
-        raise ValueError(f"Give either --fast or --compile {compile_mode}, not both.")
-    mode = check_mode(compile_mode or ("auto" if fast else "generated"))
+        given = (procs, method, measure, policy, memory_limit, recompute, offload)
+        _check_unplanned(*given, communication)
+    mode = check_mode(_mode(compile_mode, fast))
     limit = None if memory_limit is None else parse_size_limit(memory_limit)
     check_folders(trace)
     if share_gpu:
@@ -135,10 +140,8 @@ def run_command(
                 with progress(wanted=not as_json) as told:
                     how = (limit, seed, calibrate, note, source, told, measure, processes, policy)
                     asked = (program, place, method or "auto", PLANNING_SECONDS, *how)
-                    made = make_plan(
-                        *asked, recompute=recompute, offload=offload, communication=communication
-                    )
-                made = with_model(made, model)
+                    more = ("", recompute, offload, communication)
+                    made = with_model(make_plan(*asked, None, "generated", *more), model)
             else:
                 made = saved
                 warn_unsplit(made.space)

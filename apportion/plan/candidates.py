@@ -32,8 +32,8 @@ from apportion.machine import (
     hosts_of,
 )
 from apportion.plan.candidate import Candidate
-from apportion.plan.communication import ScheduledExchanges, schedule_exchanges
 from apportion.plan.fused_storage import fused_storage
+from apportion.plan.schedule_exchanges import ScheduledExchanges, schedule_exchanges
 from apportion.search import METHODS, Problem, Progress, SearchResult, UnsuitableMethod
 from apportion.simulate import host_excess, simulate
 from apportion.split import WFBP, Space, Strategy, space_of

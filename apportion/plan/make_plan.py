@@ -25,11 +25,11 @@ from apportion.plan.candidates import (
     PlanRequest,
     ranking_key,
 )
-from apportion.plan.communication import check_communication
 from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
 from apportion.plan.offloading import check_offload, replace_offloaded
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
 from apportion.plan.recomputation import KEEP, check_recompute, replace_recomputed
+from apportion.plan.schedule_exchanges import check_communication
 from apportion.search import METHODS, UnsuitableMethod, compared_by_default, tried_by_auto
 from apportion.split import WFBP, Space, check_wire
 

@@ -26,7 +26,7 @@ from apportion.machine import (
 )
 from apportion.memory import Offload
 from apportion.plan.candidate import Curve
-from apportion.plan.communication import (
+from apportion.plan.schedule_exchanges import (
     ScheduledExchanges,
     check_communication,
     schedule_exchanges,

@@ -30,6 +30,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "bytes_moved": plan.predicted.bytes_moved,
         "ops": len(plan.graph.ops),
         "feasible": plan.feasible,
+        "communication": plan.strategy.communication.to_json(),
         "lower_bound": plan.lower_bound,
         "lower_bound_of": plan.lower_bound_of or None,
         "notes": list(plan.notes),

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
         WFBP as WFBP,
     )
     from apportion.split.communication import (
-        WITHIN as WITHIN,
-    )
-    from apportion.split.communication import (
         Communication as Communication,
     )
     from apportion.split.grid_choices import (

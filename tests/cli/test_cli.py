@@ -24,7 +24,7 @@ from apportion.version import VERSION
 STABLE = {
     *("model", "cluster", "method", "step_seconds", "search_seconds", "peak_bytes"),
     *("bytes_moved", "ops", "feasible", "lower_bound", "lower_bound_of", "notes"),
-    *("curve", "figures", "measured"),
+    *("curve", "figures", "measured", "communication"),
 }
 PLAN = ["plan", "mlp:tiny", "--cluster", "local:2", "--method", "data"]
 
@@ -68,11 +68,11 @@ def test_the_surface_is_what_it_was() -> None:
             *("model", "--cluster", "--method", "--budget", "--memory-limit", "--seed", "--out"),
             *("--trace", "--calibrate", "--measure", "--certify", "--policy", "--costs"),
             *("--compile", "--batch", "--seq", "--precision", "--json", "--wire"),
-            *("--recompute", "--offload"),
+            *("--recompute", "--offload", "--communication"),
         },
         "compare": {
             *("model", "--cluster", "--methods", "--budget", "--memory-limit", "--seed"),
-            *("--batch", "--seq", "--precision", "--recompute", "--offload"),
+            *("--batch", "--seq", "--precision", "--recompute", "--offload", "--communication"),
             *("--calibrate", "--policy", "--costs", "--compile", "--json"),
         },
         "place": {
@@ -98,7 +98,7 @@ def test_the_surface_is_what_it_was() -> None:
             *("model", "--plan", "--procs", "--method", "--steps", "--seed", "--check"),
             *("--timeout", "--trace", "--calibrate", "--measure", "--policy", "--compile"),
             *("--fast", "--share-gpu", "--batch", "--seq", "--precision", "--json"),
-            *("--memory-limit", "--recompute", "--offload"),
+            *("--memory-limit", "--recompute", "--offload", "--communication"),
         },
     }
 

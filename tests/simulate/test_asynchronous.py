@@ -24,7 +24,7 @@ from apportion.machine.cost_model import shipped
 from apportion.plan.candidates import DefaultCosts
 from apportion.plan.make_plan import make_plan
 from apportion.simulate.durations import shares
-from apportion.simulate.simulate import issued
+from apportion.simulate.network import issued
 
 
 @pytest.mark.parametrize("own", [4, 2])

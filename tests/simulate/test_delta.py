@@ -134,7 +134,7 @@ def test_what_is_before_a_change_is_not_worked_out_again() -> None:
 def test_a_host_is_not_too_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four hosts one may be any time ahead of its device."""
     ahead = lambda cluster, cost: np.array([20_000, 0, 30_000, 15_000])  # noqa: E731
-    for module in (deltas, sys.modules["apportion.simulate.simulate"]):
+    for module in (deltas, sys.modules["apportion.simulate.network"]):
         monkeypatch.setattr(module, "ahead_nanoseconds", ahead)
     rng = Random(1)
     live = live_of("mlp:tiny", "4xh100", rng)

@@ -1,0 +1,88 @@
+"""Steps that overlap on real processes, over gloo: the same training, and the peaks predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from apportion import zoo
+from apportion.capture.capture import capture
+from apportion.execute.dry_run import measure_storage
+from apportion.execute.executable import Executable, threads
+from apportion.lower.runnable import runnable
+from apportion.lower.task_graph import with_storage
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.run.pool import ProcessPool
+from apportion.run.step_source import StepSource, source_of_model
+from apportion.run.training import TrainingRequest, TrainingResult, losses_of
+from apportion.search import METHODS, Problem
+from apportion.search.baselines.random_strategy import draw
+from apportion.simulate.simulate import simulate
+from apportion.split.communication import P3, Communication
+from apportion.split.space import Space
+from apportion.split.strategy import Strategy, space_of
+
+SEED = 7
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
+    """Ranks that cannot read each other's memory, as on several machines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("APPORTION_TRANSPORT", "gloo")
+        with ProcessPool(request.param, 120.0) as made:
+            yield made
+
+
+def strategies(space: Space, devices: int) -> dict[str, Strategy]:
+    machine = cluster(f"local:{devices}")
+    problem = Problem(space, machine, default_cost(machine))
+    found = {name: METHODS[name](problem).strategy for name in ("data", "fsdp")}
+    return found | {"random": draw(space, devices, Random(1))}
+
+
+def trained(pool: ProcessPool, source: StepSource, strategy: Strategy) -> list[TrainingResult]:
+    request = TrainingRequest(
+        source, strategy, len(pool.pipes), 4, SEED, double=True, state=True, mode="generated"
+    )
+    return pool.train(request)
+
+
+@pytest.mark.parametrize("spec", ["gpt2:tiny", "wresnet:tiny"])
+def test_training_is_the_same_to_the_last_bit(pool: ProcessPool, spec: str) -> None:
+    it = zoo.load(spec, SEED)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    space, source = Space(program.graph), source_of_model(program, spec, SEED)
+    for name, strategy in strategies(space, len(pool.pipes)).items():
+        within = trained(pool, source, strategy)
+        across = trained(pool, source, replace(strategy, communication=Communication(P3, 0.4)))
+        assert losses_of(across) == losses_of(within), name
+        for one, other in zip(across, within, strict=True):
+            mine, theirs = dict(one.state), dict(other.state)
+            assert mine.keys() == theirs.keys(), name
+            for slot, array in mine.items():
+                np.testing.assert_array_equal(array, theirs[slot], err_msg=name)
+
+
+@pytest.mark.parametrize("spec", ["mlp:tiny"])
+def test_peaks_and_bytes_are_as_predicted(pool: ProcessPool, spec: str) -> None:
+    it, devices = zoo.load(spec, SEED), len(pool.pipes)
+    graph = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph
+    machine, overlapped = cluster(f"local:{devices}"), 0
+    for name, strategy in strategies(Space(graph), devices).items():
+        strategy = replace(strategy, communication=Communication(P3, 0.6))
+        space = space_of(graph, strategy)
+        tasks = runnable(space, strategy, devices)
+        overlapped += tasks.late_start >= 0
+        storage = measure_storage(Executable(space, strategy, tasks), threads(devices))
+        line = simulate(with_storage(tasks, storage), machine, default_cost(machine))
+        source = StepSource(graph, spec, SEED)
+        ranks = pool.train(TrainingRequest(source, strategy, devices, 1, SEED, profile=True))
+        assert [rank.peak_bytes for rank in ranks] == list(line.peak_bytes), name
+        assert sum(rank.sent_bytes for rank in ranks) == tasks.bytes_moved, name
+    assert overlapped == 3
