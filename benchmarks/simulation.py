@@ -42,8 +42,9 @@ from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import CostModel, default_cost
 from apportion.machine.topology import Cluster
 from apportion.search import METHODS, Problem
+from apportion.simulate.network import network
 from apportion.simulate.schedule import schedule_compiled
-from apportion.simulate.simulate import network, simulate
+from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import SIMULATED, timeline
 from apportion.split import strategy as strategies
 from apportion.split.space import Space

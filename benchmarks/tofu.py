@@ -53,9 +53,9 @@ from apportion.plan.auto import choose
 from apportion.plan.candidates import Candidate, DefaultCosts, PlanRequest, state_bytes
 from apportion.search import METHODS, UnsuitableMethod
 from apportion.simulate.durations import nanoseconds
+from apportion.simulate.network import network
 from apportion.simulate.routes import no_hops
 from apportion.simulate.schedule import schedule_compiled
-from apportion.simulate.simulate import network
 from apportion.split.space import Space
 
 MACHINE = "p2.8xlarge"

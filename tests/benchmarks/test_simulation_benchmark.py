@@ -18,8 +18,9 @@ from apportion.lower.task_kinds import (
 )
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import PUBLISHED
+from apportion.simulate.network import network
 from apportion.simulate.schedule import schedule, schedule_compiled
-from apportion.simulate.simulate import network, simulate
+from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import verify
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"

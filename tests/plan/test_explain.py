@@ -31,8 +31,9 @@ from apportion.plan.explanation import ALONE, GROUP, Explanation
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan, SimulatedStep
 from apportion.simulate.delta.delta import Delta
+from apportion.simulate.network import network
 from apportion.simulate.schedule import Network, Times, schedule_compiled
-from apportion.simulate.simulate import network, simulate
+from apportion.simulate.simulate import simulate
 from apportion.simulate.slack import slack
 from apportion.simulate.timeline import Timeline
 from apportion.split.strategy import Choice, Layout, Strategy, unsplit_choice, verify_strategy

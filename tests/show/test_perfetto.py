@@ -26,8 +26,9 @@ from apportion.machine.collective import ALL_GATHER
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
 from apportion.show.perfetto import LinkUsage, trace
+from apportion.simulate.network import network
 from apportion.simulate.schedule import link_spans
-from apportion.simulate.simulate import network, simulate
+from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import MEASURED, Timeline, timeline
 
 Event = dict[str, Any]
