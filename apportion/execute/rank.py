@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -86,11 +86,12 @@ class InputRegion:
 class UnfinishedStep:
     """A step whose late tasks the next one does: the tensors that these read and make, by slot, and
     what they need to run; and of the state that they are to make the slots at the end of their step
-    and the beginning of the next."""
+    and the beginning of the next. `gone`: how many of the slots that no task frees are dropped."""
 
     tensors: dict[int, torch.Tensor]
     context: Context
     missing: dict[int, int]
+    gone: int = 0
 
 
 @dataclass
@@ -273,43 +274,50 @@ class Rank:
 
     def finish(self) -> torch.Tensor | None:
         """Ends the step: state becomes the next step's; returns the loss if it is here."""
-        tensors = self.tensors
-        new = {b: tensors[a] for a, b in self._carry}
-        loss = next((tensors[s] for s in self.executable.loss_slots if s in tensors), None)
-        kept = {s: tensors[s] for s in self._constant_slots if s in tensors}
-        self.tensors = kept | {b: self._settle(b, t) for b, t in new.items()}
-        return None if loss is None else loss.detach().clone()
+        return self._end({})
 
     def put_off(self, context: Context) -> torch.Tensor | None:
         """Ends a step but for its late tasks; returns the loss if it is here."""
         assert self.last is None, "two steps are not finished"
-        tensors, late = self.tensors, self._late_carry
-        unfinished = {slot: tensors[slot] for slot in self._late_reads if slot in tensors}
+        held = {slot: self.tensors[slot] for slot in self._late_reads if slot in self.tensors}
+        loss = self._end(self._late_carry)
+        self.last = UnfinishedStep(held, context, dict(self._late_carry))
+        return loss
+
+    def _end(self, late: Mapping[int, int]) -> torch.Tensor | None:
+        """What is carried on becomes the next step's, but for what is `late`; the loss."""
+        tensors = self.tensors
         new = {b: tensors[a] for a, b in self._carry if a not in late}
         loss = next((tensors[s] for s in self.executable.loss_slots if s in tensors), None)
         kept = {s: tensors[s] for s in self._constant_slots if s in tensors}
         self.tensors = kept | {b: self._settle(b, t) for b, t in new.items()}
-        self.last = UnfinishedStep(unfinished, context, dict(late))
         return None if loss is None else loss.detach().clone()
 
-    def do_late(self, work: Callable[[Context], None], until: int, begun: bool) -> None:
-        """Does late work of the last step, on its tensors; the state that it makes is the next
-        step's, but for what that does not read if it has `begun`. `until`: the last task that is
-        done then."""
-        assert self.last is not None
-        current, self.tensors = self.tensors, self.last.tensors
+    def do_late(
+        self, work: Callable[[Context], None], made: Iterable[int], until: int, begun: bool
+    ) -> None:
+        """Does late work of the last step, on its tensors. Of what it has `made` the state is the
+        next step's, but for what that does not read if it has `begun`. `until`: the last task that
+        is done then."""
+        last = self.last
+        assert last is not None
+        current, self.tensors = self.tensors, last.tensors
         try:
-            work(self.last.context)
+            work(last.context)
         finally:
-            self.last.tensors, self.tensors = self.tensors, current
-        made = [end for end in self.last.missing if end in self.last.tensors]
+            last.tensors, self.tensors = self.tensors, current
         for end in made:
-            begin = self.last.missing.pop(end)
-            if not begun or begin not in self.executable.unread:
-                self.tensors[begin] = self._settle(begin, self.last.tensors[end])
-        for slot, last in self._late_survivors.items():
-            if last <= until and slot not in self.last.missing:
-                self.last.tensors.pop(slot, None)
+            begin = last.missing.pop(end, -1)
+            if begin >= 0 and not (begun and begin in self._unread):
+                self.tensors[begin] = self._settle(begin, last.tensors[end])
+        survivors = self._late_survivors
+        while last.gone < len(survivors) and survivors[last.gone][0] <= until:
+            last.tensors.pop(survivors[last.gone][1], None)
+            last.gone += 1
+
+    @cached_property
+    def _unread(self) -> frozenset[int]:
+        return frozenset(self.executable.unread)
 
     @cached_property
     def _late_carry(self) -> dict[int, int]:
@@ -318,15 +326,15 @@ class Rank:
         return {a: b for a, b in self._carry if tasks.slot_first[a] >= tasks.late_start >= 0}
 
     @cached_property
-    def _late_survivors(self) -> dict[int, int]:
-        """Slots that late tasks make or read and no task frees, each with its last use."""
+    def _late_survivors(self) -> tuple[tuple[int, int], ...]:
+        """Slots that late tasks make or read and no task frees, after their last uses, rising."""
         tasks, slots = self.executable.tasks, self.executable.tasks.slot_first
         reader = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
         used, real = slots.copy(), tasks.in_slot >= 0
         np.maximum.at(used, tasks.in_slot[real], reader[real])
         mine = (tasks.slot_device == self.device) & (used >= tasks.late_start)
         found = np.flatnonzero(mine & (tasks.slot_last >= len(tasks)))
-        return dict(zip(found.tolist(), used[found].tolist(), strict=True))
+        return tuple(sorted(zip(used[found].tolist(), found.tolist(), strict=True)))
 
     @cached_property
     def _late_reads(self) -> tuple[int, ...]:

@@ -84,20 +84,24 @@ class Worker:
     def run(self, context: Context) -> torch.Tensor | None:
         """One step; returns the loss if it is here. Where steps overlap, its late work is left to
         the next one, or to `finish`."""
-        self.compiled()
+        functions = self.compiled().functions
         self.own_buffers()
-        rank = self.rank
+        rank, overlaps = self.rank, self.overlaps
         for number, late in self.order():
             step = self.steps[number]
-            if not late:
-                self._do(step, context)
-            elif rank.last is not None:
-                rank.do_late(partial(self._do, step), self._last_task(step), True)
-        if rank.last is not None:
-            rank.last = None
+            if late:
+                if rank.last is not None:
+                    self._do_late(step, begun=True)
+            elif isinstance(step, Segment):
+                self._segment(step, functions[step], context)
+            elif isinstance(step, Post):
+                self.post(step.exchange)
+            else:
+                self.wait(step.exchange)
+        rank.last = None
         self.rounds += 1
         self.progress[0] = self.rounds << 32
-        if not self.overlaps:
+        if not overlaps:
             return rank.finish()
         loss = rank.put_off(context)
         if rank.records:
@@ -111,8 +115,7 @@ class Worker:
             return
         for number, late in self.order():
             if late:
-                step = self.steps[number]
-                rank.do_late(partial(self._do, step), self._last_task(step), False)
+                self._do_late(self.steps[number], begun=False)
         rank.last = None
 
     @property
@@ -125,11 +128,16 @@ class Worker:
 
     def order(self) -> tuple[tuple[int, bool], ...]:
         """The order of `steps`, and which of them are the last step's; found at the first call."""
-        if not self.overlaps:
-            return tuple((number, False) for number in range(len(self.steps)))
         if self.period is None:
-            self.period = period(self.rank.executable, self.steps)
+            one_by_one = tuple((number, False) for number in range(len(self.steps)))
+            executable = self.rank.executable
+            self.period = period(executable, self.steps) if self.overlaps else one_by_one
         return self.period
+
+    def _do_late(self, step: RankStep, begun: bool) -> None:
+        """Does a late step of the training step before this one, or of the last one."""
+        made = step.outs if isinstance(step, Segment) else ()
+        self.rank.do_late(partial(self._do, step), made, self._last_task(step), begun)
 
     def _last_task(self, step: RankStep) -> int:
         """The last task that is done when a step is; -1 for a Wait, which is none."""
