@@ -31,6 +31,7 @@ from apportion.columns import Bools, Ints, compiled, mixed
 LEAD = 4  # Ops
 DEPTH = 2  # buckets of one set of devices that are under way
 CHEAP = 1 << 18  # bytes that are sent along with something urgent
+SMALL = 16  # of a bucket's size that share is always sent along
 
 WAITING, SOON, PATIENT, POSTED = range(4)
 SEQUENCE, BUCKETS, NOW, READY, SORTED, SEEN = range(6)
@@ -377,7 +378,7 @@ def _post_pulled(units, limits, rows, state, placing, key, ahead):  # type: igno
                     continue
                 break
             more = nbytes + units.nbytes[unit]
-            full = more > limits.pulled[key] and units.nbytes[unit] > CHEAP
+            full = more > limits.pulled[key] and SMALL * units.nbytes[unit] > limits.pulled[key]
             if not due and bucket >= 0 and full:
                 break
             if not due and ahead and units.nbytes[unit] > limits.most:

@@ -15,7 +15,8 @@ from method_rows import Searches, only
 import apportion as ap
 from apportion.plan import auto
 from apportion.plan.auto import Selection
-from apportion.plan.candidates import Curve, DefaultCosts, PlanRequest, ranking_key
+from apportion.plan.candidate import Curve
+from apportion.plan.candidates import DefaultCosts, PlanRequest, ranking_key
 from apportion.plan.make_plan import make_plan
 from apportion.search import METHODS, Problem, SearchResult, tried_by_auto
 from apportion.search.baselines.data import data
