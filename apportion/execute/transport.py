@@ -42,6 +42,11 @@ from apportion.execute.rank_steps import (
 from apportion.execute.segment_function import SegmentFunction
 from apportion.machine import GENERATED, check_mode
 
+NO_OVERLAP = (
+    "steps do not overlap as the plan says: ranks that read each other's memory, or are on GPUs, "
+    "finish each step"
+)
+
 
 @dataclass
 class Worker:
@@ -70,8 +75,9 @@ class Worker:
 
     @property
     def notes(self) -> list[str]:
-        """What does not run as the mode says, and why."""
-        return [] if self.ladder is None else self.ladder.notes
+        """What does not run as the mode or the plan says, and why."""
+        told = [] if self.overlaps or self.rank.executable.tasks.late_start < 0 else [NO_OVERLAP]
+        return told if self.ladder is None else [*told, *self.ladder.notes]
 
     def compiled(self) -> Ladder:
         """The functions of the segments, made at the first call."""
