@@ -24,13 +24,19 @@ from namespaces import INTERFACE, Cable, cabled
 
 RANKS = 2
 PORT = 29500
-# What the bucket lets through at once: two of the kernel's segments of 64 KB. From a smaller one it
-# would let them out frame by frame, at the cost of the cores that are to compute meanwhile.
-BURST, BURST_SECONDS = 150_000, 1e-3
+# What TCP hands the cable at once: 2.5 ms worth, within what Linux allows. Every segment costs the
+# cores that are to compute meanwhile a timer's interrupt and two switches, which a network card
+# that cuts segments itself would not.
+SEGMENT_SECONDS, LEAST_SEGMENT, MOST_SEGMENT = 2.5e-3, 65_536, 262_144
+BURST_SEGMENTS = (
+    2.3  # of these pass the bucket at once; from a smaller one the kernel would cut them
+)
 
 
 def run_ranks(command: Sequence[str], seconds: float, rate: float | None = None) -> list[Any]:
-    """What both ranks answer; RuntimeError if one fails or the time is over."""
+    """What both ranks answer, each on a core of its own; RuntimeError if one fails or the time is
+    over."""
+    cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         outs = [Path(folder, f"rank{number}") for number in range(RANKS)]
         starts: list[Any] = [subprocess.Popen] * RANKS
@@ -46,7 +52,8 @@ def run_ranks(command: Sequence[str], seconds: float, rate: float | None = None)
                 "RANK": str(number), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1",
                 "TORCH_CPP_LOG_LEVEL": "ERROR",
             }  # fmt: skip
-            started.append(starts[number]([*command, "--out", str(out)], env=environment))
+            own = ["taskset", "-c", str(number % cores)] if cores >= RANKS else []
+            started.append(starts[number]([*own, *command, "--out", str(out)], env=environment))
             stack.callback(started[-1].wait)
             stack.callback(started[-1].kill)
         _await(started, seconds)
@@ -74,7 +81,8 @@ def _hurry(nice: int) -> None:
 
 def cable(rate: float) -> Cable:
     """A cable of so many bytes per second."""
-    return Cable(rate, max(BURST, round(rate * BURST_SECONDS)))
+    segment = min(max(round(rate * SEGMENT_SECONDS), LEAST_SEGMENT), MOST_SEGMENT)
+    return Cable(rate, max(round(BURST_SEGMENTS * segment), round(rate * 1e-3)), segment=segment)
 
 
 def _free_port() -> int:
