@@ -1,4 +1,4 @@
-"""Recomputation under a limit: published methods, a mixed-integer programme and our planner.
+"""A step under a limit: published methods, mixed-integer programmes and our planners.
 
     python benchmarks/memory.py [--only vgg16] [--shares 0,0.5] [--solve 60] [--write PAGE]
 
@@ -7,6 +7,8 @@ Every method is given one device and a limit between the lowest peak that our pl
 simulated, so that step time and peak of all rows come from one simulator. Rotor, which counts bytes
 by links, is asked with a dozen limits from 0.9 to 1.1 of the real one, the knapsack with a dozen
 numbers of bytes to keep, and Chen's greedy method with a dozen segment sizes; the best is taken.
+Capuchin is asked to free more and more until what it decides fits, and TensorFlowMem with three
+sizes of chunks and with one, two or three of its passes. Orders hold the same whatever the limit.
 """
 
 from __future__ import annotations
@@ -24,18 +26,31 @@ from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.columns import compile_at_once
 from apportion.machine.cluster import cluster
+from apportion.machine.host_links import host_link
 from apportion.memory.budget_knapsack import budget_knapsack
-from apportion.memory.carry_strategy import carry_strategy
+from apportion.memory.capuchin import capuchin
 from apportion.memory.checkmate import checkmate
 from apportion.memory.chen import chen_greedy, chen_root
 from apportion.memory.choose_by_model import choose_by_model, lowest_peak
+from apportion.memory.choose_memory import views_of
 from apportion.memory.choose_recompute import RecomputeOutcome, choose_recompute
+from apportion.memory.least_peak_order import least_peak_order
+from apportion.memory.level_order import level_order
+from apportion.memory.low_order import low_order
+from apportion.memory.order_model import OrderModel, order_model
+from apportion.memory.planned_graph import MemoryPlan
 from apportion.memory.recompute import recompute
 from apportion.memory.recompute_costs import ForwardMemory
+from apportion.memory.reorder import updates_early
+from apportion.memory.rewritten_graph import RewrittenGraph
 from apportion.memory.rotor import rotor
 from apportion.memory.step_model import StepModel, step_model
+from apportion.memory.tensorflowmem import partition, tensorflowmem
+from apportion.memory.time_offloads import HostWay, time_offloads
 from apportion.plan.auto import choose
-from apportion.plan.candidates import Candidate, DefaultCosts, PlanRequest, scored
+from apportion.plan.candidates import Candidate, DefaultCosts, PlanRequest
+from apportion.plan.make_plan import make_plan
+from apportion.plan.planned_memory import with_memory
 from apportion.split.space import Space
 from apportion.zoo import load
 
@@ -43,6 +58,9 @@ BEGIN, END = "<!-- measured: recomputation -->", "<!-- end -->"
 MODELS = ("vgg16", "unet", "gpt2:layers=1", "gpt2:layers=2")
 SHARES = (0.75, 0.5, 0.25, 0.1, 0.0)
 KEPT = 12  # numbers of bytes to keep that methods are asked with
+WANTED = (1.0, 1.3, 1.7, 2.2, 3.0, 10.0)  # of what is over, that Capuchin is asked to free
+CHUNKS = (16, 64, 256)  # of the peak, what chunks of TensorFlowMem make
+PASSES = ((False, False), (True, False), (True, True))  # it offloads, it places on the host
 
 
 class UNet(nn.Module):
@@ -113,16 +131,19 @@ class Bench:
         self.model: StepModel = step_model(
             self.start.space, *where, 0, self.cluster, self.start.cost
         )
-        self.known: dict[frozenset[int], Candidate] = {frozenset(): self.start}
+        self.orders: OrderModel = order_model(self.model, *where, 0, self.start.space.origins)
+        self.low = low_order(self.program.graph, self.orders)
+        self.way = HostWay(host_link(self.cluster, 0))
+        self.known: dict[MemoryPlan, Candidate] = {MemoryPlan(): self.start}
+
+    def planned(self, plan: MemoryPlan) -> Candidate:
+        if plan not in self.known:
+            self.known[plan] = with_memory(self.request, self.start, plan)
+        return self.known[plan]
 
     def simulated(self, ops: frozenset[int]) -> Candidate:
-        if ops not in self.known:
-            made = recompute(self.program.graph, ops)
-            strategy = carry_strategy(self.start.found.strategy, self.request.space, made)
-            found = replace(self.start.found, strategy=strategy, space=None, others=())
-            again = replace(self.request, space=Space(made.graph))
-            self.known[ops] = scored(again, "single", found, 0.0)
-        return self.known[ops]
+        made = recompute(self.program.graph, ops)
+        return self.planned(MemoryPlan(recomputed=_repeats(made)))
 
     def outcome(self, ops: frozenset[int], limit: int) -> RecomputeOutcome:
         line = self.simulated(ops).timeline
@@ -164,13 +185,86 @@ class Bench:
         proven = "proven" if found.optimal else f"no set is below {1 + found.bound / base:.3f}"
         took = time.process_time() - began
         yield replace(self._row("milp", found.ops, limit, took), note=proven)
+        yield from self._on_host(limit)
+
+    def order_rows(self) -> Iterator[Row]:
+        """What orders alone do, whatever the limit."""
+        graph, orders = self.program.graph, self.orders
+        methods: dict[str, Callable[[], list[int]]] = {
+            "updates early": lambda: orders.order_of(updates_early(graph)),
+            "levels": lambda: level_order(orders),
+            "lpmf": lambda: least_peak_order(orders),
+            "ours, order only": lambda: low_order(graph, orders),
+        }
+        for name, method in methods.items():
+            began = time.process_time()
+            order = method()
+            took = time.process_time() - began
+            yield self._planned_row(name, MemoryPlan(orders.ops(order)), 1 << 62, took)
+
+    def _on_host(self, limit: int) -> Iterator[Row]:
+        """Methods that use the host's memory."""
+        for name, recomputes in (("swaps", False), ("capuchin", True)):
+            began = time.process_time()
+            plan = self._swapped(limit, recomputes)
+            yield self._planned_row(name, plan, limit, time.process_time() - began)
+        began = time.process_time()
+        plan, note = self._tensorflowmem(limit)
+        took = time.process_time() - began
+        yield replace(self._planned_row("tensorflowmem", plan, limit, took), note=note)
+        began = time.process_time()
+        ways = {"recompute": "auto", "offload": "auto", "host_state": "auto"}
+        made = make_plan(self.program, self.cluster, "single", 1.0, limit, **ways)  # type: ignore[arg-type]
+        took = time.process_time() - began
+        line, base = made.predicted, self.start.timeline
+        over = max(line.peak_bytes[0] - limit, 0)
+        peak = line.peak_bytes[0] / base.peak_bytes[0]
+        yield Row("ours, host too", line.step_seconds / base.step_seconds, peak, over, took)
+
+    def _swapped(self, limit: int, recomputes: bool) -> MemoryPlan:
+        graph, costs = self.program.graph, self.model.costs
+        over = self.start.timeline.peak_bytes[0] - limit
+        plan = MemoryPlan()
+        for share in WANTED:
+            found = capuchin(self.model, self.way, int(share * over), recomputes)
+            again = recompute(graph, found.ops | views_of(graph, costs, found.values))
+            away = time_offloads(again, costs, self.way, found.values)
+            plan = MemoryPlan(recomputed=_repeats(again), offloaded=away)
+            if self.planned(plan).timeline.peak_bytes[0] <= limit:
+                break
+        return plan
+
+    def _tensorflowmem(self, limit: int) -> tuple[MemoryPlan, str]:
+        peak, plans = self.start.timeline.peak_bytes[0], dict[MemoryPlan, str]()
+        for share in CHUNKS:
+            parts = partition(self.orders, self.low, peak // share)
+            for how in PASSES:
+                plan = tensorflowmem(self.model, self.orders, self.way, limit, parts, *how)
+                plans[plan] = ("order", "offload", "placement")[sum(how)]
+
+        def rank(plan: MemoryPlan) -> tuple[bool, float]:
+            line = self.planned(plan).timeline
+            return RecomputeOutcome(line.peak_bytes[0] - limit, line.step_seconds).rank
+
+        best = min(plans, key=rank)
+        return best, plans[best]
 
     def _row(self, name: str, ops: frozenset[int] | None, limit: int, seconds: float) -> Row:
-        if ops is None:
+        made = None if ops is None else recompute(self.program.graph, ops)
+        plan = None if made is None else MemoryPlan(recomputed=_repeats(made))
+        return self._planned_row(name, plan, limit, seconds)
+
+    def _planned_row(self, name: str, plan: MemoryPlan | None, limit: int, seconds: float) -> Row:
+        if plan is None:
             return Row(name, None, 0.0, 0, seconds)
-        found, base = self.outcome(ops, limit), self.start.timeline
-        peak = (found.over + limit) / base.peak_bytes[0]
-        return Row(name, found.seconds / base.step_seconds, peak, max(found.over, 0), seconds)
+        line, base = self.planned(plan).timeline, self.start.timeline
+        peak = line.peak_bytes[0]
+        step = line.step_seconds / base.step_seconds
+        return Row(name, step, peak / base.peak_bytes[0], max(peak - limit, 0), seconds)
+
+
+def _repeats(made: RewrittenGraph) -> tuple[int, ...]:
+    return tuple(sorted({made.origins[op] for op in made.repeats}))
 
 
 def _best(
@@ -191,21 +285,25 @@ def table(spec: str, device: str, shares: list[float], solve: float) -> Iterator
     )
     yield "| limit | method | step | peak | over, MB | CPU s | |"
     yield "|---|---|---|---|---|---|---|"
+    for row in bench.order_rows():
+        yield _line("any", row)
     most, least = line.peak_bytes[0], lowest_peak(bench.model).step.peak
     for share in shares:
         limit = int(least + share * (most - least))
         for row in bench.rows(limit):
-            step = "none found" if row.step is None else f"{row.step:.3f}"
-            over = f"{row.over / 1e6:.0f}" if row.over else ""
-            yield (
-                f"| {limit / most:.3f} | {row.method} | {step} | {row.peak:.3f} | {over} | "
-                f"{row.seconds:.2f} | {row.note} |"
-            )
+            yield _line(f"{limit / most:.3f}", row)
+
+
+def _line(limit: str, row: Row) -> str:
+    step = "none found" if row.step is None else f"{row.step:.3f}"
+    over = f"{row.over / 1e6:.0f}" if row.over else ""
+    peak = "" if row.step is None else f"{row.peak:.3f}"
+    return f"| {limit} | {row.method} | {step} | {peak} | {over} | {row.seconds:.2f} | {row.note} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", help="one model")
+    parser.add_argument("--only", help="one model; nothing is written")
     parser.add_argument("--device", default="1xh100")
     parser.add_argument("--shares", default=",".join(map(str, SHARES)))
     parser.add_argument("--solve", type=float, default=60.0, help="seconds for the programme")
@@ -218,7 +316,7 @@ def main() -> None:
         for line in table(spec, asked.device, shares, asked.solve):
             print(line, flush=True)
             lines.append(line)
-    if asked.write is not None:
+    if asked.write is not None and not asked.only:
         before, _, rest = asked.write.read_text().partition(BEGIN)
         after = rest.partition(END)[2]
         body = "\n".join(lines)

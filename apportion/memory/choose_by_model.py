@@ -85,12 +85,18 @@ def _best(model: StepModel, limit: int) -> RefinedRecompute:
     return refine_recompute(model, limit, [found.ops]) if found.step.peak <= limit else found
 
 
-def _starts(model: StepModel, limit: int) -> list[frozenset[int]]:
+def quick_by_model(model: StepModel, limit: int) -> frozenset[int]:
+    """A set that fits by the model, by estimates only, and so in little time; or the nearest."""
+
     def run(ops: frozenset[int]) -> RecomputeOutcome:
         step = model.of(ops)
         return RecomputeOutcome(step.peak - limit, step.nanoseconds / 1e9)
 
+    return choose_recompute(model.graph, model.costs, run(frozenset()), run, MODELLED).ops
+
+
+def _starts(model: StepModel, limit: int) -> list[frozenset[int]]:
     graph, costs = model.graph, model.costs
-    chosen = choose_recompute(graph, costs, run(frozenset()), run, MODELLED)
     few = len(model.units) <= GREEDY
-    return [chosen.ops, full_recompute(graph, costs), *([frozenset[int]()] if few else ())]
+    some = [quick_by_model(model, limit), full_recompute(graph, costs)]
+    return [*some, *([frozenset[int]()] if few else ())]

@@ -1,6 +1,6 @@
 """offload: Values of the forward that lie in the host's memory until the backward reads them.
 
-Part of the room memory. A Graph and Offloads come in, an OffloadedGraph goes out, in which whoever
+Part of the room memory. A Graph and Offloads come in, a RewrittenGraph goes out, in which whoever
 reads such a Value after the forward reads a copy that was to the host and back:
 
     y = gelu(x)   h = to_host(y)   z = y @ w   on_host(y, h)   ...   y' = from_host(h)
@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from apportion.describe import FROM_HOST_KIND, HOST_KINDS, ON_HOST_KIND, TO_HOST_KIND
-from apportion.graph import ACTIVATION, BACKWARD, FORWARD, Graph, Op, Ref
-from apportion.memory.recompute import recompute
+from apportion.describe import FROM_HOST_KIND, ON_HOST_KIND, TO_HOST_KIND
+from apportion.graph import ACTIVATION, BACKWARD, FORWARD, Graph
+from apportion.memory.insert_ops import InsertedOps, host_op
+from apportion.memory.rewritten_graph import NewValues, RewrittenGraph, unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,37 +36,19 @@ class Offload:
     value  made by an Op of the forward
     gone   the Op before which its memory is free for something else, at the soonest
     back   the Op before which it begins to come back, at the latest
+    out    the Op before which it begins to leave, at the soonest: right after it is made if 0
     """
 
     value: int
     gone: int
     back: int
+    out: int = 0
 
 
-@dataclass(frozen=True)
-class OffloadedGraph:
-    """A Graph with Ops that copy to the host and back.
-
-    origins  for each Op the one of the Graph before that it is; of a copy the one that made the
-             Value
-    values   for each Value the one of the Graph before that it equals
-    """
-
-    graph: Graph
-    origins: tuple[int, ...]
-    values: tuple[int, ...]
-
-    def is_copy(self, op: int) -> bool:
-        """Whether an Op copies to the host or back, or waits for that."""
-        return self.graph.ops[op].kind in HOST_KINDS
+ENDINGS = ("host", "gone", "back")  # of the names of Values on the host, gone, and back again
 
 
-def planned_graph(graph: Graph, recomputed: Iterable[int], offloads: Iterable[Offload]) -> Graph:
-    """The Graph that runs: with recomputed Ops and offloaded Values; ValueError as these raise."""
-    return offload(recompute(graph, recomputed).graph, offloads).graph
-
-
-def offload(graph: Graph, offloads: Iterable[Offload]) -> OffloadedGraph:
+def offload(graph: Graph, offloads: Iterable[Offload]) -> RewrittenGraph:
     """The Graph in which these Values are offloaded; raises ValueError for one that cannot be.
     What nobody reads after the forward is left as it is."""
     chosen = sorted(offloads, key=lambda each: each.value)
@@ -100,11 +83,8 @@ class _HostBuilder:
     """The new Ops by where they stand, and the Values so far."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.values, self.equal = list(graph.values), list(range(len(graph.values)))
-        self.names = {value.name for value in graph.values}
-        self.before: dict[int, list[tuple[int, int, Op]]] = {}  # (order, who made the Value, Op)
-        self.instead: dict[tuple[int, int], int] = {}  # by reader and Value, what it reads
+        self.graph, self.values = graph, NewValues(graph.values)
+        self.inserted = InsertedOps(graph)
 
     def add(self, each: Offload) -> None:
         graph, value = self.graph, each.value
@@ -115,54 +95,24 @@ class _HostBuilder:
         early = [op for op in graph.consumers[value] if op not in readers]
         back = max(min(each.back, readers[0]), maker + 1)
         gone = max(min(each.gone, back), max(early, default=maker) + 1)
-        host, done, copy = (self._value(value, how) for how in ("host", "gone", "back"))
-        one, both = (Ref(0),), (Ref(0), Ref(1))
-        self._stand(maker + 1, 0, maker, TO_HOST_KIND, (value,), host, one, FORWARD)
-        self._stand(gone, 1, maker, ON_HOST_KIND, (value, host), done, both, FORWARD)
-        self._stand(back, 2, maker, FROM_HOST_KIND, (host,), copy, one, BACKWARD)
+        out = min(max(each.out, maker + 1), gone, back)
+        host, done, copy = (self.values.add(value, how, ACTIVATION) for how in ENDINGS)
+        self._stand(out, (0, maker), maker, TO_HOST_KIND, (value,), host, FORWARD)
+        self._stand(gone, (1, maker), maker, ON_HOST_KIND, (value, host), done, FORWARD)
+        self._stand(back, (2, readers[0]), maker, FROM_HOST_KIND, (host,), copy, BACKWARD)
         for reader in readers:
-            self.instead[reader, value] = copy
-
-    def _value(self, value: int, how: str) -> int:
-        name = f"{self.graph.values[value].name}.{how}"
-        while name in self.names:
-            name = f"{name}.{how}"
-        self.names.add(name)
-        self.values.append(replace(self.graph.values[value], name=name, role=ACTIVATION))
-        self.equal.append(value)
-        return len(self.values) - 1
+            self.inserted.read_instead(reader, value, copy)
 
     def _stand(
-        self, place: int, order: int, maker: int, kind: str, inputs: tuple[int, ...], output: int,
-        args: tuple[Ref, ...], phase: str,
+        self, place: int, turn: tuple[int, int], maker: int, kind: str, inputs: tuple[int, ...],
+        output: int, phase: str,
     ) -> None:  # fmt: skip
-        first = self.graph.ops[maker]
-        op = Op(
-            f"{self.values[output].name}.{kind.rpartition('.')[2]}", kind, inputs, (output,), args,
-            phase, first.line, first.module, maker if phase == BACKWARD else None,
-        )  # fmt: skip
-        self.before.setdefault(place, []).append((order, maker, op))
+        name = self.values.values[output].name
+        op = host_op(kind, name, inputs, output, phase, self.graph.ops[maker])
+        forward = maker if phase == BACKWARD else None
+        self.inserted.add(place, turn, maker, replace(op, forward=forward))
 
-    def built(self) -> OffloadedGraph:
-        graph = self.graph
-        if not self.before:
-            return OffloadedGraph(graph, tuple(range(len(graph.ops))), tuple(self.equal))
-        ops: list[Op] = []
-        origins: list[int] = []
-        moved: list[int] = []
-        for index in range(len(graph.ops) + 1):
-            for _, maker, op in sorted(self.before.get(index, ()), key=lambda row: row[0]):
-                ops.append(op)
-                origins.append(maker)
-            if index < len(graph.ops):
-                moved.append(len(ops))
-                ops.append(self._reading_copies(index))
-                origins.append(index)
-        ops = [op if op.forward is None else replace(op, forward=moved[op.forward]) for op in ops]
-        made = replace(graph, values=tuple(self.values), ops=tuple(ops))
-        return OffloadedGraph(made, tuple(origins), tuple(self.equal))
-
-    def _reading_copies(self, index: int) -> Op:
-        op = self.graph.ops[index]
-        inputs = tuple([self.instead.get((index, value), value) for value in op.inputs])
-        return op if inputs == op.inputs else replace(op, inputs=inputs)
+    def built(self) -> RewrittenGraph:
+        if not self.inserted.any:
+            return unchanged(self.graph)
+        return self.inserted.built(self.values)

@@ -1,6 +1,6 @@
 """recompute: forward Ops done again in the backward, so that their results need not be kept.
 
-Part of the room memory. A Graph and some of its forward Ops come in, a RecomputedGraph goes out, in
+Part of the room memory. A Graph and some of its forward Ops come in, a RewrittenGraph goes out, in
 which every backward Op reads a second computation of what these Ops make:
 
     y = gelu(x)   z = y @ w   ...   dw = y.T @ dz      with gelu recomputed      y' = gelu(x)
@@ -19,37 +19,15 @@ one. Since a Graph is functional, any set of Ops gives the same results.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from apportion.graph import BACKWARD, FORWARD, Graph, Op, Value
+from apportion.graph import BACKWARD, FORWARD, Graph, Op
+from apportion.memory.rewritten_graph import NewValues, RewrittenGraph, unchanged
 
 AGAIN = "again"  # how the names of copies end
 
 
-@dataclass(frozen=True)
-class RecomputedGraph:
-    """A Graph with copies of some Ops.
-
-    origins  for each Op the one of the first Graph that it is, or repeats
-    values   for each Value the one of the first Graph that it equals
-    """
-
-    graph: Graph
-    origins: tuple[int, ...]
-    values: tuple[int, ...]
-
-    def is_copy(self, op: int) -> bool:
-        """Whether an Op repeats another."""
-        forward = self.graph.ops[op].forward
-        return forward is not None and self.origins[forward] == self.origins[op]
-
-    @property
-    def copies(self) -> tuple[int, ...]:
-        """The Ops that repeat others."""
-        return tuple(op for op in range(len(self.graph.ops)) if self.is_copy(op))
-
-
-def recompute(graph: Graph, ops: Iterable[int]) -> RecomputedGraph:
+def recompute(graph: Graph, ops: Iterable[int]) -> RewrittenGraph:
     """The Graph in which the backward recomputes these forward Ops; raises ValueError for an Op
     that cannot be."""
     chosen = frozenset(ops)
@@ -78,12 +56,10 @@ class _CopyingBuilder:
         self.graph, self.chosen = graph, chosen
         self.ops: list[Op] = []
         self.origins: list[int] = []
-        self.values: list[Value] = list(graph.values)
-        self.equal: list[int] = list(range(len(graph.values)))
+        self.values = NewValues(graph.values)
         self.copied: dict[int, int] = {}
         self.done: set[int] = set()
         self.moved: dict[int, int] = {}
-        self.names = {value.name for value in graph.values}
 
     def add(self, index: int) -> None:
         """The next Op of the Graph, after the copies that it needs."""
@@ -112,7 +88,7 @@ class _CopyingBuilder:
 
     def _copy(self, index: int) -> None:
         op = self._reading_copies(self.graph.ops[index])
-        outputs = tuple([self._value(value) for value in op.outputs])
+        outputs = tuple([self.values.add(value, AGAIN) for value in op.outputs])
         self.copied.update(zip(op.outputs, outputs, strict=True))
         self.done.add(index)
         self.ops.append(
@@ -120,25 +96,16 @@ class _CopyingBuilder:
         )
         self.origins.append(index)
 
-    def _value(self, value: int) -> int:
-        name = f"{self.graph.values[value].name}.{AGAIN}"
-        while name in self.names:
-            name = f"{name}.{AGAIN}"
-        self.names.add(name)
-        self.values.append(replace(self.graph.values[value], name=name))
-        self.equal.append(value)
-        return len(self.values) - 1
-
     def _reading_copies(self, op: Op) -> Op:
         inputs = tuple([self.copied.get(value, value) for value in op.inputs])
         return op if inputs == op.inputs else replace(op, inputs=inputs)
 
-    def built(self) -> RecomputedGraph:
+    def built(self) -> RewrittenGraph:
         if not self.done:
-            return RecomputedGraph(self.graph, tuple(self.origins), tuple(self.equal))
+            return unchanged(self.graph)
         ops = [
             op if op.forward is None else replace(op, forward=self.moved[op.forward])
             for op in self.ops
         ]
-        graph = replace(self.graph, values=tuple(self.values), ops=tuple(ops))
-        return RecomputedGraph(graph, tuple(self.origins), tuple(self.equal))
+        graph = replace(self.graph, values=tuple(self.values.values), ops=tuple(ops))
+        return RewrittenGraph(graph, tuple(self.origins), tuple(self.values.equal))

@@ -24,8 +24,8 @@ from itertools import accumulate
 from apportion.graph import FORWARD
 from apportion.machine import Link
 from apportion.memory.offload import Offload
-from apportion.memory.recompute import RecomputedGraph
 from apportion.memory.recompute_costs import RecomputeCosts
+from apportion.memory.rewritten_graph import RewrittenGraph
 
 DEPTH = 3  # Values on their way to the host, or back, at a time
 
@@ -43,15 +43,46 @@ class HostWay:
 
 
 def time_offloads(
-    made: RecomputedGraph, costs: RecomputeCosts, way: HostWay, values: Iterable[int]
+    made: RewrittenGraph,
+    costs: RecomputeCosts,
+    way: HostWay,
+    values: Iterable[int],
+    chunks: Sequence[int] = (),
 ) -> tuple[Offload, ...]:
     """The Offloads of Values that own their memory; what nobody reads after the forward is left
-    out."""
+    out. With `chunks`, the Ops at which chunks of the order begin, copies begin and are waited for
+    at these only."""
     uses = _uses(made, costs, frozenset(values))
-    starts = [0.0, *accumulate(costs.seconds[origin] for origin in made.origins)]
+    starts = op_starts(made, costs)
     gone = _gone(made, costs, way, uses, starts)
     back = _back(costs, way, uses, starts)
-    return tuple(Offload(value, gone[value], back[value]) for value in sorted(uses))
+    found = (Offload(value, gone[value], back[value]) for value in sorted(uses))
+    if not chunks or not way.beside:
+        return tuple(found)
+    return tuple(_at_chunks(made, each, chunks) for each in found)
+
+
+def op_starts(made: RewrittenGraph, costs: RecomputeCosts) -> list[float]:
+    """When each Op begins, and last when the step ends, if Ops run one after another."""
+    seconds = (
+        0.0 if origin < 0 or made.is_host_copy(op) else costs.seconds[origin]
+        for op, origin in enumerate(made.origins)
+    )
+    return [0.0, *accumulate(seconds)]
+
+
+def _at_chunks(made: RewrittenGraph, each: Offload, chunks: Sequence[int]) -> Offload:
+    """The Offload that leaves and is gone a little later, and comes back a little sooner."""
+    maker = made.graph.producer[each.value]
+    assert maker is not None
+    end = len(made.graph.ops)
+
+    def later(op: int) -> int:
+        place = bisect_left(chunks, op)
+        return chunks[place] if place < len(chunks) else end
+
+    back = chunks[max(bisect_right(chunks, each.back) - 1, 0)]
+    return Offload(each.value, later(each.gone), back, later(maker[0] + 1))
 
 
 @dataclass(slots=True)
@@ -63,7 +94,7 @@ class _Uses:
     late: int = -1
 
 
-def _uses(made: RecomputedGraph, costs: RecomputeCosts, values: frozenset[int]) -> dict[int, _Uses]:
+def _uses(made: RewrittenGraph, costs: RecomputeCosts, values: frozenset[int]) -> dict[int, _Uses]:
     graph, found = made.graph, dict[int, _Uses]()
     for value in values:
         producer = graph.producer[value]
@@ -81,7 +112,7 @@ def _uses(made: RecomputedGraph, costs: RecomputeCosts, values: frozenset[int]) 
 
 
 def _gone(
-    made: RecomputedGraph,
+    made: RewrittenGraph,
     costs: RecomputeCosts,
     way: HostWay,
     uses: dict[int, _Uses],

@@ -28,10 +28,10 @@ from apportion.lower.task_kinds import COMPUTE, FROM_HOST, TO_HOST
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
 from apportion.machine.host_links import host_link
-from apportion.memory.carry_offloads import carry_offloads
 from apportion.memory.carry_strategy import carry_strategy
-from apportion.memory.offload import Offload, OffloadedGraph, offload
+from apportion.memory.offload import Offload, offload
 from apportion.memory.recompute import recompute
+from apportion.memory.rewritten_graph import RewrittenGraph
 from apportion.run.one_process import undivided
 from apportion.search import METHODS
 from apportion.search.baselines.random_strategy import draw
@@ -82,7 +82,7 @@ def drawn(graph: Graph, values: Iterable[int], share: float, rng: Random) -> lis
 
 
 def trains_the_same(
-    program: Program, made: OffloadedGraph, strategy: Strategy, devices: int, seed: int = 0
+    program: Program, made: RewrittenGraph, strategy: Strategy, devices: int, seed: int = 0
 ) -> bool:
     again = replace(program, graph=made.graph)
     REFERENCE.borrow(again, program, seed)
@@ -181,7 +181,7 @@ def carried_to_recomputed_and_offloaded(
     made = offload(again.graph, drawn(again.graph, made_by_forward(graph), 0.6, rng))
     strategy = draw(space, devices, rng) if method is None else method
     strategy = carry_strategy(strategy, space, again)
-    strategy = carry_offloads(strategy, Space(again.graph), made)
+    strategy = carry_strategy(strategy, Space(again.graph), made)
     assert trains_the_same(program, made, strategy, devices, seed)
 
 
@@ -191,7 +191,7 @@ def test_opened_composites_carry_over() -> None:
     rng, graph = Random(5), program.graph
     strategy = draw(Space(graph, (), composites(graph)), 2, rng)
     made = offload(graph, drawn(graph, made_by_forward(graph), 0.3, rng))
-    carried = carry_offloads(strategy, space, made)
+    carried = carry_strategy(strategy, space, made)
     assert len(carried.opening) == len(strategy.opening) > 0
     assert trains_the_same(program, made, carried, 2)
 
@@ -217,7 +217,7 @@ def test_copies_lie_where_the_value_lies_and_move_nothing(method: str) -> None:
     }
     whole = [value for value, count in terms.items() if count == 1]  # a sum is added up first
     made = offload(graph, [Offload(v, 0, len(graph.ops)) for v in whole])
-    carried = carry_offloads(strategy, space, made)
+    carried = carry_strategy(strategy, space, made)
     after = lower(Space(made.graph, carried.digits, carried.opening), carried, 2)
     copies = after.op[np.isin(after.kind, (TO_HOST, FROM_HOST))]
     moving = after.op[after.is_message]

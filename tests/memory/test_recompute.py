@@ -18,7 +18,8 @@ from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.graph import BACKWARD, FORWARD, UPDATE, from_json, to_json, verify
 from apportion.memory.carry_strategy import carry_strategy
-from apportion.memory.recompute import RecomputedGraph, recompute
+from apportion.memory.recompute import recompute
+from apportion.memory.rewritten_graph import RewrittenGraph
 from apportion.run.one_process import undivided
 from apportion.search.baselines.data import data
 from apportion.search.baselines.random_strategy import draw
@@ -64,7 +65,7 @@ def forward_ops(program: Program, share: float = 1.0, rng: Random | None = None)
 
 
 def trains_the_same(
-    program: Program, made: RecomputedGraph, strategy: Strategy, devices: int, seed: int = 0
+    program: Program, made: RewrittenGraph, strategy: Strategy, devices: int, seed: int = 0
 ) -> bool:
     again = replace(program, graph=made.graph)
     REFERENCE.borrow(again, program, seed)
@@ -88,14 +89,14 @@ def test_a_copy_is_the_same_call_and_the_backward_reads_it() -> None:
     verify(made.graph)
     assert made.graph.fingerprint != graph.fingerprint
     assert from_json(to_json(made.graph)).fingerprint == made.graph.fingerprint
-    assert made.copies
-    for op in made.copies:
+    assert made.repeats
+    for op in made.repeats:
         copy = made.graph.ops[op]
         first = graph.ops[made.origins[op]]
         assert (copy.kind, copy.args, copy.module) == (first.kind, first.args, first.module)
         assert copy.phase == BACKWARD
         assert copy.forward is not None and made.graph.ops[copy.forward].name == first.name
-    recomputed = {v for op in made.copies for v in graph.ops[made.origins[op]].outputs}
+    recomputed = {v for op in made.repeats for v in graph.ops[made.origins[op]].outputs}
     for reader in made.graph.ops:
         if reader.phase == BACKWARD:
             assert recomputed.isdisjoint(reader.inputs), reader.name
@@ -114,7 +115,7 @@ def test_values_keep_their_numbers_and_the_step_ends_as_before() -> None:
 def test_a_copy_stands_just_before_what_first_needs_it() -> None:
     program = small()
     made = recompute(program.graph, forward_ops(program))
-    copies = set(made.copies)
+    copies = set(made.repeats)
     for op in copies:
         rest = [k for k in range(op + 1, len(made.graph.ops)) if k not in copies]
         following = made.graph.ops[rest[0]]
