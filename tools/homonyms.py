@@ -35,6 +35,7 @@ SHARED: dict[str, str] = {
     "module optimizer": "a family of operators, and what capture makes of torch's optimizers",
     "module pool": "a family of operators, and a pool of processes",
     "module reduction": "a family of operators",
+    "module tables": "tables that are printed, and tables of rows that processes share",
     "module update": "a family of operators",
     "module view": "a family of operators",
     "module window": "a family of operators",
@@ -58,7 +59,9 @@ STATE: dict[str, str] = {
     "apportion.describe.ops.resample._nearest": "a cache of arithmetic",
     "apportion.execute.allocations._workspaces": "a cache of measured allocations",
     "apportion.execute.kernels.attention._prefers_cudnn": "what torch prefers on this machine",
+    "apportion.execute.host_adam._loop": "a cache of compiled loops",
     "apportion.execute.host_random._spreads": "a cache of arithmetic, bounded",
+    "apportion.execute.pinned_memory._postponed": "memory to unpin after CUDA graphs are recorded",
     "apportion.execute.device_random.is_trusted": "a cache of a property of the device",
     "apportion.execute.device_random._kernel": "a cache of compiled kernels",
     "apportion.execute.device_random._words": "a cache of arithmetic, bounded",
@@ -67,6 +70,9 @@ STATE: dict[str, str] = {
     "apportion.execute.kernels.base._kernel": "a cache of a function of the operator",
     "apportion.execute.kernels.base._caller": "a cache of a function of the operator",
     "apportion.execute.kernels.update._prepared": "a cache of compiled update bodies",
+    "apportion.loops.compile_kernel._interpreted": "a cache of kernels by their text, bounded",
+    "apportion.loops.compile_kernel.compile_text": "a cache of kernels by their text, bounded",
+    "apportion.loops.session._SESSIONS": "the sessions that loops run in, the innermost last",
     "apportion.machine.collective._network": "a cache by Cluster and group, bounded",
     "apportion.machine.collective._profile": "a cache by Cluster and group, bounded",
     "apportion.machine.cost_model._combined": "a cache by tables and mode, bounded",
@@ -76,6 +82,7 @@ STATE: dict[str, str] = {
     "apportion.machine.cost_model.fit_columns": "a cache by table and kinds, bounded",
     "apportion.search.walks.moves._grids_by_axes": "a cache of arithmetic",
     "apportion.split.derive._call_splits": "a cache of splits by signature, bounded",
+    "apportion.cli.main._TERMINATED": "that a signal ends this process: there is no way back",
     "apportion.split.open_composites._OPENINGS": "a registry: filled while its file loads",
 }
 
@@ -103,12 +110,14 @@ def homonyms() -> dict[str, list[str]]:
 
 
 def long_functions() -> dict[str, int]:
-    """Functions of more lines than a screen has."""
+    """Functions of more lines than a screen has, options and what is said of them not counted."""
     found = {}
     for path in files():
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                first = body[0].lineno if body else node.lineno
+                lines = (node.end_lineno or node.lineno) - first + 1
                 if lines > FUNCTION_LINES:
                     found[f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"] = lines
     return found
