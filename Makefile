@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test lint format
+.PHONY: help venv demo docs quick test lint format
 
 # Test files and the many processes that tests start are compiled to bytecode once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,6 +22,9 @@ venv: $(STAMP) ## Create .venv and install the package with its tools
 
 demo: $(STAMP) ## Data parallelism against Tofu's plan of a small GPT: four processes, both checked
 	$(BIN)/python -m apportion.cli.demo
+
+docs: $(STAMP) ## The documentation as pages that need no network: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 quick: lint ## Lint, types, and the tests of every room that take little time: while you work
 	$(PYTEST) $(SHARED) -m "not slow" --durations 5 --durations-min 1

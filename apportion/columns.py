@@ -12,15 +12,20 @@ it has taken longer than that pays for. Both forms give the same numbers, bit fo
 from __future__ import annotations
 
 import functools
+import math
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from apportion.work_clock import WORK_CLOCK
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -38,7 +43,6 @@ class Patience:
     whole_seconds      a call is interpreted as a whole for so long; then its parts count their
                        seconds as well
     elements           a call on columns with more numbers in all is not interpreted at all
-    announce           is told once when something is compiled, since the user waits for it
     depth, deadline    of the interpreted call that is under way: how deep it is, and when its
                        parts begin to count
     """
@@ -48,7 +52,6 @@ class Patience:
     compile_seconds: float = 1.5
     whole_seconds: float = 0.25
     elements: int = 1_000_000
-    announce: Callable[[str], None] | None = None
     depth: int = 0
     deadline: float = 0.0
 
@@ -60,6 +63,25 @@ PATIENCE = Patience()
 def compile_at_once() -> None:
     """Interpret nothing from now on: for measurements of how fast compiled loops are."""
     PATIENCE.load_seconds = PATIENCE.compile_seconds = PATIENCE.whole_seconds = 0.0
+
+
+def compile_nothing() -> None:
+    """Compile nothing from now on because it would take less time then; what an earlier process
+    has compiled is loaded."""
+    PATIENCE.compile_seconds = math.inf
+
+
+@contextmanager
+def compiled_sooner(seconds: float) -> Iterator[None]:
+    """Functions are compiled once they have run interpreted for so long, within the block: for work
+    that is known to go on and to be shared by processes, each of which would compile them."""
+    _numba()  # which makes it worth while to load what is compiled already
+    before = PATIENCE.compile_seconds
+    PATIENCE.compile_seconds = min(before, seconds)
+    try:
+        yield
+    finally:
+        PATIENCE.compile_seconds = before
 
 
 class CompiledFunction:
@@ -122,10 +144,11 @@ class CompiledFunction:
     def dispatcher(self) -> Any:
         """The function as Numba has it, which compiles it or loads it when it is called."""
         jit = _numba().njit
+        options = {"no_cfunc_wrapper": True} | self.options  # C code calls none of them
         try:
-            made = jit(cache=True, **self.options)(self.function)
+            made = jit(cache=True, **options)(self.function)
         except RuntimeError:  # no folder can be written to: it is compiled in every process
-            return jit(**self.options)(self.function)
+            return jit(**options)(self.function)
         _drop_unreadable(made)
         return made
 
@@ -160,7 +183,7 @@ def compiled_part(function: Callable[..., Any]) -> Any:
     given; with both, a call with 30 columns takes 200 ns. It must not make arrays, nor call what
     does. Unlike what is inlined it is compiled once for all of its callers.
     """
-    return CompiledPart(function, function, forceinline=True, _nrt=False)
+    return CompiledPart(function, function, forceinline=True, _nrt=False, no_cpython_wrapper=True)
 
 
 @overload
@@ -189,11 +212,17 @@ def _elements(arguments: tuple[Any, ...]) -> int:
 
 @functools.cache
 def _numba() -> Any:
-    """Numba, told what a CompiledFunction is; loading it takes half a second."""
-    import numba
-    from numba.core import event, types
-    from numba.core.datamodel.models import OpaqueModel
-    from numba.extending import register_model, typeof_impl
+    """Numba, told what a CompiledFunction is; loading it takes half a second. Else it colours the
+    messages of errors that nobody is to see, thousands of them."""
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
+    WORK_CLOCK.stop()
+    try:
+        import numba
+        from numba.core import event, types
+        from numba.core.datamodel.models import OpaqueModel
+        from numba.extending import register_model, typeof_impl
+    finally:
+        WORK_CLOCK.go_on()
 
     class FunctionType(types.Dispatcher):
         """A compiled function within another one. An integer literal as an argument is any integer:
@@ -210,13 +239,21 @@ def _numba() -> Any:
 
     class Announcement(event.Listener):
         def on_start(self, event: Any) -> None:
-            if PATIENCE.announce is not None:
-                PATIENCE.announce("compiling loops for this machine; that is done once and kept")
-                PATIENCE.announce = None
+            WORK_CLOCK.announce_compiling()
 
         def on_end(self, event: Any) -> None: ...
 
+    class Stop(event.Listener):
+        """Budgets go on when what is compiled, or loaded from the disk, is there."""
+
+        def on_start(self, event: Any) -> None:
+            WORK_CLOCK.stop()
+
+        def on_end(self, event: Any) -> None:
+            WORK_CLOCK.go_on()
+
     event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
+    event.register("numba:compiler_lock", Stop())  # type: ignore[no-untyped-call]
     PATIENCE.load_seconds = min(PATIENCE.load_seconds, PATIENCE.load_next_seconds)
     return numba
 

@@ -17,10 +17,26 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+from apportion.checked import (
+    LARGEST_WHOLE,
+    MOST_NESTING,
+    brief,
+    read_every,
+    read_field,
+    read_list,
+    read_mapping,
+    read_number,
+    read_row,
+    read_text,
+    read_whole,
+    read_wholes,
+)
 
 SCHEMA_VERSION = 1
 
@@ -196,6 +212,11 @@ class Graph:
         return tuple(tuple(r) for r in readers)
 
     @cached_property
+    def after(self) -> dict[int, int]:
+        """For a state that the step begins with what it ends with."""
+        return dict(self.state)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Identity of the step: ops, arguments, shapes, dtypes, roles. Not names or lines, nor the
         version of torch."""
@@ -263,6 +284,11 @@ def verify(graph: Graph) -> None:
                 f"value {value.name!r} has the unknown role {value.role!r}; "
                 f"roles: {', '.join(ROLES)}"
             )
+        if value.dtype is not None and value.dtype not in ITEMSIZE:
+            raise ValueError(
+                f"value {value.name!r} has the unknown dtype {value.dtype!r}; "
+                f"dtypes: {', '.join(ITEMSIZE)}"
+            )
         if value.shape is not None and value.dtype is not None:
             expected = nbytes_of(value.shape, value.dtype)
             if value.nbytes != expected:
@@ -286,11 +312,12 @@ def verify(graph: Graph) -> None:
                     f"op {op.name!r} makes value {value_index}, which is already made or not there"
                 )
             known.add(value_index)
-        if op.body is not None and not 0 <= op.body < len(graph.bodies):
-            raise ValueError(
-                f"op {op.name!r} names body {op.body}, of which there are {len(graph.bodies)}"
-            )
+        _verify_indices(graph, op)
+    for body in graph.bodies:
+        _verify_body(body)
     for before, after in graph.state:
+        if not (0 <= before < count and 0 <= after < count):
+            raise ValueError(f"state ({before}, {after}) is not among the {count} values")
         a, b = graph.values[before], graph.values[after]
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             raise ValueError(
@@ -298,6 +325,35 @@ def verify(graph: Graph) -> None:
             )
     if graph.loss is not None and not 0 <= graph.loss < count:
         raise ValueError(f"the loss is value {graph.loss}, of which there are {count}")
+
+
+def _verify_indices(graph: Graph, op: Op) -> None:
+    """Raises ValueError unless what an Op names is there."""
+    for what, index, count in (
+        ("body", op.body, len(graph.bodies)),
+        ("forward op", op.forward, len(graph.ops)),
+        ("parameter", op.parameter, len(graph.values)),
+    ):
+        if index is not None and not 0 <= index < count:
+            raise ValueError(f"op {op.name!r} names {what} {index}, of which there are {count}")
+    if op.body is not None:
+        body = graph.bodies[op.body]
+        if (body.inputs, len(body.outputs)) != (len(op.inputs), len(op.outputs)):
+            raise ValueError(
+                f"op {op.name!r} has {len(op.inputs)} inputs and {len(op.outputs)} outputs, its "
+                f"body {body.inputs} and {len(body.outputs)}"
+            )
+
+
+def _verify_body(body: Body) -> None:
+    """Raises ValueError unless every operator of a Body refers to what is there before it."""
+    for position, op in enumerate(body.ops):
+        for ref in refs(op.args):
+            if not 0 <= ref < body.inputs + position:
+                raise ValueError(f"operator {position} of a body refers to {ref}, made later")
+    for output in body.outputs:
+        if not 0 <= output < body.inputs + len(body.ops):
+            raise ValueError(f"a body has the output {output}, which nothing makes")
 
 
 def _lines(graph: Graph) -> Iterator[str]:
@@ -348,23 +404,40 @@ def _dump_arg(arg: Any) -> Any:
     return arg
 
 
-def _load_arg(data: Any) -> Any:
-    if isinstance(data, list):
-        return tuple(_load_arg(a) for a in data)
+def _load_arg(data: Any, what: str, depth: int = 0) -> Any:
+    """An argument; `what` is whose, for complaints."""
+    if depth > MOST_NESTING:
+        raise ValueError(f"{what} is nested more than {MOST_NESTING} times")
+    if isinstance(data, list | tuple):
+        return tuple([_load_arg(item, what, depth + 1) for item in data])
     if isinstance(data, dict):
+        if len(data) != 1:
+            raise ValueError(f"{what} has {brief(data)} for one argument")
         ((key, item),) = data.items()
-        if key == "ref":
-            return Ref(int(item))
-        if key == "dtype":
-            return Dtype(str(item))
-        if key == "setting":
-            return Setting(_load_arg(item))
-        if key == "float":
-            return float(item)
-        if key == "complex":
-            return complex(item)
-        raise ValueError(f"unknown argument kind {key!r}")
-    return data
+        return _load_special(key, item, what, depth)
+    if isinstance(data, str):
+        return read_text(data, what)
+    if isinstance(data, bool | None):
+        return data
+    if isinstance(data, int):
+        return read_whole(data, what, -(1 << 63), (1 << 63) - 1)
+    return read_number(data, what, -sys.float_info.max, sys.float_info.max)
+
+
+def _load_special(key: str, item: Any, what: str, depth: int) -> Any:
+    if key == "ref":
+        return Ref(read_whole(item, what, 0, LARGEST_WHOLE))
+    if key == "dtype":
+        return Dtype(read_text(item, what))
+    if key == "setting":
+        return Setting(_load_arg(item, what, depth + 1))
+    if key in ("float", "complex"):
+        kind = float if key == "float" else complex
+        try:
+            return kind(read_text(item, what, 100))
+        except ValueError:
+            raise ValueError(f"{what} has {brief(item)} for a {key} number") from None
+    raise ValueError(f"{what} has an argument of unknown kind {brief(key)!r}")
 
 
 def _own_costs(op: Op) -> list[Any]:
@@ -381,18 +454,77 @@ def _own_recipe(body: Body) -> list[Any]:
     return [] if recipe is None else [[recipe.kind, recipe.group, recipe.state, recipe.flags]]
 
 
-def _load_recipe(rows: list[Any]) -> UpdateRecipe | None:
+def _load_recipe(rows: list[Any], what: str) -> UpdateRecipe | None:
     if not rows:
         return None
-    ((kind, group, state, flags),) = rows
-    return UpdateRecipe(kind, group, tuple(state), tuple(flags))
+    kind, group, state, flags = read_row(rows[0], what, 4)
+    return UpdateRecipe(
+        read_text(kind, what), read_whole(group, what),
+        read_every(state, what, read_text), read_every(flags, what, read_text),
+    )  # fmt: skip
 
 
-def _load_imported(rows: list[Any]) -> ImportedCosts | None:
+def _load_imported(rows: list[Any], what: str) -> ImportedCosts | None:
     if not rows:
         return None
-    ((times, transfer, memory_bytes, colocation),) = rows
-    return ImportedCosts(tuple((k, t) for k, t in times), transfer, memory_bytes, colocation)
+    times, transfer, memory_bytes, colocation = read_row(rows[0], what, 4)
+    pairs = [read_row(pair, what, 2) for pair in read_list(times, what)]
+    return ImportedCosts(
+        tuple((read_text(kind, what), read_number(time, what)) for kind, time in pairs),
+        read_number(transfer, what),
+        read_whole(memory_bytes, what),
+        None if colocation is None else read_text(colocation, what),
+    )
+
+
+def _load_value(data: Any) -> Value:
+    name, role, shape, dtype, nbytes = read_row(data, "a value", 5)
+    what = f"value {brief(name)!r}"
+    return Value(
+        read_text(name, "the name of a value"),
+        read_text(role, f"the role of {what}"),
+        None if shape is None else read_wholes(shape, f"the shape of {what}"),
+        None if dtype is None else read_text(dtype, f"the dtype of {what}"),
+        read_whole(nbytes, f"the size of {what}"),
+    )
+
+
+def _load_op(data: Any) -> Op:
+    row = read_row(data, "an operator", 11, 12)
+    name, kind, inputs, outputs, args, phase, line, module, forward, parameter, body, *own = row
+    what = f"operator {brief(name)!r}"
+
+    def index(given: Any, which: str) -> int | None:
+        return None if given is None else read_whole(given, f"the {which} of {what}")
+
+    loaded = _load_arg(args, f"an argument of {what}")
+    if not isinstance(loaded, tuple):
+        raise ValueError(f"the arguments of {what} are {brief(args)}, not a list")
+    return Op(
+        read_text(name, "the name of an operator"), read_text(kind, f"the kind of {what}"),
+        read_wholes(inputs, f"the inputs of {what}"),
+        read_wholes(outputs, f"the outputs of {what}"), loaded,
+        read_text(phase, f"the phase of {what}"), read_text(line, f"the line of {what}"),
+        read_text(module, f"the module of {what}"), index(forward, "forward operator"),
+        index(parameter, "parameter"), index(body, "body"),
+        _load_imported(own, f"the costs of {what}"),
+    )  # fmt: skip
+
+
+def _load_body(data: Any) -> Body:
+    inputs, ops, outputs, *own = read_row(data, "a body", 3, 4)
+    rows = [read_row(op, "an operator of a body", 2) for op in read_list(ops, "a body")]
+    made = []
+    for kind, args in rows:
+        name = read_text(kind, "the kind of an operator of a body")
+        loaded = _load_arg(args, f"an argument of {brief(name)} in a body")
+        if not isinstance(loaded, tuple):
+            raise ValueError(f"the arguments of {brief(name)} in a body are not a list")
+        made.append(BodyOp(name, loaded))
+    return Body(
+        read_whole(inputs, "the inputs of a body"), tuple(made),
+        read_wholes(outputs, "the outputs of a body"), _load_recipe(own, "the recipe of a body"),
+    )  # fmt: skip
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
@@ -415,29 +547,19 @@ def to_json(graph: Graph) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def from_json(data: dict[str, Any]) -> Graph:
+def from_json(data: Any) -> Graph:
     """The Graph written by `to_json`; raises ValueError on anything else."""
-    try:
-        graph = Graph(
-            values=tuple(
-                Value(name, role, None if shape is None else tuple(shape), dtype, nbytes)
-                for name, role, shape, dtype, nbytes in data["values"]
-            ),
-            ops=tuple(
-                Op(n, k, tuple(i), tuple(o), _load_arg(a), ph, li, m, f, pa, b, _load_imported(own))
-                for n, k, i, o, a, ph, li, m, f, pa, b, *own in data["ops"]
-            ),
-            state=tuple((a, b) for a, b in data["state"]),
-            loss=data["loss"],
-            bodies=tuple(
-                Body(
-                    n, tuple(BodyOp(k, _load_arg(a)) for k, a in ops), tuple(outs),
-                    _load_recipe(own),
-                )
-                for n, ops, outs, *own in data["bodies"]
-            ),
-        )  # fmt: skip
-        verify(graph)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"the graph is malformed: {error}") from None
+    data = read_mapping(data, "the graph")
+    values, ops, state, bodies, loss = (
+        read_field(data, key, "the graph") for key in ("values", "ops", "state", "bodies", "loss")
+    )
+    pairs = [read_row(pair, "a state", 2) for pair in read_list(state, "its states")]
+    graph = Graph(
+        values=read_every(values, "its values", lambda row, what: _load_value(row)),
+        ops=read_every(ops, "its operators", lambda row, what: _load_op(row)),
+        state=tuple((read_whole(a, "a state"), read_whole(b, "a state")) for a, b in pairs),
+        loss=None if loss is None else read_whole(loss, "the loss"),
+        bodies=read_every(bodies, "its bodies", lambda row, what: _load_body(row)),
+    )
+    verify(graph)
     return graph

@@ -12,6 +12,8 @@ import math
 import re
 from fractions import Fraction
 
+from apportion.checked import brief
+
 Units = dict[str, Fraction]
 
 _DECIMAL = {p: Fraction(1000) ** n for n, p in enumerate(("", "k", "M", "G", "T", "P"))}
@@ -42,11 +44,14 @@ _SUCH_AS = (
 
 def parse_quantity(text: str, units: Units) -> float:
     """The number that `text` says in the base unit; ValueError if it does not parse."""
-    match = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(text) if len(text) <= 100 else None
     if match is None or not match[1].isascii() or match[2] not in units:
         example = next(example for known, example in _SUCH_AS if known is units)
-        raise ValueError(f"{text!r} is not a number with a unit, such as {example}")
-    return float(Fraction(match[1].replace("_", "")) * units[match[2]])
+        raise ValueError(f"{brief(text)!r} is not a number with a unit, such as {example}")
+    try:
+        return float(Fraction(match[1].replace("_", "")) * units[match[2]])
+    except OverflowError:
+        raise ValueError(f"{brief(text)!r} is too large a number") from None
 
 
 def format_quantity(number: float, unit: str) -> str:
@@ -74,11 +79,12 @@ def parse_size_limit(text: str) -> float:
     if text.strip().lower() == "none":
         return math.inf
     units = {unit.upper(): factor for unit, factor in _SIZES.items()}
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Z]+)", text.strip().upper(), re.ASCII)
+    shape = r"(\d{1,30}(?:\.\d{1,30})?) ?([A-Z]+)"
+    match = re.fullmatch(shape, text.strip().upper(), re.ASCII)
     size = int(float(match[1]) * units[match[2]]) if match and match[2] in units else 0
     if size == 0:
         raise ValueError(
-            f"{text!r} is not a size; write a number and one of {', '.join(_SIZES)}, such as 16GB, "
-            "or none."
+            f"{brief(text)!r} is not a size; write a number and one of {', '.join(_SIZES)}, "
+            "such as 16GB, or none."
         )
     return size

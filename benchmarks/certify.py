@@ -47,6 +47,7 @@ def measure(job: tuple[str, float]) -> dict[str, Any]:
     from apportion.search.levels.levels import recurse
     from apportion.search.levels.tofu import bytes_moved, partition, sites_of
     from apportion.split.space import Space
+    from apportion.work_clock import work_seconds
 
     assert ops
     name, budget = job
@@ -61,9 +62,9 @@ def measure(job: tuple[str, float]) -> dict[str, Any]:
     for other in OTHERS:
         moved[other] = bytes_moved(problem, METHODS[other](problem).strategy)
     levels = partition(problem)
-    now = time.monotonic()
+    now = work_seconds()
     two = certify_levels(recurse(sites_of(levels.sites.space), (2,)), now + budget / 3)
-    joint = solve_jointly(untie_loops(levels), time.monotonic() + budget)
+    joint = solve_jointly(untie_loops(levels), work_seconds() + budget)
     best = min(joint.levels.bytes_moved, levels.bytes_moved)
     return {
         "name": name,

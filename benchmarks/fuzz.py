@@ -9,9 +9,10 @@ Model and batch are drawn anew every 20 strategies, the batch changes from step 
 counts are 2, 3 and 4. A planted error changes one element of one transfer of one step; what is not
 noticed is listed with where it went.
 
-A memory plan is a random strategy, on one device to four, for the step in which some operators of
-the forward are computed again, some of its results lie on the host for a while, and some parameters
-are fetched again by the backward.
+A memory plan is a random strategy, on one device to four, for the step in which operators come in
+any order in half of the plans, some of the forward are computed again, some of its results lie on
+the host for a while, some parameters lie there for good and are updated there or on the device, and
+some are fetched again by the backward.
 """
 
 from __future__ import annotations
@@ -44,21 +45,32 @@ from apportion.capture.reference import (
 )
 from apportion.capture.widen import widened
 from apportion.describe.ops.host import HOST_KINDS
+from apportion.describe.ops.update import HOST_UPDATE_KIND
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import (
     Context,
 )
 from apportion.execute.rank import Corrupt, Rank, run_together
-from apportion.graph import FORWARD, PARAMETER
+from apportion.graph import FORWARD, PARAMETER, Graph
 from apportion.lower.task_graph import TaskGraph
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.memory.carry_offloads import carry_offloads
 from apportion.memory.carry_strategy import carry_strategy
-from apportion.memory.offload import Offload, offload
-from apportion.memory.recompute import AGAIN, recompute
+from apportion.memory.host_state import (
+    DEVICE,
+    HOST,
+    HostState,
+    host_state,
+    parameters_on_host,
+    readers_on_device,
+)
+from apportion.memory.offload import Offload
+from apportion.memory.planned_graph import MemoryPlan, before_host, planned_graph
+from apportion.memory.recompute import AGAIN
+from apportion.memory.reorder import updates_early
 from apportion.plan.plan import Plan, Prediction
 from apportion.run.check_run import PER_STEP, Distance, compare_with_eager, distance, gather_copies
+from apportion.run.planned_program import planned_bindings
 from apportion.run.pool import ProcessPool
 from apportion.run.step_source import StepSource
 from apportion.run.training import TrainingRequest, TrainingResult, vary
@@ -155,30 +167,68 @@ def in_process(spec: str, count: int, first: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def memory_plan(model: Model, devices: int, rng: Random) -> Plan:
-    """A random strategy for the step with random decisions about memory."""
-    graph = model.program.graph
-    strategy = draw(model.space, devices, rng)
+def drawn_states(graph: Graph, share: float, rng: Random) -> tuple[HostState, ...]:
+    """Some parameters on the host, which come, leave and are updated anywhere."""
+    count, found = len(graph.ops), []
+    for value in parameters_on_host(graph):
+        if rng.random() >= share:
+            continue
+        update = rng.choice((HOST, DEVICE)) if value in graph.after else "fixed"
+        readers = readers_on_device(graph, value, update)
+        first = [reader for reader in readers if rng.random() < 0.5]
+        fetches = tuple((reader, rng.randrange(reader + 1)) for reader in first)
+        places = (rng.randrange(count + 1) for _ in range(3))
+        found.append(HostState(value, update, fetches, *places))
+    return tuple(found)
+
+
+def drawn_order(graph: Graph, rng: Random) -> tuple[int, ...]:
+    """The operators in any order in which each comes after those that make what it reads."""
+    left = [len({m[0] for v in op.inputs if (m := graph.producer[v])}) for op in graph.ops]
+    ready, order = [op for op, count in enumerate(left) if not count], []
+    while ready:
+        order.append(ready.pop(rng.randrange(len(ready))))
+        for reader in {op for v in graph.ops[order[-1]].outputs for op in graph.consumers[v]}:
+            left[reader] -= 1
+            if not left[reader]:
+                ready.append(reader)
+    return tuple(order)
+
+
+def drawn_memory(graph: Graph, rng: Random) -> MemoryPlan:
+    """Random decisions about memory."""
+    kinds = {"captured": (), "early": updates_early(graph), "any": drawn_order(graph, rng)}
+    order = kinds[rng.choice(("captured", "early", "any", "any"))]
     forward = [k for k, op in enumerate(graph.ops) if op.phase == FORWARD]
     share = rng.choice((0.0, 0.3, 0.7, 1.0))
-    again = recompute(graph, [op for op in forward if rng.random() < share])
-    strategy = carry_strategy(strategy, model.space, again)
-    share, count = rng.choice((0.0, 0.3, 0.7)), len(again.graph.ops)
+    plan = MemoryPlan(order, tuple(op for op in forward if rng.random() < share))
+    made = before_host(graph, plan)
+    states = drawn_states(made.graph, rng.choice((0.0, 0.4, 0.8)), rng)
+    count = len(made.then(host_state(made.graph, states)).graph.ops)
+    share = rng.choice((0.0, 0.3, 0.7))
     kept = [value for op in forward for value in graph.ops[op].outputs]
-    away = [
+    away = tuple(
         Offload(value, rng.randrange(count + 1), rng.randrange(count + 1))
         for value in kept
         if rng.random() < share
-    ]
-    made = offload(again.graph, away)
-    strategy = carry_offloads(strategy, Space(again.graph), made)
+    )
+    return replace(plan, host_state=states, offloaded=away)
+
+
+def memory_plan(model: Model, devices: int, rng: Random) -> tuple[Model, Plan]:
+    """A random strategy for the step with random decisions about memory, and the model whose step
+    it is."""
+    made = planned_graph(model.program.graph, drawn_memory(model.program.graph, rng))
+    strategy = carry_strategy(draw(model.space, devices, rng), model.space, made)
     state = [v for v, value in enumerate(made.graph.values) if value.role == PARAMETER]
     refetched = tuple(v for v in state if rng.random() < 0.5)
     strategy = replace(strategy, refetched=refetched)
     space = Space(made.graph, strategy.digits, strategy.opening)
     verify_strategy(space, strategy, devices)
-    changed = replace(model, program=replace(model.program, graph=made.graph), space=space)
-    return plan_of(changed, strategy, devices)
+    bound = planned_bindings(model.program.bindings, made)
+    program = replace(model.program, graph=made.graph, bindings=bound)
+    changed = replace(model, program=program, space=space)
+    return changed, plan_of(changed, strategy, devices)
 
 
 def memory_plans(spec: str, count: int, first: int) -> dict[str, object]:
@@ -187,12 +237,12 @@ def memory_plans(spec: str, count: int, first: int) -> dict[str, object]:
         if seed % PER_MODEL == 0 or seed == first:
             model = load(spec, seed)
         rng, devices = Random(seed), 1 + seed % 4
-        plan = memory_plan(model, devices, rng)
-        changed = replace(model, program=replace(model.program, graph=plan.graph), space=plan.space)
+        changed, plan = memory_plan(model, devices, rng)
         found = judge(changed, plan, together(changed, plan))
         worst = max(worst, found.max_rel_param_diff)
         kinds["recomputed"] += sum(op.name.endswith(AGAIN) for op in plan.graph.ops)
         kinds["copied"] += sum(op.kind in HOST_KINDS for op in plan.graph.ops)
+        kinds["updated on the host"] += sum(op.kind == HOST_UPDATE_KIND for op in plan.graph.ops)
         kinds["refetched"] += len(plan.strategy.refetched)
         if not found.equal:
             wrong.append(seed)

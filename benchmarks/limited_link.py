@@ -280,10 +280,10 @@ def _before_others() -> Iterator[None]:
 @contextmanager
 def _own_cache() -> Iterator[None]:
     """Measurements that were made under other conditions stay out, and these do not get in.
-    Messages go through gloo, as over a cable."""
+    Messages go through sockets, as over a cable."""
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"APPORTION_CACHE": folder, "APPORTION_TRANSPORT": "gloo"}
+        os.environ |= {"APPORTION_CACHE": folder, "APPORTION_TRANSPORT": "wire"}
         try:
             yield
         finally:

@@ -39,9 +39,9 @@ from apportion.execute.executable import Executable
 from apportion.execute.transport import worker
 from apportion.plan.plan import Plan
 from apportion.run.runner import Runner
-from apportion.split.communication import POLICIES
 
 MODEL = "mlp:layers=6,width=1024,batch=512"
+POLICIES = ("none", "wfbp", "p3", "auto")
 ROUNDS, WARM, LIMIT, STEPS = 8, 3, 300.0, 4
 FREE = 1e10  # bytes/s of a cable that does not limit
 
@@ -58,7 +58,7 @@ class Overlap:
     forward: float
     communication: float
     policy: str
-    early: float
+    how: str
     measured: float
     predicted: float
 
@@ -134,10 +134,10 @@ def rank(spec: str, file: str, mode: str, rounds: int, peers: list[str]) -> dict
             found[name].append(steps(runner))
     dist.barrier()
     dist.destroy_process_group()
-    early = {p: made.strategy.communication.early for p, made in plans.items()}
+    how = {p: str(made.strategy.communication) for p, made in plans.items()}
     predicted = {p: made.predicted.step_seconds for p, made in plans.items()}
     answer = {"rate": rate, "bytes": nbytes, "seconds": found}
-    return answer | {"early": early, "predicted": predicted}
+    return answer | {"how": how, "predicted": predicted}
 
 
 def max_of(number: float) -> float:
@@ -194,7 +194,7 @@ def measure(spec: str, mode: str, rounds: int) -> list[Overlap]:
     alone = (seconds["compute"], seconds["forward"], seconds["communication"])
     return [
         Overlap(
-            spec, mode, one["rate"], one["bytes"], *alone, policy, one["early"][policy],
+            spec, mode, one["rate"], one["bytes"], *alone, policy, one["how"][policy],
             seconds[policy], one["predicted"][policy],
         )
         for policy in POLICIES
@@ -211,7 +211,7 @@ def show(found: Overlap, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(found) | ratios))
         return
-    how = f"{found.policy}, {found.early:.0%} early"
+    how = f"{found.policy} ({found.how})"
     print(f"{found.model}, {found.mode}: {found.rate * 8e-6:.0f} Mbit/s, {how}")
     for name in ("compute", "forward", "communication", "measured", "predicted"):
         print(f"  {name:14}{getattr(found, name) * 1e3:8.1f} ms")

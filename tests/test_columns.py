@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from apportion.columns import (
     Patience,
     compile_at_once,
     compiled,
+    compiled_sooner,
     inlined,
 )
+from apportion.work_clock import WORK_CLOCK, work_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +72,18 @@ def test_a_function_is_interpreted_until_that_has_taken_long_enough() -> None:
     assert found.tolist() == [1, 2, 4, 0]
 
 
+def test_work_that_will_last_is_compiled_sooner() -> None:
+    PATIENCE.load_seconds = PATIENCE.load_next_seconds  # Numba is there
+    _, outer = make()
+    outer.seconds = 0.1
+    with compiled_sooner(0.2):
+        outer(np.zeros(4, np.int64))
+        assert outer.native is None
+    with compiled_sooner(0.05):
+        outer(np.zeros(4, np.int64))
+    assert outer.native is not None and PATIENCE.compile_seconds == Patience().compile_seconds
+
+
 def test_a_part_of_a_long_call_is_compiled_while_the_call_goes_on() -> None:
     inner, outer = make()
     inner.seconds = PATIENCE.compile_seconds
@@ -93,13 +108,24 @@ def test_literals_do_not_compile_a_function_again() -> None:
     assert len(inner.dispatcher.overloads) == 1
 
 
-def test_who_waits_is_told_once() -> None:
+def test_who_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_at_once()
     told: list[str] = []
-    PATIENCE.announce = told.append
+    monkeypatch.setattr(WORK_CLOCK, "announce", told.append)
     for _ in range(2):
         make()[1](np.zeros(4, np.int64))
     assert len(told) == 1 and "compiling" in told[0]
+
+
+def test_budgets_do_not_run_while_something_is_compiled() -> None:
+    compile_at_once()
+    _, outer = make()
+    wall, work, stopped = time.perf_counter(), work_seconds(), WORK_CLOCK.stopped
+    outer(np.zeros(4, np.int64))
+    wall, work = time.perf_counter() - wall, work_seconds() - work
+    assert outer.native is not None and not WORK_CLOCK.is_stopped
+    assert WORK_CLOCK.stopped - stopped > 0.8 * wall
+    assert work == pytest.approx(wall - (WORK_CLOCK.stopped - stopped), abs=0.01)
 
 
 def test_an_interpreted_form_of_its_own() -> None:

@@ -21,6 +21,7 @@ REASONS = {
     "execute/update_calls.py": "torch._foreach_add_, as torch's own optimizers call it",
     "execute/cuda_graph.py": "torch._foreach_copy_, one kernel for many copies",
     "execute/rank_buffers.py": "torch._foreach_copy_, one kernel for many copies",
+    "execute/recorded_step.py": "torch._foreach_copy_, one kernel for many copies",
     "execute/run_part.py": "asks whether two tensors share a storage",
     "execute/device_memory.py": "tells the allocator of a process that already runs",
     "execute/device_random.py": "torch.cuda.jiterator, which compiles an element-wise kernel",

@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from apportion.capture import (
         torch_private as torch_private,
     )
+    from apportion.capture.any_update import (
+        IS_FIRST as IS_FIRST,
+    )
     from apportion.capture.batch_tree import (
         flatten as flatten,
     )
     from apportion.capture.batch_tree import (
         map_tensors as map_tensors,
+    )
+    from apportion.capture.build_graph import (
+        Binding as Binding,
     )
     from apportion.capture.capture import (
         capture as capture,
@@ -40,6 +46,9 @@ if TYPE_CHECKING:
     from apportion.capture.counter_random import (
         word_table as word_table,
     )
+    from apportion.capture.eager_step import (
+        eager_step as eager_step,
+    )
     from apportion.capture.fixed_inputs import (
         FixedInput as FixedInput,
     )
@@ -55,8 +64,20 @@ if TYPE_CHECKING:
     from apportion.capture.lift_call import (
         lift_call as lift_call,
     )
+    from apportion.capture.live_state import (
+        LiveState as LiveState,
+    )
+    from apportion.capture.live_state import (
+        live_state as live_state,
+    )
     from apportion.capture.optimizer import (
         setting_value as setting_value,
+    )
+    from apportion.capture.optimizer_step import (
+        IN_GROUP as IN_GROUP,
+    )
+    from apportion.capture.optimizer_step import (
+        is_shared as is_shared,
     )
     from apportion.capture.program import (
         Program as Program,
@@ -96,6 +117,27 @@ if TYPE_CHECKING:
     )
     from apportion.capture.reference import (
         eager_steps as eager_steps,
+    )
+    from apportion.capture.state_tree import (
+        nested_state as nested_state,
+    )
+    from apportion.capture.stored_state import (
+        live_tensors as live_tensors,
+    )
+    from apportion.capture.stored_state import (
+        optimizer_state as optimizer_state,
+    )
+    from apportion.capture.stored_state import (
+        other_names as other_names,
+    )
+    from apportion.capture.stored_state import (
+        put_state as put_state,
+    )
+    from apportion.capture.stored_state import (
+        put_tensor as put_tensor,
+    )
+    from apportion.capture.stored_state import (
+        saved_names as saved_names,
     )
     from apportion.capture.trace import (
         RANDOM_UNIFORM as RANDOM_UNIFORM,

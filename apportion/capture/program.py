@@ -45,6 +45,7 @@ class Program:
     by_itself  whether the step calls backward and its optimizers itself
     fixed_inputs  tensors of the batch that are no inputs: the same in every step
     written    tensors in no module that the step writes to, or replaces by others
+    steps_done  steps that the live state has behind it: the number of the next one
     """
 
     graph: g.Graph
@@ -64,6 +65,7 @@ class Program:
     by_itself: bool = False
     fixed_inputs: tuple[FixedInput, ...] = ()
     written: tuple[WrittenTensor, ...] = ()
+    steps_done: int = 0
 
     @cached_property
     def live(self) -> LiveState:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,9 +27,10 @@ from apportion.capture.data_shapes import (
     shape_refusal,
     with_fixed_shape,
 )
+from apportion.capture.fake_kernels import FAKES, READS
 from apportion.capture.functional_twins import functional_twin
-from apportion.capture.grouped_product import GROUPED_MM, fake_grouped_mm
 from apportion.capture.memory_order import MEMORY_CALLS, in_memory_order
+from apportion.capture.module_paths import ModulePaths, module_paths
 from apportion.capture.packed_calls import padded
 from apportion.capture.random_rules import RANDOM_RULES, DrawNumbering
 from apportion.capture.same_recordings import same_computation
@@ -80,12 +81,6 @@ aten = torch.ops.aten
 NOT_REALLY_RANDOM = frozenset([aten._scaled_dot_product_flash_attention_for_cpu.default])
 
 
-class ModulePaths(Protocol):
-    """What has modules by their paths."""
-
-    def named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]: ...
-
-
 def fake_mode() -> FakeTensorMode:
     """A mode whose tensors have no data; real tensors may meet them and become constants."""
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -105,7 +100,12 @@ def record(
     """
     recorder = Recorder(mode, reads)
     slots = tuple(recorder.slot(x) for x in inputs)
-    with mode, torch.random.fork_rng(devices=[]), without_mkldnn(), _module_paths(recorder, model):
+    with (
+        mode,
+        torch.random.fork_rng(devices=[]),
+        without_mkldnn(),
+        module_paths(recorder.modules, model),
+    ):
         recorder.numbering = DrawNumbering()
         with (
             recorder, fake_data(recorder.set_data), _values_of_fakes(recorder),
@@ -268,7 +268,7 @@ class Recorder(TorchDispatchMode):
         if func in RANDOM_RULES:
             with self:
                 return RANDOM_RULES[func](self, *args, **kwargs)
-        if func in _READS and any(map(_has_no_data, args[:2])):
+        if func in READS and any(map(_has_no_data, args[:2])):
             return self._read(func, args, kwargs)
         self._refuse_unsupported(func, args)
         if is_composite(func):
@@ -354,7 +354,7 @@ class Recorder(TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return _FAKES.get(func, func)(*args, **kwargs)
+            return FAKES.get(func, func)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise shape_refusal(func, call_place(record.__code__)) from None
         except (UnsupportedOperatorException, UnsupportedFakeTensorException):
@@ -374,7 +374,7 @@ class Recorder(TorchDispatchMode):
         if len(args) > 1 and self._made_alike(args[0], args[1]):
             return True
         with self:
-            asked = _READS[func](*args, **kwargs)
+            asked = READS[func](*args, **kwargs)
         return asked if isinstance(asked, bool) else self.reads.number(asked)
 
     def _made_alike(self, one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -461,23 +461,6 @@ def _has_no_data(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
 
-# Operators that give the program a value: the tensor with one element whose value it is.
-
-
-def _whether_equal(a: torch.Tensor, b: torch.Tensor) -> Any:
-    return a.shape == b.shape and (a == b).all()
-
-
-def _whether_close(a: torch.Tensor, b: torch.Tensor, *how: Any, **named: Any) -> torch.Tensor:
-    return torch.isclose(a, b, *how, **named).all()
-
-
-_READS: dict[Any, Callable[..., Any]] = {
-    aten._local_scalar_dense.default: lambda tensor: tensor,
-    aten.equal.default: _whether_equal,
-    aten.allclose.default: _whether_close,
-}
-
 _FACTORED_BY_STRIDES = (
     aten._linalg_det.default,
     aten._linalg_slogdet.default,
@@ -485,27 +468,6 @@ _FACTORED_BY_STRIDES = (
 )
 """Operators that factor the transpose of a contiguous matrix, which their backward relies on. A
 part may have other strides than the captured tensor; our kernels therefore make it contiguous."""
-
-
-# fake kernels for operators whose shapes torch does not give, though the call has them in numbers
-
-
-def _fake_ctc(
-    scores: torch.Tensor, targets: torch.Tensor, frames: Any, letters: Any, *_: Any
-) -> Any:
-    steps, batch = scores.shape[:2]
-    return scores.new_empty(batch), scores.new_empty(batch, steps, 2 * max(letters) + 1)
-
-
-def _fake_ctc_backward(grad: torch.Tensor, scores: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(scores)
-
-
-_FAKES: dict[Any, Callable[..., Any]] = {
-    GROUPED_MM: fake_grouped_mm,
-    aten._ctc_loss.default: _fake_ctc,
-    aten._ctc_loss_backward.default: _fake_ctc_backward,
-}
 
 
 # replay under torch's functionalization, for mutated views
@@ -593,27 +555,3 @@ def _numpy_refused_in_our_words() -> Iterator[None]:
             f"the step converts a tensor to NumPy{at_line(user_line_of(error))}; NumPy cannot be "
             "captured, so use torch's functions or move it out of the step"
         ) from None
-
-
-@contextmanager
-def _module_paths(recorder: Recorder, model: ModulePaths | None) -> Iterator[None]:
-    """Keeps `recorder.modules` at the path of the module that runs."""
-    names = {} if model is None else {id(m): name for name, m in model.named_modules()}
-
-    def enter(module: torch.nn.Module, _: Any) -> None:
-        outer = recorder.modules[-1] if recorder.modules else ""
-        recorder.modules.append(names.get(id(module), outer))
-
-    def leave(*_: Any) -> None:
-        recorder.modules.pop()
-
-    hooks = torch.nn.modules.module
-    handles = [
-        hooks.register_module_forward_pre_hook(enter),
-        hooks.register_module_forward_hook(leave, always_call=True),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -33,8 +33,8 @@ EagerState = dict[int, torch.Tensor]
 def eager_steps(
     program: Program, batches: Iterable[Any], seed: int, *, wide: bool = False
 ) -> tuple[list[float], EagerState]:
-    """Runs the steps by plain PyTorch; the n-th batch is step n. Model and optimizer are as before
-    when it is done.
+    """Runs the steps by plain PyTorch; the n-th batch is step n, counted from what the live state
+    has behind it. Model and optimizer are as before when it is done.
 
     Returns the losses and what every parameter, buffer and optimizer state ends with. Random
     operators draw what the Graph draws. With `wide` all of it is in float64.
@@ -113,7 +113,7 @@ def _eager_run(
     are part of it."""
     steps = [
         _eager_step(program, map_tensors(copying, batch), seed, number, wide)
-        for number, batch in enumerate(batches)
+        for number, batch in enumerate(batches, program.steps_done)
     ]
     ends = {value: state_tensor(program, value).clone() for value in program.bindings}
     for name, value in program.returned.items():

@@ -284,17 +284,21 @@ def _is_container(held: Any) -> bool:
     return type(held) in (dict, list, tuple) or type(held).__name__ == "_lru_list_elem"
 
 
-def _caches_and_memories() -> tuple[Caches, set[int]]:
+Memories = dict[int, list[weakref.ref[torch.Tensor]]]
+
+
+def _caches_and_memories() -> tuple[Caches, Memories]:
     """The same, and the memories of all tensors that there are: to look through all objects takes
-    longer than most captures, so it is done once."""
+    longer than most captures, so it is done once. Some tensors are garbage that is not collected
+    yet; once they are, their memory may be another tensor's."""
     cache, tensors = functools._lru_cache_wrapper, _subclasses(torch.Tensor)
     kinds = {cache, *tensors}
     objects = [x for x in gc.get_objects() if type(x) in kinds]
-    memories: set[int] = set()
+    memories: Memories = {}
     for each in objects:
         if type(each) is not cache and each.layout is torch.strided:
             with suppress(RuntimeError, NotImplementedError):  # some have no memory
-                memories.add(storage_id(each))
+                memories.setdefault(storage_id(each), []).append(weakref.ref(each))
     return _counted(x for x in objects if type(x) is cache), memories
 
 
@@ -310,12 +314,13 @@ class LiveObjects:
     def __init__(self, roots: Mapping[str, Any], fakes: bool = True) -> None:
         self._settings = [(put, get()) for get, put in _SETTINGS]
         self._fakes = fakes
-        self._caches, self._memories = _caches_and_memories() if fakes else ({}, set())
+        self._caches, self._memories = _caches_and_memories() if fakes else ({}, {})
         self._snapshot = Snapshot(roots)
 
     def had(self, tensor: torch.Tensor) -> bool:
-        """Whether there was a tensor with this memory before, anywhere."""
-        return storage_id(tensor) in self._memories
+        """Whether there was a tensor with this memory before, anywhere, and still is."""
+        owners = self._memories.get(storage_id(tensor), ())
+        return any(owner() is not None for owner in owners)
 
     def changes(self) -> tuple[LiveChange, ...]:
         """What can be reached from the roots and is another now."""

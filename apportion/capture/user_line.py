@@ -2,7 +2,8 @@
 
 A frame is the user's unless its code belongs to torch, to Python's own library or to this package
 (whose zoo counts as the user's, though its module that changes the precision of a model only where
-it is nobody else's). Lines are shown as `file.py:12`, relative to the working folder.
+it is nobody else's). Lines are shown as `file.py:12`, relative to the working folder, or
+to where packages are.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def _shown_file(filename: str) -> str | None:
     if filename.startswith(_PACKAGE):
         if not is_zoo_file(filename):
             return None
+        return os.path.join("apportion", filename.removeprefix(_PACKAGE))
     elif filename.startswith((_TORCH, "<frozen", "<string", "<eval_with_key")) or (
         filename.startswith(_STDLIB) and "site-packages" not in filename
     ):

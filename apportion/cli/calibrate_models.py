@@ -5,7 +5,8 @@ Part of the room cli. Names of models come in, a CostTable and how it is printed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from apportion.machine import (
     ASSUMED,
     Cluster,
     CostFile,
+    CostLine,
     CostTable,
     first_devices,
     kind_of_signature,
@@ -25,23 +27,27 @@ from apportion.machine import (
 )
 from apportion.machine import cluster as cluster_of
 from apportion.plan import make_plan
+from apportion.quantity import format_quantity
 from apportion.run import (
     Calibrator,
     cached_costs,
     calibrate_cuda,
     condition_of,
     count_missing,
+    host_lines,
     keep_costs,
     lower_strategy,
     machine_name,
     source_of_model,
 )
 from apportion.search import METHODS, Problem, UnsuitableMethod
+from apportion.show import plain_table
 from apportion.split import Space, Strategy
 
 USUAL = ("mlp:width=512,batch=64", "gpt2:layers=2,width=256,heads=4,vocab=1000,seq=64,batch=8")
 DRAWS = 2  # random strategies beside those of the methods
 Note = Callable[[str], None]
+HostLines = Mapping[str, CostLine]
 
 
 def measured(
@@ -90,15 +96,30 @@ def _cuda(
     place = gpu_place(torch.cuda.get_device_name(), cluster)
     steps = []
     for spec in models:
-        it = zoo.load(spec, seed)
+        it = zoo.load(spec, seed, meta=False)
         program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
         steps.append((program, make_plan(program, place, "single")))
     generated = calibrate_cuda.calibrate(steps, note=note)
+    tables: tuple[CostTable, ...] = (generated,)
     try:
-        return generated, calibrate_cuda.calibrate_fused(steps, generated, note)
+        tables = (generated, calibrate_cuda.calibrate_fused(steps, generated, note))
     except ValueError as error:
         note(f"costs of fused kernels are not measured: {error}")
-        return (generated,)
+    return with_host(tables, note)
+
+
+def with_host(
+    tables: tuple[CostTable, ...], note: Note, measure: Callable[[], HostLines] = host_lines
+) -> tuple[CostTable, ...]:
+    """The tables with what copies to the host of the device and back take, and its updates."""
+    try:
+        lines = measure()
+    except RuntimeError as error:  # of memory that cannot be pinned
+        note(f"the host is not measured: {error}")
+        return tables
+    rates = {name: format_quantity(1 / line.per_byte, "B/s") for name, line in lines.items()}
+    note("the host: " + ", ".join(f"{name} {rate}" for name, rate in rates.items()))
+    return tuple(replace(table, lines={**table.lines, **lines}) for table in tables)
 
 
 def gpu_place(gpu: str, cluster: str | None) -> Cluster:
@@ -165,7 +186,7 @@ def facts(table: CostTable) -> dict[str, Any]:
 
 def shown(table: CostTable) -> list[Table | str]:
     """What was measured, for people: works and fits by kind, and what copies and messages cost."""
-    kinds = Table("kind of operator", "calls measured", "total", "fit", "error", box=None)
+    kinds = plain_table("kind of operator", "calls measured", "total", "fit", "error")
     by_kind: dict[str, list[float]] = {}
     for signature, work in table.works.items():
         by_kind.setdefault(kind_of_signature(signature), []).append(work.seconds)

@@ -12,16 +12,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from apportion import zoo
 from apportion.capture import Program, capture
 from apportion.machine import cluster
 from apportion.plan import Plan, with_model
 from apportion.quantity import format_quantity
 from apportion.run import Run, SharedPool, compare, run, source_of_model
-from apportion.show import tables
+from apportion.show import plan_tables, say
 
 MODEL = "gpt2:layers=2,width=64,heads=4,vocab=512,seq=32,batch=8"
 METHODS = ("data", "tofu")
@@ -43,7 +40,7 @@ def main(model: str = MODEL, folder: Path = Path()) -> bool:
         )
         plans = [with_model(plan, model) for plan in made]
         print(f"{model} on {PROCESSES} processes, predicted:")
-        _print(tables.side_by_side(plans))
+        say(plan_tables.side_by_side(plans))
         done = [_run(plan, program, processes) for plan in plans]
     print(f"\n{order(plans, done)}")
     page, trace = folder / "demo.html", folder / "demo.trace.json"
@@ -58,8 +55,8 @@ def _run(plan: Plan, program: Program, processes: SharedPool) -> Run:
     done = run(
         plan.model, plan, STEPS, check=True, note=_note, program=program, processes=processes
     )
-    for item in tables.measured(plan, done):
-        _print(item)
+    for item in plan_tables.measured(plan, done):
+        say(item)
     return done
 
 
@@ -80,13 +77,6 @@ def _ranked(names: Sequence[str], seconds: Sequence[float]) -> str:
 
 def _note(text: str) -> None:
     print(f"  {text}", flush=True)
-
-
-def _print(item: Table | str) -> None:
-    if isinstance(item, str):
-        print(item, flush=True)
-    else:
-        Console().print(item)
 
 
 def _status() -> int:

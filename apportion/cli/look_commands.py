@@ -13,7 +13,12 @@ import typer
 from rich.table import Table
 
 from apportion.cli.options import AsJson, Model
-from apportion.cli.requests import capture_without_data
+from apportion.cli.requests import (
+    capture_without_data,
+    check_outputs,
+    complain,
+    keep_result,
+)
 from apportion.show import answer, note, stdout_kept, step_facts, tables
 
 
@@ -30,9 +35,9 @@ def models_command(
 
     Example: apportion models gpt2
     """
-    from apportion import zoo
+    from apportion.catalogue import known_models
 
-    known = zoo.known()
+    known = known_models()
     if name is not None:
         names = [model.name for model in known]
         known = tuple(model for model in known if model.name == name)
@@ -40,8 +45,7 @@ def models_command(
             raise ValueError(f"Unknown model {name!r}; known are {', '.join(names)}.")
     sizes: dict[str, dict[str, int]] = {}
     for number, model in enumerate(known, start=1):
-        parameters = zoo.load(model.name, meta=True).model.parameters()
-        sizes[model.name] = {"parameters": sum(p.numel() for p in parameters)}
+        sizes[model.name] = {"parameters": model.parameters}
         if ops:
             note(f"capturing {model.name}, {number} of {len(known)}")
             sizes[model.name]["operators"] = len(capture_without_data(model.name, seed=0).graph.ops)
@@ -141,15 +145,14 @@ def ops_command(
     from apportion.files import write_atomic
     from apportion.verify import survey as coverage
 
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"There is no folder {str(out.parent)!r} to write {out.name} into.")
+    check_outputs(out)
     request = coverage.SurveyRequest(
         names, share, blind=blind, every=every, models=tuple(model or ())
     )
     with stdout_kept(as_json):
         summary = coverage.verified(request, workers, note)
-    if out is not None:
-        write_atomic(out, coverage.page(summary))
+    lost = keep_result(lambda path: write_atomic(path, coverage.page(summary)), out)
     answer(as_json, summary.json(), [tables.coverage(summary), *summary.lines()])
-    if summary.total.wrong or summary.total.raised:
+    complain([lost])
+    if lost or summary.total.wrong or summary.total.raised:
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ seconds and `--help` should not. Each module ..._command(s).py holds the command
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -20,15 +21,19 @@ from apportion.cli.look_commands import (
     ops_command,
     show_command,
 )
+from apportion.cli.loops_commands import loops_app
+from apportion.cli.mesh_commands import export_command, import_command
 from apportion.cli.place_commands import place_command
 from apportion.cli.plan_commands import calibrate_command, compare_command, plan_command
 from apportion.cli.policy_commands import policy_app
 from apportion.cli.run_command import run_command
 from apportion.cli.saved_plan_commands import explain_command, report_command, simulate_command
+from apportion.cli.serve_command import serve_command
 from apportion.place import placers_help
 from apportion.search import help_text
 from apportion.show import note, say
 from apportion.version import VERSION
+from apportion.work_clock import WORK_CLOCK
 
 app = typer.Typer(
     name="apportion",
@@ -42,6 +47,7 @@ app = typer.Typer(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
     gc.set_threshold(100_000, 50, 50)  # torch alone is a million objects to look through
+    signal.signal(signal.SIGTERM, _terminate)
     code = status(sys.argv[1:] if arguments is None else arguments)
     gc.freeze()  # the end of the process need not look through them either
     sys.exit(code)
@@ -49,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def status(arguments: Sequence[str]) -> int:
     """Runs the command line and returns its exit status; mistakes become one line on stderr."""
+    WORK_CLOCK.announce = note
     try:
         code = app(list(arguments) or ["--help"], prog_name="apportion", standalone_mode=False)
     except typer.TyperException as error:
@@ -61,9 +68,20 @@ def status(arguments: Sequence[str]) -> int:
         return _complain(str(error), 1)
     except KeyboardInterrupt:
         code = 130
+    if code == 130 and _TERMINATED:
+        return _complain("Ended by SIGTERM.", 143)
     if code == 130:
         return _complain("Interrupted.", 130)
     return int(code or 0)
+
+
+_TERMINATED: list[int] = []
+
+
+def _terminate(*_: object) -> NoReturn:
+    """Ends a command as Ctrl-C does: processes and temporary folders go with it."""
+    _TERMINATED.append(1)
+    raise KeyboardInterrupt
 
 
 def _complain(text: str, code: int) -> int:
@@ -100,8 +118,12 @@ app.command("plan", epilog=METHODS_HELP)(plan_command)
 app.command("compare", epilog=METHODS_HELP)(compare_command)
 app.command("place", epilog=PLACERS_HELP)(place_command)
 app.add_typer(policy_app)
+app.add_typer(loops_app)
 app.command("calibrate")(calibrate_command)
 app.command("simulate")(simulate_command)
 app.command("report")(report_command)
 app.command("explain")(explain_command)
 app.command("run")(run_command)
+app.command("serve")(serve_command)
+app.command("export")(export_command)
+app.command("import")(import_command)

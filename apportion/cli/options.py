@@ -43,11 +43,13 @@ MemoryLimit = Annotated[
     typer.Option(
         "--memory-limit",
         metavar="SIZE",
-        help="What a device may hold: 16GB, 512MiB, or none for no limit. Default: its memory.",
+        help="What a device may hold: 16GB, 512MiB, or none for no limit. Default: its memory. "
+        "What would not fit is recomputed and, on GPUs, moved to the host, unless --recompute, "
+        "--offload or --host-state say what may be done.",
     ),
 ]
 Recompute = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--recompute",
         metavar="WHAT",
@@ -55,8 +57,18 @@ Recompute = Annotated[
         "for the plan to fit) or full.",
     ),
 ]
+Staleness = Annotated[
+    int | None,
+    typer.Option(
+        "--staleness",
+        metavar="S",
+        min=0,
+        help="For --method ssp: how many steps old the parameters may be that ranks train on. The "
+        "result is then not the single device's.",
+    ),
+]
 Offload = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--offload",
         metavar="WHAT",
@@ -64,8 +76,72 @@ Offload = Annotated[
         "for the plan to fit) or full.",
     ),
 ]
+HostStateMode = Annotated[
+    str | None,
+    typer.Option(
+        "--host-state",
+        metavar="WHAT",
+        help="Which parameters lie on the host with their optimizer's state: none, auto (what must "
+        "for the plan to fit), host (all large ones, updated there) or device (all large ones, "
+        "updated on the device).",
+    ),
+]
 Seed = Annotated[
     int, typer.Option("--seed", metavar="S", min=0, help="Of the model, its batch and the search.")
+]
+PlanOut = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="PLAN", help="Save it as JSON; for --devices a folder."),
+]
+BookSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        metavar="N,M,...",
+        help="A plan for each number of the cluster's devices: a plan book, for a job that may "
+        "lose some.",
+    ),
+]
+ResumedSeed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="S",
+        min=0,
+        help="Of the model, its batch and the search (0, or that of the checkpoint).",
+    ),
+]
+SaveFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--save",
+        metavar="DIR",
+        help="Save checkpoints into this folder: after the last step, and as --save-every says.",
+    ),
+]
+SaveEvery = Annotated[
+    int | None,
+    typer.Option("--save-every", metavar="K", min=1, help="Save after every K steps too."),
+]
+KeepLast = Annotated[
+    int, typer.Option("--keep", metavar="K", min=1, help="Checkpoints that stay in the folder.")
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="DIR",
+        help="Go on with the next steps from the last checkpoint in this folder, whatever plan "
+        "and number of processes saved it; --steps counts from there.",
+    ),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics",
+        metavar="WHERE",
+        help="Write the metrics of each step: print, FILE.jsonl or tensorboard:DIR; repeatable.",
+    ),
 ]
 BatchSize = Annotated[
     int | None,
@@ -83,15 +159,15 @@ Wire = Annotated[
         help="Precision in which partial sums of float32 gradients travel: bf16.",
     ),
 ]
-CommunicationPolicy = Annotated[
-    str,
-    typer.Option(
-        "--communication",
-        metavar="POLICY",
-        help="When gradients travel: wfbp (while the backward goes on), p3 (the next step begins "
-        "meanwhile) or auto (whichever is predicted to be faster).",
-    ),
-]
+_COMMUNICATION = typer.Option(
+    "--communication",
+    metavar="POLICY",
+    help="When gradients travel, and in what pieces: none (after the backward), wfbp (while it "
+    "goes on), p3, tictac or bytescheduler (the next step begins meanwhile), or auto (whichever "
+    "is predicted to be fastest).",
+)
+CommunicationPolicy = Annotated[str, _COMMUNICATION]
+CommunicationOfRun = Annotated[str | None, _COMMUNICATION]
 Precision = Annotated[
     str | None,
     typer.Option(
@@ -99,6 +175,15 @@ Precision = Annotated[
         metavar="P",
         help="Of a named model: float32, bf16 (everything), bf16-mixed or fp16-mixed (autocast, "
         "float32 parameters).",
+    ),
+]
+Accumulate = Annotated[
+    int | None,
+    typer.Option(
+        "--accumulate",
+        metavar="K",
+        min=1,
+        help="Micro-batches that the batch of a named model is taken in, their gradients added.",
     ),
 ]
 AsJson = Annotated[

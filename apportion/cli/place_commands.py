@@ -14,7 +14,7 @@ import typer
 
 from apportion.cli.options import AsJson, Budget, MemoryLimit, PolicyFile, Seed
 from apportion.cli.place_model import model_problem
-from apportion.cli.requests import check_folders
+from apportion.cli.requests import check_outputs, complain, keep_result
 from apportion.files import write_atomic
 from apportion.quantity import parse_size_limit
 from apportion.show import answer, note, stdout_kept, warnings_noted
@@ -130,7 +130,7 @@ def place_command(
     from apportion.show import placed_tables, placement_facts, placement_progress
 
     limit = None if memory_limit is None else parse_size_limit(memory_limit)
-    check_folders(out, export)
+    check_outputs(out, export, inputs=(Path(source), expert, policy))
     with stdout_kept(as_json), warnings_noted():
         problem, usual, judge = _problem(source, format, devices, cluster, seed)
         if limit is not None:
@@ -146,10 +146,10 @@ def place_command(
         with placement_progress(not as_json, problem.time_unit) as told:
             found = place(problem, *how, told, starts, judge, policy)
         facts = placement_facts(source, found)
-        if out is not None:
-            write_atomic(out, json.dumps(facts) + "\n")
+        lost = keep_result(lambda path: write_atomic(path, json.dumps(facts) + "\n"), out)
     answer(as_json, facts, placed_tables(source, found))
-    raise typer.Exit(0 if found.evaluation.feasible else 1)
+    complain([lost])
+    raise typer.Exit(1 if lost or not found.evaluation.feasible else 0)
 
 
 def _problem(

@@ -7,37 +7,46 @@ is imported inside the commands.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from apportion.cli.options import (
+    Accumulate,
     AsJson,
     BatchSize,
+    BookSizes,
     Budget,
     Calibrate,
     ClusterName,
     CommunicationPolicy,
     Compile,
     CostsFile,
+    HostStateMode,
     Measure,
     MemoryLimit,
     Method,
     Model,
     Offload,
+    PlanOut,
     PolicyFile,
     Precision,
     Procs,
     Recompute,
     Seed,
     SequenceLength,
+    Staleness,
     Trace,
     Wire,
 )
+from apportion.cli.plan_book_request import check_book, plan_book
 from apportion.cli.requests import (
     capture_without_data,
-    check_folders,
+    check_outputs,
+    complain,
+    keep_result,
     note_slow_halves,
     sized,
 )
@@ -47,13 +56,16 @@ from apportion.show import (
     comparison_facts,
     note,
     plan_facts,
+    plan_tables,
     stdout_kept,
-    tables,
     warnings_noted,
+    way_facts,
     why_facts,
 )
 
 if TYPE_CHECKING:
+    from apportion.capture import Program
+    from apportion.machine import Cluster
     from apportion.plan import Plan
 
 
@@ -63,15 +75,16 @@ def plan_command(
     method: Method = "auto",
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
-    recompute: Recompute = "none",
-    offload: Offload = "none",
+    recompute: Recompute = None,
+    offload: Offload = None,
+    host_state: HostStateMode = None,
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
     precision: Precision = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="PLAN", help="Save the plan as JSON.")
-    ] = None,
+    accumulate: Accumulate = None,
+    out: PlanOut = None,
+    devices: BookSizes = None,
     trace: Trace = None,
     calibrate: Calibrate = True,
     measure: Measure = None,
@@ -82,7 +95,8 @@ def plan_command(
     costs: CostsFile = None,
     compile: Compile = "generated",
     wire: Wire = "",
-    communication: CommunicationPolicy = "wfbp",
+    communication: CommunicationPolicy = "auto",
+    staleness: Staleness = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for a good way to divide a model over a cluster.
@@ -93,7 +107,9 @@ def plan_command(
     plan so far.
 
     If nothing fits, the nearest plan is shown (and saved), with what is over the
-    limit, what takes the space and how many devices would do; the status is 1.
+    limit, what takes the space and how many devices would do, and then what else
+    would fit: recomputation, mixed precision, micro-batches, offloading, the largest
+    batch, another cluster, each with its figures. The status is 1.
 
     --measure runs the best plans for a few steps each, on local:N, keeps the one
     that is really the fastest, and shows predicted and measured of each.
@@ -108,42 +124,65 @@ def plan_command(
 
     Example: apportion plan llama:layers=8 --cluster 8xh100 --method tofu --memory-limit 40GB
 
-    Example: apportion plan gpt2 --cluster 1xh100 --memory-limit 8GB --recompute auto --offload auto
+    Example: apportion plan gpt2 --cluster 1xh100 --memory-limit 8GB
+
+    Example: apportion plan gpt2:layers=48 --cluster 1xh200 --memory-limit 12GB
+    --recompute auto --host-state auto
 
     Example: apportion plan hf:llama,num_hidden_layers=8 --batch 8 --seq 2048 --cluster 8xh100
 
     Example: apportion plan gpt2:layers=24 --precision bf16-mixed --cluster 8xh100
+
+    Example: apportion plan gpt2 --cluster 8xh100 --devices 8,6,4 --method fsdp --out book/
     """
     from apportion.machine import cluster as cluster_of
-    from apportion.plan import with_certificate, with_model
+    from apportion.plan import with_certificate
+    from apportion.run import ways_out
+
+    limit = None if memory_limit is None else parse_size_limit(memory_limit)
+    check_book(devices, out, trace, certify)
+    check_outputs(None if devices else out, trace)
+    with stdout_kept(as_json), warnings_noted():
+        place = cluster_of(cluster)
+        model = sized(model, batch, seq, precision, accumulate)
+        program = capture_without_data(model, seed)
+        note_slow_halves(program, place)
+        how = (budget, limit, seed, calibrate, measure, policy)
+        also = (costs, compile, wire, recompute, offload, communication, staleness, host_state)
+        planned = partial(_planned, program, model, method, how, also, not as_json)
+        if devices is not None:
+            raise typer.Exit(plan_book(devices, out, place, planned, as_json))
+        made = planned(place)
+        if certify:
+            made = with_certificate(made, budget)
+        lost = [keep_result(made.save, out), keep_result(made.trace, trace)]
+        ways = () if made.feasible else ways_out(made, program, seed, tell=note)
+    facts = plan_facts(made) | why_facts(made) | way_facts(made, ways)
+    answer(as_json, facts, [*plan_tables.planned(made), *plan_tables.ways(ways)])
+    complain(lost)
+    raise typer.Exit(1 if any(lost) or not made.feasible else 0)
+
+
+def _planned(
+    program: Program,
+    model: str,
+    method: str,
+    how: tuple[Any, ...],
+    also: tuple[Any, ...],
+    shows: bool,
+    place: Cluster,
+) -> Plan:
+    """A plan for a cluster, with its progress shown if it `shows`."""
+    from apportion.plan import with_model
     from apportion.run import plan as make_plan
     from apportion.run import source_of_model
     from apportion.show import progress
 
-    limit = None if memory_limit is None else parse_size_limit(memory_limit)
-    check_folders(out, trace)
-    with stdout_kept(as_json), warnings_noted():
-        place = cluster_of(cluster)
-        model = sized(model, batch, seq, precision)
-        program = capture_without_data(model, seed)
-        note_slow_halves(program, place)
-        source = source_of_model(program, model, seed)
-        with progress(wanted=not as_json) as told:
-            how = (budget, limit, seed, calibrate, note, source, told, measure, None, policy)
-            also = (costs, compile, wire, recompute, offload, communication)
-            made = with_model(make_plan(program, place, method, *how, *also), model)
-        if certify:
-            made = with_certificate(made, budget)
-        _write(made, out, trace)
-    answer(as_json, plan_facts(made) | why_facts(made), tables.planned(made))
-    raise typer.Exit(0 if made.feasible else 1)
-
-
-def _write(made: Plan, out: Path | None, trace: Path | None) -> None:
-    if out is not None:
-        made.save(out)
-    if trace is not None:
-        made.trace(trace)
+    budget, limit, seed, calibrate, measure, policy = how
+    source = source_of_model(program, model, seed)
+    with progress(wanted=shows) as told:
+        asked = (budget, limit, seed, calibrate, note, source, told, measure, None, policy)
+        return with_model(make_plan(program, place, method, *asked, *also), model)
 
 
 def compare_command(
@@ -159,17 +198,19 @@ def compare_command(
     ] = None,
     budget: Budget = 30.0,
     memory_limit: MemoryLimit = None,
-    recompute: Recompute = "none",
-    offload: Offload = "none",
+    recompute: Recompute = None,
+    offload: Offload = None,
+    host_state: HostStateMode = None,
     seed: Seed = 0,
     batch: BatchSize = None,
     seq: SequenceLength = None,
     precision: Precision = None,
+    accumulate: Accumulate = None,
     calibrate: Calibrate = True,
     policy: PolicyFile = None,
     costs: CostsFile = None,
     compile: Compile = "generated",
-    communication: CommunicationPolicy = "wfbp",
+    communication: CommunicationPolicy = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Plan with several methods and set the results side by side, under one simulator.
@@ -190,16 +231,16 @@ def compare_command(
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     with stdout_kept(as_json), warnings_noted():
         place = cluster_of(cluster)
-        model = sized(model, batch, seq, precision)
+        model = sized(model, batch, seq, precision, accumulate)
         program = capture_without_data(model, seed)
         note_slow_halves(program, place)
         source = source_of_model(program, model, seed)
         with progress(wanted=not as_json) as told:
             how = (budget, limit, seed, calibrate, note, source, told)
             given = (policy, costs, compile, None, recompute, offload, communication)
-            plans = compare_methods(program, place, names, *how, *given)
+            plans = compare_methods(program, place, names, *how, *given, host_state=host_state)
     plans = [replace(made, model=model) for made in plans]
-    answer(as_json, comparison_facts(model, place.name, plans), tables.compared(plans))
+    answer(as_json, comparison_facts(model, place.name, plans), plan_tables.compared(plans))
     raise typer.Exit(0 if any(made.feasible for made in plans) else 1)
 
 
@@ -215,7 +256,18 @@ def calibrate_command(
     budget: Budget = 60.0,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the table as JSON too.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the table as JSON too; with --hosts the cluster file."),
+    ] = None,
+    hosts: Annotated[
+        bool,
+        typer.Option("--hosts", help="Measure the network between the hosts of a torchrun job."),
+    ] = False,
+    interface: Annotated[
+        str | None,
+        typer.Option("--interface", metavar="NAME", help="With --hosts: over this interface."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure what kernels, copies and messages cost on this machine, and keep it.
@@ -226,11 +278,39 @@ def calibrate_command(
 
     Example: apportion calibrate gpt2:tiny mlp:tiny --procs 2
 
+    --hosts is run on every host by torchrun and writes a cluster file: the hosts of
+    the job, their processes, and what the links between them were measured to do.
+
     Example: apportion calibrate gpt2 resnet50 --device cuda --out table.json
+
+    Example: torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend apportion
+    --rdzv-endpoint 10.0.0.1:29400 --no-python apportion calibrate --hosts
+    --interface eth0 --out hosts.toml
     """
+    check_outputs(out)
+    if hosts:
+        _measure_hosts(models, cluster or procs, out, interface, as_json)
+        return
     from apportion.cli.calibrate_models import facts, measured, shown
 
-    check_folders(out)
     with stdout_kept(as_json), warnings_noted():
         table = measured(tuple(models or ()), cluster, procs, budget, device, seed, out, note)
     answer(as_json, facts(table), shown(table))
+
+
+def _measure_hosts(
+    models: object, given: object, out: Path | None, interface: str | None, as_json: bool
+) -> None:
+    from apportion.cli.host_network import (
+        check_hosts_request,
+        measured_network,
+        network_facts,
+        network_shown,
+    )
+
+    check_hosts_request(models, given, out)
+    assert out is not None
+    with stdout_kept(as_json):
+        network = measured_network(interface, out)
+    if network is not None:
+        answer(as_json, network_facts(network, out), network_shown(network, out))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apportion.cli.options import AsJson, Budget, ClusterName, Model, Seed
-from apportion.cli.requests import capture_without_data, check_folders
+from apportion.cli.requests import capture_without_data, check_outputs
 from apportion.show import answer, note, stdout_kept, warnings_noted
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def train_command(
     trainers = {OUR_KIND: _train_policy, "placeto": _train_placeto, "gdp": _train_gdp}
     if kind not in trainers:
         raise ValueError(f"There is no training of kind {kind!r}; known are {', '.join(trainers)}.")
-    check_folders(out)
+    check_outputs(out)
     if resume is not None and not resume.is_file():
         raise ValueError(f"There is no file {resume} to go on from.")
     with stdout_kept(as_json), warnings_noted():

@@ -8,44 +8,57 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from apportion.cli.options import (
     METHOD_NAMES,
+    Accumulate,
     AsJson,
     BatchSize,
     Calibrate,
     Check,
-    CommunicationPolicy,
+    CommunicationOfRun,
     CompileMode,
     Fast,
+    HostStateMode,
+    KeepLast,
     Measure,
     MemoryLimit,
+    Metrics,
     Model,
     Offload,
     PolicyFile,
     Precision,
     Procs,
     Recompute,
-    Seed,
+    Resume,
+    ResumedSeed,
+    SaveEvery,
+    SaveFolder,
     SequenceLength,
     ShareGpu,
+    Staleness,
     Trace,
 )
-from apportion.cli.requests import check_folders, sized
+from apportion.cli.requests import check_outputs, complain, keep_result, sized
 from apportion.quantity import parse_size_limit
 from apportion.show import (
     answer,
     note,
     plan_facts,
+    plan_tables,
     run_facts,
     say,
     stdout_kept,
-    tables,
     warnings_noted,
 )
+
+if TYPE_CHECKING:
+    from apportion.capture import Program
+    from apportion.machine import Cluster
+    from apportion.plan import Plan
 
 PLANNING_SECONDS = 30.0
 Timeout = Annotated[
@@ -60,11 +73,64 @@ def _tell(texts: Iterable[str]) -> None:
 
 def _check_unplanned(*given: object) -> None:
     """Raises ValueError if an option says how to plan what is planned already."""
-    if any(one not in (None, "none", "wfbp") for one in given):
+    if any(one is not None for one in given):
         raise ValueError(
             "Give either --plan, or --procs, --method, --measure, --policy, --memory-limit, "
-            "--recompute, --offload and --communication, not both."
+            "--recompute, --offload, --host-state, --communication and --staleness, not both."
         )
+
+
+def _saved(path: Path, procs: int | None) -> Plan:
+    """The plan at a path; of a plan book the one for so many processes, or the largest."""
+    from apportion.plan import Plan, book_sizes, planned_for
+
+    if not path.is_dir():
+        return Plan.load(path)
+    sizes = book_sizes(path)
+    found = planned_for(path, procs or max(sizes, default=0))
+    if found is None:
+        known = ", ".join(map(str, sizes)) or "nothing"
+        raise ValueError(
+            f"The plan book {path} has no plan for {procs} processes, but for {known}."
+        )
+    return found
+
+
+def _captured(model: str, seed: int) -> Program:
+    """The step of a model with data, and what there is to say about it."""
+    from apportion import zoo
+    from apportion.capture import capture
+
+    it = zoo.load(model, seed, meta=False)  # its file may describe operators of its own
+    _tell(it.notes)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
+    _tell(program.notes)
+    return program
+
+
+def _planned(
+    program: Program,
+    model: str,
+    place: Cluster,
+    method: str,
+    how: tuple[Any, ...],
+    more: tuple[Any, ...],
+    shows: bool,
+) -> Plan:
+    """A plan for processes of this machine, with its progress shown if it `shows`."""
+    from apportion.plan import with_model
+    from apportion.run import plan as make_plan
+    from apportion.run import source_of_model
+    from apportion.show import progress
+
+    limit, seed, calibrate, measure, processes, policy = how
+    source = source_of_model(program, model, seed)
+    with progress(wanted=shows) as told:
+        asked = (limit, seed, calibrate, note, source, told, measure, processes, policy)
+        made = make_plan(
+            program, place, method, PLANNING_SECONDS, *asked, None, "generated", "", *more
+        )
+    return with_model(made, model)
 
 
 def _mode(compile_mode: str | None, fast: bool) -> str:
@@ -85,20 +151,28 @@ def run_command(
         typer.Option("--method", metavar="M", help=f"How to search: {METHOD_NAMES} (auto)."),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Training steps.")] = 3,
+    save: SaveFolder = None,
+    save_every: SaveEvery = None,
+    keep: KeepLast = 3,
+    resume: Resume = None,
+    metrics: Metrics = None,
     memory_limit: MemoryLimit = None,
-    recompute: Recompute = "none",
-    offload: Offload = "none",
-    seed: Seed = 0,
+    recompute: Recompute = None,
+    offload: Offload = None,
+    host_state: HostStateMode = None,
+    seed: ResumedSeed = None,
     batch: BatchSize = None,
     seq: SequenceLength = None,
     precision: Precision = None,
+    accumulate: Accumulate = None,
     check: Check = False,
     timeout: Timeout = 600.0,
     trace: Trace = None,
     calibrate: Calibrate = True,
     measure: Measure = None,
     policy: PolicyFile = None,
-    communication: CommunicationPolicy = "wfbp",
+    communication: CommunicationOfRun = None,
+    staleness: Staleness = None,
     compile_mode: CompileMode = None,
     fast: Fast = False,
     share_gpu: ShareGpu = False,
@@ -107,49 +181,47 @@ def run_command(
     """Train a few steps on real processes and set what was measured beside what was predicted.
 
     Example: apportion run gpt2:tiny --procs 4 --method data --check
+
+    Example: apportion run gpt2:tiny --procs 2 --method tofu --resume run/ --save run/
     """
-    from apportion import zoo
-    from apportion.capture import capture
+    from apportion.cli.checkpoint_requests import checkpoint_request
     from apportion.machine import check_mode, cluster
-    from apportion.plan import Plan, warn_unsplit, with_model
-    from apportion.run import SharedPool, check_shared_gpu, source_of_model
-    from apportion.run import plan as make_plan
+    from apportion.plan import warn_unsplit
+    from apportion.run import SharedPool, check_shared_gpu
     from apportion.run import run as run_plan
-    from apportion.show import progress
     from apportion.show import trace as write_trace
 
     if plan is not None:
-        given = (procs, method, measure, policy, memory_limit, recompute, offload)
-        _check_unplanned(*given, communication)
+        traded = (None if each == "none" else each for each in (recompute, offload, host_state))
+        given = (method, measure, policy, memory_limit, *traded, communication, staleness)
+        _check_unplanned(None if plan.is_dir() else procs, *given)
     mode = check_mode(_mode(compile_mode, fast))
     limit = None if memory_limit is None else parse_size_limit(memory_limit)
-    check_folders(trace)
+    check_outputs(trace, inputs=(plan, policy))
     if share_gpu:
         check_shared_gpu()
     with stdout_kept(as_json), warnings_noted():
-        model = sized(model, batch, seq, precision)
-        it = zoo.load(model, seed)  # its file may describe operators of its own
-        _tell(it.notes)
-        saved = None if plan is None else Plan.load(plan)
+        model = sized(model, batch, seq, precision, accumulate)
+        kept = checkpoint_request(save, save_every, keep, resume, metrics, seed)
+        program = _captured(model, kept.seed)
+        saved = None if plan is None else _saved(plan, procs)
         place = cluster(f"local:{procs or 2}") if saved is None else saved.cluster
-        program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
-        _tell(program.notes)
+        program, options = kept.begin(program, model, _tell)
         with SharedPool(len(place.devices), timeout) as processes:
             if saved is None:
-                source = source_of_model(program, model, seed)
-                with progress(wanted=not as_json) as told:
-                    how = (limit, seed, calibrate, note, source, told, measure, processes, policy)
-                    asked = (program, place, method or "auto", PLANNING_SECONDS, *how)
-                    more = ("", recompute, offload, communication)
-                    made = with_model(make_plan(*asked, None, "generated", *more), model)
+                how = (limit, kept.seed, calibrate, measure, processes, policy)
+                more = (recompute, offload, communication or "auto", staleness, host_state)
+                made = _planned(program, model, place, method or "auto", how, more, not as_json)
             else:
                 made = saved
                 warn_unsplit(made.space)
-            for table in () if as_json else tables.expected(made):
+            for table in () if as_json else plan_tables.expected(made):
                 say(table)
-            there = (program, processes, mode, share_gpu)
-            done = run_plan(model, made, steps, seed, check, timeout, note, *there)
-        if trace is not None:
-            write_trace(done.timeline, made.tasks, made.space.graph, trace)
-    answer(as_json, plan_facts(made) | run_facts(done), tables.measured(made, done))
-    raise typer.Exit(1 if done.equal is False else 0)
+            there = (timeout, note, program, processes, mode, share_gpu, options)
+            with kept.without_unfinished():
+                done = run_plan(model, made, steps, kept.seed, check, *there)
+        step = (done.timeline, made.tasks, made.space.graph)
+        lost = keep_result(lambda path: write_trace(*step, path), trace)
+    answer(as_json, plan_facts(made) | run_facts(done), plan_tables.measured(made, done))
+    complain([lost])
+    raise typer.Exit(1 if lost or done.equal is False else 0)

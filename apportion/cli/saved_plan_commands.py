@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from apportion.cli.options import AsJson, Budget, CostsFile, PlanFile, Trace
-from apportion.cli.requests import check_folders
-from apportion.show import answer, note, plan_facts, say, stdout_kept, tables, why_facts
+from apportion.cli.requests import check_outputs
+from apportion.show import answer, note, plan_facts, plan_tables, say, stdout_kept, why_facts
 
 
 def simulate_command(
@@ -34,7 +34,7 @@ def simulate_command(
     from apportion.plan import Plan, with_costs
     from apportion.show import export
 
-    check_folders(trace)
+    check_outputs(trace, inputs=(plan, costs))
     with stdout_kept(as_json):
         made = Plan.load(plan)
         made = (made if costs is None else with_costs(made, costs)).simulate()
@@ -43,7 +43,7 @@ def simulate_command(
         if chakra is not None:
             paths = export(made.timeline, made.tasks, made.space.graph, chakra)
             note(f"wrote {paths[0]} to {paths[-1].name}")
-    answer(as_json, plan_facts(made) | why_facts(made), tables.planned(made))
+    answer(as_json, plan_facts(made) | why_facts(made), plan_tables.planned(made))
 
 
 def report_command(
@@ -57,6 +57,7 @@ def report_command(
     """
     from apportion.plan import Plan
 
+    check_outputs(out, trace, inputs=(plan,))
     made = Plan.load(plan)
     made.report(out)
     say(f"wrote {out}")

@@ -178,6 +178,12 @@ if TYPE_CHECKING:
     from apportion.describe.ops.host import (
         TO_HOST_KIND as TO_HOST_KIND,
     )
+    from apportion.describe.ops.update import (
+        HOST_UPDATE_KIND as HOST_UPDATE_KIND,
+    )
+    from apportion.describe.ops.update import (
+        UPDATE_KIND as UPDATE_KIND,
+    )
     from apportion.describe.watched_extents import (
         shape_pattern as shape_pattern,
     )

@@ -5,8 +5,8 @@ a measured Timeline. A rank runs its own rows of the same TaskGraph that simulat
 Read executable.py first, then kernels/ (how a part of an operator runs), rank.py (the tensors of a
 device), feed.py (its batches), rank_steps.py (what one rank does in a step), ladder.py (the modes
 that its segments run in; generate.py and fused_update.py make the default one), transport.py and
-backends.py (messages between processes), peer_memory.py (those of one machine), dry_run.py (storage
-without data) and allocations.py (what torch allocates).
+backends.py (messages between processes), peer_memory.py (those of one machine), wire.py (those of
+several), dry_run.py (storage without data) and allocations.py (what torch allocates).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
         Backends as Backends,
     )
     from apportion.execute.backends import (
+        Parcel as Parcel,
+    )
+    from apportion.execute.backends import (
         PeerLost as PeerLost,
     )
     from apportion.execute.backends import (
@@ -36,6 +39,15 @@ if TYPE_CHECKING:
     )
     from apportion.execute.cuda_clock import (
         CudaClock as CudaClock,
+    )
+    from apportion.execute.device_streams import (
+        BACK as BACK,
+    )
+    from apportion.execute.device_streams import (
+        OUT as OUT,
+    )
+    from apportion.execute.device_streams import (
+        CudaStreams as CudaStreams,
     )
     from apportion.execute.dry_run import (
         device_memory_facts as device_memory_facts,
@@ -64,6 +76,18 @@ if TYPE_CHECKING:
     from apportion.execute.fused_update import (
         fused_updates as fused_updates,
     )
+    from apportion.execute.host_adam import (
+        AdamSettings as AdamSettings,
+    )
+    from apportion.execute.host_adam import (
+        adam_parts as adam_parts,
+    )
+    from apportion.execute.host_jobs import (
+        HostJob as HostJob,
+    )
+    from apportion.execute.host_jobs import (
+        HostJobs as HostJobs,
+    )
     from apportion.execute.kernels.base import (
         Context as Context,
     )
@@ -81,6 +105,9 @@ if TYPE_CHECKING:
     )
     from apportion.execute.peer_memory import (
         carrier as carrier,
+    )
+    from apportion.execute.pinned_memory import (
+        PinnedMemory as PinnedMemory,
     )
     from apportion.execute.rank import (
         Rank as Rank,

@@ -6,6 +6,7 @@ buffers to torch.distributed.
     both ends on GPUs, and not on the same one   NCCL, from device to device
     an end on a CPU, or both on one GPU          gloo; a GPU's buffer goes through pinned memory
     all ranks processes of one machine's CPUs    the memory of the other process (peer_memory.py)
+    all ranks on CPUs, of several machines       a Wire, the most urgent message first (wire.py)
 
 NCCL wants at most one rank on each GPU: where ranks share one, gloo carries everything.
 
@@ -20,20 +21,38 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-from apportion.execute.peer_memory import PeerMemory, join_peer_memory
+from apportion.execute.peer_memory import (
+    GLOO,
+    MEMORY,
+    PeerMemory,
+    carrier,
+    join_peer_memory,
+)
+from apportion.execute.wire import NEXT, Wire
+from apportion.execute.wire_sockets import join_wire
 
-GLOO, NCCL = "gloo", "nccl"
+NCCL = "nccl"
 NAME_BYTES = 128  # of a place's name
-Parcel = tuple[torch.Tensor, int]
-"""A flat buffer, and the other rank."""
-OpenParcel = tuple[torch.Tensor | list[torch.Tensor], int]
-"""The same, or contiguous tensors that follow each other, as only the memory of another process can
-be read."""
+
+
+class Parcel(NamedTuple):
+    """What is received from a rank or sent to it.
+
+    buffer    flat, of bytes; or contiguous tensors that follow each other, as only PeerMemory and a
+              Wire can send them
+    key       by which a Wire knows it at both ends; else it is the next one between two ranks
+    priority  on a Wire; less is sent first
+    """
+
+    buffer: torch.Tensor | list[torch.Tensor]
+    other: int
+    key: int = NEXT
+    priority: int = 0
 
 
 class PeerLost(RuntimeError):
@@ -80,13 +99,19 @@ class Backends:
     of_rank: tuple[str, ...] = ()  # empty: gloo for all
     nccl: Any = None
     memory: PeerMemory | None = None  # for messages without a tag, which are waited for in a step
+    wire: Wire | None = None  # likewise
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Whether a message without a tag may be sent in pieces, from where they are."""
+        return self.memory is not None or self.wire is not None
 
     def of(self, other: int) -> str:
         """The library that carries messages to and from a rank."""
         return self.of_rank[other] if self.of_rank else GLOO
 
     def post(
-        self, receives: Sequence[Parcel], sends: Iterable[OpenParcel], tag: int = 0
+        self, receives: Sequence[Parcel], sends: Iterable[Parcel], tag: int = 0
     ) -> list[Handle]:
         """Begins to receive and to send; buffers are flat, of bytes, on this rank's place.
 
@@ -95,26 +120,35 @@ class Backends:
         """
         if self.memory is not None and not tag:
             with peer_errors():
-                found: list[Handle] = [self.memory.receive(*parcel) for parcel in receives]
-                found.extend(self.memory.send(*parcel) for parcel in sends)
+                found: list[Handle] = [self.memory.receive(_whole(p), p.other) for p in receives]
+                found.extend(self.memory.send(p.buffer, p.other) for p in sends)
+            return found
+        if self.wire is not None and not tag:
+            with peer_errors():
+                found = [self.wire.receive(_whole(p), p.other, p.key) for p in receives]
+                found.extend(self.wire.send(*parcel) for parcel in sends)
             return found
         found = []
         device: list[dist.P2POp] = []
-        for buffer, source in receives:
-            if self.of(source) == NCCL:
-                device.append(dist.P2POp(dist.irecv, buffer, source, self.nccl))
+        for parcel in receives:
+            if self.of(parcel.other) == NCCL:
+                device.append(dist.P2POp(dist.irecv, _whole(parcel), parcel.other, self.nccl))
             else:
-                found.append(_gloo_receive(buffer, source, tag))
-        for packed, target in sends:
-            assert isinstance(packed, torch.Tensor), "pieces go by way of memory"
-            if self.of(target) == NCCL:
-                device.append(dist.P2POp(dist.isend, packed, target, self.nccl))
+                found.append(_gloo_receive(_whole(parcel), parcel.other, tag))
+        for parcel in sends:
+            if self.of(parcel.other) == NCCL:
+                device.append(dist.P2POp(dist.isend, _whole(parcel), parcel.other, self.nccl))
             else:
-                found.append(_gloo_send(packed, target, tag))
+                found.append(_gloo_send(_whole(parcel), parcel.other, tag))
         if device:
             with peer_errors():
                 found.extend(dist.batch_isend_irecv(device))
         return found
+
+
+def _whole(parcel: Parcel) -> torch.Tensor:
+    assert isinstance(parcel.buffer, torch.Tensor), "it is in pieces"
+    return parcel.buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +200,11 @@ def _begun(operation: Callable[..., Any], buffer: torch.Tensor, other: int, tag:
     return work
 
 
-def join_backends(place: str) -> Backends:
+def join_backends(place: str, wanted: str | None = None) -> Backends:
     """The Backends of this rank in the running process group, of which the default backend is gloo;
-    all ranks call it together."""
+    all ranks call it together. `wanted`: what carries messages between CPUs, if it can; unless
+    given, what the environment says."""
+    wanted = wanted or carrier()
     places = _names_of_all(place_name(place))
     gpus = [rank for rank, name in enumerate(places) if name.startswith("cuda")]
     group = None
@@ -177,9 +213,12 @@ def join_backends(place: str) -> Backends:
             group = dist.new_group(gpus, backend=NCCL)
     here = places[dist.get_rank()]
     named = tuple(backend_between(here, there) if group else GLOO for there in places)
-    with peer_errors():
-        memory = join_peer_memory() if set(places) == {"cpu"} else None
-    return Backends(place, named, group, memory)
+    memory, wire = None, None
+    if set(places) == {"cpu"} and len(places) > 1:
+        with peer_errors():
+            memory = join_peer_memory(wanted == MEMORY)
+            wire = join_wire(wanted != GLOO) if memory is None else None
+    return Backends(place, named, group, memory, wire)
 
 
 def _names_of_all(name: str) -> list[str]:

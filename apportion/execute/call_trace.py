@@ -22,13 +22,11 @@ import torch
 from apportion.capture import RANDOM_UNIFORM, key_words, torch_private
 from apportion.execute.device_random import uniform_on_cuda
 from apportion.execute.executable import Executable
-from apportion.execute.host_copies import from_host, to_host
 from apportion.execute.host_random import prepare, uniform_on_host
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import messages_read
 from apportion.execute.run_part import same_storage
-from apportion.lower import FROM_HOST, TO_HOST
 
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a tensor."""
@@ -201,8 +199,6 @@ class TraceBook:
         the device that is meant."""
         if call.words is not None:
             return self._drawn(task)
-        if self.executable.kind[task] in (TO_HOST, FROM_HOST):
-            return self._copied(task)
         rank = Rank(self.executable, self.device, place=device)
         numbers = _OpenNumbers(call, torch.device(self.place))
         bodies = self.executable.graph.bodies
@@ -240,17 +236,6 @@ class TraceBook:
         meant = self.executable.slots[work.outs[0]]
         dense = torch.empty(meant.shape, device="meta").stride()
         return CallTrace(0, (call,), (0,), ((meant.shape, dense, meant.dtype),), (-1,), ())
-
-    def _copied(self, task: int) -> CallTrace:
-        """The one call of a copy to the host or back: its memory is not that of a device."""
-        given: tuple[Any, ...] = (TracedTensor(0),)
-        function: Any = to_host
-        if self.executable.kind[task] == FROM_HOST:
-            function, given = from_host, (*given, self.place)
-        call = TracedCall(function, given, (), TracedTensor(1), ())
-        meant = self.executable.slots[self.executable.computes[task].outs[0]]
-        dense = torch.empty(meant.shape, device="meta").stride()
-        return CallTrace(1, (call,), (1,), ((meant.shape, dense, meant.dtype),), (-1,), ())
 
 
 def _frozen(places: Any) -> Any:

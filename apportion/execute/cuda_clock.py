@@ -8,6 +8,7 @@ spans into nanoseconds of the host's clock.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -32,6 +33,7 @@ class CudaClock:
         self.place = place
         self.new_event = new_event or (lambda: torch.cuda.Event(enable_timing=True))
         self.events: list[Any] = []
+        self.lock = threading.Lock()
         self.base: Any = None
         self.base_ns = 0
 
@@ -51,10 +53,15 @@ class CudaClock:
 
     def __call__(self) -> int:
         """The moment when the device comes to this place in its stream, by its number below 0."""
+        return self.moment(lambda event: event.record())
+
+    def moment(self, record: Callable[[Any], Any]) -> int:
+        """The same for another stream, into which `record` puts an event."""
         event = self.new_event()
-        event.record()
-        self.events.append(event)
-        return -len(self.events)
+        record(event)
+        with self.lock:
+            self.events.append(event)
+            return -len(self.events)
 
     def times(self, spans: Iterable[Span]) -> list[Span]:
         """Spans by the host's clock; waits until the device has come to all of them. Tasks that
@@ -62,8 +69,8 @@ class CudaClock:
         together: dict[tuple[int, int], list[int]] = defaultdict(list)
         for task, began, ended in spans:
             together[(began, ended)].append(task)
-        if self.events:
-            self.events[-1].synchronize()
+        for event in self.events:
+            event.synchronize()
         found: list[Span] = []
         for (began, ended), tasks in together.items():
             found += shared_out(tasks, self._host_ns(began), self._host_ns(ended))

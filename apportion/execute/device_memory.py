@@ -16,6 +16,15 @@ import torch
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
+def free_bytes(place: str) -> int:
+    """Bytes that tensors on a GPU may still take, of what this process is allowed."""
+    free, total = torch.cuda.mem_get_info(place)
+    allocated = torch.cuda.memory_allocated(place)
+    cached = torch.cuda.memory_reserved(place) - allocated
+    share = torch.cuda.get_per_process_memory_fraction(place)
+    return int(min(free + cached, share * total - allocated))
+
+
 def let_segments_grow() -> bool:
     """Lets the allocator's segments grow from now on; False where the user has settings of their
     own in the environment, or the driver cannot."""

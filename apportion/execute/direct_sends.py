@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from apportion.execute.executable import Executable
-from apportion.execute.rank_steps import Post, RankStep, Segment
+from apportion.execute.rank_steps import HostStep, Post, RankStep, Segment
 
 
 def lasting_slots(executable: Executable, steps: Iterable[RankStep]) -> dict[int, frozenset[int]]:
@@ -20,7 +20,7 @@ def lasting_slots(executable: Executable, steps: Iterable[RankStep]) -> dict[int
     messages, found = executable.messages, dict[int, frozenset[int]]()
     latest = -1
     for step in steps:
-        if isinstance(step, Segment):
+        if isinstance(step, Segment | HostStep):
             latest = max(latest, *step.tasks)
         elif isinstance(step, Post):
             parties = (*step.exchange.sends, *step.exchange.receives)

@@ -20,10 +20,11 @@ import torch
 
 from apportion.capture import RANDOM_UNIFORM
 from apportion.columns import Ints
-from apportion.describe import lengths
+from apportion.describe import HOST_UPDATE_KIND, lengths
 from apportion.execute.allocations import AllocationTracker
 from apportion.execute.copied_operands import copied_operands, thin_convolutions
 from apportion.execute.executable import Executable, joined_part, local_shape
+from apportion.execute.host_update import host_workspace
 from apportion.execute.kernels.base import (
     Context,
     dtype,
@@ -258,6 +259,7 @@ class _DryRun:
             low = high
         kept = self._updates() if fused and len(tasks) <= MOST_TASKS else {}
         if self.on_gpu:  # a batch is staged there beside its slots (feed.py)
+            self.workspace[tasks.task_kinds.is_host_work[tasks.kind]] = 0  # it is the host's
             computes = tasks.kind == COMPUTE
             given = begin[np.array([self._is_input(slot) for slot in begin.tolist()], bool)]
             staged = np.bincount(tasks.slot_device[given], tasks.slot_nbytes[given], tasks.devices)
@@ -492,7 +494,12 @@ class _DryRun:
             nbytes = allocations.nbytes(out)
             held += nbytes if alias < 0 else 0
             results.append(_OutputStorage(alias, out.stride(), nbytes))
-        return _CallStorage(tuple(results), max(allocations.peak - held, 0))
+        workspace = max(allocations.peak - held, 0)
+        if op.kind == HOST_UPDATE_KIND and op.body is not None:
+            recipe, forms = self.graph.bodies[op.body].recipe, [x for x in given if x is not None]
+            made = [(out.shape, out.dtype) for out in outs]
+            workspace = host_workspace(recipe, [(x[0], x[2]) for x in forms], made, workspace)
+        return _CallStorage(tuple(results), workspace)
 
     def _unknown(self, op: Op, part: Part) -> _CallStorage:
         space, found = self.space, []

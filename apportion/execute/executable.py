@@ -22,7 +22,14 @@ from apportion.execute.kernels.base import (
     template,
 )
 from apportion.graph import Op
-from apportion.lower import COMPUTE, MessageBuffers, TaskGraph, message_buffers
+from apportion.lower import (
+    COMPUTE,
+    MessageBuffers,
+    TaskGraph,
+    host_labels,
+    message_buffers,
+    uses_host,
+)
 from apportion.machine import usable_cores
 from apportion.split import Part, Space, Strategy
 
@@ -160,6 +167,34 @@ class Executable:
         return found
 
     @cached_property
+    def on_host(self) -> list[bool]:
+        """Whether each slot lies in the memory of its device's host."""
+        found: list[bool] = self.tasks.slot_on_host.tolist()
+        return found
+
+    @cached_property
+    def labels(self) -> list[int]:
+        """What each task has to do with the host; segments have tasks of one label."""
+        if not uses_host(self.tasks):
+            return [0] * len(self.tasks)
+        return _listed(host_labels(self.tasks))
+
+    @cached_property
+    def host_homes(self) -> dict[int, int]:
+        """New state on the host -> the state of the step's beginning whose memory it takes."""
+        tasks, carried = self.tasks, dict[int, list[int]]()
+        for end, begin in self.carry:
+            carried.setdefault(end, []).append(begin)
+        return {
+            end: begins[0]
+            for end, begins in carried.items()
+            if len(begins) == 1
+            and self.on_host[end]
+            and self.on_host[begins[0]]
+            and 0 <= tasks.slot_last[begins[0]] <= tasks.slot_first[end]
+        }
+
+    @cached_property
     def unread(self) -> list[int]:
         return [s for s in self.begin if self.tasks.slot_last[s] < 0]
 
@@ -247,7 +282,8 @@ class Executable:
         """What every task calls that calls the kernel of an Op."""
         tasks, found = self.tasks, {}
         templates: dict[int, Template] = {}  # by identity of a Part, which `space` keeps
-        calls = (tasks.kind == COMPUTE) | tasks.task_kinds.is_host_copy[tasks.kind]
+        kinds = tasks.task_kinds
+        calls = (tasks.kind == COMPUTE) | (kinds.is_host_copy | kinds.is_host_work)[tasks.kind]
         for task in range(len(tasks)):
             if calls[task]:
                 index, number = int(tasks.op[task]), int(tasks.part[task])

@@ -23,7 +23,7 @@ from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import resolve
 from apportion.execute.rank_steps import Segment, slots_read
 from apportion.graph import UpdateRecipe
-from apportion.lower import COMPUTE
+from apportion.lower import COMPUTE, FROM_HOST
 
 UPDATE = "apportion.update"
 FUSED = {
@@ -100,7 +100,8 @@ def overwritten_slots(executable: Executable) -> dict[int, int]:
     """New state slot -> the state slot in whose memory a fused update writes it.
 
     That is where the old state is there when the step begins, neither it nor a view of it is read
-    after the update, and it is what the new state is carried to.
+    after the update, and it is what the new state is carried to; or where it has come from the host
+    for the update, and nobody reads it afterwards.
     """
     tasks = executable.tasks
     carried: dict[int, list[int]] = {}
@@ -111,8 +112,10 @@ def overwritten_slots(executable: Executable) -> dict[int, int]:
         before = (update.ins[0], *update.ins[2:])
         for old, new in zip(before, update.outs, strict=True):
             own = tasks.slot_base[old] < 0 and update.ins.count(old) == 1
-            last = tasks.slot_first[old] == -1 and tasks.slot_last[old] == task
-            if own and last and carried.get(new) == [old]:
+            own = own and tasks.slot_last[old] == task
+            first = int(tasks.slot_first[old])
+            here = first >= 0 and executable.kind[first] == FROM_HOST
+            if own and (here or (first == -1 and carried.get(new) == [old])):
                 found[new] = old
     return found
 
@@ -131,12 +134,13 @@ def update_batches(
 ) -> dict[int, UpdateBatch]:
     """The fused updates of a segment in batches, each by the task after which it is done.
 
-    Updates are held back until a task reads what one of them makes, until the gradients that are
-    held exceed HELD_BYTES, or until the segment ends.
+    Updates are held back until a task reads what one of them makes, or is the last to use what one
+    of them reads, until the gradients that are held exceed HELD_BYTES, or until the segment ends.
     """
     found: dict[int, UpdateBatch] = {}
     waiting: list[FusedUpdate] = []
     outs: set[int] = set()
+    ins: set[int] = set()
     held, before = 0, -1
 
     def close(after: int) -> None:
@@ -145,14 +149,17 @@ def update_batches(
             found[after] = UpdateBatch(after, tuple(waiting))
         waiting.clear()
         outs.clear()
+        ins.clear()
         held = 0
 
     for task in segment.tasks:
-        if not outs.isdisjoint(slots_read(executable, task)):
+        ends = task not in fused and not ins.isdisjoint(executable.frees[task])
+        if ends or not outs.isdisjoint(slots_read(executable, task)):
             close(before)
         if task in fused:
             waiting.append(fused[task])
             outs |= set(fused[task].outs)
+            ins |= set(fused[task].ins)
             meant = executable.slots[fused[task].gradient]
             held += meant.dtype.itemsize * math.prod(meant.shape)
             if held > HELD_BYTES:

@@ -55,8 +55,9 @@ from apportion.execute.fused_update import (
 from apportion.execute.kernels.base import Context
 from apportion.execute.plain_sum import TOGETHER, MessageBox, MessageViews, PlainSum, plain_sum
 from apportion.execute.rank import Rank
-from apportion.execute.rank_steps import RankStep, Segment
+from apportion.execute.rank_steps import HostStep, RankStep, Segment
 from apportion.execute.segment_function import CannotCompile, SegmentFunction
+from apportion.lower import COMPUTE
 
 NAME = "segment"
 
@@ -93,7 +94,12 @@ class SegmentGenerator:
 
     def segments(self, steps: Sequence[RankStep]) -> list[SegmentSource]:
         """The sources of all segments; of all, because what shares a storage is known only then."""
-        plans = [self._traced(step) for step in steps if isinstance(step, Segment)]
+        plans = []
+        for step in steps:
+            if isinstance(step, Segment):
+                plans.append(self._traced(step))
+            elif isinstance(step, HostStep):
+                self._copied(step)
         for slot in self.forms:
             root = self._root(slot)
             last = int(self.executable.tasks.slot_last[slot])
@@ -106,6 +112,17 @@ class SegmentGenerator:
             )
             for plan in plans
         ]
+
+    def _copied(self, step: HostStep) -> None:
+        """Notes what copies leave: dense tensors; what waits for one leaves what it was given."""
+        for task in step.tasks:
+            call = self.executable.computes[task]
+            waits = self.executable.kind[task] == COMPUTE
+            for out in call.outs:
+                self.forms[out] = dense_form(self.executable, out)
+                if waits:
+                    self.forms[out] = self.forms[call.ins[0]]
+                    self.roots[out] = call.ins[0]
 
     def _root(self, slot: int) -> int:
         while slot in self.roots:

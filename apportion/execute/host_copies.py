@@ -2,31 +2,33 @@
 
 Part of the room execute. A tensor of a device comes in and one in the host's memory goes out, or
 the other way round. A process that is its own device has no other memory: there the host is a pool
-beside torch's allocator, so that what lies in it is not counted as the device's. On a CUDA device
-the host's memory is pinned, and copies are made in the order of the device's stream: whatever reads
-a tensor afterwards, or takes the memory of one that was dropped, comes after the copy.
+beside torch's allocator, so that what lies in it is not counted as the device's. A rank on a GPU
+has pinned memory (pinned_memory.py), and copies beside what it computes (host_traffic.py).
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
+from apportion.quantity import format_quantity
 
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense copy in the host's memory; RuntimeError if it has none left."""
-    if tensor.device.type == "meta":
-        return tensor.new_empty(tensor.shape)
-    make = _in_pool if tensor.device.type == "cpu" else _pinned
+
+def host_room(shape: tuple[int, ...], dtype: torch.dtype, place: str) -> torch.Tensor:
+    """Memory of the host for a tensor of a rank on torch's device `place`, which is no GPU;
+    RuntimeError if it has none left."""
+    if place == "meta":
+        return torch.empty(shape, dtype=dtype, device=place)
     try:
-        room = make(tensor)
+        return _in_pool(shape, dtype)
     except (MemoryError, RuntimeError) as error:
-        size = tensor.numel() * tensor.element_size()
+        size = format_quantity(math.prod(shape) * dtype.itemsize, "B")
         raise RuntimeError(
-            f"the host has no memory for {size} bytes of an offloaded activation: offload less, or "
-            "recompute"
+            f"the host has no memory for {size} more that the plan keeps there: plan with less on "
+            "the host (--offload, --host-state), or recompute"
         ) from error
-    return room.copy_(tensor, non_blocking=True)
 
 
 def from_host(tensor: torch.Tensor, device: str) -> torch.Tensor:
@@ -35,11 +37,7 @@ def from_host(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return room.copy_(tensor, non_blocking=True)
 
 
-def _in_pool(tensor: torch.Tensor) -> torch.Tensor:
+def _in_pool(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Room for a tensor that torch's allocator does not know of."""
-    raw = torch.from_numpy(np.empty(tensor.numel() * tensor.element_size(), np.uint8))
-    return raw.view(tensor.dtype).view(tensor.shape)
-
-
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    raw = torch.from_numpy(np.empty(math.prod(shape) * dtype.itemsize, np.uint8))
+    return raw.view(dtype).view(shape)

@@ -20,7 +20,8 @@ from apportion.execute.executable import Executable
 from apportion.execute.inductor import CompiledPiece, InductorSegment, inductor
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
-from apportion.execute.rank_steps import Post, Segment, rank_steps
+from apportion.execute.rank_steps import HostStep, Post, Segment, rank_steps
+from apportion.execute.segment_function import CannotCompile
 from apportion.execute.torch_compiler import without_kernels
 from apportion.execute.update_calls import UpdateCalls
 
@@ -55,6 +56,8 @@ def inductor_peak(
             elif isinstance(step, Post):
                 for number, _ in step.exchange.sends:
                     rank.free(executable.messages[number].task)
+            elif isinstance(step, HostStep):
+                raise CannotCompile("what lies on the host is not told apart here")
             else:
                 for number, _ in step.exchange.receives:
                     nbytes = executable.messages[number].nbytes

@@ -17,6 +17,7 @@ a segment runs one mode lower from then on (generated, then interpreted), and a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,17 +26,21 @@ from typing import Any
 import torch
 
 from apportion.execute.cuda_graph import graphed
+from apportion.execute.device_memory import free_bytes
 from apportion.execute.executable import Executable
 from apportion.execute.fused_update import FusedUpdate, fused_updates
 from apportion.execute.generate import SegmentGenerator, SegmentSource
+from apportion.execute.host_traffic import HostTraffic
 from apportion.execute.inductor import inductor, kernel_by_kernel
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
-from apportion.execute.rank_steps import RankStep, Segment, slots_made, slots_read
+from apportion.execute.rank_steps import HostStep, RankStep, Segment, slots_made, slots_read
+from apportion.execute.recorded_step import CudaGraphPool, StepRecorder
 from apportion.execute.segment_function import CannotCompile, SegmentFunction, interpreted
-from apportion.lower import FROM_HOST, TO_HOST
 from apportion.machine import AUTO, GENERATED, GRAPH, INDUCTOR, INTERPRETER
 
+COMPARED_AT_ONCE = 1 << 21  # elements, so that comparing takes little memory
+COMPARING = 1 << 28  # bytes that comparing and kernels' own room may take
 BELOW = {GENERATED: INTERPRETER, GRAPH: GENERATED, INDUCTOR: GENERATED}
 
 # How far a compiled segment may be from the interpreter, relative to the largest element.
@@ -75,6 +80,18 @@ class Ladder:
     general: list[str] = field(default_factory=list)
     fallen: list[tuple[int, str, str]] = field(default_factory=list)
     speakers: list[Any] = field(default_factory=list)  # functions that have notes of their own
+    inner: dict[Segment, SegmentFunction] = field(default_factory=dict)  # what is to be recorded
+    recorder: StepRecorder | None = None
+    uncompared: int = 0
+
+    def record(self, rank: Rank, steps: Sequence[RankStep], traffic: HostTraffic) -> None:
+        """Lets a step that uses the host be recorded as a whole, if its segments are to be."""
+        segments = {step for step in steps if isinstance(step, Segment)}
+        if not self.inner or segments != self.inner.keys():
+            return
+        pool = CudaGraphPool(rank.place)
+        self.recorder = StepRecorder(rank, steps, self.inner, traffic, pool)
+        self.speakers.append(self.recorder)
 
     @property
     def notes(self) -> list[str]:
@@ -88,6 +105,11 @@ class Ladder:
             for (how, reason), numbers in why.items()
         ]
         own = [note for speaker in self.speakers for note in speaker.notes]
+        if self.uncompared:
+            fallen.append(
+                f"{self.uncompared} segments of device {self.device} are not compared with the "
+                "interpreter: there is no room for the results of both"
+            )
         return [*self.general, *fallen, *dict.fromkeys(own)]
 
 
@@ -156,6 +178,8 @@ class Rungs:
     def fall(self, number: int, segment: Segment, mode: str, why: str) -> SegmentFunction:
         """The function that a segment has instead."""
         lower = BELOW[mode]
+        if self.ladder.inner.pop(segment, None) is not None and self.ladder.recorder is not None:
+            self.ladder.recorder.abandoned = True
         self.ladder.fallen.append((number, lower if lower != INTERPRETER else "interpreted", why))
         return interpreted(segment) if lower == INTERPRETER else self.begin(number, segment, lower)
 
@@ -166,19 +190,40 @@ class Rungs:
             # A GPU's scatters add up in any order: even the interpreter is not equal to itself.
             exact = OTHER_ORDER if cuda else dict.fromkeys(ROUNDING, 0.0)
             return self.sources[segment].function(), 1, exact
-        if cuda and _copies_to_host(self.executable, segment):
-            raise CannotCompile("a CUDA graph would copy to host memory that others use meanwhile")
         inner = inductor if mode == INDUCTOR else kernel_by_kernel
         function = inner(self.executable, segment, self.place)
         if hasattr(function, "notes"):
             self.ladder.speakers.append(function)
         if not cuda:
             return function, 1, OTHER_ORDER
+        tolerance = other_order_on_cuda(_convolves(self.executable, segment))
+        if self.records_whole:
+            self.ladder.inner[segment] = function
+            return self._with_tensors(segment), 1, tolerance
         whole = graphed(self.executable, segment, function, self.pool, self.place)
         self.ladder.speakers.append(whole)
-        # once as it is, once recorded and replayed
-        tolerance = other_order_on_cuda(_convolves(self.executable, segment))
-        return whole, 2, tolerance
+        return whole, 2, tolerance  # once as it is, once recorded and replayed
+
+    @cached_property
+    def records_whole(self) -> bool:
+        """Whether steps are recorded with all that lies between their segments: they use the host,
+        and exchange nothing with other ranks."""
+        return any(isinstance(step, HostStep) for step in self.steps) and all(
+            isinstance(step, HostStep | Segment) for step in self.steps
+        )
+
+    def _with_tensors(self, segment: Segment) -> SegmentFunction:
+        """The function of a segment in the first step: what the recorder will record, where there
+        is one."""
+        found = self.ladder
+
+        def run(rank: Rank, context: Context) -> None:
+            function = found.inner[segment]
+            if found.recorder is not None:
+                function = found.recorder.eager(segment)
+            function(rank, context)
+
+        return run
 
     @cached_property
     def fused(self) -> dict[int, FusedUpdate]:
@@ -196,11 +241,6 @@ def other_order_on_cuda(convolves: bool) -> Tolerance:
     if torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32:
         return OTHER_ORDER | {torch.float32: OTHER_ORDER[torch.bfloat16]}
     return OTHER_ORDER
-
-
-def _copies_to_host(executable: Executable, segment: Segment) -> bool:
-    """Whether a segment copies to the host or back."""
-    return any(executable.kind[task] in (TO_HOST, FROM_HOST) for task in segment.tasks)
 
 
 def _convolves(executable: Executable, segment: Segment) -> bool:
@@ -223,20 +263,18 @@ class FirstSteps:
 
     def __call__(self, rank: Rank, context: Context) -> None:
         functions = self.rungs.ladder.functions
+        if not self._has_room(rank):
+            self._let_alone(rank, context)
+            return
         try:
             oracle = self._interpret(rank, context)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            self.rungs.ladder.general.append(
-                f"segment {self.number} of device {rank.device} is not compared with the "
-                "interpreter: there is no room for the results of both"
-            )
-            functions[self.segment] = self.function
-            self.function(rank, context)
+            self._let_alone(rank, context)
             return
         try:
             self.function(rank, context)
-            why = self._difference(rank, oracle, context)
+            why = self._difference_if_room(rank, oracle, context)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler, or its code, may raise anything
@@ -253,6 +291,26 @@ class FirstSteps:
                 oracle.tensors.clear()
                 torch.cuda.empty_cache()  # the interpreter's room, which nobody needs any more
 
+    def _has_room(self, rank: Rank) -> bool:
+        """Whether the device has room for the results of both, whatever each of them frees
+        meanwhile, and for comparing them."""
+        if not rank.place.startswith("cuda"):
+            return True
+        slots = rank.executable.slots
+        made = [
+            math.prod(slots[s].shape) * slots[s].dtype.itemsize
+            for task in self.segment.tasks
+            for s in slots_made(rank.executable, task)
+        ]
+        return 2 * sum(made) + COMPARING < free_bytes(rank.place)
+
+    def _let_alone(self, rank: Rank, context: Context) -> None:
+        """Runs the segment without comparing it."""
+        ladder = self.rungs.ladder
+        ladder.uncompared += 1
+        ladder.functions[self.segment] = self.function
+        self.function(rank, context)
+
     def _interpret(self, rank: Rank, context: Context) -> Rank:
         """The segment interpreted on the same tensors, which it does not change."""
         oracle = Rank(rank.executable, rank.device, place=rank.place)
@@ -260,6 +318,14 @@ class FirstSteps:
         oracle.received = {m: rank.received[m] for m in self.segment.messages}
         interpreted(self.segment)(oracle, context)
         return oracle
+
+    def _difference_if_room(self, rank: Rank, oracle: Rank, context: Context) -> str:
+        """As `_difference`; where there is no memory to compare with, nothing is said."""
+        try:
+            return self._difference(rank, oracle, context)
+        except torch.OutOfMemoryError:
+            self.rungs.ladder.uncompared += 1
+            return ""
 
     def _difference(self, rank: Rank, oracle: Rank, context: Context) -> str:
         """Where the two differ by more than rounding may; "" if nowhere."""
@@ -311,12 +377,31 @@ def near(found: torch.Tensor, meant: torch.Tensor, share: float, more: float = 0
     NaN."""
     if found.shape != meant.shape or found.dtype != meant.dtype:
         return False
-    if not meant.numel() or torch.equal(found, meant):
+    if not meant.numel():
+        return True
+    pieces = list(zip(_pieces(found), _pieces(meant), strict=True))
+    if all(torch.equal(a, b) for a, b in pieces):
         return True
     if not (meant.is_floating_point() or meant.is_complex()):
         return False
     wide = torch.promote_types(meant.dtype, torch.float32)
-    a, b = found.to(wide), meant.to(wide)
-    known = torch.isfinite(b)
-    largest = float(b[known].abs().max()) if bool(known.any()) else 0.0
-    return torch.allclose(a, b, rtol=0.0, atol=share * largest + more, equal_nan=True)
+    largest = max(_largest(b.to(wide)) for _, b in pieces)
+    allowed = share * largest + more
+    return all(
+        torch.allclose(a.to(wide), b.to(wide), rtol=0.0, atol=allowed, equal_nan=True)
+        for a, b in pieces
+    )
+
+
+def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Views that are a tensor together, cut across its longest dimension."""
+    if tensor.numel() <= COMPARED_AT_ONCE:
+        return (tensor,)
+    dim = max(range(tensor.dim()), key=lambda d: tensor.shape[d])
+    rows = max(1, COMPARED_AT_ONCE * tensor.shape[dim] // tensor.numel())
+    return tuple(tensor.split(rows, dim))
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest magnitude among elements that are numbers and finite."""
+    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max())

@@ -11,8 +11,9 @@ that wait for each other go on.
 
 This is for ranks of one user on one Linux, in one network (a namespace with a network of its own is
 another machine), and where one process may read another. The environment variable
-APPORTION_TRANSPORT=gloo turns it off. Where the kernel keeps processes from looking at each other
-(Yama's `ptrace_scope` is not 0, some containers) it is found not to work, and gloo carries all.
+APPORTION_TRANSPORT, `wire` or `gloo`, turns it off. Where the kernel keeps processes from looking
+at each other (Yama's `ptrace_scope` is not 0, some containers) it is found not to work, and a Wire
+(wire.py) carries all.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ TURN = 1000  # milliseconds between looks at the clock
 TOGETHER, MOST = 64, 1 << 24  # spans that one call copies, bytes of each
 BACKLOG = 256
 SWITCH = "APPORTION_TRANSPORT"
+MEMORY, WIRE, GLOO = "memory", "wire", "gloo"
 MEETING = 30.0  # seconds for ranks to connect
 CREDENTIALS = struct.Struct("=iII")  # process, user, group
 
@@ -250,17 +252,20 @@ def _cut(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def carrier() -> str:
-    """What carries messages on this machine if it can: measured costs depend on it."""
-    wanted = sys.platform.startswith("linux") and os.environ.get(SWITCH) != "gloo"
-    return "memory" if wanted else "gloo"
+    """What carries messages on this machine if it can: measured costs depend on it. MEMORY, WIRE or
+    GLOO; where the first cannot the next does."""
+    if not sys.platform.startswith("linux"):
+        return GLOO
+    wanted = os.environ.get(SWITCH)
+    return wanted if wanted in (WIRE, GLOO) else MEMORY
 
 
-def join_peer_memory() -> PeerMemory | None:
+def join_peer_memory(wanted: bool = True) -> PeerMemory | None:
     """The PeerMemory of this rank in the running process group, whose ranks call it together, or
-    None for all of them."""
+    None for all of them; also if one of them has not `wanted` it."""
     words = torch.tensor(list(os.urandom(16)), dtype=torch.uint8)
     told = bytes(words.tolist())
-    door = _door(told)
+    door = _door(told) if wanted else None
     machine = _machine() if door is not None else os.urandom(32)
     cards = _told_by_all(CARD.pack(machine, os.getpid(), words.data_ptr(), told))
     if door is None or len({machine for machine, *_ in cards}) > 1:
@@ -276,8 +281,6 @@ def join_peer_memory() -> PeerMemory | None:
 
 def _door(words: bytes) -> socket.socket | None:
     """A socket that other ranks can connect to; None where this is not for this process."""
-    if carrier() == "gloo":
-        return None
     try:
         reader()
         door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

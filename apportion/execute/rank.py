@@ -12,21 +12,25 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
 import torch
 
 from apportion.describe import Box, flatten, lengths
 from apportion.execute.executable import BoxCopy, Executable, slices
+from apportion.execute.host_copies import host_room
+from apportion.execute.host_update import host_update
 from apportion.execute.kernels.base import (
     Context,
 )
+from apportion.execute.late_work import LateNode
+from apportion.execute.pinned_memory import PinnedMemory, aligned_bytes
 from apportion.execute.run_part import run_part
 from apportion.graph import INPUT
-from apportion.lower import ASSEMBLE, CALLING
+from apportion.lower import ASSEMBLE, CALLING, HOST_WORK, TO_HOST
 from apportion.split import Space
 
 Corrupt = Callable[[int, torch.Tensor], torch.Tensor]
@@ -86,12 +90,12 @@ class InputRegion:
 class UnfinishedStep:
     """A step whose late tasks the next one does: the tensors that these read and make, by slot, and
     what they need to run; and of the state that they are to make the slots at the end of their step
-    and the beginning of the next. `gone`: how many of the slots that no task frees are dropped."""
+    and the beginning of the next. `users`: how many pieces of late work still use each slot."""
 
     tensors: dict[int, torch.Tensor]
     context: Context
     missing: dict[int, int]
-    gone: int = 0
+    users: Counter[int]
 
 
 @dataclass
@@ -103,7 +107,9 @@ class Rank:
     spans     (task, start, end) by `clock`, of steps while `records` is set
     place     torch's name of the device that holds the tensors
     settled   state that is known to be dense and all of its storage
+    rooms     memory of the host, by slot of the state that lies there when the step begins
     last      the step before, if it is not finished; `tensors` lacks the state that it makes
+    settle_host  waits until the host has done what it was told to, where it works by itself
     """
 
     executable: Executable
@@ -116,14 +122,22 @@ class Rank:
     clock: Callable[[], int] = time.perf_counter_ns
     records: bool = False
     settled: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    rooms: dict[int, torch.Tensor] = field(default_factory=dict)
     last: UnfinishedStep | None = None
+    settle_host: Callable[[], None] | None = None
 
     def load(self, source: Callable[[int], torch.Tensor]) -> None:
         """Copies this device's regions of the state out of whole tensors, `source(value)`."""
         self.last = None
+        if self.settle_host is not None:
+            self.settle_host()
         for slot in self._state_slots:
             whole = source(self.executable.slots[slot].value)
-            self.tensors[slot] = self.copied(_input_region(self.executable, slot).of(whole), slot)
+            region = _input_region(self.executable, slot).of(whole)
+            if self.executable.on_host[slot]:
+                self.tensors[slot] = self.room(slot).copy_(region)
+            else:
+                self.tensors[slot] = self.copied(region, slot)
 
     def feed(self, source: Callable[[int], torch.Tensor]) -> None:
         """Copies this device's regions of the batch, and drops state that the step does not
@@ -144,6 +158,34 @@ class Rank:
         kind = self.executable.slots[slot].dtype
         made = torch.empty(region.shape, dtype=kind, device=self.place)
         return made.copy_(region.detach())
+
+    def room(self, slot: int) -> torch.Tensor:
+        """Memory of the host for a slot: that of the state whose place it takes, or the slot's own,
+        which stays if the step begins with it, and on a GPU in any case; else new."""
+        executable = self.executable
+        begin = executable.host_homes.get(slot, slot)
+        if begin in self.rooms:
+            return self.rooms[begin]
+        meant, on_gpu = executable.slots[begin], self.place.startswith("cuda")
+        if on_gpu:
+            made = self.pinned.take(meant.shape, meant.dtype)
+        else:
+            made = host_room(meant.shape, meant.dtype, self.place)
+        if on_gpu or executable.tasks.slot_first[begin] < 0:
+            self.rooms[begin] = made
+        return made
+
+    @cached_property
+    def pinned(self) -> PinnedMemory:
+        """Pinned memory for all slots of this rank that lie on the host of a GPU."""
+        executable = self.executable
+        mine = (s for s, there in enumerate(executable.on_host) if there)
+        rooms = [
+            executable.slots[slot]
+            for slot in mine
+            if executable.slot_device[slot] == self.device and slot not in executable.host_homes
+        ]
+        return PinnedMemory(sum(aligned_bytes(m.shape, m.dtype) for m in rooms), self.place)
 
     def drop_unread(self) -> None:
         """Drops the state that the step does not read."""
@@ -213,6 +255,20 @@ class Rank:
                 )
             self.tensors[slot] = result
 
+    def to_host(self, task: int, context: Context) -> None:
+        """A copy to the host's memory."""
+        work = self.executable.computes[task]
+        room = self.room(work.outs[0])
+        self.tensors[work.outs[0]] = room.copy_(self.tensors[work.ins[0]])
+
+    def host_work(self, task: int, context: Context) -> None:
+        """An update that the host does, on its own memory and in place."""
+        work = self.executable.computes[task]
+        ins = [self.tensors[slot] for slot in work.ins]
+        outs = [self.room(slot) for slot in work.outs]
+        host_update(self.executable.graph.bodies, work.op, ins, outs, context)
+        self.tensors.update(zip(work.outs, outs, strict=True))
+
     def pack(self, message: int) -> torch.Tensor:
         """The bytes of a message."""
         nbytes = self.executable.messages[message].nbytes
@@ -276,12 +332,14 @@ class Rank:
         """Ends the step: state becomes the next step's; returns the loss if it is here."""
         return self._end({})
 
-    def put_off(self, context: Context) -> torch.Tensor | None:
-        """Ends a step but for its late tasks; returns the loss if it is here."""
+    def put_off(self, context: Context, left: Iterable[LateNode]) -> torch.Tensor | None:
+        """Ends a step but for what is left of its late work; returns the loss if it is here."""
         assert self.last is None, "two steps are not finished"
-        held = {slot: self.tensors[slot] for slot in self._late_reads if slot in self.tensors}
-        loss = self._end(self._late_carry)
-        self.last = UnfinishedStep(held, context, dict(self._late_carry))
+        users = Counter(slot for node in left for slot in node.slots)
+        held = {slot: self.tensors[slot] for slot in users if slot in self.tensors}
+        missing = {a: b for a, b in self._late_carry.items() if a not in self.tensors}
+        loss = self._end(missing)
+        self.last = UnfinishedStep(held, context, missing, users)
         return loss
 
     def _end(self, late: Mapping[int, int]) -> torch.Tensor | None:
@@ -290,15 +348,13 @@ class Rank:
         new = {b: tensors[a] for a, b in self._carry if a not in late}
         loss = next((tensors[s] for s in self.executable.loss_slots if s in tensors), None)
         kept = {s: tensors[s] for s in self._constant_slots if s in tensors}
+        kept |= {s: room for s, room in self.rooms.items() if s in self._constant_slots}
         self.tensors = kept | {b: self._settle(b, t) for b, t in new.items()}
         return None if loss is None else loss.detach().clone()
 
-    def do_late(
-        self, work: Callable[[Context], None], made: Iterable[int], until: int, begun: bool
-    ) -> None:
-        """Does late work of the last step, on its tensors. Of what it has `made` the state is the
-        next step's, but for what that does not read if it has `begun`. `until`: the last task that
-        is done then."""
+    def do_late(self, work: Callable[[Context], None], node: LateNode, begun: bool) -> None:
+        """Does a piece of late work of the last step, on its tensors. Of what it makes the state is
+        the next step's, but for what that does not read if it has `begun`."""
         last = self.last
         assert last is not None
         current, self.tensors = self.tensors, last.tensors
@@ -306,14 +362,14 @@ class Rank:
             work(last.context)
         finally:
             last.tensors, self.tensors = self.tensors, current
-        for end in made:
+        for end in node.made:
             begin = last.missing.pop(end, -1)
             if begin >= 0 and not (begun and begin in self._unread):
                 self.tensors[begin] = self._settle(begin, last.tensors[end])
-        survivors = self._late_survivors
-        while last.gone < len(survivors) and survivors[last.gone][0] <= until:
-            last.tensors.pop(survivors[last.gone][1], None)
-            last.gone += 1
+        for slot in node.slots:
+            last.users[slot] -= 1
+            if not last.users[slot]:
+                last.tensors.pop(slot, None)
 
     @cached_property
     def _unread(self) -> frozenset[int]:
@@ -325,28 +381,10 @@ class Rank:
         tasks = self.executable.tasks
         return {a: b for a, b in self._carry if tasks.slot_first[a] >= tasks.late_start >= 0}
 
-    @cached_property
-    def _late_survivors(self) -> tuple[tuple[int, int], ...]:
-        """Slots that late tasks make or read and no task frees, after their last uses, rising."""
-        tasks, slots = self.executable.tasks, self.executable.tasks.slot_first
-        reader = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
-        used, real = slots.copy(), tasks.in_slot >= 0
-        np.maximum.at(used, tasks.in_slot[real], reader[real])
-        mine = (tasks.slot_device == self.device) & (used >= tasks.late_start)
-        found = np.flatnonzero(mine & (tasks.slot_last >= len(tasks)))
-        return tuple(sorted(zip(used[found].tolist(), found.tolist(), strict=True)))
-
-    @cached_property
-    def _late_reads(self) -> tuple[int, ...]:
-        """The slots that late tasks read and do not make."""
-        tasks = self.executable.tasks
-        read = tasks.in_slot[tasks.in_start[tasks.late_start] :]
-        mine = read[read >= 0]
-        mine = mine[tasks.slot_device[mine] == self.device]
-        return tuple(np.unique(mine[tasks.slot_first[mine] < tasks.late_start]).tolist())
-
     def _settle(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
         """New state as a tensor of its own; what was so before, and was written over, still is."""
+        if slot in self.rooms:
+            return tensor if tensor is self.rooms[slot] else self.rooms[slot].copy_(tensor)
         known = self.settled.get(slot)
         if known is not None and known() is tensor:
             return tensor
@@ -359,6 +397,8 @@ class Rank:
         finished."""
         if self.last is not None:
             raise RuntimeError("the last step is not finished: call finish() before state is read")
+        if self.settle_host is not None:
+            self.settle_host()
         slots = self.executable.slots
         return {s: (slots[s].value, t) for s, t in self.tensors.items()}
 
@@ -366,6 +406,8 @@ class Rank:
 # By kind of task: a registry, so that a kind that is added to the table runs by an entry here.
 WORK_ON_DEVICE: dict[int, Callable[[Rank, int, Context], None]] = {
     **dict.fromkeys(CALLING, Rank.compute),
+    TO_HOST: Rank.to_host,
+    HOST_WORK: Rank.host_work,
     ASSEMBLE: Rank.assemble,
 }
 

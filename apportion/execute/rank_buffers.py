@@ -1,4 +1,5 @@
-"""RankBuffers: the bytes of one rank's messages, in buffers that persist over steps.
+"""RankBuffers: the bytes of one rank's messages, in buffers that persist over steps, but for those
+of large messages, which are taken when the message is posted.
 
 Part of the room execute. An Executable and the number of a device come in; out go, for every
 message that the device sends or receives, a view of one of its buffers (lower/message_buffers.py),
@@ -10,7 +11,7 @@ follow each other in rising order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,20 +34,59 @@ class PackedBox:
 
 
 @dataclass(frozen=True, slots=True)
+class LargeBuffer:
+    """Where a message lies in a buffer that is taken when it is posted."""
+
+    buffer: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankBuffers:
     """Views of buffers by message.
 
     outgoing   all bytes of a message that is sent
     incoming   all bytes of one that is received
+    large      by message that has no buffer but when it is under way: the other messages of its
+               buffer with it, and where each begins; and how many bytes the buffer has
     unaligned  of all of them those that do not begin at a multiple of their largest item's size, as
                a view by its dtype has to
     boxes      what is packed into a message that is sent
     """
 
-    outgoing: Mapping[int, torch.Tensor]
-    incoming: Mapping[int, torch.Tensor]
+    outgoing: dict[int, torch.Tensor]
+    incoming: dict[int, torch.Tensor]
     unaligned: frozenset[int]
-    boxes: Mapping[int, tuple[PackedBox, ...]]
+    boxes: dict[int, tuple[PackedBox, ...]]
+    large: Mapping[tuple[int, bool], LargeBuffer]
+    executable: Executable
+    place: str
+
+    def take(self, numbers: Iterable[int], sends: bool) -> None:
+        """Takes the buffers of large messages among these, which are about to be posted."""
+        made: dict[int, torch.Tensor] = {}
+        for number in numbers:
+            large = self.large.get((number, sends))
+            if large is None:
+                continue
+            if large.buffer not in made:
+                made[large.buffer] = torch.empty(large.nbytes, dtype=torch.uint8, device=self.place)
+            size = self.executable.messages[number].nbytes
+            view = made[large.buffer][large.offset : large.offset + size]
+            (self.outgoing if sends else self.incoming)[number] = view
+            if sends:
+                apart = number in self.unaligned
+                self.boxes[number] = _boxes(self.executable, number, view, apart)
+
+    def drop(self, numbers: Iterable[int], sends: bool) -> None:
+        """Gives the buffers of large messages among these back; what was received lives on in the
+        tensor that was handed out."""
+        for number in numbers:
+            if (number, sends) in self.large:
+                (self.outgoing if sends else self.incoming).pop(number, None)
+                if sends:
+                    self.boxes.pop(number, None)
 
     def pack(self, number: int, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """Packs a message; its bytes."""
@@ -111,8 +151,9 @@ def rank_buffers(executable: Executable, device: int, place: str) -> RankBuffers
     made = {
         buffer: torch.empty(int(found.nbytes[buffer]), dtype=torch.uint8, device=place)
         for buffer, where in enumerate(found.device.tolist())
-        if where == device
+        if where == device and found.begin[buffer] < 0
     }
+    large: dict[tuple[int, bool], LargeBuffer] = {}
     made[-1] = torch.empty(0, dtype=torch.uint8, device=place)  # of messages of nothing
     outgoing: dict[int, torch.Tensor] = {}
     incoming: dict[int, torch.Tensor] = {}
@@ -125,15 +166,18 @@ def rank_buffers(executable: Executable, device: int, place: str) -> RankBuffers
         key = 2 * message.task + sends
         offset = ends_at.get(key, 0)
         ends_at[key] = offset + message.nbytes
-        view = made[buffer][offset : offset + message.nbytes]
-        (outgoing if sends else incoming)[number] = view
+        if buffer in made:
+            view = made[buffer][offset : offset + message.nbytes]
+            (outgoing if sends else incoming)[number] = view
+        else:
+            large[number, sends] = LargeBuffer(buffer, offset, int(found.nbytes[buffer]))
         if offset % executable.packed[number][0].dtype.itemsize:  # large items come first
             unaligned.add(number)
     boxes = {
         number: _boxes(executable, number, view, number in unaligned)
         for number, view in outgoing.items()
     }
-    return RankBuffers(outgoing, incoming, frozenset(unaligned), boxes)
+    return RankBuffers(outgoing, incoming, frozenset(unaligned), boxes, large, executable, place)
 
 
 def _in_order(messages: list[Message], device: int) -> list[tuple[int, Message]]:

@@ -8,6 +8,7 @@ go out, in the one global order of the TaskGraph.
     Post     an exchange begins: receives are posted, messages packed and handed to the transport.
              Nobody waits
     Wait     an exchange ends: what was to be received is there, what was sent may be dropped
+    HostStep copies to the host and back begin or are waited for, and work is handed to the host
 
 An exchange is waited for before the first task that reads what it brings, and if it brings nothing
 to this rank, before the second exchange of this rank after it (LATER) or at the end of the step;
@@ -16,9 +17,8 @@ other ends were posted at a smaller position, by ranks that waited for nothing l
 forever.
 
 Where steps overlap, the last of a rank's steps are late (lower/late_tasks.py): the next step does
-them, each before what needs it. `period` is the order in which a rank does both, and all ranks'
-periods are parts of one global order again. A rank waits in its own step for all that no late task
-reads.
+them, each before what needs it (late_work.py). A rank waits in its own step for all that no late
+task reads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from apportion.execute.executable import Executable
-from apportion.lower import LATER, crosses
+from apportion.lower import AT_HOST, LATER, crosses
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,19 @@ class Segment:
     frees: tuple[int, ...]
     messages: tuple[int, ...]
 
+    def __hash__(self) -> int:
+        """By its first task, which no other one of its rank has: it is looked up at every step."""
+        return hash(self.tasks[:1])
 
-RankStep = Segment | Post | Wait
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """Tasks at which something happens between a device and its host, one after the other."""
+
+    tasks: tuple[int, ...]
+
+
+RankStep = Segment | Post | Wait | HostStep
 
 
 def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
@@ -84,9 +95,11 @@ def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
     brings = {number: x for x in exchanges.values() for number, _ in x.receives}
 
     def close() -> None:
-        if run:
+        if run and executable.labels[run[0]] == AT_HOST:
+            found.append(HostStep(tuple(run)))
+        elif run:
             found.append(segment(executable, run))
-            run.clear()
+        run.clear()
 
     def end(exchange: Exchange) -> None:
         close()
@@ -118,6 +131,8 @@ def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
             for message in messages_read(executable, task):
                 if brings[message] in waiting:
                     end(brings[message])
+            if run and executable.labels[run[0]] != executable.labels[task]:
+                close()
             run.append(task)
     close()
     for exchange in tuple(waiting):
@@ -147,23 +162,7 @@ def _cuts(executable: Executable, device: int) -> list[int]:
     return [*dict.fromkeys(dues), *later]
 
 
-def period(executable: Executable, steps: Sequence[RankStep]) -> tuple[tuple[int, bool], ...]:
-    """The order in which a rank does its steps, by number, where steps overlap: each late one of
-    the last step (True) before what needs it, among those of the step at hand."""
-    tasks = executable.tasks
-    if tasks.late_start < 0:
-        return tuple((number, False) for number in range(len(steps)))
-    first = _first_tasks(executable, steps)
-    late = [k for k, task in enumerate(first) if task >= tasks.late_start]
-    found: list[tuple[int, bool]] = []
-    for number in range(len(steps) - len(late)):
-        while late and tasks.due[first[late[0]] - tasks.late_start] <= first[number]:
-            found.append((late.pop(0), True))
-        found.append((number, False))
-    return (*found, *((k, True) for k in late))
-
-
-def _first_tasks(executable: Executable, steps: Sequence[RankStep]) -> list[int]:
+def first_tasks(executable: Executable, steps: Sequence[RankStep]) -> list[int]:
     """The task at which each step stands; a Wait at that of the step after it, or at the end of
     what is not late."""
     tasks, messages = executable.tasks, executable.messages
@@ -171,7 +170,7 @@ def _first_tasks(executable: Executable, steps: Sequence[RankStep]) -> list[int]
     kept = crossing_positions(executable)
     after = len(tasks) - 1
     for step in reversed(steps):
-        if isinstance(step, Segment):
+        if isinstance(step, Segment | HostStep):
             after = step.tasks[0]
         elif isinstance(step, Post):
             parties = (*step.exchange.sends, *step.exchange.receives)

@@ -14,32 +14,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 
-from apportion.execute.backends import Backends, Handle, OpenParcel, Parcel, peer_errors
+from apportion.execute.backends import Backends, Parcel, peer_errors
 from apportion.execute.cuda_clock import shared_out
 from apportion.execute.device_memory import let_segments_grow
+from apportion.execute.device_streams import CudaStreams
 from apportion.execute.direct_sends import lasting_slots
 from apportion.execute.executable import Executable
 from apportion.execute.host_memory import keep_freed_memory
+from apportion.execute.host_traffic import HostTraffic
 from apportion.execute.kernels.base import (
     Context,
 )
 from apportion.execute.ladder import Ladder, ladder
+from apportion.execute.late_work import late_schedule
+from apportion.execute.overlapped_run import ExchangeInFlight, OverlappedRun
 from apportion.execute.rank import Rank
 from apportion.execute.rank_buffers import RankBuffers, rank_buffers
 from apportion.execute.rank_steps import (
     Exchange,
+    HostStep,
     Post,
     RankStep,
     Segment,
-    period,
     rank_steps,
 )
 from apportion.execute.segment_function import SegmentFunction
+from apportion.execute.wire import Pace
 from apportion.machine import GENERATED, check_mode
 
 NO_OVERLAP = (
@@ -57,6 +61,9 @@ class Worker:
 
     `progress[0]` says how far it has come: rounds done times 2**32, plus the position of the latest
     exchange. When nobody moves, everybody waits for the rank with the least.
+
+    `pending` are exchanges under way, by training step and position. `pace`: how a wire cuts
+    messages, if not as the plan says.
     """
 
     rank: Rank
@@ -64,14 +71,16 @@ class Worker:
     sent_bytes: int = 0
     rounds: int = 0
     progress: Any = field(default_factory=lambda: [0])
-    pending: dict[int, ExchangeInFlight] = field(default_factory=dict)
+    pending: dict[tuple[int, int], ExchangeInFlight] = field(default_factory=dict)
     backends: Backends = field(default_factory=Backends)
     buffers: RankBuffers | None = None
     direct: dict[int, frozenset[int]] | None = None
     mode: str = GENERATED
     timed: bool = False
     ladder: Ladder | None = None
-    period: tuple[tuple[int, bool], ...] | None = None
+    overlap: OverlappedRun | None = None
+    pace: Pace | None = None
+    traffic: HostTraffic | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -85,44 +94,47 @@ class Worker:
             rank = self.rank
             how = (self.steps, self.mode, self.timed)
             self.ladder = ladder(rank.executable, rank.device, rank.place, *how)
+            if self.traffic is not None:
+                self.ladder.record(rank, self.steps, self.traffic)
         return self.ladder
 
     def run(self, context: Context) -> torch.Tensor | None:
         """One step; returns the loss if it is here. Where steps overlap, its late work is left to
         the next one, or to `finish`."""
-        functions = self.compiled().functions
+        functions, recorder = self.compiled().functions, self.compiled().recorder
         self.own_buffers()
-        rank, overlaps = self.rank, self.overlaps
-        for number, late in self.order():
-            step = self.steps[number]
-            if late:
-                if rank.last is not None:
-                    self._do_late(step, begun=True)
-            elif isinstance(step, Segment):
-                self._segment(step, functions[step], context)
-            elif isinstance(step, Post):
-                self.post(step.exchange)
-            else:
-                self.wait(step.exchange)
-        rank.last = None
+        self._set_pace()
+        if recorder is not None and recorder.begin(context):
+            self.rounds += 1
+            return recorder.run(context)
+        rank = self.rank
+        if self.overlaps:
+            loss = self.overlapped().run(context)
+        else:
+            for step in self.steps:
+                if isinstance(step, Segment):
+                    self.do_segment(step, functions[step], context)
+                elif isinstance(step, Post):
+                    self.post(step.exchange, self.rounds)
+                elif isinstance(step, HostStep):
+                    self.at_host(step, context)
+                else:
+                    self.wait(step.exchange, self.rounds)
+            loss = rank.finish()
+            if self.traffic is not None:
+                self.traffic.end_step()
         self.rounds += 1
         self.progress[0] = self.rounds << 32
-        if not overlaps:
-            return rank.finish()
-        loss = rank.put_off(context)
         if rank.records:
             self.finish()
         return loss
 
     def finish(self) -> None:
         """Does what is left of the last step. All ranks have to."""
-        rank = self.rank
-        if rank.last is None:
-            return
-        for number, late in self.order():
-            if late:
-                self._do_late(self.steps[number], begun=False)
-        rank.last = None
+        if self.traffic is not None:
+            self.traffic.finish()
+        if self.rank.last is not None:
+            self.overlapped().finish()
 
     @property
     def overlaps(self) -> bool:
@@ -132,38 +144,32 @@ class Worker:
         tasks, rank = self.rank.executable.tasks, self.rank
         return tasks.late_start >= 0 and self.backends.memory is None and rank.place == "cpu"
 
-    def order(self) -> tuple[tuple[int, bool], ...]:
-        """The order of `steps`, and which of them are the last step's; found at the first call."""
-        if self.period is None:
-            one_by_one = tuple((number, False) for number in range(len(self.steps)))
-            executable = self.rank.executable
-            self.period = period(executable, self.steps) if self.overlaps else one_by_one
-        return self.period
+    def overlapped(self) -> OverlappedRun:
+        """What runs steps that overlap, made at the first call."""
+        if self.overlap is None:
+            schedule = late_schedule(self.rank.executable, self.steps)
+            self.overlap = OverlappedRun(self, schedule, self.backends.wire)
+        return self.overlap
 
-    def _do_late(self, step: RankStep, begun: bool) -> None:
-        """Does a late step of the training step before this one, or of the last one."""
-        made = step.outs if isinstance(step, Segment) else ()
-        self.rank.do_late(partial(self._do, step), made, self._last_task(step), begun)
+    def _set_pace(self) -> None:
+        """Tells the wire how messages are cut."""
+        if self.backends.wire is not None:
+            how = self.rank.executable.strategy.communication
+            self.backends.wire.pace = self.pace or Pace(how.slice_bytes, how.credit_bytes)
 
-    def _last_task(self, step: RankStep) -> int:
-        """The last task that is done when a step is; -1 for a Wait, which is none."""
-        if isinstance(step, Segment):
-            return step.tasks[-1]
-        messages = self.rank.executable.messages
-        sends = step.exchange.sends if isinstance(step, Post) else ()
-        return max((messages[number].task for number, _ in sends), default=-1)
+    def at_host(self, step: HostStep, context: Context) -> None:
+        """What happens between the device and its host."""
+        if self.traffic is not None:
+            self.traffic.run(step.tasks, context)
+            return
+        for task in step.tasks:
+            self.rank.run(task, context)
 
-    def _do(self, step: RankStep, context: Context) -> None:
-        if isinstance(step, Segment):
-            self._segment(step, self.compiled().functions[step], context)
-        elif isinstance(step, Post):
-            self.post(step.exchange)
-        else:
-            self.wait(step.exchange)
-
-    def _segment(self, segment: Segment, function: SegmentFunction, context: Context) -> None:
+    def do_segment(self, segment: Segment, function: SegmentFunction, context: Context) -> None:
         """One segment; where its function notes no spans though they are wanted, one for all."""
         rank = self.rank
+        if self.traffic is not None:
+            self.traffic.need(segment.ins)
         if not rank.records:
             function(rank, context)
             return
@@ -172,20 +178,50 @@ class Worker:
         if len(rank.spans) == known:
             rank.spans += shared_out(segment.tasks, began, rank.clock())
 
-    def post(self, exchange: Exchange) -> None:
-        """Begins an exchange: all that is received and sent at one position."""
-        rank, buffers = self.rank, self.own_buffers()
-        began = rank.clock() if rank.records else 0
+    def post(self, exchange: Exchange, step: int) -> None:
+        """Begins an exchange: all that is received and sent at one position, in the training step
+        of that number."""
+        began = self._begun(exchange)
+        works = self.backends.post(self._rooms(exchange, step), self._packed(exchange, step))
+        self._free_sent(exchange)
+        self.pending[step, exchange.position] = ExchangeInFlight(exchange, began, works)
+
+    def open(self, exchange: Exchange, step: int) -> None:
+        """Begins to receive what is received at one position."""
+        began = self._begun(exchange)
+        works = self.backends.post(self._rooms(exchange, step), ())
+        self.pending[step, exchange.position] = ExchangeInFlight(exchange, began, works)
+
+    def send(self, exchange: Exchange, step: int) -> None:
+        """Begins to send what is sent there."""
+        began = self._begun(exchange)
+        works = self.backends.post((), self._packed(exchange, step))
+        self._free_sent(exchange)
+        key = step, exchange.position
+        known = self.pending.setdefault(key, ExchangeInFlight(exchange, began, []))
+        known.works.extend(works)
+
+    def _begun(self, exchange: Exchange) -> int:
+        if self.traffic is not None:
+            packed = self.rank.executable.packed
+            sent = (copy for number, _ in exchange.sends for copy in packed[number])
+            self.traffic.need(copy.source for copy in sent)
         self.progress[0] = (self.rounds << 32) + exchange.position
-        receives: list[Parcel] = []
+        return self.rank.clock() if self.rank.records else 0
+
+    def _rooms(self, exchange: Exchange, step: int) -> list[Parcel]:
+        rank, buffers = self.rank, self.own_buffers()
+        buffers.take((number for number, _ in exchange.receives), False)
+        found: list[Parcel] = []
         for number, source in exchange.receives:
             buffer = rank.received[number] = buffers.incoming[number]
-            receives.append((buffer, source))
-        pending = self.backends.post(receives, self._packed(exchange, buffers))
-        messages = rank.executable.messages
+            found.append(Parcel(buffer, source, _key(step, number)))
+        return found
+
+    def _free_sent(self, exchange: Exchange) -> None:
+        messages = self.rank.executable.messages
         for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
-            rank.free(task)
-        self.pending[exchange.position] = ExchangeInFlight(began, pending)
+            self.rank.free(task)
 
     def lasting(self) -> dict[int, frozenset[int]]:
         """The slots that may be sent as they are, by message; found at the first call."""
@@ -200,44 +236,61 @@ class Worker:
             self.buffers = rank_buffers(rank.executable, rank.device, rank.place)
         return self.buffers
 
-    def _packed(self, exchange: Exchange, buffers: RankBuffers) -> Iterator[OpenParcel]:
-        rank = self.rank
-        in_place = self.backends.memory is not None and rank.corrupt is None
+    def _packed(self, exchange: Exchange, step: int) -> Iterator[Parcel]:
+        rank, buffers = self.rank, self.own_buffers()
+        buffers.take((number for number, _ in exchange.sends), True)
+        in_place = self.backends.takes_pieces and rank.corrupt is None
         for number, target in exchange.sends:
+            how = _key(step, number), self._priority(step, number)
             if in_place:
                 self.sent_bytes += rank.executable.messages[number].nbytes
-                yield buffers.parts(number, rank.tensors, self.lasting()[number]), target
+                parts = buffers.parts(number, rank.tensors, self.lasting()[number])
+                yield Parcel(parts, target, *how)
                 continue
             packed = buffers.pack(number, rank.tensors)
             if rank.corrupt is not None:
                 packed.copy_(rank.corrupt(number, packed))
             self.sent_bytes += packed.nbytes
-            yield packed, target
+            yield Parcel(packed, target, *how)
 
-    def wait(self, exchange: Exchange) -> None:
-        """Ends an exchange."""
-        flight = self.pending.pop(exchange.position)
+    def _priority(self, step: int, number: int) -> int:
+        """When what a message brings is read, in the order of all training steps."""
+        tasks = self.rank.executable.tasks
+        if not len(tasks.priority):
+            return 0  # as they are posted
+        task = self.rank.executable.messages[number].task
+        return 2 * len(tasks) * step + int(tasks.priority[task])
+
+    def wait(self, exchange: Exchange, step: int) -> None:
+        """Ends an exchange, if that has not been done."""
+        key = step, exchange.position
+        if key in self.pending:
+            self.end(key)
+
+    def end(self, key: tuple[int, int]) -> None:
+        """Ends the exchange that is under way at a position of a training step."""
+        flight = self.pending.pop(key)
         with peer_errors():
             for work in flight.works:
                 work.wait()
         if self.buffers is not None and self.buffers.unaligned:
-            for number, _ in exchange.receives:
+            for number, _ in flight.exchange.receives:
                 self.rank.received[number] = self.buffers.readable(number)
+        if self.buffers is not None:  # of what was received it is the rank's now
+            self.buffers.drop((number for number, _ in flight.exchange.sends), True)
+            self.buffers.drop((number for number, _ in flight.exchange.receives), False)
         if not self.rank.records:
             return
         ended = self.rank.clock()
         messages = self.rank.executable.messages
-        parties = (*exchange.sends, *exchange.receives)
+        parties = (*flight.exchange.sends, *flight.exchange.receives)
         for task in dict.fromkeys(messages[number].task for number, _ in parties):
             self.rank.spans.append((task, flight.began, ended))
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeInFlight:
-    """An exchange that has been posted: when, and what to wait for."""
-
-    began: int
-    works: list[Handle]
+def _key(step: int, number: int) -> int:
+    """By which both ends know a message of a training step."""
+    return (step << 32) + number
 
 
 def worker(
@@ -255,4 +308,8 @@ def worker(
         let_segments_grow()
     rank = Rank(executable, device, place=place, records=timed)
     steps = rank_steps(executable, device)
-    return Worker(rank, steps, mode=check_mode(mode), timed=timed)
+    found = Worker(rank, steps, mode=check_mode(mode), timed=timed)
+    if place.startswith("cuda") and any(isinstance(step, HostStep) for step in steps):
+        found.traffic = HostTraffic(rank, CudaStreams(place))
+        rank.settle_host = found.traffic.finish
+    return found

@@ -44,6 +44,7 @@ from apportion.learn.placeto_policy import (
 )
 from apportion.learn.training_limits import TrainingLimits
 from apportion.place import PlacementProblem
+from apportion.process_start import away_from_working_directory
 
 GROUPS = 160
 STATES = 160  # of which gradients are computed at once
@@ -320,5 +321,8 @@ def worker_pool(workers: int) -> Iterator[Executor | None]:
         yield None
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (1,)) as pool:
+    with (
+        away_from_working_directory(),
+        ProcessPoolExecutor(workers, context, torch.set_num_threads, (1,)) as pool,
+    ):
         yield pool

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.place import PlacementProblem, load_problem
+from apportion.process_start import away_from_working_directory
 
 Work = Callable[[PlacementProblem, Any, Any], Any]
 
@@ -31,7 +32,8 @@ class WorkerCrew:
             for _ in range(jobs):
                 ours, theirs = context.Pipe()
                 worker = context.Process(target=_serve, args=(theirs, list(problems)), daemon=True)
-                worker.start()
+                with away_from_working_directory():
+                    worker.start()
                 theirs.close()
                 self.pipes.append(ours)
                 self.workers.append(worker)

@@ -38,6 +38,15 @@ if TYPE_CHECKING:
     from apportion.lower.exchange import (
         pair_columns as pair_columns,
     )
+    from apportion.lower.host_labels import (
+        AT_HOST as AT_HOST,
+    )
+    from apportion.lower.host_labels import (
+        host_labels as host_labels,
+    )
+    from apportion.lower.host_labels import (
+        uses_host as uses_host,
+    )
     from apportion.lower.late_tasks import (
         crosses as crosses,
     )
@@ -112,6 +121,9 @@ if TYPE_CHECKING:
     )
     from apportion.lower.task_kinds import (
         FROM_HOST as FROM_HOST,
+    )
+    from apportion.lower.task_kinds import (
+        HOST_WORK as HOST_WORK,
     )
     from apportion.lower.task_kinds import (
         TO_HOST as TO_HOST,

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apportion.columns import Bools, Ints, distinct, offsets, plain
-from apportion.lower.late_tasks import dues, late_tasks
+from apportion.lower.late_tasks import done_together, dues, first_reads, late_tasks, needs
 from apportion.lower.post_order import (
-    CHEAP,
     DEPTH,
     LEAD,
     BucketLimits,
@@ -34,6 +33,7 @@ from apportion.lower.post_order import (
 )
 from apportion.lower.task_graph import Assemblies, Copies, Ends, TaskGraph
 from apportion.lower.task_kinds import ASSEMBLE
+from apportion.split import MADE, RANKED, WITHIN, Communication
 
 MIB = 1 << 20
 
@@ -54,50 +54,44 @@ SMALL_BUCKETS = BucketSizes(MIB // 4, 4 * MIB, 1 / 32)
 """Where steps overlap: what is needed first waits for no more than it must."""
 
 
-@dataclass(frozen=True, slots=True)
-class LateUpdates:
-    """Updates that the next step may do: which Ops they are, and what share of the bytes of their
-    gradients is posted as it is made; the rest is posted in the order in which it is needed."""
-
-    ops: Bools
-    early: float
-
-
 def coalesce(
     tasks: TaskGraph,
     sizes: BucketSizes = BUCKETS,
     refetched: Sequence[int] = (),
-    later: LateUpdates | None = None,
+    how: Communication = WITHIN,
+    updates: Bools | None = None,
 ) -> TaskGraph:
     """The same work with exchanges that are posted early, and together where they can be; those of
-    Values that the backward fetches again are posted as late as they can be. With `later`, the
-    tasks that the next step may do come after all others (late_tasks.py)."""
+    Values that the backward fetches again are posted as late as they can be. Where steps overlap,
+    the tasks that the next step may do come after all others (late_tasks.py); `updates` are the Ops
+    that it may do."""
     message = tasks.is_message
     if not message.any():
         return tasks
     given, code, members, first = _dependencies_and_units(tasks)
-    late = np.zeros(len(tasks), np.bool_)
-    crossing = late
-    if later is not None:
-        late, must = late_tasks(tasks, given, later.ops)
-        crossing = message & ~late & ~must
-        if not crossing.any():
-            late, later = np.zeros(len(tasks), np.bool_), None
+    late = crossing = np.zeros(len(tasks), np.bool_)
+    if how.overlaps or how.held:
+        assert updates is not None, "which Ops update is not known"
+        found, must = late_tasks(tasks, given, updates)
+        crossing = message & ~found & ~must
+        late = found if how.overlaps and crossing.any() else late
     need, unit_need, feeds = find_needs(given, len(code))
     units = _units(tasks, given, late, (code, members, first), unit_need, refetched)
-    if later is not None:
-        units = units._replace(pulled=units.pulled | _held(given, units, crossing, later.early))
+    if how.held:
+        units = units._replace(pulled=units.pulled | crossing[units.first])
     rows = _rows(given, units, need, feeds)
-    sizes = sizes if later is None else SMALL_BUCKETS
+    sizes = SMALL_BUCKETS if late.any() else sizes
     placing = place(given, units, _limits(units, sizes), rows, _state(given, units, rows))
-    if later is None:
-        became, first = _numbered(tasks, given.unit, placing)
-        return _Coalesced(tasks, given, placing, became, first).task_graph()
-    placing = _late_last(tasks, given, late, placing)
+    if late.any():
+        placing = _late_last(tasks, given, late, placing)
+        placing = _late_by_need(tasks, given, late, placing)
     became, first = _numbered(tasks, given.unit, placing)
-    found = _Coalesced(tasks, given, placing, became, first).task_graph()
-    late_start = int(np.searchsorted(late[first], True))
-    return replace(found, late_start=late_start, due=dues(found, late_start))
+    made = _Coalesced(tasks, given, placing, became, first).task_graph()
+    late_start = int(np.searchsorted(late[first], True)) if late.any() else -1
+    made = replace(made, slice_bytes=how.slice_bytes, credit_bytes=how.credit_bytes)
+    if late_start >= 0:
+        made = replace(made, late_start=late_start, due=dues(made, late_start))
+    return made if how.order == MADE else replace(made, priority=priorities(made, how))
 
 
 # What is known before anything is placed
@@ -130,30 +124,9 @@ def _units(
     code, members, first = found
     message = given.message
     sent = np.bincount(given.unit[message], tasks.nbytes[message], len(code)).astype(np.int64)
-    _, key = np.unique(np.stack([code, late[first]]), axis=1, return_inverse=True)
+    _, key = np.unique(2 * code + late[first], return_inverse=True)  # code is a hash
     pulled = _pulled(tasks, given.unit, need, refetched)
     return Units(plain(key.reshape(-1)), sent // members, need, pulled, first)
-
-
-def _held(given: TaskDependencies, units: Units, crossing: Bools, early: float) -> Bools:
-    """The units that wait until all are made, to be sent in the order in which they are needed:
-    every one that would make what is sent as it is made more than its share. They bring what only
-    late tasks read."""
-    task = np.repeat(np.arange(len(given.op)), np.diff(given.dep_start))
-    sends = given.message[task]
-    made = np.full(len(units.key), -1)  # the last task that makes what a unit sends
-    np.maximum.at(made, given.unit[task[sends]], given.dep[sends])
-    mine = np.flatnonzero(~units.pulled & crossing[units.first])
-    mine = mine[np.argsort(made[mine], kind="stable")]
-    keys = int(units.key.max(initial=-1)) + 1
-    made_bytes, sent_bytes = np.zeros((2, keys))
-    held = np.zeros(len(units.key), np.bool_)
-    for unit in mine.tolist():
-        key, nbytes = units.key[unit], units.nbytes[unit]
-        made_bytes[key] += nbytes
-        held[unit] = sent_bytes[key] + nbytes > early * made_bytes[key] + CHEAP
-        sent_bytes[key] += 0 if held[unit] else nbytes
-    return held
 
 
 def _late_last(tasks: TaskGraph, given: TaskDependencies, late: Bools, placing: Placing) -> Placing:
@@ -173,6 +146,43 @@ def _late_last(tasks: TaskGraph, given: TaskDependencies, late: Bools, placing: 
     return Placing(
         sequence, at_op, placing.bucket, placing.bucket_sequence + shift * bucket_late, bucket_op
     )
+
+
+def _late_by_need(
+    tasks: TaskGraph, given: TaskDependencies, late: Bools, placing: Placing
+) -> Placing:
+    """The same order, but for late tasks and buckets, which follow in the order in which the next
+    step needs what comes of them."""
+    became, first = _numbered(tasks, given.unit, placing)
+    made = _Coalesced(tasks, given, placing, became, first).task_graph()
+    late_start = int(np.searchsorted(late[first], True))
+    need = needs(made, late_start, first_reads(made, late_start))[late_start:]
+    need = done_together(made, late_start, need)
+    rank = np.empty(len(need), np.int64)
+    rank[np.argsort(need, kind="stable")] = np.arange(len(need))
+    shift = int(max(placing.sequence.max(), placing.bucket_sequence.max())) + 1
+    sequence, of_bucket = placing.sequence.copy(), placing.bucket_sequence.copy()
+    moved = np.flatnonzero(late)
+    place_of = shift + rank[became[moved] - late_start]
+    is_work = ~given.message[moved]
+    sequence[moved[is_work]] = place_of[is_work]
+    bucket = placing.bucket[given.unit[moved[~is_work]]]
+    of_bucket[bucket] = np.iinfo(np.int64).max
+    np.minimum.at(of_bucket, bucket, place_of[~is_work])
+    return placing._replace(sequence=sequence, bucket_sequence=of_bucket)
+
+
+def priorities(tasks: TaskGraph, how: Communication) -> Ints:
+    """For every message when what it brings is read first, as a number of a task, n further on if
+    that is one of the next step; or, where it is ranked, the place of what it brings."""
+    n, m = len(tasks), tasks.late_start if tasks.late_start >= 0 else len(tasks)
+    first = first_reads(tasks, m)
+    if how.order == RANKED:
+        count = 1 + max(int(tasks.slot_value.max(initial=0)), *how.ranking, 0)
+        place = np.full(count, n - 1)
+        place[list(how.ranking)] = np.minimum(np.arange(len(how.ranking)), n - 1)
+        first = place[tasks.slot_value]
+    return np.where(tasks.is_message, needs(tasks, m, first), 0)
 
 
 def _dependencies(tasks: TaskGraph) -> tuple[Ints, Ints]:

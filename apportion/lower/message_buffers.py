@@ -1,15 +1,17 @@
 """message_buffers: where the bytes of messages are, at both ends.
 
 A part of lower/. In: a TaskGraph. Out: MessageBuffers: for every end of a message a buffer of its
-device. Buffers are there for the whole step, and for the next one; messages take turns in them.
+device. Buffers are there for the whole step, and for the next one; messages take turns in them. A
+message of TEMPORARY bytes or more has a buffer for as long as it is under way only: to take memory
+costs little beside sending as much, and such a buffer may be the largest thing on a device.
 
 On a device an exchange lasts from where it is posted to where it is waited for: before the first
 task that reads what it brings, and if it brings nothing, before the second exchange after it. What
 was sent may be written over then; what was received, once the last task has read it.
 execute/rank_steps.py waits by the same rule.
 
-Where steps overlap (late_tasks.py), messages that end in the next step have buffers of their own,
-in which they take turns by the same rule: all of them have ended before the next one is posted.
+Where steps overlap (late_tasks.py), every message that ends in the next step has buffers of its
+own: they are posted in any order, and all of them have ended before the next one is posted again.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from apportion.lower.late_tasks import crosses
 from apportion.lower.task_graph import Ends, TaskGraph
 
 LATER = 2  # exchanges of a device after which one that brings nothing is waited for
+TEMPORARY = 64 << 20
 
 
 class MessageBuffers(NamedTuple):  # numba takes no dataclass
@@ -33,13 +36,16 @@ class MessageBuffers(NamedTuple):  # numba takes no dataclass
     device: Ints  # b
     nbytes: Ints  # b
     task: Ints  # b: the largest message that it holds
+    begin: Ints  # b: the task at which it is taken, -1 if it is there for the whole step
+    end: Ints  # b: the last task before which it is given back; not read if it stays
 
 
-def message_buffers(tasks: TaskGraph) -> MessageBuffers:
-    """A buffer for every end of a message; in a fixed order, so that all ranks agree."""
+def message_buffers(tasks: TaskGraph, temporary: int | None = None) -> MessageBuffers:
+    """A buffer for every end of a message; in a fixed order, so that all ranks agree. `temporary`:
+    instead of TEMPORARY."""
     ends, message = Ends(*map(plain, tasks.ends)), tasks.is_message
     first = first_of_exchange(message, plain(tasks.position))
-    release = _releases(
+    release, waits = _releases(
         ends, message, first, plain(tasks.dep_start), plain(tasks.dep), plain(tasks.device),
         tasks.devices,
     )  # fmt: skip
@@ -47,7 +53,10 @@ def message_buffers(tasks: TaskGraph) -> MessageBuffers:
     if tasks.late_start >= 0:
         apart = crosses(tasks, tasks.late_start)
         apart[np.isin(first, first[apart])] = True  # an exchange is waited for as one
-    found: MessageBuffers = _assign(ends, first, release, apart & message, tasks.devices)
+    least = TEMPORARY if temporary is None else temporary
+    found: MessageBuffers = _assign(
+        ends, first, release, waits, apart & message, tasks.devices, least
+    )
     return found
 
 
@@ -72,9 +81,9 @@ def _releases(
     dep: Ints,
     device: Ints,
     devices: int,
-) -> Ints:
+) -> tuple[Ints, Ints]:
     """For every end the first task from which on another message may be posted in the buffer that
-    it was sent from."""
+    it was sent from, and the task before which it is waited for."""
     n, rows = len(message), len(ends.task)
     party, start = np.empty(rows, np.int64), np.zeros(n + 1, np.int64)
     posted, wait = np.empty(rows, np.int64), np.full(rows, n)
@@ -103,13 +112,17 @@ def _releases(
             earlier = before[earlier] if earlier >= 0 else -1
         if earlier >= 0 and not brings[earlier]:
             wait[earlier] = posted[k]
-    return wait[party]
+    before_task = np.where(brings[:rows], np.minimum(wait, n + 1) - 1, wait)
+    before_task[wait == n] = n
+    return wait[party], before_task[party]
 
 
 @compiled
-def _assign(ends: Ends, first: Ints, release: Ints, apart: Bools, devices: int) -> MessageBuffers:
+def _assign(
+    ends: Ends, first: Ints, release: Ints, waits: Ints, apart: Bools, devices: int, least: int
+) -> MessageBuffers:
     rows = len(ends.task)
-    of_apart = np.zeros(2 * rows, np.bool_)  # buffers
+    begin, end = np.full(2 * rows, -1), np.full(2 * rows, -1)
     sent, received = np.full(rows, -1), np.full(rows, -1)
     device, nbytes, task, free = np.empty((4, 2 * rows), np.int64)  # of buffers
     head, after, count = np.full(devices, -1), np.empty(2 * rows, np.int64), 0
@@ -119,9 +132,19 @@ def _assign(ends: Ends, first: Ints, release: Ints, apart: Bools, devices: int) 
             size = ends.sent[row] if out else ends.received[row]
             if size == 0:
                 continue
-            best, buffer = -1, head[where]
+            alone = apart[ends.task[row]]
+            if size >= least and not alone:
+                device[count], nbytes[count], task[count] = where, size, ends.task[row]
+                begin[count], end[count] = now, waits[row] if out else ends.taker[row] + 1
+                if out:
+                    sent[row] = count
+                else:
+                    received[row] = count
+                count += 1
+                continue
+            best, buffer = -1, -1 if alone else head[where]
             while buffer >= 0:  # the smallest one that is large enough, else the largest
-                if free[buffer] <= now and of_apart[buffer] == apart[ends.task[row]]:
+                if free[buffer] <= now:
                     if best < 0:
                         best = buffer
                     elif nbytes[best] < size:
@@ -132,8 +155,8 @@ def _assign(ends: Ends, first: Ints, release: Ints, apart: Bools, devices: int) 
             if best < 0:
                 best = count
                 device[best], nbytes[best], task[best] = where, 0, ends.task[row]
-                after[best], head[where] = head[where], best
-                of_apart[best] = apart[ends.task[row]]
+                if not alone:
+                    after[best], head[where] = head[where], best
                 count += 1
             if size > nbytes[best]:
                 nbytes[best], task[best] = size, ends.task[row]
@@ -142,5 +165,6 @@ def _assign(ends: Ends, first: Ints, release: Ints, apart: Bools, devices: int) 
             else:
                 received[row], free[best] = best, ends.taker[row] + 1
     return MessageBuffers(
-        sent, received, device[:count].copy(), nbytes[:count].copy(), task[:count].copy()
-    )
+        sent, received, device[:count].copy(), nbytes[:count].copy(), task[:count].copy(),
+        begin[:count].copy(), end[:count].copy(),
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from apportion.graph import UPDATE
-from apportion.lower.coalesce import LateUpdates, coalesce
+from apportion.lower.coalesce import coalesce
 from apportion.lower.half_sums import half_sums
 from apportion.lower.join_batch_norm import join_batch_norm
 from apportion.lower.join_conv_backward import join_conv_backward
@@ -27,8 +27,7 @@ def runnable(space: Space, strategy: Strategy, devices: int, joined: bool = True
         tasks = half_sums(space, strategy, tasks)
     for join in (join_batch_norm, join_conv_backward) if joined else ():
         tasks = join(space, strategy, tasks)
-    later = None
-    if strategy.communication.across:
-        updates = np.array([op.phase == UPDATE for op in space.graph.ops])
-        later = LateUpdates(updates, strategy.communication.early)
-    return coalesce(tasks, refetched=strategy.refetched, later=later)
+    updates = np.array([op.phase == UPDATE for op in space.graph.ops])
+    return coalesce(
+        tasks, refetched=strategy.refetched, how=strategy.communication, updates=updates
+    )

@@ -20,7 +20,7 @@ from apportion.columns import (
     distinct,
     offsets,
 )
-from apportion.describe import FROM_HOST_KIND, TO_HOST_KIND, Box
+from apportion.describe import FROM_HOST_KIND, HOST_UPDATE_KIND, TO_HOST_KIND, Box
 from apportion.graph import ROLES, Graph
 from apportion.lower.exchange import COPIES, GROUPS, MEMBERS, OPS, PIECE, SHIFT, TASKS, OpTasks
 from apportion.lower.task_graph import (
@@ -37,6 +37,7 @@ from apportion.lower.task_kinds import (
     COMPUTE,
     FROM_HOST,
     HOST_TASK_KINDS,
+    HOST_WORK,
     TASK_KINDS,
     TO_HOST,
 )
@@ -167,9 +168,10 @@ class _TaskColumns:
         )  # fmt: skip
 
     def _kinds(self) -> Ints:
-        """The kinds of tasks: an Op that copies to the host or back has kinds of its own."""
+        """The kinds of tasks: an Op that copies to the host or back, or that the host does, has a
+        kind of its own."""
         kind = self.tasks.kind[self.rows.index]
-        named = {TO_HOST_KIND: TO_HOST, FROM_HOST_KIND: FROM_HOST}
+        named = {TO_HOST_KIND: TO_HOST, FROM_HOST_KIND: FROM_HOST, HOST_UPDATE_KIND: HOST_WORK}
         of_op = np.array([*(named.get(op.kind, COMPUTE) for op in self.it.graph.ops), COMPUTE])
         return np.where(kind == COMPUTE, of_op[self.rows.owner], kind)
 

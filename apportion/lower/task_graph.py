@@ -158,7 +158,7 @@ class TaskGraph:
 
     # buckets
     op_start: Ints  # o + 2: tasks of Op i (its fetches and parts) are op_start[i]:op_start[i+1];
-    #                 the last bucket brings state back to where it began
+    #                 the last bucket brings state back to where it began. Not of late tasks
 
     copies: Copies | Callable[[], Copies]
     """The copies, or what makes them: there are many, and a simulation needs none of them."""
@@ -217,6 +217,17 @@ class TaskGraph:
     due: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """For each task from `late_start` on the task of the next step that it has to be done before;
     rising."""
+
+    priority: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """n: of messages that wait for a wire the one with the least is sent first, and those of an
+    earlier step before later ones; empty where they travel as they are posted."""
+
+    slice_bytes: int = 0
+    """A message is sent in pieces of so many bytes, between which others may overtake it; 0:
+    whole."""
+
+    credit_bytes: int = 0
+    """What a wire has taken is not overtaken: so many bytes; 0: as many as it likes."""
 
     task_kinds: TaskKinds = TASK_KINDS
     """What the kinds of its tasks mean."""
@@ -336,13 +347,25 @@ class TaskGraph:
         """n: whether it is a message among the members of `group`."""
         return self.task_kinds.is_collective[self.kind]
 
-    @property
+    @cached_property
     def slot_on_host(self) -> Bools:
-        """s: whether it lies in the memory of its device's host."""
-        made = self.slot_first >= 0
+        """s: whether it lies in the memory of its device's host: what goes there or is made there,
+        and of what a step begins with what is read there."""
+        made, kinds = self.slot_first >= 0, self.task_kinds
         found = np.zeros(len(self.slot_first), bool)
-        found[made] = self.task_kinds.to_host[self.kind[self.slot_first[made]]]
+        if len(kinds) == len(TASK_KINDS):
+            return found
+        found[made] = kinds.to_host[self.kind[self.slot_first[made]]]
+        reader = np.repeat(np.arange(len(self)), np.diff(self.in_start))
+        read = self.in_slot[kinds.reads_host[self.kind[reader]] & (self.in_slot >= 0)]
+        begun = read[self.slot_first[read] < 0]
+        found[begun] = True
         return found
+
+    @property
+    def keeps_state_on_host(self) -> bool:
+        """Whether the step begins with something that lies on a host."""
+        return bool((self.slot_on_host & (self.slot_first < 0)).any())
 
     @property
     def bytes_moved(self) -> int:

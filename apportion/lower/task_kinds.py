@@ -26,7 +26,7 @@ import numpy as np
 from apportion.columns import Bools, Ints
 
 DEVICE, PAIR, GROUP = "device", "pair", "group"
-OUT, BACK = "out", "back"
+OUT, BACK, THERE = "out", "back", "there"
 COMPUTES, ASSEMBLES, EXCHANGES = "computes", "assembles", "exchanges"
 
 
@@ -47,7 +47,9 @@ class TaskKind:
     receiver_lane: str = ""  # of a message, at those who only receive; "": there are none
     label: str = ""  # follows the name of the Op wherever the task is named
     colour: str = ""  # in the report; "": that of the Op
-    host: str = ""  # of work that copies between the device and its host: OUT or BACK; else ""
+    host: str = ""
+    """Of work that copies between the device and its host OUT or BACK, of work that the host does
+    THERE; else ""."""
 
     def __post_init__(self) -> None:
         assert self.involves in (DEVICE, PAIR, GROUP), f"{self.name}: involves {self.involves!r}"
@@ -65,7 +67,7 @@ class TaskKind:
 
     @property
     def is_host_copy(self) -> bool:
-        return bool(self.host)
+        return self.host in (OUT, BACK)
 
     @property
     def is_pairwise(self) -> bool:
@@ -150,9 +152,21 @@ class TaskKinds:
         return self._which(lambda row: row.is_host_copy)
 
     @cached_property
+    def is_host_work(self) -> Bools:
+        """Whether the host does it, on what lies in its own memory. It does what is ready in the
+        order of need and not in that of tasks; where communication burns the device, so does this,
+        in the compute lane."""
+        return self._which(lambda row: row.host == THERE)
+
+    @cached_property
     def to_host(self) -> Bools:
         """Whether what it makes lies in the host's memory."""
-        return self._which(lambda row: row.host == OUT)
+        return self._which(lambda row: row.host in (OUT, THERE))
+
+    @cached_property
+    def reads_host(self) -> Bools:
+        """Whether what it reads lies in the host's memory."""
+        return self._which(lambda row: row.host in (BACK, THERE))
 
     @cached_property
     def computes(self) -> Bools:
@@ -177,16 +191,33 @@ TASK_KINDS = TaskKinds(
     )
 )
 
-TO_HOST, FROM_HOST = 4, 5
+TO_HOST, FROM_HOST, HOST_WORK = 4, 5, 6
 
-HOST_TASK_KINDS = TASK_KINDS.with_kind(
-    TaskKind("to host", DEVICE, "to host", EXCHANGES, label="to host", colour="#c98a3c", host=OUT)
-).with_kind(
-    TaskKind(
-        "from host", DEVICE, "from host", EXCHANGES, label="from host", colour="#3c9bc9", host=BACK
+HOST_TASK_KINDS = (
+    TASK_KINDS.with_kind(
+        TaskKind(
+            "to host", DEVICE, "to host", EXCHANGES, label="to host", colour="#c98a3c", host=OUT
+        )
+    )
+    .with_kind(
+        TaskKind(
+            "from host",
+            DEVICE,
+            "from host",
+            EXCHANGES,
+            label="from host",
+            colour="#3c9bc9",
+            host=BACK,
+        )
+    )
+    .with_kind(
+        TaskKind(
+            "host work", DEVICE, "host", EXCHANGES, label="on host", colour="#6f8f4e", host=THERE
+        )
     )
 )
-"""The table of a step that offloads: the device's two copy engines run beside its compute lane."""
+"""The table of a step that uses the host: the device's two copy engines and what the host itself
+computes run beside its compute lane."""
 
-CALLING = frozenset((COMPUTE, TO_HOST, FROM_HOST))
+CALLING = frozenset((COMPUTE, TO_HOST, FROM_HOST, HOST_WORK))
 """Kinds whose tasks call the kernel of a part of an Op."""

@@ -140,6 +140,9 @@ if TYPE_CHECKING:
         price_table as price_table,
     )
     from apportion.machine.cost_model import (
+        rates_by_itemsize as rates_by_itemsize,
+    )
+    from apportion.machine.cost_model import (
         times_messages as times_messages,
     )
     from apportion.machine.cost_model import (
@@ -158,10 +161,22 @@ if TYPE_CHECKING:
         BEGIN as BEGIN,
     )
     from apportion.machine.cost_table import (
+        BESIDE as BESIDE,
+    )
+    from apportion.machine.cost_table import (
         EXCHANGE_LINE as EXCHANGE_LINE,
     )
     from apportion.machine.cost_table import (
         FUSED_LINE as FUSED_LINE,
+    )
+    from apportion.machine.cost_table import (
+        HOST_BACK_LINE as HOST_BACK_LINE,
+    )
+    from apportion.machine.cost_table import (
+        HOST_OUT_LINE as HOST_OUT_LINE,
+    )
+    from apportion.machine.cost_table import (
+        HOST_WORK_LINE as HOST_WORK_LINE,
     )
     from apportion.machine.cost_table import (
         PACK_LINE as PACK_LINE,
@@ -221,7 +236,13 @@ if TYPE_CHECKING:
         reduces_rows as reduces_rows,
     )
     from apportion.machine.host_links import (
+        HostRates as HostRates,
+    )
+    from apportion.machine.host_links import (
         host_link as host_link,
+    )
+    from apportion.machine.host_links import (
+        host_rates as host_rates,
     )
     from apportion.machine.host_links import (
         hosts_of as hosts_of,

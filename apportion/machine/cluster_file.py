@@ -52,8 +52,15 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from apportion.checked import (
+    LARGEST_NUMBER,
+    LARGEST_SECONDS,
+    LARGEST_WHOLE,
+    brief,
+    read_text,
+)
 from apportion.quantity import (
     BYTES,
     BYTES_PER_SECOND,
@@ -84,11 +91,16 @@ def _number_in(units: Units, whole: bool = False) -> BeforeValidator:
     return BeforeValidator(number)
 
 
-_Name = Annotated[str, Field(min_length=1)]
-_Bytes = Annotated[int, Field(gt=0), _number_in(BYTES, whole=True)]
-_Bandwidth = Annotated[float, Field(gt=0), _number_in(BYTES_PER_SECOND)]
-_Seconds = Annotated[float, Field(ge=0), _number_in(SECONDS)]
-_Rate = Annotated[float, Field(gt=0), _number_in(OPERATIONS_PER_SECOND)]
+def _shown(given: str) -> str:
+    return read_text(given, "a text")
+
+
+_Text = Annotated[str, AfterValidator(_shown)]
+_Name = Annotated[_Text, Field(min_length=1)]
+_Bytes = Annotated[int, Field(gt=0, le=LARGEST_WHOLE), _number_in(BYTES, whole=True)]
+_Bandwidth = Annotated[float, Field(gt=0, le=LARGEST_NUMBER), _number_in(BYTES_PER_SECOND)]
+_Seconds = Annotated[float, Field(ge=0, le=LARGEST_SECONDS), _number_in(SECONDS)]
+_Rate = Annotated[float, Field(gt=0, le=LARGEST_NUMBER), _number_in(OPERATIONS_PER_SECOND)]
 _Count = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 
 
@@ -131,7 +143,7 @@ class SwitchTable(_TomlTable):
     uplink: LinkTable | None = None
     bus: LinkTable | None = None
     host: HostTable | None = None
-    provenance: str = ""
+    provenance: _Text = ""
 
 
 class DeviceTable(_TomlTable):
@@ -156,7 +168,7 @@ class ClusterFile(_TomlTable):
     """A whole file."""
 
     name: _Name
-    description: str = ""
+    description: _Text = ""
     communication_on_device: bool = False
     switch: Annotated[list[SwitchTable], Field(min_length=1)]
     device: Annotated[list[DeviceTable], Field(min_length=1)]
@@ -168,8 +180,11 @@ def read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"cluster file {path} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ValueError(f"cluster file {path} is nested too deeply") from None
     except ValueError as error:  # not TOML, or not UTF-8
-        raise ValueError(f"cluster file {path} is not TOML: {error}") from None
+        reason = brief(str(error), 200)
+        raise ValueError(f"cluster file {path} is not TOML: {reason}") from None
 
 
 def preset_names() -> list[str]:
@@ -198,12 +213,12 @@ def error_sentence(where: str, error: ValidationError) -> str:
     """The first complaint of pydantic, as one sentence that names the field."""
     first = error.errors()[0]
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-    field = "".join(steps).lstrip(".")
+    field = brief("".join(steps).lstrip("."))
     if first["type"] == "missing":
         return f"{where}: field {field} is missing"
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{where}: field {field} is not known"
-    message = first["msg"].removeprefix("Value error, ")
+    message = brief(first["msg"].removeprefix("Value error, "), 200)
     message = message[0].lower() + message[1:]
     return f"{where}: field {field}: {message}" if field else f"{where}: {message}"
 
@@ -224,9 +239,8 @@ def _with_preset_values(table: Any, position: int) -> Any:
         return table
     kind = table["like"]
     if kind not in countable_kinds():
-        raise ValueError(
-            f"field device[{position}].like: {kind!r} is none of {', '.join(countable_kinds())}"
-        )
+        known = ", ".join(countable_kinds())
+        raise ValueError(f"field device[{position}].like: {brief(kind)!r} is none of {known}")
     model = {
         k: v
         for k, v in preset_tables(kind)["device"][0].items()

@@ -28,6 +28,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from apportion.checked import (
+    brief,
+    read_field,
+    read_mapping,
+    read_number,
+    read_text,
+)
 from apportion.columns import Bools, Floats, Ints, compiled, compiled_part, plain
 from apportion.machine import cost_fit
 from apportion.machine.cluster import cluster as named
@@ -83,7 +90,7 @@ def default_cost(
     share of their published rates as a measured one reaches."""
     mode = predicted_mode(mode, cluster)
     if all(device.kind == "cpu" for device in cluster.devices):
-        return ASSUMED if mode == ASSUMED.mode else replace(ASSUMED, mode=mode)
+        return _cpu_cost(cluster, mode, own)
     tables, texts, estimated = {}, [], False
     for _, device in device_classes(cluster):
         kind = device.kind
@@ -103,6 +110,25 @@ def default_cost(
     name = "estimated" if estimated else "measured"
     kinds = dict(sorted(tables.items()))
     return CostModel(name, "; ".join(sorted(texts)), PUBLISHED.efficiency, kinds, mode)
+
+
+def _cpu_cost(cluster: Cluster, mode: str, own: Sequence[CostFile]) -> CostModel:
+    """The CostModel of processes on hosts: by a table of one's own, of those that were measured
+    with as many processes at the same time as the cluster has on a host, or nearly."""
+    assumed = ASSUMED if mode == ASSUMED.mode else replace(ASSUMED, mode=mode)
+    found = [
+        (file, table)
+        for file in own
+        for table in file.tables
+        if table.condition.kind == "cpu" and table.condition.mode == mode and table.works
+    ]
+    if not found:
+        return assumed
+    together = max((len(host.devices) for host in cluster.hosts), default=len(cluster.devices))
+    file, table = min(found, key=lambda each: abs(each[1].condition.processes - together))
+    count = table.condition.processes
+    text = f"measured on {file.machine}, {count} processes at the same time"
+    return CostModel("measured", text, ASSUMED.efficiency, {"cpu": table}, mode)
 
 
 def _provenance(kind: str, own: Sequence[CostFile], measured: bool) -> str:
@@ -220,15 +246,24 @@ def dump_cost(cost: CostModel) -> dict[str, Any]:
 
 
 def load_cost(data: Any) -> CostModel:
-    """The CostModel written by `dump_cost`; ValueError, KeyError or TypeError on anything else."""
-    if not isinstance(data["tables"], dict):
-        raise ValueError("the tables of its costs are not by kind of device")
-    tables = {str(kind): table_from_json(table) for kind, table in data["tables"].items()}
-    mode = str(data.get("mode", INTERPRETER))  # plans of earlier versions do not say it
+    """The CostModel written by `dump_cost`; ValueError on anything else."""
+    data = read_mapping(data, "its costs")
+    given = read_mapping(read_field(data, "tables", "its costs"), "the tables of its costs")
+    tables = {kind: table_from_json(table) for kind, table in given.items()}
+    # plans of earlier versions do not say it
+    mode = read_text(data.get("mode", INTERPRETER), "how ranks are compiled")
     if mode not in MODES:
-        raise ValueError(f"its costs are of ranks compiled by {mode!r}, which is unknown")
-    how = str(data["name"]), str(data["provenance"]), float(data["efficiency"])
-    return CostModel(*how, tables, mode)
+        raise ValueError(f"its costs are of ranks compiled by {brief(mode)!r}, which is unknown")
+    name, provenance, efficiency = (
+        read_field(data, key, "its costs") for key in ("name", "provenance", "efficiency")
+    )
+    return CostModel(
+        read_text(name, "the name of its costs"),
+        read_text(provenance, "where its costs come from"),
+        read_number(efficiency, "the efficiency of its costs", 1e-6, 1.0),
+        tables,
+        mode,
+    )
 
 
 def times_messages(cluster: Cluster, cost: CostModel) -> bool:

@@ -43,11 +43,25 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from apportion.checked import (
+    brief,
+    parse_json,
+    read_field,
+    read_list,
+    read_number,
+    read_seconds,
+    read_text,
+    read_whole,
+)
 from apportion.files import write_atomic
 
 FORMAT, VERSION = "apportion costs", 1
 ASSEMBLE_LINE, PACK_LINE, EXCHANGE_LINE = "assemble", "pack", "exchange"
 FUSED_LINE = "fused"
+HOST_OUT_LINE, HOST_BACK_LINE, HOST_WORK_LINE = "host out", "host back", "host work"
+BESIDE = " beside"
+"""Copies to the host, back, and what the host computes itself, each alone; with BESIDE after it,
+what they take while the others are at work too."""
 AHEAD, BEGIN, REPLAY = "ahead", "begin", "replay"  # among issue costs
 
 
@@ -209,37 +223,67 @@ def table_from_json(data: Any) -> CostTable:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        raise ValueError(f"the cost table: {where}: {first['msg']}") from None
-    numbers = (*table.works.values(), *table.fits.values(), *table.lines.values())
-    if not all(0 <= x < float("inf") for row in numbers for x in row):
-        raise ValueError("the cost table has a number that is negative or not finite")
-    if not all(0 < x.seconds < float("inf") for x in table.references.values()):
-        raise ValueError("the cost table has a reference that took no time or no finite one")
-    if not all(0 <= x < float("inf") for x in table.issue.values()):
-        raise ValueError("the cost table has an issue cost that is negative or not finite")
+        raise ValueError(f"the cost table: {brief(where)}: {brief(first['msg'], 200)}") from None
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"the cost table is not plain data: {brief(str(error))}") from None
+    _check_texts(table)
+    _check_numbers(table)
     return table
 
 
+def _check_texts(table: CostTable) -> None:
+    """Raises ValueError unless all names can be shown."""
+    named = (*table.works, *table.fits, *table.lines, *table.issue, *table.references)
+    for name in (*named, *table.provisional, table.measured, table.condition.kind):
+        read_text(name, "a name in the cost table")
+
+
+def _check_numbers(table: CostTable) -> None:
+    """Raises ValueError, naming it, for a number that nothing can cost."""
+    at = table.condition
+    read_whole(at.threads, "the threads of the cost table", 1)
+    read_whole(at.processes, "the processes of the cost table", 1)
+    read_whole(table.resident, "the resident bytes of the cost table")
+    read_number(table.noise, "the noise of the cost table")
+    for name, work in table.works.items():
+        what = f"the cost of {brief(name)}"
+        read_seconds(work.seconds, what)
+        read_number(work.flops, what)
+        for count in (work.nbytes, work.itemsize, work.workspace):
+            read_whole(count, what)
+    for name, (*shares, error, points) in (*table.fits.items(), *table.lines.items()):
+        for share in shares:
+            read_seconds(share, f"the line of {brief(name)}")
+        read_number(error, f"the error of {brief(name)}")
+        read_whole(points, f"the points of {brief(name)}")
+    for name, cost in table.issue.items():
+        read_seconds(cost, f"the issue cost of {brief(name)}")
+    for name, reference in table.references.items():
+        read_number(reference.seconds, f"the reference {brief(name)}", 1e-12)
+        read_number(reference.spread, f"the reference {brief(name)}")
+
+
 def from_json(data: Any) -> CostFile:
-    """The file written by `cluster_to_json`; ValueError on anything else."""
+    """The file written by `to_json`; ValueError on anything else."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError("it does not say that it is one; make one with `apportion calibrate`")
     if data.get("version") != VERSION:
-        raise ValueError(f"it has version {data.get('version')}, this is version {VERSION}")
-    if not isinstance(data.get("tables"), list):
-        raise ValueError("field tables is missing")
-    tables = tuple(table_from_json(table) for table in data["tables"])
-    return CostFile(str(data.get("machine", "")), str(data.get("torch", "")), tables)
+        raise ValueError(f"it has version {brief(data.get('version'))}, this is version {VERSION}")
+    given = read_list(read_field(data, "tables"), "its tables")
+    tables = tuple(table_from_json(table) for table in given)
+    machine = read_text(data.get("machine", ""), "its machine")
+    return CostFile(machine, read_text(data.get("torch", ""), "its version of torch"), tables)
 
 
 def load_cost_file(path: str | Path) -> CostFile:
     """Reads a file of tables; ValueError, naming the file and what is wrong, if it is not one."""
     try:
-        return from_json(json.loads(Path(path).read_bytes()))
+        return from_json(parse_json(Path(path).read_bytes()))
     except OSError as error:
         raise ValueError(f"the cost table {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{path} is not a cost table that can be read: {error}") from None
+        reason = brief(str(error), 400)
+        raise ValueError(f"{path} is not a cost table that can be read: {reason}") from None
 
 
 def save_cost_file(file: CostFile, path: str | Path) -> None:

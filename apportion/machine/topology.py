@@ -12,9 +12,17 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from apportion.checked import (
+    brief,
+    read_number,
+    read_seconds,
+    read_text,
+    read_whole,
+)
 from apportion.machine.cluster_file import MAX_DEVICES, error_sentence
 
 SCHEMA_VERSION = 2
+LEAST_RATE = 1e-3  # bytes or operations a second
 
 Route = tuple[int, ...]
 
@@ -114,6 +122,8 @@ def verify(cluster: Cluster) -> None:
     for link in cluster.links:
         if not (_positive(link.bandwidth) and _positive(link.latency, or_zero=True)):
             raise ValueError(f"link {link.name!r} has a bandwidth or latency out of range")
+        read_number(link.bandwidth, f"the bandwidth of link {brief(link.name)}", LEAST_RATE)
+        read_seconds(link.latency, f"the latency of link {brief(link.name)}")
     for part in (cluster.devices, cluster.links):
         names = [item.name for item in part]
         if len(set(names)) < len(names):
@@ -121,8 +131,14 @@ def verify(cluster: Cluster) -> None:
             raise ValueError(f"cluster {cluster.name!r} has two parts named {twice!r}")
     _verify_routes(cluster)
     for host in cluster.hosts:
+        read_whole(host.memory_bytes, f"the memory of host {brief(host.name)}")
         if host.memory_bytes < 1 or not all(0 <= device < count for device in host.devices):
             raise ValueError(f"host {host.name!r} has no memory, or a device that is not there")
+        if not host.devices or not all(cluster.host_routes[device] for device in host.devices):
+            raise ValueError(f"host {host.name!r} has no devices, or one without a way to it")
+    served = [device for host in cluster.hosts for device in host.devices]
+    if len(set(served)) < len(served):
+        raise ValueError(f"cluster {cluster.name!r} has a device with two hosts")
 
 
 def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
@@ -141,10 +157,23 @@ def cluster_from_json(data: dict[str, Any]) -> Cluster:
         loaded = _CLUSTER.validate_json(json.dumps(fields), strict=True, extra="forbid")
     except ValidationError as error:
         raise ValueError(error_sentence("the cluster", error)) from None
-    except TypeError as error:
-        raise ValueError(f"the cluster is not plain JSON data: {error}") from None
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"the cluster is not plain JSON data: {brief(str(error))}") from None
+    _verify_texts(loaded)
     verify(loaded)
     return loaded
+
+
+def _verify_texts(cluster: Cluster) -> None:
+    """Raises ValueError unless all texts can be shown."""
+    for what in (cluster.name, cluster.description):
+        read_text(what, "a text of the cluster")
+    parts: tuple[Device | Link | Host, ...] = (*cluster.devices, *cluster.links, *cluster.hosts)
+    for part in parts:
+        read_text(part.name, "a name in the cluster")
+        read_text(part.provenance, f"where {brief(part.name)} comes from")
+    for device in cluster.devices:
+        read_text(device.kind, f"the kind of {brief(device.name)}")
 
 
 _CLUSTER = TypeAdapter(Cluster)
@@ -158,6 +187,11 @@ def _verify_device(device: Device) -> None:
     numbers = [device.memory_bytes, device.memory_bandwidth, *rates]
     if not (all(map(_positive, numbers)) and _positive(device.launch_seconds, or_zero=True)):
         raise ValueError(f"device {device.name!r} has a number that is not positive and finite")
+    what = f"the numbers of device {brief(device.name)}"
+    read_whole(device.memory_bytes, what)
+    read_seconds(device.launch_seconds, what)
+    for rate in (device.memory_bandwidth, *rates):
+        read_number(rate, what, LEAST_RATE)
 
 
 def _verify_routes(cluster: Cluster) -> None:

@@ -9,7 +9,6 @@ the last of them, which searches from the best. A proven optimum ends it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +18,7 @@ from apportion.place.objective import PlacementObjective, PlacementResult, Place
 from apportion.place.objectives.simple_bound import simple_bound
 from apportion.place.placement_problem import check_placement
 from apportion.place.placers import PLACERS, Placer
+from apportion.work_clock import work_seconds
 
 STARTS = 3  # of the best placements so far are handed on
 LEAST = 0.1  # share of the budget that a placer gets while there is so much: most need far less
@@ -32,7 +32,7 @@ class Attempts:
     def __init__(self, objective: PlacementObjective, report: Report | None) -> None:
         self.objective = objective
         self.report = report
-        self.began = time.perf_counter()
+        self.began = work_seconds()
         self.found: list[tuple[float, int, Ints]] = []  # score, when, placement
         self.bound: float | None = simple_bound(objective.problem, objective.name)
         self.curve: list[tuple[float, int, float]] = []
@@ -42,7 +42,7 @@ class Attempts:
         place = np.ascontiguousarray(placement, np.int64)
         score = self.objective.score(place)
         if not self.found or score < self.found[0][0]:
-            self.curve.append((time.perf_counter() - self.began, self.objective.evaluations, score))
+            self.curve.append((work_seconds() - self.began, self.objective.evaluations, score))
         if not any(np.array_equal(place, other) for _, _, other in self.found):
             self.found.append((score, len(self.found), place))
             self.found.sort(key=lambda row: row[:2])
@@ -101,7 +101,7 @@ def auto(
     rows = auto_rows(objective, contiguous)
     for at, (name, row) in enumerate(rows):
         kept = RESERVED * budget if at + 1 < len(rows) else 0.0
-        left = max(budget - (time.perf_counter() - attempts.began), 0.0)
+        left = max(budget - (work_seconds() - attempts.began), 0.0)
         if left <= kept and attempts.found and at + 1 < len(rows):
             continue
         share = row.share / max(sum(r.share for _, r in rows[at:]), 1e-9)

@@ -7,7 +7,6 @@ until the budget is spent or somebody interrupts.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.place.lists.unit_memory import excess_note
 from apportion.place.objective import PlacementObjective, PlacementResult, PlacerProgress, Report
+from apportion.work_clock import work_seconds
 
 Attempt = tuple[str, Callable[[], tuple[Ints, float]]]
 
@@ -27,12 +27,12 @@ def best_of(
     notes: tuple[str, ...] = (),
 ) -> PlacementResult:
     """The best placement; notes say which it was and by how much it is over a memory limit."""
-    began = time.perf_counter()
+    began = work_seconds()
     best, score, chosen, interrupted = np.zeros(0, np.int64), np.inf, "", False
     figures: dict[str, float] = {}
     curve: list[tuple[float, int, float]] = []
     for name, attempt in attempts:
-        if figures and time.perf_counter() - began > budget:
+        if figures and work_seconds() - began > budget:
             break
         try:
             place, figures[name] = attempt()
@@ -43,7 +43,7 @@ def best_of(
             break
         if not curve or figures[name] < score:
             best, score, chosen = place, figures[name], name
-            curve.append((time.perf_counter() - began, objective.evaluations, score))
+            curve.append((work_seconds() - began, objective.evaluations, score))
         if report is not None:
             report(PlacerProgress(score, None, objective.evaluations))
     notes = (*notes, f"the best variant is {chosen}", *excess_note(objective, best))

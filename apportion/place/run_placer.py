@@ -7,7 +7,6 @@ sense.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -22,6 +21,7 @@ from apportion.place.objective_names import LATENCY, OBJECTIVES, STEP, THROUGHPU
 from apportion.place.objectives.simple_bound import simple_bound
 from apportion.place.placement_problem import PlacementProblem, check_placement, check_problem
 from apportion.place.placers import PLACERS
+from apportion.work_clock import work_seconds
 
 _HOMES = {
     STEP: "objective:StepObjective",
@@ -76,12 +76,12 @@ def place(
     check_problem(problem)
     judges = judge if objective_name == STEP else None
     objective = objective_of(problem, objective_name, contiguous)
-    began, rounds = time.perf_counter(), ROUNDS if judges else 1
+    began, rounds = work_seconds(), ROUNDS if judges else 1
     found: tuple[PlacementResult, Evaluation] | None = None
     aim, evaluations = objective, 0
     for turn in range(rounds):
         result = PLACERS[method](
-            aim, budget=max(budget - (time.perf_counter() - began), 0.0), seed=seed + turn,
+            aim, budget=max(budget - (work_seconds() - began), 0.0), seed=seed + turn,
             starts=starts, contiguous=contiguous, report=report, policy=policy,
         )  # fmt: skip
         evaluations += aim.evaluations
@@ -89,10 +89,10 @@ def place(
         judged = (judges or _by(objective))(problem, result.placement)
         if found is None or _rank(problem, judged) < _rank(problem, found[1]):
             found = result, judged
-        if judged.feasible or result.interrupted or time.perf_counter() - began >= budget:
+        if judged.feasible or result.interrupted or work_seconds() - began >= budget:
             break
         aim = objective_of(_tighter(problem, aim.problem, judged), objective_name, contiguous)
-    seconds = time.perf_counter() - began
+    seconds = work_seconds() - began
     assert found is not None
     result, judged = found
     alone = PLACERS[SINGLE](objective, seed=seed).placement

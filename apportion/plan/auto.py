@@ -31,20 +31,24 @@ from apportion.plan.candidates import (
     score_and_log,
     state_bytes,
 )
+from apportion.plan.plan import MethodFigures
 from apportion.search import METHODS, UnsuitableMethod, tried_by_auto
 from apportion.simulate import simulate
 
 STARTS = 4  # how many of the best so far a method that takes starts is given
+BASELINE_SECONDS = 10.0  # that baselines have in any case; beyond that they keep to the budget
+KEPT_SHARE = 1 / 3  # of the budget that is kept for methods which improve what others have found
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The best Candidate, the next best of those that fit, and whether choosing was interrupted
-    before all were tried."""
+    """The best Candidate, the next best of those that fit, whether choosing was interrupted before
+    all were tried, and the best of each method, the best of all first."""
 
     best: Candidate
     interrupted: bool = False
     others: tuple[Candidate, ...] = ()
+    tried: tuple[MethodFigures, ...] = ()
 
 
 def choose(request: PlanRequest, method: str, budget: float, keep: int = 1) -> Selection:
@@ -75,10 +79,13 @@ def _uncollected() -> Iterator[None]:
 
 
 def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
-    ends = now(request) + budget
+    began = now(request)
+    ends = began + budget
     tried: list[str] = []
     late: list[str] = []
     log = SearchLog()
+    improving = any(METHODS[method].takes_starts for method in tried_by_auto())
+    kept = KEPT_SHARE * budget if improving else 0.0
 
     def several() -> Iterator[Candidate]:
         best: list[tuple[RankingKey, Start]] = []
@@ -86,7 +93,13 @@ def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
             row, left = METHODS[method], ends - now(request)
             if method == "single" and not _one_holds_state(request):
                 continue
-            if not row.baseline and left <= 0:
+            left -= 0.0 if row.takes_starts else kept
+            if row.baseline:
+                fitting = len(tried) > 1 and not best[0][0][0]
+                is_late = fitting and now(request) > max(ends, began + BASELINE_SECONDS)
+            else:
+                is_late = left <= 0
+            if is_late:
                 late.append(method)
                 continue
             share = max(min(left, budget * row.share), 0.0)
@@ -121,6 +134,7 @@ def _best_of(
     request: PlanRequest, several: Iterator[Candidate], log: SearchLog, keep: int
 ) -> Selection:
     kept: list[Candidate] = []
+    tried: dict[str, tuple[RankingKey, MethodFigures]] = {}
     history: list[_SearchOutcome] = []
     notes: tuple[str, ...] = ()
     try:
@@ -131,6 +145,9 @@ def _best_of(
                 _SearchOutcome(began, candidate.search_seconds, own, _step(request, candidate))
             )
             kept.append(candidate)
+            key, known = ranking_key(request, candidate), tried.get(candidate.method)
+            if known is None or key < known[0]:
+                tried[candidate.method] = (key, _method_figures(request, candidate))
             if isinstance(request.costs, DefaultCosts):  # these do not change
                 kept = _first(request, kept, keep)
         kept += _others(request, log, keep)
@@ -156,7 +173,14 @@ def _best_of(
         for one in _first(request, kept, keep)
     ]
     others = tuple(one for one in found[1:] if fits(request, one))
-    return Selection(found[0], bool(notes), others)
+    rows = tuple(row for _, row in sorted(tried.values(), key=lambda one: one[0]))
+    return Selection(found[0], bool(notes), others, rows if len(rows) > 1 else ())
+
+
+def _method_figures(request: PlanRequest, candidate: Candidate) -> MethodFigures:
+    line = candidate.timeline
+    peak, moved = max(line.peak_bytes), line.bytes_moved
+    return MethodFigures(candidate.method, line.step_seconds, peak, moved, fits(request, candidate))
 
 
 def _others(request: PlanRequest, log: SearchLog, keep: int) -> Iterator[Candidate]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from apportion.lower import Storage, TaskGraph
 from apportion.machine import CostModel
-from apportion.memory import Offload
+from apportion.memory import MemoryPlan
 from apportion.search import SearchResult
 from apportion.simulate import Timeline
 from apportion.split import Space
@@ -19,9 +19,8 @@ Curve = tuple[tuple[float, float], ...]
 @dataclass(frozen=True)
 class Candidate:
     """What a method found, lowered and simulated. `curve` and `figures` are those of the whole
-    search that it is the outcome of. `recomputed` are the Ops of the captured Graph that the
-    backward computes again, `offloaded` the Values that lie on the host meanwhile; `space` is that
-    of the Graph in which it does and they do."""
+    search that it is the outcome of. `memory` is what is decided about memory; `space` is that of
+    the Graph in which it is so."""
 
     method: str
     found: SearchResult
@@ -34,5 +33,4 @@ class Candidate:
     notes: tuple[str, ...] = ()
     curve: Curve = ()
     figures: Mapping[str, float] = field(default_factory=dict)
-    recomputed: tuple[int, ...] = ()
-    offloaded: tuple[Offload, ...] = ()
+    memory: MemoryPlan = field(default_factory=MemoryPlan)

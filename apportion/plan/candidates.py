@@ -13,7 +13,6 @@ asked again: then its other strategies are looked at for one that fits.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import Storage, TaskGraph, runnable, with_storage
 from apportion.machine import (
     GENERATED,
+    GRAPH,
     INDUCTOR,
     INTERPRETER,
     Cluster,
@@ -33,10 +33,15 @@ from apportion.machine import (
 )
 from apportion.plan.candidate import Candidate
 from apportion.plan.fused_storage import fused_storage
-from apportion.plan.schedule_exchanges import ScheduledExchanges, schedule_exchanges
+from apportion.plan.schedule_exchanges import (
+    ExchangeScheduler,
+    ScheduledExchanges,
+    schedule_exchanges,
+)
 from apportion.search import METHODS, Problem, Progress, SearchResult, UnsuitableMethod
 from apportion.simulate import host_excess, simulate
-from apportion.split import WFBP, Space, Strategy, space_of
+from apportion.split import AUTO, Space, Strategy, space_of
+from apportion.work_clock import work_seconds
 
 ROUNDS = 4  # how often a method is asked when its plans are over the memory limit
 TRIES = 4  # how many other strategies of a search are scored when its best is over the limit
@@ -77,14 +82,31 @@ class DefaultCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanCosts:
+    """The costs that another Plan was made with: nothing is measured."""
+
+    model: CostModel
+    seconds: float = 0.0
+
+    def known(self) -> CostModel:
+        return self.model
+
+    def cost(self, strategy: Strategy, tasks: TaskGraph) -> CostModel:
+        return self.model
+
+
+@dataclass(frozen=True, slots=True)
 class PlanningProgress:
     """Where planning stands: the method at work, what it tells of itself, and, when a plan of it
-    has been simulated, the seconds of a step and whether it is within the limit."""
+    has been simulated, the seconds of a step, whether it is within the limit, the bytes at the
+    peak of its fullest device and those that it moves."""
 
     method: str
     progress: Progress | None = None
     step_seconds: float | None = None
     fits: bool = False
+    peak_bytes: int = 0
+    bytes_moved: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,7 +124,7 @@ class PlanRequest:
     tell: Callable[[PlanningProgress], None] | None = None
     policy: Path | None = None
     wire: str = ""
-    communication: str = WFBP
+    communication: str = AUTO
 
 
 @dataclass
@@ -153,7 +175,7 @@ def excess(request: PlanRequest, candidate: Candidate) -> tuple[int, ...]:
     its host, where that is more."""
     peaks = candidate.timeline.peak_bytes
     over = [p - n for p, n in zip(peaks, request.memory_limit or peaks, strict=True)]
-    if candidate.offloaded:
+    if candidate.memory.uses_host:
         short = host_excess(candidate.tasks, request.cluster)
         for host in hosts_of(request.cluster):
             held, there = short.get(host.name, (0, 0))
@@ -224,8 +246,9 @@ def score_and_log(
     """What a search has just found, scored, logged and told of."""
     candidate = scored(request, method, found, seconds)
     log.seen.append((found.strategy, excess(request, candidate)))
-    step = candidate.timeline.step_seconds
-    _tell(request, PlanningProgress(method, None, step, fits(request, candidate)))
+    line = candidate.timeline
+    figures = (line.step_seconds, fits(request, candidate), max(line.peak_bytes), line.bytes_moved)
+    _tell(request, PlanningProgress(method, None, *figures))
     return candidate
 
 
@@ -245,11 +268,11 @@ def _searched(
     how: dict[str, Any] = {"starts": tuple(starts)} if starts else {}
     if request.policy is not None and METHODS[method].takes_policy:
         how["policy"] = request.policy
-    began = time.perf_counter()
+    began = work_seconds()
     try:
         found = METHODS[method](problem, budget=budget, seed=request.seed, **how)
     finally:
-        log.seconds += time.perf_counter() - began
+        log.seconds += work_seconds() - began
     log.figures = found.figures or log.figures
     if found.others:
         log.several.append((method, found))
@@ -258,7 +281,7 @@ def _searched(
 
 def now(request: PlanRequest) -> float:
     """Seconds by a clock that stands still while costs are measured."""
-    return time.perf_counter() - request.costs.seconds
+    return work_seconds() - request.costs.seconds
 
 
 def _tell(request: PlanRequest, progress: PlanningProgress) -> None:
@@ -281,14 +304,14 @@ def scored(request: PlanRequest, method: str, found: SearchResult, seconds: floa
     cost = request.costs.cost(strategy, tasks)
     line = simulate(tasks, cluster, cost)
     made = Candidate(method, found, seconds, space, tasks, storage, cost, line, found.notes)
+    within = ScheduledExchanges(strategy, tasks, line)
     ordered = schedule_exchanges(
-        space, ScheduledExchanges(strategy, tasks, line), storage, cost, cluster,
-        request.communication, lambda new: fits(request, replace(made, timeline=new)),
+        ExchangeScheduler(space, within, storage, cost, cluster), request.communication,
+        lambda new: fits(request, replace(made, timeline=new)),
     )  # fmt: skip
-    if ordered.tasks is tasks:
-        return replace(made, notes=(*made.notes, ordered.note)) if ordered.note else made
+    notes = (*made.notes, ordered.note) if ordered.note else made.notes
     found = replace(found, strategy=ordered.strategy)
-    return replace(made, found=found, tasks=ordered.tasks, timeline=ordered.timeline)
+    return replace(made, found=found, tasks=ordered.tasks, timeline=ordered.timeline, notes=notes)
 
 
 def _measured_storage(
@@ -308,7 +331,10 @@ def _measured_storage(
     if kinds == {"cpu"}:
         return measure_storage(executable, threads(len(cluster.devices)), None, fused)
     known = next((cost.tables[kind] for kind in sorted(kinds) if kind in cost.tables), None)
-    found = measure_storage(executable, None, device_memory_facts(known), fused)
+    facts = device_memory_facts(known)
+    if cost.mode == GRAPH:  # libraries keep as much for the stream of recordings
+        facts = replace(facts, resident=2 * facts.resident)
+    found = measure_storage(executable, None, facts, fused)
     if cost.mode != INDUCTOR:
         return found
     return fused_storage(tasks, found, cluster, cost, compiled_pieces(executable))

@@ -9,10 +9,13 @@ What a device holds does not depend on links, so the larger clusters are the sam
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from apportion.graph import UPDATE
+from apportion.lower import COMPUTE
 from apportion.machine import MAX_DEVICES, Cluster, Device, Link
 from apportion.plan.candidate import Candidate
 from apportion.plan.candidates import (
@@ -27,6 +30,7 @@ from apportion.plan.candidates import (
 from apportion.quantity import format_quantity
 from apportion.search import METHODS, UnsuitableMethod
 from apportion.simulate import peak
+from apportion.work_clock import work_seconds
 
 QUICK_METHODS = ("fsdp", "tofu")  # quick, and sparing with memory
 KINDS, CAUSES = 4, 3  # named of what fills a device
@@ -57,7 +61,26 @@ def shortfall(request: PlanRequest, nearest: Candidate, several: bool) -> str:
     return (
         f"{which} needs {needs} on device {device} ({request.cluster.devices[device].name}), "
         f"{above} over its limit of {limit}{also}; its peak, {when}, is {kinds}; the largest "
-        f"there: {largest}"
+        f"there: {largest}{_too_large_alone(nearest, device, most.nbytes - over[device])}"
+    )
+
+
+def _too_large_alone(nearest: Candidate, device: int, limit: int) -> str:
+    """What is said of an operator that by itself is over the limit; "" if there is none. Updates
+    write over what they read."""
+    tasks, graph = nearest.tasks, nearest.space.graph
+    own = np.flatnonzero((tasks.kind == COMPUTE) & (tasks.device == device))
+    own = own[[graph.ops[op].phase != UPDATE for op in tasks.op[own]]]
+    largest = max(own, key=tasks.nbytes.__getitem__, default=-1)
+    if largest < 0 or tasks.nbytes[largest] <= limit:
+        return ""
+    name, needs = (
+        graph.ops[tasks.op[largest]].name,
+        format_quantity(int(tasks.nbytes[largest]), "B"),
+    )
+    return (
+        f"; {name} alone reads and writes {needs}, so that nothing that is recomputed or lies on "
+        "the host is enough: it has to be divided over more devices, or the batch has to be smaller"
     )
 
 
@@ -102,17 +125,17 @@ def _smallest(
     trial: Callable[[int, float], str], budget: float, here: int, low: int
 ) -> _DeviceRange:
     """Doubles from `low`, which is known not to do, or `here`; then bisects."""
-    ends, pace = time.perf_counter() + budget, 0.0
+    ends, pace = work_seconds() + budget, 0.0
     found = _DeviceRange(low, None)
     following = here if low < here else min(max(2 * here, low + 1), MAX_DEVICES)
     while found.low < MAX_DEVICES and (found.high is None or found.high > found.low + 1):
         if found.high is not None:
             following = (found.low + found.high) // 2
-        began = time.perf_counter()
+        began = work_seconds()
         if ends - began <= GROWTH * pace * following:
             break
         method = trial(following, ends - began)
-        pace = (time.perf_counter() - began) / following
+        pace = (work_seconds() - began) / following
         if method:
             found = _DeviceRange(found.low, following, method)
             if following == here:

@@ -12,6 +12,7 @@ out for the best of them. Then it is said what keeps the best from being taken:
     memory      the faster ones do not fit
     legality    none of its axes can be cut, and no other device is better
     search      one is faster and fits: the search did not find it
+    budget      none of those that were tried is faster, and not all were tried
 
 A saved Plan has all that this needs: neither the model nor torch.
 """
@@ -19,7 +20,6 @@ A saved Plan has all that this needs: neither the model nor torch.
 from __future__ import annotations
 
 import math
-import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +36,7 @@ from apportion.lower import (
 from apportion.plan.alternatives import OpAlternatives, OpAxis
 from apportion.plan.explanation import (
     ALONE,
+    BUDGET,
     GROUP,
     LEGALITY,
     MEMORY,
@@ -58,6 +59,7 @@ from apportion.plan.explanation import (
 from apportion.plan.plan import Plan
 from apportion.simulate import Delta, curves, granules, network, slack
 from apportion.split import Choice, Layout, Space
+from apportion.work_clock import work_seconds
 
 NEAREST = 3  # names that are suggested for one that is not known
 
@@ -114,9 +116,7 @@ def explain(
     meant, axes, group = graph.ops[index], around.axes(index), around.group(index)
     spent = _spent(plan, index)
     refused = tuple((axis.name, axis.refused) for axis in axes if axis.refused)
-    constraint, because = _constraint(
-        plan, shown, spent, axes, meant.kind, tried if tried < len(several) else None
-    )
+    constraint, because = _constraint(plan, shown, spent, axes, meant.kind, (tried, len(several)))
     return Explanation(
         meant.name, index, meant.kind, meant.phase, meant.line, meant.module, others,
         tuple(graph.ops[k].name for k in group),
@@ -212,11 +212,11 @@ def simulated(
     """Trials with what they do, the fastest first, of equal ones those that move less; and how many
     the budget allowed. With `best` only so many, of those that differ in nothing but the order of
     their devices one; that others are worse may be all that is worked out of them."""
-    ends, done = time.perf_counter() + budget, list[StrategyChange]()
+    ends, done = work_seconds() + budget, list[StrategyChange]()
     for number, trial in enumerate(trials):
         if progress is not None:
             progress(number, len(trials))
-        if number and time.perf_counter() > ends:
+        if number and work_seconds() > ends:
             return done, number
         limit = done[-1].step_ns if len(done) == best else None
         step = live.change(trial.choices, trial.layouts, limit)
@@ -259,10 +259,7 @@ def _figures(live: Delta, members: Iterable[int]) -> _Figures:
 
 
 def _busiest(tasks: TaskGraph, length: Ints, members: Iterable[int]) -> int:
-    rows = [
-        k for op in members for k in range(int(tasks.op_start[op]), int(tasks.op_start[op + 1]))
-        if tasks.task_kinds.computes[tasks.kind[k]]
-    ]  # fmt: skip
+    rows = np.isin(tasks.op, list(members)) & tasks.task_kinds.computes[tasks.kind]
     sums = np.bincount(tasks.device[rows], length[rows], tasks.devices)
     return int(sums.max(initial=0))
 
@@ -338,7 +335,7 @@ def _row(value: Value, other: str, moved: int) -> ValueTraffic:
 
 def _spent(plan: Plan, op: int) -> OpTiming:
     tasks, line = plan.tasks, plan.timeline
-    mine = np.arange(int(tasks.op_start[op]), int(tasks.op_start[op + 1]))
+    mine = np.flatnonzero(tasks.op == op)
     start, end = line.start_ns, line.end_ns
     left = slack(network(tasks, plan.cluster, plan.cost), (start, end))
     return OpTiming(
@@ -358,9 +355,10 @@ def _constraint(
     spent: OpTiming,
     axes: Sequence[OpAxis],
     kind: str,
-    tried: int | None,
+    tried: tuple[int, int],
 ) -> tuple[str, str]:
-    """What keeps the best alternative from being taken, and a sentence that says so."""
+    """What keeps the best alternative from being taken, and a sentence that says so. `tried`: how
+    many alternatives were, and of how many."""
     if not shown:
         return LEGALITY, "there is no alternative: there is only one device"
     faster = [it for it in shown if it.step_difference < 0]
@@ -371,20 +369,21 @@ def _constraint(
         return MEMORY, too_large(faster[0], plan)
     if not any(not axis.refused for axis in axes):
         return LEGALITY, undivided(axes, plan.space.undescribed.get(kind, ""))
-    none = "no alternative is faster"
-    if tried is not None:
-        none = f"none of the {tried} alternatives that were tried is faster"
+    count, known = tried
+    none = f"none of the {known} alternatives is faster"
+    if count < known:
+        none = f"none of the {count} alternatives that were tried, of {known}, is faster"
     lighter = next(
         (it for it in shown if it.busiest_difference < 0 and it.bytes_difference > 0), None
     )
     if lighter is not None and lighter.step_difference > 0:
         return RESHARDING, f"{none}; {moves_more(lighter)}"
-    return OPTIMAL, f"{none}; {best_there_is(shown[0], spent)}"
+    return OPTIMAL if count == known else BUDGET, f"{none}; {best_there_is(shown[0], spent)}"
 
 
 def _notes(plan: Plan, live: Delta, tried: int, known: int) -> tuple[str, ...]:
     found = []
-    ours, plans = live.step_ns, int(plan.timeline.end_ns.max(initial=0))
+    ours, plans = live.step_ns, plan.timeline.step_ns
     if ours != plans:
         found.append(
             "alternatives are compared by fitted costs and before messages are merged, by which "

@@ -15,7 +15,7 @@ from apportion.plan.plan import Plan
 
 ALONE, GROUP = "alone", "group"
 OPTIMAL, RESHARDING, MEMORY = "optimal", "resharding", "memory"
-LEGALITY, SEARCH = "legality", "search"
+LEGALITY, SEARCH, BUDGET = "legality", "search", "budget"
 
 MOST_NAMES = 4  # of other Ops that are listed
 MOST_RUNS = 8  # of devices that are listed
@@ -243,7 +243,8 @@ def _table(it: Explanation) -> list[str]:
         cells = [cell.rjust(width) for cell, width in zip(row[:6], widths[:6], strict=True)]
         cells += [cell.ljust(width) for cell, width in zip(row[6:-1], widths[6:], strict=True)]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
-    best = f"the best {len(it.alternatives)} of {it.tried}" if it.alternatives else "none"
+    tried = f"{it.tried}" if it.tried == it.known else f"{it.tried} that were tried, of {it.known}"
+    best = f"the best {len(it.alternatives)} of {tried}" if it.alternatives else "none"
     return [f"alternatives: {best}", *lines]
 
 

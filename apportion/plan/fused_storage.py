@@ -56,7 +56,8 @@ def fused_storage(
     tasks that are compiled as one, where that is known."""
     step = _FusedMemory.of(with_storage(tasks, storage), pieces)
     slots = {slot: (base, nbytes) for slot, base, nbytes in storage.slots}
-    for slot in np.flatnonzero(step.size != step.tasks.slot_nbytes).tolist():
+    other = (step.size != step.tasks.slot_nbytes) & ~step.tasks.slot_on_host
+    for slot in np.flatnonzero(other).tolist():
         slots[slot] = (int(step.tasks.slot_base[slot]), int(step.size[slot]))
     rows = tuple((slot, *row) for slot, row in sorted(slots.items()))
     needed, plain = step.workspace.copy(), _plain(tasks)
@@ -93,6 +94,7 @@ class _FusedMemory:
         """The step of tasks whose calls are known."""
         groups, size = fused_groups(known), known.slot_nbytes.copy()
         size[unwritten_slots(known)] = 0
+        size[known.slot_on_host] = 0  # it takes none of a device
         groups = _with_logits_for(known, groups, size)
         for task in _tasks_of(known, POOLING):
             places = known.out_slot[known.out_start[task] + 1 : known.out_start[task + 1]]

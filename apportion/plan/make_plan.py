@@ -7,7 +7,6 @@ among what the methods find; where nothing fits, devices_needed.py says what wou
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,25 +15,32 @@ from typing import TYPE_CHECKING
 
 from apportion import graph as graphs
 from apportion.machine import Cluster, CostModel
-from apportion.plan.auto import Selection, choose
+from apportion.plan.auto import BASELINE_SECONDS, Selection, choose
 from apportion.plan.candidate import Candidate
 from apportion.plan.candidates import (
     CostSource,
     DefaultCosts,
     PlanningProgress,
     PlanRequest,
+    fits,
+    now,
     ranking_key,
 )
 from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
+from apportion.plan.host_residence import MemoryModes, check_host_state, replace_on_host
+from apportion.plan.memory_pins import Pins, read_pins
 from apportion.plan.offloading import check_offload, replace_offloaded
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
 from apportion.plan.recomputation import KEEP, check_recompute, replace_recomputed
 from apportion.plan.schedule_exchanges import check_communication
 from apportion.search import METHODS, UnsuitableMethod, compared_by_default, tried_by_auto
-from apportion.split import WFBP, Space, check_wire
+from apportion.split import AUTO, Space, check_wire
+from apportion.work_clock import work_seconds
 
 if TYPE_CHECKING:
     from apportion.capture import Program
+
+MEMORY_SHARE = 0.5  # of the budget that decisions about memory have after the search
 
 
 def make_plan(
@@ -50,7 +56,9 @@ def make_plan(
     wire: str = "",
     recompute: str = KEEP,
     offload: str = KEEP,
-    communication: str = WFBP,
+    communication: str = AUTO,
+    host_state: str = KEEP,
+    pins: Pins | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
 
@@ -68,11 +76,15 @@ def make_plan(
     "auto" what it must for the plan to fit, "full" whatever is not a boundary between segments.
     `offload` says likewise what lies in the host's memory until the backward: "none" nothing,
     "auto" what must for the plan to fit, "full" whatever the forward keeps.
-    `communication`: "wfbp", gradients travel while the backward goes on; "p3", the next step begins
-    meanwhile; "auto", whichever is predicted to be faster.
+    `host_state` says likewise which parameters lie on the host with their optimizer's state: "none"
+    none, "auto" what must for the plan to fit, "host" and "device" all large ones, updated there or
+    on the device. `pins` decide by hand for some modules (memory_pins.py).
+    `communication` says when gradients travel, in which order and in what pieces: "none" when the
+    backward is over, "wfbp" while it goes on, "p3", "tictac" and "bytescheduler" while the next
+    step begins, as published by these names, "auto" whichever is predicted to be fastest.
     """
     how = (memory_limit, seed, costs, progress, 1, policy, wire, recompute, offload, communication)
-    return best_plans(program, cluster, method, budget, *how)[0]
+    return best_plans(program, cluster, method, budget, *how, host_state, pins)[0]
 
 
 def best_plans(
@@ -89,23 +101,29 @@ def best_plans(
     wire: str = "",
     recompute: str = KEEP,
     offload: str = KEEP,
-    communication: str = WFBP,
+    communication: str = AUTO,
+    host_state: str = KEEP,
+    pins: Pins | None = None,
 ) -> list[Plan]:
     """As `plan`, but the `keep` best that differ, best first; all but the first are feasible."""
     _check_methods([method], policy)
-    check_recompute(recompute)
-    check_offload(offload)
-    began = time.perf_counter()
-    request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
-    policy_of = check_communication(communication)
-    request = replace(request, wire=check_wire(wire), communication=policy_of)
+    modes = _modes(recompute, offload, host_state)
+    began = work_seconds()
+    request = plan_request(program, cluster, memory_limit, seed, costs, progress, policy)
+    modes = replace(modes, pins=read_pins(pins, request.space.source))
+    request = replace(request, wire=check_wire(wire))
+    request = replace(request, communication=check_communication(communication))
     warn_unsplit(request.space, level=4)
     chosen = choose(request, method, budget, keep)
-    chosen = _traded(request, chosen, recompute, offload, method == "auto")
-    found = [_with_step(_made(request, c, budget), c) for c in (chosen.best, *chosen.others)]
+    chosen = _traded(request, chosen, modes, method == "auto", budget)
+    found = [made_plan(request, c, budget) for c in (chosen.best, *chosen.others)]
+    found[0] = replace(found[0], tried=chosen.tried)
+    found = [
+        _with_step(made, c) for made, c in zip(found, (chosen.best, *chosen.others), strict=True)
+    ]
     if found[0].feasible:
         return found
-    left = 0.0 if chosen.interrupted else budget - (time.perf_counter() - began)
+    left = 0.0 if chosen.interrupted else budget - (work_seconds() - began)
     several = method == "auto"
     return [_explained(found[0], request, chosen.best, left, several, tried=several)]
 
@@ -122,11 +140,12 @@ def compare_methods(
     policy: Path | None = None,
     recompute: str = KEEP,
     offload: str = KEEP,
-    communication: str = WFBP,
+    communication: str = AUTO,
+    host_state: str = KEEP,
 ) -> list[Plan]:
     """A Plan by each method, each within `budget` seconds, under one simulator; None: by all but
-    those that first have to learn. `recompute`, `offload` and `communication` are as in
-    `make_plan`.
+    those that first have to learn. `recompute`, `offload`, `host_state` and `communication` are as
+    in `make_plan`.
 
     A method that is not for this cluster or step is left out with a PlanWarning; ValueError if none
     is for it. An interrupt leaves out the methods that are not done. If no plan fits, the notes of
@@ -134,9 +153,8 @@ def compare_methods(
     """
     methods = compared_by_default() if methods is None else methods
     _check_methods(methods, policy)
-    check_recompute(recompute)
-    check_offload(offload)
-    request = _request(program, cluster, memory_limit, seed, costs, progress, policy)
+    modes = _modes(recompute, offload, host_state)
+    request = plan_request(program, cluster, memory_limit, seed, costs, progress, policy)
     request = replace(request, communication=check_communication(communication))
     warn_unsplit(request.space)
     plans: list[Plan] = []
@@ -147,13 +165,13 @@ def compare_methods(
         for method in methods:
             try:
                 chosen = choose(request, method, budget)
-                chosen = _traded(request, chosen, recompute, offload, method == "auto")
+                chosen = _traded(request, chosen, modes, method == "auto", budget)
             except UnsuitableMethod as why:
                 refused[method] = why
                 continue
             if best is None or ranking_key(request, chosen.best) < ranking_key(request, best):
                 best, at = chosen.best, len(plans)
-            plans.append(replace(_made(request, chosen.best, budget), method=method))
+            plans.append(replace(made_plan(request, chosen.best, budget), method=method))
             interrupted = chosen.interrupted
             if interrupted:
                 break
@@ -179,13 +197,32 @@ def compare_methods(
     return plans
 
 
+def _modes(recompute: str, offload: str, host_state: str) -> MemoryModes:
+    check_recompute(recompute)
+    check_offload(offload)
+    check_host_state(host_state)
+    return MemoryModes(recompute, offload, host_state)
+
+
 def _traded(
-    request: PlanRequest, chosen: Selection, recompute: str, offload: str, several: bool
+    request: PlanRequest, chosen: Selection, modes: MemoryModes, several: bool, budget: float
 ) -> Selection:
-    """The choice with time given for memory, as far as that is wanted."""
-    if offload == KEEP:
-        return replace_recomputed(request, chosen, recompute, several)
-    return replace_offloaded(request, chosen, recompute, offload, several)
+    """The choice with time given for memory, as far as that is wanted. Where all may be decided
+    together, recomputation alone is looked at more closely as well, and activations are offloaded
+    only if nothing fits without: that takes long to decide and seldom pays."""
+    ends = now(request) + max(MEMORY_SHARE * budget, BASELINE_SECONDS)
+    if modes.host_state != KEEP or modes.pins:
+        if modes.forced or modes.recompute != AUTO:
+            return replace_on_host(request, chosen, modes, several, ends)
+        ways = [replace_on_host(request, chosen, replace(modes, offload=KEEP), several, ends)]
+        if now(request) <= ends or not fits(request, ways[0].best):
+            ways.append(replace_recomputed(request, chosen, AUTO, several, ends))
+        if modes.offload != KEEP and not any(fits(request, way.best) for way in ways):
+            ways.append(replace_on_host(request, chosen, modes, several, ends))
+        return min(ways, key=lambda way: ranking_key(request, way.best))
+    if modes.offload == KEEP:
+        return replace_recomputed(request, chosen, modes.recompute, several, ends)
+    return replace_offloaded(request, chosen, modes.recompute, modes.offload, several, ends)
 
 
 def _priced(made: Plan, cost: CostModel) -> Plan:
@@ -193,7 +230,7 @@ def _priced(made: Plan, cost: CostModel) -> Plan:
     return made if made.cost == cost else replace(made, cost=cost).simulate()
 
 
-def _request(
+def plan_request(
     program: Program | graphs.Graph,
     cluster: Cluster,
     memory_limit: float | None,
@@ -211,7 +248,7 @@ def _request(
     return PlanRequest(space, cluster, costs, limits, seed, progress, policy)
 
 
-def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
+def made_plan(request: PlanRequest, found: Candidate, budget: float) -> Plan:
     """The Plan of a Candidate, without what was worked out for it: of many Plans that is much."""
     return Plan(
         graph=found.space.source,
@@ -227,16 +264,10 @@ def _made(request: PlanRequest, found: Candidate, budget: float) -> Plan:
         lower_bound=None if request.wire else found.found.lower_bound,
         storage=found.storage,
         lower_bound_of=found.found.bound_of,
-        notes=(
-            *found.notes,
-            *_on_the_wire(request),
-            *_on_overlap(found),
-            *_on_replicas(request, found),
-        ),
+        notes=(*found.notes, *_on_the_wire(request), *_on_replicas(request, found)),
         curve=found.curve,
         figures=found.figures,
-        recomputed=found.recomputed,
-        offloaded=found.offloaded,
+        memory=found.memory,
     )
 
 
@@ -245,17 +276,6 @@ def _on_the_wire(request: PlanRequest) -> tuple[str, ...]:
         return ()
     return (
         f"partial sums of float32 gradients travel in {request.wire} and are added up in float32",
-    )
-
-
-def _on_overlap(found: Candidate) -> tuple[str, ...]:
-    """How steps overlap."""
-    if found.tasks.late_start < 0:
-        return ()
-    early = found.found.strategy.communication.early
-    return (
-        "steps overlap: a step begins before all updates of the last one are done; of the "
-        f"gradients {early:.0%} travel as they are made, the rest in the order of need",
     )
 
 

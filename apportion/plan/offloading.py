@@ -11,19 +11,18 @@ Every decision that is considered is carried over, lowered and simulated as any 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from apportion.machine import host_link
 from apportion.memory import (
     HostWay,
     MemoryDecision,
+    MemoryPlan,
     RecomputeOutcome,
-    carry_offloads,
-    carry_strategy,
     choose_by_model,
     choose_memory,
     full_recompute,
-    offload,
     offloadable,
     recompute,
     step_model,
@@ -32,11 +31,11 @@ from apportion.memory import (
 )
 from apportion.plan.auto import Selection
 from apportion.plan.candidate import Candidate
-from apportion.plan.candidates import PlanRequest, excess, fits, ranking_key, scored
-from apportion.plan.recomputation import AUTO, FULL, KEEP, KnownCosts, other_starts
+from apportion.plan.candidates import PlanRequest, excess, fits
+from apportion.plan.planned_memory import with_memory
+from apportion.plan.recomputation import AUTO, FULL, KEEP, best_decided
 from apportion.quantity import format_quantity
 from apportion.simulate import host_excess, host_peaks
-from apportion.split import Space
 
 OFFLOAD_MODES = (KEEP, AUTO, FULL)
 
@@ -48,16 +47,23 @@ def check_offload(mode: str) -> None:
 
 
 def replace_offloaded(
-    request: PlanRequest, chosen: Selection, recomputing: str, offloading: str, several: bool
+    request: PlanRequest,
+    chosen: Selection,
+    recomputing: str,
+    offloading: str,
+    several: bool,
+    ends: float = math.inf,
 ) -> Selection:
     """The choice with offloaded Values and recomputed Ops, where these are wanted; `several`: those
-    of other methods are tried beside the best Candidate."""
+    of other methods are tried beside the best Candidate, until the moment `ends`."""
     best, wanted = chosen.best, FULL in (recomputing, offloading)
     if chosen.interrupted or (not wanted and fits(request, best)):
         return chosen
-    starts = [best, *(other_starts(request, best) if several and not wanted else ())]
-    found = [_Trade(request, start).best(recomputing, offloading) for start in starts]
-    least = min(found, key=lambda candidate: ranking_key(request, candidate))
+
+    def decide(start: Candidate) -> Candidate:
+        return _Trade(request, start).best(recomputing, offloading)
+
+    least = best_decided(request, best, several and not wanted, decide, ends)
     return replace(chosen, best=least, others=())
 
 
@@ -118,30 +124,21 @@ class _Trade:
         request, start, graph = self.request, self.start, self.graph
         again = recompute(graph, decision.ops | views_of(graph, self.costs, decision.values))
         away = time_offloads(again, self.costs, self.way, decision.values)
-        made = offload(again.graph, away)
-        strategy = carry_strategy(start.found.strategy, request.space, again)
-        strategy = carry_offloads(strategy, Space(again.graph), made)
-        found = replace(start.found, strategy=strategy, space=None, others=())
-        asked = replace(request, space=Space(made.graph), costs=KnownCosts(request.costs))
-        return replace(
-            scored(asked, start.method, found, start.search_seconds),
-            notes=start.notes,
-            curve=start.curve,
-            figures=start.figures,
-            recomputed=tuple(sorted({again.origins[op] for op in again.copies})),
-            offloaded=away,
-        )
+        repeats = tuple(sorted({again.origins[op] for op in again.repeats}))
+        return with_memory(request, start, MemoryPlan(recomputed=repeats, offloaded=away))
 
     def _notes(self, found: Candidate) -> tuple[str, ...]:
         before, after = (one.timeline.peak_bytes[self.device] for one in (self.start, found))
         longer = found.timeline.step_seconds / self.start.timeline.step_seconds - 1
-        viewed = {each.value for each in found.offloaded}
+        viewed = {each.value for each in found.memory.offloaded}
         views = views_of(self.graph, self.costs, frozenset(viewed))
-        repeated = len(set(found.recomputed) - views)
+        repeated = len(set(found.memory.recomputed) - views)
         told = []
-        if found.offloaded:
+        if found.memory.offloaded:
             held = format_quantity(host_peaks(found.tasks)[self.device], "B")
-            told.append(f"{len(found.offloaded)} activations wait in the host's memory ({held})")
+            told.append(
+                f"{len(found.memory.offloaded)} activations wait in the host's memory ({held})"
+            )
         if repeated:
             told.append(f"{repeated} operators are computed again in the backward")
         note = (

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apportion import graph as graphs
+from apportion.checked import brief
 from apportion.files import write_atomic
 from apportion.lower import Storage, TaskGraph, runnable, with_storage
 from apportion.machine import (
@@ -24,21 +25,33 @@ from apportion.machine import (
     default_cost,
     load_cost_file,
 )
-from apportion.memory import Offload
+from apportion.memory import HostState, MemoryPlan, Offload
 from apportion.plan.candidate import Curve
 from apportion.plan.schedule_exchanges import (
+    ABOUT_OVERLAP,
+    ExchangeScheduler,
     ScheduledExchanges,
     check_communication,
     schedule_exchanges,
 )
 from apportion.search import Problem
-from apportion.simulate import Timeline, host_excess, link_spans, network, simulate
+from apportion.simulate import (
+    LinkSpans,
+    Timeline,
+    host_excess,
+    link_spans,
+    network,
+    simulate,
+)
 from apportion.split import Communication, Space
 from apportion.split import strategy as strategies
 
 if TYPE_CHECKING:
     from apportion.plan.explain import Tell
     from apportion.plan.explanation import Explanation
+
+
+MOST_SAID = 400  # characters of what is wrong with a file
 
 
 class PlanWarning(UserWarning):
@@ -64,6 +77,18 @@ class PlanTrial:
     predicted_seconds: float
     measured_seconds: float
     chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MethodFigures:
+    """The best plan that a method found while several were tried: what a step of it is predicted to
+    take, the bytes at the peak of its fullest device and those that move, and whether it fits."""
+
+    method: str
+    step_seconds: float
+    peak_bytes: int
+    bytes_moved: int
+    fits: bool
 
 
 class SimulatedStep:
@@ -114,9 +139,11 @@ class Plan:
     curve           (seconds of search, seconds of a step) whenever the best improved
     figures         counts of the search by name, such as proposals
     measured        the trials that decided, where plans were run before one was kept
-    recomputed      Ops of the captured Graph that the backward computes again; `graph` is the one
-                    in which it does
-    offloaded       Values of it that lie in the host's memory between forward and backward
+    memory          what is decided about memory: the order of Ops, those that the backward computes
+                    again, and what lies on the host; `graph` is the one in which it is so
+    staleness       how many steps old the parameters may be that ranks train on (stale.py); None:
+                    the result is the single device's
+    tried           the best of each method, where several were tried, the best of all first
     simulated       what has been worked out of it already; `replace` drops it, because it depends
                     on the other fields
     """
@@ -139,8 +166,9 @@ class Plan:
     curve: Curve = ()
     figures: Mapping[str, float] = field(default_factory=dict)
     measured: tuple[PlanTrial, ...] = ()
-    recomputed: tuple[int, ...] = ()
-    offloaded: tuple[Offload, ...] = ()
+    memory: MemoryPlan = field(default_factory=MemoryPlan)
+    staleness: int | None = None
+    tried: tuple[MethodFigures, ...] = ()
     simulated: InitVar[SimulatedStep | None] = None
     _step: SimulatedStep = field(init=False, repr=False, compare=False)
 
@@ -149,11 +177,26 @@ class Plan:
 
     @property
     def feasible(self) -> bool:
-        """Whether every device stays under its memory limit, and every host has room for what is
-        offloaded."""
+        """Whether every device stays under its memory limit, and every host has room for what lies
+        there."""
         peaks = self.predicted.peak_bytes
         under = all(p <= n for p, n in zip(peaks, self.memory_limit or peaks, strict=True))
-        return under and not (self.offloaded and host_excess(self.tasks, self.cluster))
+        return under and not (self.memory.uses_host and host_excess(self.tasks, self.cluster))
+
+    @property
+    def recomputed(self) -> tuple[int, ...]:
+        """Ops of the captured Graph that the backward computes again."""
+        return self.memory.recomputed
+
+    @property
+    def offloaded(self) -> tuple[Offload, ...]:
+        """Values that lie in the host's memory between forward and backward."""
+        return self.memory.offloaded
+
+    @property
+    def host_state(self) -> tuple[HostState, ...]:
+        """Parameters that lie in the host's memory, with what the optimizer keeps of them."""
+        return self.memory.host_state
 
     @property
     def step(self) -> SimulatedStep:
@@ -176,31 +219,45 @@ class Plan:
         return self.step.timeline
 
     def simulate(self) -> Plan:
-        """The same Plan with its prediction made anew."""
+        """The same Plan with its prediction made anew; one that trains on stale parameters keeps
+        it, since its messages are not simulated."""
+        if self.staleness is not None:
+            return self
         return replace(self, predicted=prediction_of(self.timeline))
 
     def with_communication(self, policy: str) -> Plan:
-        """The same Plan with exchanges in the order of another policy: "wfbp", "p3" or "auto", as
-        in `ap.plan`."""
+        """The same Plan with its messages as another policy has them: "none", "wfbp", "p3",
+        "tictac", "bytescheduler" or "auto", as in `ap.plan`."""
         check_communication(policy)
         strategy = replace(self.strategy, communication=Communication())
         within = replace(self, strategy=strategy)
         limit = self.memory_limit
+        given = ScheduledExchanges(strategy, within.tasks, within.timeline)
+        scheduler = ExchangeScheduler(within.space, given, self.storage, self.cost, self.cluster)
         found = schedule_exchanges(
-            within.space, ScheduledExchanges(strategy, within.tasks, within.timeline), self.storage,
-            self.cost, self.cluster, policy,
+            scheduler, policy,
             lambda line: limit is None or all(map(int.__le__, line.peak_bytes, limit)),
         )  # fmt: skip
-        notes = (*self.notes, found.note) if found.note else self.notes
-        return replace(self, strategy=found.strategy, notes=notes).simulate()
+        notes = [note for note in self.notes if not note.startswith(ABOUT_OVERLAP)]
+        notes += [found.note] if found.note else []
+        return replace(self, strategy=found.strategy, notes=tuple(notes)).simulate()
 
-    def trace(self, path: str | Path) -> None:
-        """Writes the simulated step for Perfetto."""
-        line, net = self.timeline, network(self.tasks, self.cluster, self.cost)
+    def trace(self, path: str | Path, measured: Timeline | None = None) -> None:
+        """Writes the simulated step for Perfetto, or a measured one (`runner.timeline()`)."""
+        if measured is not None:
+            from apportion.show import trace as write
+
+            write(measured, self.tasks, self.space.graph, path)
+            return
+        line, spans = self.timeline, self.timeline.link_spans
+        if spans is None:
+            net = network(self.tasks, self.cluster, self.cost)
+            spans = link_spans(net, (line.start_ns, line.end_ns))
         names = tuple(link.name for link in self.cluster.links)
         from apportion.show import LinkUsage, trace
 
-        links = LinkUsage(names, link_spans(net, (line.start_ns, line.end_ns)))
+        real = spans.link < len(names)  # hosts that compute are drawn in lanes of their own
+        links = LinkUsage(names, LinkSpans(*(column[real] for column in spans)))
         trace(line, self.tasks, self.space.graph, path, links)
 
     def report(self, path: str | Path, measured: Timeline | None = None) -> None:
@@ -232,14 +289,15 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """Reads a Plan; raises ValueError, naming the file and what is wrong, if it is not one."""
-        from apportion.plan.plan_file import plan_from_json
+        """Reads a Plan; raises ValueError, naming the file and what is wrong, if it is not one.
+        Its prediction is simulated anew: figures in a file are not trusted."""
+        from apportion.plan.plan_file import read_plan
 
         text = Path(path).read_bytes()
         try:
-            return plan_from_json(json.loads(text))
-        except (ValueError, KeyError, TypeError) as error:
-            reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+            return read_plan(text)
+        except ValueError as error:
+            reason = brief(str(error), MOST_SAID)
             raise ValueError(f"{path} is not a plan that can be read: {reason}") from None
 
 

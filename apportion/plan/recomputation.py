@@ -11,14 +11,13 @@ over, lowered and simulated as any other Candidate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from apportion.lower import TaskGraph
-from apportion.machine import CostModel
 from apportion.memory import (
+    MemoryPlan,
     RecomputeOutcome,
-    carry_strategy,
     choose_by_model,
     full_recompute,
     recompute,
@@ -27,18 +26,17 @@ from apportion.memory import (
 from apportion.plan.auto import Selection
 from apportion.plan.candidate import Candidate
 from apportion.plan.candidates import (
-    CostSource,
     PlanRequest,
     SearchLog,
     candidates,
     excess,
     fits,
+    now,
     ranking_key,
-    scored,
 )
+from apportion.plan.planned_memory import with_memory
 from apportion.quantity import format_quantity
 from apportion.search import UnsuitableMethod
-from apportion.split import Space, Strategy
 
 KEEP, AUTO, FULL = "none", "auto", "full"
 RECOMPUTE_MODES = (KEEP, AUTO, FULL)
@@ -52,17 +50,33 @@ def check_recompute(mode: str) -> None:
 
 
 def replace_recomputed(
-    request: PlanRequest, chosen: Selection, mode: str, several: bool
+    request: PlanRequest, chosen: Selection, mode: str, several: bool, ends: float = math.inf
 ) -> Selection:
     """The choice with recomputed Ops, where these are wanted; `several`: beside the best Candidate
-    those of other methods are tried too."""
+    those of other methods are tried too, until the moment `ends`."""
     best = chosen.best
     if mode == KEEP or (mode == AUTO and fits(request, best)) or chosen.interrupted:
         return chosen
-    starts = [best, *(other_starts(request, best) if several and mode == AUTO else ())]
-    found = [_recomputed(request, start, mode) for start in starts]
-    least = min(found, key=lambda candidate: ranking_key(request, candidate))
+    many = several and mode == AUTO
+    least = best_decided(request, best, many, lambda one: _recomputed(request, one, mode), ends)
     return replace(chosen, best=least, others=())
+
+
+def best_decided(
+    request: PlanRequest,
+    best: Candidate,
+    several: bool,
+    decide: Callable[[Candidate], Candidate],
+    ends: float,
+) -> Candidate:
+    """The best of what is decided about a Candidate and, with `several`, about those of other
+    methods: these while nothing fits, and else until the moment `ends`, as each takes long."""
+    found = decide(best)
+    for start in other_starts(request, best) if several else ():
+        if fits(request, found) and now(request) > ends:
+            break
+        found = min(found, decide(start), key=lambda one: ranking_key(request, one))
+    return found
 
 
 def other_starts(request: PlanRequest, best: Candidate) -> Iterator[Candidate]:
@@ -104,42 +118,15 @@ def _recomputed(request: PlanRequest, start: Candidate, mode: str) -> Candidate:
 
 def _scored(request: PlanRequest, start: Candidate, ops: frozenset[int]) -> Candidate:
     made = recompute(request.space.source, ops)
-    strategy = carry_strategy(start.found.strategy, request.space, made)
-    found = replace(start.found, strategy=strategy, space=None, others=())
-    again = replace(request, space=Space(made.graph), costs=KnownCosts(request.costs))
-    candidate = scored(again, start.method, found, start.search_seconds)
-    return replace(
-        candidate,
-        notes=start.notes,
-        curve=start.curve,
-        figures=start.figures,
-        recomputed=tuple(sorted({made.origins[op] for op in made.copies})),
-    )
+    repeats = tuple(sorted({made.origins[op] for op in made.repeats}))
+    return with_memory(request, start, MemoryPlan(recomputed=repeats))
 
 
 def _in_words(start: Candidate, found: Candidate, device: int) -> str:
     before, after = (one.timeline.peak_bytes[device] for one in (start, found))
     longer = found.timeline.step_seconds / start.timeline.step_seconds - 1
     return (
-        f"{len(found.recomputed)} operators are computed again in the backward: "
+        f"{len(found.memory.recomputed)} operators are computed again in the backward: "
         f"{format_quantity(before, 'B')} become {format_quantity(after, 'B')} on device {device}, "
         f"and a step takes {longer:+.1%}"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class KnownCosts:
-    """Costs as far as they are known: a copy is the same call as the Op that it repeats, and
-    nothing is measured for it."""
-
-    source: CostSource
-
-    @property
-    def seconds(self) -> float:
-        return self.source.seconds
-
-    def known(self) -> CostModel:
-        return self.source.known()
-
-    def cost(self, strategy: Strategy, tasks: TaskGraph) -> CostModel:
-        return self.source.known()

@@ -1,80 +1,189 @@
-"""When gradients travel: the policy of a plan's exchanges, tuned by the simulator.
+"""How a plan's messages travel: a policy's decisions, made with the simulator.
 
-A part of plan/. A Strategy whose steps do not overlap comes in, with what is known of it. Under
-`p3` the one goes out whose next step begins before all parameters are new (split/communication.py);
-which share of the gradients is sent as it is made, and which in the order of need, is tried out,
-coarsely and then around the best.
+Part of the room plan. A Strategy whose steps do not overlap comes in, with the step that follows;
+out goes the same with a Communication (split/communication.py), and its step:
+
+    none           gradients are held back until the backward pass is over
+    wfbp           the Strategy as it is
+    p3             slices of 40,000 numbers, one of them on the wire, as its authors released it
+    tictac         whole messages, ranked by tictac.py
+    bytescheduler  the slice and the credit of SLICES and CREDITS that take least time
+    auto           whichever of these, and of orders, slices and credits besides, takes least time;
+                   of those that fit in memory if there are some
+
+Under the last four steps overlap, if anything can travel meanwhile; a note says why if not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from apportion.lower import Storage, TaskGraph, runnable, with_storage
 from apportion.machine import Cluster, CostModel, on_different_hosts
-from apportion.simulate import Timeline, simulate
-from apportion.split import P3, POLICIES, WFBP, Communication, Space, Strategy
+from apportion.plan.tictac import tictac_ranking
+from apportion.simulate import Timeline, nanoseconds, simulate
+from apportion.split import (
+    AUTO,
+    BYTESCHEDULER,
+    NEED,
+    NONE,
+    P3,
+    POLICIES,
+    RANKED,
+    TICTAC,
+    WFBP,
+    Communication,
+    Space,
+    Strategy,
+)
 
-AUTO = "auto"
-SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
-FINER = 0.125
-GAIN = 0.01  # that is worth the memory of gradients under way
+P3_SLICE = 4 * 40_000
+SLICES = (1 << 16, 1 << 18, 1 << 20, 1 << 22)
+CREDITS = (1 << 17, 1 << 18, 0)
+GAIN = 0.01  # that is worth the memory of gradients under way, or another slice and credit
 
 ON_ONE_MACHINE = (
     "steps do not overlap: between processes of one machine no message travels while they compute"
 )
-NOTHING_LATE = "steps do not overlap: no message brings what only updates read"
+NOTHING_LATE = (
+    "steps do not overlap: no message brings what only updates read; clipping by the norm of all "
+    "gradients, or a loss scale, has to have all of them first"
+)
+ABOUT_OVERLAP = ("steps overlap", "steps do not overlap", "gradients are held back")
+NOT_ON_GPUS = "; ranks on GPUs do not do so yet, and their step will take longer than is predicted"
 
 
 def check_communication(policy: str) -> str:
     """The policy; raises ValueError unless there is such a one."""
-    known = (*POLICIES, AUTO)
-    if policy not in known:
-        raise ValueError(f"there is no communication {policy!r}; choose {', '.join(known)}")
+    if policy not in POLICIES:
+        raise ValueError(f"there is no communication {policy!r}; choose {', '.join(POLICIES)}")
     return policy
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledExchanges:
-    """A Strategy with its exchanges in an order, and the step that follows. `note`: why steps do
-    not overlap though they were asked to."""
+    """A Strategy with its Communication, and the step that follows. `note`: how steps overlap, or
+    why they do not though they were asked to."""
 
     strategy: Strategy
     tasks: TaskGraph
     timeline: Timeline
     note: str = ""
 
+    @property
+    def seconds(self) -> float:
+        return self.timeline.step_seconds
+
+
+@dataclass(frozen=True)
+class ExchangeScheduler:
+    """What is needed to try out a Communication on a Strategy."""
+
+    space: Space
+    given: ScheduledExchanges
+    storage: Storage
+    cost: CostModel
+    cluster: Cluster
+
+    def tried(self, how: Communication) -> ScheduledExchanges:
+        """The step with these decisions."""
+        strategy = replace(self.given.strategy, communication=how)
+        tasks = runnable(self.space, strategy, len(self.cluster.devices))
+        return self._simulated(strategy, with_storage(tasks, self.storage))
+
+    def _simulated(self, strategy: Strategy, tasks: TaskGraph) -> ScheduledExchanges:
+        line = simulate(tasks, self.cluster, self.cost)
+        how = strategy.communication
+        note = f"gradients are held back: {how}" if how.held else f"steps overlap: {how}"
+        return ScheduledExchanges(strategy, tasks, line, note + NOT_ON_GPUS * self.on_gpus)
+
+    def paced(self, found: ScheduledExchanges, size: int, credit: int) -> ScheduledExchanges:
+        """The same messages in the same order, with another slice and credit."""
+        how = replace(found.strategy.communication, slice_bytes=size, credit_bytes=credit)
+        tasks = replace(found.tasks, slice_bytes=size, credit_bytes=credit)
+        return self._simulated(replace(found.strategy, communication=how), tasks)
+
+    def best_pace(self, found: ScheduledExchanges) -> ScheduledExchanges:
+        """The slice and the credit that take least time; of equals the largest slice, which costs
+        the processors least."""
+        tried = [
+            self.paced(found, size, credit)
+            for size in reversed(SLICES)
+            for credit in CREDITS
+            if not 0 < credit < size
+        ]
+        return min([*tried, self.paced(found, 1 << 17, 1 << 17)], key=lambda each: each.seconds)
+
+    def ranked(self, by_need: ScheduledExchanges) -> ScheduledExchanges:
+        """Whole messages in TicTac's order."""
+        tasks = by_need.tasks
+        seconds = nanoseconds(tasks, self.cluster, self.cost) / 1e9
+        slowest = max(1 / link.bandwidth for link in self.cluster.links)
+        ranking = tictac_ranking(tasks, seconds, slowest)
+        return self.tried(Communication(TICTAC, overlaps=True, order=RANKED, ranking=ranking))
+
+    @property
+    def on_gpus(self) -> bool:
+        return any(device.kind != "cpu" for device in self.cluster.devices)
+
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether no wire could be busy while the devices compute."""
+        apart = on_different_hosts(self.cluster).any()
+        return self.cluster.communication_on_device and not apart
+
 
 def schedule_exchanges(
-    space: Space,
-    given: ScheduledExchanges,
-    storage: Storage,
-    cost: CostModel,
-    cluster: Cluster,
-    policy: str,
-    fits: Callable[[Timeline], bool],
+    scheduler: ExchangeScheduler, policy: str, fits: Callable[[Timeline], bool]
 ) -> ScheduledExchanges:
     """The exchanges as the policy says. By `auto` steps overlap if a step is predicted to be
-    shorter for it and to fit as well."""
-    if policy == WFBP or len(cluster.devices) < 2:
+    shorter for it and to fit as well, and not on GPUs, where they would not run so."""
+    given = scheduler.given
+    asked = policy != AUTO
+    if policy == WFBP or len(scheduler.cluster.devices) < 2:
         return given
-    if cluster.communication_on_device and not on_different_hosts(cluster).any():
-        return replace(given, note=ON_ONE_MACHINE if policy == P3 else "")
-    tried: dict[float, ScheduledExchanges] = {}
+    if policy == NONE:
+        return scheduler.tried(Communication(NONE, held=True))
+    if scheduler.on_one_machine:
+        return replace(given, note=ON_ONE_MACHINE if asked else "")
+    if policy == AUTO and scheduler.on_gpus:
+        return given
+    start = Communication(policy, overlaps=True, order=NEED)
+    by_need = scheduler.tried(replace(start, slice_bytes=P3_SLICE, credit_bytes=P3_SLICE))
+    if by_need.tasks.late_start < 0:
+        return replace(given, note=NOTHING_LATE if asked else "")
+    if policy == P3:
+        return by_need
+    if policy == TICTAC:
+        return scheduler.ranked(by_need)
+    if policy == BYTESCHEDULER:
+        return scheduler.best_pace(by_need)
+    return _best(given, _worth_trying(scheduler, by_need), fits)
 
-    def seconds(share: float) -> float:
-        if share not in tried:
-            strategy = replace(given.strategy, communication=Communication(P3, share))
-            tasks = with_storage(runnable(space, strategy, len(cluster.devices)), storage)
-            tried[share] = ScheduledExchanges(strategy, tasks, simulate(tasks, cluster, cost))
-        return tried[share].timeline.step_seconds
 
-    if seconds(SHARES[0]) and tried[SHARES[0]].tasks.late_start < 0:
-        return replace(given, note=NOTHING_LATE if policy == P3 else "")
-    best = min(SHARES, key=seconds)
-    around = [share for share in (best - FINER, best + FINER) if 0 <= share <= 1]
-    found = tried[min([best, *around], key=seconds)]
-    before, after = given.timeline, found.timeline
-    worth = after.step_seconds < (1 - GAIN) * before.step_seconds
-    return found if policy == P3 or (worth and (fits(after) or not fits(before))) else given
+def _worth_trying(
+    scheduler: ExchangeScheduler, by_need: ScheduledExchanges
+) -> Iterator[ScheduledExchanges]:
+    """What `auto` chooses from, the plainest first: what the others would choose among it."""
+    yield by_need
+    yield scheduler.best_pace(by_need)
+    ranked = scheduler.ranked(by_need)
+    how = replace(ranked.strategy.communication, policy=AUTO)
+    ranked = replace(ranked, strategy=replace(ranked.strategy, communication=how))
+    yield ranked
+    yield scheduler.best_pace(ranked)
+
+
+def _best(
+    given: ScheduledExchanges,
+    others: Iterator[ScheduledExchanges],
+    fits: Callable[[Timeline], bool],
+) -> ScheduledExchanges:
+    """The fastest, if it is worth its memory; of those that are about as fast the first, since
+    slices and credits that differ by less than a prediction errs are not told apart by it."""
+    tried = list(others)
+    least = min(each.seconds for each in tried)
+    best = next(each for each in tried if each.seconds <= (1 + GAIN) * least)
+    worth = best.seconds < (1 - GAIN) * given.seconds
+    return best if worth and (fits(best.timeline) or not fits(given.timeline)) else given

@@ -22,6 +22,21 @@ if TYPE_CHECKING:
     from apportion.run.calibrate import (
         lower_strategy as lower_strategy,
     )
+    from apportion.run.calibrate_host import (
+        host_lines as host_lines,
+    )
+    from apportion.run.calibrate_hosts import (
+        HostNetwork as HostNetwork,
+    )
+    from apportion.run.calibrate_hosts import (
+        cluster_text as cluster_text,
+    )
+    from apportion.run.calibrate_hosts import (
+        measure_hosts as measure_hosts,
+    )
+    from apportion.run.calibrate_hosts import (
+        network_rows as network_rows,
+    )
     from apportion.run.check import (
         Check as Check,
     )
@@ -46,6 +61,12 @@ if TYPE_CHECKING:
     from apportion.run.plan_here import (
         plan as plan,
     )
+    from apportion.run.plan_here import (
+        planning_costs as planning_costs,
+    )
+    from apportion.run.pool import (
+        ProcessPool as ProcessPool,
+    )
     from apportion.run.pool import (
         SharedPool as SharedPool,
     )
@@ -53,13 +74,25 @@ if TYPE_CHECKING:
         count_missing as count_missing,
     )
     from apportion.run.run import (
+        FREEDOM as FREEDOM,
+    )
+    from apportion.run.run import (
         Run as Run,
+    )
+    from apportion.run.run import (
+        RunOptions as RunOptions,
     )
     from apportion.run.run import (
         check_shared_gpu as check_shared_gpu,
     )
     from apportion.run.run import (
+        resumed_program as resumed_program,
+    )
+    from apportion.run.run import (
         run as run,
+    )
+    from apportion.run.run_tables import (
+        run_tables as run_tables,
     )
     from apportion.run.runner import (
         Runner as Runner,
@@ -67,8 +100,32 @@ if TYPE_CHECKING:
     from apportion.run.runner import (
         distribute as distribute,
     )
+    from apportion.run.runner import (
+        join_job as join_job,
+    )
+    from apportion.run.step_meter import (
+        DriftWarning as DriftWarning,
+    )
+    from apportion.run.step_metrics import (
+        StepMetrics as StepMetrics,
+    )
+    from apportion.run.step_metrics import (
+        open_sink as open_sink,
+    )
     from apportion.run.step_source import (
         source_of_model as source_of_model,
+    )
+    from apportion.run.training import (
+        SavingOrder as SavingOrder,
+    )
+    from apportion.run.vary_batch import (
+        FREE as FREE,
+    )
+    from apportion.run.ways_out import (
+        WayOut as WayOut,
+    )
+    from apportion.run.ways_out import (
+        ways_out as ways_out,
     )
 
 lazy_face(__name__)

@@ -7,16 +7,15 @@ put into a table (measured_table.py) and kept in a cache (cost_cache.py).
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 from apportion.execute import Executable, measure_storage, threads
+from apportion.free_memory import free_memory
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import TaskGraph, runnable, with_storage
 from apportion.machine import (
@@ -43,6 +42,7 @@ from apportion.run.renewal import count_lacking, drift, with_marks, without_prov
 from apportion.run.step_source import StepSource
 from apportion.simulate import simulate
 from apportion.split import Strategy, space_of
+from apportion.work_clock import work_seconds
 
 ROUNDS = 12
 BUDGET = 20.0  # seconds for measuring by itself what a plan needs
@@ -120,6 +120,7 @@ class Calibrator:
     budget   seconds that all rehearsals together may take, about; with 0 nothing is measured, and
              what the cache has is taken as it is
     note     is told what is done
+    before   the table of the cache when it began
     mode     how segments will run, of execute/
     seconds  that measuring has taken
     speed    of this machine, once it was looked at
@@ -136,7 +137,7 @@ class Calibrator:
     ) -> None:
         self.source, self.cluster, self.note = source, cluster, note
         self.left, self.seconds = budget, 0.0
-        self.table = cached_costs().table(condition_of(cluster, mode))
+        self.table = self.before = cached_costs().table(condition_of(cluster, mode))
         self.speed: MachineSpeed | None = None
         self._compared = False  # what was measured before with what is measured now
         self._own = ExitStack()
@@ -161,19 +162,22 @@ class Calibrator:
     def cost(self, strategy: Strategy, tasks: TaskGraph) -> CostModel:
         """The CostModel for a strategy's tasks; what is missing is measured first, within the
         budget."""
+        began = work_seconds()
         if self.left > 0:
             self.check()
         lacking, count = count_lacking(self.table, tasks, self.quiet), len(self.cluster.devices)
         if lacking and self.left > 0 and self.fits(tasks):
-            self.note(f"measuring {lacking} kernel calls on {count} processes")
-            began = time.perf_counter()
+            most = min(self.left, MOST_OF_ONE)
+            self.note(
+                f"measuring {lacking} kernel calls on {count} processes, up to {most:.0f} s; that "
+                "is kept"
+            )
             try:
                 self.measure(strategy, tasks)
             except (RuntimeError, ValueError) as error:  # planning goes on without
                 self.note(f"not measured: {error}")
                 self.left = 0.0
-            finally:
-                self.seconds += time.perf_counter() - began
+        self.seconds += work_seconds() - began
         return self.known()
 
     @property
@@ -220,7 +224,7 @@ class Calibrator:
             new = with_rehearsal(exchange_on(pool, old, MESSAGE_BUDGET), tasks, answers)
         self.table = with_marks(old, new, None if disturbed else self.references())
         self.left -= time.perf_counter() - began
-        keep_costs(self.table)
+        keep_costs(self.table, self.before)
         if disturbed:
             self.speed = MachineSpeed({}, 1.0 if lost is None else lost)
             what = "part" if lost is None else f"{lost:.0%}"
@@ -251,13 +255,3 @@ class Calibrator:
             self.left = 0.0  # so that this is said once
             return False
         return True
-
-
-def free_memory() -> float:
-    """Bytes of this machine's memory that programs can still have."""
-    info = Path("/proc/meminfo")
-    if info.exists():
-        rows = dict(line.split(":") for line in info.read_text().splitlines() if ":" in line)
-        if "MemAvailable" in rows:
-            return float(rows["MemAvailable"].split()[0]) * 1024
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) / 2

@@ -43,7 +43,8 @@ from apportion.run.noise import (
 from apportion.run.one_process import SharedRun, train_in_one_process
 from apportion.run.planned_program import planned_program
 from apportion.run.training import losses_of
-from apportion.run.vary_batch import AS_GIVEN, accepted
+from apportion.run.vary_batch import AS_GIVEN, FREE, accepted
+from apportion.search import NOT_THE_SAME
 
 _ALL_OVERFLOW, _NONE_OVERFLOWS = 2.0**80, 2.0**-12
 """Of the scale of a loss."""
@@ -88,6 +89,8 @@ def check(program: Program, plan: Plan, steps: int = 2, seed: int = 0) -> Check:
     for another step or the model has no data."""
     if steps < 1:
         raise ValueError(f"{steps} steps are nothing to check; give at least 1")
+    if plan.staleness is not None:
+        raise ValueError(f"there is nothing to check: {NOT_THE_SAME}")
     divided = planned_program(program, plan)
     _, whole = eager_run(program, steps, seed)
     devices = len(plan.cluster.devices)
@@ -100,8 +103,9 @@ def check(program: Program, plan: Plan, steps: int = 2, seed: int = 0) -> Check:
     return judged(program, whole, own, wide, seed)
 
 
-def eager_run(program: Program, steps: int, seed: int) -> tuple[int, EagerRun]:
-    """What plain PyTorch makes of the batches, and how freely they could be varied for it."""
+def eager_run(program: Program, steps: int, seed: int, most: int = FREE) -> tuple[int, EagerRun]:
+    """What plain PyTorch makes of the batches, and how freely, at `most`, they could be varied for
+    it."""
 
     def trial(batches: list[Any]) -> EagerRun:
         run = EagerRun(batches, *eager_steps(program, batches, seed))
@@ -110,7 +114,8 @@ def eager_run(program: Program, steps: int, seed: int) -> tuple[int, EagerRun]:
         return run
 
     try:
-        return accepted(program.batch, seed, steps, trial, program.fixed_positions)
+        first, fixed = program.steps_done, program.fixed_positions
+        return accepted(program.batch, seed, steps, trial, fixed, first, most)
     except FloatingPointError:  # with the batch as it was given, too
         batches = [program.batch] * steps
         return AS_GIVEN, EagerRun(batches, *eager_steps(program, batches, seed))

@@ -6,6 +6,7 @@ in and comes out; they are in one file for each machine and version of torch (`c
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -62,14 +63,33 @@ def cached_costs() -> CostFile:
         return empty
 
 
-def keep_costs(table: CostTable) -> None:
-    """Puts a table into the cache."""
+def keep_costs(table: CostTable, before: CostTable | None = None) -> None:
+    """Puts a table into the cache. `before` is the table that the cache had when measuring began:
+    what it has more by now was measured by another command meanwhile, and stays."""
     path = cache_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_suffix(".lock").open("w")
     except OSError as error:
-        raise ValueError(f"cannot make the folder {path.parent}: {error.strerror}") from None
-    save_cost_file(cached_costs().with_table(table), path)
+        raise ValueError(f"cannot write into {path.parent}: {error.strerror}") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        file = cached_costs()
+        if before is not None:
+            table = with_others(table, before, file.table(table.condition))
+        save_cost_file(file.with_table(table), path)
+
+
+def with_others(table: CostTable, before: CostTable, now: CostTable) -> CostTable:
+    """A table with the works that are in the cache now, were not before, and are not in it."""
+    known = before.works.keys() | table.works.keys()
+    others = {name: work for name, work in now.works.items() if name not in known}
+    doubtful = tuple(name for name in now.provisional if name in others)
+    return replace(
+        table,
+        works={**table.works, **others},
+        provisional=(*table.provisional, *doubtful),
+    )
 
 
 def condition_of(cluster: Cluster, mode: str = GENERATED) -> Condition:

@@ -58,7 +58,7 @@ def train_in_one_process(
     with default_dtype(torch.float64 if wide else None):
         for rank in ranks:
             rank.load(lambda value: state_tensor(program, value))
-        for step, batch in enumerate(batches):
+        for step, batch in enumerate(batches, program.steps_done):
             losses.append(_step(program, ranks, batch, seed, step))
     states = [[(s, state_array(t)) for s, (_, t) in rank.state().items()] for rank in ranks]
     answers = [TrainingResult(losses, [], [], 0, None, state, []) for state in states]

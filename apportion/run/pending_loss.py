@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from apportion.execute import Backends, Executable, peer_errors
+from apportion.execute import Backends, Executable, Parcel, peer_errors
 
 LOSS_TAG = 1  # messages of the plan have 0
 
@@ -87,12 +87,12 @@ class LossSharing:
         if loss is not None:
             if self.device == self.sender:
                 flat = loss.reshape(1).view(torch.uint8)
-                parcels = [(flat, other) for other in self.without]
+                parcels = [Parcel(flat, other) for other in self.without]
                 self.under_way.append(_LossParcel(self.backends.post((), parcels, LOSS_TAG), flat))
             return loss
         room = torch.empty(self.slot.shape, dtype=self.slot.dtype, device=self.backends.place)
         flat = room.reshape(1).view(torch.uint8)
-        coming = _LossParcel(self.backends.post([(flat, self.sender)], (), LOSS_TAG), flat)
+        coming = _LossParcel(self.backends.post([Parcel(flat, self.sender)], (), LOSS_TAG), flat)
         self.under_way.append(coming)
         return pending_loss(room, coming.finish)
 

@@ -27,21 +27,24 @@ from apportion.machine import (
 )
 from apportion.machine import cluster as named_cluster
 from apportion.plan import (
-    KEEP,
+    SSP,
     CostSource,
     DefaultCosts,
+    Pins,
     Plan,
     PlanningProgress,
     PlanWarning,
     best_plans,
     compare_methods,
+    memory_defaults,
+    with_staleness,
 )
 from apportion.run.calibrate import BUDGET, Calibrator
 from apportion.run.cost_cache import cached_costs
 from apportion.run.pool import SharedPool
 from apportion.run.step_source import StepSource, source_of
 from apportion.run.trial import fastest_measured
-from apportion.split import WFBP
+from apportion.split import AUTO
 
 Note = Callable[[str], None]
 
@@ -63,9 +66,12 @@ def plan(
     costs: str | Path | None = None,
     compile: str = GENERATED,
     wire: str = "",
-    recompute: str = KEEP,
-    offload: str = KEEP,
-    communication: str = WFBP,
+    recompute: str | None = None,
+    offload: str | None = None,
+    communication: str = AUTO,
+    staleness: int | None = None,
+    host_state: str | None = None,
+    pins: Pins | None = None,
 ) -> Plan:
     """A Plan for a captured step (or its Graph) on a cluster, by `method` within `budget` seconds.
     The cluster may be given by its name, such as "8xh100".
@@ -88,11 +94,15 @@ def plan(
 
     `policy` is the file of a policy, for the methods that learn.
 
-    `recompute` says what the backward may compute again instead of keeping it: "none" nothing,
-    "auto" what it must for the plan to fit, "full" all but what is handed from one segment of the
-    forward to the next. `offload` says what lies in the host's memory until the backward reads it:
-    "none" nothing, "auto" what must for the plan to fit, "full" whatever the forward keeps. Where
-    both are "auto", they are decided together.
+    `recompute`, `offload` and `host_state` say what may be done for a plan to fit, each "none" or
+    "auto", as much as it must be, together with the others: what the backward computes again
+    ("full": all but what segments of the forward hand on), what lies on the host until the backward
+    reads it ("full": whatever the forward keeps), and which parameters lie there with their
+    optimizer's state ("host", "device": all large ones, updated there or on the device). With a
+    `memory_limit` and none of the three, all are "auto"; on processes of this machine only
+    `recompute` is. `pins` decide by hand for some modules: the path of a module, as in
+    `named_modules`, to one or several of "keep" and "recompute" (what its operators make),
+    "resident", "host" and "device" (its parameters).
 
     `compile` is how ranks are compiled in the steps that are predicted: "none", "generated",
     "graph", "inductor", or "auto". `costs` is a file of `apportion calibrate --out` for devices
@@ -102,10 +112,15 @@ def plan(
     With `wire`, "bfloat16", partial sums of float32 gradients travel in that precision and are
     added up in float32: fewer bytes, and gradients wrong by its rounding.
 
-    `communication` says when gradients travel: "wfbp", while the backward goes on, and a step ends
-    when all parameters are new; "p3", the next step begins meanwhile and waits for each parameter
-    where it first reads it, gradients that are read first going first; "auto", whichever is
-    predicted to be faster. The results are the same.
+    `communication` says when gradients travel, in which order and in what pieces: "none", when the
+    backward is over; "wfbp", while it goes on, and a step ends when all parameters are new; "p3",
+    the next step begins meanwhile and waits for each parameter where it first reads it, and slices
+    of what is read first overtake others; "tictac" and "bytescheduler", likewise in an order and in
+    slices that are worked out; "auto", whichever is predicted to be fastest. The results are the
+    same. `plan.strategy.communication` has what was decided.
+
+    `staleness` is for the method "ssp" only: how many steps old the parameters may be that ranks
+    train on. Its result is not the single device's.
 
     Raises ValueError for an unknown method or one that is not for this cluster; warns (PlanWarning)
     once for each kind of operator that runs unsplit because it has no description.
@@ -113,20 +128,30 @@ def plan(
     cluster = _named(cluster)
     if measure is not None:
         _check_measurable(program, cluster, source, measure)
+    _check_staleness(method, staleness)
     with ExitStack() as stack:
         processes = processes or stack.enter_context(SharedPool(len(cluster.devices)))
         given = _Given(costs, compile)
         with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
             how = (budget, memory_limit, seed, prices, progress, measure or 1)
-            also = (policy, wire, recompute, offload, communication)
-            best = best_plans(program, cluster, method, *how, *also)
-        if measure is None:
-            return best[0]
+            modes = memory_defaults(cluster, memory_limit, recompute, offload, host_state)
+            also = (policy, wire, *modes[:2], communication, modes[2])
+            best = best_plans(program, cluster, method, *how, *also, pins=pins)
+        if measure is None or method == SSP:
+            return with_staleness(best[0], staleness)
         return fastest_measured(best, source or source_of(program), note or _warn, processes)
 
 
 def _named(given: Cluster | str) -> Cluster:
     return named_cluster(given) if isinstance(given, str) else given
+
+
+def _check_staleness(method: str, staleness: int | None) -> None:
+    """Raises ValueError unless ranks of the method may train on older parameters."""
+    if method != SSP and staleness is not None:
+        raise ValueError(
+            f"a staleness is for the method {SSP}; ranks of others wait for each other"
+        )
 
 
 def _check_measurable(
@@ -159,31 +184,24 @@ def compare(
     costs: str | Path | None = None,
     compile: str = GENERATED,
     processes: SharedPool | None = None,
-    recompute: str = KEEP,
-    offload: str = KEEP,
-    communication: str = WFBP,
+    recompute: str | None = None,
+    offload: str | None = None,
+    communication: str = AUTO,
+    host_state: str | None = None,
 ) -> list[Plan]:
     """A Plan by each method (None: by all but those that first have to learn), under one simulator;
     measures what is missing as `plan` does, which `costs`, `compile`, `processes`, `recompute`,
-    `offload` and `communication` are as in.
+    `offload`, `host_state` and `communication` are as in.
 
     A method that is not for this cluster is left out with a PlanWarning; ValueError if none is.
     """
     given = _Given(costs, compile)
     cluster = _named(cluster)
     with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
-        how = (
-            budget,
-            memory_limit,
-            seed,
-            prices,
-            progress,
-            policy,
-            recompute,
-            offload,
-            communication,
-        )
-        return compare_methods(program, cluster, methods, *how)
+        how = (budget, memory_limit, seed, prices, progress)
+        again, away, there = memory_defaults(cluster, memory_limit, recompute, offload, host_state)
+        also = (policy, again, away, communication, there)
+        return compare_methods(program, cluster, methods, *how, *also)
 
 
 class _Given(NamedTuple):
@@ -197,7 +215,7 @@ def own_costs(cluster: Cluster, path: str | Path | None) -> tuple[CostFile, ...]
     """What this machine has measured of a cluster's devices, and a file, which counts for more;
     ValueError if that is not one of costs of such devices."""
     cached = cached_costs()
-    kinds = {device.kind for device in cluster.devices if device.asynchronous}
+    kinds = {device.kind for device in cluster.devices}
     own = tuple(table for table in cached.tables if table.condition.kind in kinds)
     found = (replace(cached, tables=own),) if own else ()
     if path is None:
@@ -205,6 +223,22 @@ def own_costs(cluster: Cluster, path: str | Path | None) -> tuple[CostFile, ...]
     file = load_cost_file(path)
     check_kinds(file, path, cluster)
     return (*found, file)
+
+
+@contextmanager
+def planning_costs(
+    program: Program,
+    cluster: Cluster,
+    calibrate: bool,
+    note: Note,
+    source: StepSource,
+    costs: str | Path | None,
+    compile: str,
+) -> Iterator[CostSource]:
+    """What `plan` takes costs from, for a plan that no search has to find."""
+    given = _Given(costs, compile)
+    with _costs(program, cluster, calibrate, note, source, None, given) as found:
+        yield found
 
 
 @contextmanager

@@ -12,6 +12,7 @@ connection: that is never the cause as long as another one can be found.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
@@ -27,11 +28,20 @@ from typing import Any
 import numpy as np
 
 from apportion.execute import carrier, threads
+from apportion.process_start import away_from_working_directory
+from apportion.run.left_folders import (
+    is_stopped,
+    mark_server_folder,
+    pool_folder,
+    remove_left_folders,
+)
 from apportion.run.process import RankFailure, main
 from apportion.run.training import TrainingRequest, TrainingResult
 
 TIMEOUT = 600.0  # seconds that all processes together may take to answer, unless told otherwise
-PRELOADED = ("process", "training")  # imported before processes are forked; others as needed
+PRELOADED = ("pool_server", "process", "training")  # by the server, before it forks processes
+LONGEST_FOLDER = 60  # of the 107 bytes that the path of a socket may have
+MOST_NAMED = 8  # ranks that a sentence names
 GRACE = 3.0  # seconds that a dying rank has to be noticed after its neighbour has complained
 
 
@@ -46,9 +56,17 @@ class ProcessPool:
         self.closed = False
         self.pipes: list[Any] = []
         self.children: list[Any] = []
-        self.folder = tempfile.TemporaryDirectory(prefix="apportion-")
+        _check_temporary_folder()
+        remove_left_folders()
+        self.folder = pool_folder()
         try:
             self._start(processes)
+        except OSError as error:
+            self.close()
+            raise RuntimeError(
+                f"processes cannot be started with the temporary folder {tempfile.gettempdir()}: "
+                f"{error.strerror or error}; TMPDIR names another"
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -59,7 +77,12 @@ class ProcessPool:
         self.progress = np.memmap(path, dtype=np.int64, mode="w+", shape=shape)
         context = multiprocessing.get_context("forkserver")
         _start_server(context)
+        ends = time.monotonic() + self.timeout
         for rank in range(processes):
+            if time.monotonic() > ends:
+                raise RuntimeError(
+                    f"only {rank} of {processes} processes had started within {self.timeout:g} s"
+                )
             ours, theirs = context.Pipe()
             self.pipes.append(ours)
             child = context.Process(
@@ -152,7 +175,7 @@ class ProcessPool:
             return f"rank {rank} lost the connection to another rank: {reason}"
         least = min(self.progress[r] for r in open_ranks)
         late = [r for r in open_ranks if self.progress[r] == least]
-        stopped = [r for r in open_ranks if _is_stopped(self.children[r].pid)]
+        stopped = [r for r in open_ranks if is_stopped(self.children[r].pid)]
         what = "is stopped and " if stopped else ""
         return f"{_ranks(stopped or late)} {what}did not answer within {timeout:g} s"
 
@@ -209,16 +232,28 @@ class SharedPool:
         self.close()
 
 
+def _check_temporary_folder() -> None:
+    """Raises ValueError if sockets cannot lie in the temporary folder: their paths are short."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > LONGEST_FOLDER:
+        raise ValueError(
+            f"the name of the temporary folder has {len(folder)} characters, and sockets in it "
+            f"have room for {LONGEST_FOLDER}; set TMPDIR to another, such as /tmp"
+        )
+
+
 def _start_server(context: Any) -> None:
     """Starts multiprocessing's server, unless it runs, deaf to Ctrl-C: an interrupt while it still
     imports would end in a traceback of its own, and the parent decides."""
     context.set_forkserver_preload([f"apportion.run.{name}" for name in PRELOADED])
-    resource_tracker.ensure_running()  # by itself: it would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with away_from_working_directory():
+        mark_server_folder()
+        resource_tracker.ensure_running()  # by itself: it would unblock the signal
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -233,13 +268,9 @@ def _nameless_main() -> Iterator[None]:
         sys.modules["__main__"] = main_module
 
 
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
-    except OSError:
-        return False
-
-
 def _ranks(ranks: Iterable[int]) -> str:
+    """Their names, or of many the first ones."""
     names = [str(rank) for rank in ranks]
+    if len(names) > MOST_NAMED:
+        return f"ranks {', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
     return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"

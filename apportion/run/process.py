@@ -61,6 +61,7 @@ class PoolProcess:
     captures  how often this process has captured a step
     backends  how it reaches the other ranks
     programs  by specification, seed, Graph (a plan's may recompute) and whether it is in float64
+    kept      what other requests keep here for the next ones, by a name of theirs
     """
 
     rank: int
@@ -68,6 +69,7 @@ class PoolProcess:
     captures: int = 0
     backends: Backends = field(default_factory=Backends)
     programs: dict[tuple[str, int, str, bool], tuple[Program, Space]] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def program(self, source: StepSource, double: bool = False) -> tuple[Program, Space]:
         """The Program of a model's specification and its Space; with `double` in float64."""
@@ -84,7 +86,7 @@ class PoolProcess:
         return tensors_of_graph(source.graph, source.given, source.settings)
 
     def _loaded(self, source: StepSource) -> Program:
-        model = zoo.load(source.spec, source.model_seed)
+        model = zoo.load(source.spec, source.model_seed, meta=False)
         if source.facts is not None:
             return bound_program(source.graph, source.facts, model)
         self.captures += 1
@@ -107,8 +109,8 @@ def main(
     carried: str,
 ) -> None:
     """The child's loop: answer until the pipe closes. `folder` holds the pool's two files: `store`,
-    where ranks find each other, and `progress`, a number per rank. Messages are `carried` by gloo,
-    or by memory where they can be."""
+    where ranks find each other, and `progress`, a number per rank. Messages are `carried` by
+    memory, a wire or gloo, where they can be."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     warnings.simplefilter("ignore")  # the parent loads the same model and has shown them
@@ -133,7 +135,7 @@ def _join(process: PoolProcess, world: int, store: str, timeout: float, carried:
             timeout=timedelta(seconds=timeout + PATIENCE),
         )  # fmt: skip
     if carried != "gloo":
-        process.backends = join_backends("cpu")
+        process.backends = join_backends("cpu", carried)
 
 
 def _attempt(function: Callable[..., Any], *given: Any) -> Any:

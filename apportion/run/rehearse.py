@@ -33,6 +33,7 @@ from apportion.execute import (
     Context,
     Exchange,
     Executable,
+    Parcel,
     Post,
     Segment,
     Worker,
@@ -245,6 +246,8 @@ def _without_messages(
     found = []
     rank, buffers = mine.rank, mine.own_buffers()
     messages = rank.executable.messages
+    buffers.take((number for number, _ in exchange.receives), False)
+    buffers.take((number for number, _ in exchange.sends), True)
     for number, _ in exchange.receives:
         buffers.incoming[number].fill_(0)
         rank.received[number] = buffers.readable(number)
@@ -254,6 +257,8 @@ def _without_messages(
         found.append((messages[number].task, (clock() - began) / 1e9))
     for task in dict.fromkeys(messages[number].task for number, _ in exchange.sends):
         rank.free(task)
+    buffers.drop((number for number, _ in exchange.sends), True)
+    buffers.drop((number for number, _ in exchange.receives), False)
     return found
 
 
@@ -312,9 +317,10 @@ class ExchangeRequest:
 def _exchange(process: PoolProcess, messages: tuple[tuple[int, int, int], ...]) -> tuple[int, int]:
     """One exchange, as a step does it (execute/transport.py)."""
     me = process.rank
-    out = [(torch.empty(n, dtype=torch.uint8).fill_(1), to) for a, to, n in messages if a == me]
+    full = [(torch.empty(n, dtype=torch.uint8).fill_(1), to) for a, to, n in messages if a == me]
+    out = [Parcel(*each) for each in full]
     began = time.perf_counter_ns()
-    into = [(torch.empty(n, dtype=torch.uint8), a) for a, to, n in messages if to == me]
+    into = [Parcel(torch.empty(n, dtype=torch.uint8), a) for a, to, n in messages if to == me]
     pending = process.backends.post(into, out)
     with peer_errors():
         for work in pending:

@@ -25,6 +25,7 @@ class ReturnedResults:
         executable = worker.rank.executable
         how = (worker.rank.device, worker.backends)
         self._loss = LossSharing(executable, executable.loss_slots, *how)
+        self.loss: torch.Tensor | None = None  # of the last step
         self._slots: dict[str, list[int]] = {}
         for name, value in program.returned.items():
             if value is not None:
@@ -35,6 +36,7 @@ class ReturnedResults:
     def everywhere(self, loss: torch.Tensor | None) -> Any:
         """What the step that is over returns; `loss` where it is here."""
         shared, results = self._loss.everywhere(loss), self._results
+        self.loss = shared
         if results is None or not results.names:
             return shared
         scalars = {name: self._shared[name].everywhere(self._own(name)) for name in self._slots}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,9 +33,23 @@ from apportion.lower import runnable
 from apportion.machine import GENERATED, INTERPRETER
 from apportion.run.process import PoolProcess
 from apportion.run.runner import Runner, own_device
+from apportion.run.step_meter import ExpectedStep, StepMeter
+from apportion.run.step_metrics import open_sinks
 from apportion.run.step_source import StepSource
 from apportion.run.vary_batch import FREE, vary
 from apportion.split import Space, Strategy, space_of
+
+
+@dataclass(frozen=True)
+class SavingOrder:
+    """Checkpoints into a folder, of which the last `keep` stay: after every so many steps (0: none)
+    and after the last one; `model` is what it is called, `others` is kept beside it."""
+
+    folder: str
+    every: int = 0
+    keep: int = 3
+    model: str = ""
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,10 @@ class TrainingRequest:
     mode     how segments run, of execute/ladder.py
     replicas  the copies of the state are compared after every step
     freedom  how much the batch is varied from step to step, of vary_batch.py
+    resume   the checkpoint that it goes on from, or ""
+    saving   where to save, and how often; None: nowhere
+    metrics  where the metrics of each step are written, by a rank that has the loss
+    expected  what is predicted of each rank's step, for them
     """
 
     source: StepSource
@@ -64,6 +82,10 @@ class TrainingRequest:
     mode: str = GENERATED
     replicas: bool = False
     freedom: int = FREE
+    resume: str = ""
+    saving: SavingOrder | None = None
+    metrics: tuple[str, ...] = ()
+    expected: tuple[ExpectedStep | None, ...] = ()
 
     def __call__(self, process: PoolProcess) -> TrainingResult:
         """Runs in a process of a pool."""
@@ -87,36 +109,60 @@ class TrainingRequest:
         used: list[float] = []
         clock: CudaClock | None = None
         peak_bytes = self._peak(program, mine) if self.profile else None
-        runner = Runner(program, mine, self.seed)
+        runner = self._runner(program, mine)
         check = ReplicaCheck(mine.rank) if self.replicas else None
-        mine.sent_bytes = 0
+        mine.sent_bytes, saves = 0, _Saves(runner, self.saving, self.steps)
+        meter = self._meter(program, mine)
         for step in range(self.steps):
             mine.rank.records = step == self.steps - 1
             mine.rank.spans.clear()
-            batch = vary(program.batch, self.seed, step, self.freedom, program.fixed_positions)
+            number, fixed = runner.steps_done, program.fixed_positions
+            batch = vary(program.batch, self.seed, number, self.freedom, fixed)
             if step == self.steps - 1:
                 clock = _device_clock(mine)
             _wait_for_all()
             losses.append(_timed(runner, batch, steps, used))
+            if meter is not None:
+                meter.took(number, losses[-1], steps[-1][1] - steps[-1][0], used[-1])
             if check is not None:
                 runner.finish()
-                check.check(step + 1)
+                check.check(number + 1)
+            saves.after_step(step)
         runner.finish()
         held = mine.rank.state().items() if self.state else ()
         state = [(slot, state_array(tensor)) for slot, (_, tensor) in held]
         spans = clock.times(mine.rank.spans) if clock else list(mine.rank.spans)
         figures = (mine.sent_bytes, peak_bytes, state, spans, process.captures, mine.notes)
-        return TrainingResult(losses, steps, used, *figures)
+        if meter is not None:
+            meter.close()
+        return TrainingResult(losses, steps, used, *figures, saves.seconds, saves.finish())
+
+    def _meter(self, program: Program, mine: Worker) -> StepMeter | None:
+        """What writes metrics, on the first rank that has the loss."""
+        executable, device = mine.rank.executable, mine.rank.device
+        holders = [executable.slot_device[slot] for slot in executable.loss_slots]
+        if not self.metrics or device != min(holders, default=0):
+            return None
+        return StepMeter(program, mine, open_sinks(self.metrics), self.expected[device])
+
+    def _runner(self, program: Program, mine: Worker) -> Runner:
+        runner = Runner(program, mine, self.seed)
+        if self.resume:
+            runner.load(self.resume)
+        return runner
 
     def _peak(self, program: Program, mine: Worker) -> int | None:
-        """Peak bytes in a step; in the one before, or two where steps overlap, what is compiled was
-        compared with the interpreter, whose results take room of their own."""
+        """Peak bytes in a step, beside a checkpoint that is being saved if there will be such; in
+        the step before, or two where steps overlap, what is compiled was compared with the
+        interpreter, whose results take room of their own."""
         gc.collect()  # what an earlier request left behind must not be freed while we count
         with _peak_of(self) as memory:
             runner = Runner(program, mine, self.seed)
             compares = mode_of(self.mode, self.place) != INTERPRETER
             for _ in range(compares + mine.overlaps):
                 runner.local_step(program.batch)
+            if self.saving is not None:
+                runner.stage()
             _wait_for_all()
             memory.mark()
             runner.local_step(program.batch)
@@ -134,6 +180,8 @@ class TrainingResult:
     spans        (task, start, end) of the last step
     captures     how often the process has captured a step since it began
     notes        what does not run in the mode asked for, and why
+    save_seconds  how long each save held the steps up
+    saved        the last checkpoint, or ""
     """
 
     losses: list[float | None]
@@ -145,6 +193,32 @@ class TrainingResult:
     spans: list[tuple[int, int, int]]
     captures: int = 0
     notes: list[str] = field(default_factory=list)
+    save_seconds: list[float] = field(default_factory=list)
+    saved: str = ""
+
+
+class _Saves:
+    """The checkpoints of a run of so many steps."""
+
+    def __init__(self, runner: Runner, order: SavingOrder | None, steps: int) -> None:
+        self.runner, self.order, self.steps = runner, order, steps
+        self.seconds: list[float] = []
+
+    def after_step(self, step: int) -> None:
+        """Begins to save, if it is time to."""
+        if self.order is None:
+            return
+        done, every = self.runner.steps_done, self.order.every
+        if step == self.steps - 1 or (every and done % every == 0):
+            began = time.perf_counter()
+            order = self.order
+            self.runner.model_name = order.model
+            self.runner.save(order.folder, order.keep, **order.others)
+            self.seconds.append(time.perf_counter() - began)
+
+    def finish(self) -> str:
+        """Waits for the last one; its path."""
+        return "" if self.order is None else str(self.runner.saved() or "")
 
 
 def step_seconds(ranks: Sequence[TrainingResult]) -> list[float]:

@@ -18,12 +18,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apportion.execute import Context, Executable, worker
+from apportion.free_memory import free_memory
 from apportion.lower import runnable
 from apportion.machine import GENERATED
+from apportion.memory import planned_graph
 from apportion.plan import Plan, PlanTrial, with_trials
 from apportion.quantity import format_quantity
-from apportion.run.calibrate import MEMORY_SHARE, STATE, free_memory
+from apportion.run.calibrate import MEMORY_SHARE, STATE
 from apportion.run.cost_cache import QUANTILE
+from apportion.run.planned_program import planned_bindings
 from apportion.run.pool import TIMEOUT, SharedPool
 from apportion.run.process import PoolProcess
 from apportion.run.rehearse import longest_of_all
@@ -135,8 +138,11 @@ def _results(
 def trial_request(plan: Plan, source: StepSource) -> TrialRequest:
     """The request to run a plan."""
     count = len(plan.cluster.devices)
-    changed = plan.recomputed or plan.offloaded
-    source = replace(source, graph=plan.graph) if changed else source
+    if plan.memory:
+        made, facts = planned_graph(source.graph, plan.memory), source.facts
+        if facts is not None:
+            facts = replace(facts, bindings=planned_bindings(facts.bindings, made))
+        source = replace(source, graph=plan.graph, facts=facts)
     return TrialRequest(source, plan.strategy, count, WARM, TIMED, MOST, plan.cost.mode)
 
 

@@ -76,11 +76,15 @@ def accepted(
     steps: int,
     trial: Callable[[list[Any]], Any],
     fixed: Container[int] = (),
+    first: int = 0,
+    most: int = FREE,
 ) -> tuple[int, Any]:
     """The most freedom with whose batches `trial(batches)` does not fail, and its result. What
-    fails with the batch as it was given has another reason, and is raised."""
-    for freedom in (FREE, MILD, AS_GIVEN):
-        batches = [vary(batch, seed, step, freedom, fixed) for step in range(steps)]
+    fails with the batch as it was given has another reason, and is raised. `first` is the number of
+    the first step, `most` the freedom to begin with."""
+    for freedom in range(most, AS_GIVEN - 1, -1):
+        numbers = range(first, first + steps)
+        batches = [vary(batch, seed, step, freedom, fixed) for step in numbers]
         try:
             return freedom, trial(batches)
         except Exception:

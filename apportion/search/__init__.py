@@ -15,10 +15,25 @@ from apportion.faces import lazy_face
 
 if TYPE_CHECKING:
     from apportion.search.baselines.data import (
+        data as data,
+    )
+    from apportion.search.baselines.data import (
         sample_classes as sample_classes,
+    )
+    from apportion.search.baselines.fsdp import (
+        ShardMesh as ShardMesh,
+    )
+    from apportion.search.baselines.fsdp import (
+        shard_state as shard_state,
     )
     from apportion.search.baselines.layer_placement import (
         with_layers_as_expert as with_layers_as_expert,
+    )
+    from apportion.search.baselines.megatron import (
+        tensor_parallel as tensor_parallel,
+    )
+    from apportion.search.baselines.ssp import (
+        NOT_THE_SAME as NOT_THE_SAME,
     )
     from apportion.search.levels.certificate import (
         certify as certify,

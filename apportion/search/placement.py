@@ -12,7 +12,6 @@ itself judges (simulate/delta), so that what the copy leaves out counts as well.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -35,6 +34,7 @@ from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.search.walks.unit_moves import UNIT_KINDS, UnitMoves
 from apportion.simulate import Timeline, simulate
 from apportion.split import Choice, Strategy, unsplit_choice
+from apportion.work_clock import work_seconds
 
 FIRST = 0.8  # share of the budget that a placer has at first, if it is limited
 REFINED = 0.5  # the same of a row that refines
@@ -60,7 +60,7 @@ def placement(
 ) -> SearchResult:
     """The Strategy of whole Ops that a row of PLACERS finds; `policy` is the file of what it has
     learned, for rows that learn."""
-    began = time.perf_counter()
+    began = work_seconds()
     step = placement_problem_of(problem)
     found = _placed(problem, step, placer, refines, began, budget, seed, policy)
     curve = tuple((at, score) for at, _, score in found.result.curve if score < found.worst)
@@ -149,11 +149,11 @@ def _placed(
             return best
     aim, share = step, REFINED if refines else 1.0 if problem.memory_limit is None else FIRST
     for turn in range(ROUNDS):
-        left = began + budget - time.perf_counter()
+        left = began + budget - work_seconds()
         found = _asked(problem, aim, placer, max(share * left, 0.0), seed + turn, policy)
         if best is None or found.rank < best.rank:
             best = found
-        if best.over <= 0 or found.result.interrupted or time.perf_counter() >= began + budget:
+        if best.over <= 0 or found.result.interrupted or work_seconds() >= began + budget:
             break
         aim = _tighter(problem, aim, found.line)
     assert best is not None
@@ -182,11 +182,11 @@ def _asked(
 
     if placer not in PLACERS:
         raise UnsuitableMethod(f"there is no placer {placer}")
-    ends = time.perf_counter() + budget
+    ends = work_seconds() + budget
     try:
         starts = _starts(objective, budget, seed) if placer in STARTED else []
         result = PLACERS[placer](
-            objective, budget=max(ends - time.perf_counter(), 0.0), seed=seed, starts=starts,
+            objective, budget=max(ends - work_seconds(), 0.0), seed=seed, starts=starts,
             report=report, policy=policy,
         )  # fmt: skip
     except ValueError as error:  # a missing extra, a policy for other devices
@@ -277,7 +277,7 @@ class _Refinement:
 
     def run(self) -> bool:
         """Refines until the time is up, or nothing has improved for long; whether interrupted."""
-        if time.perf_counter() >= self.ends:
+        if work_seconds() >= self.ends:
             return False
         interrupted, walk = False, self._walk()
         try:
@@ -300,7 +300,7 @@ class _Refinement:
 
     def _descend(self, walk: SimulatedWalk) -> None:
         latest = 0
-        while time.perf_counter() < self.ends and self.proposals - latest < 300 + IDLE * walk.units:
+        while work_seconds() < self.ends and self.proposals - latest < 300 + IDLE * walk.units:
             self.proposals += 1
             if self.proposals % CHECKED == 0 and not walk.confirm():
                 walk.back()
@@ -315,7 +315,7 @@ class _Refinement:
             walk.note()
             self.accepted += 1
             latest = self.proposals
-            self.curve.append((time.perf_counter(), walk.cost))
+            self.curve.append((work_seconds(), walk.cost))
             self.problem.report_progress(
                 Progress("refining", walk.cost, proposals=self.proposals)
             )  # fmt: skip

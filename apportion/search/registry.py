@@ -25,8 +25,8 @@ class Method:
     search        the function, or where it is: "module:function" in this room
     help          what `--help` says of it
     auto          its place among those that auto tries, which go by rising numbers; None: not tried
-    baseline      auto tries it whatever the budget, so that it is never worse; others are searches
-                  that are tried only while budget is left
+    baseline      what people do by hand: auto tries it whatever the budget, as long as that takes
+                  ten seconds or nothing fits; others are tried only while budget is left
     share         how much of auto's budget it may use: less than 1 where it would spend all on a
                   proof
     takes_starts  it can begin with what auto has found before (an argument `starts`)
@@ -71,6 +71,11 @@ METHODS: dict[str, Method] = {
         "baselines.data:data", "data parallelism: the batch cut, parameters everywhere",
         auto=10, baseline=True,
     ),
+    "ssp": Method(
+        "baselines.ssp:ssp",
+        "data parallelism on parameters that may be --staleness steps old: not the same result",
+        compared=False,
+    ),
     "fsdp": Method(
         "baselines.fsdp:fsdp",
         "data parallelism, parameters and state cut, gathered for each pass (ZeRO-3)",
@@ -102,25 +107,25 @@ METHODS: dict[str, Method] = {
     ),
     "op-placement": Method(
         "baselines.op_placement:op_placement", "whole layers, on the devices in turn",
-        auto=80, baseline=True,
+        auto=80,
     ),
     "allrow-greedy": Method(
         "levels.greedy:allrow_greedy",
         "all tensors along their first dimension, each operator its best",
-        auto=90, baseline=True,
+        auto=90,
     ),
     "spartan": Method(
         "levels.greedy:spartan",
         "the largest tensors first, each with the operators around it (Spartan)",
-        auto=100, baseline=True,
+        auto=100,
     ),
     "equalchop": Method(
         "levels.equalchop:equalchop", "as tofu, with one cut of everything into all devices",
-        auto=110, baseline=True,
+        auto=110,
     ),
     "icml18": Method(
         "levels.icml18:icml18", "as tofu, without cuts of axes that are summed over",
-        auto=120, baseline=True,
+        auto=120,
     ),
     "tofu": Method(
         "levels.tofu:tofu", "recursive, for the fewest bytes moved (Tofu)", auto=70

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
         cluster_tables as cluster_tables,
     )
     from apportion.show import (
+        plan_tables as plan_tables,
+    )
+    from apportion.show import (
         tables as tables,
     )
     from apportion.show.chakra import (
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
         step_facts as step_facts,
     )
     from apportion.show.json_facts import (
+        way_facts as way_facts,
+    )
+    from apportion.show.json_facts import (
         why_facts as why_facts,
     )
     from apportion.show.perfetto import (
@@ -51,6 +57,9 @@ if TYPE_CHECKING:
     )
     from apportion.show.placement_tables import (
         placement_facts as placement_facts,
+    )
+    from apportion.show.plain_table import (
+        plain_table as plain_table,
     )
     from apportion.show.policy_tables import (
         policy_comparison as policy_comparison,

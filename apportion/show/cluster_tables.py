@@ -25,6 +25,7 @@ from apportion.machine import (
     collective,
 )
 from apportion.quantity import format_quantity
+from apportion.show.plain_table import plain_table
 
 SIZE = 100_000_000
 """Bytes of the whole array on every member, in the table of collectives."""
@@ -32,7 +33,7 @@ SIZE = 100_000_000
 
 def listed(known: Iterable[tuple[str, str]]) -> Table:
     """Clusters that have a name."""
-    table = _table("cluster", "what it is")
+    table = plain_table("cluster", "what it is")
     for name, about in known:
         table.add_row(name, about)
     return table
@@ -65,7 +66,7 @@ def facts(cluster: Cluster) -> dict[str, Any]:
 
 def devices(cluster: Cluster) -> Table:
     """Equal devices in one row."""
-    table = _table("devices", "kind", "memory", "memory rate", "launch", "operations")
+    table = plain_table("devices", "kind", "memory", "memory rate", "launch", "operations")
     for device, count in Counter(replace(d, name="") for d in cluster.devices).items():
         rates = device.rates or tuple((f"{8 * size} bit", rate) for size, rate in device.flops)
         ahead = "issued ahead" if device.asynchronous else "each waited for"
@@ -82,7 +83,7 @@ def devices(cluster: Cluster) -> Table:
 
 def hosts(cluster: Cluster) -> Table:
     """Equal hosts in one row."""
-    table = _table("hosts", "memory", "devices on each", "to a device")
+    table = plain_table("hosts", "memory", "devices on each", "to a device")
     rows = Counter(
         (host.memory_bytes, len(host.devices), _way(cluster, cluster.host_routes[host.devices[0]]))
         for host in cluster.hosts
@@ -94,7 +95,7 @@ def hosts(cluster: Cluster) -> Table:
 
 def pairs(cluster: Cluster) -> Table:
     """One pair for each distance from a device."""
-    table = _table("from", "to", "bandwidth", "latency", "over")
+    table = plain_table("from", "to", "bandwidth", "latency", "over")
     for a, b, bandwidth, latency in some_pairs(cluster):
         over = ", ".join(cluster.links[k].name for k in cluster.routes[a][b])
         names = (cluster.devices[a].name, cluster.devices[b].name)
@@ -123,7 +124,7 @@ def some_pairs(cluster: Cluster) -> list[tuple[int, int, float, float]]:
 
 def collectives(cluster: Cluster) -> Table:
     """What collectives among all devices cost, and the algorithm that is cheapest."""
-    table = _table(f"of {format_quantity(SIZE, 'B')} among all", "time", "algorithm")
+    table = plain_table(f"of {format_quantity(SIZE, 'B')} among all", "time", "algorithm")
     group = tuple(range(len(cluster.devices)))
     for pattern, name in enumerate(PATTERNS):
         cost = collective(pattern, group, (len(group) - 1) * SIZE, cluster)
@@ -195,10 +196,3 @@ def _way(cluster: Cluster, route: tuple[int, ...]) -> str:
     bandwidth = min(link.bandwidth for link in links)
     latency = sum(link.latency for link in links)
     return f"{format_quantity(bandwidth, 'B/s')}, {format_quantity(latency, 's')}"
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from apportion.show import tables
+from apportion.show import plan_tables, tables
 
 if TYPE_CHECKING:
     from apportion.plan import Plan
-    from apportion.run import Run
+    from apportion.run import Run, WayOut
     from apportion.split import Space
 
 
@@ -31,6 +31,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "ops": len(plan.graph.ops),
         "feasible": plan.feasible,
         "communication": plan.strategy.communication.to_json(),
+        **({} if plan.staleness is None else {"staleness": plan.staleness}),
         "lower_bound": plan.lower_bound,
         "lower_bound_of": plan.lower_bound_of or None,
         "notes": list(plan.notes),
@@ -42,7 +43,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
 
 def comparison_facts(model: str, cluster: str, plans: Sequence[Plan]) -> dict[str, Any]:
     """A row for each Plan; `best` is the method of the fastest that fits, or null."""
-    best = tables.fastest(plans)
+    best = plan_tables.fastest(plans)
     return {
         "model": model,
         "cluster": cluster,
@@ -52,11 +53,15 @@ def comparison_facts(model: str, cluster: str, plans: Sequence[Plan]) -> dict[st
 
 
 def why_facts(plan: Plan) -> dict[str, Any]:
-    """What the prediction rests on: where its times come from, and what fills each device."""
+    """What a plan decides, and what its prediction rests on: where its times come from, and what
+    fills each device."""
+    from apportion.plan import decision, utilisation
     from apportion.simulate import peaks, shares
 
     cost, tasks = plan.cost, plan.tasks
     return {
+        "decision": decision(plan),
+        "model_flops_utilisation": utilisation(plan),
         "cost": {
             "model": cost.name,
             "provenance": cost.provenance,
@@ -67,6 +72,11 @@ def why_facts(plan: Plan) -> dict[str, Any]:
             asdict(peak) for peak in peaks(plan.timeline.curves, tasks, plan.space.graph)
         ],
     }
+
+
+def way_facts(plan: Plan, ways: Sequence[WayOut]) -> dict[str, Any]:
+    """What would fit instead of a Plan that does not; nothing of one that does."""
+    return {} if plan.feasible else {"ways_out": [asdict(way) for way in ways]}
 
 
 def step_facts(model: str, space: Space, kinds: dict[str, tables.KindSummary]) -> dict[str, Any]:
@@ -113,6 +123,14 @@ def run_facts(run: Run) -> dict[str, Any]:
             for row in run.comparison
         ],
     }  # fmt: skip
+    if run.first_step:
+        facts |= {"first_step": run.first_step}
+    if run.saved:
+        facts |= {
+            "saved": run.saved,
+            "save_seconds": run.save_seconds,
+            "save_bytes": list(run.save_bytes),
+        }
     if run.equal is None:
         return facts
     return facts | {

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from apportion.columns import PATIENCE
+from apportion.show.plain_table import plain_console
+from apportion.show.progress import compiling
 
 if TYPE_CHECKING:
     from apportion.place import PlacerProgress
@@ -52,7 +52,7 @@ class PlacementLine:
             parts.append(f"bound {self.bound:.6g}")
         if self.evaluations:
             parts.append(f"{self.evaluations:,} evaluations")
-        return " | ".join(parts)
+        return " | ".join([*parts, *compiling()])
 
     def __rich__(self) -> Text:
         return Text(self.line(), no_wrap=True, overflow="ellipsis")
@@ -62,15 +62,10 @@ class PlacementLine:
 def placement_progress(
     wanted: bool, unit: str
 ) -> Iterator[Callable[[PlacerProgress], None] | None]:
-    """What placers tell is shown on stderr, if that is a terminal and it is `wanted`; so is that
-    something is compiled meanwhile."""
+    """What placers tell is shown on stderr, if that is a terminal and it is `wanted`."""
     if not wanted or not sys.stderr.isatty():
         yield None
         return
-    board, console = PlacementLine(unit), Console(stderr=True)
-    PATIENCE.announce = lambda text: console.print(text, style="dim")
-    try:
-        with Live(board, console=console, refresh_per_second=REFRESHES, transient=True):
-            yield board.tell
-    finally:
-        PATIENCE.announce = None
+    board, console = PlacementLine(unit), plain_console(stderr=True)
+    with Live(board, console=console, refresh_per_second=REFRESHES, transient=True):
+        yield board.tell

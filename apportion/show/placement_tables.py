@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from apportion.quantity import format_quantity
+from apportion.show.plain_table import plain_table
 
 if TYPE_CHECKING:
     from apportion.place import PlacedProblem
@@ -61,7 +62,7 @@ def placed_tables(source: str, placed: PlacedProblem) -> list[Table | str]:
     problem, judged = placed.problem, placed.evaluation
     device_of_node = np.asarray(placed.result.placement)[problem.columns.unit]
     count = np.bincount(device_of_node, minlength=len(problem.devices))
-    table = Table("device", box=None, pad_edge=False, header_style="bold")
+    table = plain_table("device")
     for head in ("load", "share", "memory", "limit", "nodes"):
         table.add_column(head, justify="right")
     busiest = float(max(judged.loads, default=0.0))

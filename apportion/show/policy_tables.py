@@ -9,11 +9,14 @@ from typing import Any
 
 from rich.table import Table
 
+from apportion.show.plain_table import PlainTable
+
 
 def policy_tables(facts: dict[str, Any]) -> list[Table | str]:
     """What a policy file is."""
     own = facts["facts"]
-    table = Table(title=f"{facts['policy']}: a policy of kind {facts['kind']}", show_header=False)
+    table = PlainTable(title=f"{facts['policy']}: a policy of kind {facts['kind']}")
+    table.show_header = False
     table.add_row("size", f"{facts['bytes']:,} bytes, {facts['parameters']:,} parameters")
     for key in sorted(own):
         table.add_row(key, _text(own[key]))
@@ -23,7 +26,7 @@ def policy_tables(facts: dict[str, Any]) -> list[Table | str]:
 def policy_comparison(facts: dict[str, Any]) -> list[Table | str]:
     """Step times of a policy and of what needs no learning."""
     times, unit = facts["times"], facts["time_unit"]
-    table = Table(
+    table = PlainTable(
         title=f"{facts['model']} on {facts['cluster']}: {facts['units']} units, "
         f"{facts['devices']} devices"
     )

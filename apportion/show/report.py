@@ -9,7 +9,10 @@ element that browsers do not run; what it holds is only ever shown as text.
     bands     bytes per category over time, with what is alive at the peak
     traffic   bytes and messages from device to device
     ops       each Op with its Choice, what is fetched for it and how long it takes
-    search    the best step over the time of search, and the plans that were run
+    search    the best step over the time of search, the methods that were tried, and the plans that
+              were run
+    graph     modules, how each is cut, and what flows between them (report_graph.py)
+    alike     devices that do the same, of which one is drawn (report_folds.py)
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +35,17 @@ from apportion.lower import (
     TaskGraph,
     TaskKinds,
 )
-from apportion.plan import Plan, Prediction
-from apportion.simulate import Curve, Peak, Timeline, peaks, shares
+from apportion.plan import Plan, Prediction, decision, utilisation
+from apportion.show.report_folds import alike_devices
+from apportion.show.report_graph import picture
+from apportion.simulate import Curve, Peak, Timeline, breakdowns, peaks, shares
 from apportion.split import Choice, Space
 from apportion.version import VERSION
 
 TEMPLATES = Path(__file__).parent / "templates"
-SCRIPTS = ("base", "summary", "timeline", "memory", "traffic", "operators", "search", "main")
+SCRIPTS = (
+    "base", "summary", "graph", "timeline", "memory", "traffic", "operators", "search", "main",
+)  # fmt: skip
 MAX_SLICES = 200_000
 MAX_POINTS = 12_000  # of all memory curves together; each keeps at least MIN_POINTS
 MIN_POINTS = 60
@@ -81,6 +88,7 @@ def gather(plan: Plan, lines: Sequence[Timeline]) -> dict[str, Any]:
     """All that the page shows, as plain data; `lines` begins with the predicted Timeline."""
     tasks = plan.tasks
     share = MAX_SLICES // len(lines)
+    ops = operators(plan, lines)
     return {
         "plan": _facts(plan, lines),
         "devices": _devices(plan),
@@ -92,8 +100,9 @@ def gather(plan: Plan, lines: Sequence[Timeline]) -> dict[str, Any]:
         "lines": [
             {
                 "source": line.source,
-                "step_ns": int(line.end_ns.max(initial=0)),
-                "figures": _figures(line),
+                "step_ns": int(line.end_ns.max(initial=0)) + line.period_ns,
+                "period_ns": line.period_ns,
+                "figures": _figures(line) | {"shares": _shares(tasks, line)},
                 "tasks": len(tasks),
                 "slices": slices(tasks, line, share),
                 "memory": _memory(plan.space.graph, tasks, line),
@@ -101,8 +110,10 @@ def gather(plan: Plan, lines: Sequence[Timeline]) -> dict[str, Any]:
             for line in lines
         ],
         "traffic": traffic(tasks),
-        "ops": operators(plan, lines),
+        "ops": ops,
         "search": _search(plan),
+        "graph": picture(plan, ops["fetched"], ops["length"][0]),
+        "alike": alike_devices(tasks, lines[0]),
     }
 
 
@@ -125,11 +136,15 @@ def _facts(plan: Plan, lines: Sequence[Timeline]) -> dict[str, Any]:
         "about": plan.cluster.description,
         "communication_on_device": plan.cluster.communication_on_device,
         "method": plan.method,
+        "communication": f"{plan.strategy.communication.policy}: {plan.strategy.communication}",
         "seed": plan.seed,
         "budget": plan.budget,
         "search_seconds": plan.search_seconds,
         "lower_bound": plan.lower_bound,
         "feasible": plan.feasible,
+        "decision": decision(plan),
+        "notes": list(plan.notes),
+        "utilisation": utilisation(plan),
         "ops": len(plan.graph.ops),
         "fingerprint": plan.graph.fingerprint,
         "version": VERSION,
@@ -145,7 +160,17 @@ def _search(plan: Plan) -> dict[str, Any]:
         "curve": plan.curve,
         "figures": dict(plan.figures),
         "measured": [{key: getattr(trial, key) for key in keys} for trial in plan.measured],
+        "tried": [asdict(row) for row in plan.tried],
     }
+
+
+def _shares(tasks: TaskGraph, line: Timeline) -> list[list[float]]:
+    """For every device which shares of a step it computes, assembles, exchanges and waits."""
+    whole = max(line.step_seconds, 1e-12)
+    return [
+        [b.computes / whole, b.assembles / whole, b.exchanges / whole, b.waits / whole]
+        for b in breakdowns(tasks, line)
+    ]
 
 
 def _figures(figures: Prediction | Timeline) -> dict[str, Any]:
@@ -239,10 +264,13 @@ def task_kinds(kinds: TaskKinds) -> dict[str, Any]:
 def slices(tasks: TaskGraph, line: Timeline, limit: int) -> dict[str, Any]:
     """Columns of what is drawn, starts as differences; at most about `limit` rows.
 
-    A row stands for `count` tasks: neighbours on one lane (and to one receiver), each short.
+    A row stands for `count` tasks: neighbours on one lane (and to one receiver), each short. Where
+    steps overlap, two of them are drawn.
     """
     drawn = _drawn(tasks, line)
-    heads = np.flatnonzero(_heads(drawn, int(line.end_ns.max(initial=0)), limit))
+    if line.period_ns:
+        drawn = _twice(drawn, line.period_ns)
+    heads = np.flatnonzero(_heads(drawn, int(drawn.end.max(initial=0)), limit))
     first, start = drawn.task[heads], drawn.start[heads]
     ends = np.maximum.reduceat(drawn.end, heads) if len(heads) else heads
     nbytes = np.add.reduceat(drawn.nbytes, heads) if len(heads) else heads
@@ -275,6 +303,16 @@ def _drawn(tasks: TaskGraph, line: Timeline) -> LaneSlices:
     return LaneSlices(
         task, device[order], tasks.peer[task], line.start_ns[task], line.end_ns[task], nbytes[order]
     )
+
+
+def _twice(drawn: LaneSlices, period: int) -> LaneSlices:
+    """The same once more, a period later."""
+    columns = (drawn.task, drawn.device, drawn.peer, drawn.start, drawn.end, drawn.nbytes)
+    task, device, peer, start, end, nbytes = (np.concatenate([each, each]) for each in columns)
+    later = np.arange(len(task)) >= len(drawn.task)
+    start, end = start + later * period, end + later * period
+    order = np.lexsort((start, peer, device))
+    return LaneSlices(*(each[order] for each in (task, device, peer, start, end, nbytes)))
 
 
 def _heads(drawn: LaneSlices, step: int, limit: int) -> np.typing.NDArray[Any]:

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from apportion.show.json_facts import finite
+from apportion.show.plain_table import plain_console, printable
 
 
 @contextmanager
@@ -66,13 +67,13 @@ def answer(as_json: bool, facts: dict[str, Any], shown: Table | list[Table | str
 
 
 def say(item: Table | str) -> None:
-    """Prints a table or a line."""
-    if isinstance(item, str):
-        print(item, flush=True)
+    """Prints a table or a text; on a terminal it is wrapped between words."""
+    if isinstance(item, str) and not sys.stdout.isatty():
+        print(printable(item), flush=True)
     else:
-        Console().print(item)
+        plain_console().print(Text(printable(item)) if isinstance(item, str) else item)
 
 
 def note(text: str) -> None:
     """Prints a line on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)

@@ -1,38 +1,34 @@
-"""Tables for the terminal: what commands print unless they print JSON.
+"""Tables about models, steps and operators, which commands print unless they print JSON.
 
-Part of the room show. Plans, Spaces, Graphs and Runs come in, tables and lines go out.
+Part of the room show. Spaces, Graphs and descriptions come in, tables go out. plan_tables.py has
+those about Plans.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from apportion.show.plain_table import plain_table
+
 if TYPE_CHECKING:
+    from apportion.catalogue import Known
     from apportion.describe import Description
     from apportion.graph import Graph
-    from apportion.plan import Plan
-    from apportion.run import Run
-    from apportion.simulate import Peak
     from apportion.split import Space
     from apportion.verify import SurveySummary
-    from apportion.zoo import Known
-
-
-SHOWN_CAUSES = 6  # of a peak
-ACTIVITIES = ("computes", "assembles", "exchanges", "waits")
 
 
 def models(known: Iterable[Known], sizes: Mapping[str, Mapping[str, int]]) -> Table:
     """The zoo, with the figures of each model at its defaults."""
     heads = [head for head in ("parameters", "operators") if any(head in s for s in sizes.values())]
-    table = _table("model", *heads, "what it is, and its source")
+    table = plain_table("model", *heads, "what it is, and its source")
     for model in known:
         figures = [f"{sizes[model.name][head]:,}" for head in heads]
         table.add_row(model.name, *figures, f"{model.about}\n{model.source}")
@@ -41,7 +37,7 @@ def models(known: Iterable[Known], sizes: Mapping[str, Mapping[str, int]]) -> Ta
 
 def settings(model: Known) -> Table:
     """The settings of one model."""
-    table = _table("setting", "default", "tiny")
+    table = plain_table("setting", "default", "tiny")
     for name, default in model.defaults.items():
         table.add_row(name, str(default), str(model.tiny[name]))
     return table
@@ -49,7 +45,7 @@ def settings(model: Known) -> Table:
 
 def coverage(summary: SurveySummary) -> Table:
     """Counts of a verification."""
-    table = _table("calls and splits", "", "")
+    table = plain_table("calls and splits", "", "")
     told = {
         "calls": "distinct operator calls",
         "right": "derived splits that equal the whole",
@@ -68,141 +64,12 @@ def coverage(summary: SurveySummary) -> Table:
 
 def operators(descriptions: dict[str, Description]) -> Table:
     """Operators that have a description, with their axes."""
-    table = _table("operator", "axes", "family")
+    table = plain_table("operator", "axes", "family")
     for name, description in sorted(descriptions.items()):
         axes = dict.fromkeys(_axes(description.formula.__code__))
         family = description.formula.__module__.rpartition(".")[2]
         table.add_row(name, " ".join(axes) or "those of its shapes", family)
     return table
-
-
-def predicted(plan: Plan) -> Table:
-    """What a Plan is expected to cost."""
-    table = _table("", "predicted")
-    table.title = f"{plan.model or 'a plan'} on {plan.cluster.name}, {plan.method}"
-    table.title_justify = "left"
-    table.add_row("step time", _seconds(plan.predicted.step_seconds))
-    table.add_row("peak memory per device", _peaks(plan.predicted.peak_bytes))
-    table.add_row("bytes moved", f"{plan.predicted.bytes_moved:,}")
-    table.add_row("search time", _seconds(plan.search_seconds))
-    if plan.lower_bound is not None:
-        table.add_row("bound", f"{_bound(plan)}: {plan.lower_bound_of or 'what was minimised'}")
-    table.add_row("feasible", _yes(plan.feasible))
-    return table
-
-
-def planned(plan: Plan) -> list[Table | str]:
-    """What a Plan is expected to cost, why its fullest device is full, and how sure that is."""
-    from apportion.simulate import peak, shares
-
-    cost, line = plan.cost, plan.timeline
-    parts = shares(plan.tasks, plan.cluster, cost).items()
-    sure = ", ".join(f"{share:.0%} {source}" for source, share in parts if share)
-    fullest = max(range(len(line.curves)), key=line.peak_bytes.__getitem__)
-    curve, graph = line.curves[fullest], plan.space.graph
-    most = peak(fullest, curve, plan.tasks, graph, SHOWN_CAUSES)
-    held = sorted(most.categories.items(), key=lambda item: -item[1])
-    kinds = ", ".join(f"{name} {_bytes(nbytes)}" for name, nbytes in held if nbytes)
-    shown: list[Table | str] = [*expected(plan)]
-    if most.causes:
-        shown += [causes(most), f"in all: {kinds}"]
-    shown.append(f"times: {sure}; cost model {cost.name}: {cost.provenance}")
-    return [*shown, *(f"note: {note}" for note in plan.notes)]
-
-
-def expected(plan: Plan) -> list[Table]:
-    """What a Plan is expected to cost, and the trials that it was kept for, if there were any."""
-    return [predicted(plan), *([trials(plan)] if plan.measured else [])]
-
-
-def trials(plan: Plan) -> Table:
-    """The plans that ran before one was kept: a step as predicted and as measured."""
-    table = _table("by", "predicted", "measured", "error", "")
-    table.title, table.title_justify = "plans that were run", "left"
-    for trial in plan.measured:
-        error = trial.predicted_seconds / trial.measured_seconds - 1
-        figures = (_seconds(trial.predicted_seconds), _seconds(trial.measured_seconds))
-        table.add_row(trial.method, *figures, f"{error:+.1%}", "kept" if trial.chosen else "")
-    return table
-
-
-def causes(peak: Peak) -> Table:
-    """What fills a device at its peak."""
-    made = any(cause.op for cause in peak.causes)
-    table = _table("at the peak", "category", "bytes", "share", *(["made by"] if made else []))
-    when = f"{_seconds(peak.time_ns / 1e9)} into the step" if peak.task >= 0 else "as it begins"
-    during = f", in {peak.op}" if peak.op else ""
-    table.title = f"device {peak.device} holds most, {_bytes(peak.nbytes)}, {when}{during}"
-    table.title_justify = "left"
-    for cause in peak.causes:
-        share, maker = f"{cause.nbytes / peak.nbytes:.0%}", f"{cause.op} {cause.line}".strip()
-        name = f"{cause.name} {cause.type}".rstrip()
-        table.add_row(name, cause.category, _bytes(cause.nbytes), share, *([maker] if made else []))
-    count, nbytes = peak.others
-    if count:
-        table.add_row(f"{count} others", "", _bytes(nbytes), f"{nbytes / peak.nbytes:.0%}")
-    return table
-
-
-def side_by_side(plans: Sequence[Plan]) -> Table:
-    """One row per Plan; the fastest that fits is marked."""
-    heads = ("step time", "peak memory", "bytes moved", "search time", "bound", "feasible", "")
-    table, best = _table("method", *heads), fastest(plans)
-    for plan in plans:
-        table.add_row(
-            plan.method,
-            _seconds(plan.predicted.step_seconds),
-            _bytes(max(plan.predicted.peak_bytes)),
-            _bytes(plan.predicted.bytes_moved),
-            _seconds(plan.search_seconds),
-            _bound(plan),
-            _yes(plan.feasible),
-            "best" if plan is best else "",
-        )
-    return table
-
-
-def compared(plans: Sequence[Plan]) -> list[Table | str]:
-    """Plans side by side, what their bounds are of, and their notes."""
-    bounds = [f"bound of {p.method}: {p.lower_bound_of}" for p in plans if p.lower_bound_of]
-    notes = [f"{plan.method}: {note}" for plan in plans for note in plan.notes]
-    return [side_by_side(plans), *bounds, *notes]
-
-
-def fastest(plans: Sequence[Plan]) -> Plan | None:
-    """Of the Plans that fit the fastest, of equal ones that which moves less."""
-    fit = [plan for plan in plans if plan.feasible]
-    return min(fit, key=lambda p: (p.predicted.step_seconds, p.predicted.bytes_moved), default=None)
-
-
-def _bound(plan: Plan) -> str:
-    """The lower bound in its unit, as far as its description begins with it."""
-    if plan.lower_bound is None:
-        return ""
-    words = plan.lower_bound_of.lower().split()
-    if "bytes" in words[:2]:
-        return _bytes(math.floor(plan.lower_bound))
-    return _seconds(plan.lower_bound) if "seconds" in words[:2] else f"{plan.lower_bound:.6g}"
-
-
-def measured(plan: Plan, run: Run) -> list[Table | str]:
-    """Measured beside predicted; after a check the verdict on the last line."""
-    table = _table("a step", "predicted", "measured", "error")
-    for row in run.comparison:
-        figures = (row.predicted, row.measured)
-        both = [_seconds(x) if row.unit == "s" else _bytes(int(x)) for x in figures]
-        error = "" if row.error is None else f"{row.error:+.1%}"
-        table.add_row(f"a device {row.name}" if row.name in ACTIVITIES else row.name, *both, error)
-    shown: list[Table | str] = [table, "losses: " + " ".join(f"{x:.6f}" for x in run.losses)]
-    shown += [f"note: {note}" for note in run.notes]
-    if run.equal is not None:
-        shown += [
-            f"largest difference from a single device, in float64: {run.max_abs_loss_diff:.1e} "
-            f"of the losses, {run.max_rel_param_diff:.1e} of parameters and state",
-            *([f"not equal: {run.reason}"] if run.reason else []),
-            f"equal: {_yes(run.equal)}",
-        ]
-    return shown
 
 
 @dataclass(slots=True)
@@ -243,13 +110,13 @@ def inventory(space: Space) -> dict[str, KindSummary]:
 
 def summary(model: str, graph: Graph, kinds: Mapping[str, KindSummary]) -> Table:
     """What a Graph begins with, its Ops by phase, and what they do in all."""
-    table = _table(model, "")
+    table = plain_table(model, "")
     for role, (values, elements, nbytes) in beginnings(graph).items():
-        table.add_row(role, f"{values} values, {_count(elements)} elements, {_bytes(nbytes)}")
+        table.add_row(role, f"{values} values, {_count(elements)} elements, {bytes_text(nbytes)}")
     for phase in dict.fromkeys(op.phase for op in graph.ops):
         table.add_row(f"{phase} ops", f"{sum(op.phase == phase for op in graph.ops):,}")
     table.add_row("floating-point operations", _count(sum(k.flops for k in kinds.values())))
-    table.add_row("bytes read and written", _bytes(sum(k.nbytes for k in kinds.values())))
+    table.add_row("bytes read and written", bytes_text(sum(k.nbytes for k in kinds.values())))
     table.add_row("fingerprint", graph.fingerprint)
     return table
 
@@ -268,7 +135,7 @@ def beginnings(graph: Graph) -> dict[str, tuple[int, int, int]]:
 def operators_by_kind(kinds: Mapping[str, KindSummary], reasons: Mapping[str, str]) -> Table:
     """How often each operator is called, what its calls do, and along which axes they can be
     cut."""
-    table = _table("operator", "count", "FLOPs", "bytes", "axes that can be cut, and not")
+    table = plain_table("operator", "count", "FLOPs", "bytes", "axes that can be cut, and not")
     for name, kind in kinds.items():
         can = [
             axis if cut == having else f"{axis} ({cut} of {having})"
@@ -280,7 +147,7 @@ def operators_by_kind(kinds: Mapping[str, KindSummary], reasons: Mapping[str, st
         if kind.undescribed:
             text = f"{text}{text and '; '}{kind.undescribed} unsplit: {reasons[name]}"
         shown = name.removesuffix(".default")
-        table.add_row(shown, f"{kind.count:,}", _count(kind.flops), _bytes(kind.nbytes), text)
+        table.add_row(shown, f"{kind.count:,}", _count(kind.flops), bytes_text(kind.nbytes), text)
     return table
 
 
@@ -295,18 +162,13 @@ def _axes(code: CodeType) -> Iterator[str]:
             yield from _axes(inner)
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
-def _yes(truth: bool) -> str:
+def yes_or_no(truth: bool) -> str:
+    """A truth in words."""
     return "yes" if truth else "no"
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Three digits and a unit."""
     for factor, unit in ((1, "s"), (1e3, "ms")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
@@ -320,15 +182,9 @@ def _count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
+    """Two digits behind the point, and a unit."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "KB")):
         if count >= 1000**power:
             return f"{count / 1000**power:.2f} {unit}"
     return f"{count} B"
-
-
-def _peaks(peaks: Sequence[int]) -> str:
-    """All of a few; the extremes of many."""
-    if len(peaks) <= 8:
-        return ", ".join(map(_bytes, peaks))
-    return f"{_bytes(min(peaks))} to {_bytes(max(peaks))}"

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
         ComparisonRow as ComparisonRow,
     )
     from apportion.simulate.breakdown import (
+        breakdowns as breakdowns,
+    )
+    from apportion.simulate.breakdown import (
         comparison as comparison,
     )
     from apportion.simulate.breakdown import (
@@ -60,6 +63,9 @@ if TYPE_CHECKING:
         host_peaks as host_peaks,
     )
     from apportion.simulate.memory_curve import (
+        Cause as Cause,
+    )
+    from apportion.simulate.memory_curve import (
         Curve as Curve,
     )
     from apportion.simulate.memory_curve import (
@@ -79,6 +85,9 @@ if TYPE_CHECKING:
     )
     from apportion.simulate.memory_curve import (
         peaks as peaks,
+    )
+    from apportion.simulate.network import (
+        needed_at as needed_at,
     )
     from apportion.simulate.network import (
         network as network,

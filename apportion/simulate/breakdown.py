@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class ComparisonRow:
 
 def breakdowns(tasks: TaskGraph, line: Timeline) -> tuple[Breakdown, ...]:
     """Where the time of every device goes."""
-    step, ends = int(line.end_ns.max(initial=0)), tasks.ends
+    step, ends = line.step_ns, tasks.ends
     length = line.end_ns - line.start_ns
     computing = tasks.task_kinds.computes[tasks.kind]
     assembling = tasks.task_kinds.assembles[tasks.kind]
@@ -65,6 +66,7 @@ def breakdowns(tasks: TaskGraph, line: Timeline) -> tuple[Breakdown, ...]:
         work, messages = np.flatnonzero(mine & working), ends.task[ends.device == device]
         busy = _covered(line, np.flatnonzero(computes | assembles))
         talks = _covered(line, np.concatenate([work, messages])) - busy
+        talks = min(talks, step - busy)  # where steps overlap, the rest is beside other work
         found.append(
             Breakdown(
                 int(length[computes].sum()) / 1e9,
@@ -115,16 +117,17 @@ def comparison(
     step_seconds: float,
     peak_bytes: Sequence[int],
     bytes_moved: int,
+    beside: Sequence[int] = (),
 ) -> tuple[ComparisonRow, ...]:
     """Figures of one step: the last three are measured by other means than the Timeline's spans.
-    Seconds of what devices do are means over the devices."""
+    Seconds of what devices do are means over the devices. `beside` are bytes that each device holds
+    beside the step, as for a checkpoint that is being saved."""
     rows = [ComparisonRow("step", "s", predicted.step_seconds, step_seconds)]
     both = [breakdowns(tasks, line) for line in (predicted, measured)]
     for name in ("computes", "assembles", "exchanges", "waits"):
         means = [sum(getattr(b, name) for b in bs) / max(len(bs), 1) for bs in both]
         rows.append(ComparisonRow(name, "s", *means))
-    rows.append(
-        ComparisonRow("peak memory", "B", max(predicted.peak_bytes, default=0), max(peak_bytes))
-    )
+    peaks = map(sum, zip_longest(predicted.peak_bytes, beside, fillvalue=0))
+    rows.append(ComparisonRow("peak memory", "B", max(peaks, default=0), max(peak_bytes)))
     rows.append(ComparisonRow("bytes moved", "B", predicted.bytes_moved, bytes_moved))
     return tuple(rows)

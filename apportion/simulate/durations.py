@@ -20,6 +20,7 @@ from apportion.lower import (
     COLLECTIVE,
     COMPUTE,
     FROM_HOST,
+    HOST_WORK,
     TO_HOST,
     TRANSFER,
     TaskGraph,
@@ -46,7 +47,7 @@ from apportion.machine import (
     device_classes,
     exchange_line,
     fused_name,
-    host_link,
+    host_rates,
     kind_and_inputs,
     kind_of_signature,
     on_different_hosts,
@@ -57,13 +58,27 @@ from apportion.machine import (
 from apportion.simulate.fusion import fused_traffic
 
 SOURCES = ("measured", "fitted", "estimated")
+LONGEST_SECONDS = 2.0**61 / 1e9  # 73 years
 INPUT_CATEGORY = CATEGORIES.index("input")
 
 
 def nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Ints:
-    """Duration of each task; at least 1, so that simulated time always moves on."""
-    found: Ints = to_nanoseconds(_costs(tasks, cluster, cost)[0])
+    """Duration of each task; at least 1, so that simulated time always moves on. Raises ValueError
+    where all of them together could not be counted."""
+    seconds = _costs(tasks, cluster, cost)[0]
+    _check_countable(seconds)
+    found: Ints = to_nanoseconds(seconds)
     return found
+
+
+def _check_countable(seconds: Floats) -> None:
+    """Raises ValueError unless a step has fewer nanoseconds than an integer can count: beyond that
+    it would seem to be faster."""
+    total = float(seconds.sum()) if len(seconds) else 0.0
+    if not 0 <= total < LONGEST_SECONDS:
+        raise ValueError(
+            f"by its costs the tasks of a step would take {total:.3g} s, which cannot be simulated"
+        )
 
 
 def sources(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Ints:
@@ -105,6 +120,7 @@ def issue_nanoseconds(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> In
             own = np.array([*calls, np.nan])[tasks.work]
             issue[computes] = np.where(np.isnan(own), issue, own)[computes]
             issue[_first_tasks(tasks, where)] += known.get(BEGIN, 0.0)
+    _check_countable(issue)
     return np.rint(issue * 1e9).astype(np.int64)
 
 
@@ -199,10 +215,25 @@ def _host_copy_price(
     tasks: TaskGraph, rows: Ints, cluster: Cluster, cost: CostModel
 ) -> tuple[Floats, Ints]:
     """What the link to the host takes; the bytes of such a task are read and written."""
-    links = [host_link(cluster, device) for device in range(tasks.devices)]
-    latency = np.array([link.latency for link in links])[tasks.device[rows]]
-    bandwidth = np.array([link.bandwidth for link in links])[tasks.device[rows]]
-    return latency + tasks.nbytes[rows] // 2 / bandwidth, np.full(len(rows), ESTIMATED)
+    out = tasks.task_kinds.to_host[tasks.kind[rows]]
+    rates = [host_rates(cluster, cost, device) for device in range(tasks.devices)]
+    lines = [[rate.back, rate.out] for rate in rates]
+    return _by_line(tasks, rows, np.array(lines)[tasks.device[rows], out.astype(np.int64)], 2)
+
+
+def _host_work_price(
+    tasks: TaskGraph, rows: Ints, cluster: Cluster, cost: CostModel
+) -> tuple[Floats, Ints]:
+    """What the host's memory takes to be read and written."""
+    rates = [host_rates(cluster, cost, device) for device in range(tasks.devices)]
+    return _by_line(tasks, rows, np.array([rate.work for rate in rates])[tasks.device[rows]], 1)
+
+
+def _by_line(tasks: TaskGraph, rows: Ints, lines: Floats, times: int) -> tuple[Floats, Ints]:
+    """Seconds by the CostLine of each task, whose bytes are counted so many `times`."""
+    each, per_byte, points = lines[:, 0], lines[:, 2], lines[:, 4]
+    seconds: Floats = each + tasks.nbytes[rows] // times * per_byte
+    return seconds, np.where(points > 0, FITTED, ESTIMATED)
 
 
 def _op_kinds(tasks: TaskGraph) -> Sequence[str]:
@@ -417,6 +448,7 @@ PRICES: dict[int, Price] = {
     COMPUTE: _compute_price,
     TO_HOST: _host_copy_price,
     FROM_HOST: _host_copy_price,
+    HOST_WORK: _host_work_price,
     TRANSFER: _transfer_price,
     ASSEMBLE: _assemble_price,
     COLLECTIVE: _collective_price,

@@ -225,11 +225,15 @@ def _moments(
             moment[s + slot] = 3 * (last + 1) + _FREES
             count[slots.device[slot]] += 1
     for buffer in range(r):
-        moment[2 * s + buffer] = 3 + _DURING  # of the first task
+        begin, at = buffers.begin[buffer], 2 * s + buffer
+        moment[at] = 3 * (max(begin, 0) + 1) + _DURING  # of the first task, if it stays
         count[buffers.device[buffer]] += 1
+        if begin >= 0:
+            moment[at + r] = max(3 * min(buffers.end[buffer], n) + _FREES, moment[at] + 1)
+            count[buffers.device[buffer]] += 1
     for task in range(len(work.workspace)):
         if work.workspace[task]:
-            at = 2 * s + r + task
+            at = 2 * s + 2 * r + task
             moment[at], moment[at + n] = 3 * (task + 1) + _DURING, 3 * (task + 1) + _AFTER
             count[work.device[task]] += 2
     return count
@@ -239,7 +243,7 @@ def _ordered(
     slots: _Slots, buffers: MessageBuffers, work: _WorkMemory, devices: int
 ) -> tuple[Ints, Small]:
     """Where each device's changes begin among the rows, and the numbers of all by moment."""
-    most = 2 * len(slots.device) + len(buffers.device) + 2 * len(work.workspace)
+    most = 2 * len(slots.device) + 2 * len(buffers.device) + 2 * len(work.workspace)
     moment = np.empty(most, np.int32)
     count = _moments(slots, buffers, work, moment, devices)
     edges = np.zeros(devices + 1, np.int64)
@@ -287,12 +291,14 @@ def _walk(
             if number >= s and task >= 0:
                 task = work.last[task]
             gives = number >= s
-        elif number < 2 * s + r:
-            buffer = number - 2 * s
+        elif number < 2 * s + 2 * r:
+            gives = number >= 2 * s + r
+            buffer = number - 2 * s - (r if gives else 0)
             device, size, kind = buffers.device[buffer], buffers.nbytes[buffer], COMMUNICATION
-            what, task, gives = s + buffers.task[buffer], -1, False
+            what, task = s + buffers.task[buffer], buffers.begin[buffer]
+            task = buffers.end[buffer] - 1 if gives else task
         else:
-            task = number - 2 * s - r
+            task = number - 2 * s - 2 * r
             gives = task >= n
             task -= n if gives else 0
             device, size, kind, what = work.device[task], work.workspace[task], WORKSPACE, s + task

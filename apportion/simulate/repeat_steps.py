@@ -1,7 +1,8 @@
 """repeat_steps: several steps that overlap, as the tasks of one.
 
-A part of simulate/. In: a TaskGraph with late tasks (lower/late_tasks.py). Out: RepeatedSteps, a
-TaskGraph that has every task once for each step, in the order in which devices do them: a step's
+A part of simulate/. In: a TaskGraph with late tasks (lower/late_tasks.py), or one whose state lies
+on the host, which is busy with one step when the next begins. Out: RepeatedSteps, a TaskGraph that
+has every task once for each step, in the order in which devices do them: a step's
 late tasks stand in the next one, each before what needs it. What a step begins with is what the one
 before ended with. So all that predicts a step, times and memory alike, predicts several.
 """
@@ -17,6 +18,7 @@ from apportion.columns import Bools, Ints, offsets
 from apportion.lower import CATEGORIES, Ends, MessageBuffers, TaskGraph, message_buffers
 
 INPUT = CATEGORIES.index("input")
+NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,23 +26,31 @@ class RepeatedSteps:
     """tasks   of all steps
     at      steps x tasks of one: where each is
     source  for every task the one that it is of a single step
+    step    for every task the step that it is of
     slots   how many a single step has; slot s of step k is number k * slots + s
     """
 
     tasks: TaskGraph
     at: Ints
     source: Ints
+    step: Ints
     slots: int
 
     def buffers(self, one: TaskGraph) -> MessageBuffers:
         """The buffers of messages, which all steps share."""
-        found = message_buffers(one)
+        found = message_buffers(one, temporary=NO_LIMIT)
         return found._replace(task=self.at[0][found.task])
 
 
+def late_start(tasks: TaskGraph) -> int:
+    """The first late task, or how many there are if none is."""
+    return tasks.late_start if tasks.late_start >= 0 else len(tasks)
+
+
 def repeat_steps(tasks: TaskGraph, steps: int) -> RepeatedSteps:
-    """So many steps, one after the other."""
-    n, m = len(tasks), tasks.late_start
+    """So many steps, one after the other. What tasks wait for beside the order of their lanes is in
+    `dep`: what they read, state that the step before made, and no more."""
+    n, m = len(tasks), late_start(tasks)
     each = np.arange(n)
     late = each >= m
     order = np.where(late, 0, 2 * each + 1)
@@ -68,9 +78,10 @@ def repeat_steps(tasks: TaskGraph, steps: int) -> RepeatedSteps:
         out_start=out_start,
         out_slot=tasks.out_slot[made] + np.repeat(step, np.diff(out_start)) * slots,
         ends=_ends(tasks, source, step, at), late_start=-1, due=np.zeros(0, np.int64),
+        priority=tasks.priority[source] + 2 * n * step if len(tasks.priority) else tasks.priority,
         **_slots(tasks, at, opening),
     )  # fmt: skip
-    return RepeatedSteps(whole, at, source, slots)
+    return RepeatedSteps(whole, at, source, step, slots)
 
 
 def _rows(start: Ints, source: Ints) -> tuple[Ints, Ints]:
@@ -88,8 +99,8 @@ def _positions(tasks: TaskGraph, source: Ints, step: Ints) -> Ints:
 
 
 def _dependencies(tasks: TaskGraph, source: Ints, step: Ints, at: Ints) -> tuple[Ints, Ints]:
-    """What tasks wait for: as in one step; whoever reads state for whoever made it in the step
-    before; and messages until their senders have come to where they are posted."""
+    """What tasks wait for: as in one step, and whoever reads state for whoever made it in the step
+    before."""
     start, rows = _rows(tasks.dep_start, source)
     owner = np.repeat(np.arange(len(source)), np.diff(start))
     dep = at[step[owner], tasks.dep[rows]]
@@ -100,29 +111,10 @@ def _dependencies(tasks: TaskGraph, source: Ints, step: Ints, at: Ints) -> tuple
     new = (slot >= 0) & (step[reader] > 0)
     new[new] = maker[slot[new]] >= 0
     reader, slot = reader[new], slot[new]
-    message, posted = _posted_after(tasks, source)
-    owner = np.concatenate([owner, reader, message])
-    dep = np.concatenate([dep, at[step[reader] - 1, maker[slot]], posted])
+    owner = np.concatenate([owner, reader])
+    dep = np.concatenate([dep, at[step[reader] - 1, maker[slot]]])
     key = np.unique(owner * len(source) + dep)
     return offsets(np.bincount(key // len(source), minlength=len(source))), key % len(source)
-
-
-def _posted_after(tasks: TaskGraph, source: Ints) -> tuple[Ints, Ints]:
-    """Messages, and for each the work before it on each of the devices that send it."""
-    ends, work = tasks.ends, tasks.is_work[source]
-    start = offsets(np.bincount(ends.task, minlength=len(tasks)))
-    new, rows = _rows(start, source)
-    message, device = np.repeat(np.arange(len(source)), np.diff(new)), ends.device[rows]
-    sends = ends.sent[rows] > 0
-    message, device = message[sends], device[sends]
-    before = np.full(len(message), -1)
-    for where in range(tasks.devices):
-        done = np.flatnonzero(work & (tasks.device[source] == where))
-        mine = np.flatnonzero(device == where)
-        found = np.searchsorted(done, message[mine]) - 1
-        before[mine] = np.where(found >= 0, np.append(done, -1)[found], -1)
-    known = before >= 0
-    return message[known], before[known]
 
 
 def _ends(tasks: TaskGraph, source: Ints, step: Ints, at: Ints) -> Ends:
@@ -139,7 +131,7 @@ def _slots(tasks: TaskGraph, at: Ints, opening: Ints) -> dict[str, Any]:
     with, or is a copy where that was a part of something; batches are new, and what nobody carries
     on is gone when its step ends."""
     steps, n = at.shape
-    s, m = len(tasks.slot_device), tasks.late_start
+    s, m = len(tasks.slot_device), late_start(tasks)
     root = _roots(tasks.slot_base)
     begins, survives = tasks.slot_first < 0, tasks.slot_last >= n
     before = np.where(begins & (tasks.slot_category != INPUT), np.arange(s), -1)

@@ -15,12 +15,16 @@ An item is ready at its release or when the last of its predecessors ends, which
              `lead` after it began: those in the same lanes wait for its duration only, those that
              depend on it until it has ended
 
+    urgent   an item that crosses one link, which when it is free turns to the most urgent of those
+             that are ready, the smallest `urgency` first, and not to the one that came first
+
 A device that takes whatever is ready first, as in FlexFlow and Placeto, is a link that each of its
 items crosses.
 
 Every predecessor has a smaller index. So what becomes ready through a message comes after it in
 (ready, index), and of all messages that are ready, while no work is left to resolve, the first one
-is final: one heap of messages is all the state there is.
+is final: one heap of messages is all the state there is. When a link that serves by urgency is next
+free is in the same heap, after all messages of that time: then all that is ready by then is known.
 
 `schedule` is the specification. `schedule_compiled` is its twin for speed, equal bit for bit.
 """
@@ -61,6 +65,7 @@ class Network(NamedTuple):  # numba takes no dataclass
         NO_ROWS  # n: of an item that has a duration and hops, else -1; empty: there is none
     )
     next_lane: Ints = NO_ROWS  # as next: whether it waits for the duration only; empty: none does
+    urgency: Ints = NO_ROWS  # n: of an item whose link serves by it, else -1; empty: there is none
 
 
 def queued(
@@ -107,8 +112,10 @@ def schedule(net: Network) -> Times:
     links, occupancies = (_rows(net.hop_start, c) for c in (net.hop_link, net.hop_occupancy))
     start, end, free = [-1] * n, [-1] * n, [0] * net.links
     lead = net.lead.tolist() or [-1] * n
+    urgency = net.urgency.tolist() or [-1] * n
+    waiting: list[list[tuple[int, int]]] = [[] for _ in range(net.links)]  # (urgency, item)
     resolvable = [item for item in range(n) if not pending[item]]
-    messages: list[tuple[int, int]] = []  # heap of (ready, item)
+    messages: list[tuple[int, int]] = []  # heap of (ready, item), or (free, n + link)
 
     def go_on(item: int, lane: int | None) -> None:
         """Whatever waits for the item, or for it in a lane only (1) or otherwise (0)."""
@@ -130,6 +137,21 @@ def schedule(net: Network) -> Times:
             if links[item]:
                 heappush(messages, (start[item] + lead[item], item))
             go_on(item, 1 if links[item] else None)
+        elif messages[0][1] >= n:
+            now, link = messages[0][0], messages[0][1] - n
+            heappop(messages)
+            if free[link] <= now and waiting[link]:
+                _, item = heappop(waiting[link])
+                (occupancy,) = occupancies[item]
+                start[item], end[item] = now, now + occupancy
+                free[link] = end[item]
+                heappush(messages, (free[link], n + link))
+                go_on(item, None)
+        elif urgency[messages[0][1]] >= 0:
+            since, item = heappop(messages)
+            (link,) = links[item]
+            heappush(waiting[link], (urgency[item], item))
+            heappush(messages, (max(since, free[link]), n + link))
         else:
             since, item = heappop(messages)
             began = -1
@@ -172,7 +194,10 @@ def _schedule(net: Network, ready: Ints, pending: Ints) -> Times:
         if pending[item] == 0:
             resolvable[count] = item
             count += 1
-    messages, size = np.empty((n, 2), np.int64), 0  # heap of rows (ready, item)
+    by_need = len(net.urgency) > 0
+    room = 3 * n if by_need else n  # each may wake its link when it comes and when it is done
+    messages, size = np.empty((room, 2), np.int64), 0  # heap of rows (ready, item)
+    queue, queued = np.empty(n if by_need else 0, np.int64), 0  # urgent items that are ready
     split = len(net.lead) > 0
     while count or size:
         waits = -1  # go on with all that wait; 1: in a lane only, 0: otherwise
@@ -190,6 +215,28 @@ def _schedule(net: Network, ready: Ints, pending: Ints) -> Times:
                 push(messages, size, start[item] + net.lead[item], item)
                 size += 1
                 waits = 1
+        elif by_need and (messages[0, 1] >= n or net.urgency[messages[0, 1]] >= 0):
+            now, item = messages[0, 0], messages[0, 1]
+            pop(messages, size)
+            size -= 1
+            if item < n:
+                link = net.hop_link[net.hop_start[item]]
+                queue[queued] = item
+                queued += 1
+                push(messages, size, max(now, free[link]), n + link)
+                size += 1
+                continue
+            link = item - n
+            best = _most_urgent(net, queue, queued, link) if free[link] <= now else -1
+            if best < 0:
+                continue
+            item = queue[best]
+            queued -= 1
+            queue[best] = queue[queued]
+            start[item] = now
+            end[item] = free[link] = now + net.hop_occupancy[net.hop_start[item]]
+            push(messages, size, free[link], n + link)
+            size += 1
         else:
             since, item = messages[0, 0], messages[0, 1]
             pop(messages, size)
@@ -218,6 +265,23 @@ def _schedule(net: Network, ready: Ints, pending: Ints) -> Times:
     return start, end
 
 
+@compiled
+def _most_urgent(net: Network, queue: Ints, queued: int, link: int) -> int:
+    """Where in the queue the most urgent item of a link is, -1 if there is none."""
+    best = -1
+    for k in range(queued):
+        item = queue[k]
+        if net.hop_link[net.hop_start[item]] != link:
+            continue
+        if best >= 0:
+            other = queue[best]
+            before = net.urgency[item] < net.urgency[other]
+            if not before and (net.urgency[item] > net.urgency[other] or item > other):
+                continue
+        best = k
+    return best
+
+
 def readiness(net: Network, times: Times) -> Ints:
     """When each item was ready: of one that has a duration and hops, when its links could turn to
     it."""
@@ -238,6 +302,8 @@ def link_spans(net: Network, times: Times) -> LinkSpans:
     """When each link was occupied by which message, given what the schedulers said."""
     n, ready = len(net.duration), readiness(net, times)
     hops = np.diff(net.hop_start)
+    if len(net.urgency):  # these began when their link turned to them, and nothing else crosses it
+        ready = np.where(net.urgency >= 0, times[0], ready)
     messages = np.flatnonzero(hops)
     order = messages[np.lexsort((messages, ready[messages]))]
     turn = _turns(net, ready, order)

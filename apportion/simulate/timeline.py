@@ -9,8 +9,10 @@ import numpy as np
 from apportion.columns import Ints
 from apportion.lower import CATEGORIES, TaskGraph
 from apportion.simulate.memory_curve import Curve, curves
+from apportion.simulate.schedule import LinkSpans
 
 SIMULATED, MEASURED = "simulated", "measured"
+MOST_BYTES = 2.0**61  # of all tensors and messages of a step together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +21,7 @@ class Timeline:
 
     `busy` is the share of the step during which the device's compute lane was occupied.
     `period_ns`: from step to step, where the next one begins before all tasks of this one are done.
+    `link_spans`: when messages occupied links, where they overtake each other.
     """
 
     source: str
@@ -28,6 +31,7 @@ class Timeline:
     busy: tuple[float, ...]
     bytes_moved: int
     period_ns: int = 0
+    link_spans: LinkSpans | None = None
 
     @property
     def step_ns(self) -> int:
@@ -72,6 +76,9 @@ def timeline(
     for every device unless given. `occupied_ns` is how long each occupied its devices, if not from
     its start to its end. `period_ns`: see Timeline."""
     length = period_ns or int(end_ns.max(initial=0))
+    held = tasks.slot_nbytes.sum(dtype=np.float64) + tasks.nbytes.sum(dtype=np.float64)
+    if held >= MOST_BYTES:
+        raise ValueError(f"a step would hold and move {held:.3g} bytes, which cannot be counted")
     return Timeline(
         source=source,
         start_ns=start_ns,
@@ -100,8 +107,9 @@ def _busy(
     busy = _sums(tasks.device, np.where(occupies, length, 0), tasks.devices)
     if on_device:
         busy += _sums(ends.device, length[ends.task], tasks.devices)
-        copies = tasks.task_kinds.is_host_copy[tasks.kind]
-        busy += _sums(tasks.device, np.where(copies, length, 0), tasks.devices)
+        kinds = tasks.task_kinds
+        at_host = (kinds.is_host_copy | kinds.is_host_work)[tasks.kind]
+        busy += _sums(tasks.device, np.where(at_host, length, 0), tasks.devices)
     return tuple((busy / max(whole, 1)).tolist())
 
 

@@ -32,13 +32,37 @@ if TYPE_CHECKING:
         AxisEffects as AxisEffects,
     )
     from apportion.split.communication import (
+        AUTO as AUTO,
+    )
+    from apportion.split.communication import (
+        BYTESCHEDULER as BYTESCHEDULER,
+    )
+    from apportion.split.communication import (
+        MADE as MADE,
+    )
+    from apportion.split.communication import (
+        NEED as NEED,
+    )
+    from apportion.split.communication import (
+        NONE as NONE,
+    )
+    from apportion.split.communication import (
         P3 as P3,
     )
     from apportion.split.communication import (
         POLICIES as POLICIES,
     )
     from apportion.split.communication import (
+        RANKED as RANKED,
+    )
+    from apportion.split.communication import (
+        TICTAC as TICTAC,
+    )
+    from apportion.split.communication import (
         WFBP as WFBP,
+    )
+    from apportion.split.communication import (
+        WITHIN as WITHIN,
     )
     from apportion.split.communication import (
         Communication as Communication,

@@ -1,55 +1,118 @@
-"""Communication: when a step's gradients travel, and whether the next step waits for all of them.
+"""Communication: when a step's messages travel, in which order and in what pieces.
 
-A part of split/: a decision of a Strategy, which lower/coalesce.py and late_tasks.py carry out.
+A part of split/: a decision of a Strategy. lower/coalesce.py and late_tasks.py carry it out, and so
+simulation and ranks see the same.
 
-    wfbp  wait-free backpropagation: gradients travel while the backward pass goes on, and the step
-          ends when all parameters are new
-    p3    the next step begins meanwhile: its forward pass waits for each parameter where it first
-          reads it. What the backward pass makes last is read first, so only a share of the bytes
-          (`early`) is sent as it is made; the rest follows in the order in which it is read
+A **policy** is who decided, by the name of what was published, or `auto`:
+
+    none           no overlap: gradients travel when the backward pass is over
+    wfbp           wait-free backpropagation: they travel while it goes on, and the step ends when
+                   all parameters are new
+    p3             the next step begins meanwhile, and waits for each parameter where it first reads
+                   it; messages travel in slices, those that are read first before others
+    tictac         likewise, whole and in an order that is worked out from how long things take
+    bytescheduler  as p3, with the slice and the credit that take least time
+
+What was decided:
+
+    overlaps       the next step begins before the updates of this one are done
+    held           gradients wait until the backward pass is over
+    order          in which messages that wait for a wire get it: `made`, as they were posted;
+                   `need`, as they are read; `ranked`, as `ranking` says
+    slice_bytes    a message is sent in pieces of so many bytes, between which others may overtake
+                   it; 0: whole
+    credit_bytes   how much a wire may have taken and not yet delivered, which nothing overtakes; 0:
+                   as much as it likes
+    ranking        parameters, as Values of the opened Graph: the first is sent first
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-WFBP, P3 = "wfbp", "p3"
-POLICIES = (WFBP, P3)
+from apportion.checked import (
+    brief,
+    read_field,
+    read_flag,
+    read_list,
+    read_mapping,
+    read_number,
+    read_text,
+    read_whole,
+)
+
+NONE, WFBP, P3, TICTAC, BYTESCHEDULER, AUTO = (
+    "none", "wfbp", "p3", "tictac", "bytescheduler", "auto",
+)  # fmt: skip
+POLICIES = (NONE, WFBP, P3, TICTAC, BYTESCHEDULER, AUTO)
+MADE, NEED, RANKED = "made", "need", "ranked"
+ORDERS = (MADE, NEED, RANKED)
 
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """A policy, and the share of gradients' bytes that is sent in the order in which it is made."""
+    """What is decided about a step's messages."""
 
     policy: str = WFBP
-    early: float = 1.0
-
-    @property
-    def across(self) -> bool:
-        """Whether a step begins before the updates of the last one are done."""
-        return self.policy == P3
+    overlaps: bool = False
+    held: bool = False
+    order: str = MADE
+    slice_bytes: int = 0
+    credit_bytes: int = 0
+    ranking: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"policy": self.policy, "early": self.early}
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return found | {"ranking": list(self.ranking)}
+
+    def __str__(self) -> str:
+        """The decisions in words."""
+        if self.held:
+            return "gradients travel when the backward pass is over"
+        if not self.overlaps:
+            return "gradients travel while the backward pass goes on"
+        cut = f"slices of {in_bytes(self.slice_bytes)}" if self.slice_bytes else "whole messages"
+        credit = f", {in_bytes(self.credit_bytes)} of them on the wire" * bool(self.credit_bytes)
+        order = {MADE: "as they are made", NEED: "in the order of need", RANKED: "as ranked"}
+        return f"{cut}{credit}, {order[self.order]}, while the next step begins"
 
 
 WITHIN = Communication()
+
+
+def in_bytes(count: int) -> str:
+    """A number of bytes in words."""
+    for size, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= size and count % size == 0:
+            return f"{count // size} {name}"
+    return f"{count} bytes"
 
 
 def read_communication(data: Any) -> Communication:
     """The Communication that `to_json` wrote; ValueError if it is none."""
     if data is None:
         return WITHIN
-    try:
-        found = Communication(str(data["policy"]), float(data["early"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"a communication has a policy and a share that is early, not {data!r}"
-        ) from error
-    if found.policy not in POLICIES or not 0 <= found.early <= 1:
-        raise ValueError(
-            f"a communication is one of {', '.join(POLICIES)}, with an early share of 0 to 1, "
-            f"not {data!r}"
-        )
+    what = "the communication"
+    data = read_mapping(data, what)
+    policy = _one_of(read_field(data, "policy", what), POLICIES, "the policy of the communication")
+    if "early" in data:  # as it was written before there were slices
+        read_number(data["early"], "the early share of the communication", 0.0, 1.0)
+        return Communication(policy, policy == P3, order=NEED if policy == P3 else MADE)
+    ranking = read_list(read_field(data, "ranking", what), "the ranking of the communication")
+    return Communication(
+        policy,
+        read_flag(read_field(data, "overlaps", what), "whether the communication overlaps"),
+        read_flag(read_field(data, "held", what), "whether the communication is held"),
+        _one_of(read_field(data, "order", what), ORDERS, "the order of the communication"),
+        read_whole(read_field(data, "slice_bytes", what), "a slice of the communication"),
+        read_whole(read_field(data, "credit_bytes", what), "the credit of the communication"),
+        tuple(read_whole(value, "a value that the communication ranks") for value in ranking),
+    )
+
+
+def _one_of(value: Any, known: tuple[str, ...], what: str) -> str:
+    found = read_text(value, what)
+    if found not in known:
+        raise ValueError(f"{what} is one of {', '.join(known)}, not {brief(found)!r}")
     return found

@@ -19,6 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from apportion.checked import (
+    read_field,
+    read_list,
+    read_mapping,
+    read_row,
+    read_text,
+    read_whole,
+    read_wholes,
+)
 from apportion.describe import Box, Factors, IllegalCut, part_range
 from apportion.graph import Graph
 from apportion.split.atoms import Digits
@@ -142,6 +151,11 @@ def verify_strategy(space: Space, strategy: Strategy, devices: int) -> None:
             raise ValueError(
                 f"the strategy fetches value {value} again, of which there are {len(graph.values)}"
             )
+    for value in strategy.communication.ranking:
+        if value >= len(graph.values):
+            raise ValueError(
+                f"the communication ranks value {value}, of which there are {len(graph.values)}"
+            )
 
 
 def verify_choice(space: Space, op: int, choice: Choice, devices: int) -> None:
@@ -200,17 +214,37 @@ def to_json(strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def from_json(data: dict[str, Any]) -> Strategy:
-    """The Strategy written by `cluster_to_json`; raises ValueError on anything else."""
-    try:
-        return Strategy(
-            tuple(Choice(tuple(map(int, p)), tuple(map(int, d))) for p, d in data["choices"]),
-            {int(v): Layout(tuple(map(int, p)), tuple(map(int, d))) for v, p, d in data["layouts"]},
-            tuple((int(group), tuple(map(int, factors))) for group, factors in data["digits"]),
-            tuple(map(int, data.get("opening", ()))),
-            check_wire(data.get("wire", "")),
-            tuple(map(int, data.get("refetched", ()))),
-            read_communication(data.get("communication")),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the strategy is malformed: {error}") from None
+def from_json(data: Any) -> Strategy:
+    """The Strategy written by `to_json`; raises ValueError on anything else."""
+    what = "the strategy"
+    data = read_mapping(data, what)
+    parts, devices = f"the parts in {what}", f"the devices in {what}"
+    choices = [
+        read_row(choice, "a choice", 2)
+        for choice in read_list(read_field(data, "choices", what), "its choices")
+    ]
+    layouts = [
+        read_row(layout, "a layout", 3)
+        for layout in read_list(read_field(data, "layouts", what), "its layouts")
+    ]
+    digits = [
+        read_row(digit, "a digit", 2)
+        for digit in read_list(read_field(data, "digits", what), "its digits")
+    ]
+    return Strategy(
+        tuple(Choice(read_wholes(p, parts, 1), read_wholes(d, devices)) for p, d in choices),
+        {
+            read_whole(v, "the value of a layout"): Layout(
+                read_wholes(p, parts, 1), read_wholes(d, devices)
+            )
+            for v, p, d in layouts
+        },
+        tuple(
+            (read_whole(group, "a digit"), read_wholes(factors, "a digit", 1))
+            for group, factors in digits
+        ),
+        read_wholes(data.get("opening", []), "what the strategy opens"),
+        check_wire(read_text(data.get("wire", ""), "the wire")),
+        read_wholes(data.get("refetched", []), "what the strategy fetches again"),
+        read_communication(data.get("communication")),
+    )

@@ -22,8 +22,11 @@ import torch
 
 from apportion import zoo
 from apportion.capture import capture, capture_as, torch_private
+from apportion.catalogue import known_models
 from apportion.describe import ops, reason_unsplit
+from apportion.process_start import away_from_working_directory
 from apportion.verify import own_samples
+from apportion.verify.entry_index import entries_calling
 from apportion.verify.sample import Sample
 from apportion.verify.torch_samples import entries, entry_name, samples_of_entry
 from apportion.verify.verdict import RAISED, REFUSED, RIGHT, WRONG, Verdict, share_of
@@ -73,7 +76,7 @@ def verify_entry(name: str, request: SurveyRequest) -> list[Verdict]:
 
 
 def _verify_model(spec: str) -> list[Verdict]:
-    it = zoo.load(spec, seed=0)
+    it = zoo.load(spec, seed=0, meta=False)
     program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
     return verify_step(capture_as(program, torch.float64), spec)
 
@@ -84,14 +87,14 @@ def verified(request: SurveyRequest, workers: int, note: Callable[[str], None]) 
         raise ValueError(f"there is no share {request.share!r}; shares: {TUNE}, {REPORT}, {ALL}")
     steps = request.models
     if not steps and not request.ops:
-        steps = tuple(f"{model.name}:tiny" for model in zoo.known())
+        steps = tuple(f"{model.name}:tiny" for model in known_models())
     names = [f"{STEP}{spec}" for spec in steps]
     if not request.models:
-        names += [OWN, *(entry_name(entry) for entry in entries())]
+        names += [OWN, *_entries(request, note)]
     summary, began = SurveySummary(request), time.perf_counter()
 
     def progress(done: int, name: str) -> None:
-        if done % 50 == 0 or done == len(names):
+        if (done % 50 == 0 or done == len(names)) and len(names) > 20:
             seconds = time.perf_counter() - began
             note(f"{done} of {len(names)} entries, {summary.total.calls:,} calls, {seconds:.0f} s")
 
@@ -100,6 +103,21 @@ def verified(request: SurveyRequest, workers: int, note: Callable[[str], None]) 
     if not summary.total.calls:
         raise ValueError(f"no call of {' or '.join(request.ops)} is known")
     return summary
+
+
+def _entries(request: SurveyRequest, note: Callable[[str], None]) -> list[str]:
+    """The entries of the database that a request needs."""
+    every = [entry_name(entry) for entry in entries()]
+    if not request.ops:
+        return every
+    calling = entries_calling(request.ops)
+    if calling is None:
+        note(
+            f"nothing is known of the operator database of torch {torch.__version__}: all of its "
+            f"{len(every)} entries are run to find the calls, which takes minutes"
+        )
+        return every
+    return [name for name in every if name in calling]
 
 
 def survey(
@@ -112,7 +130,8 @@ def survey(
     count = min(workers or os.cpu_count() or 1, len(names))
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
     try:
-        names_of = {pool.submit(verify_entry, name, request): name for name in names}
+        with away_from_working_directory():
+            names_of = {pool.submit(verify_entry, name, request): name for name in names}
         for done, future in enumerate(as_completed(names_of), start=1):
             progress(done, names_of[future])
             yield names_of[future], future.result()

@@ -19,6 +19,7 @@ import importlib.util
 import random
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from apportion.catalogue import Known, known_models
+from apportion.free_memory import free_memory
+from apportion.quantity import format_quantity
 from apportion.without_dynamo import leave_unloaded
 from apportion.zoo import (
     alexnet,
@@ -56,6 +60,8 @@ from apportion.zoo import (
     wgan,
     wresnet,
 )
+from apportion.zoo.accumulate import batch_tensors, in_micro_batches, without_accumulation
+from apportion.zoo.accumulate import with_accumulation as with_accumulation
 from apportion.zoo.hf import load_hf
 from apportion.zoo.precision import PRECISIONS as PRECISIONS
 from apportion.zoo.precision import TrainedParts, in_precision, without_precision
@@ -78,18 +84,6 @@ class Loaded:
     """Sentences about what was set for the user."""
     fixed: tuple[str, ...] = ()
     """The names of tensors in the batch that are the same in every step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A model of the zoo: where it comes from, its settings with their defaults, and those of its
-    tiny form."""
-
-    name: str
-    about: str
-    source: str
-    defaults: dict[str, int | float]
-    tiny: dict[str, int | float]
 
 
 _MODELS: dict[str, Any] = {
@@ -124,28 +118,53 @@ _MODELS: dict[str, Any] = {
 
 def known() -> tuple[Known, ...]:
     """All models of the zoo."""
-    return tuple(
-        Known(name, m.ABOUT, m.SOURCE, *map(dataclasses.asdict, (m.Settings(), m.TINY)))
-        for name, m in _MODELS.items()
-    )
+    return known_models()
 
 
-def load(spec: str, seed: int = 0, *, meta: bool = False) -> Loaded:
+def counted() -> tuple[Known, ...]:
+    """All models of the zoo, each made without data to count its parameters: what catalogue.json
+    has."""
+    found = []
+    for name, module in _MODELS.items():
+        settings = dataclasses.asdict(module.Settings()), dataclasses.asdict(module.TINY)
+        count = sum(p.numel() for p in load(name, meta=True).model.parameters())
+        found.append(Known(name, module.ABOUT, module.SOURCE, *settings, count))
+    return tuple(found)
+
+
+def load(spec: str, seed: int = 0, *, meta: bool | None = None) -> Loaded:
     """The step, model, optimizer and batch that `spec` names, bit-equal for equal seeds.
 
     With `meta` a zoo model and its batch have shapes and no data: enough to capture and plan it,
-    whatever its size. A user's file is loaded with data all the same.
-    `precision=` among the settings of a model is one of precision.py, whatever the model.
+    whatever its size. Unless it is said, they have data if this machine has the memory for it, and
+    a warning says so if it has not. A user's file is loaded with data all the same.
+    `precision=` among the settings of a model is one of precision.py, whatever the model, and
+    `accumulate=` the number of micro-batches (accumulate.py).
     The caller's random state is left as it was. Raises ValueError, in one sentence, if the spec
-    is wrong or the user's file fails.
+    is wrong, the user's file fails, or `meta` is False and this machine has not the memory.
     """
     if spec.endswith(".py") or ".py:" in spec:
         with _seeded(seed):
             return _load_file(spec)
     plain, precision = without_precision(spec)
-    it = _load_named(plain, seed, meta)
+    plain, micro_batches = without_accumulation(plain)
+    why = "" if meta else _too_large(spec, _load_named(plain, seed, meta=True))
+    if why and meta is False:
+        raise ValueError(
+            f"{why}. zoo.load(..., meta=True) makes it without data, which is enough to capture "
+            "and plan it."
+        )
+    if why:
+        warnings.warn(
+            f"{why}: it is made without data (meta device), which is enough to capture and plan it",
+            stacklevel=2,
+        )
+    it = _load_named(plain, seed, meta=bool(meta or why))
     parts = TrainedParts(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.notes)
-    return Loaded(spec, **vars(in_precision(parts, precision)))
+    made = in_micro_batches(in_precision(parts, precision), micro_batches, spec)
+    return Loaded(
+        spec, made.step, made.model, made.optimizer, made.batch, made.clip_norm, made.notes
+    )
 
 
 def _load_named(spec: str, seed: int, meta: bool) -> Loaded:
@@ -164,6 +183,22 @@ def _load_named(spec: str, seed: int, meta: bool) -> Loaded:
     with _seeded(seed), torch.device("meta") if meta else nullcontext():
         model, optimizer, batch = _MODELS[name].build(settings)
     return Loaded(spec, _MODELS[name].step, model, optimizer, batch)
+
+
+def _too_large(spec: str, shapes: Loaded) -> str:
+    """What to say of a model that, with its batch, has more data than this machine has memory; ""
+    if it has not. Such data is not made, because a system that runs out of memory ends some
+    program."""
+    tensors = [*shapes.model.parameters(), *shapes.model.buffers(), *batch_tensors(shapes.batch)]
+    wanted, there = sum(t.numel() * t.element_size() for t in tensors), free_memory()
+    if wanted <= there:
+        return ""
+    count = sum(p.numel() for p in shapes.model.parameters())
+    return (
+        f"{spec!r} has {count:,} parameters; they and its batch are "
+        f"{format_quantity(wanted, 'B')}, and this machine has {format_quantity(there, 'B')} "
+        "of memory free"
+    )
 
 
 def with_sizes(spec: str, batch: int | None = None, seq: int | None = None) -> str:
@@ -240,7 +275,9 @@ def _number(spec: str, key: str, text: str, kind: type[int] | type[float]) -> in
 # A user's own file
 
 
-def _load_file(spec: str) -> Loaded:
+def made_by_file(spec: str, finished: Callable[[Any], bool] = lambda found: False) -> Any:
+    """What the function FILE.py:FUNCTION returns, or the object of that name itself if it is
+    `finished`. Raises ValueError, with the user's line, if there is no such thing or it fails."""
     file, _, name = spec.rpartition(":")
     if not file.endswith(".py") or not name:
         raise ValueError(f"{spec!r} names no function; write FILE.py:FUNCTION.")
@@ -249,12 +286,18 @@ def _load_file(spec: str) -> Loaded:
         raise ValueError(f"There is no file {file!r}.")
     with _beside(path):
         function = getattr(_import(path, file), name, None)
+        if finished(function):
+            return function
         if not callable(function):
             raise ValueError(f"{file} has no function {name!r}.")
         try:
-            made = function()
+            return function()
         except (Exception, SystemExit) as error:
             raise _failure(error, path, file, name) from error
+
+
+def _load_file(spec: str) -> Loaded:
+    made = made_by_file(spec)
     if not _is_training(made):
         raise ValueError(
             f"{spec} must return (step, model, optimizer, batch), a function, a torch.nn.Module, "

@@ -17,7 +17,9 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The defaults are GPT-2 small. Raises ValueError where they do not fit together."""
+    """The defaults are GPT-2 small. `loss_parts`: logits are computed for so many parts of the
+    tokens one after the other, so that all of them need not be there at once. Raises ValueError
+    where they do not fit together."""
 
     layers: int = 12
     width: int = 768
@@ -26,12 +28,15 @@ class Settings:
     seq: int = 1024
     batch: int = 8
     dropout: float = 0.1
+    loss_parts: int = 1
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"width={self.width} is not a multiple of heads={self.heads}")
         if self.dropout >= 1:
             raise ValueError(f"dropout={self.dropout} is not below 1")
+        if self.loss_parts < 1 or self.batch * self.seq % self.loss_parts:
+            raise ValueError(f"loss_parts={self.loss_parts} does not divide batch * seq")
 
 
 TINY = Settings(layers=2, width=24, heads=3, vocab=41, seq=5, batch=6)
@@ -92,7 +97,7 @@ class GPT2(nn.Module):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self.dropout = settings.dropout
+        self.dropout, self.loss_parts = settings.dropout, settings.loss_parts
         self.tokens = nn.Embedding(settings.vocab, settings.width)
         self.positions = nn.Embedding(settings.seq, settings.width)
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
@@ -113,19 +118,29 @@ class GPT2(nn.Module):
                 )
 
     def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(tokens))
+        return logits
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the logits are computed from."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(places)
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        normed: Tensor = self.norm(x)
+        return normed
 
 
 def step(model: nn.Module, batch: Batch) -> Tensor:
     """The loss of one batch: every token predicts the next."""
     tokens, targets = batch
-    return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    if not isinstance(model, GPT2) or model.loss_parts == 1:
+        return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    hidden = model.hidden(tokens).flatten(0, 1).chunk(model.loss_parts)
+    wanted = targets.flatten().chunk(model.loss_parts)
+    parts = [F.cross_entropy(model.head(x), y) for x, y in zip(hidden, wanted, strict=True)]
+    return torch.stack(parts).mean()
 
 
 def build(settings: Settings) -> tuple[nn.Module, torch.optim.Optimizer, Batch]:

@@ -14,7 +14,7 @@ A precision is a setting of every model: `gpt2:tiny,precision=bf16-mixed`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,7 +89,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class TrainedParts:
-    """What a training step consists of, in some precision; `notes` says what was decided."""
+    """What a training step consists of, in some precision; `notes` says what was decided.
+    `has_own_loop`: the step calls its own backward and optimizer, `step(model, optimizer, batch)`.
+    """
 
     step: Callable[..., Any]
     model: Any
@@ -97,6 +99,7 @@ class TrainedParts:
     batch: Any
     clip_norm: float | None
     notes: tuple[str, ...] = ()
+    has_own_loop: bool = False
 
 
 def check_precision(name: str) -> str:
@@ -126,15 +129,22 @@ def with_precision(spec: str, precision: str | None) -> str:
 def without_precision(spec: str) -> tuple[str, str]:
     """The spec without that setting, and the precision; raises ValueError for one that is not
     known or is set twice."""
+    rest, found = take_setting(spec, SETTING)
+    return rest, "float32" if found is None else check_precision(found)
+
+
+def take_setting(spec: str, key: str) -> tuple[str, str | None]:
+    """The spec without a setting that every model has, and what it is set to, None if it is not;
+    raises ValueError if it is set twice."""
     name, colon, rest = spec.partition(":")
     items = rest.split(",")
-    found = [item.partition("=")[2] for item in items if item.partition("=")[0] == SETTING]
+    found = [item.partition("=")[2] for item in items if item.partition("=")[0] == key]
     if len(found) > 1:
-        raise ValueError(f"{spec!r}: {SETTING} is set twice.")
+        raise ValueError(f"{spec!r}: {key} is set twice.")
     if not found:
-        return spec, "float32"
-    kept = ",".join(item for item in items if item.partition("=")[0] != SETTING)
-    return (f"{name}{colon}{kept}" if kept else name), check_precision(found[0])
+        return spec, None
+    kept = ",".join(item for item in items if item.partition("=")[0] != key)
+    return (f"{name}{colon}{kept}" if kept else name), found[0]
 
 
 def in_precision(it: TrainedParts, precision: str) -> TrainedParts:
@@ -152,7 +162,7 @@ def in_precision(it: TrainedParts, precision: str) -> TrainedParts:
             "the loss is scaled by a GradScaler: a step whose gradients overflow float16 updates "
             "nothing, and the next one has half the scale"
         )
-        return TrainedParts(step, it.model, it.optimizer, it.batch, None, (*it.notes, note))
+        return replace(it, step=step, clip_norm=None, notes=(*it.notes, note), has_own_loop=True)
     return it
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import apportion as ap
-from apportion.capture.torch_private import FakeTensor
-from apportion.capture.untouched import Snapshot, untouched
+from apportion.capture.torch_private import FakeTensor, storage_id
+from apportion.capture.untouched import LiveObjects, Snapshot, untouched
 
 
 def step(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -314,3 +314,23 @@ def test_tuples_that_count_in_a_way_of_their_own() -> None:
     model.kinds, model.items = Pair((1, "odd")), Items([2])  # type: ignore[assignment]
     ap.capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(5, 4))
     assert tuple.__getitem__(model.kinds, 1) == "odd"  # type: ignore[arg-type]
+
+
+def test_memory_of_what_was_garbage_belongs_to_its_next_owner() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        cycle: list[Any] = [torch.ones(3)]
+        memory = storage_id(cycle[0])
+        cycle.append(cycle)
+        kept = torch.ones(3)
+        del cycle
+        objects = LiveObjects({})
+    finally:
+        gc.enable()
+    gc.collect()
+    later = [torch.ones(3) for _ in range(100)]
+    again = [tensor for tensor in later if storage_id(tensor) == memory]
+    assert again
+    assert not objects.had(again[0])
+    assert objects.had(kept)

@@ -18,8 +18,10 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.reference import capture_as
 from apportion.describe import descriptions, language
+from apportion.describe.formula import evaluate_formula
 from apportion.describe.interval import volume
 from apportion.describe.ops.elementwise import ELEMENTWISE
+from apportion.graph import Ref
 from apportion.verify import run_split as check
 from apportion.verify.run_split import check_op
 from apportion.verify.verify_step import verify_step
@@ -637,3 +639,16 @@ def test_every_split_of_every_operator_of_a_step_is_right(spec: str) -> None:
     assert [str(cut) for verdict in verdicts for cut in verdict.bad] == []
     assert {kind for verdict in verdicts for kind in verdict.undescribed} <= {"apportion.absent"}
     assert sum(verdict.splits for verdict in verdicts) > 10
+
+
+def test_a_total_of_many_terms_is_described() -> None:
+    """The gradient of a weight that an unrolled network uses a thousand times."""
+    many = tuple(Ref(k) for k in range(1000))
+    for kind, args, shape, out in (
+        ("apportion.sum_total", (many, (0,)), (3, 4), (4,)),
+        ("apportion.mm_total", (many[:500], many[500:]), (4, 4), (4, 4)),
+    ):
+        description = descriptions.find_description(kind)
+        assert description is not None
+        found = evaluate_formula(description, args, [shape] * 1000, [out])
+        assert len(found.accesses) == 1000 and sorted(found.extents.values()) >= [3, 4]

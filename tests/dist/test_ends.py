@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from apportion.cli import main as cli
+from apportion.run.pool import ProcessPool
 
 pytestmark = pytest.mark.alone  # what is killed or waited for must have begun in time
 
@@ -202,14 +205,24 @@ def test_a_run_leaves_the_environment_alone() -> None:
 
 
 TRAIN = """
+import atexit
+import os
 import sys
+
+
+def say_threads():  # registered first, so that it comes last
+    os.write(1, f"threads {len(os.listdir('/proc/self/task'))}\\n".encode())
+
+
+atexit.register(say_threads)
+
 import apportion as ap
 from apportion import zoo
 
 it = zoo.load(sys.argv[1])
 program = ap.capture(it.step, it.model, it.optimizer, it.batch)
 runner = ap.distribute(program, ap.Plan.load("p.json"))
-sys.stdout.write(f"{runner.step(it.batch).item()}\\n")
+os.write(1, f"loss {runner.step(it.batch).item()}\\n".encode())
 """
 
 
@@ -225,11 +238,64 @@ def test_torchrun_with_the_right_plan_and_wrong_ones(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     wanted = ["--cluster", "local:2", "--method", "tofu", "--out", str(tmp_path / "p.json")]
     assert cli.status(["plan", "mlp:tiny", *wanted]) == 0
-    status, losses, _ = train("mlp:tiny", 2)
-    assert status == 0 and len(losses) == 2 and len(set(losses)) == 1
+    status, lines, err = train("mlp:tiny", 2)
+    losses = [line for line in lines if line.startswith("loss ")]
+    assert status == 0 and len(losses) == 2 and len(set(losses)) == 1, err
+    # A thread of torch's that is left may abort the process while Python ends.
+    assert [line for line in lines if line not in losses] == ["threads 1", "threads 1"]
     status, _, err = train("mlp:tiny,layers=4", 2)
     assert status == 1
     assert "ValueError: the plan was made for another step (it is for mlp:tiny)" in err
     status, _, err = train("mlp:tiny", 3)
     assert status == 1
     assert "ValueError: the plan is for 2 devices, torchrun started 3 processes" in err
+
+
+@pytest.mark.parametrize(
+    "kind, ends",
+    [
+        (signal.SIGTERM, (143, [STARTED, "apportion: Ended by SIGTERM."])),
+        (signal.SIGKILL, (-signal.SIGKILL, [STARTED])),  # what it started cleans up after it
+    ],
+)
+def test_an_ended_run_leaves_no_folder(
+    kind: signal.Signals,
+    ends: tuple[int, list[str]],
+    command: Callable[..., Command],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # its name must be short
+    monkeypatch.setenv("TMPDIR", str(folder))
+    try:
+        it = command(*RUN)
+        it.workers()
+        assert any(path.name.startswith("pymp") for path in folder.iterdir())
+        os.kill(it.pid, kind)
+        assert it.end() == ends
+        assert [
+            path for path in folder.iterdir() if path.name.startswith(("apportion", "pymp"))
+        ] == []
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_files_of_the_user_are_not_taken_for_modules(tmp_path: Path) -> None:
+    for name in ("random.py", "torch.py", "json.py"):
+        (tmp_path / name).write_text("raise SystemExit('a file of the user was imported')")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("apportion"), *RUN[:-2], "1", RUN[-1]],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "losses:" in done.stdout
+
+
+def test_a_temporary_folder_with_a_long_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "d" * 90)
+    with pytest.raises(ValueError, match="has 95 characters, and sockets in it have room for 60"):
+        ProcessPool(2)
+
+
+def test_processes_that_start_too_slowly() -> None:
+    with pytest.raises(RuntimeError, match=r"only \d of 9 processes had started within 0 s"):
+        ProcessPool(9, 0.0)

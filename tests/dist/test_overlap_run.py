@@ -1,4 +1,5 @@
-"""Steps that overlap on real processes, over gloo: the same training, and the peaks predicted."""
+"""Steps that overlap on real processes, over a wire and over gloo: the same training, and the peaks
+predicted."""
 
 from __future__ import annotations
 
@@ -23,26 +24,30 @@ from apportion.run.training import TrainingRequest, TrainingResult, losses_of
 from apportion.search import METHODS, Problem
 from apportion.search.baselines.random_strategy import draw
 from apportion.simulate.simulate import simulate
-from apportion.split.communication import P3, Communication
+from apportion.split.communication import NEED, P3, Communication
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, space_of
 
 SEED = 7
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+HOW = Communication(P3, overlaps=True, order=NEED, slice_bytes=1 << 10, credit_bytes=1 << 14)
+
+
+@pytest.fixture(scope="module", params=[(2, "wire"), (3, "wire"), (2, "gloo")])
 def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
     """Ranks that cannot read each other's memory, as on several machines."""
+    processes, carrier = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("APPORTION_TRANSPORT", "gloo")
-        with ProcessPool(request.param, 120.0) as made:
+        patch.setenv("APPORTION_TRANSPORT", carrier)
+        with ProcessPool(processes, 120.0) as made:
             yield made
 
 
 def strategies(space: Space, devices: int) -> dict[str, Strategy]:
     machine = cluster(f"local:{devices}")
     problem = Problem(space, machine, default_cost(machine))
-    found = {name: METHODS[name](problem).strategy for name in ("data", "fsdp")}
+    found = {name: METHODS[name](problem).strategy for name in ("data", "fsdp", "zero2")}
     return found | {"random": draw(space, devices, Random(1))}
 
 
@@ -60,7 +65,7 @@ def test_training_is_the_same_to_the_last_bit(pool: ProcessPool, spec: str) -> N
     space, source = Space(program.graph), source_of_model(program, spec, SEED)
     for name, strategy in strategies(space, len(pool.pipes)).items():
         within = trained(pool, source, strategy)
-        across = trained(pool, source, replace(strategy, communication=Communication(P3, 0.4)))
+        across = trained(pool, source, replace(strategy, communication=HOW))
         assert losses_of(across) == losses_of(within), name
         for one, other in zip(across, within, strict=True):
             mine, theirs = dict(one.state), dict(other.state)
@@ -70,12 +75,12 @@ def test_training_is_the_same_to_the_last_bit(pool: ProcessPool, spec: str) -> N
 
 
 @pytest.mark.parametrize("spec", ["mlp:tiny"])
-def test_peaks_and_bytes_are_as_predicted(pool: ProcessPool, spec: str) -> None:
+def test_bytes_are_as_predicted_and_peaks_nearly(pool: ProcessPool, spec: str) -> None:
     it, devices = zoo.load(spec, SEED), len(pool.pipes)
     graph = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph
     machine, overlapped = cluster(f"local:{devices}"), 0
     for name, strategy in strategies(Space(graph), devices).items():
-        strategy = replace(strategy, communication=Communication(P3, 0.6))
+        strategy = replace(strategy, communication=HOW)
         space = space_of(graph, strategy)
         tasks = runnable(space, strategy, devices)
         overlapped += tasks.late_start >= 0
@@ -83,6 +88,8 @@ def test_peaks_and_bytes_are_as_predicted(pool: ProcessPool, spec: str) -> None:
         line = simulate(with_storage(tasks, storage), machine, default_cost(machine))
         source = StepSource(graph, spec, SEED)
         ranks = pool.train(TrainingRequest(source, strategy, devices, 1, SEED, profile=True))
-        assert [rank.peak_bytes for rank in ranks] == list(line.peak_bytes), name
+        for rank, meant in zip(ranks, line.peak_bytes, strict=True):
+            assert rank.peak_bytes is not None
+            assert abs(rank.peak_bytes - meant) <= 0.1 * meant, name  # late work has no fixed order
         assert sum(rank.sent_bytes for rank in ranks) == tasks.bytes_moved, name
-    assert overlapped == 3
+    assert overlapped == 4

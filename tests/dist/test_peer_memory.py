@@ -12,7 +12,7 @@ import pytest
 
 BEGIN = """
 import os, sys, time, torch, torch.distributed as dist
-from apportion.execute.backends import Backends, PeerLost, join_backends
+from apportion.execute.backends import Backends, Parcel, PeerLost, join_backends
 from apportion.execute.peer_memory import join_peer_memory
 dist.init_process_group("gloo")
 me, others = dist.get_rank(), [r for r in range(dist.get_world_size()) if r != dist.get_rank()]
@@ -68,7 +68,7 @@ if me == 0:
     dist.barrier()
     time.sleep(1)  # the other is through the barrier
     os._exit(0)
-works = backends.post([(torch.empty(8, dtype=torch.uint8), 0)], [])
+works = backends.post([Parcel(torch.empty(8, dtype=torch.uint8), 0)], [])
 dist.barrier()
 try:
     works[0].wait()
@@ -81,7 +81,8 @@ os._exit(0)  # gloo may abort when it is taken down after a rank was lost
 SWITCHED = """
 if me == 1:
     os.environ["APPORTION_TRANSPORT"] = "gloo"
-assert join_peer_memory() is None
+backends = join_backends("cpu")
+assert backends.memory is None and backends.wire is None
 dist.barrier()
 """
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, WITHOUT, browsing
 
 import apportion as ap
 from apportion import zoo
 from apportion.plan.make_plan import make_plan
-from apportion.plan.plan import Plan, PlanTrial
+from apportion.plan.plan import MethodFigures, Plan, PlanTrial
 from apportion.show import report
 from apportion.simulate.timeline import MEASURED, timeline
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason=f"no browser to open the report with: none of {', '.join(BROWSERS)}"
-)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)
 
 HOSTILE = "</script><script>throw 1</script><img src=x onerror='throw 2'>"
 
@@ -74,7 +69,7 @@ def opened(page: Path, folder: Path) -> str:
         *("--window-size=1280,900", f"--user-data-dir={folder / 'profile'}"),
     ]
     done = subprocess.run(
-        [str(BROWSER), *options, page.as_uri()], capture_output=True, text=True, timeout=120
+        [str(CHROMIUM), *options, page.as_uri()], capture_output=True, text=True, timeout=120
     )
     assert "CONSOLE" not in done.stderr, done.stderr
     assert done.stdout, done.stderr
@@ -132,3 +127,59 @@ def test_a_report_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert re.search(r'data-used="[1-9]\d* operators"', root_of(dom)), root_of(dom)
     assert "are merged, which leaves" in dom
     assert "<img" not in dom
+
+
+PHONE = 390
+
+
+def test_a_phone_shows_the_report_without_scrolling_sideways(tmp_path: Path) -> None:
+    """With devices that are alike, drawn once and each by itself, and long names."""
+    it = zoo.load("gpt2:tiny,batch=8", meta=True)
+    program = ap.capture(it.step, it.model, it.optimizer, it.batch, clip_norm=it.clip_norm)
+    plan = make_plan(program, ap.cluster("8xh100"), "data", 0.0)
+    rows = tuple(MethodFigures(name, 0.5, 10**9, 10**8, True) for name in ("data", "x" * 200))
+    notes = ("a note with " + "a_very_long_word_" * 20, "another one")
+    page = tmp_path / "p.html"
+    replace(plan, model="m" * 300, tried=rows, notes=notes).report(page)
+    with browsing(tmp_path) as browser:
+        tab = browser.tab()
+        for width in (PHONE, 1280):
+            tab.resize(width, 800)
+            tab.open(page.as_uri())
+            tab.wait("document.documentElement.dataset.ready === 'yes'")
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            groups = "document.querySelectorAll('#devices tbody tr').length"
+            assert tab.evaluate(groups) == 1
+            tab.evaluate("document.getElementById('every').click()")
+            assert tab.evaluate(groups) == 8
+            assert tab.evaluate("document.querySelectorAll('#memory-list .choice').length") == 8
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            text = tab.evaluate("document.getElementById('summary').innerText")
+            assert "another one" in text and "Model FLOPs utilisation" in text
+            assert tab.evaluate("document.querySelectorAll('#tried tbody tr').length") == 2
+            nodes = tab.evaluate("document.querySelectorAll('#graph-picture .node').length")
+            assert nodes == len(report.gather(plan, [plan.timeline])["graph"]["name"])
+            tab.evaluate("document.querySelector('#graph-picture .node').dispatchEvent("
+                         "new MouseEvent('click', {bubbles: true}))")  # fmt: skip
+            assert tab.evaluate("document.getElementById('search').value")
+            assert tab.errors == []
+
+
+CARD = """[...document.querySelectorAll('#cards > *')].map((card) => card.textContent)
+  .find((text) => text.includes('Devices compute'))"""
+ROWS = """[...document.querySelectorAll('#devices tbody tr')]
+  .map((row) => parseFloat(row.children[5].textContent))"""
+
+
+def test_what_devices_compute_is_the_mean_of_their_rows(tmp_path: Path) -> None:
+    """With devices that do not do the same."""
+    page = tmp_path / "p.html"
+    made("op-placement").report(page)
+    with browsing(tmp_path) as browser:
+        tab = browser.tab()
+        tab.open(page.as_uri())
+        tab.wait("document.documentElement.dataset.ready === 'yes'")
+        rows = tab.evaluate(ROWS)
+        said = re.search(r"Devices compute(\d+\.?\d*)%", tab.evaluate(CARD))
+        assert len(set(rows)) > 1 and len(rows) == 3 and said is not None
+        assert float(said[1]) == pytest.approx(sum(rows) / 3, abs=1.0)  # each is rounded

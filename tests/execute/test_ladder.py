@@ -100,3 +100,21 @@ def test_near() -> None:
     assert not near(torch.tensor([1.01, nan, 100.0]), a, 1e-5)
     assert not near(torch.tensor([1.0, 1.0, 100.0]), a, 1.0)
     assert not near(torch.tensor([1, 2]), torch.tensor([1, 3]), 1.0)
+
+
+@pytest.mark.parametrize("together", [1 << 21, 7])
+def test_tensors_are_compared_in_pieces(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ladder = import_module("apportion.execute.ladder")
+    monkeypatch.setattr(ladder, "COMPARED_AT_ONCE", together)
+    meant = torch.linspace(-2, 3, 60).view(3, 20)
+    meant[1, 4], meant[2, 2] = torch.inf, torch.nan
+    for transposed in (False, True):
+        right, found = (meant.T, meant.T.clone()) if transposed else (meant, meant.clone())
+        assert near(found, right, 0.0)
+        found[-1, -1] += 0.01
+        assert not near(found, right, 1e-3)  # of 3, the largest finite one
+        assert near(found, right, 4e-3)
+        found[-1, -1] = torch.nan
+        assert not near(found, right, 1.0)
+    assert not near(torch.arange(30), torch.arange(30).flip(0), 1.0)
+    assert near(torch.arange(30), torch.arange(30), 0.0)

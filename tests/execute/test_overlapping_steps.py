@@ -1,99 +1,83 @@
-"""Ranks whose steps overlap: in any schedule nobody waits forever, and all post alike."""
+"""Ranks whose steps overlap: in any schedule nobody waits forever, no buffer is used too soon."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from random import Random
 
 import pytest
+from check_policies import Schedules, random_policy
 from graphs import captured
 
 from apportion.execute.executable import Executable
-from apportion.execute.rank_steps import Post, RankStep, Wait, period, rank_steps
+from apportion.execute.late_work import LateSchedule, late_schedule
+from apportion.execute.rank_steps import Post, Segment, Wait, rank_steps
 from apportion.lower.runnable import runnable
 from apportion.search.baselines.random_strategy import draw
-from apportion.split.communication import P3, Communication
+from apportion.split.communication import NEED, P3, Communication
 from apportion.split.space import Space
 
 STEPS = 3
-Deed = tuple[int, RankStep]
-"""The number of a training step, and what a rank does of it."""
+OVERLAPS = Communication(P3, overlaps=True, order=NEED)
 
 
-def deeds(executable: Executable, device: int) -> list[Deed]:
-    """All that a rank does in STEPS steps, and to finish the last."""
-    steps = rank_steps(executable, device)
-    order = period(executable, steps)
-    found = [
-        (k - late, steps[number]) for k in range(STEPS) for number, late in order if k or not late
-    ]
-    return found + [(STEPS - 1, steps[number]) for number, late in order if late]
-
-
-def run_abstractly(executable: Executable, devices: int, rng: Random) -> list[Deed]:
-    """Lets ranks go on by chance until nobody can; what those who have not ended wait for. A rank
-    goes on from a Wait when the other ends have been posted. Asserts that the messages from one
-    rank to another are sent and received in the same order."""
-    scripts = [deeds(executable, device) for device in range(devices)]
-    at, posted = [0] * devices, set[tuple[int, int, bool]]()
-    sent, received = defaultdict[tuple[int, int], list[Deed]](list), defaultdict(list)
-
-    def can(device: int) -> bool:
-        if at[device] == len(scripts[device]):
-            return False
-        k, step = scripts[device][at[device]]
-        if not isinstance(step, Wait):
-            return True
-        sends, receives = step.exchange.sends, step.exchange.receives
-        there = [(k, number, False) in posted for number, _ in sends]
-        return all(there) and all((k, number, True) in posted for number, _ in receives)
-
-    while able := [device for device in range(devices) if can(device)]:
-        device = rng.choice(able)
-        k, step = scripts[device][at[device]]
-        if isinstance(step, Post):
-            for number, other in step.exchange.receives:
-                posted.add((k, number, False))
-                received[other, device].append((k, number))
-            for number, other in step.exchange.sends:
-                posted.add((k, number, True))
-                sent[device, other].append((k, number))
-        at[device] += 1
-    assert sent == received
-    return [script[k] for script, k in zip(scripts, at, strict=True) if k < len(script)]
-
-
-def executables(space: Space, devices: int, count: int) -> list[Executable]:
+def executables(
+    space: Space, devices: int, count: int, how: Communication | None = None
+) -> list[Executable]:
     found = []
     for seed in range(count):
-        how = Communication(P3, Random(seed).choice([0.0, 0.5, 1.0]))
-        strategy = replace(draw(space, devices, Random(seed)), communication=how)
+        policy = how or random_policy(Random(seed), len(space.graph.values))
+        strategy = replace(draw(space, devices, Random(seed)), communication=policy)
         found.append(Executable(space, strategy, runnable(space, strategy, devices)))
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("spec", ["mlp:tiny", "rnn:tiny"])
 def test_nobody_waits_forever(spec: str, devices: int) -> None:
     _, space = captured(spec)
     for seed, executable in enumerate(executables(space, devices, 8)):
-        assert not run_abstractly(executable, devices, Random(seed)), (devices, seed)
+        assert not Schedules(executable, devices, STEPS, Random(seed)).run(), (devices, seed)
 
 
-def test_late_steps_come_before_what_is_due_and_after_their_own_step() -> None:
+def schedules(executable: Executable) -> list[LateSchedule]:
+    return [late_schedule(executable, rank_steps(executable, device)) for device in range(2)]
+
+
+def test_a_rank_that_sends_too_late_is_found() -> None:
     _, space = captured("mlp:tiny")
-    for executable in executables(space, 2, 6):
-        tasks = executable.tasks
-        if tasks.late_start < 0:
+    executable = next(x for x in executables(space, 2, 6, OVERLAPS) if x.tasks.late_start >= 0)
+    found = Schedules(executable, 2, STEPS, Random(0))
+    for rank in found.ranks:  # each waits for the first exchange before it is posted
+        main = list(rank.schedule.main)
+        at = next(k for k, step in enumerate(main) if isinstance(step, Post))
+        position = main[at].exchange.position
+        waits = [k for k, s in enumerate(main) if isinstance(s, Wait)]
+        if any(main[k].exchange.position == position for k in waits):
+            rank.schedule = replace(rank.schedule, main=(*main[:at], *main[at + 1 :]))
+            rank.open_[0, position] = main[at].exchange
+    assert found.run()
+
+
+def test_late_work_waits_for_what_it_needs_and_is_done_before_it_is_due() -> None:
+    _, space = captured("mlp:tiny")
+    seen = 0
+    for executable in executables(space, 2, 6, OVERLAPS):
+        if executable.tasks.late_start < 0:
             continue
-        for device in range(2):
+        for device, schedule in enumerate(schedules(executable)):
             steps = rank_steps(executable, device)
-            order = period(executable, steps)
-            assert sorted(number for number, _ in order) == list(range(len(steps)))
-            for late in (True, False):
-                mine = [number for number, is_late in order if is_late == late]
-                assert mine == sorted(mine)
-            assert {number for number, late in order if late} == set(
-                range(len(steps) - sum(late for _, late in order), len(steps))
-            )
+            assert schedule.main == steps[: len(schedule.main)]
+            assert list(schedule.due) == sorted(schedule.due)
+            assert 0 <= schedule.due[-1] <= len(schedule.nodes)
+            made: dict[int, int] = {}
+            for number, node in enumerate(schedule.nodes):
+                seen += 1
+                assert all(before < number for before in node.needs)
+                makers = {made[slot] for slot in node.slots if slot in made}
+                assert makers <= set(node.needs)
+                made |= dict.fromkeys(node.made, number)
+            late = [s for s in steps[len(schedule.main) :] if isinstance(s, Segment)]
+            assert [n.segment for n in schedule.nodes if n.segment is not None] == late
+    assert seen

@@ -128,7 +128,7 @@ def test_another_kind_of_device_is_refused() -> None:
         (lambda data: "{", "is not a cost table that can be read"),
         (lambda data: json.dumps([]), "does not say that it is one"),
         (lambda data: json.dumps(data | {"version": 9}), "has version 9, this is version 1"),
-        (lambda data: json.dumps(data | {"tables": 3}), "field tables is missing"),
+        (lambda data: json.dumps(data | {"tables": 3}), "its tables: 3 is not a list"),
     ],
 )
 def test_a_file_that_is_none_is_refused(

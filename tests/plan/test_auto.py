@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -31,6 +31,7 @@ from apportion.search.baselines.fsdp import fsdp
 from apportion.search.baselines.random_strategy import random as random_search
 from apportion.search.problem import Progress
 from apportion.split.strategy import Strategy
+from apportion.work_clock import WORK_CLOCK
 
 Search = Callable[..., SearchResult]
 
@@ -97,6 +98,53 @@ def test_without_a_budget_auto_is_the_best_baseline() -> None:
     best = min(baselines, key=lambda p: (p.predicted.step_seconds, p.predicted.bytes_moved))
     assert (auto.method, auto.predicted) == (best.method, best.predicted)
     assert "the budget ended before tofu" in auto.notes[-1]
+
+
+def test_the_last_method_improves_what_others_found_however_long_they_take(
+    searches: Searches,
+) -> None:
+    """A share of the budget is kept for it, and nobody pays for what is compiled."""
+    given: dict[str, float] = {}
+
+    def lasting(seconds: float, compiles: float) -> Search:
+        def search(problem: Problem, *, budget: float, **how: Any) -> SearchResult:
+            given[f"{seconds}"] = budget
+            WORK_CLOCK.stop()
+            time.sleep(compiles)
+            WORK_CLOCK.go_on()
+            time.sleep(seconds)
+            return data(problem)
+
+        return search
+
+    searches["tofu"] = lasting(0.5, compiles=1.0)
+    searches["tofu-seconds"] = lasting(1.6, compiles=0.0)
+    searches["exact"] = lasting(0.1, compiles=0.0)
+    searches["flexflow"] = lasting(0.0, compiles=0.0)
+    auto = make_plan(captured("mlp:tiny")[0], ap.cluster("1xh100"), budget=3.0)
+    assert given.keys() == {"0.5", "1.6", "0.0"}
+    assert given["0.5"] <= 2.0 and given["1.6"] <= 1.5
+    assert 0.9 >= given["0.0"] > 0.2
+    assert auto.notes[-1].endswith("the budget ended before exact")
+
+
+def test_baselines_keep_to_the_budget_once_something_fits(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where all of them together take longer; but where nothing fits yet, they are tried."""
+    asked: list[str] = []
+
+    def watched(problem: Problem, **how: Any) -> SearchResult:
+        asked.append("owt")
+        return random_search(problem, seed=1)
+
+    searches["owt"] = watched
+    monkeypatch.setattr(auto, "BASELINE_SECONDS", 0.0)
+    graph, place = captured("mlp:tiny")[0], ap.cluster("2xh100")
+    made = make_plan(graph, place, budget=0.0)
+    assert asked == [] and made.notes[-1].endswith("; the budget ended before owt")
+    assert not make_plan(graph, place, budget=0.0, memory_limit=1).feasible
+    assert asked == ["owt"]
 
 
 def test_an_interrupt_leaves_the_best_so_far(searches: Searches) -> None:
@@ -404,7 +452,7 @@ def test_measuring_takes_nothing_from_the_budget(
         return fsdp(problem)
 
     searches["tofu"] = watch
-    monkeypatch.setattr(candidates, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(candidates, "work_seconds", lambda: now)
     make_plan(captured("mlp:tiny")[0], ap.cluster("local:2"), budget=600.0, costs=Slow())
     assert budgets == ([600.0] if counted else [])
 

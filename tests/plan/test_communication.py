@@ -13,8 +13,9 @@ import apportion as ap
 from apportion.capture.program import Program, settings_now
 from apportion.machine.topology import Cluster
 from apportion.plan.plan import Plan
-from apportion.plan.schedule_exchanges import ON_ONE_MACHINE
+from apportion.plan.schedule_exchanges import GAIN, NOT_ON_GPUS, ON_ONE_MACHINE
 from apportion.simulate.repeat_steps import repeat_steps
+from apportion.split.communication import POLICIES
 
 SPEC = "mlp:layers=12,width=1024,batch=512"
 
@@ -29,11 +30,22 @@ def within(program: Program) -> Plan:
     return ap.plan(program, cable(50e9), "data", calibrate=False)
 
 
-def cable(bandwidth: float) -> Cluster:
-    """Two hosts with a GPU each, and links of this rate between them."""
+def cable(bandwidth: float, kind: str = "h100") -> Cluster:
+    """Two hosts with a device each, as fast as a GPU, and links of this rate between them."""
     made = ap.cluster("2x1xh100")
     links = (replace(k, bandwidth=bandwidth) if "nic" in k.name else k for k in made.links)
-    return replace(made, links=tuple(links))
+    devices = (replace(device, kind=kind) for device in made.devices)
+    return replace(made, links=tuple(links), devices=tuple(devices))
+
+
+def at_once(cluster: Cluster) -> Cluster:
+    """Devices a thousand times slower, between which a message takes next to no time."""
+    links = (replace(link, bandwidth=1e15, latency=0.0) for link in cluster.links)
+    devices = (
+        replace(device, flops=tuple((size, rate / 1e3) for size, rate in device.flops))
+        for device in cluster.devices
+    )
+    return replace(cluster, links=tuple(links), devices=tuple(devices))
 
 
 def test_a_period_is_shorter_and_no_shorter_than_compute_or_wire(within: Plan) -> None:
@@ -49,21 +61,41 @@ def test_a_period_is_shorter_and_no_shorter_than_compute_or_wire(within: Plan) -
     assert min(across.predicted.peak_bytes) > max(within.predicted.peak_bytes)
 
 
-def test_auto_overlaps_where_that_is_faster_only(program: Program, within: Plan) -> None:
-    chosen = ap.plan(program, within.cluster, "data", calibrate=False, communication="auto")
-    assert chosen.strategy.communication.across
+def test_auto_overlaps_where_that_is_faster_and_fits(program: Program) -> None:
+    how = {"calibrate": False, "communication": "auto"}
+    where = cable(50e9, "cpu")
+    chosen = ap.plan(program, where, "data", **how)
+    assert chosen.strategy.communication.overlaps
     assert "steps overlap" in " ".join(chosen.notes)
-    fast = ap.plan(program, cable(1e15), "data", calibrate=False, communication="auto")
-    assert not fast.strategy.communication.across
-
-
-def test_a_limit_is_kept(program: Program, within: Plan) -> None:
-    limit = max(within.predicted.peak_bytes) + 1
-    kept = ap.plan(
-        program, within.cluster, "data", memory_limit=limit, calibrate=False, communication="auto"
-    )
+    fast = ap.plan(program, at_once(where), "data", **how)
+    assert not fast.strategy.communication.overlaps
+    limit = min(chosen.predicted.peak_bytes) - 1
+    kept = ap.plan(program, where, "data", memory_limit=limit, **how)
     assert kept.feasible
-    assert not kept.strategy.communication.across
+    assert not kept.strategy.communication.overlaps
+
+
+def test_auto_is_predicted_no_slower_than_any_policy(program: Program) -> None:
+    within = ap.plan(program, cable(50e9, "cpu"), "data", calibrate=False, communication="wfbp")
+    made = {policy: within.with_communication(policy) for policy in POLICIES}
+    seconds = {policy: plan.predicted.step_seconds for policy, plan in made.items()}
+    assert {made[policy].strategy.communication.policy for policy in POLICIES} == set(POLICIES)
+    assert seconds["none"] > seconds["wfbp"] > seconds["p3"]
+    assert (1 - GAIN) * seconds["auto"] <= min(seconds.values())
+    assert not made["none"].strategy.communication.overlaps
+    assert made["tictac"].strategy.communication.ranking
+    assert made["tictac"].strategy.communication.slice_bytes == 0
+    assert made["bytescheduler"].strategy.communication.slice_bytes > 0
+
+
+def test_on_gpus_auto_does_not_and_p3_says_that_they_will_not(
+    program: Program, within: Plan
+) -> None:
+    made = ap.plan(program, within.cluster, "data", calibrate=False, communication="auto")
+    assert not made.strategy.communication.overlaps
+    across = within.with_communication("p3")
+    assert across.notes[-1].endswith(NOT_ON_GPUS)
+    assert across.with_communication("wfbp") == within
 
 
 def test_a_saved_plan_still_overlaps(within: Plan, tmp_path: Path) -> None:
@@ -78,12 +110,12 @@ def test_a_saved_plan_still_overlaps(within: Plan, tmp_path: Path) -> None:
 
 def test_on_one_machine_they_do_not(program: Program) -> None:
     made = ap.plan(program, "local:2", "data", calibrate=False, communication="p3")
-    assert not made.strategy.communication.across
+    assert not made.strategy.communication.overlaps
     assert ON_ONE_MACHINE in made.notes
 
 
 def test_an_unknown_policy_is_refused(program: Program) -> None:
-    with pytest.raises(ValueError, match="there is no communication 'p4'; choose wfbp, p3, auto"):
+    with pytest.raises(ValueError, match="there is no communication 'p4'; choose none, wfbp, p3"):
         ap.plan(program, "local:2", "data", calibrate=False, communication="p4")
 
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ from apportion.simulate.simulate import simulate
 from apportion.simulate.slack import slack
 from apportion.simulate.timeline import Timeline
 from apportion.split.strategy import Choice, Layout, Strategy, unsplit_choice, verify_strategy
+from apportion.work_clock import WORK_CLOCK
 
 
 @cache
@@ -313,7 +316,8 @@ def improved(plan: Plan, op: int) -> Plan:
 def test_a_choice_that_nothing_beats_is_said_to_be_optimal() -> None:
     plan = made()
     found = improved(plan, heavy(plan)).explain(heavy(plan))
-    assert found.constraint == "optimal" and "no alternative is faster" in found.because
+    assert found.constraint == "optimal"
+    assert f"none of the {found.known} alternatives is faster" in found.because
     assert all(it.step_difference >= 0 for it in found.alternatives)
     assert not any(it.busiest_difference < 0 < it.bytes_difference for it in found.alternatives)
 
@@ -321,7 +325,8 @@ def test_a_choice_that_nothing_beats_is_said_to_be_optimal() -> None:
 def test_what_moves_too_much_is_bound_by_resharding() -> None:
     plan = made("data", BIG, "4xh100")
     found = improved(spoiled(plan, heavy(plan)), heavy(plan)).explain(heavy(plan))
-    assert found.constraint == "resharding" and "no alternative is faster" in found.because
+    assert found.constraint == "resharding"
+    assert f"none of the {found.known} alternatives is faster" in found.because
     lighter = next(it for it in found.alternatives if it.busiest_difference < 0)
     assert lighter.step_difference > 0 and lighter.bytes_difference > 0
     assert str(lighter.choice) in found.because and "more" in found.because
@@ -346,6 +351,31 @@ def test_a_budget_that_ends_is_told() -> None:
     found = plan.explain(heavy(plan), budget=0.0)
     assert found.tried == 1 < found.known and len(found.alternatives) == 1
     assert f"1 of {found.known}" in " ".join(found.notes)
+
+
+def test_what_was_hardly_tried_is_not_said_to_be_optimal() -> None:
+    plan = made()
+    best = improved(plan, heavy(plan))
+    found = best.explain(heavy(plan), budget=0.0)
+    assert found.constraint == "budget"
+    assert f"none of the 1 alternatives that were tried, of {found.known}," in found.because
+    assert f"the best 1 of 1 that were tried, of {found.known}" in str(found)
+
+
+def test_the_budget_does_not_run_while_loops_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the first explanation on a machine, where the first alternative takes a minute."""
+    plan, real, calls = made("tofu"), Delta.change, list[int]()
+
+    def compiles_first(self: Delta, *how: Any) -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            WORK_CLOCK.stop()
+            time.sleep(0.5)
+            WORK_CLOCK.go_on()
+        return real(self, *how)
+
+    monkeypatch.setattr(Delta, "change", compiles_first)
+    assert plan.explain(heavy(plan), budget=0.45).tried > 1
 
 
 def test_measured_kernels_are_told() -> None:

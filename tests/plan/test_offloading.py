@@ -162,7 +162,9 @@ def test_the_plan_of_another_step_is_refused(step: Program, kept: Plan) -> None:
     with pytest.raises(ValueError, match=f"it has {len(step.graph.ops)} operators"):
         planned_program(program(LAYERS - 1), made)
     with pytest.raises(ValueError, match="another step"):
-        planned_program(step, replace(made, offloaded=made.offloaded[1:]))
+        planned_program(
+            step, replace(made, memory=replace(made.memory, offloaded=made.offloaded[1:]))
+        )
 
 
 # Where Values go and come back

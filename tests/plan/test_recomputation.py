@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from graphs import captured
 from torch import Tensor, nn
 
 import apportion as ap
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.machine.cluster import cluster
-from apportion.plan.make_plan import compare_methods, make_plan
+from apportion.plan.candidate import Candidate
+from apportion.plan.candidates import SearchLog, candidates
+from apportion.plan.make_plan import compare_methods, make_plan, plan_request
 from apportion.plan.plan import Plan
+from apportion.plan.recomputation import best_decided
 from apportion.run.planned_program import planned_program
 
 LAYERS, ROWS, WIDTH = 8, 256, 8
@@ -116,7 +121,26 @@ def test_the_plan_of_another_step_is_refused(step: Program) -> None:
     with pytest.raises(ValueError, match="another step"):
         planned_program(program(LAYERS - 1), made)
     with pytest.raises(ValueError, match="another step"):
-        planned_program(step, replace(made, recomputed=made.recomputed[1:]))
+        planned_program(
+            step, replace(made, memory=replace(made.memory, recomputed=made.recomputed[1:]))
+        )
     backward = next(k for k, op in enumerate(step.graph.ops) if op.phase == "backward")
     with pytest.raises(ValueError, match="another step"):
-        planned_program(step, replace(made, recomputed=(backward,)))
+        planned_program(step, replace(made, memory=replace(made.memory, recomputed=(backward,))))
+
+
+def test_other_starts_are_tried_only_while_there_is_time() -> None:
+    """Each takes as long as the first; but where that does not fit, they are tried all the same."""
+    graph, place = captured("gpt2:tiny")[0], ap.cluster("2xh100")
+    whole = max(make_plan(graph, place, "data", 0.0).predicted.peak_bytes)
+    for limit, ends, decided in ((whole, -math.inf, 1), (whole, math.inf, 2), (1, -math.inf, 2)):
+        request = plan_request(graph, place, limit, 0, None, None, None)
+        (best,) = candidates(request, "data", 0.0, SearchLog())
+        asked: list[str] = []
+
+        def decide(start: Candidate, asked: list[str] = asked) -> Candidate:
+            asked.append(start.method)
+            return start
+
+        best_decided(request, best, True, decide, ends)
+        assert asked == ["data", "fsdp"][:decided]

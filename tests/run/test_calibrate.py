@@ -134,13 +134,13 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
     [
         (lambda d: d.update(format="a plan"), "does not say that it is one"),
         (lambda d: d.update(version=99), "version 99"),
-        (lambda d: d.pop("tables"), "field tables is missing"),
+        (lambda d: d.pop("tables"), "field 'tables' is missing"),
         (lambda d: d["tables"][0].update(colour="red"), "colour"),
         (lambda d: d["tables"][0]["condition"].update(threads="two"), "condition.threads"),
         (lambda d: d["tables"][0]["works"].update(x=[1.0, 2.0]), "works.x"),
-        (lambda d: d["tables"][0]["works"].update(x=[-1.0, 2.0, 3, 4, 0]), "negative"),
-        (lambda d: d["tables"][0]["issue"].update(x=-1.0), "negative"),
-        (lambda d: d["tables"][0]["references"].update(matmul=[0.0, 0.1]), "took no time"),
+        (lambda d: d["tables"][0]["works"].update(x=[-1.0, 2.0, 3, 4, 0]), "-1.0 is less than 0"),
+        (lambda d: d["tables"][0]["issue"].update(x=-1.0), "-1.0 is less than 0"),
+        (lambda d: d["tables"][0]["references"].update(matmul=[0.0, 0.1]), "0.0 is less than"),
         (lambda d: d["tables"][0].update(provisional=[1]), "provisional"),
     ],
 )
@@ -182,6 +182,20 @@ def test_the_cache_keeps_tables_by_condition(calibrating: Path) -> None:
     assert cached_costs().table(Condition("cpu", 1, 2)).noise == 0.5
     cache_file().write_text("not JSON")
     assert cached_costs().tables == ()  # measured anew rather than an error
+
+
+def test_two_commands_that_measure_at_once_keep_what_both_have_measured(calibrating: Path) -> None:
+    whole = full_table()
+    ((one, first),) = whole.works.items()
+    two, second = one.replace("mm", "bmm"), first
+    assert one != two
+    before = replace(whole, works={"gone": first}, provisional=())
+    keep_costs(before)
+    keep_costs(replace(before, works={one: first}, provisional=(one,)), before)
+    keep_costs(replace(before, works={two: second}), before)
+    found = cached_costs().table(whole.condition)
+    assert found.works == {one: first, two: second}  # what both have thrown away stays away
+    assert found.provisional == (one,)
 
 
 def test_the_cache_is_under_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:

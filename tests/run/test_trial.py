@@ -16,7 +16,7 @@ from apportion.run import pool, trial
 from apportion.run.pool import SharedPool
 from apportion.run.step_source import StepSource
 from apportion.run.trial import TrialFailure, fastest_measured, keep_fastest, step_seconds, unfit
-from apportion.show import tables
+from apportion.show import plan_tables
 from apportion.show.json_facts import plan_facts
 
 
@@ -42,7 +42,7 @@ def test_the_really_fastest_is_kept() -> None:
         "measured_seconds": 0.25,
         "chosen": True,
     }
-    rows = list(tables.trials(plan).columns[-1].cells)
+    rows = list(plan_tables.trials(plan).columns[-1].cells)
     assert rows == ["", "kept", ""]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from random import Random
@@ -16,8 +17,9 @@ from apportion.machine.cost_model import default_cost
 from apportion.search import METHODS, UnsuitableMethod
 from apportion.search.baselines.random_strategy import draw
 from apportion.search.problem import Problem, Progress, SearchResult
-from apportion.search.walks.flexflow import flexflow
+from apportion.search.walks.flexflow import SLICE, _WalkSearch, flexflow
 from apportion.search.walks.metropolis import Chain
+from apportion.search.walks.moves import KINDS
 from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.simulate.delta.delta import Delta
 from apportion.simulate.simulate import simulate
@@ -108,6 +110,18 @@ def test_the_walk_is_judged_by_what_a_full_simulation_says(spec: str) -> None:
     assert walk.back() == chain.best
     walk.scatter(rng)
     assert walk.cost == simulated(it, walk.strategy).step_seconds
+
+
+def test_loops_are_compiled_in_moves_that_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apportion.search.walks.flexflow.SLOW", math.inf)  # not here
+    it = problem("mlp:tiny")
+    strategy = METHODS["data"](it, budget=0.0, seed=0).strategy
+    walk = SimulatedWalk(it, it.space, strategy)
+    before = walk.strategy, walk.cost, walk.delta.times()[1].tolist()
+    _WalkSearch(it, 0.0, float("inf"), 0, None, KINDS)._compile_loops(walk)
+    assert walk.delta.changes >= SLICE / 2
+    assert (walk.strategy, walk.cost, walk.delta.times()[1].tolist()) == before
+    assert not any(any(counts) for counts in walk.drawn.values())
 
 
 def test_layouts_that_a_start_gives_are_given_up_with_their_ops() -> None:

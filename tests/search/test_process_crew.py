@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from apportion.columns import PATIENCE
 from apportion.search.walks.process_crew import Job, Report, SendReport, run_jobs
+from apportion.work_clock import work_seconds
 
 
 def counting(name: str, until: int | None, worth: float = 1.0) -> Job:
@@ -42,15 +45,29 @@ def test_all_jobs_are_done(workers: int) -> None:
 def test_time_is_up(workers: int) -> None:
     heard: list[Report] = []
     jobs = [counting("a", None), counting("b", None)]
-    run_jobs(jobs, workers, time.perf_counter() + 1.0, heard.append)
+    run_jobs(jobs, workers, work_seconds() + 1.0, heard.append)
     assert sorted(said["name"] for said in heard) == ["a", "b"]
     assert all(said["count"] > 0 for said in heard)
+
+
+@pytest.mark.parametrize(("seconds", "compiles"), [(10.0, False), (1000.0, True)])
+def test_processes_compile_only_where_much_time_is_left(seconds: float, compiles: bool) -> None:
+    """Each would compile the same: a search of ten seconds took a minute more."""
+
+    def job(send: SendReport) -> Iterator[float]:
+        send({"compiles": math.isfinite(PATIENCE.compile_seconds)})
+        yield 1.0
+
+    reports: list[Report] = []
+    assert run_jobs([job, job], 2, work_seconds() + seconds, reports.append) == 0
+    assert [report["compiles"] for report in reports] == [compiles, compiles]
+    assert math.isfinite(PATIENCE.compile_seconds)
 
 
 def test_what_is_worth_more_has_more_time() -> None:
     heard: list[Report] = []
     jobs = [counting("a", None, 1.0), counting("b", None, 9.0)]
-    run_jobs(jobs, 1, time.perf_counter() + 0.5, heard.append)
+    run_jobs(jobs, 1, work_seconds() + 0.5, heard.append)
     counts = {said["name"]: said["count"] for said in heard}
     assert counts["b"] > 2 * counts["a"] > 0
 
@@ -76,9 +93,9 @@ def test_a_job_that_wants_to_go_on_is_ended_in_time() -> None:
             time.sleep(0.001)
             yield 0.0
 
-    began = time.perf_counter()
+    began = work_seconds()
     run_jobs([job, counting("b", 3)], 1, began + 0.2, lambda said: None)
-    assert time.perf_counter() - began < 20
+    assert work_seconds() - began < 20
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from apportion.capture import capture
 from apportion.graph import INPUT
 from apportion.machine import cluster, default_cost
 from apportion.search.baselines.data import data
+from apportion.search.baselines.fsdp import fsdp
 from apportion.search.baselines.sample_axis import micro_batches, sample_axis
 from apportion.search.problem import Problem, SearchResult
 from apportion.split import Space
@@ -70,7 +72,7 @@ def test_a_batch_with_its_samples_first_is_cut_as_ever_and_without_a_word() -> N
     it = problem(lambda m, b: F.cross_entropy(m(b[0]), b[1]), model,
                  (torch.randn(4, 8), torch.randint(8, (4,))))  # fmt: skip
     axis = sample_axis(it.space)
-    assert (axis.dim, axis.extent, axis.note) == (0, 4, "")
+    assert (axis.dim, axis.extent, axis.note(2)) == (0, 4, "")
     assert data(it).notes == ()
 
 
@@ -79,6 +81,16 @@ def test_says_so_where_nothing_can_be_cut() -> None:
     found = data(it)
     assert cut_ops(it, found) == 0
     assert found.notes and "data cuts nothing" in found.notes[0]
+    assert "the batch has one sample; give a larger one" in found.notes[0]
+    assert "fsdp cuts nothing" in fsdp(it).notes[0]
+
+
+def test_says_so_where_devices_are_left_without_samples() -> None:
+    it = problem(lambda m, b: m(b).square().mean(), nn.Linear(8, 8), torch.randn(3, 8))
+    many = replace(it, cluster=cluster("local:4"))
+    assert data(it).notes == () and fsdp(it).notes == ()
+    (note,) = data(many).notes
+    assert note.startswith("there are 3 samples for 4 devices: 1 of them compute nothing")
 
 
 def network() -> nn.Module:

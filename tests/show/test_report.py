@@ -23,7 +23,7 @@ from apportion.lower.task_kinds import (
     TRANSFER,
 )
 from apportion.plan.make_plan import make_plan
-from apportion.plan.plan import Plan, PlanTrial
+from apportion.plan.plan import MethodFigures, Plan, PlanTrial
 from apportion.show import report
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import MEASURED, Timeline, timeline
@@ -314,3 +314,59 @@ def test_a_peak_without_known_workspace_is_not_called_exact() -> None:
     here, there = made(), make_plan(captured("mlp:tiny")[0], ap.cluster("4xh100"), "data")
     assert report._peak_provenance(here)[1] == "exact"
     assert report._peak_provenance(there)[1] == "at least"
+
+
+# What is shown besides
+
+
+@pytest.mark.parametrize("method", ["data", "random", "op-placement"])
+def test_shares_of_a_step_add_up_and_agree_with_the_mean(method: str) -> None:
+    plan = made(method, spec="gpt2:tiny")
+    (line,) = report.gather(plan, [plan.timeline])["lines"]
+    for row in line["figures"]["shares"]:
+        assert min(row) >= 0 and sum(row) == pytest.approx(1.0)
+
+
+def test_devices_that_do_the_same_are_one_group() -> None:
+    plan = make_plan(captured("gpt2:tiny,batch=8")[0], ap.cluster("8xh100"), "data", 0.0)
+    (group,) = report.gather(plan, [plan.timeline])["alike"]
+    assert sorted(group) == list(range(8))
+    assert group[0] == int(np.argmax(plan.timeline.peak_bytes))
+    apart = made("op-placement", spec="gpt2:tiny")
+    groups = report.gather(apart, [apart.timeline])["alike"]
+    assert sorted(device for group in groups for device in group) == [0, 1, 2, 3]
+    assert len(groups) == 4
+
+
+def test_the_graph_has_every_module_once_with_its_cuts() -> None:
+    plan = made("data", spec="gpt2:tiny")
+    graph = report.gather(plan, [plan.timeline])["graph"]
+    names = dict(zip(graph["name"], graph["times"], strict=True))
+    assert names["blocks.*.attn.qkv"] == 2 and names["tokens"] == 1
+    forward = [op for op in plan.space.graph.ops if op.phase == "forward"]
+    assert sum(graph["ops"]) == len(forward)
+    assert set(graph["how"]) <= {"data parallel over 4", "whole on each of 4", "whole"}
+    assert graph["name"].index("tokens") < graph["name"].index("head")
+    count = len(graph["name"])
+    assert all(0 <= a < count and 0 <= b < count and n > 0 for a, b, n in graph["edges"])
+    begin = zip(plan.graph.values, plan.graph.producer, strict=True)
+    parameters = sum(v.nbytes for v, made in begin if v.role == "parameter" and made is None)
+    (tied,) = [v.nbytes for v in plan.graph.values if v.name == "tokens.weight"]
+    assert sum(graph["parameters"]) == parameters + tied  # the head has the same
+
+
+def test_layers_that_differ_are_drawn_apart() -> None:
+    plan = made("op-placement", spec="gpt2:tiny")
+    graph = report.gather(plan, [plan.timeline])["graph"]
+    rows = [k for k, name in enumerate(graph["name"]) if name.endswith("attn.qkv")]
+    assert [graph["name"][k] for k in rows] == ["blocks.0.attn.qkv", "blocks.1.attn.qkv"]
+
+
+def test_notes_and_other_methods_are_on_the_page() -> None:
+    rows = (MethodFigures("data", 0.5, 10, 20, True), MethodFigures("tofu", 0.75, 10, 20, False))
+    plan = replace(made(), notes=("look here",), tried=rows)
+    shown = data_of(report.page(plan))
+    assert shown["plan"]["notes"] == ["look here"]
+    assert [row["method"] for row in shown["search"]["tried"]] == ["data", "tofu"]
+    assert 0 < shown["plan"]["utilisation"] < 1
+    assert shown["plan"]["decision"].startswith("Data parallel over 4")

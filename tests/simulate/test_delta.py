@@ -28,7 +28,7 @@ from apportion.lower.task_kinds import (
 from apportion.lower.termwise import termwise
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import default_cost
-from apportion.memory.carry_offloads import carry_offloads
+from apportion.memory.carry_strategy import carry_strategy
 from apportion.memory.offload import Offload, offload
 from apportion.search import METHODS, Problem
 from apportion.search.baselines.random_strategy import _choice, draw
@@ -421,7 +421,7 @@ def test_a_step_that_offloads(machine: str) -> None:
     kept = [op.outputs[0] for op in graph.ops if op.phase == FORWARD and op.outputs]
     drawn = [Offload(v, rng.randrange(count), rng.randrange(count)) for v in kept]
     made = offload(graph, drawn)
-    strategy = carry_offloads(draw(space, 2, rng), space, made)
+    strategy = carry_strategy(draw(space, 2, rng), space, made)
     live = Delta(
         Space(made.graph, strategy.digits, strategy.opening), strategy, them, default_cost(them)
     )

@@ -111,9 +111,9 @@ def test_a_strategy_is_the_same_after_json() -> None:
 def test_a_malformed_strategy_is_refused(change: Any) -> None:
     good = to_json(Strategy((GOOD,)))
     from_json(good)
-    with pytest.raises(ValueError, match="the strategy is malformed"):
+    with pytest.raises(ValueError, match=r": .* is not a|entries, not"):
         from_json(good | change)
-    with pytest.raises(ValueError, match="the strategy is malformed"):
+    with pytest.raises(ValueError, match="of the strategy is missing"):
         from_json({key: item for key, item in good.items() if key not in change})
 
 

@@ -76,9 +76,9 @@ def test_every_description_is_touched() -> None:
 
 
 # Composites in torch, operators that capture replaces by others, rare relatives of operators whose
-# description they share, and copies to the host, which only plans add (tests/memory).
+# description they share, and the host's part, which only plans add (tests/memory).
 UNREACHED = """
-apportion.from_host apportion.on_host apportion.to_host
+apportion.from_host apportion.host_update apportion.on_host apportion.to_host
 aten.__lshift__ aten.__rshift__ aten._aminmax aten._batch_norm_with_update
 aten._euclidean_dist aten._grid_sampler_2d_cpu_fallback
 aten._grid_sampler_2d_cpu_fallback_backward aten._logcumsumexp

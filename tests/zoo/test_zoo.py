@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,9 @@ import torch
 
 from apportion import zoo
 from apportion.capture.capture import capture
+from apportion.capture.program import bound_tensor
+from apportion.machine.cluster import cluster
+from apportion.plan.make_plan import make_plan
 from apportion.zoo import gpt2, rnn, wresnet
 
 TINY = [f"{known.name}:tiny" for known in zoo.known()]
@@ -256,3 +261,40 @@ def test_missing_files_and_functions_are_named(tmp_path: Path) -> None:
         zoo.load(f"{tmp_path}/none.py:make")
     with pytest.raises(ValueError, match=r"names no function; write FILE.py:FUNCTION"):
         zoo.load("train.py")
+
+
+def test_the_catalogue_is_that_of_the_models() -> None:
+    """Else: python tools/catalogue.py"""
+    assert zoo.known() == zoo.counted()
+
+
+def test_listing_models_loads_no_torch() -> None:
+    script = (
+        "import sys; from apportion.cli.main import status; code = status(['models']); "
+        "assert code == 0 and not {'torch', 'numba'} & set(sys.modules), 'loaded'"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0 and "resnet152" in done.stdout, done.stderr
+
+
+def test_a_model_that_memory_has_no_room_for_is_made_without_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The default llama has 8 billion parameters: making them would end some program. It is planned
+    all the same; who asks for its data is refused."""
+    monkeypatch.setattr(zoo, "free_memory", lambda: 20e9)
+    why = r"32\.\d GB, and this machine has 20 GB of memory free"
+    with pytest.warns(UserWarning, match=f"{why}: it is made without data"):
+        it = zoo.load("llama")
+    assert all(p.is_meta for p in it.model.parameters())
+    with pytest.raises(ValueError, match=rf"{why}\. .* meta=True"):
+        zoo.load("llama", meta=False)
+    monkeypatch.setattr(zoo, "free_memory", lambda: 1e3)
+    with pytest.warns(UserWarning, match="it is made without data"):
+        it = zoo.load("hf:llama,tiny")
+    program = capture(it.step, it.model, it.optimizer, it.batch)
+    plan = make_plan(program, cluster("2xh100"), "data", 0.0)
+    assert plan.feasible and plan.predicted.step_seconds > 0
+    first = next(b for b in program.bindings.values() if b.role == "parameter")
+    with pytest.raises(ValueError, match="has no data"):
+        bound_tensor(program.live, first)

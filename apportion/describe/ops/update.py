@@ -11,6 +11,10 @@ from apportion.describe.language import Operand, axes, f, reduce
 from apportion.describe.ops.elementwise import ELEMENTWISE
 from apportion.graph import Body, refs
 
+UPDATE_KIND = "apportion.update"
+HOST_UPDATE_KIND = "apportion.host_update"
+"""The same where the host does it, on state that lies there (memory/host_state.py)."""
+
 _SCALARS = ("aten.full.default", "aten.zeros.default", "aten.ones.default")
 """Kinds that make a number, where their size is that of a scalar."""
 
@@ -28,7 +32,7 @@ def _sources(body: Body) -> list[set[int]]:
     return found
 
 
-@describe("apportion.update")
+@describe(UPDATE_KIND, HOST_UPDATE_KIND)
 def update(*operands: Operand, body: Body, out: tuple[tuple[int, ...], ...]) -> Any:
     sources = _sources(body)
     outputs = []

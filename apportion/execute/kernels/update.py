@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from apportion.describe import HOST_UPDATE_KIND, UPDATE_KIND
 from apportion.execute.kernels.base import Context, Template, kernel, own, template
 from apportion.graph import Body, refs
 
@@ -19,10 +20,14 @@ _prepared: dict[int, tuple[Body, PreparedBody]] = {}
 _MOST = 4096
 
 
-@own("apportion.update")
+@own(UPDATE_KIND, HOST_UPDATE_KIND)
 def _update(context: Context, args: Sequence[Any]) -> tuple[Any, ...]:
     number, *tensors = args
-    body = context.bodies[number]
+    return run_body(context.bodies[number], tensors, context)
+
+
+def run_body(body: Body, tensors: Sequence[Any], context: Context) -> tuple[Any, ...]:
+    """What a Body makes of its inputs."""
     known: list[Any] = list(tensors)
     for kind, call, unread in _program(body):
         values = call.fill(known, context)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from apportion.checked import brief
 from apportion.place.imports.doppler_graph import DOPPLER, read_doppler
 from apportion.place.imports.fiddle import FIDDLE, read_fiddle, read_split
 from apportion.place.imports.imported_graph import ImportedGraph
@@ -32,7 +33,7 @@ def read_graph(path: Path, format: str | None = None) -> ImportedGraph:
     try:
         return READERS[format or guess_format(text)](text, path.stem)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {brief(str(error), 300)}") from None
 
 
 def read_split_file(path: Path) -> Mapping[str, str]:
@@ -41,7 +42,7 @@ def read_split_file(path: Path) -> Mapping[str, str]:
     try:
         return read_split(text)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {brief(str(error), 300)}") from None
 
 
 def guess_format(text: str) -> str:

@@ -7,7 +7,6 @@ take it runs only that child, or what is urgent, that is, what any device could 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from apportion.place.best_of import best_of
 from apportion.place.lists.favourite_children import favourite_children
 from apportion.place.lists.m_etf import baechi_attempts
 from apportion.place.objective import PlacementObjective, PlacementResult, Report
+from apportion.work_clock import work_seconds
 
 
 def m_sct(
@@ -29,9 +29,9 @@ def m_sct(
 ) -> PlacementResult:
     """The better of two schedules: of chains of units, and of units. The figure `lp` is the value
     of the linear program, in the problem's unit of time."""
-    problem, began = objective.problem, time.perf_counter()
+    problem, began = objective.problem, work_seconds()
     favourite = favourite_children(problem, budget / 2)
-    left = budget - (time.perf_counter() - began)
+    left = budget - (work_seconds() - began)
     attempts = baechi_attempts(objective, favourite.child)
     if favourite.value is None:
         note = "favourite children by the dearest edges: the linear program is too large"

@@ -16,7 +16,6 @@ the best placement known, or does not fit, on any class, has nothing above it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -35,6 +34,7 @@ from apportion.place.objectives.max_load import (
     work_bound,
     worst_load,
 )
+from apportion.work_clock import work_seconds
 
 WORD = 60  # blocks in one number of a set
 MOST_IDEALS = 120_000
@@ -317,7 +317,7 @@ def best_chain(
     while low <= last:
         low = int(fill_tables(c, ideals, classes, tables, limit, low, chunk))
         chunk = min(2 * chunk, CHUNK)
-        if low <= last and time.perf_counter() > until:
+        if low <= last and work_seconds() > until:
             return None, False
     state = int(tables.best[last].argmin())
     if tables.best[last, state] >= limit:
@@ -401,7 +401,7 @@ def dp_ideals(
 ) -> PlacementResult:
     """The best contiguous placement; what the linear variant finds if there is no time for it."""
     throughput = loads_only(objective, "dp")
-    until = time.perf_counter() + budget
+    until = work_seconds() + budget
     it = contraction(throughput.columns, throughput.edges)
     place = linear_start(it, until)
     limit = NOTHING if place is None else block_load(it.columns, place)

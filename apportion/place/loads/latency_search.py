@@ -9,7 +9,6 @@ is never taken.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +21,7 @@ from apportion.place.loads.load_search import BLOCK, CHANCES, gather
 from apportion.place.objective import PlacementObjective, PlacementResult, PlacerProgress, Report
 from apportion.place.objectives.latency import LatencyColumns, LatencyObjective, latency_score
 from apportion.place.objectives.max_load import ThroughputObjective
+from apportion.work_clock import work_seconds
 
 STEPS = 1 << 13  # moves between two looks at the clock; of the first rounds fewer
 FIRST = 1 << 7
@@ -85,18 +85,18 @@ def latency_search(
     """Rounds of annealing until the time is over or the bound is reached."""
     if not isinstance(objective, LatencyObjective):
         raise ValueError("latency-search is for --objective latency")
-    began = time.perf_counter()
+    began = work_seconds()
     bound = objective.lower_bound()
     given = [np.asarray(start, np.int64) for start in starts]
     given += [latency_greedy(objective).placement]
     given += [dp_linear(ThroughputObjective(objective.problem), budget=budget / 4).placement]
     given.sort(key=objective.score)
     best = min([*given, one_device(objective).placement], key=objective.score)
-    curve = [(time.perf_counter() - began, objective.evaluations, objective.score(best))]
+    curve = [(work_seconds() - began, objective.evaluations, objective.score(best))]
     interrupted, rounds = False, 0
     rng = np.random.default_rng(seed)
     try:
-        while time.perf_counter() - began < budget and curve[-1][2] > bound * (1 + 1e-12):
+        while work_seconds() - began < budget and curve[-1][2] > bound * (1 + 1e-12):
             start = given[rounds] if rounds < len(given) else best
             if rounds >= len(given) and rounds % 2:
                 start = _random_cut(objective, rng)
@@ -105,7 +105,7 @@ def latency_search(
             rounds += 1
             if (score := objective.score(found)) < curve[-1][2]:
                 best = found
-                curve.append((time.perf_counter() - began, objective.evaluations, score))
+                curve.append((work_seconds() - began, objective.evaluations, score))
             if report is not None:
                 report(PlacerProgress(curve[-1][2], bound, objective.evaluations))
     except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def _round(
         )  # fmt: skip
         heat *= cooling**steps
         objective.evaluations += steps
-        if time.perf_counter() > until:
+        if work_seconds() > until:
             break
     return best
 

@@ -7,13 +7,13 @@ ideals.py takes minutes, and is seldom worse by as much as a percent.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from apportion.columns import Ints
 from apportion.place.loads.contraction import contraction
 from apportion.place.loads.ideals import contiguous_result, linear_start, loads_only
 from apportion.place.objective import PlacementObjective, PlacementResult, Report
+from apportion.work_clock import work_seconds
 
 
 def dp_linear(
@@ -28,6 +28,6 @@ def dp_linear(
     """The best placement along an order."""
     throughput = loads_only(objective, "dp-linear")
     it = contraction(throughput.columns, throughput.edges)
-    place = linear_start(it, time.perf_counter() + budget)
+    place = linear_start(it, work_seconds() + budget)
     figures = {"blocks": float(len(it.columns.resident))}
     return contiguous_result(throughput, it, place, contiguous, False, (), figures)

@@ -11,7 +11,6 @@ turn, and end cold; then single moves and exchanges lower the largest load itsel
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,6 +30,7 @@ from apportion.place.objectives.max_load import (
     move_unit,
     work_bound,
 )
+from apportion.work_clock import work_seconds
 
 STEPS = 1 << 16  # moves between two looks at the clock; of the first rounds fewer
 FIRST = 1 << 9
@@ -278,7 +278,7 @@ class LoadSearch:
                 )  # fmt: skip
                 heat *= cooling**steps
                 self.objective.evaluations += steps
-                if time.perf_counter() > until:
+                if work_seconds() > until:
                     break
         state.place[:] = best
         fill_state(c, state)
@@ -297,7 +297,7 @@ class LoadSearch:
         while most <= MOST_TRIES:
             tried = int(descend_loads(c, state, free, int(len(free) <= FEW), most))
             self.objective.evaluations += tried
-            if tried < most or time.perf_counter() > until:
+            if tried < most or work_seconds() > until:
                 break
             most *= 8
 
@@ -331,17 +331,17 @@ def load_search(
             "load-search minimises the largest load over all placements; take --objective "
             "throughput without --contiguous, or the method dp"
         )
-    began = time.perf_counter()
+    began = work_seconds()
     until = began + budget
     search = LoadSearch(objective, seed, starts, budget)
     bound = search.bound()
-    curve = [(time.perf_counter() - began, objective.evaluations, search.score)]
+    curve = [(work_seconds() - began, objective.evaluations, search.score)]
     interrupted = False
     try:
-        while time.perf_counter() < until and search.score > bound * (1 + 1e-12):
+        while work_seconds() < until and search.score > bound * (1 + 1e-12):
             if search.run_round(until):
                 bound = search.bound()
-                took = time.perf_counter() - began
+                took = work_seconds() - began
                 curve.append((took, objective.evaluations, search.score))
             if report is not None:
                 report(PlacerProgress(search.score, bound, objective.evaluations))

@@ -23,7 +23,6 @@ that a device of class c is at position p, and bounds its load only then.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -48,6 +47,7 @@ from apportion.place.objectives.max_load import (
     work_bound,
     worst_load,
 )
+from apportion.work_clock import work_seconds
 
 SEARCH_SHARE = 0.2  # of the budget goes to the search before
 SEARCH_SECONDS = 5.0  # at most
@@ -67,7 +67,7 @@ def milp_placement(
     report: Report | None = None,
 ) -> PlacementResult:
     """The best placement that a search and HiGHS find, with the bound of HiGHS."""
-    until = time.perf_counter() + budget
+    until = work_seconds() + budget
     contiguous = contiguous or getattr(objective, "contiguous", False)
     search = partial(
         _search(objective, contiguous), objective, contiguous=contiguous, seed=seed, report=report
@@ -83,7 +83,7 @@ def milp_placement(
         note = f"{count} variables are too many for HiGHS: this is by search alone"
         return first if made is None else replace(first, notes=(*first.notes, note))
     try:
-        values, proven = made.program.solve(made.target, until - time.perf_counter())
+        values, proven = made.program.solve(made.target, until - work_seconds())
     except KeyboardInterrupt:
         return replace(first, interrupted=True)
     proven *= (1 - TOLERANCE) * made.scale / objective.problem.tick

@@ -10,7 +10,6 @@ below, such as a training step, becomes a single layer: then all of it is on one
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +19,7 @@ from apportion.place.loads.contraction import contraction
 from apportion.place.loads.ideals import contiguous_result, linear_start, loads_only
 from apportion.place.objective import PlacementObjective, PlacementResult, Report
 from apportion.place.placement_problem import PlacementProblem
+from apportion.work_clock import work_seconds
 
 
 def pipedream(
@@ -34,7 +34,7 @@ def pipedream(
     """The best cut of the chain of merged layers."""
     throughput = loads_only(objective, "pipedream")
     it = contraction(throughput.columns, throughput.edges, merged_layers(throughput.problem))
-    place = linear_start(it, time.perf_counter() + budget)
+    place = linear_start(it, work_seconds() + budget)
     figures = {"layers": float(len(it.columns.resident))}
     return contiguous_result(throughput, it, place, contiguous, False, (), figures)
 

@@ -11,7 +11,6 @@ is not always best, then samples. It knows no groups: every unit is placed by it
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from apportion.place.policy.policy_network import (
     load_network,
     shipped_network,
 )
+from apportion.work_clock import work_seconds
 
 SAMPLES = 24
 TEMPERATURES = (0.3, 0.6, 1.0)
@@ -70,7 +70,7 @@ def policy(
             own.append(attempts.add(place))
         figures["policy"] = min(own)
         figures["proposals"] = float(len(own))
-        left = budget - (time.perf_counter() - attempts.began)
+        left = budget - (work_seconds() - attempts.began)
         if left > 0 and LOCAL_SEARCH in PLACERS and not interrupted:
             searched = PLACERS[LOCAL_SEARCH](
                 objective, budget=left, seed=seed, report=attempts.tell,
@@ -98,7 +98,7 @@ def proposals(
 ) -> Iterator[Ints]:
     """What the policy proposes, the greedy placement on all devices first; no more of them after
     so many seconds."""
-    began = time.perf_counter()
+    began = work_seconds()
     problem = objective.problem
     graph = policy_graph(problem)
     base = first_scores(network, encode(network, graph, unit_features(problem, graph)))
@@ -115,11 +115,11 @@ def proposals(
                 graph = tight
                 break
     for most in device_counts(k):
-        if time.perf_counter() - began > seconds:
+        if work_seconds() - began > seconds:
             return
         yield decode(graph, base, network.head, most_devices=most).place
     for number in range(samples):
-        if time.perf_counter() - began > seconds:
+        if work_seconds() - began > seconds:
             return
         noise = random.gumbel(size=graph.allowed.shape) * TEMPERATURES[number % len(TEMPERATURES)]
         yield decode(graph, base, network.head, noise=noise).place

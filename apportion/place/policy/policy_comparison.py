@@ -6,7 +6,6 @@ how many placements were simulated for it.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from apportion.columns import Ints
@@ -16,6 +15,7 @@ from apportion.place.placers import PLACERS
 from apportion.place.policy.policy import proposals
 from apportion.place.policy.policy_network import PolicyNetwork
 from apportion.place.searches.local_search import local_search
+from apportion.work_clock import work_seconds
 
 
 def evaluate_policy(
@@ -29,9 +29,9 @@ def evaluate_policy(
     for name in ("single", "list-schedule"):
         starts[name] = PLACERS[name](objective, seed=seed).placement
         times[name] = objective.score(starts[name])
-    began = time.perf_counter()
+    began = work_seconds()
     own = list(proposals(objective, network, seed=seed))
-    seconds = time.perf_counter() - began
+    seconds = work_seconds() - began
     best = min(own, key=objective.score)
     times["policy, greedy"] = objective.score(own[0])
     times["policy"] = objective.score(best)

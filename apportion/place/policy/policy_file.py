@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from apportion.checked import brief, check_plain, parse_json
 from apportion.files import open_atomic
 
 VERSION = 1  # of the header
@@ -72,12 +73,12 @@ def read_policy(
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     except (SafetensorError, TypeError, ValueError, AttributeError, KeyError) as error:
-        raise ValueError(f"{path} is no safetensors file: {error}") from None
+        raise ValueError(f"{path} is no safetensors file: {brief(str(error), 200)}") from None
     said, facts = _header(path, metadata)
     if kind is not None and said != kind:
-        raise ValueError(f"{path} is a policy of kind {said!r}, not {kind!r}")
+        raise ValueError(f"{path} is a policy of kind {brief(said)!r}, not {kind!r}")
     if wrong := _not_finite(tensors):
-        raise ValueError(f"{path}: tensor {wrong!r} has numbers that are not finite")
+        raise ValueError(f"{path}: tensor {brief(wrong)!r} has numbers that are not finite")
     if shapes is not None:
         _check_shapes(path, tensors, shapes)
     return PolicyFile(said, tensors, facts)
@@ -88,17 +89,20 @@ def _header(path: Path, metadata: Mapping[str, str]) -> tuple[str, dict[str, Any
     if HEADER not in metadata:
         raise ValueError(f"{path} has tensors but is no policy: its header has no {HEADER!r}")
     try:
-        said = json.loads(metadata[HEADER])
-    except (ValueError, RecursionError):
+        said = parse_json(metadata[HEADER])
+    except ValueError:
         raise ValueError(f"{path}: its header is no JSON") from None
     if not isinstance(said, dict) or not isinstance(said.get("kind"), str):
         raise ValueError(f"{path}: its header does not say what kind of policy it is")
     if said.get("version") != VERSION:
-        raise ValueError(
-            f"{path} is of version {said.get('version')!r}; this release reads version {VERSION}"
-        )
+        version = brief(said.get("version"))
+        raise ValueError(f"{path} is of version {version}; this release reads version {VERSION}")
     if not isinstance(said.get("facts"), dict):
         raise ValueError(f"{path}: its header has no facts")
+    try:
+        check_plain(said, "its header")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return said["kind"], said["facts"]
 
 
@@ -118,6 +122,6 @@ def _check_shapes(path: Path, tensors: Tensors, shapes: Mapping[str, tuple[int, 
         if len(found) != len(shape) or any(
             have != want for have, want in zip(found, shape, strict=True) if want != -1
         ):
-            raise ValueError(f"{path}: tensor {name!r} has shape {found}, not {shape}")
+            raise ValueError(f"{path}: tensor {name!r} has shape {brief(found)}, not {shape}")
     if extra := sorted(set(tensors) - set(shapes)):
-        raise ValueError(f"{path} has a tensor {extra[0]!r} that no such policy has")
+        raise ValueError(f"{path} has a tensor {brief(extra[0])!r} that no such policy has")

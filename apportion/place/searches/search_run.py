@@ -7,7 +7,6 @@ hundredths of a second (WalkRun).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -31,6 +30,7 @@ from apportion.place.searches.step_search import (
     MOST_AT_ONCE,
     SearchState,
 )
+from apportion.work_clock import work_seconds
 
 SLICE_SECONDS = 0.02  # between looks at the clock
 
@@ -49,7 +49,7 @@ class SearchRun(AbstractContextManager["SearchRun"]):
         self.budget = budget
         self.most = evaluations
         self.report = report
-        self.began = time.perf_counter()
+        self.began = work_seconds()
         self.counted = 0  # evaluations so far
         self.best = np.inf
         self.placement: Ints | None = None
@@ -67,7 +67,7 @@ class SearchRun(AbstractContextManager["SearchRun"]):
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self.began
+        return work_seconds() - self.began
 
     @property
     def over(self) -> bool:
@@ -141,9 +141,9 @@ class WalkRun(SearchRun):
         """Calls a compiled loop that works on the state. Seconds in which it is compiled are not
         counted."""
         native = getattr(loop, "native", None)
-        began = time.perf_counter()
+        began = work_seconds()
         loop(*arguments)
-        seconds = time.perf_counter() - began
+        seconds = work_seconds() - began
         new = int(self.state.counts[EVALUATIONS]) - self.counted
         if getattr(loop, "native", None) is not native:
             self.began += seconds

@@ -22,8 +22,9 @@ def data(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchResul
     samples = sample_axis(space)
     ops = range(len(space.graph.ops))
     choices = tuple(_choice(space, op, samples.classes, devices) for op in ops)
-    notes = (samples.note,) if samples.note and devices > 1 else ()
-    return SearchResult(Strategy(choices, opening=problem.space.opening), notes=notes)
+    note = samples.note(devices)
+    strategy = Strategy(choices, opening=problem.space.opening)
+    return SearchResult(strategy, notes=(note,) if note else ())
 
 
 def sample_classes(space: Space) -> frozenset[int]:

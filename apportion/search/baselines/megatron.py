@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from apportion.graph import FORWARD, PARAMETER
@@ -40,7 +40,7 @@ from apportion.search.baselines.weights import (
     tensor_axis,
     weights,
 )
-from apportion.search.problem import Problem, SearchResult
+from apportion.search.problem import Problem, SearchResult, UnsuitableMethod
 from apportion.split import PARTIAL, AxisEffects, Layout, Space, Strategy, composites
 
 WIDEST = 8  # devices that share a layer
@@ -63,24 +63,87 @@ def megatron(problem: Problem, *, budget: float = 0.0, seed: int = 0) -> SearchR
     if width == 1:
         why = "no heads, widths and hosts divide evenly: this is data parallelism"
         return replace(data(problem), notes=(why,))
-    vocabulary = _vocabulary(effects, found, width)
-    opening = _opening(problem.space, vocabulary)
+    return tensor_parallel(problem, _groups(problem.cluster, width))
+
+
+def tensor_parallel(
+    problem: Problem, groups: DeviceGroups, dims: Mapping[str, int] | None = None
+) -> SearchResult:
+    """Weights cut within the groups, samples over them. `dims` has by the name of a parameter the
+    dimension along which it is stored, others being whole; None: as the expert stores them."""
+    width = len(groups[0])
+    effects = AxisEffects(problem.space)
+    cuts = _weight_cuts(effects, width, dims)
+    opening = _opening(problem.space, cuts.classes)
     if opening:
         effects = AxisEffects(Space(problem.space.source, problem.space.digits, opening))
-        found = weights(effects)
-        inner, vocabulary = _find_inner(effects, found), _vocabulary(effects, found, width)
+        cuts = _weight_cuts(effects, width, dims)
     space, samples = effects.space, sample_classes(effects.space)
-    stored_at = atoms_cut_with(effects, _stored(space, found, inner.all, vocabulary), samples)
-    groups = _groups(problem.cluster, width)
+    stored_at = atoms_cut_with(effects, cuts.stored, samples)
     choices, layouts = [], dict[int, Layout]()
     for op in range(len(space.graph.ops)):
         sample = sample_axis(space, op, samples)
-        tensor = tensor_axis(effects, op, stored_at, inner.all | vocabulary)
+        tensor = tensor_axis(effects, op, stored_at, cuts.classes)
         choices.append(grouped_choice(space, op, groups, sample, tensor))
         if len(groups) > 1:
             layouts |= layouts_of_sums(effects, op, choices[op], groups, sample, tensor)
     strategy = Strategy(tuple(choices), digits=space.digits, opening=space.opening)
-    return SearchResult(replace(strategy, layouts=_needed_layouts(space, strategy, layouts)))
+    strategy = replace(strategy, layouts=_needed_layouts(space, strategy, layouts))
+    return SearchResult(strategy, space=space if opening else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightCuts:
+    """At which atom parameters are stored, and the classes that are cut within a group."""
+
+    stored: dict[int, int]
+    classes: frozenset[int]
+
+
+def _weight_cuts(effects: AxisEffects, width: int, dims: Mapping[str, int] | None) -> _WeightCuts:
+    space = effects.space
+    if dims is None:
+        found = weights(effects)
+        inner, vocabulary = _find_inner(effects, found), _vocabulary(effects, found, width)
+        classes = inner.all | vocabulary
+        stored = _stored(space, found, inner.all, vocabulary)
+        _check_width(space, stored, width)
+        return _WeightCuts(stored, classes)
+    stored = {
+        value: _atom_of_dim(space, value, dims[meant.name], width)
+        for value, meant in enumerate(space.graph.values)
+        if meant.role == PARAMETER and space.graph.producer[value] is None and meant.name in dims
+    }
+    classes = frozenset(space.atoms.value_classes[value][atom] for value, atom in stored.items())
+    return _WeightCuts(stored, classes)
+
+
+def _check_width(space: Space, stored: dict[int, int], width: int) -> None:
+    """Raises UnsuitableMethod unless parameters have enough of what is cut."""
+    if not stored:
+        raise UnsuitableMethod(f"no parameter has heads or widths to cut over {width} devices")
+    for value, atom in stored.items():
+        extent, name = space.factors(value)[atom], space.graph.values[value].name
+        if extent < width:
+            raise UnsuitableMethod(
+                f"parameter {name!r} has {extent} heads or rows: too few for {width} tensor ranks"
+            )
+
+
+def _atom_of_dim(space: Space, value: int, dim: int, width: int) -> int:
+    """The atom of a dimension that is cut: the outermost that divides evenly, else one that is long
+    enough."""
+    rows = space.atoms.dims[value]
+    first = sum(len(row) for row in rows[:dim])
+    row = rows[dim]
+    even = [k for k, factor in enumerate(row) if factor % width == 0]
+    able = even or [k for k, factor in enumerate(row) if factor >= width]
+    if not able:
+        name, extent = space.graph.values[value].name, math.prod(row)
+        raise UnsuitableMethod(
+            f"parameter {name!r} cannot be cut in {width} along dimension {dim}, of extent {extent}"
+        )
+    return first + able[0]
 
 
 def _needed_layouts(

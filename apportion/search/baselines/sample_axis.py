@@ -32,27 +32,36 @@ MICRO = 1.05  # the same where the first dimension is that of micro-batches
 @dataclass(frozen=True)
 class SampleAxis:
     """The classes of the sample axis. `dim` is the dimension of the batch's tensors that it is,
-    `extent` how many samples there are, `share` the share of the forward pass that has it."""
+    `extent` how many samples there are, `share` the share of the forward pass that has it.
+    `one_sample`: there is none, because the batch has one sample."""
 
     classes: frozenset[int] = frozenset()
     dim: int = 0
     extent: int = 0
     share: float = 0.0
+    one_sample: bool = False
 
-    @property
-    def note(self) -> str:
-        """What the user should know of it; empty where it is as usual."""
-        if self.share == 0:
-            return (
-                "data cuts nothing, and every device computes the whole step: no dimension of the "
-                "batch runs through the step as one of samples"
-            )
-        if self.dim == 0:
+    def note(self, devices: int, method: str = "data") -> str:
+        """What the user should know of it, on so many devices; empty where it is as usual."""
+        if devices == 1:
             return ""
-        return (
-            f"data cuts dimension {self.dim} of the batch, of extent {self.extent}: next to "
-            "nothing of the step has the first one"
-        )
+        if self.share == 0:
+            why = "no dimension of the batch runs through the step as one of samples"
+            if self.one_sample:
+                why = "the batch has one sample; give a larger one, or a method that cuts layers"
+            return f"{method} cuts nothing, and every device computes the whole step: {why}"
+        found = []
+        if self.dim > 0:
+            found.append(
+                f"{method} cuts dimension {self.dim} of the batch, of extent {self.extent}: next "
+                "to nothing of the step has the first one"
+            )
+        if self.extent < devices:
+            found.append(
+                f"there are {self.extent} samples for {devices} devices: {devices - self.extent} "
+                "of them compute nothing that is cut by samples"
+            )
+        return "; ".join(found)
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ def sample_axis(space: Space) -> SampleAxis:
         if share > first.share:
             first, clearly = replace(first, classes=micro, share=share), MICRO
     if not first.classes and _one_sample(space):
-        return first
+        return replace(first, one_sample=True)
     features = {
         group
         for value, meant in enumerate(space.graph.values)

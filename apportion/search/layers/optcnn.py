@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
-from time import monotonic
 
 from apportion.lower import lower
 from apportion.search.layers.summed_seconds import SummedSeconds, most_grids
@@ -35,6 +34,7 @@ from apportion.search.tables.ascend import pass_messages
 from apportion.search.tables.eliminate import Energy, TooWide, descend, eliminate
 from apportion.simulate import simulate
 from apportion.split import MOST_AXES, Strategy
+from apportion.work_clock import work_seconds
 
 WIDEST = 20_000_000  # entries of a table of the elimination
 DESCENTS = 20
@@ -63,7 +63,7 @@ class GridSolution:
 
 
 def _search(costs: SummedSeconds, budget: float, seed: int) -> SearchResult:
-    problem, end = costs.problem, monotonic() + budget
+    problem, end = costs.problem, work_seconds() + budget
     found = minimise(costs, costs.energy, end, seed)
     problem.report_progress(Progress("optcnn", found.seconds, found.bound))
     notes = []
@@ -144,7 +144,7 @@ def _within_memory(
     nearest, fitting, seconds = (over, strategy), None, 0.0
     low, high, price = 0.0, None, found.seconds / least / 4
     for _ in range(2 * ROUNDS):
-        if monotonic() > end:
+        if work_seconds() > end:
             break
         unary = [u + price * k for u, k in zip(costs.energy.unary, kept, strict=True)]
         rows = minimise(costs, replace(costs.energy, unary=unary), end, seed).rows

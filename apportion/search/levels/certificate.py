@@ -9,14 +9,13 @@ they are modelled.
 
 from __future__ import annotations
 
-import time
-
 from apportion.search.levels.exact import certify_levels
 from apportion.search.levels.level_costs import orders
 from apportion.search.levels.levels import recurse
 from apportion.search.levels.tofu import partition, sites_of
 from apportion.search.problem import Problem
 from apportion.search.tables.linear import Certificate
+from apportion.work_clock import work_seconds
 
 SHARE = 0.25  # of the time, for the first cut
 
@@ -30,7 +29,7 @@ def certify(problem: Problem, budget: float = 60.0) -> tuple[str, ...]:
 
 def certificates(problem: Problem, budget: float) -> list[tuple[str, Certificate]]:
     """What is certified, and how."""
-    now = time.monotonic()
+    now = work_seconds()
     levels = partition(problem)
     k = orders(problem.cluster)[0][0]
     first = recurse(sites_of(levels.sites.space), (k,))

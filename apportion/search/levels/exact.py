@@ -23,7 +23,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -46,6 +45,7 @@ from apportion.search.levels.tofu import better_of_levels_and_data, partition, p
 from apportion.search.problem import Problem, Progress, SearchResult
 from apportion.search.tables.linear import Certificate, minimise_with_bound
 from apportion.split import PARTIAL, AxisEffects
+from apportion.work_clock import work_seconds
 
 ENTRIES = 40_000_000  # of all tables of a joint energy
 TIES = 0.6e-3  # bytes by which a choice of a site is preferred to another at most, per level
@@ -71,7 +71,7 @@ def exact(problem: Problem, *, budget: float = 60.0, seed: int = 0) -> SearchRes
     Where the memory limit made tofu give up bytes, its levels are kept: what would be better is not
     known to hold as little. The bound is that without a limit.
     """
-    deadline = time.monotonic() + budget
+    deadline = work_seconds() + budget
     limited = partition(problem)
     start = _without_burden(limited)
     factors = tuple(primes(problem.devices))
@@ -166,10 +166,10 @@ def solve_jointly(levels: Levels, deadline: float, problem: Problem | None = Non
     window = range(depth)
     if not depth:
         return JointSolution(levels, 0.0, depth)
-    now = time.monotonic()
+    now = work_seconds()
     found, bound = _solve_free(levels, window, now + SHARE * (deadline - now), problem)
     for first in range(0, len(levels.factors), depth):
-        if bound < _bound_to_reach(found) and time.monotonic() < deadline:
+        if bound < _bound_to_reach(found) and work_seconds() < deadline:
             run = range(first, min(first + depth, len(levels.factors)))
             found = _solve_given(found, run, deadline, problem, bound)
     return JointSolution(found, bound, depth)
@@ -198,7 +198,7 @@ def _solve_free(
     whole = len(window) == len(levels.factors)
     best, closed, serial = levels, math.inf, itertools.count()
     waiting: list[tuple[float, int, list[LevelSets]]] = [(0.0, next(serial), root)]
-    while waiting and waiting[0][0] < _bound_to_reach(best) and time.monotonic() < deadline:
+    while waiting and waiting[0][0] < _bound_to_reach(best) and work_seconds() < deadline:
         bound, _, sets = heapq.heappop(waiting)
         found, proven = _solve_relaxed(
             best, window, sets, deadline, _progress_callback(problem, best, bound)

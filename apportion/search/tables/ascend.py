@@ -16,7 +16,6 @@ optimal here if none is better by more than a billionth.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +32,7 @@ from apportion.search.tables.reweight import (
     run_passes,
 )
 from apportion.search.tables.shrink import ReducedEnergy, shrink, unreduced
+from apportion.work_clock import work_seconds
 
 PATIENCE = 10  # rounds between looks at bound, choice and clock
 STALLED = 5e-3  # of the gap: what a look must close, or nothing more is expected of passes
@@ -73,7 +73,7 @@ def pass_messages(
 ) -> BoundedSolution:
     """The best choice met and a bound, after at most `rounds` passes there and back.
 
-    `deadline` is a moment of `time.monotonic`. With a `start`, never worse than it. `report` is
+    `deadline` is a moment of `work_seconds`. With a `start`, never worse than it. `report` is
     called with the best value and the bound as they change.
     """
     return narrow_by_messages(energy, deadline, rounds, start, report)[0]
@@ -155,7 +155,7 @@ class _MessagePassing:
             proof = prove_bound(left.energy, flat)
             before = self.bound
             self._raise(left, proof.bound)
-            self.finished = time.monotonic() <= self.deadline
+            self.finished = work_seconds() <= self.deadline
             enough = self.bound - before <= STALLED * (self.value - self.bound)
             if self.closed or enough or self.rounds <= 0 or not self.finished:
                 return proof

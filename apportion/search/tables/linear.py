@@ -52,6 +52,7 @@ from apportion.search.tables.reweight import (
     run_passes,
 )
 from apportion.search.tables.shrink import ReducedEnergy, rounding_error, shrink
+from apportion.work_clock import work_seconds
 
 SHARPER = 1e3  # times the costs of an integer program, so that tolerances weigh less
 TOLERANCE = 1e-6  # of the solver, per column that is 1
@@ -238,11 +239,11 @@ def _relax(energy: Energy, deadline: float | None) -> _Relaxation | None:
 
 
 def _seconds_left(deadline: float | None) -> float | None:
-    return None if deadline is None else deadline - time.monotonic()
+    return None if deadline is None else deadline - work_seconds()
 
 
 def relaxed_bound(energy: Energy, deadline: float | None = None) -> RelaxedBound:
-    """The bound of the relaxation. `deadline` is a moment of `time.monotonic`; if it passes, or
+    """The bound of the relaxation. `deadline` is a moment of `work_seconds`; if it passes, or
     the program is too large, the bound is that of message passing."""
     began = time.process_time()
     left = shrink(energy)
@@ -329,7 +330,7 @@ def _tighten_by_copies(
     keep = [np.zeros(n, np.bool_) for n in left.energy.sizes]
     _mark(keep, left.picks(solved.choice))
     seconds = _seconds_left(deadline)
-    end = None if seconds is None else time.monotonic() + SHARE * seconds
+    end = None if seconds is None else work_seconds() + SHARE * seconds
     best = solved.value - left.constant
     for count, step in enumerate(tighten(left.energy, flat, best, min(cap, SPLIT_CAP))):
         for picks in step.choices:
@@ -342,7 +343,7 @@ def _tighten_by_copies(
         )
         if report is not None:
             report(solved.value, solved.bound)
-        if solved.optimal or count == STEPS or (end is not None and time.monotonic() > end):
+        if solved.optimal or count == STEPS or (end is not None and work_seconds() > end):
             break
     return solved
 

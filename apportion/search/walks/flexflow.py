@@ -17,12 +17,12 @@ until it is certain to be rejected.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from apportion.columns import compiled_sooner
 from apportion.lower import lower
 from apportion.search.baselines.data import data
 from apportion.search.levels.tofu import tofu
@@ -34,6 +34,7 @@ from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.search.walks.units import LayerChoices
 from apportion.simulate import simulate
 from apportion.split import Choice, Layout, Space, Strategy, space_of, unsplit_choice
+from apportion.work_clock import work_seconds
 
 FAR = 3.0  # starts that take so many times as long as the best are not walked from
 FAVOUR = 6  # how much more time walks have that are ahead: by this power of the ratio
@@ -43,6 +44,8 @@ CHECKED = 512  # proposals after which the memory of the best is looked at
 REPORT_SECONDS = 0.05  # seconds between the reports of a walk, at the least
 REPORT_MULTIPLE = 20  # and as a multiple of the time that a report takes
 STARTING = 0.3  # share of the budget that finding starts may take
+LASTING = 3.0  # seconds of walking for which loops are compiled before it begins
+SLOW = 0.01  # seconds that a loop takes in the first SLICE proposals if it is worth that
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,19 @@ def flexflow(
     proposals: int | None = None,
     kinds: Mapping[str, int] = KINDS,
     workers: int | None = None,
+    pinned: frozenset[int] = frozenset(),
 ) -> SearchResult:
     """The best Strategy that walks come by within `budget` seconds, or within so many proposals,
-    whatever time that takes. An interrupt ends it with the best so far."""
-    began = time.perf_counter()
-    search = _WalkSearch(problem, began, began + budget, seed, proposals, kinds)
+    whatever time that takes. An interrupt ends it with the best so far. With `pinned` Ops, which
+    keep the Choices that they have, walks begin at the Strategies in `starts` alone."""
+    began = work_seconds()
+    search = _WalkSearch(problem, began, began + budget, seed, proposals, kinds, pinned)
     interrupted = False
     try:
-        several = list(_starting_points(problem, starts, budget, seed, proposals is not None))
+        if pinned:
+            several = [_judge(problem, f"given {k}", *each) for k, each in enumerate(starts)]
+        else:
+            several = list(_starting_points(problem, starts, budget, seed, proposals is not None))
         search.begin(several)
         search.walk(workers or len(os.sched_getaffinity(0)))
     except KeyboardInterrupt:
@@ -107,7 +115,7 @@ def _starting_points(
     unhurried: bool,
 ) -> Iterator[StartingPoint]:
     """Where to begin, judged by a full simulation; those that take a search while there is time."""
-    until = time.perf_counter() + STARTING * budget
+    until = work_seconds() + STARTING * budget
     seen: list[Strategy] = []
 
     def judged(
@@ -121,7 +129,7 @@ def _starting_points(
         yield from judged(f"given {number}", strategy, space)
     yield from judged("data", data(problem).strategy)
     for name in ("expert", "tofu", "optcnn"):
-        left = until - time.perf_counter()
+        left = until - work_seconds()
         if name != "expert" and (given or (left <= 0 and not unhurried)):
             continue
         try:
@@ -129,7 +137,7 @@ def _starting_points(
         except UnsuitableMethod:
             continue
         yield from judged(name, found.strategy, found.space)
-    if unhurried or time.perf_counter() < until:
+    if unhurried or work_seconds() < until:
         yield from judged("random", _random_strategy(problem, Random(f"start {seed}")))
 
 
@@ -176,6 +184,7 @@ class _WalkSearch:
     seed: int
     proposals: int | None
     kinds: Mapping[str, int]
+    pinned: frozenset[int] = frozenset()
     starts: list[StartingPoint] = field(default_factory=list)
     found: dict[int, WalkResult] = field(default_factory=dict)  # by walk
     curve: list[tuple[float, float]] = field(default_factory=list)
@@ -200,30 +209,48 @@ class _WalkSearch:
             self.found[number] = WalkResult(start, start.strategy, start.seconds, start.fits)
         each = None if self.proposals is None else -(-self.proposals // many)
         self.problem.report_progress(Progress("making ready", best.seconds))
-        if self.ends > time.perf_counter() or each is not None:
+        if self.ends > work_seconds() or each is not None:
             # what is compiled and made here is shared by all processes
-            self.ready[0] = SimulatedWalk(self.problem, near[0].space, near[0].strategy, self.kinds)
+            self.ready[0] = self._made_walk(near[0])
             delta = self.ready[0].delta
             delta.change({0: unsplit_choice(near[0].space, 0, (self.problem.devices - 1,))})
             delta.undo()
-        self.walking = time.perf_counter()
+            if each is None and self.ends - work_seconds() > LASTING:
+                self._compile_loops(self.ready[0])
+        self.walking = work_seconds()
         jobs: list[Job] = [self._job(k, each) for k in range(many)]
         ends = self.ends if each is None else None
         self.lost = run_jobs(jobs, min(workers, many), ends, self._take_report)
 
+    def _compile_loops(self, walk: SimulatedWalk) -> None:
+        """Tries a few moves, so that the loops in which proposals spend their time are compiled
+        here, and not in every process again. The walk is as it was."""
+        rng = Random(f"loops {self.seed}")
+        with compiled_sooner(SLOW):
+            for _ in range(SLICE):
+                if walk.change(rng, 2 * walk.cost) is not None:
+                    walk.undo()
+                if work_seconds() >= self.ends:
+                    break
+        walk.drawn = {kind: [0, 0, 0] for kind in walk.drawn}
+
+    def _made_walk(self, start: StartingPoint) -> SimulatedWalk:
+        how = (self.problem, start.space, start.strategy, self.kinds, None, self.pinned)
+        return SimulatedWalk(*how)
+
     def _job(self, number: int, proposals: int | None) -> Job:
         start, problem = self.found[number].start, self.problem
         best_start = self.starts[0].seconds
-        kinds, seed = self.kinds, f"{self.seed} {number}"
+        seed = f"{self.seed} {number}"
         longest = TURN * (self.ends - self.began)
 
         def work(send: SendReport) -> Iterator[float]:
             walk = self.ready.pop(number, None)
             if walk is None:
-                walk = SimulatedWalk(problem, start.space, start.strategy, kinds)
+                walk = self._made_walk(start)
             chain = Chain(walk, Random(seed))
             next_report, checked, best = 0.0, 0, start.strategy
-            turn = time.perf_counter()
+            turn = work_seconds()
 
             def send_report(ends: bool) -> None:
                 nonlocal best
@@ -245,20 +272,22 @@ class _WalkSearch:
                     left = SLICE if proposals is None else min(SLICE, proposals - chain.proposals)
                     for _ in range(left):
                         chain.step()
+                        if proposals is None and work_seconds() >= self.ends:
+                            break
                     if chain.proposals - checked >= CHECKED:
                         checked = chain.proposals
                         if not walk.confirm():
                             chain.judge_again()
-                    now = time.perf_counter()
+                    now = work_seconds()
                     if now >= next_report:
                         send_report(False)
-                        took = time.perf_counter() - now
+                        took = work_seconds() - now
                         next_report = now + max(REPORT_SECONDS, REPORT_MULTIPLE * took)
                     if proposals is None and now - turn < longest:
                         yield 0.0
                     else:
                         yield (best_start / chain.best) ** FAVOUR
-                        turn = time.perf_counter()
+                        turn = work_seconds()
             finally:
                 walk.confirm()
                 send_report(True)
@@ -277,7 +306,7 @@ class _WalkSearch:
             self._improved()
         total = sum(f.proposals for f in self.found.values())
         accepted = sum(f.accepted for f in self.found.values())
-        passed = max(time.perf_counter() - self.walking, 1e-9)
+        passed = max(work_seconds() - self.walking, 1e-9)
         self.problem.report_progress(
             Progress(
                 f"{len(self.found)} walks", self.curve[-1][1], proposals=total,
@@ -289,7 +318,7 @@ class _WalkSearch:
         """Adds to the curve if the best is better than it was."""
         best = self.ranked()[0]
         if not self.curve or best[1] < self.curve[-1][1]:
-            self.curve.append((time.perf_counter() - self.began, best[1]))
+            self.curve.append((work_seconds() - self.began, best[1]))
 
     def ranked(self) -> list[tuple[bool, float, int, Strategy, Space]]:
         """All that is known, the best first."""
@@ -310,7 +339,7 @@ class _WalkSearch:
                 kept.append((other, where))
         total = sum(f.proposals for f in self.found.values())
         accepted = sum(f.accepted for f in self.found.values())
-        passed = max(time.perf_counter() - self.walking, 1e-9) if self.found else 1.0
+        passed = max(work_seconds() - self.walking, 1e-9) if self.found else 1.0
         figures: dict[str, float] = {
             "proposals": total, "accepted": accepted, "proposals_per_second": total / passed,
         }  # fmt: skip

@@ -22,16 +22,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from apportion.columns import compile_nothing
+from apportion.work_clock import WORK_CLOCK, work_seconds
+
 Report = dict[str, Any]
 SendReport = Callable[[Report], None]
 Job = Callable[[SendReport], Iterator[float]]
 
 PATIENCE = 20.0  # seconds that the others are waited for after an interrupt
+LONG = 60.0  # seconds of work for which a process may compile loops: each does so for itself alone
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, ends: float | None, receive: SendReport) -> int:
-    """Runs jobs until they end or the moment `ends` of perf_counter has come. Every report is given
-    to `receive`. Returns how many processes were lost, and with them what they had not sent yet.
+    """Runs jobs until they end or the moment `ends` of `work_seconds` has come. Every report is
+    given to `receive`. Returns how many processes were lost, and with them what they had not sent
+    yet.
 
     Raises KeyboardInterrupt after an interrupt, when everything that was sent has been received.
     """
@@ -48,6 +53,8 @@ def run_jobs(jobs: Sequence[Job], workers: int, ends: float | None, receive: Sen
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are idle
             child = os.fork()
         if child == 0:
+            if pipes:  # one says for all that something is compiled
+                WORK_CLOCK.announce = None
             _run_child(part, ends, writing, (reading, *pipes))
         os.close(writing)
         pipes[reading] = child
@@ -63,10 +70,10 @@ def _run_in_turn(
     had = dict.fromkeys(range(len(every)), 0.0)
     turn, spent = 0, 0.0
     try:
-        while had and not stopped() and (ends is None or time.perf_counter() < ends):
-            began = time.perf_counter()
+        while had and not stopped() and (ends is None or work_seconds() < ends):
+            began = work_seconds()
             worth = next(every[turn], None)
-            spent += time.perf_counter() - began
+            spent += work_seconds() - began
             if worth is None:
                 del had[turn]
             elif worth > 0:
@@ -89,6 +96,8 @@ def _run_child(
         stop: list[int] = []
         signal.signal(signal.SIGINT, lambda *_: stop.append(1))
         signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+        if ends is not None and ends - work_seconds() < LONG:
+            compile_nothing()
 
         def send(report: Report) -> None:
             left = json.dumps(report, separators=(",", ":")).encode() + b"\n"

@@ -51,7 +51,7 @@ class Moves(Protocol):
 
 class SimulatedWalk:
     """The Walk. `moves` makes what draws its changes, given the Choices, which are kept up to date.
-    `best` is the Strategy that was noted last."""
+    `best` is the Strategy that was noted last. Ops that are `pinned` keep their Choices."""
 
     def __init__(
         self,
@@ -60,8 +60,9 @@ class SimulatedWalk:
         strategy: Strategy,
         kinds: Mapping[str, int] = KINDS,
         moves: Callable[[list[Choice]], Moves] | None = None,
+        pinned: frozenset[int] = frozenset(),
     ) -> None:
-        self.problem, self.space = problem, space
+        self.problem, self.space, self.pinned = problem, space, pinned
         self.delta = Delta(space, strategy, problem.cluster, problem.cost)
         self.choices: list[Choice] = list(strategy.choices)
         self.layouts: dict[int, Layout] = dict(strategy.layouts)
@@ -138,7 +139,7 @@ class SimulatedWalk:
     def change(self, rng: Random, limit: float) -> float | None:
         """A move, of a kind drawn by weight."""
         self.kind = rng.choices(self.kinds, self.weights)[0]
-        choices = self.moves.draw(self.kind, rng)
+        choices = self._unpinned(self.moves.draw(self.kind, rng))
         self.drawn[self.kind][0] += 1
         if self.kind == "sweep" and self.moves.swept:
             self.weights[self.kinds.index("sweep")] = 0
@@ -158,6 +159,11 @@ class SimulatedWalk:
             if move:
                 self._tried[move] = cost, choices
         return cost
+
+    def _unpinned(self, choices: OpChoices) -> OpChoices:
+        if not self.pinned:
+            return choices
+        return {op: choice for op, choice in choices.items() if op not in self.pinned}
 
     def _laid_out(self, op: int) -> list[int]:
         """The Values with layouts of their own that an Op leaves, and those of state before it."""
@@ -212,7 +218,7 @@ class SimulatedWalk:
 
     def scatter(self, rng: Random) -> None:
         """Everything cut and placed at random."""
-        choices = self.moves.scatter(rng)
+        choices = self._unpinned(self.moves.scatter(rng))
         choices = {op: new for op, new in choices.items() if new != self.choices[op]}
         layouts: dict[int, Layout | None] = dict.fromkeys(self.layouts)
         self._pending = choices, layouts

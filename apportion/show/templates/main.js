@@ -2,6 +2,7 @@
 
 function redrawAll() {
   readTheme();
+  drawGraph();
   drawTimeline();
   drawSmalls();
   drawMemory();
@@ -11,6 +12,7 @@ function redrawAll() {
 
 readTheme();
 summarise();
+graphSection();
 timeline();
 memory();
 traffic();

@@ -3,7 +3,7 @@
 const categoryColour = (k) => CATEGORY_COLOURS[k % CATEGORY_COLOURS.length];
 const present = data.categories.map((_, k) => k).filter((k) =>
   data.lines.some((line) => line.memory.some((device) => device.bands[k])));
-const chosen = { device: 0, line: 0 };
+const chosen = { position: 0, device: 0, line: 0 };
 
 function drawBands(pen, curve, x, y, step) {
   const n = curve.time.length, base = new Float64Array(n);
@@ -124,10 +124,13 @@ function chooseMemory(position) {
   const at = Math.min(Math.max(position, 0), options.length - 1);
   options.forEach((option, k) => option.setAttribute("aria-selected", k === at ? "true" : "false"));
   byId("memory-list").setAttribute("aria-activedescendant", options[at].id);
-  chosen.device = Math.floor(at / data.lines.length);
+  const group = deviceGroups()[Math.floor(at / data.lines.length)];
+  chosen.position = at;
+  chosen.device = group[0];
   chosen.line = at % data.lines.length;
   const line = data.lines[chosen.line], curve = line.memory[chosen.device];
-  const title = `Device ${chosen.device} ${data.devices.name[chosen.device]}, ${line.source}`;
+  const alike = group.length > 1 ? ` (of ${group.length} alike, the one that holds most)` : "";
+  const title = `Device ${chosen.device} ${data.devices.name[chosen.device]}${alike}, ${line.source}`;
   byId("memory-device").textContent = `${title}: peak ${bytesText(sum(curve.peak))} of ` +
     bytesText(data.devices.limit[chosen.device]) + (curve.peak_op ? `, in ${curve.peak_op}` : "");
   byId("memory-canvas").setAttribute("aria-label", `Memory over time. ${title}, ` +
@@ -159,10 +162,26 @@ function alive(curve) {
 function memory() {
   legend("memory-legend", present.map((k) => [data.categories[k], categoryColour(k)]));
   const list = byId("memory-list");
-  for (let d = 0; d < deviceCount; d += 1) {
-    data.lines.forEach((line, k) => {
+  list.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    chooseMemory(chosen.position + step);
+    list.querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest" });
+    event.preventDefault();
+  });
+  byId("memory-canvas").addEventListener("pointermove", memoryTip);
+  byId("memory-canvas").addEventListener("pointerleave", hideTip);
+  listMemory();
+}
+
+function listMemory() {
+  const list = byId("memory-list"), groups = deviceGroups();
+  list.replaceChildren();
+  for (const group of groups) {
+    const d = group[0];
+    data.lines.forEach((line) => {
       const position = list.children.length;
-      const name = `${d} ${measured ? line.source : data.devices.name[d]}`;
+      const name = measured ? `${groupName(group)} ${line.source}` : groupName(group);
       const option = el("div", { class: "choice", role: "option", id: "memory-" + position },
         el("div", { class: "name" }, el("span", {}, name),
           el("span", {}, bytesText(sum(line.memory[d].peak)))), el("canvas"));
@@ -171,20 +190,12 @@ function memory() {
     });
   }
   drawSmalls();
-  list.addEventListener("keydown", (event) => {
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (!step) return;
-    chooseMemory(chosen.device * data.lines.length + chosen.line + step);
-    list.querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest" });
-    event.preventDefault();
-  });
-  byId("memory-canvas").addEventListener("pointermove", memoryTip);
-  byId("memory-canvas").addEventListener("pointerleave", hideTip);
-  chooseMemory(allPeaks.slice(0, deviceCount).indexOf(Math.max(...allPeaks.slice(0, deviceCount)))
-    * data.lines.length);
+  const peaks = groups.map((group) => sum(data.lines[0].memory[group[0]].peak));
+  chooseMemory(peaks.indexOf(Math.max(...peaks)) * data.lines.length);
 }
 
 function drawSmalls() {
+  const groups = deviceGroups();
   [...byId("memory-list").children].forEach((option, k) => drawSmall(option.lastElementChild,
-    data.lines[k % data.lines.length], Math.floor(k / data.lines.length)));
+    data.lines[k % data.lines.length], groups[Math.floor(k / data.lines.length)][0]));
 }

@@ -42,15 +42,31 @@ function drawCurve() {
   svg.replaceChildren(grid, line, ...dots);
 }
 
+function triedMethods() {
+  if (!search.tried.length) return;
+  const best = search.tried[0].step_seconds;
+  const rows = search.tried.map((row, k) => el("tr", {}, el("td", {}, row.method),
+    el("td", { class: "number" }, secondsText(row.step_seconds)),
+    el("td", { class: "number" }, k ? "+" + (100 * (row.step_seconds / best - 1)).toFixed(1) + "%" : ""),
+    el("td", { class: "number" }, bytesText(row.peak_bytes)),
+    el("td", { class: "number" }, bytesText(row.bytes_moved)),
+    el("td", { class: row.fits ? "good" : "bad" }, row.fits ? "yes" : "no")));
+  byId("tried").append(el("thead", {}, heading(
+    ["method", "step time", "to the best", "peak memory", "bytes moved", "fits"], [1, 2, 3, 4])),
+    el("tbody", {}, ...rows));
+  byId("tried-box").hidden = false;
+}
+
 function searched() {
   const figures = Object.entries(search.figures), trials = search.measured;
-  if (!search.curve.length && !figures.length && !trials.length) return;
+  if (!search.curve.length && !figures.length && !trials.length && !search.tried.length) return;
   byId("search-section").hidden = byId("search-link").hidden = false;
   byId("curve-box").hidden = !search.curve.length;
   byId("search-figures").textContent = figures.map(([name, number]) =>
     `${name.replaceAll("_", " ")}: ${number.toLocaleString("en-US", { maximumFractionDigits: 1 })}`)
     .join("; ");
   drawCurve();
+  triedMethods();
   if (!trials.length) return;
   const rows = trials.map((trial) => el("tr", {}, el("td", {}, trial.method),
     el("td", { class: "number" }, secondsText(trial.predicted_seconds)),

@@ -1,6 +1,6 @@
 // Timeline
 
-const GUTTER = 128, AXIS = 24, LANE_GAP = 2, BLOCK_GAP = 10;
+const GUTTER = window.innerWidth < 600 ? 84 : 128, AXIS = 24, LANE_GAP = 2, BLOCK_GAP = 10;
 const HEIGHTS = data.lanes.map((_, k) => (k ? 9 : 20));
 const stepNs = Math.max(...data.lines.map((line) => line.step_ns), 1);
 const view = { low: 0, high: stepNs, lanes: [], height: 0, width: 0, kinds: new Map() };
@@ -28,11 +28,13 @@ function arrangeLanes() {
   const shown = byId("source").value, all = data.lines.length > 1;
   let y = 4;
   view.lanes = [];
-  for (let d = 0; d < deviceCount; d += 1) {
+  for (const group of deviceGroups()) {
+    const d = group[0];
     for (const line of data.lines) {
       if (all && shown !== "both" && shown !== line.source) continue;
       for (let k = 0; k < data.lanes.length; k += 1) {
-        view.lanes.push({ line, device: d, lane: k, y, height: HEIGHTS[k], rows: line.rows[d][k] });
+        view.lanes.push({ line, device: d, group, lane: k, y, height: HEIGHTS[k],
+          rows: line.rows[d][k] });
         y += HEIGHTS[k] + LANE_GAP;
       }
       y += BLOCK_GAP;
@@ -102,8 +104,8 @@ function laneLabel(pen, lane, y) {
   pen.fillStyle = lane.lane ? theme.dim : theme.ink;
   pen.textAlign = "left";
   if (lane.lane === 0) {
-    const mark = data.lines.length > 1 ? `${lane.device} ${lane.line.source}`
-      : `${lane.device} ${data.devices.name[lane.device]}`;
+    const mark = data.lines.length > 1 && lane.group.length === 1
+      ? `${lane.device} ${lane.line.source}` : groupName(lane.group);
     pen.fillText(fitted(pen, mark, GUTTER - 16), 8, y + lane.height / 2 + 1);
   } else {
     pen.save();
@@ -178,6 +180,19 @@ function drawAxis(pen, x, width, height) {
     pen.stroke();
     pen.globalAlpha = 1;
     if (at < width - 24) pen.fillText(tickText(ns, view.high), at, AXIS / 2);
+  }
+  drawPeriods(pen, x, height);
+}
+
+function drawPeriods(pen, x, height) {
+  // Where steps overlap: when the second one begins.
+  pen.strokeStyle = theme.ink;
+  for (const { period_ns: period } of data.lines) {
+    if (!period || period < view.low || period > view.high) continue;
+    pen.beginPath();
+    pen.moveTo(Math.round(x(period)) + 0.5, AXIS - 4);
+    pen.lineTo(Math.round(x(period)) + 0.5, height);
+    pen.stroke();
   }
 }
 
@@ -318,9 +333,13 @@ function timeline() {
     for (const name of ["both", ...data.lines.map((line) => line.source)])
       byId("source").append(el("option", { value: name }, name));
   }
-  const drawn = data.lines[0].slices.kind.length, all = data.lines[0].tasks, notes = [];
+  const drawn = data.lines[0].slices.kind.length, notes = [];
+  const all = data.lines[0].tasks * (data.lines[0].period_ns ? 2 : 1);
   if (drawn < all) notes.push(`This step has ${plural(all, "task")}: short neighbours on a lane are ` +
     `merged, which leaves ${plural(drawn, "slice")}.`);
+  if (data.lines[0].period_ns)
+    notes.push("Steps overlap: two of them are drawn, the second from the upright line on, and what the " +
+      "first leaves to it comes after that line too.");
   if (data.plan.communication_on_device)
     notes.push("Here sending and receiving occupy the device itself, and count as busy.");
   byId("timeline-note").textContent = notes.join(" ");

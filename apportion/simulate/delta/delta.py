@@ -30,7 +30,7 @@ from apportion.columns import (
     Ints,
     offsets,
 )
-from apportion.describe import HOST_KINDS
+from apportion.describe import HOST_KINDS, HOST_UPDATE_KIND
 from apportion.lower import READ, STAGES, Devices, Lowering, TaskGraph, build_task_graph
 from apportion.machine import Cluster, CostModel, ahead_nanoseconds
 from apportion.simulate.delta import block_store as stores
@@ -82,7 +82,8 @@ class Delta:
         self.holding = HeldBytes(self.lowering, self.flows)
         self.makers = [-1 if made is None else made[0] for made in space.graph.producer]
         self.before: _UndoRecord | None = None
-        self.anew = any(op.kind in HOST_KINDS for op in space.graph.ops)
+        own_lanes = (*HOST_KINDS, HOST_UPDATE_KIND)
+        self.anew = any(op.kind in own_lanes for op in space.graph.ops)
         self.known_times: Times | None = None  # where all is simulated anew
         self.step_ns = 0
         self.changes = 0

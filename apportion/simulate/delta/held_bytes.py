@@ -20,7 +20,12 @@ from functools import reduce
 import numpy as np
 
 from apportion.columns import Ints, compiled
-from apportion.describe import TO_HOST_KIND, find_description
+from apportion.describe import (
+    FROM_HOST_KIND,
+    HOST_UPDATE_KIND,
+    TO_HOST_KIND,
+    find_description,
+)
 from apportion.graph import BUFFER, FORWARD, OPTIMIZER_STATE, PARAMETER, Graph
 from apportion.lower import MADE, READ, FlowStore, Lowering, end_piece, first_piece
 
@@ -120,8 +125,11 @@ def _late_stages(graph: Graph) -> dict[int, tuple[int, bool]]:
         readers = graph.consumers[value]
         early = sum(graph.ops[op].phase == FORWARD for op in readers)
         state = graph.values[value].role in STATE
-        if made is not None and graph.ops[made[0]].kind == TO_HOST_KIND:
+        kinds = {graph.ops[op].kind for op in readers}
+        if made is not None and graph.ops[made[0]].kind in (TO_HOST_KIND, HOST_UPDATE_KIND):
             continue  # it lies on the host
+        if made is None and not kinds.isdisjoint((FROM_HOST_KIND, HOST_UPDATE_KIND)):
+            continue
         if (made is None and state) or (
             made is not None and graph.ops[made[0]].phase == FORWARD and early < len(readers)
         ):
