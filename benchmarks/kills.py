@@ -39,6 +39,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,13 @@ PLANS = ("data", "fsdp")
 LETTERS = {"compute": "R", "exchange": "S"}  # of a rank's main thread at that moment
 
 
+@cache
+def shutdown_timeout() -> list[str]:
+    """What tells torchrun how long a rank may take to end, if this torch's can be told."""
+    told = subprocess.run([BIN / "torchrun", "--help"], capture_output=True, text=True).stdout
+    return ["--shutdown-timeout", f"{SHUTDOWN:g}"] if "--shutdown-timeout" in told else []
+
+
 # jobs
 
 
@@ -139,7 +147,7 @@ class Job:
         if self.kind == "torchrun":
             return [
                 str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(self.ranks),
-                "--max-restarts", str(RESTARTS), "--shutdown-timeout", f"{SHUTDOWN:g}",
+                "--max-restarts", str(RESTARTS), *shutdown_timeout(),
                 str(EXAMPLE), str(self.plan), str(self.save), "--double",
                 "--steps", str(STEPS), "--save-every", str(EVERY), "--patience", str(PATIENCE),
             ]  # fmt: skip

@@ -9,8 +9,9 @@ The model is a GPT of width 1024 with 8 x 1024 tokens, float32 parameters, bfloa
 AdamW, its loss in 8 parts. `plan` needs no GPU and can be done elsewhere; `run` trains a plan and
 says what was predicted beside it; `peer` trains the same model by means that PyTorch has: eager,
 checkpoint (each block and each part of the loss), stream (saved tensors go to pinned memory in a
-stream of their own, as torchtune does), fsdp2 (CPU offloading of state, and checkpoints). All are
-held to the same share of the GPU's memory. Weights are made quickly: blocks of random numbers.
+stream of their own, as torchtune does), fsdp2 (CPU offloading of state, and checkpoints), budget
+(each block compiled with torch's activation memory budget, parts of the loss in checkpoints). All
+are held to the same share of the GPU's memory. Weights are made quickly: blocks of random numbers.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ SPEC = (
 )
 GIB = 2**30
 WARM = 3
+BUDGET = 0.1  # of what a compiled block would keep
 
 
 class MeasuredHost:
@@ -242,7 +244,9 @@ def peer(kind: str, layers: int, steps: int, cap: str, out: Path | None) -> None
     if again:
         for number, block in enumerate(model.blocks):  # type: ignore[arg-type,union-attr]
             model.blocks[number] = checkpoint_wrapper(block)  # type: ignore[index,operator]
-    whole = LossOf(model, again)
+    if kind == "budget":
+        _keep_little(model)
+    whole = LossOf(model, again or kind == "budget")
     if kind == "fsdp2":
         _shard(model, whole)
     else:
@@ -274,6 +278,15 @@ def peer(kind: str, layers: int, steps: int, cap: str, out: Path | None) -> None
         out, what=kind, layers=layers, ms_layer=found["ms_step"] / layers,
         losses=[float(x) for x in losses[:3]], **found,
     )  # fmt: skip
+
+
+def _keep_little(model: Any) -> None:
+    """Compiles each block by itself, equal ones once, with a budget for what its backward reads."""
+    import torch._functorch.config as compiler
+
+    compiler.activation_memory_budget = BUDGET
+    for block in model.blocks:
+        block.compile()
 
 
 def _shard(model: Any, whole: nn.Module) -> None:

@@ -18,10 +18,12 @@ _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 def free_bytes(place: str) -> int:
     """Bytes that tensors on a GPU may still take, of what this process is allowed."""
-    free, total = torch.cuda.mem_get_info(place)
-    allocated = torch.cuda.memory_allocated(place)
-    cached = torch.cuda.memory_reserved(place) - allocated
-    share = torch.cuda.get_per_process_memory_fraction(place)
+    own = torch.device(place)
+    number = torch.cuda.current_device() if own.index is None else own.index  # "cuda" has none
+    free, total = torch.cuda.mem_get_info(number)
+    allocated = torch.cuda.memory_allocated(number)
+    cached = torch.cuda.memory_reserved(number) - allocated
+    share = torch.cuda.get_per_process_memory_fraction(number)
     return int(min(free + cached, share * total - allocated))
 
 

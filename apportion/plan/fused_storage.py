@@ -13,7 +13,8 @@ Storage of the same step with fusion goes out.
     segments   of the allocator: the state and the batch have theirs, and what the graph replays
                its own, which holds all room that was ever needed at once and the gaps in it
                (simulate/segments.py), with a workspace of libraries of its own
-    the rest   pages that are not full, and MARGIN, as was measured on an H200
+    the rest   pages that are not full, and MARGIN, as was measured on an H200; HOST_MARGIN where
+               copies from the host take room between the graphs
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from apportion.columns import Ints
-from apportion.lower import COMPUTE, Storage, TaskGraph, with_storage
+from apportion.lower import COMPUTE, Storage, TaskGraph, uses_host, with_storage
 from apportion.machine import Cluster, CostModel, cost_fit, elementwise, kind_of_signature
 from apportion.plan.compiled_order import CompiledKernel, compiled_order, read_slots
 from apportion.simulate import (
@@ -37,7 +38,7 @@ from apportion.simulate import (
     unwritten_slots,
 )
 
-MARGIN = 0.002
+MARGIN, HOST_MARGIN = 0.002, 0.01
 CAST = "aten._to_copy.default"
 LOG_SOFTMAX, PICKING = "aten._log_softmax.default", "aten.nll_loss_forward.default"
 POOLING, INDEX_BYTES = "apportion.max_pool", 8
@@ -68,11 +69,12 @@ def fused_storage(
         late=tuple((s, int(plain[t])) for s, t in late),
     )  # fmt: skip
     peaks = np.array(simulate(with_storage(tasks, found), cluster, cost).peak_bytes)
+    margin = HOST_MARGIN if uses_host(tasks) else MARGIN
     for device, place in enumerate(cluster.devices[: tasks.devices]):
         table = cost.tables.get(place.kind)
         held = step.held(device, 0 if table is None else table.resident)
         mine = (step.tasks.kind == COMPUTE) & (step.tasks.device == device)
-        more = held + int(MARGIN * held) + sum(SEGMENT_PAGES) - int(peaks[device])
+        more = held + int(margin * held) + sum(SEGMENT_PAGES) - int(peaks[device])
         needed[mine] = np.maximum(needed[mine] + more, 0)
     return replace(found, workspace=_rows(needed, plain))
 
@@ -92,10 +94,10 @@ class _FusedMemory:
     @classmethod
     def of(cls, known: TaskGraph, pieces: Sequence[Sequence[int]]) -> _FusedMemory:
         """The step of tasks whose calls are known."""
-        groups, size = fused_groups(known), known.slot_nbytes.copy()
-        size[unwritten_slots(known)] = 0
+        groups, size = fused_groups(known, pieces), known.slot_nbytes.copy()
+        size[unwritten_slots(known, pieces)] = 0
         size[known.slot_on_host] = 0  # it takes none of a device
-        groups = _with_logits_for(known, groups, size)
+        groups = _with_logits_for(known, groups, size, pieces)
         for task in _tasks_of(known, POOLING):
             places = known.out_slot[known.out_start[task] + 1 : known.out_start[task + 1]]
             size[places] //= INDEX_BYTES
@@ -236,11 +238,14 @@ class _FusedMemory:
         return [size, more - size] if whole else [more]
 
 
-def _with_logits_for(tasks: TaskGraph, groups: FusedGroups, size: Ints) -> FusedGroups:
+def _with_logits_for(
+    tasks: TaskGraph, groups: FusedGroups, size: Ints, pieces: Sequence[Sequence[int]]
+) -> FusedGroups:
     """The groups with logits in the place of their logarithmic softmax in another precision, which
-    nobody writes: whoever needs it computes it of the logits and two numbers a row. Its `size` is
-    set to zero."""
+    nobody writes: whoever needs it, in the same piece, computes it of the logits and two numbers a
+    row. Its `size` is set to zero."""
     root = groups.root.copy()
+    piece_of = {task: number for number, piece in enumerate(pieces) for task in piece}
     maker = {int(s): t for t in range(len(tasks)) for s in _columns(tasks, t)[1]}
     for task in _tasks_of(tasks, LOG_SOFTMAX):
         (out,), source = _columns(tasks, task)[1], int(root[_columns(tasks, task)[0][0]])
@@ -250,6 +255,7 @@ def _with_logits_for(tasks: TaskGraph, groups: FusedGroups, size: Ints) -> Fused
         narrow = 0 < size[source] < size[out]
         picks = _tasks_of(tasks, PICKING)
         fine = all(groups.fused[t] or groups.free[t] or t in picks for t in readers)
+        fine &= len({piece_of.get(t, -1) for t in (task, *readers)}) == 1
         if narrow and root[out] == out and fine:
             root[root == out] = source
             size[out] = 0

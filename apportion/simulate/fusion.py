@@ -7,18 +7,20 @@ share of a kernel.
     stage   how many calls of a library's kernels are on the longest way to a task, within what a
             rank does between two exchanges
     group   tasks that may be fused, of one device and one stage, which read what another one of
-            them makes or reads: one kernel
+            them makes or reads, unless that is a single number: one kernel
     traffic a group reads what it needs from outside once, and writes what is needed outside once
 
 A reduction over other dimensions than the last (the gradient of a bias, statistics of a batch) is a
 kernel of its own, since all of its input is needed before anything follows, and so is pooling; a
 call that needs such statistics of what it computes on reads that again. Who moves a byte is
 charged for it: the first reader in the group, the maker. Tasks of one stage are not connected by a
-way through a kernel that is not in their group, so that groups can always be computed.
+way through a kernel that is not in their group, so that groups can always be computed. Where it is
+known which tasks are compiled as one piece, no group is of two pieces.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +36,12 @@ from apportion.machine import (
 )
 
 REDUCING = 4.0  # inputs per output, for a call to be a reduction
+
+SHARED = 10
+"""Bytes that two kernels have to share to become one (inductor's score_fusion_memory_threshold)."""
+
+Pieces = Sequence[Sequence[int]]
+"""The tasks of each piece that is compiled by itself."""
 
 
 class FusedTraffic(NamedTuple):
@@ -60,11 +68,11 @@ def fused_traffic(tasks: TaskGraph) -> FusedTraffic:
     return FusedTraffic(fused, share, nbytes)
 
 
-def unwritten_slots(tasks: TaskGraph) -> Bools:
+def unwritten_slots(tasks: TaskGraph, pieces: Pieces = ()) -> Bools:
     """Which slots are never in memory, because only the kernel that makes them reads them."""
     if not len(tasks.work):
         return np.zeros(len(tasks.slot_first), bool)
-    found = fused_groups(tasks)
+    found = fused_groups(tasks, pieces)
     size, last = plain(tasks.slot_nbytes), plain(tasks.slot_last)
     again = np.zeros(len(tasks), np.int64)
     columns = (found.root, size, last, found.group, found.fused, found.free, again)
@@ -83,14 +91,15 @@ class FusedGroups(NamedTuple):
     slots: tuple[Ints, ...]
 
 
-def fused_groups(tasks: TaskGraph) -> FusedGroups:
+def fused_groups(tasks: TaskGraph, pieces: Pieces = ()) -> FusedGroups:
     """Which tasks become one kernel; calls are known."""
     fused, alone, free = _roles(tasks)
     root = _roots(tasks.slot_base)
     columns = (tasks.in_start, tasks.in_slot, tasks.out_start, tasks.out_slot)
     slots, joins = tuple(map(plain, columns)), fused & ~alone
-    key = _keys(tasks, _stages(*slots, root, joins, free))
-    return FusedGroups(fused, free, _groups(*slots, root, key, joins, free), root, slots)
+    key = _keys(tasks, _stages(*slots, root, joins, free), pieces)
+    size = plain(tasks.slot_nbytes)
+    return FusedGroups(fused, free, _groups(*slots, root, size, key, joins, free), root, slots)
 
 
 def _roles(tasks: TaskGraph) -> tuple[Bools, Bools, Bools]:
@@ -118,14 +127,18 @@ def _roots(base: Ints) -> Ints:
     return plain(root)
 
 
-def _keys(tasks: TaskGraph, stage: Ints) -> Ints:
-    """Equal for tasks of one device and one stage between the same exchanges."""
+def _keys(tasks: TaskGraph, stage: Ints, pieces: Pieces) -> Ints:
+    """Equal for tasks of one device, one stage and one piece between the same exchanges."""
     ends = tasks.ends
     passed = np.zeros((tasks.devices, len(tasks) + 1), np.int64)
     np.add.at(passed, (ends.device, ends.task), 1)
     between = np.cumsum(passed, axis=1)[tasks.device, np.arange(len(tasks))]
+    piece = np.zeros(len(tasks), np.int64)
+    for number, members in enumerate(pieces, 1):
+        piece[list(members)] = number
     most = int(stage.max(initial=0)) + 1
-    key: Ints = (between * tasks.devices + tasks.device) * most + stage
+    place = (between * tasks.devices + tasks.device) * (len(pieces) + 1) + piece
+    key: Ints = place * most + stage
     return plain(key)
 
 
@@ -160,29 +173,30 @@ def _top(group, task):  # type: ignore[no-untyped-def]
 
 @compiled
 def _groups(
-    in_start: Ints, in_slot: Ints, out_start: Ints, out_slot: Ints, root: Ints, key: Ints,
-    joins: Bools, free: Bools,
+    in_start: Ints, in_slot: Ints, out_start: Ints, out_slot: Ints, root: Ints, size: Ints,
+    key: Ints, joins: Bools, free: Bools,
 ) -> Ints:  # fmt: skip
     """For every task the first one of its group."""
     count, slots = len(in_start) - 1, len(root)
     group = np.arange(count)
     maker = np.full(slots, -1)  # of the bytes of a root slot
-    reader = np.full(slots, -1)  # the last one that read it and may be fused
+    reader = np.full(slots, -1)  # the last one that read it, or a view of a part, and may be fused
     for task in range(count):
         if free[task]:
             continue
         for k in range(in_start[task], in_start[task + 1]):
-            if in_slot[k] < 0 or not joins[task]:
+            if in_slot[k] < 0 or not joins[task] or size[in_slot[k]] < SHARED:
                 continue
             slot = root[in_slot[k]]
-            for other in (maker[slot], reader[slot]):
+            seen = slot if size[in_slot[k]] == size[slot] else in_slot[k]  # all of it, or a part
+            for other in (maker[slot], reader[seen]):
                 if other >= 0 and key[other] == key[task]:
                     a, b = _top(group, other), _top(group, task)
                     group[max(a, b)] = min(a, b)
-            reader[slot] = task
+            reader[seen] = task
         for k in range(out_start[task], out_start[task + 1]):
             maker[root[out_slot[k]]] = task if joins[task] else -1
-            reader[root[out_slot[k]]] = -1
+            reader[root[out_slot[k]]] = reader[out_slot[k]] = -1
     for task in range(count):
         group[task] = _top(group, task)
     return group

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 from chain_plan import chain_plan
 
+from apportion import zoo
+from apportion.capture.capture import capture
 from apportion.lower.task_graph import TaskGraph
+from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import FITTED, MEASURED, CostModel
 from apportion.machine.cost_table import Condition, CostLine, CostTable, KernelMeasurement
 from apportion.machine.fusible_kinds import fusible, reduces_rows
+from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
 from apportion.simulate.durations import issue_nanoseconds, nanoseconds, restricted, sources
-from apportion.simulate.fusion import fused_traffic
+from apportion.simulate.fusion import fused_groups, fused_traffic
 from apportion.simulate.simulate import simulate
 
 ROWS, WIDTH = 64, 32
@@ -40,6 +44,25 @@ def test_a_chain_reads_and_writes_once(plan: Plan) -> None:
     assert traffic.nbytes[mul] == 0, "what it reads and makes stays in the kernel"
     assert traffic.nbytes[sigmoid] == WHOLE, "the second product reads it"
     assert traffic.nbytes[relu] == 2 * WHOLE, "reads the first product; the way back reads its own"
+
+
+def test_no_kernel_is_of_two_pieces(plan: Plan) -> None:
+    tasks = plan.tasks
+    relu, mul = of_kind(tasks, "aten.relu.default")[0], of_kind(tasks, "aten.mul.Tensor")[0]
+    group = fused_groups(tasks).group
+    assert group[relu] == group[mul]
+    group = fused_groups(tasks, [range(mul), range(mul, len(tasks))]).group
+    assert group[relu] != group[mul]
+
+
+def test_parts_of_a_loss_are_kernels_of_their_own() -> None:
+    """All read one number, and targets, each its own part of them: nothing that kernels share."""
+    it = zoo.load("gpt2:tiny,batch=4,seq=8,loss_parts=4", 0, meta=True)
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    tasks = make_plan(program.graph, cluster("1xh200"), "single").tasks
+    parts = of_kind(tasks, "aten._log_softmax_backward_data.default")
+    assert len(parts) == 4
+    assert len(set(fused_groups(tasks).group[parts].tolist())) == 4
 
 
 def test_products_and_updates_are_not_fused(plan: Plan) -> None:
