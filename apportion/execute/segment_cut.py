@@ -5,7 +5,8 @@ that does what the segment does.
 
     TRACED   tasks that become one compiled artefact
     UPDATES  the optimizer's updates, which fused kernels do together. They are put off until
-             somebody reads what they make, or to the end of the segment
+             somebody reads what they make, or is the last to use what they read, or to the end
+             of the segment
     CALLED   tasks that the interpreter runs: those that no compiler can trace, or whose arguments
              are settings of the optimizer
 
@@ -93,17 +94,20 @@ def _runs(executable: Executable, whole: Segment, labels: Labels) -> Iterator[Ru
     """Tasks of one kind after the other, updates as late as possible."""
     late: list[int] = []
     made: set[int] = set()  # by updates that were put off
+    read: set[int] = set()  # by the same
     run: list[int] = []
     label = 0
     for task in whole.tasks:
         if _is_update(executable, task):
             late.append(task)
             made.update(slots_made(executable, task))
+            read.update(slots_read(executable, task))
             continue
-        if late and not made.isdisjoint(slots_read(executable, task)):
+        ends = not read.isdisjoint(executable.frees[task])
+        if late and (ends or not made.isdisjoint(slots_read(executable, task))):
             yield TRACED, tuple(run)
             yield UPDATES, tuple(late)
-            run, late, made = [], [], set()
+            run, late, made, read = [], [], set(), set()
         if _has_setting(executable, task) or _looks_at_data(executable, task):
             yield TRACED, tuple(run)
             yield CALLED, (task,)

@@ -12,14 +12,18 @@ from torch import nn
 
 from apportion.capture.capture import capture
 from apportion.capture.counter_random import word_table
+from apportion.capture.program import state_tensor
 from apportion.execute.executable import Executable
+from apportion.execute.inductor import kernel_by_kernel
 from apportion.execute.kernels.base import Context
 from apportion.execute.rank import Rank
 from apportion.execute.rank_steps import Segment, rank_steps
 from apportion.execute.segment_cut import UPDATES, cut
 from apportion.execute.step_words import StepRates, StepWords
 from apportion.execute.update_calls import update_calls
+from apportion.graph import PARAMETER, UPDATE, Graph
 from apportion.lower.lower import lower
+from apportion.memory.reorder import reorder
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, unsplit_choice
 
@@ -72,6 +76,69 @@ def test_updates_are_those_of_the_bodies(optimizer: str, settings: dict[str, Any
         torch.testing.assert_close(fused.tensors[slot], tensor, rtol=1e-5, atol=1e-7)
     for end, begin in fused.executable.carry:
         assert fused.tensors[end] is begun[begin]
+
+
+def _updates_first(graph: Graph) -> list[int]:
+    """An order in which updates come first, and what reads parameters last."""
+
+    def when(op: int) -> tuple[bool, bool, int]:
+        roles = [graph.values[value].role for value in graph.ops[op].inputs]
+        return graph.ops[op].phase != UPDATE, PARAMETER in roles, op
+
+    order: list[int] = []
+    left = list(range(len(graph.ops)))
+    while left:
+        ready = [
+            op
+            for op in left
+            if all(
+                (made := graph.producer[value]) is None or made[0] in order
+                for value in graph.ops[op].inputs
+            )
+        ]
+        order.append(min(ready, key=when))
+        left.remove(order[-1])
+    return order
+
+
+class Scales(nn.Module):
+    """What each scale makes is scaled by the next: the gradient of its input reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.randn(4, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for scale in self.scales:
+            x = torch.tanh(x * scale)
+        return x
+
+
+def test_an_update_comes_before_the_last_reader_of_its_parameter() -> None:
+    """It is not put off beyond that, since then the old parameter is gone."""
+    torch.manual_seed(0)
+    model = Scales()
+    made = torch.optim.AdamW(model.parameters(), lr=0.1)
+    batch = torch.randn(5, 4, dtype=torch.float64)
+    program = capture(lambda m, x: m(x).square().sum(), model, made, batch)
+    graph = reorder(program.graph, _updates_first(program.graph)).graph
+    space = Space(graph)
+    strategy = Strategy(tuple(unsplit_choice(space, k, [0]) for k in range(len(graph.ops))))
+    executable = Executable(space, strategy, lower(space, strategy, 1))
+    (whole,) = (s for s in rank_steps(executable, 0) if isinstance(s, Segment))
+    pieces = cut(executable, whole, "cpu")
+    assert sum(piece.kind == UPDATES for piece in pieces) > 1
+    context = context_of(program, 0, 0)
+    ranks = [Rank(executable, 0), Rank(executable, 0)]
+    for rank in ranks:
+        rank.load(lambda value: state_tensor(program, value).clone())
+        (region,) = rank.inputs
+        rank.tensors[region.slot] = batch
+    kernel_by_kernel(executable, whole, "cpu")(ranks[0], context)
+    for task in whole.tasks:
+        ranks[1].run(task, context)
+    for end, _ in executable.carry:
+        torch.testing.assert_close(ranks[0].tensors[end], ranks[1].tensors[end])
 
 
 def test_words_and_rates_keep_their_addresses() -> None:
