@@ -10,9 +10,8 @@ takes a late task that others wait for first (a message comes of it), then the n
 and what else is late only while that is not ready. So do ranks (execute/late_work.py).
 
 A message waits for its links by priority, in slices. Where messages burn the devices and were
-measured there, each end occupies its device besides: to pack and send, or to receive, and a little
-more for each slice; the wire turns to a message when it is packed, and its receiver has come to
-where it is posted.
+measured there, each end occupies its device besides: to pack and send, or to receive; the wire
+turns to a message when it is packed, and its receiver has come to where it is posted.
 """
 
 from __future__ import annotations
@@ -34,10 +33,6 @@ LED, ORDERED, IDLE = range(3)  # what a lane takes first
 CLASS = 1 << 40
 FREE_CREDIT = 4 << 20  # bytes that a kernel takes of its own accord
 EXPRESS = 1 << 15  # bytes of a message that waits for no slice of another (execute/wire.py)
-SLICE_NS = 10_000
-"""What an end spends on a slice more than on a message. Measured on a core of an EPYC: a Sockeye of
-26 MB in 163 slices took 3.2 ms more processor time of a rank than whole, which sends and receives
-as many."""
 
 
 class MessageParts(NamedTuple):
@@ -63,8 +58,7 @@ def priority_network(
     if times_messages(cluster, cost):
         beside = on_wire(tasks, cluster)
         wires = hops(tasks, cluster, beside) if beside.any() else no_hops(n)
-        sliced = duration + SLICE_NS * _more_slices(tasks, one.slice_bytes) * beside
-        parts = _message_parts(tasks, sliced, leads(tasks, beside, cluster, cost), beside)
+        parts = _message_parts(tasks, duration, leads(tasks, beside, cluster, cost), beside)
     late = several.source >= one.late_start
     lanes = _lanes(tasks, cluster, parts)
     where = np.append(np.arange(n), parts.task)
@@ -90,14 +84,6 @@ def priority_network(
         hop_link=wires.link, hop_occupancy=wires.occupancy, hop_slice=size, hop_credit=credit,
         express=np.append(tasks.is_message & (tasks.nbytes <= EXPRESS), parts.item < 0),
     ), parts  # fmt: skip
-
-
-def _more_slices(tasks: TaskGraph, slice_bytes: int) -> Ints:
-    """How many slices each message has more than one."""
-    if not slice_bytes:
-        return np.zeros(len(tasks), np.int64)
-    found: Ints = np.where(tasks.is_message, np.maximum(tasks.nbytes - 1, 0) // slice_bytes, 0)
-    return found
 
 
 def _message_parts(tasks: TaskGraph, duration: Ints, lead: Ints, beside: Bools) -> MessageParts:
