@@ -48,8 +48,8 @@ GAIN = 0.01  # that is worth the memory of gradients under way, or another slice
 BUSY = 0.4
 """The share of a step for which a link is busy, from which on steps overlap though no gain is
 predicted: what a rank that is late for once leaves unhidden, a step that ends then has to wait for.
-At half the step, overlapping took 0.93 to 1.02 of the time of four models (docs/communication.md),
-at a quarter 0.98 to 1.04."""
+At half the step, overlapping took 0.94 to 1.02 of the time of four models (docs/communication.md),
+at a quarter 0.98 to 1.07."""
 
 ON_ONE_MACHINE = (
     "steps do not overlap: between processes of one machine no message travels while they compute"

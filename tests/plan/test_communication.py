@@ -13,7 +13,13 @@ import apportion as ap
 from apportion.capture.program import Program, settings_now
 from apportion.machine.topology import Cluster
 from apportion.plan.plan import Plan
-from apportion.plan.schedule_exchanges import GAIN, NOT_ON_GPUS, ON_ONE_MACHINE
+from apportion.plan.schedule_exchanges import (
+    GAIN,
+    NOT_ON_GPUS,
+    ON_ONE_MACHINE,
+    ScheduledExchanges,
+    _best,
+)
 from apportion.simulate.repeat_steps import repeat_steps
 from apportion.split.communication import POLICIES
 
@@ -73,6 +79,18 @@ def test_auto_overlaps_where_that_is_faster_and_fits(program: Program) -> None:
     kept = ap.plan(program, where, "data", memory_limit=limit, **how)
     assert kept.feasible
     assert not kept.strategy.communication.overlaps
+
+
+def test_auto_overlaps_where_a_link_is_busy_though_nothing_is_gained(within: Plan) -> None:
+    across = within.with_communication("p3")
+    alike = replace(across.timeline, period_ns=within.timeline.step_ns)
+    given = ScheduledExchanges(within.strategy, within.tasks, within.timeline)
+    busy = ScheduledExchanges(across.strategy, across.tasks, alike)
+    idle = replace(busy, timeline=replace(alike, link_spans=None))
+    assert busy.seconds == idle.seconds == given.seconds
+    assert _best(given, iter([busy]), lambda line: True) is busy
+    assert _best(given, iter([idle]), lambda line: True) is given
+    assert _best(given, iter([busy]), lambda line: line is not alike) is given
 
 
 def test_auto_is_predicted_no_slower_than_any_policy(program: Program) -> None:
