@@ -125,11 +125,13 @@ class Job:
         self.losses: dict[int, list[float]] = {}
         self.process: subprocess.Popen[str] | None = None
         self.starts = 0
+        self.answer = ANSWER
         self.wrong: list[str] = []
 
     def start(self, answer: float = ANSWER) -> None:
         """Starts the command, for the first time or again."""
         self.starts += 1
+        self.answer = answer
         out, err = (open(self._file(end), "w") for end in ("out", "err"))  # noqa: SIM115
         environment = dict(os.environ, OMP_NUM_THREADS="1", TMPDIR=str(self.temporary))
         environment[MARK] = self.name
@@ -294,6 +296,8 @@ def attempt(
             for number, kill in kills:
                 outcome = Outcome(kill, number, method, job.ranks)
                 following = kills[count + 1][1] if count + 1 < len(kills) else None
+                if answer_for(kill) < job.answer:  # it has survived, and waits for too long
+                    break
                 if not one_kill(job, outcome, following, reference, rng):
                     break
                 count += 1
