@@ -334,7 +334,8 @@ def one_kill(
     struck = strike(job, kill, rng)
     if not struck:
         return False
-    until(lambda: job.ended() or job.last_step() > outcome.checkpoint + EVERY, RECOVERY)
+    reached = job.last_step()  # it may have saved while the moment was waited for
+    until(lambda: job.ended() or job.last_step() > reached + EVERY, RECOVERY)
     if job.ended():
         outcome.ended = job.status() != 0
         until(lambda: not job.processes(), RECOVERY)
