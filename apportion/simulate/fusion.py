@@ -7,7 +7,7 @@ share of a kernel.
     stage   how many calls of a library's kernels are on the longest way to a task, within what a
             rank does between two exchanges
     group   tasks that may be fused, of one device and one stage, which read what another one of
-            them makes or reads, unless that is a single number: one kernel
+            them makes, or the same part of a tensor, unless that is a single number: one kernel
     traffic a group reads what it needs from outside once, and writes what is needed outside once
 
 A reduction over other dimensions than the last (the gradient of a bias, statistics of a batch) is a
