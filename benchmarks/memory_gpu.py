@@ -12,6 +12,9 @@ checkpoint (each block and each part of the loss), stream (saved tensors go to p
 stream of their own, as torchtune does), fsdp2 (CPU offloading of state, and checkpoints), budget
 (each block compiled with torch's activation memory budget, parts of the loss in checkpoints). All
 are held to the same share of the GPU's memory. Weights are made quickly: blocks of random numbers.
+
+With --spec it is another model of the zoo, a `{}` in it for --layers. With --turn FOLDER a process
+says there when it has warmed up and waits for its turn, as memory_depth.py gives it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from apportion import zoo
@@ -51,7 +55,7 @@ SPEC = (
     "precision=bf16-mixed"
 )
 GIB = 2**30
-WARM = 3
+WARM, RUNS = 3, 3
 BUDGET = 0.1  # of what a compiled block would keep
 
 
@@ -100,6 +104,14 @@ def tell(out: Path | None, **facts: Any) -> None:
             file.write(json.dumps(facts) + "\n")
 
 
+def wait_for_turn(folder: Path | None) -> None:
+    """Says that this process is ready to be measured, and waits until it is to be."""
+    if folder is not None:
+        (folder / "ready").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.05)
+
+
 def rates(out: Path) -> None:
     from apportion.run.calibrate_host import host_lines
 
@@ -108,13 +120,16 @@ def rates(out: Path) -> None:
     tell(None, gigabytes_a_second={k: 1e-9 / v.per_byte for k, v in lines.items()})
 
 
-def plan(layers: int, limit: str, mode: str, costs: Path | None, offload: str, out: Path) -> None:
-    it = zoo.load(SPEC.format(layers), 0, meta=True)
+def plan(
+    spec: str, layers: int, limit: str, mode: str, costs: Path | None,
+    ways: tuple[str, str, str], out: Path,
+) -> None:  # fmt: skip
+    it = zoo.load(spec, 0, meta=True)
     program = capture(it.step, it.model, it.optimizer, it.batch)
     began = time.perf_counter()
     made = make_plan(
-        program, cluster("1xh200"), "single", 1.0, parse_size_limit(limit), recompute="auto",
-        offload=offload, host_state="auto", costs=MeasuredHost(mode, costs),
+        program, cluster("1xh200"), "single", 30.0, parse_size_limit(limit), recompute=ways[0],
+        offload=ways[1], host_state=ways[2], costs=MeasuredHost(mode, costs),
     )  # fmt: skip
     made.save(out)
     tell(
@@ -130,7 +145,9 @@ def capped(cap: str) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, parse_size_limit(cap) / total))
 
 
-def timed(step: Callable[[], Any], steps: int, finish: Callable[[], Any]) -> dict[str, Any]:
+def timed(
+    step: Callable[[], Any], steps: int, finish: Callable[[], Any], turn: Path | None
+) -> dict[str, Any]:
     """The seconds of steps in a row after some that warm up, and the allocator's peaks."""
     first, peaks = [], []
     for _ in range(WARM):
@@ -141,8 +158,9 @@ def timed(step: Callable[[], Any], steps: int, finish: Callable[[], Any]) -> dic
         first.append(time.perf_counter() - began)
         peaks.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
     finish()
+    wait_for_turn(turn)
     took = []
-    for _ in range(2):
+    for _ in range(RUNS):
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(steps):
@@ -160,9 +178,10 @@ def timed(step: Callable[[], Any], steps: int, finish: Callable[[], Any]) -> dic
 
 
 def run(
-    layers: int, path: Path, mode: str, steps: int, cap: str, out: Path | None, lanes: bool
-) -> None:
-    it = zoo.load(SPEC.format(layers), 0)
+    spec: str, layers: int, path: Path, mode: str, steps: int, cap: str, out: Path | None,
+    turn: Path | None, lanes: bool,
+) -> None:  # fmt: skip
+    it = zoo.load(spec, 0)
     began = time.perf_counter()
     program = capture(it.step, it.model, it.optimizer, it.batch)
     captured = time.perf_counter() - began
@@ -171,15 +190,24 @@ def run(
     mine = worker(Executable(made.space, made.strategy, made.tasks), 0, "cuda:0", mode)
     runner = Runner(planned_program(program, made), mine)
     losses: list[Any] = []
-    found = timed(lambda: losses.append(runner.step(it.batch)), steps, runner.finish)
+    found = timed(lambda: losses.append(runner.step(it.batch)), steps, runner.finish, turn)
     tell(
-        out, what="apportion", layers=layers, mode=mode, ms_layer=found["ms_step"] / layers,
+        out, what="apportion", plan=path.stem, spec=spec, layers=layers, mode=mode,
+        ms_layer=found["ms_step"] / layers,
         predicted_ms_layer=made.predicted.step_seconds * 1e3 / layers,
         predicted_gib=made.predicted.peak_bytes[0] / GIB, capture_s=captured,
+        host_gib=host_peaks(made.tasks)[0] / GIB, decided=made.notes,
         losses=[float(x) for x in losses[:3]], notes=[n[:200] for n in mine.notes], **found,
     )  # fmt: skip
     if lanes:
-        tell(out, what="lanes", layers=layers, mode=mode, **_lanes(runner, made, it.batch))
+        tell(
+            out,
+            what="lanes",
+            plan=path.stem,
+            layers=layers,
+            mode=mode,
+            **_lanes(runner, made, it.batch),
+        )
 
 
 def _lanes(runner: Runner, made: Plan, batch: Any) -> dict[str, Any]:
@@ -234,10 +262,32 @@ class LossOf(nn.Module):
         return F.cross_entropy(self.model.head(x), y)
 
 
-def peer(kind: str, layers: int, steps: int, cap: str, out: Path | None) -> None:
+def eager(spec: str, steps: int, cap: str, out: Path | None, turn: Path | None) -> None:
+    """Any model of the zoo as it is written, on the GPU."""
+    it = zoo.load(spec, 0)
+    capped(cap)
+    it.model.cuda()
+    batch = tree_map_only(Tensor, lambda x: x.cuda(), it.batch)
+
+    def step() -> None:
+        it.step(it.model, batch).backward()
+        it.optimizer.step()
+        it.optimizer.zero_grad(set_to_none=True)
+
+    try:
+        found = timed(step, steps, lambda: None, turn)
+    except torch.OutOfMemoryError:
+        tell(out, what="eager", spec=spec, out_of_memory=True)
+        return
+    tell(out, what="eager", spec=spec, **found)
+
+
+def peer(
+    kind: str, spec: str, layers: int, steps: int, cap: str, out: Path | None, turn: Path | None
+) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    it = zoo.load(SPEC.format(layers), 0)
+    it = zoo.load(spec, 0)
     model, again = it.model, kind in ("checkpoint", "fsdp2")
     assert isinstance(model, nn.Module)
     capped(cap)
@@ -270,7 +320,7 @@ def peer(kind: str, layers: int, steps: int, cap: str, out: Path | None) -> None
         optimizer.zero_grad(set_to_none=True)
 
     try:
-        found = timed(step, steps, lambda: None)
+        found = timed(step, steps, lambda: None, turn)
     except torch.OutOfMemoryError:
         tell(out, what=kind, layers=layers, out_of_memory=True)
         return
@@ -291,13 +341,10 @@ def _keep_little(model: Any) -> None:
 
 def _shard(model: Any, whole: nn.Module) -> None:
     """FSDP2 with state on the host, on one GPU, each block by itself."""
-    import os
-
     import torch.distributed as dist
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
-    dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1)
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1, store=dist.HashStore())
     torch.cuda.set_device(0)
     how: dict[str, Any] = {
         "offload_policy": CPUOffloadPolicy(pin_memory=True),
@@ -351,29 +398,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("rates", "plan", "run", "peer"))
     parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--spec", default=SPEC, help="a model of the zoo, {} for the layers")
     parser.add_argument("--limit", default="11GiB")
     parser.add_argument("--cap", default="12GiB")
     parser.add_argument("--mode", default="inductor")
+    parser.add_argument("--recompute", default="auto")
     parser.add_argument("--offload", default="none")
+    parser.add_argument("--host-state", default="auto")
     parser.add_argument("--costs", type=Path)
     parser.add_argument("--plan", type=Path)
     parser.add_argument("--kind", default="checkpoint")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--lanes", action="store_true")
+    parser.add_argument("--turn", type=Path, help="a folder: measure when there is a file `go`")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    spec = given.spec.format(given.layers)
     if given.what == "rates":
         rates(given.out or Path("rates.json"))
     elif given.what == "plan":
-        how = (given.mode, given.costs, given.offload, given.out or Path("plan.json"))
-        plan(given.layers, given.limit, *how)
+        ways = (given.recompute, given.offload, given.host_state)
+        how = (given.mode, given.costs, ways, given.out or Path("plan.json"))
+        plan(spec, given.layers, given.limit, *how)
     elif given.what == "run":
         quick_weights()
-        how_run = (given.mode, given.steps, given.cap, given.out, given.lanes)
-        run(given.layers, given.plan, *how_run)
+        how_run = (given.mode, given.steps, given.cap, given.out, given.turn, given.lanes)
+        run(spec, given.layers, given.plan, *how_run)
+    elif given.kind == "eager":
+        eager(spec, given.steps, given.cap, given.out, given.turn)
     else:
         quick_weights()
-        peer(given.kind, given.layers, given.steps, given.cap, given.out)
+        how_peer = (given.steps, given.cap, given.out, given.turn)
+        peer(given.kind, spec, given.layers, *how_peer)
 
 
 if __name__ == "__main__":

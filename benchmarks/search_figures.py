@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT, MARGIN = 640, 400, 60
-COLOURS = ("#1f5fa8", "#b5471f", "#2f7d3b", "#7a4aa0")
+COLOURS = ("#1f5fa8", "#b5471f", "#2f7d3b", "#7a4aa0", "#b08900", "#008c95", "#a3376b", "#5c5c5c",
+           "#73a5d9", "#d98a6b")  # fmt: skip
 
 
 @dataclass(frozen=True)

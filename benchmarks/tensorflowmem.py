@@ -5,6 +5,7 @@
     python benchmarks/tensorflowmem.py experts           experts of a Transformer
     python benchmarks/tensorflowmem.py ablation          five models, pass by pass
     ... --write PAGE                                     puts the table into a page
+    python benchmarks/tensorflowmem.py plans FOLDER      plans of the same for a real H200
 
 Nothing is trained: steps are captured without data, lowered, and simulated on one TITAN X with 64
 GB of host memory (machine/presets/titanx.toml) and prices from its specification. 11 GB of its 12
@@ -18,6 +19,9 @@ are given to a step, where the bars of stock TensorFlow end in the published cha
 
 Largest sizes are found by a straight line through two sizes and then looked at; the one that is
 told fits, by simulation.
+
+`plans` makes the published sizes and the passes of the five models for an H200 of which a step may
+use as much, and a file `jobs` with what memory_depth.py is to run of them.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +38,7 @@ from apportion.capture.capture import capture
 from apportion.columns import compile_at_once
 from apportion.machine.cluster import cluster
 from apportion.machine.host_links import host_link
+from apportion.machine.topology import Cluster
 from apportion.memory.level_order import level_order
 from apportion.memory.low_order import low_order
 from apportion.memory.order_model import OrderModel, order_model
@@ -44,7 +49,8 @@ from apportion.memory.time_offloads import HostWay
 from apportion.plan.auto import choose
 from apportion.plan.candidate import Candidate
 from apportion.plan.candidates import DefaultCosts, PlanRequest, excess
-from apportion.plan.make_plan import make_plan
+from apportion.plan.make_plan import made_plan, make_plan
+from apportion.plan.plan import Plan
 from apportion.plan.planned_memory import with_memory
 from apportion.split.space import Space
 from apportion.zoo import load
@@ -88,19 +94,19 @@ class Outcome:
 class Step:
     """A captured step on the machine."""
 
-    def __init__(self, spec: str, limit: int = LIMIT) -> None:
+    def __init__(self, spec: str, where: Cluster = WHERE, limit: int = LIMIT) -> None:
         it = load(spec, meta=True)
         made = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
-        self.graph, self.spec, self.limit = made.graph, spec, limit
+        self.graph, self.spec, self.where, self.limit = made.graph, spec, where, limit
         self.parameters = sum(p.numel() for p in it.model.parameters())
-        self.request = PlanRequest(Space(self.graph), WHERE, DefaultCosts(WHERE), (limit,))
+        self.request = PlanRequest(Space(self.graph), where, DefaultCosts(where), (limit,))
         self.start = choose(self.request, "single", 1.0).best
-        self.way = HostWay(host_link(WHERE, 0))
+        self.way = HostWay(host_link(where, 0))
 
     @cached_property
     def model(self) -> StepModel:
         one = self.start
-        return step_model(one.space, one.tasks, one.timeline, 0, WHERE, one.cost)
+        return step_model(one.space, one.tasks, one.timeline, 0, self.where, one.cost)
 
     @cached_property
     def orders(self) -> OrderModel:
@@ -119,16 +125,23 @@ class Step:
         return self.outcome(self.start)
 
     def levels(self) -> Outcome:
+        return self.outcome(self.by_levels())
+
+    def by_levels(self) -> Candidate:
         plan = MemoryPlan(self.orders.ops(level_order(self.orders)))
-        return self.outcome(with_memory(self.request, self.start, plan))
+        return with_memory(self.request, self.start, plan)
 
     def passes(self, chunks: int, how: tuple[bool, bool], limit: int) -> Outcome:
         """So many of TensorFlowMem's passes with chunks of this share of the limit."""
+        name = ("order", "offload", "placement")[sum(how)]
+        found, count = self.passed(chunks, how, limit)
+        return self.outcome(found, f"{name}, {count} chunks")
+
+    def passed(self, chunks: int, how: tuple[bool, bool], limit: int) -> tuple[Candidate, int]:
+        """The same as a Candidate, and the number of chunks."""
         parts = partition(self.orders, self.low, self.limit // chunks)
         plan = tensorflowmem(self.model, self.orders, self.way, limit, parts, *how)
-        name = ("order", "offload", "placement")[sum(how)]
-        found = with_memory(self.request, self.start, plan)
-        return self.outcome(found, f"{name}, {len(parts.chunks)} chunks")
+        return with_memory(self.request, self.start, plan), len(parts.chunks)
 
     def tensorflowmem(self) -> Outcome:
         """The fastest that fits; passes are added while nothing does. Where a plan is over, the
@@ -146,10 +159,7 @@ class Step:
 
     def ours(self, limit: int | None = None) -> Outcome:
         limit = limit or self.limit
-        made = make_plan(
-            self.graph, WHERE, "single", 1.0, limit,
-            recompute="auto", offload="auto", host_state="auto",
-        )  # fmt: skip
+        made = self.planned(limit)
         peak, memory = made.predicted.peak_bytes[0], made.memory
         told = (
             f"{len(memory.recomputed)} recomputed, {len(memory.host_state)} parameters and "
@@ -157,6 +167,12 @@ class Step:
         )
         over = max(peak - limit, 0 if made.feasible else 1)
         return Outcome(peak, made.predicted.step_seconds, over, told)
+
+    def planned(self, limit: int) -> Plan:
+        return make_plan(
+            self.graph, self.where, "single", 60.0, limit,
+            recompute="auto", offload="auto", host_state="auto",
+        )  # fmt: skip
 
 
 def cell(one: Outcome, digits: int = 2) -> str:
@@ -312,14 +328,66 @@ def ablation(only: str | None) -> Iterator[str]:
         yield f"| {name} | {size} | {' | '.join(cells)} |"
 
 
+# On a real GPU
+
+REAL = cluster("1xh200")
+SIZES = {
+    "deepspeech-400": "deepspeech:frames=400", "deepspeech-800": "deepspeech:frames=800",
+    "resnet-236-32": resnet(64, 32), "resnet-1001-32": resnet(319, 32),
+    "resnet-503-16": resnet(153, 16), "resnet-1916-16": resnet(624, 16),
+    "moe-4": moe(4, 34), "moe-48": moe(48, 34),
+}  # fmt: skip
+"""The published sizes: of TensorFlow and of TensorFlowMem."""
+BATCHES = {"ResNet-152": 56, "Transformer": 17, "TransformerMoE": 4, "WGAN-GP": 840,
+           "DeepSpeech": 320}  # fmt: skip
+
+
+def plans(folder: Path, only: Sequence[str]) -> None:
+    """Plans for a real GPU, and the jobs that run them."""
+    folder.mkdir(exist_ok=True, parents=True)
+    for name, spec in SIZES.items():
+        if only and name not in only:
+            continue
+        made = Step(spec, REAL).planned(LIMIT)
+        _saved(folder, name, spec, made)
+        _job(folder, f"peer --kind eager --spec {spec} --steps 3")
+    for model, pattern in MODELS.items():
+        if only and model not in only:
+            continue
+        spec = pattern.format(size=BATCHES[model])
+        step = Step(spec, REAL)
+        found = {"levels": step.by_levels()}
+        for name, how in zip(("partition", "offload", "placement"), PASSES, strict=True):
+            found[name] = step.passed(CHUNKS[1], how, 0)[0]
+        for name, one in found.items():
+            _saved(folder, f"{model}-{name}", spec, made_plan(step.request, one, 0.0))
+
+
+def _saved(folder: Path, name: str, spec: str, made: Plan) -> None:
+    made.save(folder / f"{name}.json")
+    _job(folder, f"run --spec {spec} --layers 1 --mode generated --steps 3 --plan {name}.json")
+    peak, seconds = made.predicted.peak_bytes[0], made.predicted.step_seconds
+    print(f"{name}: {seconds * 1e3:.1f} ms, {peak / 1e9:.2f} GB", flush=True)
+
+
+def _job(folder: Path, job: str) -> None:
+    with (folder / "jobs").open("a") as file:
+        file.write(job + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("part", choices=("length", "depth", "experts", "ablation"))
+    parser.add_argument("part", choices=("length", "depth", "experts", "ablation", "plans"))
+    parser.add_argument("folder", nargs="?", type=Path, help="where to put plans")
+    parser.add_argument("names", nargs="*", help="of these only")
     parser.add_argument("--batch", type=int, default=32, choices=DEPTHS)
     parser.add_argument("--only", help="one length, or one model; nothing is written")
     parser.add_argument("--write", type=Path, help="a page to put the table into")
     asked = parser.parse_args()
     compile_at_once()
+    if asked.part == "plans":
+        plans(asked.folder, asked.names)
+        return
     began, lines = time.process_time(), []
     parts: dict[str, Callable[[], Iterator[str]]] = {
         "length": lambda: length(asked.only),

@@ -84,8 +84,14 @@ if TYPE_CHECKING:
     from apportion.memory.host_units import (
         large_parameters as large_parameters,
     )
+    from apportion.memory.low_order import (
+        low_order as low_order,
+    )
     from apportion.memory.offload import (
         Offload as Offload,
+    )
+    from apportion.memory.order_model import (
+        order_model as order_model,
     )
     from apportion.memory.planned_graph import (
         MemoryPlan as MemoryPlan,
@@ -113,6 +119,15 @@ if TYPE_CHECKING:
     )
     from apportion.memory.step_model import (
         step_model as step_model,
+    )
+    from apportion.memory.tensorflowmem import (
+        ChunkPartition as ChunkPartition,
+    )
+    from apportion.memory.tensorflowmem import (
+        partition as partition,
+    )
+    from apportion.memory.tensorflowmem import (
+        tensorflowmem as tensorflowmem,
     )
     from apportion.memory.time_host_state import (
         chunk_starts as chunk_starts,

@@ -29,6 +29,7 @@ from apportion.plan.candidates import (
 from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
 from apportion.plan.host_residence import MemoryModes, check_host_state, replace_on_host
 from apportion.plan.memory_pins import Pins, read_pins
+from apportion.plan.offload_in_chunks import replace_in_chunks
 from apportion.plan.offloading import check_offload, replace_offloaded
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
 from apportion.plan.recomputation import KEEP, check_recompute, replace_recomputed
@@ -209,7 +210,8 @@ def _traded(
 ) -> Selection:
     """The choice with time given for memory, as far as that is wanted. Where all may be decided
     together, recomputation alone is looked at more closely as well, and activations are offloaded
-    only if nothing fits without: that takes long to decide and seldom pays."""
+    only if nothing fits without, or in chunks where a step is long beside what has to leave: that
+    takes long to decide and seldom pays."""
     ends = now(request) + max(MEMORY_SHARE * budget, BASELINE_SECONDS)
     if modes.host_state != KEEP or modes.pins:
         if modes.forced or modes.recompute != AUTO:
@@ -219,7 +221,10 @@ def _traded(
             ways.append(replace_recomputed(request, chosen, AUTO, several, ends))
         if modes.offload != KEEP and not any(fits(request, way.best) for way in ways):
             ways.append(replace_on_host(request, chosen, modes, several, ends))
-        return min(ways, key=lambda way: ranking_key(request, way.best))
+        best = min(ways, key=lambda way: ranking_key(request, way.best))
+        if modes.offload != KEEP and modes.host_state == AUTO and not modes.pins:
+            return replace_in_chunks(request, chosen, best, ends)
+        return best
     if modes.offload == KEEP:
         return replace_recomputed(request, chosen, modes.recompute, several, ends)
     return replace_offloaded(request, chosen, modes.recompute, modes.offload, several, ends)
