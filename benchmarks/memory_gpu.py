@@ -421,7 +421,8 @@ def main() -> None:
         how = (given.mode, given.costs, ways, given.out or Path("plan.json"))
         plan(spec, given.layers, given.limit, *how)
     elif given.what == "run":
-        quick_weights()
+        if given.spec == SPEC:
+            quick_weights()
         how_run = (given.mode, given.steps, given.cap, given.out, given.turn, given.lanes)
         run(spec, given.layers, given.plan, *how_run)
     elif given.kind == "eager":

@@ -79,6 +79,7 @@ class HostJobs:
             job, part = found
             self._call(job, part)
             self._finish_part(job)
+            del found, job, part  # which hold what they read, and this thread may wait for long
 
     def _call(self, job: HostJob, function: Callable[[], Any]) -> Any:
         try:
@@ -164,3 +165,4 @@ class InOrder:
             function()
             with self.changed:
                 self.waiting.popleft()
+            del function  # which holds what it copied, and this thread may wait for long

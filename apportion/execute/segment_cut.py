@@ -6,7 +6,8 @@ that does what the segment does.
     TRACED   tasks that become one compiled artefact
     UPDATES  the optimizer's updates, which fused kernels do together. They are put off until
              somebody reads what they make, or is the last to use what they read, or to the end
-             of the segment
+             of their layer or of the segment: a plan in which they come early has no room for the
+             gradients of many layers
     CALLED   tasks that the interpreter runs: those that no compiler can trace, or whose arguments
              are settings of the optimizer
 
@@ -96,14 +97,16 @@ def _runs(executable: Executable, whole: Segment, labels: Labels) -> Iterator[Ru
     made: set[int] = set()  # by updates that were put off
     read: set[int] = set()  # by the same
     run: list[int] = []
-    label = 0
+    label, place, layer = 0, _places(executable), ("", -1)
     for task in whole.tasks:
         if _is_update(executable, task):
             late.append(task)
             made.update(slots_made(executable, task))
             read.update(slots_read(executable, task))
             continue
-        ends = not read.isdisjoint(executable.frees[task])
+        here = place(task)
+        ends = not read.isdisjoint(executable.frees[task]) or (here[1] >= 0 and here != layer)
+        layer = here if here[1] >= 0 else layer
         if late and (ends or not made.isdisjoint(slots_read(executable, task))):
             yield TRACED, tuple(run)
             yield UPDATES, tuple(late)
@@ -149,14 +152,7 @@ def _pieces(executable: Executable, runs: Sequence[Run]) -> list[SegmentPiece]:
 def _regional(executable: Executable, runs: Sequence[Run]) -> list[SegmentPiece]:
     """The pieces with one for each (phase, layer), and for what lies between layers. A task without
     a layer between two of the same layer stays with them."""
-    layers = layers_of(executable.graph)
-    ops = executable.graph.ops
-
-    def place(task: int) -> tuple[str, int]:
-        op = int(executable.tasks.op[task])  # that of an assembly may be no Op: a layout's
-        known = 0 <= op < len(ops) and layers[op] >= 0
-        return (ops[op].phase, layers[op]) if known else ("", -1)
-
+    place = _places(executable)
     found: list[Run] = []
     for kind, tasks in runs:
         if kind != TRACED:
@@ -164,6 +160,18 @@ def _regional(executable: Executable, runs: Sequence[Run]) -> list[SegmentPiece]
             continue
         found += [(TRACED, group) for group in _groups(tasks, place)]
     return _pieces(executable, found)
+
+
+def _places(executable: Executable) -> Callable[[int], tuple[str, int]]:
+    """What says of a task its phase and layer, -1 for none."""
+    layers, ops = layers_of(executable.graph), executable.graph.ops
+
+    def place(task: int) -> tuple[str, int]:
+        op = int(executable.tasks.op[task])  # that of an assembly may be no Op: a layout's
+        known = 0 <= op < len(ops) and layers[op] >= 0
+        return (ops[op].phase, layers[op]) if known else ("", -1)
+
+    return place
 
 
 def _groups(

@@ -42,7 +42,7 @@ from apportion.machine import (
 
 SIZES = (1 << 20, 4 << 20, 16 << 20, 48 << 20)
 NUMBERS = 4 << 20  # of a parameter
-PARAMETERS = 3
+PARAMETERS = 12  # so many that it does not matter how their threads begin and end
 BYTES = 28  # that an update reads and writes of each number, gradient and shadow in bfloat16
 ROUNDS = 7
 SECONDS = 0.5  # of disturbance

@@ -23,7 +23,7 @@ from apportion.execute.step_words import StepRates, StepWords
 from apportion.execute.update_calls import update_calls
 from apportion.graph import PARAMETER, UPDATE, Graph
 from apportion.lower.lower import lower
-from apportion.memory.reorder import reorder
+from apportion.memory.reorder import reorder, updates_early
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, unsplit_choice
 
@@ -139,6 +139,22 @@ def test_an_update_comes_before_the_last_reader_of_its_parameter() -> None:
         ranks[1].run(task, context)
     for end, _ in executable.carry:
         torch.testing.assert_close(ranks[0].tensors[end], ranks[1].tensors[end])
+
+
+def test_updates_that_come_early_hold_the_gradients_of_one_layer_at_most() -> None:
+    """Put off further, gradients of many layers would lie beside each other, which a plan that
+    updates early has no room for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
+    made = torch.optim.AdamW(model.parameters(), lr=0.1)
+    program = capture(lambda m, x: m(x).square().sum(), model, made, torch.randn(5, 4))
+    graph = reorder(program.graph, updates_early(program.graph)).graph
+    space = Space(graph)
+    strategy = Strategy(tuple(unsplit_choice(space, k, [0]) for k in range(len(graph.ops))))
+    executable = Executable(space, strategy, lower(space, strategy, 1))
+    (whole,) = (s for s in rank_steps(executable, 0) if isinstance(s, Segment))
+    pieces = [p for p in cut(executable, whole, "cpu") if p.kind == UPDATES]
+    assert [len(piece.segment.tasks) for piece in pieces] == [2, 2, 2, 2]
 
 
 def test_words_and_rates_keep_their_addresses() -> None:
