@@ -31,6 +31,7 @@ from apportion.machine import (
     default_cost,
     hosts_of,
 )
+from apportion.memory import AGAIN
 from apportion.plan.candidate import Candidate
 from apportion.plan.fused_storage import fused_storage
 from apportion.plan.schedule_exchanges import (
@@ -337,4 +338,5 @@ def _measured_storage(
     found = measure_storage(executable, None, facts, fused)
     if cost.mode != INDUCTOR:
         return found
-    return fused_storage(tasks, found, cluster, cost, compiled_pieces(executable))
+    again = any(op.name.endswith(f".{AGAIN}") for op in space.graph.ops)
+    return fused_storage(tasks, found, cluster, cost, compiled_pieces(executable), again)

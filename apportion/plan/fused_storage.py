@@ -14,7 +14,8 @@ Storage of the same step with fusion goes out.
                its own, which holds all room that was ever needed at once and the gaps in it
                (simulate/segments.py), with a workspace of libraries of its own
     the rest   pages that are not full, and MARGIN, as was measured on an H200; HOST_MARGIN where
-               copies from the host take room between the graphs
+               copies from the host take room between the graphs, and AGAIN_MARGIN where what is
+               computed again leaves gaps
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from apportion.simulate import (
     unwritten_slots,
 )
 
-MARGIN, HOST_MARGIN = 0.002, 0.01
+MARGIN, HOST_MARGIN, AGAIN_MARGIN = 0.002, 0.01, 0.015
 CAST = "aten._to_copy.default"
 LOG_SOFTMAX, PICKING = "aten._log_softmax.default", "aten.nll_loss_forward.default"
 POOLING, INDEX_BYTES = "apportion.max_pool", 8
@@ -52,9 +53,10 @@ def fused_storage(
     cluster: Cluster,
     cost: CostModel,
     pieces: Sequence[Sequence[int]] = (),
+    again: bool = False,
 ) -> Storage:
     """The Storage of a step that is compiled with fusion; `tasks` are without any, `pieces` the
-    tasks that are compiled as one, where that is known."""
+    tasks that are compiled as one, where that is known. `again`: something is recomputed."""
     step = _FusedMemory.of(with_storage(tasks, storage), pieces)
     slots = {slot: (base, nbytes) for slot, base, nbytes in storage.slots}
     other = (step.size != step.tasks.slot_nbytes) & ~step.tasks.slot_on_host
@@ -69,7 +71,7 @@ def fused_storage(
         late=tuple((s, int(plain[t])) for s, t in late),
     )  # fmt: skip
     peaks = np.array(simulate(with_storage(tasks, found), cluster, cost).peak_bytes)
-    margin = HOST_MARGIN if uses_host(tasks) else MARGIN
+    margin = HOST_MARGIN if uses_host(tasks) else AGAIN_MARGIN if again else MARGIN
     for device, place in enumerate(cluster.devices[: tasks.devices]):
         table = cost.tables.get(place.kind)
         held = step.held(device, 0 if table is None else table.resident)
