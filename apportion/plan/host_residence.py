@@ -61,7 +61,8 @@ from apportion.plan.recomputation import AUTO, FULL, KEEP, best_decided
 
 HOST_STATE_MODES = (KEEP, AUTO, HOST, DEVICE)
 LOOKAHEADS = (2, 1, 3)  # chunks
-ROUNDS = 4  # simulations of one set of recomputed Ops
+ROUNDS, MORE_ROUNDS = 4, 8  # simulations of one set of recomputed Ops; while nothing fits
+STEP = 1 / 256  # of a limit, by which it is lowered at least while nothing fits
 BUDGETS = (0.35, 0.65)  # of what recomputation can save, sets that are tried between none and all
 NO_LIMIT = 1 << 62
 FEW_DECISIONS = 300  # so many are all simulated
@@ -295,8 +296,8 @@ class _Residence:
     def _simulate(self, sketch: _Sketch, rounds: int = ROUNDS) -> None:
         """A sketch lowered and simulated; with a lower limit while it is over."""
         limit = self.limit
-        for turn in range(rounds):
-            if sketch.model is None:
+        for turn in range(MORE_ROUNDS if rounds == ROUNDS else rounds):
+            if sketch.model is None or (turn >= rounds and self._something_fits()):
                 return
             plan = self._timed(self._refined(sketch, limit) if rounds > 1 else sketch)
             found = self._scored(plan)
@@ -306,9 +307,14 @@ class _Residence:
             if over <= 0 or self.modes.host_state in (HOST, DEVICE):
                 return
             limit -= over + over // 8
-            if limit <= 0 or turn + 1 == rounds:
+            if turn + 2 > rounds:
+                limit -= int(STEP * limit)
+            if limit <= 0 or rounds == 1:
                 return
             sketch = self._sketched(sketch.plan, sketch.base, limit, sketch.ops)
+
+    def _something_fits(self) -> bool:
+        return any(fits(self.request, each) for each in self._allowed())
 
     def _refined(self, sketch: _Sketch, limit: int) -> _Sketch:
         """A sketch with single units changed too: that takes long, and only the best are worth

@@ -12,7 +12,9 @@ out goes the same with a Communication (split/communication.py), and its step:
                    of those that fit in memory if there are some. Steps overlap as well where that
                    is predicted to gain nothing and a link is busy for much of the step (BUSY)
 
-Under the last four steps overlap, if anything can travel meanwhile; a note says why if not.
+Under the last four steps overlap, if anything can travel meanwhile; a note says why if not. Where
+links are busy for next to nothing of a step (LITTLE), gradients are held back under every policy:
+to send them meanwhile costs processors more than it could gain, and a note says so.
 """
 
 from __future__ import annotations
@@ -50,6 +52,10 @@ BUSY = 0.4
 predicted: what a rank that is late for once leaves unhidden, a step that ends then has to wait for.
 At half the step, overlapping took 0.94 to 1.02 of the time of four models (docs/communication.md),
 at a quarter 0.98 to 1.07."""
+
+LITTLE = 0.03
+"""The share of a step for which the busiest link has something to carry, up to which there is
+nothing to hide. What overlap costs processors then is told in docs/communication.md."""
 
 ON_ONE_MACHINE = (
     "steps do not overlap: between processes of one machine no message travels while they compute"
@@ -149,10 +155,18 @@ def schedule_exchanges(
     shorter for it and to fit as well, and not on GPUs, where they would not run so."""
     given = scheduler.given
     asked = policy != AUTO
-    if policy == WFBP or len(scheduler.cluster.devices) < 2:
+    if len(scheduler.cluster.devices) < 2:
         return given
     if policy == NONE:
         return scheduler.tried(Communication(NONE, held=True))
+    share = _wire_seconds(given.tasks, scheduler.cluster) / max(given.seconds, 1e-9)
+    if 0 < share < LITTLE and not scheduler.on_gpus:
+        held = scheduler.tried(Communication(policy, held=True))
+        note = f"{held.note}; links carry messages for {share:.1%} of a step, too little to hide"
+        if fits(held.timeline) or not fits(given.timeline):
+            return replace(held, note=note)
+    if policy == WFBP:
+        return given
     if scheduler.on_one_machine:
         return replace(given, note=ON_ONE_MACHINE if asked else "")
     if policy == AUTO and scheduler.on_gpus:
@@ -196,6 +210,22 @@ def _best(
     share = 1 + GAIN if _busiest_link(best.timeline) >= BUSY else 1 - GAIN
     worth = best.seconds < share * given.seconds
     return best if worth and (fits(best.timeline) or not fits(given.timeline)) else given
+
+
+def _wire_seconds(tasks: TaskGraph, cluster: Cluster) -> float:
+    """For how long the busiest link between hosts carries the messages of a step."""
+    sent = np.flatnonzero(tasks.copy_message >= 0)
+    source, target = (
+        tasks.slot_device[column[sent]] for column in (tasks.copy_source, tasks.copy_target)
+    )
+    count = len(cluster.devices)
+    nbytes = np.bincount(source * count + target, tasks.copy_nbytes[sent], count * count)
+    apart, busy = on_different_hosts(cluster), np.zeros(len(cluster.links))
+    for pair in np.flatnonzero(nbytes).tolist():
+        a, b = divmod(pair, count)
+        for link in cluster.routes[a][b] if apart[a, b] else ():
+            busy[link] += nbytes[pair] / cluster.links[link].bandwidth
+    return float(busy.max(initial=0.0))
 
 
 def _busiest_link(line: Timeline) -> float:

@@ -106,6 +106,22 @@ def test_auto_is_predicted_no_slower_than_any_policy(program: Program) -> None:
     assert made["bytescheduler"].strategy.communication.slice_bytes > 0
 
 
+def test_where_there_is_nothing_to_hide_every_policy_is_as_none(program: Program) -> None:
+    """To send gradients meanwhile costs processors something, and gains nothing there."""
+    where = at_once(cable(50e9, "cpu"))
+    made = {
+        policy: ap.plan(program, where, "data", calibrate=False, communication=policy)
+        for policy in POLICIES
+    }
+    for policy, plan in made.items():
+        how = plan.strategy.communication
+        assert how.policy == policy
+        assert replace(how, policy="none") == made["none"].strategy.communication
+        assert plan.predicted == made["none"].predicted
+        told = " ".join(plan.notes)
+        assert ("too little to hide" in told) == (policy != "none")
+
+
 def test_on_gpus_auto_does_not_and_p3_says_that_they_will_not(
     program: Program, within: Plan
 ) -> None:
