@@ -13,8 +13,9 @@ calibrated first; every policy then plans for every cable, and the simulator pre
 
 All contenders of a model live in the same two processes and take turns: in every round each does
 one step that does not count and a few that do, in another order each time. Policies that decided
-the same are one contender. A step's time is that of the slower rank; given is the lower quartile of
-the rounds.
+the same are one contender. Those that tune slices and credits by measurement (bytescheduler, auto)
+do so over each cable before. A step's time is that of the slower rank; given is the lower quartile
+of the rounds.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ import apportion as ap
 from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
+from apportion.execute.transport import MEASURED
+from apportion.execute.wire import Pace
 from apportion.plan.plan import Plan
 from apportion.run.runner import Runner
 
@@ -89,15 +92,33 @@ def rank(model: str, cables: Sequence[dict[str, Any]], seconds: float) -> dict[s
         for key in dict.fromkeys(first.values())
     }
     losses = {name: early[key] for name, key in first.items()}
-    figures = []
+    figures: list[Any] = []
+    tuned: list[dict[str, str]] = []
     for where in cables:
         limit(cable(where["rate"]))
         keys = {c["name"]: c["file"] or c["name"] for c in where["contenders"]}
+        chosen = {key: _tuned(trains[key], program) for key in dict.fromkeys(keys.values())}
+        tuned.append({name: chosen[key] for name, key in keys.items()})
         rounds = _take_turns({key: trains[key] for key in keys.values()}, program, seconds)
         figures.append({name: rounds[key] for name, key in keys.items()})
     dist.barrier()
     dist.destroy_process_group()
-    return {"figures": figures, "losses": losses}
+    return {"figures": figures, "losses": losses, "tuned": tuned}
+
+
+def _tuned(train: Train | Runner, program: Program) -> str:
+    """What a runner has measured to be quickest over this cable, in words; empty if the plan's."""
+    if not isinstance(train, Runner):
+        return ""
+    worker = train.worker
+    worker.measure_pace()
+    while worker.search is not None:
+        _step(train, program)
+    train.finish()
+    how, pace = worker.rank.executable.strategy.communication, worker.pace
+    if pace is None or pace == Pace(how.slice_bytes, how.credit_bytes):
+        return ""
+    return str(replace(how, slice_bytes=pace.slice_bytes, credit_bytes=pace.credit_bytes))
 
 
 def _train(program: Program, spec: str, name: str, file: str) -> Train | Runner:
@@ -203,8 +224,8 @@ def _planned(plan: Plan, rate: float, policy: str, folder: Path) -> Contender:
     made = replace(plan, cluster=hosts(rate, LATENCY)).with_communication(policy)
     took = time.perf_counter() - began
     how = made.strategy.communication
-    decided = hash(replace(how, policy=""))
-    file = folder / f"{abs(decided)}.json"
+    decided = hash(replace(how, policy="")), how.overlaps and policy in MEASURED
+    file = folder / f"{abs(hash(decided))}.json"
     if not file.exists():
         made.save(file)
     _note(f"{rate * 8e-6:.0f} Mbit/s, {policy}: {made.predicted.step_seconds * 1e3:.0f} ms, {how}")
@@ -214,6 +235,7 @@ def _planned(plan: Plan, rate: float, policy: str, folder: Path) -> Contender:
 def _joined(contender: dict[str, Any], answers: Sequence[Any], k: int) -> Found:
     """A contender's rounds of both ranks."""
     rounds = np.array([answer["figures"][k][contender["name"]] for answer in answers])
+    contender |= {"how": answers[0]["tuned"][k][contender["name"]] or contender["how"]}
     wall, cpu = rounds[:, :, 0].max(axis=0), rounds[:, :, 1].sum(axis=0)
     low = [float(np.quantile(x, LOW)) for x in (wall, cpu)]
     return Found(

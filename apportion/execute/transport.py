@@ -12,8 +12,9 @@ backends.py says what carries them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from apportion.execute.kernels.base import (
 from apportion.execute.ladder import Ladder, ladder
 from apportion.execute.late_work import late_schedule
 from apportion.execute.overlapped_run import ExchangeInFlight, OverlappedRun
+from apportion.execute.pace_search import PaceSearch, slowest
 from apportion.execute.rank import Rank
 from apportion.execute.rank_buffers import RankBuffers, rank_buffers
 from apportion.execute.rank_steps import (
@@ -45,7 +47,9 @@ from apportion.execute.rank_steps import (
 from apportion.execute.segment_function import SegmentFunction
 from apportion.execute.wire import Pace
 from apportion.machine import GENERATED, check_mode
+from apportion.split import AUTO, BYTESCHEDULER
 
+MEASURED = (AUTO, BYTESCHEDULER)  # policies whose slices and credits are tuned by measurement
 NO_OVERLAP = (
     "steps do not overlap as the plan says: ranks that read each other's memory, or are on GPUs, "
     "finish each step"
@@ -63,7 +67,8 @@ class Worker:
     exchange. When nobody moves, everybody waits for the rank with the least.
 
     `pending` are exchanges under way, by training step and position. `pace`: how a wire cuts
-    messages, if not as the plan says.
+    messages, if not as the plan says; `search`: what tries others in the first steps, where the
+    plan's policy lets it.
     """
 
     rank: Rank
@@ -80,12 +85,17 @@ class Worker:
     ladder: Ladder | None = None
     overlap: OverlappedRun | None = None
     pace: Pace | None = None
+    search: PaceSearch | None = None
     traffic: HostTraffic | None = None
 
     @property
     def notes(self) -> list[str]:
         """What does not run as the mode or the plan says, and why."""
         told = [] if self.overlaps or self.rank.executable.tasks.late_start < 0 else [NO_OVERLAP]
+        how, pace = self.rank.executable.strategy.communication, self.pace
+        if pace is not None and pace != Pace(how.slice_bytes, how.credit_bytes):
+            now = replace(how, slice_bytes=pace.slice_bytes, credit_bytes=pace.credit_bytes)
+            told.append(f"{now}: that was measured to be quicker than what the plan says")
         return told if self.ladder is None else [*told, *self.ladder.notes]
 
     def compiled(self) -> Ladder:
@@ -109,7 +119,10 @@ class Worker:
             return recorder.run(context)
         rank = self.rank
         if self.overlaps:
+            began = time.perf_counter()
             loss = self.overlapped().run(context)
+            if self.search is not None:
+                self.search.note(time.perf_counter() - began)
         else:
             for step in self.steps:
                 if isinstance(step, Segment):
@@ -151,11 +164,27 @@ class Worker:
             self.overlap = OverlappedRun(self, schedule, self.backends.wire)
         return self.overlap
 
+    def measure_pace(self) -> None:
+        """Lets the next steps find the quickest pace, where the plan's policy wants that; all ranks
+        have to. It is done when training begins, and worth repeating over another link."""
+        how = self.rank.executable.strategy.communication
+        self.pace = self.search = None
+        if self.backends.wire is not None and self.overlaps and how.policy in MEASURED:
+            self.search = PaceSearch(Pace(how.slice_bytes, how.credit_bytes), slowest)
+
     def _set_pace(self) -> None:
         """Tells the wire how messages are cut."""
-        if self.backends.wire is not None:
-            how = self.rank.executable.strategy.communication
-            self.backends.wire.pace = self.pace or Pace(how.slice_bytes, how.credit_bytes)
+        if self.backends.wire is None:
+            return
+        how = self.rank.executable.strategy.communication
+        planned = Pace(how.slice_bytes, how.credit_bytes)
+        if self.rounds == 0 and self.search is None and self.pace is None:
+            self.measure_pace()
+        if self.search is not None and self.search.is_over:
+            self.finish()  # whoever waits for this rank would wait forever while it agrees
+            self.pace, self.search = self.search.decide(), None
+        wanted = self.pace if self.search is None else self.search.pace
+        self.backends.wire.pace = wanted or planned
 
     def at_host(self, step: HostStep, context: Context) -> None:
         """What happens between the device and its host."""

@@ -14,6 +14,7 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.execute.dry_run import measure_storage
 from apportion.execute.executable import Executable, threads
+from apportion.execute.pace_search import COUNT, LEAD, PACES, SETTLE, TURNS
 from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import with_storage
 from apportion.machine.cluster import cluster
@@ -24,7 +25,7 @@ from apportion.run.training import TrainingRequest, TrainingResult, losses_of
 from apportion.search import METHODS, Problem
 from apportion.search.baselines.random_strategy import draw
 from apportion.simulate.simulate import simulate
-from apportion.split.communication import NEED, P3, Communication
+from apportion.split.communication import AUTO, NEED, P3, Communication
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, space_of
 
@@ -72,6 +73,23 @@ def test_training_is_the_same_to_the_last_bit(pool: ProcessPool, spec: str) -> N
             assert mine.keys() == theirs.keys(), name
             for slot, array in mine.items():
                 np.testing.assert_array_equal(array, theirs[slot], err_msg=name)
+
+
+def test_a_pace_that_is_measured_changes_nothing(pool: ProcessPool) -> None:
+    """Long enough for all paces to be tried and one to be decided on."""
+    it, spec, steps = zoo.load("mlp:tiny", SEED), "mlp:tiny", 60
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    space, source = Space(program.graph), source_of_model(program, spec, SEED)
+    strategy = strategies(space, len(pool.pipes))["data"]
+    found = []
+    for how in (strategy.communication, replace(HOW, policy=AUTO)):
+        request = TrainingRequest(
+            source, replace(strategy, communication=how), len(pool.pipes), steps, SEED,
+            double=True, state=True, mode="generated",
+        )  # fmt: skip
+        found.append(pool.train(request))
+    assert len(losses_of(found[1])) == steps > SETTLE + TURNS * (1 + len(PACES)) * (LEAD + COUNT)
+    assert losses_of(found[1]) == losses_of(found[0])
 
 
 @pytest.mark.parametrize("spec", ["mlp:tiny"])
