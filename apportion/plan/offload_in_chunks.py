@@ -32,7 +32,7 @@ from apportion.plan.planned_memory import with_memory
 CHUNKS = (64, 16, 256)  # of the limit, what a chunk makes
 PASSES = ((True, False), (True, True))  # it offloads, it places parameters on the host
 HIDDEN = 0.6  # of a step: what its copies may take in one direction
-WORTH = 0.02  # of a step, what has to be left to gain
+WORTH = 0.005  # of a step, what has to be left to gain
 
 
 def replace_in_chunks(
