@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import sys
@@ -184,10 +185,13 @@ def captured(spec: str) -> Program:
     return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
 
 
-def sweep(model: str, ratios: Sequence[float], policies: Sequence[str], seconds: float) -> Sweep:
+def sweep(
+    model: str, ratios: Sequence[float], policies: Sequence[str], seconds: float, carrier: str
+) -> Sweep:
     """Calibrates, plans, predicts and measures one model."""
     program = captured(p3_models.spec(model))
     with before_others(), _own_cache(), tempfile.TemporaryDirectory() as folder:
+        os.environ["APPORTION_TRANSPORT"] = carrier
         began = time.perf_counter()
         plan = ap.plan(program, ap.cluster("local:2"), "data", seed=SEED, note=_note)
         calibration = time.perf_counter() - began
@@ -259,6 +263,7 @@ def main() -> int:
     parser.add_argument("--ratios", type=float, nargs="+", default=list(RATIOS), help="0: no limit")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each cable")
+    parser.add_argument("--carrier", choices=("wire", "gloo"), default="wire")
     parser.add_argument("--json", type=Path, help="write what was found here")
     parser.add_argument("--read", type=Path, nargs="+", default=[], help="what was found before")
     parser.add_argument("--write", type=Path, help="a page to put the tables into")
@@ -277,7 +282,7 @@ def main() -> int:
             _note(reason)
             return 2
         for model in given.models:
-            found.append(sweep(model, given.ratios, given.policies, given.seconds))
+            found.append(sweep(model, given.ratios, given.policies, given.seconds, given.carrier))
             if given.json:
                 given.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
     print("\n".join(tables(found)))

@@ -27,8 +27,9 @@ LEAD, COUNT = (
 TURNS = 3
 WORTH = 0.01  # of a step, by which another pace than the plan's has to be quicker
 
-PACES = (Pace(160_000, 160_000), Pace(1 << 20, 1 << 20), Pace())
-"""What is tried beside the plan's own: P3's, ByteScheduler's order of size, and whole messages."""
+PACES = (Pace(160_000, 160_000), Pace(1 << 20, 1 << 20), Pace(1 << 22), Pace())
+"""What is tried beside the plan's own: P3's, larger slices, ByteScheduler's order of size without a
+credit, and whole messages."""
 
 Agree = Callable[[Sequence[float]], list[float]]
 

@@ -77,7 +77,7 @@ def test_training_is_the_same_to_the_last_bit(pool: ProcessPool, spec: str) -> N
 
 def test_a_pace_that_is_measured_changes_nothing(pool: ProcessPool) -> None:
     """Long enough for all paces to be tried and one to be decided on."""
-    it, spec, steps = zoo.load("mlp:tiny", SEED), "mlp:tiny", 60
+    it, spec, steps = zoo.load("mlp:tiny", SEED), "mlp:tiny", 70
     program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
     space, source = Space(program.graph), source_of_model(program, spec, SEED)
     strategy = strategies(space, len(pool.pipes))["data"]

@@ -54,7 +54,7 @@ def test_every_pace_is_tried_as_often_after_steps_that_settle() -> None:
 def test_the_slowest_rank_says_what_a_pace_takes() -> None:
     """One rank finds the last pace quickest, another one the first."""
     search = PaceSearch(PLANNED, lambda own: [max(a, b) for a, b in zip(own, other, strict=True)])
-    other = [1.0, 0.9, 1.0, 1.3]
+    other = [1.0, 0.9, 1.0, 1.0, 1.3]
     while not search.is_over:
         search.note(1.0 - 0.2 * (search.pace == PACES[-1]) - 0.1 * (search.pace == PACES[0]))
     assert search.decide() == PACES[0]
