@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT, MARGIN = 640, 400, 60
+FEW, BESIDE = 4, 230  # of more series the names stand beside the frame, which takes so much
 COLOURS = ("#1f5fa8", "#b5471f", "#2f7d3b", "#7a4aa0", "#b08900", "#008c95", "#a3376b", "#5c5c5c",
            "#73a5d9", "#d98a6b")  # fmt: skip
 
@@ -49,26 +50,34 @@ def figure(across: str, up: str, several: Sequence[Series], level: float | None 
             'stroke-dasharray="5 4"/>'
         )
     for number, series in enumerate(several):
-        drawn += _series(frame, series, COLOURS[number % len(COLOURS)], number)
+        colour = COLOURS[number % len(COLOURS)]
+        at = (MARGIN, 34) if len(several) <= FEW else (WIDTH - MARGIN + 10, MARGIN + 12)
+        drawn += [
+            *_series(frame, series, colour),
+            *_name(series, colour, at[0], at[1] + 16 * number),
+        ]
+    wide = WIDTH if len(several) <= FEW else WIDTH + BESIDE
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {HEIGHT}" '
         'font-family="sans-serif" font-size="13">'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>{"".join(drawn)}'
+        f'<rect width="{wide}" height="{HEIGHT}" fill="white"/>{"".join(drawn)}'
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">{across}</text>'
         f'<text x="{MARGIN}" y="20">{up}</text></svg>\n'
     )
 
 
-def _series(frame: _Frame, series: Series, colour: str, number: int) -> Iterator[str]:
+def _series(frame: _Frame, series: Series, colour: str) -> Iterator[str]:
     places = [frame.place(x, y) for x, y in series.points]
     if series.joined:
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         yield f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="2"/>'
     for x, y in places:
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>'
-    y = 34 + 16 * number
-    yield f'<circle cx="{MARGIN + 6}" cy="{y - 4}" r="4" fill="{colour}"/>'
-    yield f'<text x="{MARGIN + 16}" y="{y}">{series.name}</text>'
+
+
+def _name(series: Series, colour: str, x: int, y: int) -> Iterator[str]:
+    yield f'<circle cx="{x + 6}" cy="{y - 4}" r="4" fill="{colour}"/>'
+    yield f'<text x="{x + 16}" y="{y}">{series.name}</text>'
 
 
 def _ticks(low: float, high: float) -> list[float]:
