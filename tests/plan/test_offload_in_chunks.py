@@ -14,12 +14,13 @@ from apportion.machine.topology import Cluster
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
 
+pytestmark = pytest.mark.slow
 WHERE = cluster("1xtitanx")
 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    it = zoo.load("deepspeech:frames=30", 0, meta=True)
+    it = zoo.load("deepspeech:frames=100", 0, meta=True)
     return capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm).graph
 
 
@@ -35,19 +36,19 @@ def within(graph: Graph, limit: int, where: Cluster = WHERE, offload: str = "aut
 
 
 def test_copies_that_a_step_hides_cost_less_than_recomputation(graph: Graph, kept: Plan) -> None:
-    limit = int(0.85 * kept.predicted.peak_bytes[0])
+    limit = int(0.6 * kept.predicted.peak_bytes[0])
     chunks, again = within(graph, limit), within(graph, limit, offload="none")
     assert chunks.feasible and again.feasible
     assert chunks.memory.offloaded
     assert chunks.predicted.step_seconds < again.predicted.step_seconds
-    assert chunks.predicted.step_seconds < 1.02 * kept.predicted.step_seconds
+    assert chunks.predicted.step_seconds < 1.1 * kept.predicted.step_seconds
     assert "wait in the host's memory" in " ".join(chunks.notes)
 
 
 def test_nothing_is_tried_over_a_way_that_is_too_slow(graph: Graph, kept: Plan) -> None:
     links = tuple(replace(link, bandwidth=link.bandwidth / 1e4) for link in WHERE.links)
     slow = replace(WHERE, links=links)
-    limit = int(0.85 * kept.predicted.peak_bytes[0])
+    limit = int(0.6 * kept.predicted.peak_bytes[0])
     made = within(graph, limit, slow)
     assert made.feasible
     assert not made.memory.offloaded
