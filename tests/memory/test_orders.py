@@ -13,12 +13,11 @@ from apportion.capture.capture import capture
 from apportion.execute import fused_update
 from apportion.graph import Graph
 from apportion.machine.cluster import cluster
-from apportion.memory import order_model as module
 from apportion.memory.beam_order import beam_order
 from apportion.memory.least_peak_order import least_peak_order
 from apportion.memory.level_order import level_order
 from apportion.memory.olla_order import olla_order
-from apportion.memory.order_model import OrderModel, order_model
+from apportion.memory.order_model import HELD_BYTES, OrderModel, order_model
 from apportion.memory.planned_graph import MemoryPlan
 from apportion.memory.reorder import updates_early
 from apportion.memory.step_model import step_model
@@ -52,7 +51,7 @@ def random_order(model: OrderModel, rng: Random) -> list[int]:
 
 
 def test_held_gradients_are_those_of_ranks() -> None:
-    assert module.HELD_BYTES == fused_update.HELD_BYTES
+    assert HELD_BYTES == fused_update.HELD_BYTES
 
 
 @pytest.mark.parametrize("spec", ["mlp:tiny", pytest.param("gpt2:tiny", marks=pytest.mark.slow)])
