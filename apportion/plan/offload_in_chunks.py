@@ -32,6 +32,7 @@ from apportion.plan.planned_memory import with_memory
 CHUNKS = (64, 16, 256)  # of the limit, what a chunk makes
 PASSES = ((True, False), (True, True))  # it offloads, it places parameters on the host
 HIDDEN = 0.6  # of a step: what its copies may take in one direction
+DEAR, SHOWN = 1.3, 2.0  # where all else takes so much of a step, they may take so much
 WORTH = 0.005  # of a step, what has to be left to gain
 
 
@@ -59,7 +60,9 @@ def _promising(request: PlanRequest, start: Candidate, best: Candidate) -> bool:
         return False
     if fits(request, best) and best.timeline.step_seconds <= (1 + WORTH) * seconds:
         return False
-    return host_link(request.cluster, 0).bandwidth * HIDDEN * seconds >= over
+    dear = not fits(request, best) or best.timeline.step_seconds > DEAR * seconds
+    allowed = (SHOWN if dear else HIDDEN) * seconds
+    return host_link(request.cluster, 0).bandwidth * allowed >= over
 
 
 def _in_chunks(request: PlanRequest, start: Candidate) -> Iterator[Candidate]:
