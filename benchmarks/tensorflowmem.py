@@ -340,6 +340,7 @@ SIZES = {
 """The published sizes: of TensorFlow and of TensorFlowMem."""
 BATCHES = {"ResNet-152": 56, "Transformer": 17, "TransformerMoE": 4, "WGAN-GP": 840,
            "DeepSpeech": 320}  # fmt: skip
+"""A little less than the largest that the ablation finds to fit by levels."""
 
 
 def plans(folder: Path, only: Sequence[str]) -> None:
@@ -364,8 +365,9 @@ def plans(folder: Path, only: Sequence[str]) -> None:
 
 
 def _saved(folder: Path, name: str, spec: str, made: Plan) -> None:
-    made.save(folder / f"{name}.json")
-    _job(folder, f"run --spec {spec} --layers 1 --mode generated --steps 3 --plan {name}.json")
+    path = folder / f"{name}.json"
+    made.save(path)
+    _job(folder, f"run --spec {spec} --layers 1 --mode generated --steps 3 --plan {path}")
     peak, seconds = made.predicted.peak_bytes[0], made.predicted.step_seconds
     print(f"{name}: {seconds * 1e3:.1f} ms, {peak / 1e9:.2f} GB", flush=True)
 

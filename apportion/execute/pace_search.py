@@ -20,10 +20,7 @@ from apportion.execute.backends import peer_errors
 from apportion.execute.wire import Pace
 
 SETTLE = 3  # steps before the first that counts
-LEAD, COUNT = (
-    1,
-    3,
-)  # steps of a pace in a row: that do not count, as the one before is felt; that do
+LEAD, COUNT = 1, 3  # steps of a pace in a row: the first still feels another one, three count
 TURNS = 3
 WORTH = 0.01  # of a step, by which another pace than the plan's has to be quicker
 

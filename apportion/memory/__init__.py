@@ -103,7 +103,7 @@ if TYPE_CHECKING:
         planned_graph as planned_graph,
     )
     from apportion.memory.recompute import (
-        AGAIN as AGAIN,
+        is_repeat as is_repeat,
     )
     from apportion.memory.recompute import (
         recompute as recompute,

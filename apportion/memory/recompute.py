@@ -27,6 +27,14 @@ from apportion.memory.rewritten_graph import NewValues, RewrittenGraph, unchange
 AGAIN = "again"  # how the names of copies end
 
 
+def is_repeat(graph: Graph, index: int) -> bool:
+    """Whether an Op of the backward repeats one of the forward."""
+    op = graph.ops[index]
+    if op.phase != BACKWARD or op.forward is None:
+        return False
+    return op.name == f"{graph.ops[op.forward].name}.{AGAIN}"
+
+
 def recompute(graph: Graph, ops: Iterable[int]) -> RewrittenGraph:
     """The Graph in which the backward recomputes these forward Ops; raises ValueError for an Op
     that cannot be."""

@@ -31,7 +31,7 @@ from apportion.machine import (
     default_cost,
     hosts_of,
 )
-from apportion.memory import AGAIN
+from apportion.memory import is_repeat
 from apportion.plan.candidate import Candidate
 from apportion.plan.fused_storage import fused_storage
 from apportion.plan.schedule_exchanges import (
@@ -338,5 +338,5 @@ def _measured_storage(
     found = measure_storage(executable, None, facts, fused)
     if cost.mode != INDUCTOR:
         return found
-    again = any(op.name.endswith(f".{AGAIN}") for op in space.graph.ops)
+    again = any(is_repeat(space.graph, op) for op in range(len(space.graph.ops)))
     return fused_storage(tasks, found, cluster, cost, compiled_pieces(executable), again)

@@ -62,7 +62,7 @@ from apportion.plan.recomputation import AUTO, FULL, KEEP, best_decided
 HOST_STATE_MODES = (KEEP, AUTO, HOST, DEVICE)
 LOOKAHEADS = (2, 1, 3)  # chunks
 ROUNDS, MORE_ROUNDS = 4, 8  # simulations of one set of recomputed Ops; while nothing fits
-STEP = 1 / 256  # of a limit, by which it is lowered at least while nothing fits
+STEP = 1 / 256  # of a limit, by which it is lowered besides after these rounds
 BUDGETS = (0.35, 0.65)  # of what recomputation can save, sets that are tried between none and all
 NO_LIMIT = 1 << 62
 FEW_DECISIONS = 300  # so many are all simulated
@@ -134,7 +134,7 @@ class _Residence:
         every = self._every()
         if every is not None:
             for sketch in every:
-                self._simulate(sketch, rounds=1)
+                self._simulate(sketch, once=True)
         plans = [] if every is not None else sorted(self._sketches(), key=lambda one: one.rank)
         for sketch in plans[:2]:
             self._simulate(sketch)
@@ -293,23 +293,23 @@ class _Residence:
 
     # Simulation
 
-    def _simulate(self, sketch: _Sketch, rounds: int = ROUNDS) -> None:
-        """A sketch lowered and simulated; with a lower limit while it is over."""
+    def _simulate(self, sketch: _Sketch, once: bool = False) -> None:
+        """A sketch lowered and simulated; unless `once`, with a lower limit while it is over."""
         limit = self.limit
-        for turn in range(MORE_ROUNDS if rounds == ROUNDS else rounds):
-            if sketch.model is None or (turn >= rounds and self._something_fits()):
+        for turn in range(MORE_ROUNDS):
+            if sketch.model is None or (turn >= ROUNDS and self._something_fits()):
                 return
-            plan = self._timed(self._refined(sketch, limit) if rounds > 1 else sketch)
+            plan = self._timed(sketch if once else self._refined(sketch, limit))
             found = self._scored(plan)
             self.asked.add(plan)
             self.base_of[plan] = sketch.base
             over = max(excess(self.request, found))
-            if over <= 0 or self.modes.host_state in (HOST, DEVICE):
+            if once or over <= 0 or self.modes.host_state in (HOST, DEVICE):
                 return
             limit -= over + over // 8
-            if turn + 2 > rounds:
+            if turn + 1 >= ROUNDS:
                 limit -= int(STEP * limit)
-            if limit <= 0 or rounds == 1:
+            if limit <= 0:
                 return
             sketch = self._sketched(sketch.plan, sketch.base, limit, sketch.ops)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apportion.lower import Storage, TaskGraph, runnable, with_storage
-from apportion.machine import Cluster, CostModel, on_different_hosts
+from apportion.machine import Cluster, CostModel, on_different_hosts, wire_seconds
 from apportion.plan.tictac import tictac_ranking
 from apportion.simulate import Timeline, nanoseconds, simulate
 from apportion.split import (
@@ -218,14 +218,9 @@ def _wire_seconds(tasks: TaskGraph, cluster: Cluster) -> float:
     source, target = (
         tasks.slot_device[column[sent]] for column in (tasks.copy_source, tasks.copy_target)
     )
-    count = len(cluster.devices)
-    nbytes = np.bincount(source * count + target, tasks.copy_nbytes[sent], count * count)
-    apart, busy = on_different_hosts(cluster), np.zeros(len(cluster.links))
-    for pair in np.flatnonzero(nbytes).tolist():
-        a, b = divmod(pair, count)
-        for link in cluster.routes[a][b] if apart[a, b] else ():
-            busy[link] += nbytes[pair] / cluster.links[link].bandwidth
-    return float(busy.max(initial=0.0))
+    together = np.zeros(len(sent), np.int64)
+    seconds = wire_seconds(together, source, target, tasks.copy_nbytes[sent], cluster)
+    return float(seconds.max(initial=0.0))
 
 
 def _busiest_link(line: Timeline) -> float:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from apportion.graph import BACKWARD, Graph
 from apportion.machine import rates_by_itemsize
-from apportion.memory import AGAIN
+from apportion.memory import is_repeat
 from apportion.plan.plan import Plan
 
 
@@ -24,18 +23,10 @@ def utilisation(plan: Plan) -> float:
     seconds = 0.0
     for op in range(len(space.graph.ops)):
         flops = space.split(op, (1,) * len(space.axes(op))).parts[0].flops
-        if not flops or _is_copy(space.graph, op):
+        if not flops or is_repeat(space.graph, op):
             continue
         mine = slice(int(tasks.op_start[op]), int(tasks.op_start[op + 1]))
         sizes = tasks.itemsize[mine][computes[mine]]
         if len(sizes):
             seconds += flops / float(rates[min(int(sizes[0]), len(rates) - 1)])
     return seconds / step if step > 0 else 0.0
-
-
-def _is_copy(graph: Graph, index: int) -> bool:
-    """Whether an Op of the backward repeats one of the forward."""
-    op = graph.ops[index]
-    if op.phase != BACKWARD or op.forward is None:
-        return False
-    return op.name == f"{graph.ops[op.forward].name}.{AGAIN}"

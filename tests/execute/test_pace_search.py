@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
+from graphs import captured
 
+from apportion.execute.backends import Backends
+from apportion.execute.executable import Executable
 from apportion.execute.pace_search import COUNT, LEAD, PACES, SETTLE, TURNS, WORTH, PaceSearch
+from apportion.execute.transport import worker
 from apportion.execute.wire import Pace
+from apportion.lower.runnable import runnable
+from apportion.machine.cluster import cluster
+from apportion.machine.cost_model import default_cost
+from apportion.search import METHODS, Problem
+from apportion.split.communication import AUTO, BYTESCHEDULER, NEED, P3, TICTAC, Communication
+from apportion.split.space import Space
 
 PLANNED = Pace(1 << 18, 1 << 18)
 
@@ -70,3 +81,19 @@ def test_nothing_is_tried_when_it_is_over() -> None:
         search.note(1.0)
     with pytest.raises(AssertionError, match="over"):
         search.note(1.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "searches"), [(AUTO, True), (BYTESCHEDULER, True), (P3, False), (TICTAC, False)]
+)
+def test_policies_that_are_tuned_by_measurement_are(policy: str, searches: bool) -> None:
+    program = captured("mlp:tiny")[0]
+    space, machine = Space(program.graph), cluster("local:2")
+    strategy = METHODS["data"](Problem(space, machine, default_cost(machine))).strategy
+    how = Communication(policy, overlaps=True, order=NEED, slice_bytes=1 << 10)
+    strategy = replace(strategy, communication=how)
+    mine = worker(Executable(space, strategy, runnable(space, strategy, 2)), 0)
+    for wire, found in ((None, False), (object(), searches)):
+        mine.backends = Backends(wire=wire)  # type: ignore[arg-type]
+        mine.measure_pace()
+        assert (mine.search is not None) == found
