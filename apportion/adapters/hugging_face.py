@@ -38,6 +38,7 @@ class DividedArguments(TrainingArguments):
     dataloader_drop_last: bool = True
 
     def __post_init__(self) -> None:
+        self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # hidden while a Trainer works
         with one_process():
             super().__post_init__()  # type: ignore[no-untyped-call]
 
@@ -49,7 +50,7 @@ class DividedArguments(TrainingArguments):
     @property
     def local_process_index(self) -> int:
         """The same on each machine."""
-        return int(os.environ.get("LOCAL_RANK", "0"))
+        return self._local_rank
 
     @property
     def n_gpu(self) -> int:

@@ -71,6 +71,8 @@ def test_loops_as_people_use_them(library: str, tmp_path: Path) -> None:
     script = Path(__file__).with_name(f"{library}_loop.py")
     plain = said(tmp_path, sys.executable, script, "plain", tmp_path / "plain")
     divided = said(tmp_path, *TORCHRUN, script, "data", tmp_path / "divided")
+    logs = [[line for line in text.splitlines() if line[:2] == "{'"] for text in (plain, divided)]
+    assert len(logs[1]) == len(logs[0])  # one rank speaks
     expected, found = (json.loads(text.splitlines()[-1]) for text in (plain, divided))
     if library == "lightning":
         assert "reads or changes parameters between steps" in found.pop("refused")
