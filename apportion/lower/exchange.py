@@ -41,6 +41,7 @@ class OpTasks(NamedTuple):  # numba takes no dataclass
     device: Ints  # t
     peer: Ints  # t: the receiver of a TRANSFER, else -1
     late: Ints  # t: 1 for tasks that lay results out
+    hop: Ints  # t: of an exchange that is made one after another, which of these it belongs to
     nbytes: Ints  # t
     flops: Floats  # t
     itemsize: Ints  # t
@@ -82,13 +83,13 @@ def pair_columns(devices: int) -> Ints:
 @compiled
 def new_op_tasks(room, slots, devices, pairs):  # type: ignore[no-untyped-def]
     """Empty columns with so much room for everything, and for slots if `slots` is 1."""
-    c, d = np.empty((23, room + 1), np.int64), np.empty((7, slots * room + 1), np.int64)
+    c, d = np.empty((24, room + 1), np.int64), np.empty((7, slots * room + 1), np.int64)
     c[:, 0], d[:, 0] = 0, 0
     return OpTasks(
-        np.zeros(9, np.int64), c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8],
-        c[9].view(np.float64), c[10], c[11], c[12], c[13], c[14], c[15], c[16], c[17], c[18],
-        c[19], c[20], c[21], slots, d[0], d[1], d[2], d[3], d[4], d[5], d[6],
-        pairs[0], pairs[1], np.empty(devices, np.int64), c[22],
+        np.zeros(9, np.int64), c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9],
+        c[10].view(np.float64), c[11], c[12], c[13], c[14], c[15], c[16], c[17], c[18], c[19],
+        c[20], c[21], c[22], slots, d[0], d[1], d[2], d[3], d[4], d[5], d[6],
+        pairs[0], pairs[1], np.empty(devices, np.int64), c[23],
     )  # fmt: skip
 
 
@@ -99,6 +100,7 @@ def add_task(tasks, kind, device, peer, late, nbytes, itemsize, taken):  # type:
     task = used[TASKS]
     tasks.kind[task], tasks.device[task], tasks.peer[task] = kind, device, peer
     tasks.late[task], tasks.nbytes[task], tasks.itemsize[task] = late, nbytes, itemsize
+    tasks.hop[task] = 0
     tasks.taken[task], tasks.flops[task], tasks.part[task] = taken, 0.0, -1
     tasks.group[task] = tasks.pattern[task] = tasks.seen[task] = -1
     tasks.need_start[task + 1] = used[NEEDS]
@@ -110,39 +112,50 @@ def add_task(tasks, kind, device, peer, late, nbytes, itemsize, taken):  # type:
 
 @compiled
 def add_exchange(tasks, store, flows, stages, first_value, late, begun):  # type: ignore[no-untyped-def]
-    """The messages and assemblies that make the pieces of Flows at stages. The Flows are those of
-    the Op's Values from `first_value` on; the Op's tasks are those from `begun` on."""
+    """The messages and assemblies that make the pieces of Flows at stages, hop by hop. The Flows
+    are those of the Op's Values from `first_value` on; the Op's tasks are those from `begun` on."""
     devices, device, source_start = len(tasks.parent), store.device, store.source_start
-    remote = 0
-    for k in range(len(flows)):
-        at = store.stage_start[flows[k]] + stages[k]
-        for piece in range(store.piece_start[at], store.piece_start[at + 1]):
-            for q in range(source_start[piece], source_start[piece + 1]):
-                remote += device[store.source[q]] != device[piece]
-    pairs = np.empty((2, min(remote, devices * devices)), np.int64)
-    count = 0
-    if remote:
-        count = _add_messages(tasks, store, flows, stages, first_value, late, remote, pairs)
-    for k in range(len(flows)):
-        at = store.stage_start[flows[k]] + stages[k]
-        low, high = store.piece_start[at], store.piece_start[at + 1]
-        if low < high:
-            value, itemsize = (k + first_value) << SHIFT, store.itemsize[flows[k]]
-            _add_assemblies(tasks, store, low, high, value, itemsize, late, begun)
-    for k in range(count):
-        pair = pairs[0, k] * devices + pairs[1, k]
-        tasks.carrier[pair], tasks.pair_bytes[pair] = -1, 0
+    hop, more = 0, True
+    while more:
+        first, remote, more = tasks.used[TASKS], 0, False
+        for k in range(len(flows)):
+            at = store.stage_start[flows[k]] + stages[k]
+            for piece in range(store.piece_start[at], store.piece_start[at + 1]):
+                more = more or store.hop[piece] > hop
+                if store.hop[piece] == hop:
+                    for q in range(source_start[piece], source_start[piece + 1]):
+                        remote += device[store.source[q]] != device[piece]
+        pairs = np.empty((2, min(remote, devices * devices)), np.int64)
+        count = 0
+        if remote:
+            count = _add_messages(
+                tasks, store, flows, stages, first_value, late, remote, pairs, hop
+            )
+        for k in range(len(flows)):
+            at = store.stage_start[flows[k]] + stages[k]
+            low, high = store.piece_start[at], store.piece_start[at + 1]
+            if low < high:
+                value, itemsize = (k + first_value) << SHIFT, store.itemsize[flows[k]]
+                _add_assemblies(tasks, store, low, high, value, itemsize, late, begun, hop)
+        for k in range(count):
+            pair = pairs[0, k] * devices + pairs[1, k]
+            tasks.carrier[pair], tasks.pair_bytes[pair] = -1, 0
+        if hop:
+            tasks.hop[first : tasks.used[TASKS]] = hop
+        hop += 1
 
 
 @compiled_part
-def _add_assemblies(tasks, store, low, high, value, itemsize, late, begun):  # type: ignore[no-untyped-def]
-    """The tasks that put the pieces low to high together; names of pieces of their Value begin with
-    `value`."""
+def _add_assemblies(tasks, store, low, high, value, itemsize, late, begun, hop):  # type: ignore[no-untyped-def]
+    """The tasks that put those of the pieces low to high together that are of this hop; names of
+    pieces of their Value begin with `value`."""
     device, source, source_start = store.device, store.source, store.source_start
     nbytes, base, used, devices = store.source_nbytes, store.base, tasks.used, len(tasks.parent)
     carrier, seen, wait, wait_start = tasks.carrier, tasks.seen, tasks.wait, tasks.wait_start
     make, make_start = tasks.make, tasks.make_start
     for piece in range(low, high):
+        if store.hop[piece] != hop:
+            continue
         begin, end, here, moved = source_start[piece], source_start[piece + 1], device[piece], 0
         if base[piece] < 0:
             for q in range(begin, end):
@@ -209,14 +222,14 @@ class _SentBoxes(NamedTuple):
 
 @compiled
 def _add_messages(  # type: ignore[no-untyped-def]
-    tasks, store, flows, stages, first_value, late, remote, pairs
+    tasks, store, flows, stages, first_value, late, remote, pairs, hop
 ):  # fmt: skip
     """The messages of one exchange, and what each reads. Writes the pairs of devices that have a
     message to `pairs`; how many these are."""
     carrier, devices, first = tasks.carrier, len(tasks.parent), tasks.used[TASKS]
     c = np.empty((4, remote), np.int64)
     sent = _SentBoxes(c[0], c[1], c[2], c[3])
-    _find_sent(tasks, store, flows, stages, first_value, sent)
+    _find_sent(tasks, store, flows, stages, first_value, sent, hop)
     count = _find_pairs(carrier, sent.sender, devices, pairs)
     if count >= FEWEST_PAIRS:
         _add_collectives(tasks, store, pairs[:, :count], sent, late)
@@ -230,12 +243,14 @@ def _add_messages(  # type: ignore[no-untyped-def]
 
 
 @compiled_part
-def _find_sent(tasks, store, flows, stages, first_value, sent):  # type: ignore[no-untyped-def]
+def _find_sent(tasks, store, flows, stages, first_value, sent, hop):  # type: ignore[no-untyped-def]
     """Writes all boxes that leave their device, and adds up what every pair of devices sends."""
     device, source, devices, n = store.device, store.source, len(tasks.parent), 0
     for k in range(len(flows)):
         at = store.stage_start[flows[k]] + stages[k]
         for piece in range(store.piece_start[at], store.piece_start[at + 1]):
+            if store.hop[piece] != hop:
+                continue
             here = device[piece]
             for q in range(store.source_start[piece], store.source_start[piece + 1]):
                 there = device[source[q]]

@@ -45,6 +45,7 @@ from apportion.lower.flow_requests import (
 )
 from apportion.lower.op_records import OpRecords
 from apportion.lower.op_tasks import lower_ops
+from apportion.lower.relay_flows import relay_flows
 from apportion.lower.serve_flows import add_flows, first_rows
 from apportion.lower.task_columns import LoweredStep, build_task_graph
 from apportion.lower.task_graph import TaskGraph
@@ -108,6 +109,7 @@ class Lowering:
         self.graph: Graph = space.graph
         self.devices = devices
         self.layouts = dict(strategy.layouts)
+        self.levels = strategy.communication.levels
         self.choices: list[Choice] = list(strategy.choices)
         self.splits: list[Split] = [
             space.split(index, choice.parts) for index, choice in enumerate(self.choices)
@@ -146,8 +148,11 @@ class Lowering:
             self.layouts[value] = layout
 
     def lowered(self) -> LoweredStep:
-        """Everything, for `build_task_graph`. Equal Ops are lowered once."""
+        """Everything, for `build_task_graph`. Equal Ops are lowered once. Exchanges go through the
+        relays that the Strategy's Communication says; all else here knows them as direct ones."""
         flows = self.flows_of(range(len(self.graph.values)))
+        if self.levels:
+            self.store = relay_flows(self.store, np.array(self.levels, np.int64))
         numbers: dict[tuple[int, ...], int] = {}
         which = [
             numbers.setdefault(request, len(numbers))
@@ -522,8 +527,11 @@ class Lowering:
         region = boxes([full(self.space.factors(loss))], box.shape[1])
         whole = (box == region.reshape(1, -1, 2)).all((1, 2))
         pieces = first + np.arange(len(box))
-        later = pieces >= pieces_made(store, flow, MADE)[1]
         made = self.graph.producer[loss]
+        readers = len(self.graph.consumers[loss]) + 1
+        given = [answers_at(store, flow, stage) for stage in range(LAID_OUT, READ + readers)]
+        later = pieces >= pieces_made(store, flow, MADE)[1]
+        later &= np.isin(pieces, np.concatenate(given))  # the others are sums of some terms
         if store.laid_out[flow]:
             whole &= later | np.isin(pieces, answers_at(store, flow, LAID_OUT))
         elif made is not None and self._terms(*made) > 1:

@@ -151,7 +151,7 @@ class _TaskColumns:
         return TaskGraph(
             self.it.devices,
             kind=kind, op=op, part=tasks.part[index], device=tasks.device[index],
-            peer=tasks.peer[index], position=2 * op + 1 + tasks.late[index],
+            peer=tasks.peer[index], position=self._positions(),
             nbytes=tasks.nbytes[index], flops=tasks.flops[index], itemsize=tasks.itemsize[index],
             dep_start=dep_start, dep=dep,
             slot_device=slots["device"], slot_value=slots["value"],
@@ -166,6 +166,14 @@ class _TaskColumns:
             make_assemblies=lambda: self._assemblies(boxes),
             task_kinds=HOST_TASK_KINDS if (kind >= TO_HOST).any() else TASK_KINDS,
         )  # fmt: skip
+
+    def _positions(self) -> Ints:
+        """The places of tasks: for every Op its exchange, its parts, and the exchange of what they
+        leave, each exchange hop by hop."""
+        tasks, index = self.tasks, self.rows.index
+        last = int(tasks.hop[: self.n].max(initial=0))
+        hop = np.where(tasks.kind[index] == COMPUTE, last, tasks.hop[index])
+        return (2 * self.rows.owner + 1 + tasks.late[index]) * (last + 1) + hop
 
     def _kinds(self) -> Ints:
         """The kinds of tasks: an Op that copies to the host or back, or that the host does, has a

@@ -45,6 +45,7 @@ class FlowStore(NamedTuple):  # numba takes no dataclass
     device: Ints  # p
     nbytes: Ints  # p
     base: Ints  # p: the piece that this one is a view of, or -1
+    hop: Ints  # p: of the exchanges of its stage, one after another, which makes it (relay_flows.py)
     source_start: Ints  # p + 1
     # by answer: the piece that a reader was given for each region
     answer: Ints  # a
@@ -60,7 +61,7 @@ class FlowStore(NamedTuple):  # numba takes no dataclass
 ROOM_OF = {
     "stage_start": FLOWS, "itemsize": FLOWS, "moved": FLOWS, "laid_out": FLOWS, "atoms": FLOWS,
     "bound_start": FLOWS, "piece_start": STAGES, "answer_start": STAGES, "device": PIECES,
-    "nbytes": PIECES, "base": PIECES, "source_start": PIECES, "answer": ANSWERS,
+    "nbytes": PIECES, "base": PIECES, "hop": PIECES, "source_start": PIECES, "answer": ANSWERS,
     "source": SOURCES, "source_nbytes": SOURCES, "source_term": SOURCES, "source_hash": SOURCES,
     "bounds": BOUNDS,
 }  # fmt: skip
@@ -208,6 +209,7 @@ def _copy_flows(old: FlowStore, new: FlowStore, flows: Ints) -> None:
         for k in range(last - first):
             new.device[pieces + k] = old.device[first + k]
             new.nbytes[pieces + k] = old.nbytes[first + k]
+            new.hop[pieces + k] = old.hop[first + k]
             base = old.base[first + k]
             new.base[pieces + k] = base + pieces - first if base >= 0 else -1
             new.source_start[pieces + k + 1] = old.source_start[first + k + 1] + sources - begin

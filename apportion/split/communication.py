@@ -24,10 +24,16 @@ What was decided:
     credit_bytes   how much a wire may have taken and not yet delivered, which nothing overtakes; 0:
                    as much as it likes
     ranking        parameters, as Values of the opened Graph: the first is sent first
+    algorithm      what a sum or a gather over several devices is made of: `direct`, a message from
+                   each to each; `hierarchical`, groups of near devices do it among themselves and
+                   one of them with other groups; `tree`, halves of halves. Empty before it is
+                   decided: simulation then takes whichever is cheapest for each exchange
+    levels         of an algorithm that has groups, the coarsest first: the group of every device
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -48,6 +54,8 @@ NONE, WFBP, P3, TICTAC, BYTESCHEDULER, AUTO = (
 POLICIES = (NONE, WFBP, P3, TICTAC, BYTESCHEDULER, AUTO)
 MADE, NEED, RANKED = "made", "need", "ranked"
 ORDERS = (MADE, NEED, RANKED)
+DIRECT, HIERARCHICAL, TREE = "direct", "hierarchical", "tree"
+ALGORITHMS = (DIRECT, HIERARCHICAL, TREE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +69,13 @@ class Communication:
     slice_bytes: int = 0
     credit_bytes: int = 0
     ranking: tuple[int, ...] = ()
+    algorithm: str = ""
+    levels: tuple[tuple[int, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return found | {"ranking": list(self.ranking)}
+        lists = {"ranking": list(self.ranking), "levels": [list(level) for level in self.levels]}
+        return found | lists
 
     def __str__(self) -> str:
         """The decisions in words."""
@@ -108,7 +119,29 @@ def read_communication(data: Any) -> Communication:
         read_whole(read_field(data, "slice_bytes", what), "a slice of the communication"),
         read_whole(read_field(data, "credit_bytes", what), "the credit of the communication"),
         tuple(read_whole(value, "a value that the communication ranks") for value in ranking),
+        *_read_algorithm(data),
     )
+
+
+def _read_algorithm(data: Mapping[str, Any]) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    """The algorithm and its levels; plans were written without before there was a choice."""
+    given = data.get("algorithm", "")
+    what = "the algorithm of the communication"
+    algorithm = _one_of(given, ALGORITHMS, what) if given else ""
+    levels = read_list(data.get("levels", []), "the levels of the communication")
+    found = tuple(
+        tuple(
+            read_whole(group, "a group of the communication")
+            for group in read_list(level, "a level of the communication")
+        )
+        for level in levels
+    )
+    if bool(found) != (algorithm in (HIERARCHICAL, TREE)):
+        raise ValueError(
+            "the communication has levels where its algorithm is hierarchical or a tree, and "
+            "nowhere else"
+        )
+    return algorithm, found
 
 
 def _one_of(value: Any, known: tuple[str, ...], what: str) -> str:

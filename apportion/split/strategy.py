@@ -156,6 +156,11 @@ def verify_strategy(space: Space, strategy: Strategy, devices: int) -> None:
             raise ValueError(
                 f"the communication ranks value {value}, of which there are {len(graph.values)}"
             )
+    for level in strategy.communication.levels:
+        if len(level) != devices:
+            raise ValueError(
+                f"the communication has groups of {len(level)} devices, and there are {devices}"
+            )
 
 
 def verify_choice(space: Space, op: int, choice: Choice, devices: int) -> None:
