@@ -173,10 +173,10 @@ def _relay(draft, device, entry):  # type: ignore[no-untyped-def]
 
 @compiled_part
 def _same_box(draft, one, other):  # type: ignore[no-untyped-def]
+    same = True
     for b in range(draft.box.shape[1]):
-        if draft.box[one, b] != draft.box[other, b]:
-            return False
-    return True
+        same = same and draft.box[one, b] == draft.box[other, b]
+    return same
 
 
 # Sums
@@ -286,9 +286,9 @@ def _relay_box(draft, entry, target, following, group, place):  # type: ignore[n
     device, source = draft.device, draft.source[entry]
     of, alike, other = group[device[target[entry]]], [entry], following[entry]
     while other >= 0:
-        if target[other] >= 0 and group[device[target[other]]] == of:
-            if _same_box(draft, entry, other):
-                alike.append(other)
+        inside = target[other] >= 0 and group[device[target[other]]] == of
+        if inside and _same_box(draft, entry, other):
+            alike.append(other)
         other = following[other]
     if len(alike) > 1:
         where = device[target[alike[place[device[source]] % len(alike)]]]

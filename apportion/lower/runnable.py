@@ -7,6 +7,8 @@ make it faster and leave its meaning. What is predicted of a plan, measured and 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from apportion.graph import UPDATE
@@ -28,6 +30,7 @@ def runnable(space: Space, strategy: Strategy, devices: int, joined: bool = True
     for join in (join_batch_norm, join_conv_backward) if joined else ():
         tasks = join(space, strategy, tasks)
     updates = np.array([op.phase == UPDATE for op in space.graph.ops])
-    return coalesce(
-        tasks, refetched=strategy.refetched, how=strategy.communication, updates=updates
-    )
+    how = strategy.communication
+    if how.algorithm:
+        tasks = replace(tasks, sends_directly=True)
+    return coalesce(tasks, refetched=strategy.refetched, how=how, updates=updates)

@@ -229,6 +229,10 @@ class TaskGraph:
     credit_bytes: int = 0
     """What a wire has taken is not overtaken: so many bytes; 0: as many as it likes."""
 
+    sends_directly: bool = False
+    """Whether the members of a COLLECTIVE send to each other directly, as ranks do; else it is as
+    quick as by the algorithm that is cheapest for it."""
+
     task_kinds: TaskKinds = TASK_KINDS
     """What the kinds of its tasks mean."""
 

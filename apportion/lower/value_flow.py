@@ -45,7 +45,7 @@ class FlowStore(NamedTuple):  # numba takes no dataclass
     device: Ints  # p
     nbytes: Ints  # p
     base: Ints  # p: the piece that this one is a view of, or -1
-    hop: Ints  # p: of the exchanges of its stage, one after another, which makes it (relay_flows.py)
+    hop: Ints  # p: which of the exchanges of its stage, one after another, makes it
     source_start: Ints  # p + 1
     # by answer: the piece that a reader was given for each region
     answer: Ints  # a

@@ -55,6 +55,15 @@ if TYPE_CHECKING:
     from apportion.machine.collective import (
         collective as collective,
     )
+    from apportion.machine.collective import (
+        halves as halves,
+    )
+    from apportion.machine.collective import (
+        is_best_direct as is_best_direct,
+    )
+    from apportion.machine.collective import (
+        near_groups as near_groups,
+    )
     from apportion.machine.compile_mode import (
         AUTO as AUTO,
     )

@@ -137,6 +137,40 @@ def broadcast_lines(
     return tuple(lines)
 
 
+def is_best_direct(cluster: Cluster) -> bool:
+    """Whether no algorithm is cheaper than `direct` for collectives of all devices."""
+    if len(cluster.devices) < 3 or cluster.communication_on_device:
+        return True
+    group = tuple(range(len(cluster.devices)))
+    for pattern in (ALL_GATHER, REDUCE_SCATTER):
+        first, *others = algorithm_lines(pattern, group, cluster)
+        if any(each.alpha < first.alpha or each.beta < first.beta for each in others):
+            return False
+    return True
+
+
+def near_groups(cluster: Cluster) -> tuple[Group, ...]:
+    """Divisions of all devices into groups between which it is farther than inside them, the
+    coarsest first: by device, the group that it is in."""
+    if len(cluster.devices) < 3:
+        return ()
+    net = _network(tuple(range(len(cluster.devices))), _ClusterByIdentity(cluster))
+    return tuple(tuple(part.tolist()) for part in net.parts)
+
+
+def halves(cluster: Cluster) -> tuple[Group, ...]:
+    """The same for devices that are halved and halved again, near ones together."""
+    count = len(cluster.devices)
+    if count < 3:
+        return ()
+    net = _network(tuple(range(count)), _ClusterByIdentity(cluster))
+    place, found, parts = np.argsort(net.order), [], 2
+    while parts < count:
+        found.append(tuple((place * parts // count).tolist()))
+        parts *= 2
+    return tuple(found)
+
+
 def _cheapest(lines: tuple[AlgorithmLine, ...], nbytes: float) -> CollectiveCost:
     return min(lines, key=lambda line: line.alpha + line.beta * nbytes).cost(nbytes)
 

@@ -33,6 +33,7 @@ from apportion.machine import (
 )
 from apportion.memory import is_repeat
 from apportion.plan.candidate import Candidate
+from apportion.plan.choose_algorithm import priced_as_sent, worth_relaying
 from apportion.plan.fused_storage import fused_storage
 from apportion.plan.schedule_exchanges import (
     ExchangeScheduler,
@@ -299,20 +300,50 @@ def scored(request: PlanRequest, method: str, found: SearchResult, seconds: floa
         space = found.space
     elif (strategy.digits, strategy.opening) != (space.digits, space.opening):
         space = space_of(space.source, strategy, space)
+    made = _lowered(request, method, found, seconds, space, priced_as_sent(strategy, cluster))
+    how = worth_relaying(
+        space, made.found.strategy, made.tasks, cluster, made.timeline.step_seconds
+    )
+    if how is not None:
+        relayed = replace(made.found.strategy, communication=how)
+        other = _lowered(request, method, found, seconds, space, relayed)
+        made = _better(request, made, other)
+    within = ScheduledExchanges(made.found.strategy, made.tasks, made.timeline)
+    ordered = schedule_exchanges(
+        ExchangeScheduler(space, within, made.storage, made.cost, cluster), request.communication,
+        lambda new: fits(request, replace(made, timeline=new)),
+    )  # fmt: skip
+    notes = (*made.notes, ordered.note) if ordered.note else made.notes
+    found = replace(made.found, strategy=ordered.strategy)
+    return replace(made, found=found, tasks=ordered.tasks, timeline=ordered.timeline, notes=notes)
+
+
+def _lowered(
+    request: PlanRequest,
+    method: str,
+    found: SearchResult,
+    seconds: float,
+    space: Space,
+    strategy: Strategy,
+) -> Candidate:
+    """The strategy simulated, its exchanges while the backward pass goes on."""
+    cluster = request.cluster
     tasks = runnable(space, strategy, len(cluster.devices))
     storage = _measured_storage(space, strategy, tasks, cluster, request.costs.known())
     tasks = with_storage(tasks, storage)
     cost = request.costs.cost(strategy, tasks)
-    line = simulate(tasks, cluster, cost)
-    made = Candidate(method, found, seconds, space, tasks, storage, cost, line, found.notes)
-    within = ScheduledExchanges(strategy, tasks, line)
-    ordered = schedule_exchanges(
-        ExchangeScheduler(space, within, storage, cost, cluster), request.communication,
-        lambda new: fits(request, replace(made, timeline=new)),
-    )  # fmt: skip
-    notes = (*made.notes, ordered.note) if ordered.note else made.notes
-    found = replace(found, strategy=ordered.strategy)
-    return replace(made, found=found, tasks=ordered.tasks, timeline=ordered.timeline, notes=notes)
+    line, found = simulate(tasks, cluster, cost), replace(found, strategy=strategy)
+    return Candidate(method, found, seconds, space, tasks, storage, cost, line, found.notes)
+
+
+def _better(request: PlanRequest, direct: Candidate, relayed: Candidate) -> Candidate:
+    """The one with relays, if its step is shorter and fits as well; a note says by how much."""
+    one, other = direct.timeline.step_seconds, relayed.timeline.step_seconds
+    if other >= one or (fits(request, direct) and not fits(request, relayed)):
+        return direct
+    how = relayed.found.strategy.communication
+    note = f"exchanges are {how.algorithm_in_words}: {-(1 - other / one):+.1%} of step time"
+    return replace(relayed, notes=(*relayed.notes, note))
 
 
 def _measured_storage(

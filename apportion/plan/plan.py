@@ -229,7 +229,9 @@ class Plan:
         """The same Plan with its messages as another policy has them: "none", "wfbp", "p3",
         "tictac", "bytescheduler" or "auto", as in `ap.plan`."""
         check_communication(policy)
-        strategy = replace(self.strategy, communication=Communication())
+        how = self.strategy.communication
+        how = Communication(algorithm=how.algorithm, levels=how.levels)
+        strategy = replace(self.strategy, communication=how)
         within = replace(self, strategy=strategy)
         limit = self.memory_limit
         given = ScheduledExchanges(strategy, within.tasks, within.timeline)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -135,7 +136,13 @@ class ExchangeScheduler:
         seconds = nanoseconds(tasks, self.cluster, self.cost) / 1e9
         slowest = max(1 / link.bandwidth for link in self.cluster.links)
         ranking = tictac_ranking(tasks, seconds, slowest)
-        return self.tried(Communication(TICTAC, overlaps=True, order=RANKED, ranking=ranking))
+        how = self.decided(TICTAC, overlaps=True, order=RANKED, ranking=ranking)
+        return self.tried(how)
+
+    def decided(self, policy: str, **decisions: Any) -> Communication:
+        """Decisions of a policy, of exchanges by the algorithm that is given."""
+        how = self.given.strategy.communication
+        return Communication(policy, **decisions, algorithm=how.algorithm, levels=how.levels)
 
     @property
     def on_gpus(self) -> bool:
@@ -158,10 +165,10 @@ def schedule_exchanges(
     if len(scheduler.cluster.devices) < 2:
         return given
     if policy == NONE:
-        return scheduler.tried(Communication(NONE, held=True))
+        return scheduler.tried(scheduler.decided(NONE, held=True))
     share = _wire_seconds(given.tasks, scheduler.cluster) / max(given.seconds, 1e-9)
     if 0 < share < LITTLE and not scheduler.on_gpus:
-        held = scheduler.tried(Communication(policy, held=True))
+        held = scheduler.tried(scheduler.decided(policy, held=True))
         note = f"{held.note}; links carry messages for {share:.1%} of a step, too little to hide"
         if fits(held.timeline) or not fits(given.timeline):
             return replace(held, note=note)
@@ -171,7 +178,7 @@ def schedule_exchanges(
         return replace(given, note=ON_ONE_MACHINE if asked else "")
     if policy == AUTO and scheduler.on_gpus:
         return given
-    start = Communication(policy, overlaps=True, order=NEED)
+    start = scheduler.decided(policy, overlaps=True, order=NEED)
     by_need = scheduler.tried(replace(start, slice_bytes=P3_SLICE, credit_bytes=P3_SLICE))
     if by_need.tasks.late_start < 0:
         return replace(given, note=NOTHING_LATE if asked else "")

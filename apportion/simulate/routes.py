@@ -130,7 +130,8 @@ def _route_lines(pairs: Sequence[tuple[int, int]], cluster: Cluster) -> Lines:
 
 
 def _choose(tasks: TaskGraph, cluster: Cluster, line: Ints, base: int) -> list[AlgorithmLine]:
-    """Algorithms of the collectives; writes to `line` which of them, from `base` on, each takes."""
+    """Algorithms of the collectives, of which `direct` is the first; writes to `line` which of
+    them, from `base` on, each takes."""
     found: list[AlgorithmLine] = []
     together = np.flatnonzero(tasks.is_collective)
     if not len(together):
@@ -140,7 +141,8 @@ def _choose(tasks: TaskGraph, cluster: Cluster, line: Ints, base: int) -> list[A
     first = [0]
     for each in keys.tolist():
         pattern, group = divmod(each, len(tasks.groups))
-        found += algorithm_lines(pattern, tasks.groups[group], cluster)
+        lines = algorithm_lines(pattern, tasks.groups[group], cluster)
+        found += lines[:1] if tasks.sends_directly else lines
         first.append(len(found))
     alpha, beta = (np.array([it[k] for it in found], np.float64) for k in (1, 2))
     chosen = _cheapest_lines(

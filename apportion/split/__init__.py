@@ -38,6 +38,12 @@ if TYPE_CHECKING:
         BYTESCHEDULER as BYTESCHEDULER,
     )
     from apportion.split.communication import (
+        DIRECT as DIRECT,
+    )
+    from apportion.split.communication import (
+        HIERARCHICAL as HIERARCHICAL,
+    )
+    from apportion.split.communication import (
         MADE as MADE,
     )
     from apportion.split.communication import (
@@ -57,6 +63,9 @@ if TYPE_CHECKING:
     )
     from apportion.split.communication import (
         TICTAC as TICTAC,
+    )
+    from apportion.split.communication import (
+        TREE as TREE,
     )
     from apportion.split.communication import (
         WFBP as WFBP,

@@ -77,8 +77,23 @@ class Communication:
         lists = {"ranking": list(self.ranking), "levels": [list(level) for level in self.levels]}
         return found | lists
 
+    @property
+    def algorithm_in_words(self) -> str:
+        """What exchanges are made of; empty where it is not decided."""
+        if not self.levels:
+            return self.algorithm
+        if self.algorithm == TREE:
+            return f"trees of {len(self.levels) + 1} levels"
+        groups = " and ".join(str(len(set(level))) for level in self.levels)
+        return f"{self.algorithm} over {groups} groups"
+
     def __str__(self) -> str:
         """The decisions in words."""
+        relays = f"; exchanges are {self.algorithm_in_words}" * bool(self.levels)
+        return self._when + relays
+
+    @property
+    def _when(self) -> str:
         if self.held:
             return "gradients travel when the backward pass is over"
         if not self.overlaps:
