@@ -3,7 +3,8 @@
     python benchmarks/check_policies.py                       10,000 schedules, 300 on processes
     python benchmarks/check_policies.py --schedules 500 --processes 0
 
-Random strategies of small models on 2, 3 and 4 devices under random policies of communication.
+Random strategies of small models on 2, 3 and 4 devices under random policies of communication, half
+of those on 3 and 4 with relays between random groups of devices.
 
 *Schedules* are checked without tensors: every rank does what it has to (rank_steps.py,
 late_work.py), messages arrive whenever they like, and who goes on next is drawn. A rank may do late
@@ -39,7 +40,16 @@ from apportion.run.pool import ProcessPool
 from apportion.run.step_source import StepSource
 from apportion.run.training import TrainingRequest
 from apportion.search.baselines.random_strategy import draw
-from apportion.split.communication import MADE, NEED, NONE, P3, RANKED, WFBP, Communication
+from apportion.split.communication import (
+    HIERARCHICAL,
+    MADE,
+    NEED,
+    NONE,
+    P3,
+    RANKED,
+    WFBP,
+    Communication,
+)
 from apportion.split.strategy import Strategy
 
 MODELS = ("mlp:tiny", "rnn:tiny", "gpt2:tiny", "wresnet:tiny")
@@ -73,7 +83,16 @@ def random_plan(model: Model, devices: int, rng: Random) -> Strategy:
         problem = Problem(model.space, machine, default_cost(machine))
         strategy = METHODS[rng.choice(("data", "zero2", "fsdp"))](problem).strategy
     how = random_policy(rng, len(model.space.graph.values))
+    if devices > 2 and rng.random() < 0.5:
+        how = replace(how, algorithm=HIERARCHICAL, levels=random_levels(devices, rng))
     return replace(strategy, communication=how)
+
+
+def random_levels(devices: int, rng: Random) -> tuple[tuple[int, ...], ...]:
+    """Any groups, and maybe groups of these."""
+    level = tuple(rng.randrange(2) for _ in range(devices))
+    finer = tuple(2 * group + rng.randrange(2) for group in level)
+    return rng.choice(((level,), (level, finer)))
 
 
 # Without tensors
@@ -185,6 +204,9 @@ class Schedules:
         if rank.step == self.steps:
             rank.step += 1
             return
+        if rank.at == len(rank.schedule.main):
+            self._begin_next(rank)
+            return
         if rank.at == 0:
             rank.left[rank.step] = dict(enumerate(rank.schedule.nodes))
         step = rank.schedule.main[rank.at]
@@ -194,10 +216,13 @@ class Schedules:
         elif isinstance(step, Wait) and (rank.step, step.exchange.position) in rank.open_:
             self._end(rank, (rank.step, step.exchange.position))
         rank.at += 1
-        if rank.at == len(rank.schedule.main):
-            assert not rank.left.get(rank.step - 1), "late work is left when the next step is over"
-            rank.left.pop(rank.step - 1, None)
-            rank.step, rank.at = rank.step + 1, 0
+        if rank.at == len(rank.schedule.main) and rank.schedule.clears < rank.at:
+            self._begin_next(rank)
+
+    def _begin_next(self, rank: AbstractRank) -> None:
+        assert not rank.left.get(rank.step - 1), "late work is left when the next step is over"
+        rank.left.pop(rank.step - 1, None)
+        rank.step, rank.at = rank.step + 1, 0
 
     def _do(self, rank: AbstractRank, step: int, number: int) -> None:
         node = rank.left[step].pop(number)

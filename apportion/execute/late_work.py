@@ -70,8 +70,8 @@ class LateSchedule:
     main    its steps that are not late
     nodes   the late ones
     due     for each of `main` how many nodes of the step before have to be done then
-    clears  the first of `main` that needs the buffers of late messages: all that the step before
-            has sent has left then
+    clears  the first of `main` that needs the buffers of late messages, or the end: all that the
+            step before has sent has left then
     """
 
     main: tuple[RankStep, ...]

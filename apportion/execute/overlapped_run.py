@@ -124,6 +124,8 @@ class OverlappedRun:
             else:
                 self._wait(step.exchange, now)
         self.at = len(schedule.main)
+        if schedule.clears == self.at:  # none of its own messages needs their buffers
+            self._clear(now - 1)
         assert now - 1 not in self.left, "late work was not due before the step ended"
         return worker.rank.put_off(context, self.left[now].nodes.values())
 
