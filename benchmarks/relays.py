@@ -32,7 +32,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from limited_link import LOW, PAYLOAD, SEED, _await, _captured, _own_cache
-from namespaces import INTERFACE, Machine, cabled, limit, why_not
+from namespaces import INTERFACE, Machine, cabled, limit, sent_bytes, why_not
 from torch.nn.parallel import DistributedDataParallel
 from torch_parallel import Train, fused, loaded, own_samples, trainer
 from two_ranks import before_others, cable
@@ -142,20 +142,15 @@ def _take_turns(trains: dict[str, Any], program: Any, seconds: float) -> dict[st
             step = train.step if isinstance(train, Runner) else lambda _, train=train: train()
             dist.barrier()
             step(program.batch)
-            before, wall = _sent_bytes(), time.perf_counter()
+            before, wall = sent_bytes(INTERFACE), time.perf_counter()
             for _ in range(STEPS):
                 step(program.batch)
             rounds[name].append((time.perf_counter() - wall) / STEPS)
             if isinstance(train, Runner):
                 train.finish()
             dist.barrier()
-            sent[name].append((_sent_bytes() - before) // STEPS)
+            sent[name].append((sent_bytes(INTERFACE) - before) // STEPS)
     return {name: (rounds[name], int(np.median(sent[name]))) for name in trains}
-
-
-def _sent_bytes() -> int:
-    text = Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
-    return int(text.read_text(encoding="ascii")) if text.exists() else 0
 
 
 def _by_first(true: bool) -> bool:

@@ -71,6 +71,9 @@ if TYPE_CHECKING:
     from apportion.lower.op_tasks import (
         lower_ops as lower_ops,
     )
+    from apportion.lower.pair_bytes import (
+        pair_bytes as pair_bytes,
+    )
     from apportion.lower.runnable import (
         runnable as runnable,
     )

@@ -284,13 +284,14 @@ def _relay_gathers(draft, low, group, place):  # type: ignore[no-untyped-def]
 def _relay_box(draft, entry, target, following, group, place):  # type: ignore[no-untyped-def]
     """One box for one group; what it is copied to by is no longer a `target` then."""
     device, source = draft.device, draft.source[entry]
-    of, alike, other = group[device[target[entry]]], [entry], following[entry]
+    here, alike, other, several = device[target[entry]], [entry], following[entry], False
     while other >= 0:
-        inside = target[other] >= 0 and group[device[target[other]]] == of
+        inside = target[other] >= 0 and group[device[target[other]]] == group[here]
         if inside and _same_box(draft, entry, other):
             alike.append(other)
+            several = several or device[target[other]] != here
         other = following[other]
-    if len(alike) > 1:
+    if several:
         where = device[target[alike[place[device[source]] % len(alike)]]]
         relay = _relay(draft, where, entry)
         fetched = _add_entry(draft, relay, source, 0)

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from apportion.columns import Floats
-from apportion.lower import TaskGraph, lower
+from apportion.lower import TaskGraph, lower, pair_bytes
 from apportion.machine import Cluster, halves, is_best_direct, near_groups
 from apportion.split import DIRECT, HIERARCHICAL, TREE, Communication, Space, Strategy
 
@@ -69,12 +69,8 @@ def _relays(how: Communication, cluster: Cluster) -> Iterator[Communication]:
 
 def link_seconds(tasks: TaskGraph, cluster: Cluster) -> Floats:
     """By link: for how long the messages of a step occupy it, if ranks send directly."""
-    count, copies = len(cluster.devices), tasks.make_copies()
-    sent = copies.message >= 0
-    source, target = (tasks.slot_device[c[sent]] for c in (copies.source, copies.target))
-    carried = np.bincount(source * count + target, copies.nbytes[sent], count * count)
-    found = np.zeros(len(cluster.links))
-    for pair in np.flatnonzero(carried).tolist():
-        for link in cluster.routes[pair // count][pair % count]:
-            found[link] += carried[pair] / cluster.links[link].bandwidth
+    carried, found = pair_bytes(tasks), np.zeros(len(cluster.links))
+    for sender, receiver in zip(*np.nonzero(carried), strict=True):
+        for link in cluster.routes[sender][receiver]:
+            found[link] += carried[sender, receiver] / cluster.links[link].bandwidth
     return found

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from apportion.lower import Storage, TaskGraph, runnable, with_storage
+from apportion.lower import Storage, TaskGraph, pair_bytes, runnable, with_storage
 from apportion.machine import Cluster, CostModel, on_different_hosts, wire_seconds
 from apportion.plan.tictac import tictac_ranking
 from apportion.simulate import Timeline, nanoseconds, simulate
@@ -221,13 +221,10 @@ def _best(
 
 def _wire_seconds(tasks: TaskGraph, cluster: Cluster) -> float:
     """For how long the busiest link between hosts carries the messages of a step."""
-    sent = np.flatnonzero(tasks.copy_message >= 0)
-    source, target = (
-        tasks.slot_device[column[sent]] for column in (tasks.copy_source, tasks.copy_target)
-    )
-    together = np.zeros(len(sent), np.int64)
-    seconds = wire_seconds(together, source, target, tasks.copy_nbytes[sent], cluster)
-    return float(seconds.max(initial=0.0))
+    carried = pair_bytes(tasks)
+    source, target = np.nonzero(carried)
+    together, nbytes = np.zeros(len(source), np.int64), carried[source, target].astype(np.int64)
+    return float(wire_seconds(together, source, target, nbytes, cluster).max(initial=0.0))
 
 
 def _busiest_link(line: Timeline) -> float:

@@ -13,6 +13,7 @@ from test_coalesce import trained
 
 from apportion.execute.executable import Executable
 from apportion.lower.lower import lower
+from apportion.lower.pair_bytes import pair_bytes
 from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import TaskGraph, verify
 from apportion.search import METHODS
@@ -91,3 +92,47 @@ def by_region(
         for device, tensors in enumerate(ranks)
         for slot, tensor in tensors.items()
     }
+
+
+@pytest.mark.parametrize("name", ["data", "zero2", "fsdp"])
+@pytest.mark.parametrize("levels", [PAIRS, NESTED])
+def test_gradients_and_parameters_cross_once(name: str, levels: Levels) -> None:
+    """From each group to each other one no more goes than one copy of every box, or one term."""
+    devices = len(levels[0])
+    space, strategy = method(name, f"mlp:layers=3,width=64,batch={8 * devices}", devices)
+    plain = lower(space, strategy, devices)
+    relayed = lower(space, through(strategy, levels), devices)
+    each = devices // 2
+    assert crossing(plain, levels[0]) >= 0.9 * each * crossing(relayed, levels[0])
+    assert pair_bytes(relayed).sum() == relayed.bytes_moved
+
+
+def test_hops_follow_one_another() -> None:
+    """What a relay sends it has made of what came in an exchange before; trees have more hops."""
+    space, strategy = method("data", "mlp:tiny", 8)
+    plain, once, twice = (
+        lower(space, through(strategy, levels) if levels else strategy, 8)
+        for levels in ((), NESTED[:1], NESTED)
+    )
+    counts = [len(set(tasks.position[tasks.is_message].tolist())) for tasks in (plain, once, twice)]
+    assert counts[0] < counts[1] < counts[2]
+    for tasks in (once, twice):
+        sent = np.flatnonzero(tasks.is_message)
+        for task in sent.tolist():
+            made = tasks.slot_first[tasks.in_slot[tasks.in_start[task] : tasks.in_start[task + 1]]]
+            assert (tasks.position[made[made >= 0]] < tasks.position[task]).all()
+
+
+@pytest.mark.parametrize("name", ["data", "fsdp", "megatron"])
+def test_groups_of_one_change_nothing(name: str) -> None:
+    space, strategy = method(name, "mlp:tiny", 4)
+    plain = lower(space, strategy, 4)
+    for levels in (((0, 1, 2, 3),), ((0, 0, 0, 0),)):
+        relayed = lower(space, through(strategy, levels), 4)
+        assert str(relayed) == str(plain)
+
+
+def test_groups_of_other_devices_are_refused() -> None:
+    _, space = captured("mlp:tiny")
+    with pytest.raises(ValueError, match="groups of 4 devices, and there are 3"):
+        lower(space, through(draw(space, 3, Random(0)), PAIRS), 3)
