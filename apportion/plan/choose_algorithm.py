@@ -29,11 +29,10 @@ LEAST_GAIN = 0.02
 
 
 def priced_as_sent(strategy: Strategy, cluster: Cluster) -> Strategy:
-    """The Strategy with direct exchanges, where a simulation would believe them to be quicker by
-    another algorithm than ranks send them by."""
-    if is_best_direct(cluster):
-        return strategy
-    how = replace(strategy.communication, algorithm=DIRECT, levels=())
+    """The Strategy with direct exchanges; it says so where a simulation would believe them to be
+    quicker by another algorithm than ranks send them by."""
+    algorithm = "" if is_best_direct(cluster) else DIRECT
+    how = replace(strategy.communication, algorithm=algorithm, levels=())
     return replace(strategy, communication=how)
 
 
