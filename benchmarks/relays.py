@@ -141,15 +141,16 @@ def _take_turns(trains: dict[str, Any], program: Any, seconds: float) -> dict[st
             train = trains[name]
             step = train.step if isinstance(train, Runner) else lambda _, train=train: train()
             dist.barrier()
+            before = sent_bytes(INTERFACE)
             step(program.batch)
-            before, wall = sent_bytes(INTERFACE), time.perf_counter()
+            wall = time.perf_counter()
             for _ in range(STEPS):
                 step(program.batch)
             rounds[name].append((time.perf_counter() - wall) / STEPS)
             if isinstance(train, Runner):
                 train.finish()
             dist.barrier()
-            sent[name].append((sent_bytes(INTERFACE) - before) // STEPS)
+            sent[name].append((sent_bytes(INTERFACE) - before) // (STEPS + 1))
     return {name: (rounds[name], int(np.median(sent[name]))) for name in trains}
 
 

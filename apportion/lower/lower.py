@@ -148,11 +148,9 @@ class Lowering:
             self.layouts[value] = layout
 
     def lowered(self) -> LoweredStep:
-        """Everything, for `build_task_graph`. Equal Ops are lowered once. Exchanges go through the
-        relays that the Strategy's Communication says; all else here knows them as direct ones."""
+        """Everything, for `build_task_graph`. Equal Ops are lowered once."""
         flows = self.flows_of(range(len(self.graph.values)))
-        if self.levels:
-            self.store = relay_flows(self.store, np.array(self.levels, np.int64))
+        self.relay()
         numbers: dict[tuple[int, ...], int] = {}
         which = [
             numbers.setdefault(request, len(numbers))
@@ -166,6 +164,12 @@ class Lowering:
             self.graph, self.devices, self.values, self.store, flows, tasks, np.array(which),
             self.carried(flows), self.frozen(), self.loss_pieces(flows),
         )  # fmt: skip
+
+    def relay(self) -> None:
+        """Lets the Flows that are known go through the relays that the Strategy's Communication
+        has. Those that are asked for later are direct."""
+        if self.levels:
+            self.store = relay_flows(self.store, np.array(self.levels, np.int64))
 
     def drop_unused(self, flows: Sequence[int]) -> dict[int, int]:
         """Drops all Flows but these, and what was remembered to make them. The new number of each,

@@ -314,6 +314,8 @@ def _moved(plan: Plan, op: int) -> tuple[tuple[ValueTraffic, ...], tuple[ValueTr
     """What an Op reads and what it leaves."""
     graph = plan.space.graph
     lowering = Lowering(plan.space, plan.strategy, len(plan.cluster.devices))
+    lowering.flows_of([value for value, _ in lowering.feeds[op]] + [*graph.ops[op].outputs])
+    lowering.relay()
     reads, leaves = [], []
     for value, stage in lowering.feeds[op]:
         made = graph.producer[value]
