@@ -28,7 +28,7 @@ from random import Random
 from typing import Any
 
 import torch
-from fuzz import STEPS, Model, load, plan_of, progress
+from fuzz import STEPS, Model, drawn_relays, load, plan_of, progress
 
 from apportion.capture.widen import widened
 from apportion.execute.executable import Executable
@@ -40,16 +40,7 @@ from apportion.run.pool import ProcessPool
 from apportion.run.step_source import StepSource
 from apportion.run.training import TrainingRequest
 from apportion.search.baselines.random_strategy import draw
-from apportion.split.communication import (
-    HIERARCHICAL,
-    MADE,
-    NEED,
-    NONE,
-    P3,
-    RANKED,
-    WFBP,
-    Communication,
-)
+from apportion.split.communication import MADE, NEED, NONE, P3, RANKED, WFBP, Communication
 from apportion.split.strategy import Strategy
 
 MODELS = ("mlp:tiny", "rnn:tiny", "gpt2:tiny", "wresnet:tiny")
@@ -84,15 +75,9 @@ def random_plan(model: Model, devices: int, rng: Random) -> Strategy:
         strategy = METHODS[rng.choice(("data", "zero2", "fsdp"))](problem).strategy
     how = random_policy(rng, len(model.space.graph.values))
     if devices > 2 and rng.random() < 0.5:
-        how = replace(how, algorithm=HIERARCHICAL, levels=random_levels(devices, rng))
+        relays = drawn_relays(devices, rng)
+        how = replace(how, algorithm=relays.algorithm, levels=relays.levels)
     return replace(strategy, communication=how)
-
-
-def random_levels(devices: int, rng: Random) -> tuple[tuple[int, ...], ...]:
-    """Any groups, and maybe groups of these."""
-    level = tuple(rng.randrange(2) for _ in range(devices))
-    finer = tuple(2 * group + rng.randrange(2) for group in level)
-    return rng.choice(((level,), (level, finer)))
 
 
 # Without tensors

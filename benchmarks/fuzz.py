@@ -4,6 +4,7 @@
     python benchmarks/fuzz.py --processes 100            and 100 per model on real processes
     python benchmarks/fuzz.py --models mlp:tiny --count 50 --plant 50    and 50 planted errors
     python benchmarks/fuzz.py --count 0 --memory 125     125 memory plans per model in one process
+    python benchmarks/fuzz.py --count 0 --relays 100     100 strategies per model through relays
 
 Model and batch are drawn anew every 20 strategies, the batch changes from step to step, device
 counts are 2, 3 and 4. A planted error changes one element of one transfer of one step; what is not
@@ -13,6 +14,9 @@ A memory plan is a random strategy, on one device to four, for the step in which
 any order in half of the plans, some of the forward are computed again, some of its results lie on
 the host for a while, some parameters lie there for good and are updated there or on the device, and
 some are fetched again by the backward.
+
+Through relays: strategies on 3 to 8 devices whose exchanges go between random groups of these, or
+groups of groups; so do half of the memory plans on more than two devices.
 """
 
 from __future__ import annotations
@@ -75,6 +79,7 @@ from apportion.run.pool import ProcessPool
 from apportion.run.step_source import StepSource
 from apportion.run.training import TrainingRequest, TrainingResult, vary
 from apportion.search.baselines.random_strategy import draw
+from apportion.split.communication import HIERARCHICAL, Communication
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, verify_strategy
 
@@ -167,6 +172,37 @@ def in_process(spec: str, count: int, first: int) -> dict[str, object]:
     }  # fmt: skip
 
 
+def drawn_relays(devices: int, rng: Random) -> Communication:
+    """Any groups, and maybe groups of these."""
+    count = rng.randint(2, max(2, devices // 2))
+    level = tuple(rng.randrange(count) for _ in range(devices))
+    finer = tuple(2 * group + rng.randrange(2) for group in level)
+    levels = rng.choice(((level,), (level, finer)))
+    return Communication(algorithm=HIERARCHICAL, levels=levels)
+
+
+def relayed_plans(spec: str, count: int, first: int) -> dict[str, object]:
+    wrong, worst, relayed, began = [], 0.0, 0, time.perf_counter()
+    for seed in range(first, first + count):
+        if seed % PER_MODEL == 0 or seed == first:
+            model = load(spec, seed)
+        rng, devices = Random(seed), 3 + seed % 6
+        strategy = draw(model.space, devices, rng)
+        direct = plan_of(model, strategy, devices)
+        strategy = replace(strategy, communication=drawn_relays(devices, rng))
+        plan = plan_of(model, strategy, devices)
+        found = judge(model, plan, together(model, plan))
+        worst = max(worst, found.max_rel_param_diff)
+        relayed += len(plan.tasks.slot_device) > len(direct.tasks.slot_device)
+        if not found.equal:
+            wrong.append(seed)
+        progress(f"{spec}: {seed - first + 1} of {count} through relays, {len(wrong)} wrong")
+    return {
+        "model": spec, "strategies": count, "with relays": relayed, "wrong": wrong,
+        "worst_relative": worst, "seconds": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
+
+
 def drawn_states(graph: Graph, share: float, rng: Random) -> tuple[HostState, ...]:
     """Some parameters on the host, which come, leave and are updated anywhere."""
     count, found = len(graph.ops), []
@@ -223,6 +259,8 @@ def memory_plan(model: Model, devices: int, rng: Random) -> tuple[Model, Plan]:
     state = [v for v, value in enumerate(made.graph.values) if value.role == PARAMETER]
     refetched = tuple(v for v in state if rng.random() < 0.5)
     strategy = replace(strategy, refetched=refetched)
+    if devices > 2 and rng.random() < 0.5:
+        strategy = replace(strategy, communication=drawn_relays(devices, rng))
     space = Space(made.graph, strategy.digits, strategy.opening)
     verify_strategy(space, strategy, devices)
     bound = planned_bindings(model.program.bindings, made)
@@ -368,6 +406,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--plant", type=int, default=0)
     parser.add_argument("--memory", type=int, default=0, help="memory plans per model")
+    parser.add_argument("--relays", type=int, default=0, help="strategies through relays per model")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -378,6 +417,7 @@ def main() -> int:
             (on_processes, options.processes),
             (planted, options.plant),
             (memory_plans, options.memory),
+            (relayed_plans, options.relays),
         ):
             if count:
                 row = what(spec, count, options.first)
