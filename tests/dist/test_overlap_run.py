@@ -14,7 +14,9 @@ from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.execute.dry_run import measure_storage
 from apportion.execute.executable import Executable, threads
+from apportion.execute.late_work import late_schedule
 from apportion.execute.pace_search import COUNT, LEAD, PACES, SETTLE, TURNS
+from apportion.execute.rank_steps import rank_steps
 from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import with_storage
 from apportion.machine.cluster import cluster
@@ -25,7 +27,7 @@ from apportion.run.training import TrainingRequest, TrainingResult, losses_of
 from apportion.search import METHODS, Problem
 from apportion.search.baselines.random_strategy import draw
 from apportion.simulate.simulate import simulate
-from apportion.split.communication import AUTO, NEED, P3, Communication
+from apportion.split.communication import AUTO, HIERARCHICAL, NEED, P3, Communication
 from apportion.split.space import Space
 from apportion.split.strategy import Strategy, space_of
 
@@ -73,6 +75,34 @@ def test_training_is_the_same_to_the_last_bit(pool: ProcessPool, spec: str) -> N
             assert mine.keys() == theirs.keys(), name
             for slot, array in mine.items():
                 np.testing.assert_array_equal(array, theirs[slot], err_msg=name)
+
+
+def test_relays_train_the_same(pool: ProcessPool) -> None:
+    """Bit for bit whether steps overlap, and to rounding as direct messages do; among it a rank
+    none of whose own messages waits for the next step, which has late work all the same."""
+    it, spec, devices = zoo.load("mlp:tiny", SEED), "mlp:tiny", len(pool.pipes)
+    if devices < 3:
+        pytest.skip("two processes have nobody between them")
+    program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
+    space, source, idle = Space(program.graph), source_of_model(program, spec, SEED), 0
+    for name, strategy in strategies(space, devices).items():
+        direct = losses_of(trained(pool, source, strategy))
+        for level in ((0, 0, 1), (0, 1, 0), (0, 1, 1)):
+            relays = {"algorithm": HIERARCHICAL, "levels": (level,)}
+            within, across = (
+                replace(strategy, communication=replace(how, **relays))
+                for how in (Communication(), HOW)
+            )
+            tasks = runnable(space_of(program.graph, across), across, devices)
+            if tasks.late_start >= 0:
+                executable = Executable(space_of(program.graph, across), across, tasks)
+                for rank in range(devices):
+                    found = late_schedule(executable, rank_steps(executable, rank))
+                    idle += bool(found.nodes) and found.clears == len(found.main)
+            one, other = (losses_of(trained(pool, source, each)) for each in (within, across))
+            assert one == other, (name, level)
+            assert one == pytest.approx(direct, rel=1e-9), (name, level)
+    assert idle
 
 
 def test_a_pace_that_is_measured_changes_nothing(pool: ProcessPool) -> None:
