@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from apportion.capture import Program
 
 MEMORY_SHARE = 0.5  # of the budget that decisions about memory have after the search
+CHUNK_SHARE = 0.25  # of it that chunks have at least, whatever the others took
 
 
 def make_plan(
@@ -223,7 +224,8 @@ def _traded(
             ways.append(replace_on_host(request, chosen, modes, several, ends))
         best = min(ways, key=lambda way: ranking_key(request, way.best))
         if modes.offload != KEEP and modes.host_state == AUTO and not modes.pins:
-            return replace_in_chunks(request, chosen, best, ends)
+            later = now(request) + CHUNK_SHARE * budget
+            return replace_in_chunks(request, chosen, best, max(ends, later))
         return best
     if modes.offload == KEEP:
         return replace_recomputed(request, chosen, modes.recompute, several, ends)

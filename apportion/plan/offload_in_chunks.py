@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from apportion.machine import host_link
 from apportion.memory import (
-    ChunkPartition,
     HostWay,
     low_order,
     order_model,
@@ -34,6 +33,7 @@ PASSES = ((True, False), (True, True))  # it offloads, it places parameters on t
 HIDDEN = 0.6  # of a step: what its copies may take in one direction
 DEAR, SHOWN = 1.3, 2.0  # where all else takes so much of a step, they may take so much
 WORTH = 0.005  # of a step, what has to be left to gain
+LARGER, CLOSE = 5, 1.1  # sizes beyond the best of CHUNKS that are tried, and how far apart
 
 
 def replace_in_chunks(
@@ -44,11 +44,17 @@ def replace_in_chunks(
     tried until the moment `ends`, or until one fits."""
     if chosen.interrupted or not _promising(request, chosen.best, best.best):
         return best
-    found = best.best
-    for one in _in_chunks(request, chosen.best):
-        found = min(found, one, key=lambda each: ranking_key(request, each))
+    found, found_by = best.best, None
+    chunked = _ChunkedStep(request, chosen.best)
+    for trial in chunked.trials():
+        one = trial.candidate
+        if ranking_key(request, one) < ranking_key(request, found):
+            found, found_by = one, trial
         if now(request) > ends and fits(request, found):
             break
+    if found_by is not None and fits(request, found):
+        for one in chunked.larger(found_by, ends):
+            found = min(found, one, key=lambda each: ranking_key(request, each))
     return best if found is best.best else replace(best, best=found, others=())
 
 
@@ -65,31 +71,66 @@ def _promising(request: PlanRequest, start: Candidate, best: Candidate) -> bool:
     return host_link(request.cluster, 0).bandwidth * allowed >= over
 
 
-def _in_chunks(request: PlanRequest, start: Candidate) -> Iterator[Candidate]:
-    """A Candidate for each size of chunks, with parameters on the host only if nothing fits
-    without. Where a plan is over, the estimate was too low, and it is made for a lower limit."""
-    model = step_model(start.space, start.tasks, start.timeline, 0, request.cluster, start.cost)
-    orders = order_model(model, start.tasks, start.timeline, 0, start.space.origins)
-    order, way = low_order(request.space.source, orders), HostWay(host_link(request.cluster, 0))
-    assert request.memory_limit is not None, "without a limit nothing is over"
-    limit, fit = request.memory_limit[0], False
+@dataclass(frozen=True)
+class _ChunkTrial:
+    """A Candidate by chunks that make so many bytes each, and the passes it is made by."""
 
-    def candidate(parts: ChunkPartition, how: tuple[bool, bool], within: int) -> Candidate:
-        plan = tensorflowmem(model, orders, way, within, parts, *how)
-        found = with_memory(request, start, plan)
-        notes = memory_notes(start, start, found, 0, sum(model.costs.seconds))
-        return replace(found, notes=(*found.notes, *notes))
+    candidate: Candidate
+    nbytes: int
+    how: tuple[bool, bool]
 
-    for how in PASSES:
-        for size in CHUNKS:
-            parts = partition(orders, order, limit // size)
-            found = candidate(parts, how, limit)
-            yield found
-            over = max(excess(request, found))
-            lower = limit - 5 * over // 4
-            if over > 0 and lower > 0:
-                found = candidate(parts, how, lower)
+
+class _ChunkedStep:
+    """A step that is over its limit on one device, and what becomes of it in chunks."""
+
+    def __init__(self, request: PlanRequest, start: Candidate) -> None:
+        assert request.memory_limit is not None, "without a limit nothing is over"
+        self.request, self.start, self.limit = request, start, request.memory_limit[0]
+        line, cluster = start.timeline, request.cluster
+        self.model = step_model(start.space, start.tasks, line, 0, cluster, start.cost)
+        self.orders = order_model(self.model, start.tasks, line, 0, start.space.origins)
+        self.order = low_order(request.space.source, self.orders)
+        self.way = HostWay(host_link(cluster, 0))
+
+    def trials(self) -> Iterator[_ChunkTrial]:
+        """One for each size of chunks, with parameters on the host only if nothing fits without.
+        Where a plan is over, the estimate was too low, and it is made for a lower limit; if that
+        changes nothing, all that can leave has left, and there is no use in other sizes."""
+        fit = False
+        for how in PASSES:
+            for share in CHUNKS:
+                found = self._trial(self.limit // share, how, self.limit)
                 yield found
-            fit = fit or fits(request, found)
-        if fit:
-            return
+                over = max(excess(self.request, found.candidate))
+                lower = self.limit - 5 * over // 4
+                if over > 0 and lower > 0:
+                    found = self._trial(self.limit // share, how, lower)
+                    yield found
+                    if max(excess(self.request, found.candidate)) >= over and how != PASSES[-1]:
+                        break
+                fit = fit or fits(self.request, found.candidate)
+            if fit:
+                return
+
+    def larger(self, fitting: _ChunkTrial, ends: float) -> Iterator[Candidate]:
+        """Candidates of larger chunks than one that fits: they hold more and wait less. Sizes are
+        doubled while they fit, and then halved in between, until the moment `ends`."""
+        good, bad = fitting.nbytes, self.limit
+        for _ in range(LARGER):
+            nbytes = min(2 * good, math.isqrt(good * bad))
+            if now(self.request) > ends or nbytes < CLOSE * good:
+                return
+            found = self._trial(nbytes, fitting.how, self.limit).candidate
+            yield found
+            if fits(self.request, found):
+                good = nbytes
+            else:
+                bad = nbytes
+
+    def _trial(self, nbytes: int, how: tuple[bool, bool], within: int) -> _ChunkTrial:
+        parts = partition(self.orders, self.order, nbytes)
+        plan = tensorflowmem(self.model, self.orders, self.way, within, parts, *how)
+        found = with_memory(self.request, self.start, plan)
+        seconds = sum(self.model.costs.seconds)
+        notes = memory_notes(self.start, self.start, found, 0, seconds)
+        return _ChunkTrial(replace(found, notes=(*found.notes, *notes)), nbytes, how)

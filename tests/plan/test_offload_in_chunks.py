@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,12 @@ from apportion.capture.capture import capture
 from apportion.graph import Graph
 from apportion.machine.cluster import cluster
 from apportion.machine.topology import Cluster
+from apportion.plan.auto import choose
+from apportion.plan.candidates import DefaultCosts, PlanRequest, fits
 from apportion.plan.make_plan import make_plan
+from apportion.plan.offload_in_chunks import LARGER, _ChunkedStep
 from apportion.plan.plan import Plan
+from apportion.split.space import Space
 
 pytestmark = pytest.mark.slow
 WHERE = cluster("1xtitanx")
@@ -52,3 +57,19 @@ def test_nothing_is_tried_over_a_way_that_is_too_slow(graph: Graph, kept: Plan) 
     made = within(graph, limit, slow)
     assert made.feasible
     assert not made.memory.offloaded
+
+
+def test_larger_chunks_are_taken_where_they_fit(graph: Graph, kept: Plan) -> None:
+    """They wait less for the host, and hold more; the largest that fits is looked for."""
+    limit = int(0.6 * kept.predicted.peak_bytes[0])
+    request = PlanRequest(Space(graph), WHERE, DefaultCosts(WHERE), (limit,))
+    chunked = _ChunkedStep(request, choose(request, "single", 1.0).best)
+    small = chunked._trial(limit // 256, (True, True), limit)
+    assert fits(request, small.candidate)
+    tried = list(chunked.larger(small, math.inf))
+    assert 2 <= len(tried) <= LARGER
+    best = min(
+        (one for one in tried if fits(request, one)), key=lambda one: one.timeline.step_seconds
+    )
+    assert best.timeline.step_seconds < small.candidate.timeline.step_seconds
+    assert not list(chunked.larger(small, 0.0))  # no time is left
