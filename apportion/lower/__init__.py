@@ -3,8 +3,9 @@
 In: a Space, a Strategy and a number of devices. Out: a TaskGraph, in columns, in one global order,
 which simulate/ times and execute/ runs. No torch.
 Read task_graph.py first (what a task is), then lower.py, value_flow.py (where the pieces of a
-Value are, maybe through relay_flows.py), exchange.py and op_tasks.py (the tasks of one Op), task_columns.py (all of them), and
-runnable.py (the passes over them before they run, such as coalesce.py and join_batch_norm.py).
+Value are, some of them on the way to others: relay_flows.py), exchange.py and op_tasks.py (the
+tasks of one Op), task_columns.py (all of them), and runnable.py (the passes over them before they
+run, such as coalesce.py and join_batch_norm.py).
 """
 
 from __future__ import annotations
