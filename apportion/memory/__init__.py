@@ -121,9 +121,6 @@ if TYPE_CHECKING:
         step_model as step_model,
     )
     from apportion.memory.tensorflowmem import (
-        ChunkPartition as ChunkPartition,
-    )
-    from apportion.memory.tensorflowmem import (
         partition as partition,
     )
     from apportion.memory.tensorflowmem import (
