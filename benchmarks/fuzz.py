@@ -176,7 +176,8 @@ def drawn_relays(devices: int, rng: Random) -> Communication:
     """Any groups, and maybe groups of these."""
     count = rng.randint(2, max(2, devices // 2))
     level = tuple(rng.randrange(count) for _ in range(devices))
-    finer = tuple(2 * group + rng.randrange(2) for group in level)
+    halves = [(group, rng.randrange(2)) for group in level]
+    finer = tuple(sorted(set(halves)).index(half) for half in halves)
     levels = rng.choice(((level,), (level, finer)))
     return Communication(algorithm=HIERARCHICAL, levels=levels)
 

@@ -75,6 +75,7 @@ provenance = "a token bucket of {rate:g} bytes/s less headers; half of the time 
 name = "process"
 kind = "cpu"
 on = "host"
+count = {each}
 memory_bytes = "4 GB"
 memory_bandwidth = "8 GB/s"
 launch_seconds = "5 us"
@@ -234,9 +235,10 @@ def _joined(answers: Sequence[dict[str, Any]]) -> Run:
     return Run(max(answer["latency"] for answer in answers), low.tolist(), sent.tolist())
 
 
-def hosts(rate: float, latency: float) -> Cluster:
-    """The Cluster that a cable of this rate makes, by way of a file."""
-    text = CLUSTER.format(rate=rate, bandwidth=rate * PAYLOAD, latency=latency / 2)
+def hosts(rate: float, latency: float, each: int = 1) -> Cluster:
+    """The Cluster that a cable of this rate makes of two hosts with so many processes each, by way
+    of a file."""
+    text = CLUSTER.format(rate=rate, bandwidth=rate * PAYLOAD, latency=latency / 2, each=each)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "cable.toml")
         file.write_text(text, encoding="utf-8")

@@ -31,14 +31,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from limited_link import LOW, PAYLOAD, SEED, _await, _captured, _own_cache
+from limited_link import LOW, SEED, _await, _captured, _own_cache, hosts
 from namespaces import INTERFACE, Machine, cabled, limit, sent_bytes, why_not
 from torch.nn.parallel import DistributedDataParallel
 from torch_parallel import Train, fused, loaded, own_samples, trainer
 from two_ranks import before_others, cable
 
 import apportion as ap
-from apportion.machine.topology import Cluster
 from apportion.plan.candidates import PlanCosts
 from apportion.plan.make_plan import make_plan
 from apportion.plan.plan import Plan
@@ -51,33 +50,6 @@ RATES = (12.5e6, 25e6, 62.5e6, 125e6)
 LATENCY, SECONDS, LEAST_ROUNDS, STEPS, LIMIT = 30e-6, 20.0, 3, 2, 900.0
 PORT = 29500
 DDP = "DDP"
-CLUSTER = """
-name = "two hosts with two ranks each"
-communication_on_device = true
-
-[[switch]]
-name = "cable"
-
-[[switch]]
-name = "host"
-parent = "cable"
-count = 2
-uplink = {{bandwidth = {bandwidth}, latency = {latency}}}
-host = {{memory_bytes = "4 GB", bandwidth = "8 GB/s", latency = 0}}
-provenance = "a token bucket of {rate:g} bytes/s less headers"
-
-[[device]]
-name = "process"
-kind = "cpu"
-on = "host"
-count = 2
-memory_bytes = "4 GB"
-memory_bandwidth = "8 GB/s"
-launch_seconds = "5 us"
-flops = {{float64 = 15e9, float32 = 30e9, float16 = 30e9}}
-port = {{bandwidth = "8 GB/s", latency = 0}}
-provenance = "assumed, and not used: costs are measured"
-"""
 
 
 @dataclass(frozen=True)
@@ -163,15 +135,6 @@ def _by_first(true: bool) -> bool:
 # Outside
 
 
-def hosts(rate: float) -> Cluster:
-    """The Cluster that a cable of this rate makes."""
-    text = CLUSTER.format(rate=rate, bandwidth=rate * PAYLOAD, latency=LATENCY / 2)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "hosts.toml")
-        file.write_text(text, encoding="utf-8")
-        return ap.cluster(str(file))
-
-
 def compare(model: str, rates: Sequence[float], seconds: float) -> list[Row]:
     """Calibrates, plans, predicts and measures."""
     program = _captured(model)
@@ -197,7 +160,7 @@ def compare(model: str, rates: Sequence[float], seconds: float) -> list[Row]:
 
 def _planned(program: Any, here: Plan, rate: float, folder: Path) -> list[Contender]:
     """Direct exchanges and those that are chosen, without and with steps that overlap."""
-    there, found = hosts(rate), []
+    there, found = hosts(rate, LATENCY, EACH), []
     direct = replace(here, cluster=there)
     chosen = make_plan(
         program, there, "data", seed=SEED, costs=PlanCosts(here.cost), communication="wfbp"

@@ -161,6 +161,11 @@ def verify_strategy(space: Space, strategy: Strategy, devices: int) -> None:
             raise ValueError(
                 f"the communication has groups of {len(level)} devices, and there are {devices}"
             )
+        if max(level) >= devices:
+            raise ValueError(
+                f"the communication has a group {max(level)}; {devices} devices have groups from 0 "
+                f"to {devices - 1}"
+            )
 
 
 def verify_choice(space: Space, op: int, choice: Choice, devices: int) -> None:

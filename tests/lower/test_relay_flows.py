@@ -136,3 +136,5 @@ def test_groups_of_other_devices_are_refused() -> None:
     _, space = captured("mlp:tiny")
     with pytest.raises(ValueError, match="groups of 4 devices, and there are 3"):
         lower(space, through(draw(space, 3, Random(0)), PAIRS), 3)
+    with pytest.raises(ValueError, match="a group 18446744073709551616; 3 devices have groups"):
+        lower(space, through(draw(space, 3, Random(0)), ((0, 0, 2**64),)), 3)

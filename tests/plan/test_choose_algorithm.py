@@ -127,7 +127,8 @@ def test_communications_are_read_as_they_were_written() -> None:
 
 
 def test_links_carry_what_is_sent(chosen: Plan, two_nodes: Cluster) -> None:
-    """Against the copies of all messages, one by one."""
+    """Against the copies of all messages, one by one; members of a collective send about as much
+    as each other, and are taken to send as much."""
     tasks, expected = chosen.tasks, np.zeros(len(two_nodes.links))
     copies = tasks.make_copies()
     for k in np.flatnonzero(copies.message >= 0).tolist():
