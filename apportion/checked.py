@@ -17,6 +17,7 @@ LARGEST_WHOLE = 1 << 60  # bytes, counts and indices; sums of a few thousand sta
 LARGEST_SECONDS = 1e6  # eleven days
 LARGEST_NUMBER = 1e30  # operations, rates
 LONGEST_TEXT = 20_000
+LONGEST_CALL = 4_000_000  # a kernel call names all its tensors, of which a concatenation has many
 MOST_NESTING = 32  # of lists within lists
 SHOWN = 80  # characters of a wrong value that a message repeats
 
@@ -71,6 +72,11 @@ def read_text(value: Any, what: str, most: int = LONGEST_TEXT) -> str:
     if OBEYED.search(value):
         raise ValueError(f"{what}: {_shown(value)} has characters that cannot be shown")
     return value
+
+
+def read_call(value: Any, what: str) -> str:
+    """The text of a kernel call, with all its tensors."""
+    return read_text(value, what, LONGEST_CALL)
 
 
 def read_whole(value: Any, what: str, least: int = 0, most: int = LARGEST_WHOLE) -> int:

@@ -5,7 +5,8 @@
     python benchmarks/tensorflowmem.py experts           experts of a Transformer
     python benchmarks/tensorflowmem.py ablation          five models, pass by pass
     ... --write PAGE                                     puts the table into a page
-    python benchmarks/tensorflowmem.py plans FOLDER      plans of the same for a real H200
+    python benchmarks/tensorflowmem.py plans FOLDER      plans of the same for a real H200, by
+                       [--costs TABLE]                   what `apportion calibrate` measured there
 
 Nothing is trained: steps are captured without data, lowered, and simulated on one TITAN X with 64
 GB of host memory (machine/presets/titanx.toml) and prices from its specification. 11 GB of its 12
@@ -37,6 +38,7 @@ from pathlib import Path
 from apportion.capture.capture import capture
 from apportion.columns import compile_at_once
 from apportion.machine.cluster import cluster
+from apportion.machine.cost_table import CostFile, load_cost_file
 from apportion.machine.host_links import host_link
 from apportion.machine.topology import Cluster
 from apportion.memory.level_order import level_order
@@ -94,12 +96,15 @@ class Outcome:
 class Step:
     """A captured step on the machine."""
 
-    def __init__(self, spec: str, where: Cluster = WHERE, limit: int = LIMIT) -> None:
+    def __init__(
+        self, spec: str, where: Cluster = WHERE, limit: int = LIMIT, own: Sequence[CostFile] = ()
+    ) -> None:
         it = load(spec, meta=True)
         made = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)
         self.graph, self.spec, self.where, self.limit = made.graph, spec, where, limit
         self.parameters = sum(p.numel() for p in it.model.parameters())
-        self.request = PlanRequest(Space(self.graph), where, DefaultCosts(where), (limit,))
+        self.costs = DefaultCosts(where, own=tuple(own))
+        self.request = PlanRequest(Space(self.graph), where, self.costs, (limit,))
         self.start = choose(self.request, "single", 1.0).best
         self.way = HostWay(host_link(where, 0))
 
@@ -171,7 +176,7 @@ class Step:
     def planned(self, limit: int) -> Plan:
         return make_plan(
             self.graph, self.where, "single", 60.0, limit,
-            recompute="auto", offload="auto", host_state="auto",
+            recompute="auto", offload="auto", host_state="auto", costs=self.costs,
         )  # fmt: skip
 
 
@@ -343,25 +348,27 @@ BATCHES = {"ResNet-152": 56, "Transformer": 17, "TransformerMoE": 4, "WGAN-GP": 
 """A little less than the largest that the ablation finds to fit by levels."""
 
 
-def plans(folder: Path, only: Sequence[str]) -> None:
-    """Plans for a real GPU, and the jobs that run them."""
+def plans(folder: Path, only: Sequence[str], own: Sequence[CostFile]) -> None:
+    """Plans for a real GPU, and the jobs that run them. Ours is given the peak of all passes."""
     folder.mkdir(exist_ok=True, parents=True)
     for name, spec in SIZES.items():
         if only and name not in only:
             continue
-        made = Step(spec, REAL).planned(LIMIT)
+        made = Step(spec, REAL, own=own).planned(LIMIT)
         _saved(folder, name, spec, made)
         _job(folder, f"peer --kind eager --spec {spec} --steps 3")
     for model, pattern in MODELS.items():
         if only and model not in only:
             continue
         spec = pattern.format(size=BATCHES[model])
-        step = Step(spec, REAL)
+        step = Step(spec, REAL, own=own)
         found = {"levels": step.by_levels()}
         for name, how in zip(("partition", "offload", "placement"), PASSES, strict=True):
             found[name] = step.passed(CHUNKS[1], how, 0)[0]
         for name, one in found.items():
             _saved(folder, f"{model}-{name}", spec, made_plan(step.request, one, 0.0))
+        ours = step.planned(found["placement"].timeline.peak_bytes[0])
+        _saved(folder, f"{model}-ours", spec, ours)
 
 
 def _saved(folder: Path, name: str, spec: str, made: Plan) -> None:
@@ -383,12 +390,14 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="where to put plans")
     parser.add_argument("names", nargs="*", help="of these only")
     parser.add_argument("--batch", type=int, default=32, choices=DEPTHS)
+    parser.add_argument("--costs", type=Path, help="for plans: a table of one's own")
     parser.add_argument("--only", help="one length, or one model; nothing is written")
     parser.add_argument("--write", type=Path, help="a page to put the table into")
     asked = parser.parse_args()
     compile_at_once()
     if asked.part == "plans":
-        plans(asked.folder, asked.names)
+        own = [load_cost_file(asked.costs)] if asked.costs else []
+        plans(asked.folder, asked.names, own)
         return
     began, lines = time.process_time(), []
     parts: dict[str, Callable[[], Iterator[str]]] = {

@@ -2,8 +2,8 @@
 
 Part of the room execute. The Op of an update on the host and its tensors come in; its new parameter
 and state are written over the old ones, and a shadow of the parameter in a narrower dtype where the
-Op has one (memory/host_state.py). Adam's updates are one compiled loop (host_adam.py), which casts
-as it goes; others run their Body, as on a device.
+Op has one (memory/host_state.py). Adam's updates and SGD's are one compiled loop (host_adam.py,
+host_sgd.py), which casts as it goes; others run their Body, as on a device.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from functools import partial
 import torch
 
 from apportion.execute.host_adam import AdamSettings, adam_parts, adam_workspace
+from apportion.execute.host_sgd import SgdSettings, sgd_parts, sgd_workspace
 from apportion.execute.kernels.base import Context
 from apportion.execute.kernels.update import run_body
 from apportion.graph import Body, Op, UpdateRecipe
 
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")
+SGD_STATES = ((), ("momentum_buffer",))
 FLOATS = (torch.float32, torch.float64)
 
 
@@ -47,6 +49,10 @@ def update_parts(
     assert op.body is not None
     body = bodies[op.body]
     recipe = body.recipe
+    if recipe is not None and sgd_on_host(recipe, ins, outs):
+        state, more = ins[2:], outs[len(ins) - 1 :]
+        buffer, shadow = (state[0] if state else None), (more[0] if more else None)
+        return sgd_parts(ins[0], ins[1], buffer, shadow, sgd_settings(recipe, context))
     if recipe is None or not adam_on_host(recipe, ins, outs):
         return [partial(_by_body, body, ins, outs, replace(context, device="cpu"))]
     parameter, gradient, first, second, step = ins
@@ -74,6 +80,9 @@ def host_workspace(
     dtypes, at most; `of_body`: what its Body needs beside its results. Of a rank on a GPU it is the
     host's memory; a rank on a CPU has no other."""
     dtypes = [dtype for _, dtype in ins]
+    if recipe is not None and _is_plain_sgd(recipe, len(outs), dtypes):
+        rounded = outs[-1][1] if len(outs) == len(ins) else None
+        return sgd_workspace(math.prod(ins[0][0]), dtypes[0], rounded)
     if recipe is None or not _is_plain_adam(recipe, len(ins), len(outs), dtypes):
         made = sum(math.prod(shape) * dtype.itemsize for shape, dtype in outs)
         return of_body + made
@@ -87,17 +96,28 @@ def adam_on_host(
 ) -> bool:
     """Whether the compiled loop computes this update: Adam without its variants, on dense tensors
     that it may write over."""
-    if not _is_plain_adam(recipe, len(ins), len(outs), [tensor.dtype for tensor in ins]):
-        return False
-    parameter, _, first, second, step = ins
-    in_place = all(
-        old.data_ptr() == new.data_ptr()
-        for old, new in zip((parameter, first, second, step), outs, strict=False)
-    )
+    dtypes = [tensor.dtype for tensor in ins]
+    return _is_plain_adam(recipe, len(ins), len(outs), dtypes) and _in_place(ins, outs)
+
+
+def sgd_on_host(
+    recipe: UpdateRecipe, ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
+) -> bool:
+    """Whether the compiled loop computes this update: SGD on dense tensors that it may write
+    over."""
+    dtypes = [tensor.dtype for tensor in ins]
+    return _is_plain_sgd(recipe, len(outs), dtypes) and _in_place(ins, outs)
+
+
+def _in_place(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:
+    """Whether new parameter and state are where the old ones were, all dense, and what comes after
+    them is a shadow in a dtype that can be made."""
+    kept = (ins[0], *ins[2:])
+    shadows = outs[len(kept) :]
     return (
-        all(shadow.dtype in (parameter.dtype, torch.bfloat16) for shadow in outs[4:])
+        all(shadow.dtype in (ins[0].dtype, torch.bfloat16) for shadow in shadows)
         and all(tensor.is_contiguous() for tensor in (*ins, *outs))
-        and in_place
+        and all(old.data_ptr() == new.data_ptr() for old, new in zip(kept, outs, strict=False))
     )
 
 
@@ -115,6 +135,32 @@ def _is_plain_adam(
         and parameter in FLOATS
         and gradient in (parameter, torch.bfloat16)
     )
+
+
+def _is_plain_sgd(recipe: UpdateRecipe, outs: int, dtypes: Sequence[torch.dtype]) -> bool:
+    """Whether it is SGD on tensors of these dtypes, with or without momentum."""
+    if recipe.kind != "sgd" or recipe.state not in SGD_STATES:
+        return False
+    if len(dtypes) != 2 + len(recipe.state) or outs not in (len(dtypes) - 1, len(dtypes)):
+        return False
+    parameter, gradient, *state = dtypes
+    return (
+        parameter in FLOATS
+        and gradient in (parameter, torch.bfloat16)
+        and all(dtype == parameter for dtype in state)
+    )
+
+
+def sgd_settings(recipe: UpdateRecipe, context: Context) -> SgdSettings:
+    """The numbers of an update, as they are at this step."""
+
+    def of(key: str) -> float:
+        return context.setting(("get", recipe.group, key))
+
+    return SgdSettings(
+        of("lr"), of("momentum"), of("dampening"), of("weight_decay"),
+        "nesterov" in recipe.flags, "maximize" in recipe.flags,
+    )  # fmt: skip
 
 
 def adam_settings(recipe: UpdateRecipe, step: float, context: Context) -> AdamSettings:

@@ -46,6 +46,7 @@ from pydantic import TypeAdapter, ValidationError
 from apportion.checked import (
     brief,
     parse_json,
+    read_call,
     read_field,
     read_list,
     read_number,
@@ -235,7 +236,7 @@ def _check_texts(table: CostTable) -> None:
     """Raises ValueError unless all names can be shown."""
     named = (*table.works, *table.fits, *table.lines, *table.issue, *table.references)
     for name in (*named, *table.provisional, table.measured, table.condition.kind):
-        read_text(name, "a name in the cost table")
+        read_call(name, "a name in the cost table")
 
 
 def _check_numbers(table: CostTable) -> None:

@@ -15,6 +15,7 @@ from apportion.checked import (
     LARGEST_NUMBER,
     brief,
     parse_json,
+    read_call,
     read_every,
     read_field,
     read_flag,
@@ -340,7 +341,7 @@ def _storage(
 
     made: Any = Storage
     found: Storage = made(
-        rows(slots, 3), rows(workspace, 2), read_every(works, "a kernel call", read_text),
+        rows(slots, 3), rows(workspace, 2), read_every(works, "a kernel call", read_call),
         read_wholes(work, "its storage", -1), rows(kept, 2), rows(late, 2),
     )  # fmt: skip
     if any(row[-1] < 0 for row in (*found.slots, *found.workspace)):

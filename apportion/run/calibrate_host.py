@@ -42,7 +42,8 @@ from apportion.machine import (
 
 SIZES = (1 << 20, 4 << 20, 16 << 20, 48 << 20)
 NUMBERS = 4 << 20  # of a parameter
-PARAMETERS = 12  # so many that it does not matter how their threads begin and end
+PARAMETERS = 12
+PASSES = 6  # over all parameters in a row, so that it does not matter how threads begin and end
 BYTES = 28  # that an update reads and writes of each number, gradient and shadow in bfloat16
 ROUNDS = 7
 SECONDS = 0.5  # of disturbance
@@ -133,8 +134,8 @@ class _Updates:
         self.settings = AdamSettings(1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 0.5, True, False)
 
     def once(self) -> None:
-        """Updates all parameters, as the host does beside its device."""
-        jobs = [HostJob(0, None, partial(self._parts, *row)) for row in self.rows]
+        """Updates all parameters PASSES times, as the host does beside its device."""
+        jobs = [HostJob(0, None, partial(self._parts, *row)) for row in self.rows * PASSES]
         for job in jobs:
             self.jobs.submit(job)
         for job in jobs:
@@ -148,7 +149,7 @@ class _Updates:
         return adam_parts(parameter, gradient, first, second, shadow, self.settings)
 
     def seconds(self) -> float:
-        """Seconds of updating all parameters."""
+        """Seconds of updating all parameters PASSES times."""
         began = time.perf_counter()
         self.once()
         return time.perf_counter() - began
@@ -157,7 +158,7 @@ class _Updates:
         """What an update takes by the bytes that it reads and writes."""
         self.once()
         took = statistics.median(self.seconds() for _ in range(rounds))
-        return CostLine(0.0, 0.0, took / (BYTES * NUMBERS * PARAMETERS), 0.0, rounds)
+        return CostLine(0.0, 0.0, took / (BYTES * NUMBERS * PARAMETERS * PASSES), 0.0, rounds)
 
 
 def _beside(copies: _CopyTimer, work: _Updates) -> dict[str, CostLine]:

@@ -7,13 +7,8 @@ import pytest
 import torch
 
 from apportion.execute.allocations import allocated_peak, memory_profile
-from apportion.execute.host_adam import (
-    NUMBER_BYTES,
-    SMALL,
-    AdamSettings,
-    adam_workspace,
-    host_adam,
-)
+from apportion.execute.host_adam import AdamSettings, adam_workspace, host_adam
+from apportion.execute.host_blocks import NUMBER_BYTES, SMALL
 
 
 @pytest.mark.slow

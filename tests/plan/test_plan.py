@@ -16,6 +16,8 @@ from graphs import Maker, captured
 from method_rows import row
 
 import apportion as ap
+from apportion.capture.capture import capture
+from apportion.checked import LONGEST_TEXT
 from apportion.lower.task_graph import Storage
 from apportion.plan import plan as plan_module
 from apportion.plan import plan_file
@@ -57,6 +59,21 @@ def test_a_plan_is_the_same_after_saving(method: str, tmp_path: Path) -> None:
     assert loaded.strategy == plan.strategy
     assert loaded.predicted == plan.predicted
     assert loaded.simulate().predicted == plan.predicted
+
+
+def test_a_call_with_very_many_tensors_is_read_back(tmp_path: Path) -> None:
+    class Repeated(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([super().forward(x)] * 2000)
+
+    model = Repeated(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = (torch.randn(2, 3),)
+    step = capture(lambda model, batch: model(*batch).square().mean(), model, optimizer, batch)
+    plan, path = make_plan(step, ap.cluster("1xh200"), "single"), tmp_path / "p.json"
+    assert max(map(len, plan.storage.works)) > LONGEST_TEXT
+    plan.save(path)
+    assert Plan.load(path) == plan
 
 
 def test_a_plan_of_a_graph_needs_no_model(file: Path) -> None:
