@@ -24,7 +24,7 @@ from apportion.machine import usable_cores
 from apportion.quantity import format_quantity
 
 ALIGNMENT = 4096
-TOUCHED = 1 << 30  # bytes that a thread touches at a time
+TOUCHED = 1 << 22  # bytes that a thread touches at a time
 
 
 class PinnedMemory:

@@ -10,7 +10,7 @@ recomputation costs what it costs; unrolled networks and deep ones of images are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from apportion.machine import host_link
@@ -40,13 +40,14 @@ def replace_in_chunks(
     request: PlanRequest, chosen: Selection, best: Selection, ends: float = math.inf
 ) -> Selection:
     """The better of `best` and of what `chosen`, which keeps everything on the device, becomes in
-    chunks. Nothing is tried where copies cannot be hidden or little is left to gain; sizes are
-    tried until the moment `ends`, or until one fits."""
+    chunks. Where something fits already, nothing is tried if copies cannot be hidden or little is
+    left to gain. Sizes are tried until the moment `ends`; while nothing fits, what leaves the least
+    on the device is tried even then."""
     if chosen.interrupted or not _promising(request, chosen.best, best.best):
         return best
     found, found_by = best.best, None
     chunked = _ChunkedStep(request, chosen.best)
-    for trial in chunked.trials():
+    for trial in chunked.trials(lambda: now(request) > ends):
         one = trial.candidate
         if ranking_key(request, one) < ranking_key(request, found):
             found, found_by = one, trial
@@ -64,9 +65,11 @@ def _promising(request: PlanRequest, start: Candidate, best: Candidate) -> bool:
     over, seconds = max(excess(request, start)), start.timeline.step_seconds
     if over <= 0:
         return False
-    if fits(request, best) and best.timeline.step_seconds <= (1 + WORTH) * seconds:
+    if not fits(request, best):
+        return True
+    if best.timeline.step_seconds <= (1 + WORTH) * seconds:
         return False
-    dear = not fits(request, best) or best.timeline.step_seconds > DEAR * seconds
+    dear = best.timeline.step_seconds > DEAR * seconds
     allowed = (SHOWN if dear else HIDDEN) * seconds
     return host_link(request.cluster, 0).bandwidth * allowed >= over
 
@@ -92,13 +95,16 @@ class _ChunkedStep:
         self.order = low_order(request.space.source, self.orders)
         self.way = HostWay(host_link(cluster, 0))
 
-    def trials(self) -> Iterator[_ChunkTrial]:
+    def trials(self, is_late: Callable[[], bool] = lambda: False) -> Iterator[_ChunkTrial]:
         """One for each size of chunks, with parameters on the host only if nothing fits without.
         Where a plan is over, the estimate was too low, and it is made for a lower limit; if that
-        changes nothing, all that can leave has left, and there is no use in other sizes."""
+        changes nothing, all that can leave has left, and there is no use in other sizes. When it is
+        late, one size more is tried with parameters on the host, and no other."""
         fit = False
         for how in PASSES:
             for share in CHUNKS:
+                if is_late() and (how != PASSES[-1] or share != CHUNKS[0]):
+                    break
                 found = self._trial(self.limit // share, how, self.limit)
                 yield found
                 over = max(excess(self.request, found.candidate))

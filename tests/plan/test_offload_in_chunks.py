@@ -59,6 +59,25 @@ def test_nothing_is_tried_over_a_way_that_is_too_slow(graph: Graph, kept: Plan) 
     assert not made.memory.offloaded
 
 
+def test_chunks_are_tried_over_a_slow_way_if_nothing_else_fits(graph: Graph) -> None:
+    links = tuple(replace(link, bandwidth=link.bandwidth / 30) for link in WHERE.links)
+    slow = replace(WHERE, links=links)
+    request = PlanRequest(Space(graph), slow, DefaultCosts(slow), (1 << 31,))
+    chunked = _ChunkedStep(request, choose(request, "single", 1.0).best)
+    least = chunked._trial((1 << 31) // 64, (True, True), 0).candidate.timeline.peak_bytes[0]
+    assert not within(graph, least, slow, offload="none").feasible
+    made = within(graph, least, slow)
+    assert made.feasible
+    assert made.memory.offloaded
+
+
+def test_one_size_is_tried_when_it_is_late(graph: Graph) -> None:
+    request = PlanRequest(Space(graph), WHERE, DefaultCosts(WHERE), (1 << 20,))
+    chunked = _ChunkedStep(request, choose(request, "single", 1.0).best)
+    (only,) = chunked.trials(lambda: True)
+    assert only.how == (True, True)
+
+
 def test_larger_chunks_are_taken_where_they_fit(graph: Graph, kept: Plan) -> None:
     """They wait less for the host, and hold more; the largest that fits is looked for."""
     limit = int(0.6 * kept.predicted.peak_bytes[0])
