@@ -70,14 +70,15 @@ def compiled(
     settings = {"fx_graph_cache": True, "triton.cudagraphs": False}
     if reproducible and hasattr(config, "deterministic"):
         settings["deterministic"] = True
-    mode = fakes[0].fake_mode  # type: ignore[attr-defined]
+    made = [node.meta["val"] for node in graph.graph.nodes if "val" in node.meta]
+    mode = torch._guards.detect_fake_mode([*fakes, *made])  # of which a graph may have no inputs
     with ExitStack() as stack:
         stack.enter_context(_quiet())
         stack.enter_context(torch.no_grad())
         stack.enter_context(V.set_fake_mode(mode))
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
         stack.enter_context(config.patch(settings))
-        if fakes[0].device.type == "cuda":
+        if fakes and fakes[0].device.type == "cuda":
             graph = channels_last(graph, fakes)
         graph = compile_fx._recursive_joint_graph_passes(graph)
         output = graph.graph.find_nodes(op="output")[0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 
-from apportion.execute.torch_compiler import channels_last, fake_mode, traced
+from apportion.execute.torch_compiler import channels_last, compiled, fake_mode, traced
 
 aten = torch.ops.aten
 SHAPES = ((2, 3, 16, 16), (64, 3, 3, 3), (128, 64, 3, 3), (128,))
@@ -62,3 +63,11 @@ def test_a_graph_without_convolutions_stays() -> None:
         graph = traced(lambda x: [aten.relu(x)], fakes)
     code = graph.code
     assert channels_last(graph, fakes).code == code
+
+
+@pytest.mark.slow
+def test_a_graph_without_inputs_is_compiled() -> None:
+    with fake_mode():
+        graph = traced(lambda: [torch.arange(5) * 2], [])
+    (made,) = compiled(graph, [])([])
+    assert torch.equal(made, torch.arange(5) * 2)

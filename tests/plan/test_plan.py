@@ -75,7 +75,7 @@ def test_a_call_with_very_many_tensors_is_read_back(tmp_path: Path) -> None:
     plan, path = make_plan(step, ap.cluster("1xh200"), "single"), tmp_path / "p.json"
     assert max(map(len, plan.storage.works)) > LONGEST_TEXT
     plan.save(path)
-    assert Plan.load(path) == plan
+    assert Plan.load(path).storage == plan.storage
 
 
 def test_a_plan_of_a_graph_needs_no_model(file: Path) -> None:
