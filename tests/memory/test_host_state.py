@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from apportion.capture.program import Program
 from apportion.capture.widen import widened
 from apportion.describe.ops.host import FROM_HOST_KIND, ON_HOST_KIND, TO_HOST_KIND
 from apportion.describe.ops.update import HOST_UPDATE_KIND
+from apportion.execute import host_adam, host_blocks, host_sgd
 from apportion.execute.executable import Executable
 from apportion.graph import PARAMETER, Graph, from_json, to_json, verify
 from apportion.lower.runnable import runnable
@@ -189,6 +191,25 @@ def test_one_device(optimizer: str, seed: int) -> None:
     made = planned_graph(program.graph, drawn_plan(program.graph, rng))
     verify(made.graph)
     assert trains_the_same(program, made, undivided(made.graph), 1, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_one_device_by_compiled_loops(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large parameters are updated; here small ones are."""
+    monkeypatch.setattr(host_blocks, "SMALL", 8)
+    loops, module = [], host_adam if optimizer == "adamw" else host_sgd
+
+    def counted(loop: Any, *rest: Any) -> Any:
+        loops.append(loop)
+        return host_blocks.slices(loop, *rest)
+
+    monkeypatch.setattr(module, "slices", counted)
+    program = small(optimizer)
+    for seed in range(3):
+        made = planned_graph(program.graph, drawn_plan(program.graph, Random(seed)))
+        assert trains_the_same(program, made, undivided(made.graph), 1, seed)
+    assert loops
 
 
 @pytest.mark.parametrize("devices,seed", [(2, 0), (3, 1), (4, 2)])
