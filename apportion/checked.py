@@ -17,7 +17,7 @@ LARGEST_WHOLE = 1 << 60  # bytes, counts and indices; sums of a few thousand sta
 LARGEST_SECONDS = 1e6  # eleven days
 LARGEST_NUMBER = 1e30  # operations, rates
 LONGEST_TEXT = 20_000
-LONGEST_CALL = 4_000_000  # a kernel call names all its tensors, of which a concatenation has many
+LONGEST_CALL = 4_000_000  # a kernel call names all tensors, two for each product it adds up
 MOST_NESTING = 32  # of lists within lists
 SHOWN = 80  # characters of a wrong value that a message repeats
 

@@ -18,10 +18,10 @@ import torch
 from apportion.execute.host_blocks import (
     BLOCK,
     NUMBER_BYTES,
+    calls_on_slices,
     is_for_torch,
-    rounding,
-    slices,
-    widening,
+    round_loop,
+    widen_loop,
 )
 
 
@@ -67,7 +67,7 @@ def adam_parts(
     narrow, rounds = gradient.dtype == torch.bfloat16, shadow is not None
     loop = _loop(str(parameter.dtype).removeprefix("torch."), narrow, rounds)
     numbers = (*map(float, settings[:7]), settings.decoupled, settings.maximize)
-    return slices(loop, (*tensors, shadow), numbers)
+    return calls_on_slices(loop, (*tensors, shadow), numbers)
 
 
 def adam_workspace(
@@ -116,7 +116,7 @@ def _loop(dtype: str, narrow: bool, rounds: bool) -> Any:
     import numba
 
     kind = np.float32 if dtype == "float32" else np.float64
-    widen, round_to = widening(narrow), rounding()
+    widen, round_to = widen_loop(narrow), round_loop()
 
     @numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy")
     def run(  # type: ignore[no-untyped-def]

@@ -27,7 +27,7 @@ NUMBER_BYTES = (
 SMALL = 1 << 14  # numbers below which torch's own kernels do it: a loop is not worth compiling
 
 
-def slices(
+def calls_on_slices(
     loop: Callable[..., None],
     tensors: Sequence[torch.Tensor | None],
     numbers: Sequence[float | bool],
@@ -52,7 +52,7 @@ def _flat(tensor: torch.Tensor) -> Any:
 
 
 @functools.cache
-def widening(narrow: bool) -> Any:
+def widen_loop(narrow: bool) -> Any:
     """A compiled function that puts the numbers of a block, times a sign, where they are wide: from
     bfloat16 if `narrow`. `bits` has room for them, `halves` is the same as float32."""
     import numba
@@ -72,7 +72,7 @@ def widening(narrow: bool) -> Any:
 
 
 @functools.cache
-def rounding() -> Any:
+def round_loop() -> Any:
     """A compiled function that rounds the numbers of a block to bfloat16. `single` has room for
     them, `rounded` is the same as bits."""
     import numba

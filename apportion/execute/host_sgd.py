@@ -18,10 +18,10 @@ import torch
 from apportion.execute.host_blocks import (
     BLOCK,
     NUMBER_BYTES,
+    calls_on_slices,
     is_for_torch,
-    rounding,
-    slices,
-    widening,
+    round_loop,
+    widen_loop,
 )
 
 
@@ -53,7 +53,7 @@ def sgd_parts(
     )  # fmt: skip
     moved = parameter if buffer is None else buffer
     numbers = (*map(float, settings[:4]), settings.nesterov, settings.maximize)
-    return slices(loop, (parameter, gradient, moved, shadow), numbers)
+    return calls_on_slices(loop, (parameter, gradient, moved, shadow), numbers)
 
 
 def sgd_workspace(count: int, dtype: torch.dtype, shadow: torch.dtype | None) -> int:
@@ -89,7 +89,7 @@ def _loop(dtype: str, narrow: bool, moves: bool, rounds: bool) -> Any:
     import numba
 
     kind = np.float32 if dtype == "float32" else np.float64
-    widen, round_to = widening(narrow), rounding()
+    widen, round_to = widen_loop(narrow), round_loop()
 
     @numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy")
     def run(  # type: ignore[no-untyped-def]

@@ -71,7 +71,7 @@ def compiled(
     if reproducible and hasattr(config, "deterministic"):
         settings["deterministic"] = True
     made = [node.meta["val"] for node in graph.graph.nodes if "val" in node.meta]
-    mode = torch._guards.detect_fake_mode([*fakes, *made])  # of which a graph may have no inputs
+    mode = torch._guards.detect_fake_mode([*fakes, *made])  # a graph may have no inputs
     with ExitStack() as stack:
         stack.enter_context(_quiet())
         stack.enter_context(torch.no_grad())

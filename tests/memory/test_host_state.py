@@ -202,9 +202,9 @@ def test_one_device_by_compiled_loops(optimizer: str, monkeypatch: pytest.Monkey
 
     def counted(loop: Any, *rest: Any) -> Any:
         loops.append(loop)
-        return host_blocks.slices(loop, *rest)
+        return host_blocks.calls_on_slices(loop, *rest)
 
-    monkeypatch.setattr(module, "slices", counted)
+    monkeypatch.setattr(module, "calls_on_slices", counted)
     program = small(optimizer)
     for seed in range(3):
         made = planned_graph(program.graph, drawn_plan(program.graph, Random(seed)))
