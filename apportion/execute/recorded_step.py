@@ -19,6 +19,7 @@ is recorded again (cuda_graph.py does the same for steps without the host).
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -191,6 +192,7 @@ class StepRecorder:
                     self._segment(actions, step, context)
             self._end(actions)
         self.actions = None if self.abandoned else actions
+        gc.collect()  # takes a second where there is much, and else falls into some later step
 
     def _do(self, actions: list[Action], action: Action, context: Context) -> None:
         action(context)

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from apportion.memory.choose_on_host import (
         choose_on_host as choose_on_host,
     )
+    from apportion.memory.choose_on_host import (
+        lowest_on_host as lowest_on_host,
+    )
     from apportion.memory.choose_recompute import (
         RecomputeOutcome as RecomputeOutcome,
     )

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from apportion.memory.chunk_model import OFFLOADED, ChunkModel, ChunkOutcome
+from apportion.memory.chunk_model import OFFLOADED, ChunkModel, ChunkOutcome, HostUnit
 from apportion.work_clock import work_seconds
 
 SHARES = tuple(k / 8 for k in range(9))
@@ -46,6 +46,10 @@ class _Mixture:
     first: bool
 
 
+_Mixed = tuple[tuple[int, float], tuple[int, ...], _Mixture]
+"""The rank of what was chosen, the choice and the mixture that it is."""
+
+
 def choose_on_host(
     model: ChunkModel,
     limit: int,
@@ -57,6 +61,22 @@ def choose_on_host(
     """The quickest choice that was found within both limits in so many seconds; None if none is.
     `flips` single changes are tried after the mixtures."""
     return _MixtureSearch(model, limit, host_limit, lookahead, budget).best(flips)
+
+
+def lowest_on_host(model: ChunkModel, lookahead: int) -> HostChoice:
+    """The choice with the lowest peak of those in which all units do the same."""
+    several: dict[tuple[int, ...], None] = {}
+    for away in (False, True):
+        for option in (1, 2):
+            several[tuple(_alike(unit, option, away) for unit in model.units)] = None
+    outcomes = {choice: model.of(choice, lookahead) for choice in several}
+    choice = min(outcomes, key=lambda one: (outcomes[one].peak, outcomes[one].seconds))
+    return HostChoice(choice, outcomes[choice], len(outcomes))
+
+
+def _alike(unit: HostUnit, option: int, away: bool) -> int:
+    last = len(unit.options) - 1
+    return (last if away else 0) if unit.options[-1].name == OFFLOADED else min(option, last)
 
 
 class _MixtureSearch:
@@ -101,7 +121,7 @@ class _MixtureSearch:
     # Mixtures
 
     def _mixtures(self) -> tuple[int, ...] | None:
-        best: tuple[float, tuple[int, ...], _Mixture] | None = None
+        best: _Mixed | None = None
         for mixture in self._coarse():
             if best is not None and self._over():
                 break
@@ -124,14 +144,12 @@ class _MixtureSearch:
         several = any(len(self.model.units[k].options) > 2 for k in self.states)
         return SHARES if several else (0.0,)
 
-    def _better(
-        self, best: tuple[float, tuple[int, ...], _Mixture] | None, mixture: _Mixture
-    ) -> tuple[float, tuple[int, ...], _Mixture] | None:
+    def _better(self, best: _Mixed | None, mixture: _Mixture) -> _Mixed | None:
         choice = self._mixed(mixture)
         if choice is None:
             return best
-        seconds = self._tried(choice).seconds
-        return (seconds, choice, mixture) if best is None or seconds < best[0] else best
+        rank = self._tried(choice).rank
+        return (rank, choice, mixture) if best is None or rank < best[0] else best
 
     def _mixed(self, mixture: _Mixture) -> tuple[int, ...] | None:
         """The choice of a mixture with as many units on the device as fit; None if none does."""
@@ -169,7 +187,7 @@ class _MixtureSearch:
             if not self._fits(change):
                 continue
             found = self._tried(change)
-            if found.seconds < best.seconds * (1 - 1e-6):
+            if found.rank < best.rank:
                 choice, best = change, found
         return choice
 

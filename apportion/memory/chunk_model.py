@@ -89,11 +89,18 @@ class HostUnit:
 
 @dataclass(frozen=True, slots=True)
 class ChunkOutcome:
-    """What a step holds on the device and on the host, and how long it takes."""
+    """What a step holds on the device and on the host, how long it takes and for how long its
+    copies run, beside what it computes or not."""
 
     peak: int
     host: int
     seconds: float
+    copying: float
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Less is better: of equally quick ones that which copies less."""
+        return round(self.seconds * 1e7), self.copying
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +120,7 @@ class ChunkModel:
     def of(self, choice: Sequence[int], lookahead: int) -> ChunkOutcome:
         """The step in which each unit takes the option of this number."""
         run = _ChunkRun(self, choice, lookahead)
-        return ChunkOutcome(run.peak(), run.host, run.seconds())
+        return ChunkOutcome(run.peak(), run.host, run.seconds(), run.copying)
 
     def bytes_of(self, choice: Sequence[int], lookahead: int) -> tuple[int, int]:
         """The most bytes of the device and those of the host, without timing the step."""
@@ -150,6 +157,7 @@ class _ChunkRun:
         self.host = sum(option.host for _, option in self.chosen)
         self.backs = self._backs()
         self.outs = self._outs()
+        self.copying = sum(copy.seconds for copy in (*self.backs, *self.outs))
 
     def _line(self, nbytes: int, copies: int, out: bool) -> float:
         rates = self.model.rates

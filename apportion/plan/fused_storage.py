@@ -39,7 +39,7 @@ from apportion.simulate import (
     unwritten_slots,
 )
 
-MARGIN, HOST_MARGIN, AGAIN_MARGIN = 0.002, 0.01, 0.018
+MARGIN, HOST_MARGIN, AGAIN_MARGIN = 0.002, 0.016, 0.018
 CAST = "aten._to_copy.default"
 LOG_SOFTMAX, PICKING = "aten._log_softmax.default", "aten.nll_loss_forward.default"
 POOLING, INDEX_BYTES = "apportion.max_pool", 8

@@ -43,6 +43,7 @@ from apportion.memory import (
     full_recompute,
     host_state,
     large_parameters,
+    lowest_on_host,
     offloadable,
     quick_by_model,
     step_model,
@@ -63,7 +64,9 @@ HOST_STATE_MODES = (KEEP, AUTO, HOST, DEVICE)
 LOOKAHEADS = (2, 1, 3)  # chunks
 ROUNDS, MORE_ROUNDS = 4, 8  # simulations of one set of recomputed Ops; while nothing fits
 STEP = 1 / 256  # of a limit, by which it is lowered besides after these rounds
+SLACK = 0.1  # of a limit that may be left over: using it takes another simulation
 BUDGETS = (0.35, 0.65)  # of what recomputation can save, sets that are tried between none and all
+WORTH = 0.01  # of a step's time that another set must promise to save
 NO_LIMIT = 1 << 62
 FEW_DECISIONS = 300  # so many are all simulated
 
@@ -137,9 +140,9 @@ class _Residence:
                 self._simulate(sketch, once=True)
         plans = [] if every is not None else sorted(self._sketches(), key=lambda one: one.rank)
         for sketch in plans[:2]:
-            self._simulate(sketch)
-            if sketch.model is None:
+            if sketch.model is None or (sketch.over > 0 and self._something_fits()):
                 break
+            self._simulate(sketch)
         found = min(self._allowed(), key=lambda each: ranking_key(self.request, each))
         if found is self.start:
             return found
@@ -187,16 +190,42 @@ class _Residence:
 
     def _sketches(self) -> Iterator[_Sketch]:
         """What each set of recomputed Ops leads to, by the model."""
+        found = [self._sketch(ops) for ops in self._recomputed_sets()]
+        yield from found
+        between = self._between(found)
+        if between is not None:
+            yield self._sketch(between)
+
+    def _sketch(self, ops: frozenset[int]) -> _Sketch:
         derived = derived_ops(self.graph, large_parameters(self.graph))
-        for ops in self._recomputed_sets():
-            plan = MemoryPlan(self.order, tuple(sorted(ops | derived)))
-            base = self._scored(plan)
-            sketch = self._sketched(plan, base, self.limit, ops)
-            if sketch.model is None and sketch.over <= 0:
-                less = MemoryPlan(self.order, tuple(sorted(ops)))
-                self._scored(less)
-                self.asked |= {plan, less}
-            yield sketch
+        plan = MemoryPlan(self.order, tuple(sorted(ops | derived)))
+        base = self._scored(plan)
+        sketch = self._sketched(plan, base, self.limit, ops)
+        if sketch.model is None and sketch.over <= 0:
+            less = MemoryPlan(self.order, tuple(sorted(ops)))
+            self._scored(less)
+            self.asked |= {plan, less}
+        return sketch
+
+    def _between(self, found: list[_Sketch]) -> frozenset[int] | None:
+        """A set that should just fit with nothing on the host, between the one that fits so and the
+        next that does not, where that promises to be quicker than all that was found."""
+
+        def held(sketch: _Sketch) -> int:
+            return sketch.base.timeline.peak_bytes[self.device]
+
+        below = [one for one in found if one.model is None and not one.over]
+        above = [one for one in found if held(one) > self.limit]
+        if self.modes.recompute != AUTO or not below or not above:
+            return None
+        low, high = min(below, key=lambda one: one.seconds), min(above, key=held)
+        share = (self.limit - held(low)) / (held(high) - held(low))
+        promised = low.seconds + share * (high.base.timeline.step_seconds - low.seconds)
+        if promised > (1 - WORTH) * min(one.seconds for one in found if not one.over):
+            return None
+        least, most = (self.model.of(one.ops).peak for one in (low, high))
+        ops = quick_by_model(self.model, int(least + share * (most - least)))
+        return (ops | self.modes.pins.recomputed) - self.modes.pins.kept
 
     def _recomputed_sets(self) -> list[frozenset[int]]:
         """Sets of Ops to recompute, from none to all, as far as that is allowed."""
@@ -248,7 +277,7 @@ class _Residence:
                 if forced and not all(choice):
                     continue
                 plan = MemoryPlan(self.order, tuple(sorted(ops)))
-                found.append(_Sketch(plan, base, ops, model, names, LOOKAHEADS[0], 0.0, 0))
+                found.append(_Sketch(plan, base, ops, model, names, LOOKAHEADS[0], 0.0, 0, 0))
         return found
 
     def _sketched(
@@ -258,26 +287,26 @@ class _Residence:
         forced = self.modes.host_state in (HOST, DEVICE)
         there = forced or any(where != RESIDENT for _, where in self.modes.pins.state)
         if not there and max(excess(self.request, base)) <= 0:
-            return _Sketch(plan, base, ops, None, {}, 0, base.timeline.step_seconds, 0)
+            return _Sketch(plan, base, ops, None, {}, 0, base.timeline.step_seconds, 0, 0)
         best: _Sketch | None = None
         for lookahead in LOOKAHEADS:
             model = self._chunks(base, plan, lookahead)
+            if not model.units and not forced:
+                break
             if forced:
                 every = tuple(min(1, len(unit.options) - 1) for unit in model.units)
                 outcome = model.of(every, lookahead)
                 choice = every
             else:
                 found = choose_on_host(model, limit, self.host_limit, lookahead, flips=0)
-                if found is None:
-                    continue
+                found = found or lowest_on_host(model, lookahead)
                 outcome, choice = found.outcome, found.choice
-            over = max(outcome.peak - limit, 0)
-            sketch = _Sketch(
-                plan, base, ops, model, decided(model, choice), lookahead, outcome.seconds, over
-            )
+            names, over = decided(model, choice), max(outcome.peak - limit, 0)
+            how = (outcome.seconds, outcome.peak, over)
+            sketch = _Sketch(plan, base, ops, model, names, lookahead, *how)
             if best is None or sketch.rank < best.rank:
                 best = sketch
-        nothing = _Sketch(plan, base, ops, None, {}, 0, base.timeline.step_seconds, NO_LIMIT)
+        nothing = _Sketch(plan, base, ops, None, {}, 0, base.timeline.step_seconds, 0, NO_LIMIT)
         return best or nothing
 
     def _chunks(self, base: Candidate, plan: MemoryPlan, lookahead: int) -> ChunkModel:
@@ -294,21 +323,30 @@ class _Residence:
     # Simulation
 
     def _simulate(self, sketch: _Sketch, once: bool = False) -> None:
-        """A sketch lowered and simulated; unless `once`, with a lower limit while it is over."""
+        """A sketch lowered and simulated; unless `once`, with a lower limit while it is over, and
+        with a higher one where the model expected more than is held."""
         limit = self.limit
         for turn in range(MORE_ROUNDS):
             if sketch.model is None or (turn >= ROUNDS and self._something_fits()):
                 return
-            plan = self._timed(sketch if once else self._refined(sketch, limit))
-            found = self._scored(plan)
+            tried = sketch if once else self._refined(sketch, limit)
+            plan = self._timed(tried)
+            again, found = plan in self.asked, self._scored(plan)
             self.asked.add(plan)
             self.base_of[plan] = sketch.base
             over = max(excess(self.request, found))
-            if once or over <= 0 or self.modes.host_state in (HOST, DEVICE):
+            if once or again or self.modes.host_state in (HOST, DEVICE):
                 return
-            limit -= over + over // 8
-            if turn + 1 >= ROUNDS:
-                limit -= int(STEP * limit)
+            if over > 0:
+                if tried.peak > limit:  # there is no lower one
+                    return
+                limit = min(limit, tried.peak) - over - over // 8  # what was tried is above it
+                if turn + 1 >= ROUNDS:
+                    limit -= int(STEP * limit)
+            else:
+                if tried.peak - over <= limit + SLACK * self.limit:
+                    return
+                limit = tried.peak - over
             if limit <= 0:
                 return
             sketch = self._sketched(sketch.plan, sketch.base, limit, sketch.ops)
@@ -326,7 +364,8 @@ class _Residence:
         if found is None or found.outcome.seconds >= sketch.seconds:
             return sketch
         names = decided(sketch.model, found.choice)
-        return replace(sketch, decided=names, seconds=found.outcome.seconds)
+        how = found.outcome
+        return replace(sketch, decided=names, seconds=how.seconds, peak=how.peak)
 
     def _timed(self, sketch: _Sketch) -> MemoryPlan:
         """The decisions of a sketch, with when everything comes and leaves."""
@@ -358,7 +397,8 @@ class _Residence:
 class _Sketch:
     """Decisions before they are timed: the Graph that was modelled, as a Candidate with nothing on
     the host, the Ops that are recomputed to save activations, the model that decided, what lies on
-    the host by Value, and the seconds and the bytes over the limit that the model expects."""
+    the host by Value, and the seconds, the peak and the bytes over the limit that the model
+    expects."""
 
     plan: MemoryPlan
     base: Candidate
@@ -367,6 +407,7 @@ class _Sketch:
     decided: Mapping[int, str]
     lookahead: int
     seconds: float
+    peak: int
     over: int
 
     @property

@@ -3,6 +3,7 @@ may: it trains as it does task by task, whatever lies where, and does not if nob
 
 from __future__ import annotations
 
+import gc
 from random import Random
 
 import pytest
@@ -132,6 +133,23 @@ def test_a_recorded_step_trains_the_same(seed: int) -> None:
     plan = drawn_plan(program, rng)
     assert plan.host_state
     assert distance(program, plan, rng) < 1e-13  # updates are fused
+
+
+def test_python_looks_for_garbage_once_when_a_step_has_been_recorded() -> None:
+    program, rng, seen = net(), Random(0), list[int]()
+
+    def noted(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            seen.append(info["generation"])
+
+    gc.disable()
+    gc.callbacks.append(noted)
+    try:
+        trained(program, drawn_plan(program, rng), rng)
+    finally:
+        gc.callbacks.remove(noted)
+        gc.enable()
+    assert seen == [2]
 
 
 def test_without_waiting_it_does_not() -> None:

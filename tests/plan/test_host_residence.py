@@ -3,8 +3,9 @@ device does, can be saved, and are the best there is where everything can be tri
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import apportion as ap
+from apportion import zoo
 from apportion.capture.capture import capture
 from apportion.capture.program import Program
 from apportion.machine.cluster import cluster
@@ -20,6 +22,7 @@ from apportion.machine.topology import Cluster, Host, Link
 from apportion.memory.host_state import DEVICE, HOST, derived_ops, parameters_on_host
 from apportion.memory.planned_graph import MemoryPlan, before_host
 from apportion.memory.time_host_state import time_host_state
+from apportion.plan.candidate import Candidate
 from apportion.plan.candidates import (
     DefaultCosts,
     PlanRequest,
@@ -217,3 +220,53 @@ def _all_states(trade: _Residence, ops: frozenset[int]) -> list[Any]:
         there = time_host_state(made, trade.costs, trade.way, state)
         found.append(trade._scored(MemoryPlan(trade.order, more, there)))
     return found
+
+
+def test_what_fits_is_found_at_the_limit_of_what_it_holds() -> None:
+    """There the model of chunks takes more to be held than is, so that by it nothing fits."""
+    spec = "gpt2:layers=4,width=256,heads=4,vocab=512,batch=4,seq=128"
+    loaded = zoo.load(spec, 0, meta=True)
+    it = capture(loaded.step, loaded.model, loaded.optimizer, loaded.batch)
+
+    def made(limit: float) -> Plan:
+        how = {"memory_limit": limit, "recompute": "auto", "host_state": "auto"}
+        return make_plan(it, cluster("1xh200"), "single", 0.1, **how)  # type: ignore[arg-type]
+
+    first = made(0.6 * max(made(1e12).predicted.peak_bytes))
+    held = max(first.predicted.peak_bytes)
+    assert first.feasible and first.host_state
+    found = made(held + 1)
+    assert found.feasible and max(found.predicted.peak_bytes) <= held
+
+
+def test_more_memory_is_never_slower() -> None:
+    """Where the model finds several mixtures equally quick, the one that copies least is."""
+    it, seconds = program(layers=10), []
+    most = max(planned(it, 1e12).predicted.peak_bytes)
+    for share in (0.3, 0.38, 0.46, 0.5, 0.62, 0.74, 0.86, 0.98):
+        made = planned(it, share * most, host_state="auto")
+        assert made.feasible
+        seconds.append(made.predicted.step_seconds)
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_what_was_over_the_limit_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, tried = program(layers=10), []
+    timed = _Residence._timed
+    limit = 0.6 * max(planned(it, 1e12).predicted.peak_bytes)
+
+    def noted(self: _Residence, sketch: Any) -> MemoryPlan:
+        tried.append(timed(self, sketch))
+        return tried[-1]
+
+    def a_little_more(request: PlanRequest, candidate: Candidate) -> tuple[int, ...]:
+        return tuple(over + allowance for over in excess(request, candidate))
+
+    monkeypatch.setattr(_Residence, "_timed", noted)
+    allowance = 0
+    first = planned(it, limit, host_state="auto")
+    allowance, before = int(limit) - max(first.predicted.peak_bytes) + 100, len(tried)
+    monkeypatch.setattr(sys.modules[_Residence.__module__], "excess", a_little_more)
+    planned(it, limit, host_state="auto")
+    again = tried[before:]
+    assert len(again) > 1 and all(one != other for one, other in pairwise(again))
