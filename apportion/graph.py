@@ -217,6 +217,12 @@ class Graph:
         return dict(self.state)
 
     @cached_property
+    def left(self) -> frozenset[int]:
+        """What is there when the step is over: its loss and its state."""
+        state = (after for _, after in self.state)
+        return frozenset((*state,) if self.loss is None else (self.loss, *state))
+
+    @cached_property
     def fingerprint(self) -> str:
         """Identity of the step: ops, arguments, shapes, dtypes, roles. Not names or lines, nor the
         version of torch."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -375,11 +376,16 @@ class _GraphBuilder:
     def add_updated_pairs(self, name: str, slot: int) -> None:
         """Pairs a parameter and its optimizer state with what they become."""
         self.add_pair(name, slot, self.results.after[name])
-        begun = {(n, key): s for s, (n, key) in self.begun.items()}
         for key, after in self.results.updated[name].items():
-            if begun[name, key] not in self.index:
-                self._add_state(begun[name, key])
-            self.add_pair(f"{name}:{key}", begun[name, key], after)
+            begun = self.slot_begun[name, key]
+            if begun not in self.index:
+                self._add_state(begun)
+            self.add_pair(f"{name}:{key}", begun, after)
+
+    @cached_property
+    def slot_begun(self) -> dict[tuple[str, str], int]:
+        """The slot of each optimizer state that the step begins with."""
+        return {which: slot for slot, which in self.begun.items()}
 
     def add_returned(self) -> dict[str, int | None]:
         """Pairs each scalar that the step returns beside its loss with a Value of its own, so that

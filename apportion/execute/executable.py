@@ -31,7 +31,7 @@ from apportion.lower import (
     uses_host,
 )
 from apportion.machine import usable_cores
-from apportion.split import Part, Space, Strategy
+from apportion.split import Part, Space, Strategy, layers_of
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,11 @@ class Executable:
         self.tasks = tasks if tasks.before_storage is None else tasks.before_storage
         self.work = tasks.work  # which kernel call each task makes; empty where it is not known
         self.artefacts: dict[Any, Any] = {}  # compiled code, by what it was compiled from
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """For each Op its layer, -1 for none."""
+        return layers_of(self.graph)
 
     @cached_property
     def kind(self) -> list[int]:

@@ -34,7 +34,6 @@ from apportion.execute.rank_steps import Segment, rank_steps, segment, slots_mad
 from apportion.execute.segment_function import CannotCompile
 from apportion.execute.segment_graph import has_setting, segment_key
 from apportion.lower import COMPUTE
-from apportion.split import layers_of
 
 TRACED, UPDATES, CALLED = "traced", "updates", "called"
 
@@ -164,7 +163,7 @@ def _regional(executable: Executable, runs: Sequence[Run]) -> list[SegmentPiece]
 
 def _places(executable: Executable) -> Callable[[int], tuple[str, int]]:
     """What says of a task its phase and layer, -1 for none."""
-    layers, ops = layers_of(executable.graph), executable.graph.ops
+    layers, ops = executable.layers, executable.graph.ops
 
     def place(task: int) -> tuple[str, int]:
         op = int(executable.tasks.op[task])  # that of an assembly may be no Op: a layout's

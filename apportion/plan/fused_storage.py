@@ -13,9 +13,8 @@ Storage of the same step with fusion goes out.
     segments   of the allocator: the state and the batch have theirs, and what the graph replays
                its own, which holds all room that was ever needed at once and the gaps in it
                (simulate/segments.py), with a workspace of libraries of its own
-    the rest   pages that are not full, and MARGIN, as was measured on an H200; HOST_MARGIN where
-               copies from the host take room between the graphs, and AGAIN_MARGIN where what is
-               computed again leaves gaps
+    the rest   pages that are not full, and MARGIN, as was measured on an H200; GAPS where copies
+               from the host take room between the graphs, or where something is computed again
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from apportion.simulate import (
     unwritten_slots,
 )
 
-MARGIN, HOST_MARGIN, AGAIN_MARGIN = 0.002, 0.016, 0.018
+MARGIN, GAPS = 0.002, 0.018
 CAST = "aten._to_copy.default"
 LOG_SOFTMAX, PICKING = "aten._log_softmax.default", "aten.nll_loss_forward.default"
 POOLING, INDEX_BYTES = "apportion.max_pool", 8
@@ -71,7 +70,7 @@ def fused_storage(
         late=tuple((s, int(plain[t])) for s, t in late),
     )  # fmt: skip
     peaks = np.array(simulate(with_storage(tasks, found), cluster, cost).peak_bytes)
-    margin = HOST_MARGIN if uses_host(tasks) else AGAIN_MARGIN if again else MARGIN
+    margin = GAPS if again or uses_host(tasks) else MARGIN
     for device, place in enumerate(cluster.devices[: tasks.devices]):
         table = cost.tables.get(place.kind)
         held = step.held(device, 0 if table is None else table.resident)
@@ -249,9 +248,10 @@ def _with_logits_for(
     root = groups.root.copy()
     piece_of = {task: number for number, piece in enumerate(pieces) for task in piece}
     maker = {int(s): t for t in range(len(tasks)) for s in _columns(tasks, t)[1]}
+    reader = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
     for task in _tasks_of(tasks, LOG_SOFTMAX):
         (out,), source = _columns(tasks, task)[1], int(root[_columns(tasks, task)[0][0]])
-        readers = [t for t in range(len(tasks)) if out in root[_columns(tasks, t)[0]]]
+        readers = np.unique(reader[root[tasks.in_slot] == out]).tolist()
         while source in maker and not size[source]:
             source = int(root[_columns(tasks, maker[source])[0][0]])
         narrow = 0 < size[source] < size[out]

@@ -218,7 +218,8 @@ def _traded(
         if modes.forced or modes.recompute != AUTO:
             return replace_on_host(request, chosen, modes, several, ends)
         ways = [replace_on_host(request, chosen, replace(modes, offload=KEEP), several, ends)]
-        if now(request) <= ends or not fits(request, ways[0].best):
+        found = ways[0].best
+        if now(request) <= ends or not found.memory.uses_host or not fits(request, found):
             ways.append(replace_recomputed(request, chosen, AUTO, several, ends))
         if modes.offload != KEEP and not any(fits(request, way.best) for way in ways):
             ways.append(replace_on_host(request, chosen, modes, several, ends))
