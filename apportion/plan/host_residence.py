@@ -301,8 +301,8 @@ class _Residence:
                 found = choose_on_host(model, limit, self.host_limit, lookahead, flips=0)
                 found = found or lowest_on_host(model, lookahead)
                 outcome, choice = found.outcome, found.choice
-            names, over = decided(model, choice), max(outcome.peak - limit, 0)
-            how = (outcome.seconds, outcome.peak, over)
+            over = max(outcome.peak - limit, outcome.host - self.host_limit, 0)
+            names, how = decided(model, choice), (outcome.seconds, outcome.peak, over)
             sketch = _Sketch(plan, base, ops, model, names, lookahead, *how)
             if best is None or sketch.rank < best.rank:
                 best = sketch
@@ -361,7 +361,7 @@ class _Residence:
         if self.modes.host_state in (HOST, DEVICE):
             return sketch
         found = choose_on_host(sketch.model, limit, self.host_limit, sketch.lookahead)
-        if found is None or found.outcome.seconds >= sketch.seconds:
+        if found is None or found.outcome.seconds > sketch.seconds:
             return sketch
         names = decided(sketch.model, found.choice)
         how = found.outcome
@@ -397,8 +397,8 @@ class _Residence:
 class _Sketch:
     """Decisions before they are timed: the Graph that was modelled, as a Candidate with nothing on
     the host, the Ops that are recomputed to save activations, the model that decided, what lies on
-    the host by Value, and the seconds, the peak and the bytes over the limit that the model
-    expects."""
+    the host by Value, and the seconds, the peak and the bytes over a limit, the device's or the
+    host's, that the model expects."""
 
     plan: MemoryPlan
     base: Candidate
