@@ -217,7 +217,7 @@ class Graph:
         return dict(self.state)
 
     @cached_property
-    def left(self) -> frozenset[int]:
+    def final_values(self) -> frozenset[int]:
         """What is there when the step is over: its loss and its state."""
         state = (after for _, after in self.state)
         return frozenset((*state,) if self.loss is None else (self.loss, *state))

@@ -192,7 +192,7 @@ class StepRecorder:
                     self._segment(actions, step, context)
             self._end(actions)
         self.actions = None if self.abandoned else actions
-        gc.collect()  # takes a second where there is much, and else falls into some later step
+        gc.collect()  # else Python does that within some later step, for up to a second
 
     def _do(self, actions: list[Action], action: Action, context: Context) -> None:
         action(context)

@@ -46,7 +46,7 @@ class _Mixture:
     first: bool
 
 
-_Mixed = tuple[tuple[int, float], tuple[int, ...], _Mixture]
+_RankedChoice = tuple[tuple[int, float], tuple[int, ...], _Mixture]
 """The rank of what was chosen, the choice and the mixture that it is."""
 
 
@@ -68,13 +68,14 @@ def lowest_on_host(model: ChunkModel, lookahead: int) -> HostChoice:
     several: dict[tuple[int, ...], None] = {}
     for away in (False, True):
         for option in (1, 2):
-            several[tuple(_alike(unit, option, away) for unit in model.units)] = None
+            several[tuple(_option_of(unit, option, away) for unit in model.units)] = None
     outcomes = {choice: model.of(choice, lookahead) for choice in several}
     choice = min(outcomes, key=lambda one: (outcomes[one].peak, outcomes[one].seconds))
     return HostChoice(choice, outcomes[choice], len(outcomes))
 
 
-def _alike(unit: HostUnit, option: int, away: bool) -> int:
+def _option_of(unit: HostUnit, option: int, away: bool) -> int:
+    """What a unit does if all activations are offloaded or none, and all state has this option."""
     last = len(unit.options) - 1
     return (last if away else 0) if unit.options[-1].name == OFFLOADED else min(option, last)
 
@@ -121,7 +122,7 @@ class _MixtureSearch:
     # Mixtures
 
     def _mixtures(self) -> tuple[int, ...] | None:
-        best: _Mixed | None = None
+        best: _RankedChoice | None = None
         for mixture in self._coarse():
             if best is not None and self._over():
                 break
@@ -144,7 +145,7 @@ class _MixtureSearch:
         several = any(len(self.model.units[k].options) > 2 for k in self.states)
         return SHARES if several else (0.0,)
 
-    def _better(self, best: _Mixed | None, mixture: _Mixture) -> _Mixed | None:
+    def _better(self, best: _RankedChoice | None, mixture: _Mixture) -> _RankedChoice | None:
         choice = self._mixed(mixture)
         if choice is None:
             return best

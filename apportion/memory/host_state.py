@@ -144,7 +144,7 @@ def travelling_gradient(graph: Graph, update: int) -> int:
     that is narrower and nobody else reads the cast."""
     gradient = graph.ops[update].inputs[1]
     made = graph.producer[gradient]
-    if made is None or graph.consumers[gradient] != (update,) or gradient in graph.left:
+    if made is None or graph.consumers[gradient] != (update,) or gradient in graph.final_values:
         return gradient
     op = graph.ops[made[0]]
     if op.kind != CAST:

@@ -13,8 +13,8 @@ Storage of the same step with fusion goes out.
     segments   of the allocator: the state and the batch have theirs, and what the graph replays
                its own, which holds all room that was ever needed at once and the gaps in it
                (simulate/segments.py), with a workspace of libraries of its own
-    the rest   pages that are not full, and MARGIN, as was measured on an H200; GAPS where copies
-               from the host take room between the graphs, or where something is computed again
+    the rest   pages that are not full, and MARGIN, as was measured on an H200; GAP_MARGIN where
+               copies from the host take room between the graphs, or something is computed again
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from apportion.simulate import (
     unwritten_slots,
 )
 
-MARGIN, GAPS = 0.002, 0.018
+MARGIN, GAP_MARGIN = 0.002, 0.018
 CAST = "aten._to_copy.default"
 LOG_SOFTMAX, PICKING = "aten._log_softmax.default", "aten.nll_loss_forward.default"
 POOLING, INDEX_BYTES = "apportion.max_pool", 8
@@ -70,7 +70,7 @@ def fused_storage(
         late=tuple((s, int(plain[t])) for s, t in late),
     )  # fmt: skip
     peaks = np.array(simulate(with_storage(tasks, found), cluster, cost).peak_bytes)
-    margin = GAPS if again or uses_host(tasks) else MARGIN
+    margin = GAP_MARGIN if again or uses_host(tasks) else MARGIN
     for device, place in enumerate(cluster.devices[: tasks.devices]):
         table = cost.tables.get(place.kind)
         held = step.held(device, 0 if table is None else table.resident)

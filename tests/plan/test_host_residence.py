@@ -240,7 +240,7 @@ def test_what_fits_is_found_at_the_limit_of_what_it_holds() -> None:
 
 
 def test_more_memory_is_never_slower() -> None:
-    """Where the model finds several mixtures equally quick, the one that copies least is."""
+    """Of mixtures that the model finds equally quick, the one that copies least is taken."""
     it, seconds = program(layers=10), []
     most = max(planned(it, 1e12).predicted.peak_bytes)
     for share in (0.3, 0.38, 0.46, 0.5, 0.62, 0.74, 0.86, 0.98):
