@@ -8,8 +8,11 @@ processes or a GPU are slow without saying so.
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -28,9 +31,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
 
+# As the command line does: else Python looks at all of torch and of the tests every few seconds.
+gc.set_threshold(100_000, 50, 50)
+
 # Of processor time that a test may take without the mark: machines differ, and with a cold cache
 # loops run interpreted before they are compiled.
 QUICK_SECONDS = 10.0
+TESTS = Path(__file__).parent
 LEFT = 1 / 3  # of a room's tests that must be quick
 SLOW_ROOMS = ("dist", "gpu")
 
@@ -73,6 +80,31 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 def _room(item: pytest.Item) -> str:
     return item.path.parent.name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, Any, Any]:
+    """Run the test; after the last one of a file, forget what the tests have remembered in it, and
+    after the last one of a room, what their helpers have. A capture looks at all objects that there
+    are, so every test after it would take longer."""
+    done = yield
+    if nextitem is None or nextitem.path != item.path:
+        _forget(Path(item.path))
+        if nextitem is None or _room(nextitem) != _room(item):
+            _forget(*TESTS.glob("*.py"), *item.path.parent.glob("*.py"))
+    return done
+
+
+def _forget(*files: Path) -> None:
+    """Empties the functions of these files that remember results."""
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if path and Path(path) in files:
+            for each in vars(module).values():
+                if isinstance(each, functools._lru_cache_wrapper):
+                    each.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)

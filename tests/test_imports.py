@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "apportion"
 # Modules beside the rooms; each may import those before it, and every room may import all of them.
 ROOT = [
     "version", "faces", "checked", "graph", "files", "quantity", "without_dynamo", "work_clock",
-    "columns", "catalogue", "free_memory", "process_start",
+    "collector", "columns", "catalogue", "free_memory", "process_start",
 ]  # fmt: skip
 
 # A room may import the rooms before it, and only what their `__init__` offers.

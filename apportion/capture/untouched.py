@@ -19,7 +19,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ from apportion.capture.object_parts import (
 from apportion.capture.torch_private import FakeTensor, set_version, storage_id
 from apportion.capture.trace import CaptureError
 from apportion.capture.written_tensors import WrittenTensor
+from apportion.collector import older_objects_set_aside
 
 _TABLES = ("_parameters", "_buffers", "_modules")  # of a module: parts of no name
 _ATOMS = frozenset([
@@ -261,8 +262,9 @@ def _counted(caches: Iterable[Any]) -> Caches:
 
 
 def _clear_caches(before: Caches) -> None:
-    """Empties those that have since remembered a fake tensor."""
-    for key, (cache, misses) in _caches().items():
+    """Empties those that have since remembered a fake tensor: of the ones that there were, which
+    may be set aside by now, and of the new ones."""
+    for key, (cache, misses) in (_counted(c for c, _ in before.values()) | _caches()).items():
         if misses != before.get(key, (None, 0))[1] and _holds_fake(cache):
             cache.cache_clear()
 
@@ -378,7 +380,8 @@ def untouched(roots: Mapping[str, Any], fakes: bool = True) -> Iterator[LiveObje
     settings are as before; raises CaptureError, by name, for what cannot be put back. Without
     `fakes` the step runs on real tensors there."""
     live = LiveObjects(roots, fakes)
-    try:
-        yield live
-    finally:
-        live.restore()
+    with older_objects_set_aside() if fakes else nullcontext():  # they have been looked through
+        try:
+            yield live
+        finally:
+            live.restore()

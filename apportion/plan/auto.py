@@ -6,15 +6,14 @@ and the next best that differ. candidates.py asks the methods and scores what th
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
+from apportion.collector import uncollected
 from apportion.lower import Ends, TaskGraph
 from apportion.machine import CostModel
 from apportion.plan.candidate import Candidate, Curve
@@ -58,24 +57,11 @@ def choose(request: PlanRequest, method: str, budget: float, keep: int = 1) -> S
     An interrupt (KeyboardInterrupt) ends the search with the best so far, if there is any. Raises
     Unsuitable where the method is not for this step or cluster.
     """
-    with _uncollected():
+    with uncollected():  # each full collection looks at all of torch
         if method == "auto":
             return _auto(request, budget, keep)
         log = SearchLog()
         return _best_of(request, candidates(request, method, budget, log), log, keep)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the collector of cycles: searches make many objects and next to no cycles, and each
-    full collection looks at all of torch."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:

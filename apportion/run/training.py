@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from apportion.capture import Program
+from apportion.collector import older_objects_set_aside
 from apportion.execute import (
     CudaClock,
     Executable,
@@ -155,7 +156,6 @@ class TrainingRequest:
         """Peak bytes in a step, beside a checkpoint that is being saved if there will be such; in
         the step before, or two where steps overlap, what is compiled was compared with the
         interpreter, whose results take room of their own."""
-        gc.collect()  # what an earlier request left behind must not be freed while we count
         with _peak_of(self) as memory:
             runner = Runner(program, mine, self.seed)
             compares = mode_of(self.mode, self.place) != INTERPRETER
@@ -292,6 +292,7 @@ class _CudaPeak:
         self.peak_bytes: int | None = None
 
     def __enter__(self) -> _CudaPeak:
+        gc.collect()  # what an earlier request left behind is not of this step
         return self
 
     def mark(self) -> None:
@@ -308,19 +309,22 @@ class _HostPeak:
         self.peak_bytes: int | None = None
         self.from_ns = 0
         self.profile = memory_profile() if wanted else None
+        self._contexts = ExitStack()
 
     def __enter__(self) -> _HostPeak:
         if self.profile is not None:
             gc.collect()  # else what is garbage now is freed meanwhile, and counted as this step's
-            self.profile.__enter__()
+            self._contexts.enter_context(older_objects_set_aside())
+            self._contexts.enter_context(self.profile)
         return self
 
     def mark(self) -> None:
-        gc.collect()
+        if self.profile is not None:
+            gc.collect()
         self.from_ns = time.time_ns()
 
     def __exit__(self, *error: Any) -> None:
+        self._contexts.close()
         if self.profile is None:
             return
-        self.profile.__exit__(*error)
         self.peak_bytes = allocated_peak(self.profile, self.from_ns)

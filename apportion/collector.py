@@ -1,0 +1,39 @@
+"""Python's collector of cycles, kept from looking again and again at what is no garbage.
+
+A process that has loaded torch has a million objects, and one that has planned a while several
+times as many. Every full collection looks at all of them, and so does whoever asks for all objects.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """A context in which nothing is collected: for work that makes many objects and next to no
+    cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def older_objects_set_aside() -> Iterator[None]:
+    """A context in which only objects made within it are collected, and are all that
+    `gc.get_objects` knows; none of the others, unless a program has set objects aside itself:
+    those must stay so, and nothing is changed."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
