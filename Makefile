@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs quick test lint format
+.PHONY: help venv demo docs quick test soak lint format
 
 # Test files and the many processes that tests start are compiled to bytecode once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,6 +34,11 @@ test: lint ## Lint, types, all tests, and a report of the project's size: before
 	$(PYTEST) tests/dist -n 2 --dist loadfile -m "not alone"
 	$(PYTEST) tests/dist -m alone
 	$(BIN)/python tools/size.py
+
+soak: $(STAMP) ## All tests with all of their cases, for as long as that takes: hours
+	$(PYTEST) $(SHARED) --soak
+	$(PYTEST) tests/dist --soak -n 2 --dist loadfile -m "not alone"
+	$(PYTEST) tests/dist --soak -m alone
 
 lint: $(STAMP) ## Ruff and mypy
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import soak
 from hypothesis import settings
 from numba.core import event
 from test_imports import ROOMS
@@ -28,8 +29,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines that run tests are shared: how long an example takes says nothing.
-settings.register_profile("shared", deadline=None)
-settings.load_profile("shared")
+settings.register_profile("shared", deadline=None, max_examples=20)
+settings.register_profile("soak", deadline=None, max_examples=200)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="all cases of every test: it takes hours")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before tests are imported, say how many cases they are to draw."""
+    soak.ALL = config.getoption("soak")
+    settings.load_profile("soak" if soak.ALL else "shared")
+
 
 # As the command line does: else Python looks at all of torch and of the tests every few seconds.
 gc.set_threshold(100_000, 50, 50)
@@ -121,6 +133,10 @@ def pytest_collection_modifyitems(
     for item in items:
         if _room(item) in SLOW_ROOMS:
             item.add_marker("slow")
+    if not soak.ALL:
+        left_out = [item for item in items if item.get_closest_marker("soak")]
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=left_out)
     before = Counter(room for item in items if (room := _room(item)) not in SLOW_ROOMS)
     yield
     after = Counter(map(_room, items))

@@ -14,6 +14,7 @@ from graphs import Maker as GraphMaker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_tasks import EXACT, SURVIVES, Maker, graph_of, ports, random_tasks
+from soak import cases
 
 from apportion.columns import Floats, Ints
 from apportion.execute import rank as execute
@@ -192,9 +193,7 @@ def renamed(tasks: TaskGraph) -> TaskGraph:
     return counted(replace(tasks, kind=number[tasks.kind], task_kinds=kinds))
 
 
-@settings(
-    deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=cases(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), on_device=st.booleans())
 def test_new_kinds_of_message_travel_as_the_old_ones(
     seed: int, on_device: bool, monkeypatch: pytest.MonkeyPatch

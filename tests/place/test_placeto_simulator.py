@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soak import cases
 
 from apportion.columns import offsets
 from apportion.place.imports.captured import placeto_links
@@ -100,7 +101,7 @@ def test_what_does_not_fit_is_told() -> None:
         groups([1, 1], [1, 1], [(1, 0)])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=cases(200))
 @given(seed=st.integers(0, 10**6), devices=st.integers(1, 4), count=st.integers(1, 30))
 def test_the_engine_follows_the_rules(seed: int, devices: int, count: int) -> None:
     rng = np.random.default_rng(seed)

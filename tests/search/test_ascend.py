@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soak import cases
 
 from apportion.search.tables import ascend as messages_module
 from apportion.search.tables.ascend import goal, narrow_by_messages, pass_messages
@@ -68,7 +69,7 @@ def near(one: float, other: float) -> bool:
 # shrink
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=cases(300))
 @given(seed=seeds)
 def test_shrinking_keeps_the_minimum_and_finds_the_way_back(seed: int) -> None:
     energy = random_energy(seed)
@@ -79,7 +80,7 @@ def test_shrinking_keeps_the_minimum_and_finds_the_way_back(seed: int) -> None:
     assert near(energy.value(small.lift(picks)), least)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=cases(200))
 @given(seed=seeds)
 def test_every_choice_of_what_is_left_has_its_value(seed: int) -> None:
     energy, rng = frustrated(5, 3), Random(seed)
@@ -93,7 +94,7 @@ def test_every_choice_of_what_is_left_has_its_value(seed: int) -> None:
     assert small.picks(choice) == picks
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=cases(200))
 @given(seed=seeds)
 def test_a_tree_shrinks_to_nothing(seed: int) -> None:
     energy = random_energy(seed, 8, "tree")
@@ -102,7 +103,7 @@ def test_a_tree_shrinks_to_nothing(seed: int) -> None:
     assert near(small.constant, eliminate(energy)[1])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=cases(200))
 @given(seed=seeds)
 def test_shrinking_to_some_values_is_the_minimum_over_those(seed: int) -> None:
     energy, rng = random_energy(seed), Random(seed)
@@ -143,7 +144,7 @@ def test_shrinking_twice_finds_the_way_back_through_both() -> None:
 # Passes
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=cases(200))
 @given(seed=seeds, rounds=st.integers(0, 5))
 def test_what_passes_prove_is_never_above_the_minimum(seed: int, rounds: int) -> None:
     energy = random_energy(seed)
@@ -152,7 +153,7 @@ def test_what_passes_prove_is_never_above_the_minimum(seed: int, rounds: int) ->
     assert prove_bound(energy, flat).bound <= try_all_choices(energy)[1]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds)
 def test_the_bound_holds_whatever_is_moved(seed: int) -> None:
     energy, rng = random_energy(seed), np.random.default_rng(seed)
@@ -163,7 +164,7 @@ def test_the_bound_holds_whatever_is_moved(seed: int) -> None:
     assert prove_bound(energy, flat).bound <= try_all_choices(energy)[1]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds)
 def test_the_bound_never_falls(seed: int) -> None:
     energy = random_energy(seed, 8)
@@ -176,7 +177,7 @@ def test_the_bound_never_falls(seed: int) -> None:
     assert all(b >= a - 10 * margin for a, b in pairwise(bounds))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds)
 def test_on_a_tree_the_bound_is_the_minimum(seed: int) -> None:
     energy = random_energy(seed, 8, "tree")
@@ -185,7 +186,7 @@ def test_on_a_tree_the_bound_is_the_minimum(seed: int) -> None:
     assert near(prove_bound(energy, flat).bound, eliminate(energy)[1])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds)
 def test_a_value_costs_at_least_its_slack_more_than_the_bound(seed: int) -> None:
     energy = random_energy(seed)
@@ -201,7 +202,7 @@ def test_a_value_costs_at_least_its_slack_more_than_the_bound(seed: int) -> None
             assert proof.bound + more <= least + 1e-9 * abs(least)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds)
 def test_moving_costs_changes_no_total(seed: int) -> None:
     energy, rng = random_energy(seed), Random(seed)
@@ -215,7 +216,7 @@ def test_moving_costs_changes_no_total(seed: int) -> None:
 # messages
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=cases(200))
 @given(seed=seeds, kind=st.sampled_from(["any", "tree", "ring"]))
 def test_messages_bracket_the_minimum(seed: int, kind: str) -> None:
     energy = random_energy(seed, 7, kind)
@@ -255,7 +256,7 @@ def test_narrowing_closes_a_gap_that_passes_leave(monkeypatch: pytest.MonkeyPatc
     assert not pass_messages(energy, start=best).optimal
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds)
 def test_messages_are_never_worse_than_their_start(seed: int) -> None:
     energy, rng = random_energy(seed), Random(seed)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soak import cases
 from test_ascend import frustrated, near, random_energy, seeds
 
 from apportion.search.tables.copies_bound import copy_variables, tighten
@@ -29,7 +30,7 @@ def grid(side: int, seed: int = 0, values: int = 3) -> Energy:
     return energy
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds, cap=st.sampled_from([1.0, 20.0, 60.0, 1e6]))
 def test_bounds_are_never_above_the_minimum_and_never_below_what_passes_prove(
     seed: int, cap: float

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soak import cases
 
 from apportion.columns import CompiledFunction
 from apportion.search.tables import elimination_steps
@@ -35,7 +36,7 @@ def draw(rng: Random) -> float:
     return rng.choice([0.0, 1.0, 2.0, rng.uniform(-3, 3), 1e9 * rng.random()])
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=cases(400))
 @given(seed=seeds)
 def test_elimination_equals_trying_everything(seed: int) -> None:
     energy = random_energy(seed)
@@ -46,7 +47,7 @@ def test_elimination_equals_trying_everything(seed: int) -> None:
     assert all(0 <= x < n for x, n in zip(choice, energy.sizes, strict=True))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds)
 def test_elimination_leaves_the_energy_as_it_was(seed: int) -> None:
     energy, same = random_energy(seed), random_energy(seed)
@@ -56,7 +57,7 @@ def test_elimination_leaves_the_energy_as_it_was(seed: int) -> None:
     assert all(np.array_equal(t, same.pairs[k]) for k, t in energy.pairs.items())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=cases(300))
 @given(seed=seeds)
 def test_interpreted_and_compiled_elimination_are_equal_bit_for_bit(seed: int) -> None:
     energy = random_energy(seed, count=9)
@@ -136,7 +137,7 @@ def test_any_number_of_variables_with_nothing_to_choose() -> None:
     assert eliminate(energy) == ([0] * 101, 108.0)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=cases(200))
 @given(seed=seeds)
 def test_descent_is_never_worse_than_its_start_and_ends_where_no_single_change_helps(
     seed: int,

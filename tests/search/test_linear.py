@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
+from soak import cases
 from test_ascend import frustrated, near, random_energy, seeds
 
 from apportion.search.tables import linear
@@ -62,7 +63,7 @@ def mild(seed: int) -> Energy:
     return energy
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=cases(60))
 @given(seed=seeds)
 def test_savings_have_the_value_of_the_textbook_program(seed: int) -> None:
     energy = mild(seed)
@@ -73,7 +74,7 @@ def test_savings_have_the_value_of_the_textbook_program(seed: int) -> None:
     assert found.value == pytest.approx(local_polytope(energy), abs=1e-6)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds)
 def test_a_table_is_its_rows_and_columns_less_its_savings(seed: int) -> None:
     energy = random_energy(seed)
@@ -91,7 +92,7 @@ def test_a_table_is_its_rows_and_columns_less_its_savings(seed: int) -> None:
         assert np.allclose(made, table, rtol=1e-9, atol=1e-2)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=cases(150))
 @given(seed=seeds, kind=st.sampled_from(["any", "tree", "ring"]), shrunk=st.booleans())
 def test_a_bound_is_never_above_the_minimum(seed: int, kind: str, shrunk: bool) -> None:
     energy = random_energy(seed, 5, kind)
@@ -150,7 +151,7 @@ def test_equal_tables_are_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None
 # The integer program
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds, cap=st.sampled_from([1, 10**6]))
 def test_solving_finds_the_minimum_and_proves_it(seed: int, cap: int) -> None:
     energy = mild(seed)
@@ -171,7 +172,7 @@ def test_solving_closes_the_gap_of_a_frustrated_energy(cap: int) -> None:
     assert least - 1e-3 <= found.bound <= least
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=cases(50))
 @given(seed=seeds)
 def test_solving_is_never_worse_than_its_start(seed: int) -> None:
     energy, rng = mild(seed), Random(seed)
@@ -193,7 +194,7 @@ def test_a_program_that_is_too_large_is_not_tried(monkeypatch: pytest.MonkeyPatc
 # Certificates
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=cases(60))
 @given(seed=seeds)
 def test_a_certificate_of_the_minimum_has_no_gap(seed: int) -> None:
     energy = mild(seed)

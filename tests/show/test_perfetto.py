@@ -13,6 +13,7 @@ from graphs import captured
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_tasks import EXACT, SURVIVES, Maker, graph_of, ports, random_tasks, small
+from soak import cases
 
 import apportion as ap
 from apportion.lower.task_graph import (
@@ -137,9 +138,7 @@ def test_a_collective_is_on_all_its_members(tmp_path: Path) -> None:
         assert max(levels) == 40  # 20 sent and 20 received
 
 
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=cases(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), latency=st.sampled_from([0.0, 30e-9]))
 def test_the_trace_of_random_tasks_is_sound(seed: int, latency: float, tmp_path: Path) -> None:
     tasks = random_tasks(seed)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_tasks import EXACT, Maker, ports, random_tasks
+from soak import cases
 
 from apportion.lower.task_graph import (
     TaskGraph,
@@ -38,7 +39,7 @@ def seconds(tasks: TaskGraph, line: Timeline, device: int) -> list[float]:
     return [count / 1e9 for count in counts]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=cases(20))
 @given(seed=st.integers(0, 10**6), on_device=st.booleans())
 def test_every_nanosecond_of_a_device_is_counted_once(seed: int, on_device: bool) -> None:
     tasks = random_tasks(seed, count=30)

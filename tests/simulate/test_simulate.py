@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_tasks import EXACT, Maker, ports, random_tasks
+from soak import cases
 
 from apportion.lower.task_graph import (
     TaskGraph,
@@ -235,7 +236,7 @@ def test_a_cluster_may_have_more_devices_than_the_tasks_use() -> None:
     assert spans(make, ports(5)) == [(0, 10)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=cases(150))
 @given(seed=seeds, name=some_cluster)
 def test_both_schedulers_follow_the_rules(seed: int, name: str) -> None:
     tasks = random_tasks(seed, collectives=True)
@@ -249,7 +250,7 @@ def test_both_schedulers_follow_the_rules(seed: int, name: str) -> None:
     assert link_spans(net, (start, end)).start.tolist() == slow_turns
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds)
 def test_devices_go_on_while_messages_are_on_their_links(seed: int) -> None:
     """Both schedulers, and the rules read literally."""
@@ -295,7 +296,7 @@ def test_a_wire_between_hosts_is_busy_while_devices_compute() -> None:
         assert end.tolist() == [42, 72, 60, 61, 73]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=cases(100))
 @given(seed=seeds, name=some_cluster)
 def test_bounds(seed: int, name: str) -> None:
     tasks, c = random_tasks(seed, collectives=True), CLUSTERS[name]

@@ -13,6 +13,7 @@ from graphs import captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_tasks import EXACT, SURVIVES, Maker, ports, random_tasks, small
+from soak import cases
 
 from apportion.graph import Graph, Op, Value
 from apportion.lower.message_buffers import message_buffers
@@ -140,7 +141,7 @@ def test_messages_share_a_buffer_unless_they_are_under_way_at_once() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=cases(150))
 @given(seed=st.integers(0, 10**6), granule=st.sampled_from([1, 16]))
 def test_curves_equal_a_slow_walk(seed: int, granule: int) -> None:
     """After the allocations of every task, and after its frees, both hold the same bytes of every
