@@ -7,8 +7,19 @@ enough to notice planted faults (tools/planted_faults.py); the many look for wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
 FEWEST = 8
 ALL = False  # set by conftest.py before tests are imported
+
+
+def kept(all_of_them: Sequence[Any], *few: Any) -> list[Any]:
+    """Parameters of a test: the few, and the others for `make soak`."""
+    assert set(few) <= set(all_of_them), few
+    return [it if it in few else pytest.param(it, marks=pytest.mark.soak) for it in all_of_them]
 
 
 def cases(all_of_them: int, few: int | None = None) -> int:

@@ -310,13 +310,12 @@ def _subclasses(kind: type) -> set[type]:
 
 
 class LiveObjects:
-    """All that a step may change, as it was when this was made; with `fakes`, it is going to run on
-    fake tensors, which functions may remember."""
+    """All that a step may change, as it was when this was made: what can be reached from the roots,
+    random numbers, settings, and functions that remember results."""
 
-    def __init__(self, roots: Mapping[str, Any], fakes: bool = True) -> None:
+    def __init__(self, roots: Mapping[str, Any], caches: Caches, memories: Memories) -> None:
         self._settings = [(put, get()) for get, put in _SETTINGS]
-        self._fakes = fakes
-        self._caches, self._memories = _caches_and_memories() if fakes else ({}, {})
+        self._caches, self._memories = caches, memories
         self._snapshot = Snapshot(roots)
 
     def had(self, tensor: torch.Tensor) -> bool:
@@ -369,7 +368,7 @@ class LiveObjects:
         """Puts everything back; raises CaptureError, by name, for what cannot be put back."""
         for put, value in self._settings:
             put(value)
-        if self._fakes:
+        if self._caches:
             _clear_caches(self._caches)
         self._snapshot.restore()
 
@@ -379,8 +378,9 @@ def untouched(roots: Mapping[str, Any], fakes: bool = True) -> Iterator[LiveObje
     """A context after which all that can be reached from the roots, random numbers and torch's
     settings are as before; raises CaptureError, by name, for what cannot be put back. Without
     `fakes` the step runs on real tensors there."""
-    live = LiveObjects(roots, fakes)
+    found = _caches_and_memories() if fakes else ({}, {})
     with older_objects_set_aside() if fakes else nullcontext():  # they have been looked through
+        live = LiveObjects(roots, *found)
         try:
             yield live
         finally:

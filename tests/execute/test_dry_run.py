@@ -15,6 +15,7 @@ import torch
 from graphs import Maker, captured
 from make_tasks import EXACT, SURVIVES, ports
 from make_tasks import Maker as Tasks
+from soak import cases
 
 from apportion import zoo
 from apportion.capture.capture import capture
@@ -104,7 +105,10 @@ def test_the_peak_of_one_device_is_predicted_to_the_byte(spec: str, double: bool
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spec", "count"), [("mlp:tiny", 12), ("gpt2:tiny", 2), ("rnn:tiny", 3)])
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [("mlp:tiny", cases(12, 4)), ("gpt2:tiny", cases(2, 1)), ("rnn:tiny", cases(3, 1))],
+)
 def test_the_peak_of_cut_operators_on_one_device_is_predicted_to_the_byte(
     spec: str, count: int
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from compare_runs import batches
 from generated_runs import RanksInMode, differing_replicas
 from graphs import captured, problem
+from soak import cases
 from torch import nn
 
 from apportion.capture.capture import capture
@@ -57,7 +58,7 @@ def test_a_whole_step_trains_as_interpreted(spec: str) -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 3])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(cases(6, 3)))
 def test_random_strategies_train_as_interpreted(devices: int, seed: int) -> None:
     program, space = captured("mlp:tiny")
     assert_same(program, space, draw(space, devices, Random(100 * devices + seed)), devices, 2)

@@ -17,6 +17,7 @@ import torch
 from compare_runs import batches
 from generated_runs import RanksInMode, differing_replicas
 from graphs import captured, problem
+from soak import cases
 
 from apportion import zoo
 from apportion.capture.capture import capture
@@ -108,7 +109,7 @@ def test_devices_that_could_round_copies_differently_are_not_compiled(by_graph: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(cases(6, 2)))
 def test_any_strategy_can_be_traced(
     seed: int, by_graph: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

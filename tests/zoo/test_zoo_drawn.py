@@ -8,6 +8,7 @@ import pytest
 import torch
 from compare_runs import compare
 from graphs import captured
+from soak import kept
 
 from apportion import zoo
 from apportion.capture.capture import capture
@@ -82,7 +83,8 @@ def test_too_few_layers_get_one_sentence() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec", ["enas-cifar10:tiny", "enas-cifar10:tiny,graph=2", "enas-ptb:tiny"]
+    "spec",
+    kept(["enas-cifar10:tiny", "enas-cifar10:tiny,graph=2", "enas-ptb:tiny"], "enas-ptb:tiny"),
 )
 def test_random_strategies_train_the_same_drawn_model(spec: str) -> None:
     program, space = captured(spec)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from compare_runs import compare
 from graphs import captured, problem
+from soak import kept
 
 from apportion import zoo
 from apportion.capture.capture import capture
@@ -55,7 +56,10 @@ def test_experts_of_published_sizes(spec: str, billions: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec", [*(name for name in SEQUENCES if name != "gnmt"), "gnmt:source=6,target=5"]
+    "spec",
+    kept(
+        [*(name for name in SEQUENCES if name != "gnmt"), "gnmt:source=6,target=5"], "bert", "llama"
+    ),
 )
 def test_defaults_are_captured_without_data(spec: str) -> None:
     it = zoo.load(spec, meta=True)
@@ -69,7 +73,7 @@ def unchanged(task: int, message: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("name", kept(SEQUENCES, "bert", "nmt", "transformer-moe"))
 def test_tiny_forms_train_the_same_divided(name: str) -> None:
     program, space = captured(f"{name}:tiny")
     assert len(program.graph.ops) < 1000
