@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,11 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
+SECONDS_PER_BYTE = 5e-4
+"""What Numba takes to compile a function and its parts, by bytes of their bytecode: 2e-4 to 12e-4
+for 16 loops of planning."""
+
+
 @dataclass
 class Patience:
     """How long functions run interpreted before they are compiled.
@@ -39,19 +44,24 @@ class Patience:
     load_seconds       after these a function's compiled form is loaded, if an earlier process has
                        left one on the disk; at first that takes as long as loading Numba does
     load_next_seconds  the same once Numba is there
-    compile_seconds    after these it is compiled: about what compiling a loop and its parts takes
+    compile_share      it is compiled after this share of the seconds that compiling it and its
+                       parts is expected to take; inf: never
+    soon_seconds       or after these, whatever that takes
     whole_seconds      a call is interpreted as a whole for so long; then its parts count their
                        seconds as well
     elements           a call on columns with more numbers in all is not interpreted at all
+    kept_elements      likewise where its compiled form is on the disk
     depth, deadline    of the interpreted call that is under way: how deep it is, and when its
                        parts begin to count
     """
 
-    load_seconds: float = 0.5
+    load_seconds: float = 0.3
     load_next_seconds: float = 0.02
-    compile_seconds: float = 1.5
+    compile_share: float = 1.0
+    soon_seconds: float = math.inf
     whole_seconds: float = 0.25
     elements: int = 1_000_000
+    kept_elements: int = 50_000
     depth: int = 0
     deadline: float = 0.0
 
@@ -62,13 +72,13 @@ PATIENCE = Patience()
 
 def compile_at_once() -> None:
     """Interpret nothing from now on: for measurements of how fast compiled loops are."""
-    PATIENCE.load_seconds = PATIENCE.compile_seconds = PATIENCE.whole_seconds = 0.0
+    PATIENCE.load_seconds = PATIENCE.compile_share = PATIENCE.whole_seconds = 0.0
 
 
 def compile_nothing() -> None:
     """Compile nothing from now on because it would take less time then; what an earlier process
     has compiled is loaded."""
-    PATIENCE.compile_seconds = math.inf
+    PATIENCE.compile_share = PATIENCE.soon_seconds = math.inf
 
 
 @contextmanager
@@ -76,12 +86,12 @@ def compiled_sooner(seconds: float) -> Iterator[None]:
     """Functions are compiled once they have run interpreted for so long, within the block: for work
     that is known to go on and to be shared by processes, each of which would compile them."""
     _numba()  # which makes it worth while to load what is compiled already
-    before = PATIENCE.compile_seconds
-    PATIENCE.compile_seconds = min(before, seconds)
+    before = PATIENCE.soon_seconds
+    PATIENCE.soon_seconds = min(before, seconds)
     try:
         yield
     finally:
-        PATIENCE.compile_seconds = before
+        PATIENCE.soon_seconds = before
 
 
 class CompiledFunction:
@@ -107,7 +117,7 @@ class CompiledFunction:
         if PATIENCE.depth and time.perf_counter() < PATIENCE.deadline:
             return self.plain(*arguments)  # a part of a call that is not long yet
         outermost = PATIENCE.depth == 0
-        if self._is_due() or (outermost and _elements(arguments) > PATIENCE.elements):
+        if self._is_due() or (outermost and self._is_large(_elements(arguments))):
             self.native = self.dispatcher
             return self.native(*arguments)
         if not outermost:
@@ -129,7 +139,38 @@ class CompiledFunction:
         """Whether it has run interpreted for as long as its compiled form is worth."""
         if self.seconds < PATIENCE.load_seconds:
             return False
-        return self.seconds >= PATIENCE.compile_seconds or self._is_kept
+        if self.seconds >= PATIENCE.soon_seconds or self._is_kept:
+            return True
+        return self.seconds >= PATIENCE.compile_share * self.compile_seconds()
+
+    def compile_seconds(self) -> float:
+        """What compiling it is expected to take, with all parts that are not compiled yet."""
+        new = (each for each in self._parts if each.native is None)
+        return SECONDS_PER_BYTE * sum(len(each.function.__code__.co_code) for each in new)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is compiled, or an earlier process has compiled it."""
+        return self.native is not None or self._is_kept
+
+    @functools.cached_property
+    def _parts(self) -> set[CompiledFunction]:
+        """It and the functions that it calls, and that these call."""
+        found: set[CompiledFunction] = set()
+        left = [self]
+        while left:
+            one = left.pop()
+            if one not in found:
+                found.add(one)
+                names = one.function.__code__.co_names
+                called = (one.function.__globals__.get(name) for name in names)
+                left += [each for each in called if isinstance(each, CompiledFunction)]
+        return found
+
+    def _is_large(self, elements: int) -> bool:
+        """Whether to interpret a call on so many numbers would be too long."""
+        kept = elements > PATIENCE.kept_elements and self._is_kept
+        return kept or elements > PATIENCE.elements
 
     @functools.cached_property
     def _is_kept(self) -> bool:
@@ -151,6 +192,14 @@ class CompiledFunction:
             return jit(**options)(self.function)
         _drop_unreadable(made)
         return made
+
+
+def seconds_to_compile(functions: Iterable[CompiledFunction]) -> float:
+    """What compiling these is expected to take; those that an earlier process has compiled take
+    nothing."""
+    missing = [each for each in functions if not each.is_there]
+    parts = set().union(*(each._parts for each in missing))
+    return SECONDS_PER_BYTE * sum(len(each.function.__code__.co_code) for each in parts)
 
 
 class CompiledPart(CompiledFunction):

@@ -32,6 +32,7 @@ from apportion.machine.collective import (
 )
 from apportion.machine.cost_model import CostModel
 from apportion.machine.topology import Cluster, Device, Link, Route
+from apportion.simulate.schedule import Network, Times, _all_ran, _schedule
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import Timeline
 
@@ -229,3 +230,8 @@ def small() -> tuple[TaskGraph, Timeline]:
     )  # fmt: skip
     tasks = make.done()
     return tasks, simulate(tasks, ports(2), EXACT)
+
+
+def schedule_as_compiled(net: Network) -> Times:
+    """What `schedule` gives, by the source of what is compiled."""
+    return _all_ran(*_schedule.function(net, net.release.copy(), net.pending.copy()))

@@ -20,6 +20,7 @@ from graphs import captured
 import apportion as ap
 from apportion.columns import (
     PATIENCE,
+    SECONDS_PER_BYTE,
     CompiledFunction,
     Ints,
     Patience,
@@ -28,6 +29,8 @@ from apportion.columns import (
     compiled_sooner,
     inlined,
 )
+from apportion.lower.post_order import place
+from apportion.simulate.schedule import _schedule
 from apportion.work_clock import WORK_CLOCK, work_seconds
 
 
@@ -66,7 +69,11 @@ def make() -> tuple[CompiledFunction, CompiledFunction]:
 def test_a_function_is_interpreted_until_that_has_taken_long_enough() -> None:
     _, outer = make()
     assert outer(np.zeros(4, np.int64)) == 3 and outer.native is None
-    outer.seconds = PATIENCE.compile_seconds
+    outer.seconds = outer.compile_seconds()
+    assert 0 < outer.seconds < PATIENCE.load_seconds
+    outer(np.zeros(4, np.int64))
+    assert outer.native is None  # to load what compiles it takes longer
+    outer.seconds = PATIENCE.load_seconds
     found = np.zeros(4, np.int64)
     assert outer(found) == 3 and outer.native is not None
     assert found.tolist() == [1, 2, 4, 0]
@@ -75,18 +82,33 @@ def test_a_function_is_interpreted_until_that_has_taken_long_enough() -> None:
 def test_work_that_will_last_is_compiled_sooner() -> None:
     PATIENCE.load_seconds = PATIENCE.load_next_seconds  # Numba is there
     _, outer = make()
-    outer.seconds = 0.1
+    outer.seconds, PATIENCE.compile_share = 0.1, math.inf
     with compiled_sooner(0.2):
         outer(np.zeros(4, np.int64))
         assert outer.native is None
     with compiled_sooner(0.05):
         outer(np.zeros(4, np.int64))
-    assert outer.native is not None and PATIENCE.compile_seconds == Patience().compile_seconds
+    assert outer.native is not None and PATIENCE.soon_seconds == Patience().soon_seconds
+
+
+def test_what_takes_longer_to_compile_is_interpreted_for_longer() -> None:
+    """With its parts, of which there are none left to compile in the end."""
+    alone, whole = _schedule.compile_seconds(), place.compile_seconds()
+    assert 0.1 < alone < whole < 30
+    own = len(place.function.__code__.co_code) * SECONDS_PER_BYTE
+    assert whole > 4 * own
+    place.seconds, PATIENCE.load_seconds = 0.9 * whole, 0.0
+    try:
+        assert not place._is_due() or place._is_kept
+        place.seconds = whole
+        assert place._is_due()
+    finally:
+        place.seconds = 0.0
 
 
 def test_a_part_of_a_long_call_is_compiled_while_the_call_goes_on() -> None:
     inner, outer = make()
-    inner.seconds = PATIENCE.compile_seconds
+    inner.seconds = PATIENCE.load_seconds
     assert outer(np.zeros(4, np.int64)) == 3
     assert outer.native is None and inner.native is None  # the call is not long yet
     PATIENCE.whole_seconds = 0.0
@@ -94,10 +116,14 @@ def test_a_part_of_a_long_call_is_compiled_while_the_call_goes_on() -> None:
     assert outer.native is None and inner.native is not None
 
 
-def test_a_large_call_is_not_interpreted() -> None:
-    PATIENCE.elements = 3
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_large_call_is_not_interpreted(kept: bool) -> None:
+    PATIENCE.elements, PATIENCE.kept_elements = 4, 3
     _, outer = make()
+    outer._is_kept = kept
     outer(np.zeros(4, np.int64))
+    assert (outer.native is not None) == kept
+    outer(np.zeros(5, np.int64))
     assert outer.native is not None
 
 
@@ -131,7 +157,7 @@ def test_budgets_do_not_run_while_something_is_compiled() -> None:
 def test_an_interpreted_form_of_its_own() -> None:
     function = compiled(plain=lambda numbers: -1)(lambda numbers: len(numbers))
     assert function(np.zeros(4, np.int64)) == -1
-    function.seconds = PATIENCE.compile_seconds
+    function.seconds = PATIENCE.load_seconds
     assert function(np.zeros(4, np.int64)) == 4
 
 

@@ -6,8 +6,9 @@
 
 A fault is one small change of one line: a comparison that is wrong, a term that is dropped, a
 number off by one, two arguments swapped, a branch that is missing. They are drawn by a seed from
-all functions of all rooms, in a way that gives another version of the package most of the same. Left out are sentences of errors, assertions of our own, and
-numbers outside of functions: those are settings.
+all functions of all rooms, in a way that gives another version of the package most of the same.
+Left out are sentences of errors, assertions of our own, and numbers outside of functions: those are
+settings.
 
 For every fault the tests that reach its block are run, quickest first, until one fails: first those
 of `make quick`, then the others. A test of processes that fails is run once more without the fault,

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from apportion.capture import Program
     from apportion.machine import Cluster
     from apportion.plan import Plan
+    from apportion.run import WayOut
 
 
 def plan_command(
@@ -137,7 +138,6 @@ def plan_command(
     """
     from apportion.machine import cluster as cluster_of
     from apportion.plan import with_certificate
-    from apportion.run import ways_out
 
     limit = None if memory_limit is None else parse_size_limit(memory_limit)
     check_book(devices, out, trace, certify)
@@ -156,8 +156,8 @@ def plan_command(
         if certify:
             made = with_certificate(made, budget)
         lost = [keep_result(made.save, out), keep_result(made.trace, trace)]
-        ways = () if made.feasible else ways_out(made, program, seed, tell=note)
-    facts = plan_facts(made) | why_facts(made) | way_facts(made, ways)
+        ways = () if made.feasible else _ways_out(made, program, seed)
+    facts = plan_facts(made) | why_facts(made) | way_facts(made, ways) if as_json else {}
     answer(as_json, facts, [*plan_tables.planned(made), *plan_tables.ways(ways)])
     complain(lost)
     raise typer.Exit(1 if any(lost) or not made.feasible else 0)
@@ -183,6 +183,12 @@ def _planned(
     with progress(wanted=shows) as told:
         asked = (budget, limit, seed, calibrate, note, source, told, measure, None, policy)
         return with_model(make_plan(program, place, method, *asked, *also), model)
+
+
+def _ways_out(made: Plan, program: Program, seed: int) -> tuple[WayOut, ...]:
+    from apportion.run import ways_out
+
+    return ways_out(made, program, seed, tell=note)
 
 
 def compare_command(

@@ -149,7 +149,11 @@ class Executable:
 
     @cached_property
     def slots(self) -> list[SlotSpec]:
-        return [self._slot(s) for s in range(len(self.tasks.slot_device))]
+        tasks, found = self.tasks, dict[tuple[int, int], SlotSpec]()
+        keys = list(zip(tasks.slot_value.tolist(), tasks.slot_region.tolist(), strict=True))
+        for key in dict.fromkeys(keys):
+            found[key] = self._slot(key[0], tasks.boxes[key[1]])
+        return [found[key] for key in keys]
 
     @cached_property
     def slot_device(self) -> list[int]:
@@ -212,6 +216,15 @@ class Executable:
         return self._schedule.messages
 
     @cached_property
+    def messages_of(self) -> list[list[int]]:
+        """The numbers of the messages that each device sends or receives."""
+        found: list[list[int]] = [[] for _ in range(self.tasks.devices)]
+        for number, message in enumerate(self.messages):
+            for device in {message.sender, message.receiver}:
+                found[device].append(number)
+        return found
+
+    @cached_property
     def packed(self) -> dict[int, list[BoxCopy]]:
         return self._schedule.in_message
 
@@ -232,10 +245,7 @@ class Executable:
             for k, value in enumerate(op.outputs)
         }
 
-    def _slot(self, number: int) -> SlotSpec:
-        tasks = self.tasks
-        value = int(tasks.slot_value[number])
-        region = tasks.boxes[int(tasks.slot_region[number])]
+    def _slot(self, value: int, region: Box) -> SlotSpec:
         shape = local_shape(self.space, value, region)
         return SlotSpec(value, region, shape, dtype(self.graph.values[value].dtype or ""))
 
@@ -302,8 +312,9 @@ class Executable:
                     op, part = joined_part(tasks, op, task, tasks.boxes)
                     found[task] = KernelCall(op, part, number, *slots, template(part.args))
                     continue
-                args = templates.setdefault(id(part), template(part.args))
-                found[task] = KernelCall(op, part, number, *slots, args)
+                if id(part) not in templates:
+                    templates[id(part)] = template(part.args)
+                found[task] = KernelCall(op, part, number, *slots, templates[id(part)])
         return found
 
     @cached_property

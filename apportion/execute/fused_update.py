@@ -12,16 +12,17 @@ where the old state is needed later, it works on a copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from apportion.capture import torch_private
 from apportion.execute.executable import Executable
 from apportion.execute.kernels.base import resolve
-from apportion.execute.rank_steps import Segment, slots_read
+from apportion.execute.rank_steps import slots_read
 from apportion.graph import UpdateRecipe
 from apportion.lower import COMPUTE, FROM_HOST
 
@@ -64,10 +65,9 @@ class FusedUpdate:
 def fused_updates(executable: Executable) -> dict[int, FusedUpdate]:
     """The update tasks that fused kernels compute, by task."""
     found = {}
-    bodies, slots = executable.graph.bodies, executable.slots
-    for task in range(len(executable.tasks)):
-        if executable.kind[task] != COMPUTE:
-            continue
+    bodies, slots, tasks = executable.graph.bodies, executable.slots, executable.tasks
+    updates = np.array([*(op.kind == UPDATE for op in executable.graph.ops), False])
+    for task in np.flatnonzero((tasks.kind == COMPUTE) & updates[tasks.op]).tolist():
         work = executable.computes[task]
         if work.op.kind != UPDATE or work.op.body is None:
             continue
@@ -96,8 +96,11 @@ def _known(recipe: UpdateRecipe) -> bool:
     return recipe.kind in FUSED and recipe.state == names and "nesterov" not in recipe.flags
 
 
-def overwritten_slots(executable: Executable) -> dict[int, int]:
-    """New state slot -> the state slot in whose memory a fused update writes it.
+def overwritten_slots(
+    executable: Executable, fused: Mapping[int, FusedUpdate] | None = None
+) -> dict[int, int]:
+    """New state slot -> the state slot in whose memory a fused update writes it; `fused` if the
+    updates are known.
 
     That is where the old state is there when the step begins, neither it nor a view of it is read
     after the update, and it is what the new state is carried to; or where it has come from the host
@@ -108,7 +111,8 @@ def overwritten_slots(executable: Executable) -> dict[int, int]:
     for end, begin in executable.carry:
         carried.setdefault(end, []).append(begin)
     found = {}
-    for task, update in fused_updates(executable).items():
+    known = fused_updates(executable) if fused is None else fused
+    for task, update in known.items():
         before = (update.ins[0], *update.ins[2:])
         for old, new in zip(before, update.outs, strict=True):
             own = tasks.slot_base[old] < 0 and update.ins.count(old) == 1
@@ -130,9 +134,10 @@ class UpdateBatch:
 
 
 def update_batches(
-    executable: Executable, segment: Segment, fused: Mapping[int, FusedUpdate]
+    executable: Executable, segment: Sequence[int], fused: Mapping[int, FusedUpdate]
 ) -> dict[int, UpdateBatch]:
-    """The fused updates of a segment in batches, each by the task after which it is done.
+    """The fused updates of a segment, given by its tasks, in batches, each by the task after which
+    it is done.
 
     Updates are held back until a task reads what one of them makes, or is the last to use what one
     of them reads, until the gradients that are held exceed HELD_BYTES, or until the segment ends.
@@ -152,7 +157,7 @@ def update_batches(
         ins.clear()
         held = 0
 
-    for task in segment.tasks:
+    for task in segment:
         ends = task not in fused and not ins.isdisjoint(executable.frees[task])
         if ends or not outs.isdisjoint(slots_read(executable, task)):
             close(before)
@@ -171,12 +176,9 @@ def update_batches(
 
 def in_place_updates(executable: Executable) -> set[int]:
     """The update tasks that overwrite all of their state."""
-    written = overwritten_slots(executable)
-    return {
-        task
-        for task, update in fused_updates(executable).items()
-        if all(slot in written for slot in update.outs)
-    }
+    fused = fused_updates(executable)
+    written = overwritten_slots(executable, fused)
+    return {task for task, update in fused.items() if all(slot in written for slot in update.outs)}
 
 
 def fused_kernel(recipe: UpdateRecipe) -> Any:

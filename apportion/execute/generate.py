@@ -86,7 +86,7 @@ class SegmentGenerator:
         executable = self.executable
         self.book = TraceBook(executable, self.device, self.place)
         self.fused = fused_updates(executable) if self.fuse else {}
-        self.overwritten = overwritten_slots(executable) if self.fuse else {}
+        self.overwritten = overwritten_slots(executable, self.fused) if self.fuse else {}
         for slot in executable.begin:
             if executable.slot_device[slot] == self.device:
                 self.forms[slot] = dense_form(executable, slot)
@@ -300,7 +300,7 @@ class SegmentWriter:
             for term in row.trace.terms if isinstance(row.trace, PlainSum) else ():
                 if isinstance(term, MessageBox):
                     self.boxes.setdefault(term.message, {})[term] = None
-        self.batches = update_batches(self.executable, self.segment, generator.fused)
+        self.batches = update_batches(self.executable, self.segment.tasks, generator.fused)
         self.spans: list[tuple[int, ...]] = []
 
     def write(self) -> SegmentText:

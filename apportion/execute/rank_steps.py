@@ -24,8 +24,10 @@ task reads.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from apportion.execute.executable import Executable
 from apportion.lower import AT_HOST, LATER, crosses
@@ -88,6 +90,25 @@ RankStep = Segment | Post | Wait | HostStep
 def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
     """The steps of one device."""
     found: list[RankStep] = []
+    for step in _runs(executable, device):
+        if not isinstance(step, tuple):
+            found.append(step)
+        elif executable.labels[step[0]] == AT_HOST:
+            found.append(HostStep(step))
+        else:
+            found.append(segment(executable, step))
+    return tuple(found)
+
+
+def task_runs(executable: Executable, device: int) -> list[tuple[int, ...]]:
+    """The tasks of every segment of one device."""
+    runs = (step for step in _runs(executable, device) if isinstance(step, tuple))
+    return [tasks for tasks in runs if executable.labels[tasks[0]] != AT_HOST]
+
+
+def _runs(executable: Executable, device: int) -> list[tuple[int, ...] | Post | Wait]:
+    """The steps of one device, those of work as their tasks."""
+    found: list[tuple[int, ...] | Post | Wait] = []
     run: list[int] = []  # tasks of the segment at hand
     waiting: list[Exchange] = []  # posted, not yet waited for
     posted: list[Exchange] = []
@@ -95,10 +116,8 @@ def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
     brings = {number: x for x in exchanges.values() for number, _ in x.receives}
 
     def close() -> None:
-        if run and executable.labels[run[0]] == AT_HOST:
-            found.append(HostStep(tuple(run)))
-        elif run:
-            found.append(segment(executable, run))
+        if run:
+            found.append(tuple(run))
         run.clear()
 
     def end(exchange: Exchange) -> None:
@@ -106,14 +125,19 @@ def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
         found.append(Wait(exchange))
         waiting.remove(exchange)
 
+    def end_early() -> None:
+        close()
+        for open_ in tuple(waiting):
+            if open_.position not in kept:
+                end(open_)
+
     cuts, late_start = _cuts(executable, device), executable.tasks.late_start
     kept = crossing_positions(executable)
-    for task, is_message in enumerate(executable.is_message):
-        if task == late_start:
-            close()
-            for open_ in tuple(waiting):
-                if open_.position not in kept:
-                    end(open_)
+    for task in _of_device(executable, device, exchanges):
+        is_message = executable.is_message[task]
+        if 0 <= late_start <= task:
+            end_early()
+            late_start = -1
         if run and cuts and bisect_right(cuts, run[-1]) != bisect_right(cuts, task):
             close()
         if is_message:
@@ -127,17 +151,28 @@ def rank_steps(executable: Executable, device: int) -> tuple[RankStep, ...]:
             close()
             found.append(Post(exchange))
             waiting.append(exchange)
-        elif executable.device[task] == device:
+        else:
             for message in messages_read(executable, task):
                 if brings[message] in waiting:
                     end(brings[message])
             if run and executable.labels[run[0]] != executable.labels[task]:
                 close()
             run.append(task)
+    if late_start >= 0:
+        end_early()
     close()
     for exchange in tuple(waiting):
         end(exchange)
-    return tuple(found)
+    return found
+
+
+def _of_device(executable: Executable, device: int, exchanges: Mapping[int, Exchange]) -> list[int]:
+    """The tasks of a device, and all messages of the exchanges that it takes part in."""
+    tasks = executable.tasks
+    involved = np.isin(tasks.position, np.array(list(exchanges), np.int64))
+    mine = np.where(tasks.is_message, involved, tasks.device == device)
+    found: list[int] = np.flatnonzero(mine).tolist()
+    return found
 
 
 def crossing_positions(executable: Executable) -> set[int]:
@@ -191,7 +226,8 @@ def exchanges_of(executable: Executable, device: int) -> dict[int, Exchange]:
     """The exchanges that a device takes part in, by position."""
     sends: dict[int, list[tuple[int, int]]] = {}
     receives: dict[int, list[tuple[int, int]]] = {}
-    for number, message in enumerate(executable.messages):
+    for number in executable.messages_of[device]:
+        message = executable.messages[number]
         position = executable.position[message.task]
         if message.sender == device:
             sends.setdefault(position, []).append((number, message.receiver))

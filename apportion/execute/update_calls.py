@@ -128,7 +128,7 @@ def update_calls(executable: Executable, own: Segment) -> UpdateCalls:
     known = executable.artefacts.setdefault("fused updates", {})
     if not known:
         known["updates"] = fused_updates(executable)
-        known["overwritten"] = frozenset(overwritten_slots(executable).values())
+        known["overwritten"] = frozenset(overwritten_slots(executable, known["updates"]).values())
     batches: dict[Any, list[FusedUpdate]] = {}
     for task in own.tasks:
         if task in known["updates"]:

@@ -19,7 +19,7 @@ from apportion.execute.fused_update import (
     overwritten_slots,
     update_batches,
 )
-from apportion.execute.rank_steps import Segment, rank_steps
+from apportion.execute.rank_steps import task_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,15 @@ def update_memory(executable: Executable, root: Ints, dense: Bools) -> UpdateMem
     last: dict[int, int] = {}
     for owner, used in zip(root.tolist(), executable.tasks.slot_last.tolist(), strict=True):
         last[owner] = max(last.get(owner, -1), used)
-    written = overwritten_slots(executable)
+    written = overwritten_slots(executable, fused)
     for task, update in fused.items():
         for old, new in zip((update.ins[0], *update.ins[2:]), update.outs, strict=True):
             if written.get(new) == old and last[int(root[old])] <= task:
                 found.shared[new] = old
     for device in sorted({executable.device[task] for task in fused}):
-        for step in rank_steps(executable, device):
-            if isinstance(step, Segment):
-                for batch in update_batches(executable, step, fused).values():
-                    _add(executable, batch, dense, found)
+        for run in task_runs(executable, device):
+            for batch in update_batches(executable, run, fused).values():
+                _add(executable, batch, dense, found)
     return found
 
 

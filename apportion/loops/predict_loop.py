@@ -85,7 +85,7 @@ def predict_loop(
         [rank for _, rank, _ in tiles], duration, minlength=schedule.processes
     ) / max(int(end.max(initial=1)), 1)
     line = Timeline(
-        "simulated", start, end, (), tuple(busy.tolist()), sum(each.nbytes for each in messages)
+        "simulated", start, end, tuple(busy.tolist()), sum(each.nbytes for each in messages)
     )
     return LoopPrediction(
         cluster.name, scheme, line, int(counts.sum()), _array_bytes(uses, schedule),

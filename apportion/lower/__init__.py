@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from apportion.lower.lower import (
         lower as lower,
     )
+    from apportion.lower.lower import (
+        verified_lowering as verified_lowering,
+    )
     from apportion.lower.message_buffers import (
         LATER as LATER,
     )

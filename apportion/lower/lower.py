@@ -19,6 +19,7 @@ first reduced onto a layout, whichever moves less.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -26,10 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from apportion.columns import (
-    Ints,
-    offsets,
-)
+from apportion.columns import Floats, Ints, offsets
 from apportion.describe import Factors, full
 from apportion.graph import BACKWARD, INPUT, Graph
 from apportion.lower.exchange import pair_columns
@@ -45,6 +43,7 @@ from apportion.lower.flow_requests import (
 )
 from apportion.lower.op_records import OpRecords
 from apportion.lower.op_tasks import lower_ops
+from apportion.lower.pair_bytes import flow_pair_bytes
 from apportion.lower.relay_flows import relay_flows
 from apportion.lower.serve_flows import add_flows, first_rows
 from apportion.lower.task_columns import LoweredStep, build_task_graph
@@ -69,16 +68,19 @@ UNCUT = -1  # the cut of the end of the step
 
 def lower(space: Space, strategy: Strategy, devices: int) -> TaskGraph:
     """The tasks of one step; raises ValueError if the strategy is not legal."""
+    return build_task_graph(verified_lowering(space, strategy, devices).lowered())
+
+
+def verified_lowering(space: Space, strategy: Strategy, devices: int) -> Lowering:
+    """What a strategy is lowered by; raises ValueError if it is not legal."""
     verify_strategy(space, strategy, devices)
-    lowering = Lowering(space, strategy, devices)
-    return build_task_graph(lowering.lowered())
+    return Lowering(space, strategy, devices)
 
 
 def bytes_moved(space: Space, strategy: Strategy, devices: int) -> int:
     """What `lower(...).bytes_moved` is, without the tasks; raises ValueError as it does."""
-    verify_strategy(space, strategy, devices)
-    lowering = Lowering(space, strategy, devices)
-    return lowering.bytes_moved(lowering.flows_of(range(len(lowering.graph.values))))
+    lowering = verified_lowering(space, strategy, devices)
+    return lowering.bytes_moved(lowering.all_flows())
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ class Lowering:
 
     def lowered(self) -> LoweredStep:
         """Everything, for `build_task_graph`. Equal Ops are lowered once."""
-        flows = self.flows_of(range(len(self.graph.values)))
+        flows = self.all_flows()
         self.relay()
         numbers: dict[tuple[int, ...], int] = {}
         which = [
@@ -170,6 +172,20 @@ class Lowering:
         has. Those that are asked for later are direct."""
         if self.levels:
             self.store = relay_flows(self.store, np.array(self.levels, np.int64))
+            self.levels = ()
+
+    def relayed(self, levels: Sequence[Sequence[int]]) -> Lowering:
+        """The same, whose Flows, which are direct so far, go through other relays."""
+        self.all_flows()
+        other = copy(self)
+        other.levels = tuple(map(tuple, levels))
+        other.relay()
+        return other
+
+    def pair_bytes(self) -> Floats:
+        """Bytes by sender and receiver, as its tasks send them."""
+        flows = self.all_flows()
+        return flow_pair_bytes(self.store, flows, self.devices)
 
     def drop_unused(self, flows: Sequence[int]) -> dict[int, int]:
         """Drops all Flows but these, and what was remembered to make them. The new number of each,
@@ -273,6 +289,10 @@ class Lowering:
         if new:
             known.update(zip(new, self._make_flows(new), strict=True))
         return [known[key] for key in keys]
+
+    def all_flows(self) -> list[int]:
+        """The Flows of all Values."""
+        return self.flows_of(range(len(self.graph.values)))
 
     def bytes_moved(self, flows: Sequence[int]) -> int:
         """Bytes that Flows bring from device to device, each as often as it is named."""

@@ -45,10 +45,7 @@ def message_buffers(tasks: TaskGraph, temporary: int | None = None) -> MessageBu
     instead of TEMPORARY."""
     ends, message = Ends(*map(plain, tasks.ends)), tasks.is_message
     first = first_of_exchange(message, plain(tasks.position))
-    release, waits = _releases(
-        ends, message, first, plain(tasks.dep_start), plain(tasks.dep), plain(tasks.device),
-        tasks.devices,
-    )  # fmt: skip
+    release, waits = _releases(ends, message, first, tasks.dep_start, tasks.dep, tasks.device)
     apart = np.zeros(len(tasks), np.bool_)
     if tasks.late_start >= 0:
         apart = crosses(tasks, tasks.late_start)
@@ -60,61 +57,43 @@ def message_buffers(tasks: TaskGraph, temporary: int | None = None) -> MessageBu
     return found
 
 
-@compiled
 def first_of_exchange(message: Bools, position: Ints) -> Ints:
     """For every message the first one of its exchange; -1 for other tasks."""
-    first, low = np.full(len(position), -1), -1
-    for t in range(len(position)):
-        if message[t]:
-            if low < 0 or position[t] != position[low]:
-                low = t
-            first[t] = low
+    first, messages = np.full(len(position), -1), np.flatnonzero(message)
+    where = position[messages]
+    begins = np.append(True, where[1:] != where[:-1])[: len(messages)]
+    first[messages] = messages[begins][np.cumsum(begins) - 1]
     return first
 
 
-@compiled
 def _releases(
-    ends: Ends,
-    message: Bools,
-    first: Ints,
-    dep_start: Ints,
-    dep: Ints,
-    device: Ints,
-    devices: int,
+    ends: Ends, message: Bools, first: Ints, dep_start: Ints, dep: Ints, device: Ints
 ) -> tuple[Ints, Ints]:
     """For every end the first task from which on another message may be posted in the buffer that
     it was sent from, and the task before which it is waited for."""
     n, rows = len(message), len(ends.task)
-    party, start = np.empty(rows, np.int64), np.zeros(n + 1, np.int64)
-    posted, wait = np.empty(rows, np.int64), np.full(rows, n)
-    brings = np.zeros(rows, np.bool_)
-    last, count = np.full(devices, -1), 0
-    before = np.full(rows, -1)  # of an exchange on its device: the one before
-    for row in range(rows):
-        task, where = ends.task[row], ends.device[row]
-        start[task + 1] = row + 1
-        if last[where] < 0 or posted[last[where]] != first[task]:
-            posted[count], before[count], last[where] = first[task], last[where], count
-            count += 1
-        party[row] = last[where]
-        brings[party[row]] = brings[party[row]] or ends.received[row] > 0
-    for t in range(n):
-        start[t + 1] = max(start[t], start[t + 1])
-    for t in range(n):
-        for at in range(dep_start[t], dep_start[t + 1]):
-            if message[dep[at]]:
-                for row in range(start[dep[at]], start[dep[at] + 1]):
-                    if ends.device[row] == device[t]:
-                        wait[party[row]] = min(wait[party[row]], t + 1)
-    for k in range(count):
-        earlier = k
-        for _ in range(LATER):
-            earlier = before[earlier] if earlier >= 0 else -1
-        if earlier >= 0 and not brings[earlier]:
-            wait[earlier] = posted[k]
-    before_task = np.where(brings[:rows], np.minimum(wait, n + 1) - 1, wait)
-    before_task[wait == n] = n
-    return wait[party], before_task[party]
+    by_device = np.argsort(ends.device, kind="stable")
+    at, posted = ends.device[by_device], first[ends.task[by_device]]
+    begins = np.append(True, (at[1:] != at[:-1]) | (posted[1:] != posted[:-1]))[:rows]
+    party = np.empty(rows, np.int64)  # a device in an exchange; one after the other, by device
+    party[by_device] = np.cumsum(begins) - 1
+    at, posted = at[begins], posted[begins]
+    brings = np.bincount(party, ends.received > 0, len(at)) > 0
+    wait = np.full(len(at), n)
+    reader = np.repeat(np.arange(n), np.diff(dep_start))
+    waits = np.flatnonzero(message[dep])
+    devices = int(max(ends.device.max(initial=0), device.max(initial=0))) + 1
+    key, asked = ends.task * devices + ends.device, dep[waits] * devices + device[reader[waits]]
+    order = np.argsort(key)
+    row = order[np.minimum(np.searchsorted(key[order], asked), rows - 1)]
+    own = key[row] == asked
+    np.minimum.at(wait, party[row[own]], reader[waits[own]] + 1)
+    later = np.flatnonzero(at[LATER:] == at[:-LATER]) + LATER
+    later = later[~brings[later - LATER]]
+    wait[later - LATER] = posted[later]
+    before = np.where(brings, np.minimum(wait, n + 1) - 1, wait)
+    before[wait == n] = n
+    return wait[party], before[party]
 
 
 @compiled

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Bools, Ints, compiled, mixed
+from apportion.columns import Bools, Ints, compiled, compiled_part, mixed
 
 LEAD = 4  # Ops
 DEPTH = 2  # buckets of one set of devices that are under way
@@ -115,7 +115,7 @@ def find_units(
     return unit, codes[:count].copy(), sizes[:count].copy(), firsts[:count].copy()
 
 
-@compiled
+@compiled_part
 def _join_ends(parent, end_start, end_device, low, high):  # type: ignore[no-untyped-def]
     """Writes for every device the smallest one that it exchanges with in the messages low to high,
     maybe through others; -1 for a device that does not."""
@@ -233,7 +233,7 @@ def place(
     return placing
 
 
-@compiled
+@compiled_part
 def _place_work(tasks, rows, state, placing, task):  # type: ignore[no-untyped-def]
     """Places a task of work, and the eager assemblies that waited for it alone; units that may be
     posted now become ready."""
@@ -262,7 +262,7 @@ def _place_work(tasks, rows, state, placing, task):  # type: ignore[no-untyped-d
                     size += 1
 
 
-@compiled
+@compiled_part
 def _sort_ready(units, state):  # type: ignore[no-untyped-def]
     """Puts units that have become ready among those that are read soon, or the patient ones."""
     counters = state.counters
@@ -281,7 +281,7 @@ def _sort_ready(units, state):  # type: ignore[no-untyped-def]
             state.open_bytes[key] += units.nbytes[unit]
 
 
-@compiled
+@compiled_part
 def _post_open(tasks, units, limits, rows, state, placing):  # type: ignore[no-untyped-def]
     """Posts what is read soon, and buckets that are full or have something that is."""
     counters, now = state.counters, state.counters[NOW]
@@ -297,7 +297,7 @@ def _post_open(tasks, units, limits, rows, state, placing):  # type: ignore[no-u
             _post_patient(tasks, units, rows, state, placing, key)
 
 
-@compiled
+@compiled_part
 def _post_due(tasks, units, limits, rows, state, placing, unit):  # type: ignore[no-untyped-def]
     """Posts a unit that is needed now, if that can be and has not been done. The first one that is
     needed of a bucket of pulled units has the next bucket posted."""
@@ -317,7 +317,7 @@ def _post_due(tasks, units, limits, rows, state, placing, unit):  # type: ignore
         _post_patient(tasks, units, rows, state, placing, key)
 
 
-@compiled
+@compiled_part
 def _new_bucket(state, placing):  # type: ignore[no-untyped-def]
     counters = state.counters
     bucket = counters[BUCKETS]
@@ -329,7 +329,7 @@ def _new_bucket(state, placing):  # type: ignore[no-untyped-def]
     return bucket
 
 
-@compiled
+@compiled_part
 def _post_list(state, placing, bucket, unit):  # type: ignore[no-untyped-def]
     """Puts a list of units into a bucket."""
     while unit >= 0:
@@ -339,7 +339,7 @@ def _post_list(state, placing, bucket, unit):  # type: ignore[no-untyped-def]
         unit = later
 
 
-@compiled
+@compiled_part
 def _post_soon(state, placing, key):  # type: ignore[no-untyped-def]
     """Posts what a set of devices reads soon, and with it the open bucket if that costs little."""
     bucket = _new_bucket(state, placing)
@@ -350,7 +350,7 @@ def _post_soon(state, placing, key):  # type: ignore[no-untyped-def]
         state.patient[key], state.open_bytes[key] = -1, 0
 
 
-@compiled
+@compiled_part
 def _post_patient(tasks, units, rows, state, placing, key):  # type: ignore[no-untyped-def]
     """Posts the open bucket of a set of devices, after the one that is too many is taken apart."""
     _take_apart(tasks, rows, state, placing, state.flying[key, 0])
@@ -363,7 +363,7 @@ def _post_patient(tasks, units, rows, state, placing, key):  # type: ignore[no-u
     state.flying[key, DEPTH - 1] = bucket
 
 
-@compiled
+@compiled_part
 def _post_pulled(units, limits, rows, state, placing, key, ahead):  # type: ignore[no-untyped-def]
     """Posts the next pulled units of a set of devices, those that are needed now among them; or, if
     they are fetched ahead of need, as many as that is allowed for."""
@@ -391,7 +391,7 @@ def _post_pulled(units, limits, rows, state, placing, key, ahead):  # type: igno
             state.next_pull[key] = at + 1
 
 
-@compiled
+@compiled_part
 def _take_apart(tasks, rows, state, placing, bucket):  # type: ignore[no-untyped-def]
     """Places the assemblies of a bucket, as far as what they read besides is there."""
     if bucket < 0 or state.taken[bucket]:
@@ -410,7 +410,7 @@ def _take_apart(tasks, rows, state, placing, bucket):  # type: ignore[no-untyped
         unit = state.after[unit]
 
 
-@compiled
+@compiled_part
 def _bucket_of(tasks, placing, units, task):  # type: ignore[no-untyped-def]
     """The bucket that an assembly is of, or -1 if it has none or a pulled one."""
     for at in range(tasks.dep_start[task], tasks.dep_start[task + 1]):

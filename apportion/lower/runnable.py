@@ -16,15 +16,23 @@ from apportion.lower.coalesce import coalesce
 from apportion.lower.half_sums import half_sums
 from apportion.lower.join_batch_norm import join_batch_norm
 from apportion.lower.join_conv_backward import join_conv_backward
-from apportion.lower.lower import lower
+from apportion.lower.lower import Lowering, verified_lowering
+from apportion.lower.task_columns import build_task_graph
 from apportion.lower.task_graph import TaskGraph
 from apportion.split import Space, Strategy
 
 
-def runnable(space: Space, strategy: Strategy, devices: int, joined: bool = True) -> TaskGraph:
+def runnable(
+    space: Space,
+    strategy: Strategy,
+    devices: int,
+    joined: bool = True,
+    lowering: Lowering | None = None,
+) -> TaskGraph:
     """The tasks of one step, as they run; `joined`: with one call for what capture has opened,
-    where that can be. Raises ValueError if the strategy is not legal."""
-    tasks = lower(space, strategy, devices)
+    where that can be; by a Lowering of this strategy, if there is one already. Raises ValueError if
+    the strategy is not legal."""
+    tasks = build_task_graph((lowering or verified_lowering(space, strategy, devices)).lowered())
     if strategy.wire:
         tasks = half_sums(space, strategy, tasks)
     for join in (join_batch_norm, join_conv_backward) if joined else ():

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Bools, Floats, Ints, compiled, offsets, plain
+from apportion.columns import Bools, Floats, Ints, offsets
 from apportion.graph import Arg
 from apportion.lower.task_kinds import TASK_KINDS, TaskKind, TaskKinds
 
@@ -482,25 +482,6 @@ def verify(tasks: TaskGraph) -> None:
 # The ends of messages, from copies
 
 
-class _MessageColumns(NamedTuple):
-    pairwise: Bools  # n
-    collective: Bools  # n
-    device: Ints  # n
-    peer: Ints  # n
-    nbytes: Ints  # n
-    group: Ints  # n, or empty
-    member_start: Ints  # per group, and one
-    members: Ints
-
-
-class _CopiedBoxes(NamedTuple):
-    message: Ints
-    task: Ints
-    source: Ints  # device
-    target: Ints  # device
-    nbytes: Ints
-
-
 NO_ENDS = Ends(*(np.zeros(0, np.int64),) * 5)
 
 
@@ -531,43 +512,35 @@ def ends_of(
     """The ends of messages: of tasks that are pairwise and of those that are collective. `columns`
     are device, peer, bytes and group of all tasks, and of all groups where their members begin,
     and these; `copied` are message, task, sender, receiver and bytes of all copies."""
-    messages = _MessageColumns(pairwise, collective, *map(plain, columns))
-    sizes = np.zeros(len(messages.device), np.int64)
-    sizes[pairwise] = 2
-    if len(messages.group):
-        sizes[collective] = np.diff(messages.member_start)[messages.group[collective]]
-    ends: Ends = _fill_ends(messages, _CopiedBoxes(*map(plain, copied)), offsets(sizes))
-    return ends
-
-
-@compiled
-def _fill_ends(messages: _MessageColumns, copies: _CopiedBoxes, start: Ints) -> Ends:
-    pairwise, collective, device, peer, nbytes, group, member_start, members = messages
-    count = start[-1]
-    task, at = np.empty(count, np.int64), np.empty(count, np.int64)
-    sent, received = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    taker = np.empty(count, np.int64)
-    for t in range(len(device)):
-        row = start[t]
-        task[row : start[t + 1]] = t
-        taker[row : start[t + 1]] = t
-        if pairwise[t]:
-            at[row], at[row + 1] = device[t], peer[t]
-            sent[row], received[row + 1] = nbytes[t], nbytes[t]
-        elif collective[t]:
-            low = member_start[group[t]]
-            at[row : start[t + 1]] = members[low : low + start[t + 1] - row]
-    for copy in range(len(copies.message)):
-        t = copies.message[copy]
-        if t < 0:
-            continue
-        if pairwise[t]:
-            row = start[t] + 1
-        else:
-            inside = at[start[t] : start[t + 1]]
-            row = start[t] + np.searchsorted(inside, copies.source[copy])
-            sent[row] += copies.nbytes[copy]
-            row = start[t] + np.searchsorted(inside, copies.target[copy])
-            received[row] += copies.nbytes[copy]
-        taker[row] = max(taker[row], copies.task[copy])
+    device, peer, nbytes, group, member_start, members = columns
+    pairs, together = np.flatnonzero(pairwise), np.flatnonzero(collective)
+    sizes = np.zeros(len(device), np.int64)
+    sizes[pairs] = 2
+    sizes[together] = np.diff(member_start)[group[together]] if len(together) else 0
+    start = offsets(sizes)
+    task = np.repeat(np.arange(len(device)), sizes)
+    at, sent, received = np.zeros((3, len(task)), np.int64)
+    first = start[pairs]
+    at[first], at[first + 1] = device[pairs], peer[pairs]
+    sent[first] = received[first + 1] = nbytes[pairs]
+    if len(together):
+        several = sizes[together]
+        place = np.arange(several.sum()) - np.repeat(offsets(several)[:-1], several)
+        begin = member_start[group[together]]
+        at[place + np.repeat(start[together], several)] = members[place + np.repeat(begin, several)]
+    message, taken, source, target, copied_bytes = copied
+    real = np.flatnonzero(message >= 0)
+    carrying, row = message[real], start[message[real]] + 1
+    shared = np.flatnonzero(collective[carrying])
+    if len(shared):
+        most, of = int(members.max()) + 1, carrying[shared]
+        keys = np.repeat(np.arange(len(member_start) - 1), np.diff(member_start)) * most + members
+        shift = start[of] - member_start[group[of]]
+        copies = real[shared]
+        np.add.at(sent, shift + np.searchsorted(keys, group[of] * most + source[copies]),
+                  copied_bytes[copies])  # fmt: skip
+        row[shared] = shift + np.searchsorted(keys, group[of] * most + target[copies])
+        np.add.at(received, row[shared], copied_bytes[copies])
+    taker = task.copy()
+    np.maximum.at(taker, row, taken[real])
     return Ends(task, at, sent, received, taker)

@@ -35,7 +35,7 @@ from apportion.checked import (
     read_number,
     read_text,
 )
-from apportion.columns import Bools, Floats, Ints, compiled, compiled_part, plain
+from apportion.columns import Bools, Floats, Ints, compiled_part
 from apportion.machine import cost_fit
 from apportion.machine.cluster import cluster as named
 from apportion.machine.compile_mode import GENERATED, INTERPRETER, MODES, predicted_mode
@@ -306,11 +306,18 @@ def compute_seconds(
     """Seconds of parts of Ops, and where each comes from (FITTED or ESTIMATED). `kinds` are those
     of all Ops; the columns have a row for each task."""
     names, which = _distinct_kinds(tuple(kinds))
-    seconds, source = np.empty(len(op)), np.empty(len(op), np.int64)
-    _price_computes(
-        price_table(cost, cluster, names), which[op], plain(device),
-        np.ascontiguousarray(flops, np.float64), plain(nbytes), plain(itemsize), seconds, source,
-    )  # fmt: skip
+    table = price_table(cost, cluster, names)
+    own, size = table.device_class[device], np.clip(itemsize, 0, LARGEST_ITEM)
+    operator = which[op]
+    fit = table.fit[own, operator, size]
+    seconds = fit[:, 0] + flops * fit[:, 1] + nbytes * fit[:, 2]
+    source = table.fit_source[own, operator, size]
+    guess = np.flatnonzero(~(seconds > 0))
+    own, size = own[guess], size[guess]
+    arithmetic = flops[guess] / table.rate[own, size]
+    memory = nbytes[guess] / table.bandwidth[own]
+    seconds[guess] = np.maximum(arithmetic, memory) / table.efficiency + table.launch[own]
+    source[guess] = ESTIMATED
     return seconds, source
 
 
@@ -318,14 +325,22 @@ def assemble_seconds(
     cost: CostModel, cluster: Cluster, device: Ints, boxes: Ints, nbytes: Ints
 ) -> tuple[Floats, Ints]:
     """Seconds of assemblies of so many boxes and bytes, and where they come from."""
-    seconds, source = np.empty(len(device)), np.empty(len(device), np.int64)
-    _price_assemblies(
-        price_table(cost, cluster, ()), plain(device), plain(boxes), plain(nbytes), seconds, source
-    )
-    return seconds, source
+    table = price_table(cost, cluster, ())
+    own = table.device_class[device]
+    line, known = table.assembly[own], table.has_assembly[own] > 0
+    fitted = line[:, 0] + boxes * line[:, 1] + nbytes * line[:, 2]
+    guess = nbytes / table.bandwidth[own] / table.efficiency + table.launch[own]
+    view = (nbytes == 0) & (table.free_views[own] > 0)  # the device does not notice
+    seconds = np.where(view, 0.0, np.where(known, fitted, guess))
+    return seconds, np.where(known, FITTED, ESTIMATED)
 
 
-# Prices in compiled code
+def to_nanoseconds(seconds: Floats) -> Ints:
+    """Seconds in whole nanoseconds; at least 1, so that simulated time moves on."""
+    return np.maximum(np.rint(seconds * 1e9).astype(np.int64), 1)
+
+
+# Prices in compiled code: what the functions above say of columns, of one task
 
 
 class PriceTable(NamedTuple):  # numba takes no dataclass
@@ -396,35 +411,10 @@ def assembly_price(table, device, boxes, nbytes):  # type: ignore[no-untyped-def
     return seconds, source
 
 
-@compiled
-def _price_computes(  # type: ignore[no-untyped-def]
-    table, operator, device, flops, nbytes, itemsize, seconds, source
-):  # fmt: skip
-    for k in range(len(seconds)):
-        seconds[k], source[k] = compute_price(
-            table, operator[k], device[k], flops[k], nbytes[k], itemsize[k]
-        )
-
-
-@compiled
-def _price_assemblies(table, device, boxes, nbytes, seconds, source):  # type: ignore[no-untyped-def]
-    for k in range(len(seconds)):
-        seconds[k], source[k] = assembly_price(table, device[k], boxes[k], nbytes[k])
-
-
-@compiled
+@compiled_part
 def whole_nanoseconds(seconds):  # type: ignore[no-untyped-def]
     """A float64 of seconds in whole nanoseconds; at least 1, so that simulated time moves on."""
     return max(np.int64(np.rint(seconds * 1e9)), np.int64(1))
-
-
-@compiled
-def to_nanoseconds(seconds):  # type: ignore[no-untyped-def]
-    """The same of a column."""
-    found = np.empty(len(seconds), np.int64)
-    for k in range(len(seconds)):
-        found[k] = whole_nanoseconds(seconds[k])
-    return found
 
 
 @lru_cache(maxsize=64)

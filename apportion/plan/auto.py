@@ -37,6 +37,7 @@ from apportion.simulate import simulate
 STARTS = 4  # how many of the best so far a method that takes starts is given
 BASELINE_SECONDS = 10.0  # that baselines have in any case; beyond that they keep to the budget
 KEPT_SHARE = 1 / 3  # of the budget that is kept for methods which improve what others have found
+PATIENCE_SHARE = 1 / 20  # of the budget that these go on without an improvement
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
     ends = began + budget
     tried: list[str] = []
     late: list[str] = []
+    to_compile: dict[str, float] = {}
     log = SearchLog()
     improving = any(METHODS[method].takes_starts for method in tried_by_auto())
     kept = KEPT_SHARE * budget if improving else 0.0
@@ -88,10 +90,14 @@ def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
             if is_late:
                 late.append(method)
                 continue
+            if (seconds := row.compile_seconds()) > KEPT_SHARE * budget:
+                to_compile[method] = seconds
+                continue
             share = max(min(left, budget * row.share), 0.0)
             starts = [start for _, start in best] if row.takes_starts else ()
             try:
-                for found in candidates(request, method, share, log, starts):
+                patience = PATIENCE_SHARE * budget if row.takes_starts else math.inf
+                for found in candidates(request, method, share, log, starts, patience):
                     best.append((ranking_key(request, found), (found.found.strategy, found.space)))
                     best = sorted(best, key=lambda one: one[0])[:STARTS]
                     yield found
@@ -105,6 +111,11 @@ def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
         note = f"auto took {candidate.method} of {', '.join(tried or [candidate.method])}"
         if late:
             note += f"; the budget ended before {', '.join(late)}"
+        for method, seconds in to_compile.items():
+            note += (
+                f"; {method} was left out: its loops are compiled first, once on a machine, for "
+                f"about {seconds:.0f} s, which a budget of {seconds / KEPT_SHARE:.0f} s allows"
+            )
         return replace(candidate, notes=(*candidate.notes, note))
 
     return replace(chosen, best=noted(chosen.best), others=tuple(map(noted, chosen.others)))

@@ -13,13 +13,21 @@ asked again: then its other strategies are looked at for one that fits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from apportion.graph import BUFFER, OPTIMIZER_STATE, PARAMETER, Graph
-from apportion.lower import Storage, TaskGraph, runnable, with_storage
+from apportion.lower import (
+    Lowering,
+    Storage,
+    TaskGraph,
+    runnable,
+    verified_lowering,
+    with_storage,
+)
 from apportion.machine import (
     GENERATED,
     GRAPH,
@@ -46,6 +54,7 @@ from apportion.split import AUTO, Space, Strategy, space_of
 from apportion.work_clock import work_seconds
 
 ROUNDS = 4  # how often a method is asked when its plans are over the memory limit
+GAIN = 0.01  # an improvement of a step that is worth further search
 TRIES = 4  # how many other strategies of a search are scored when its best is over the limit
 
 Start = tuple[Strategy, Space]
@@ -192,19 +201,21 @@ def candidates(
     budget: float,
     log: SearchLog,
     starts: Sequence[Start] = (),
+    patience: float = math.inf,
 ) -> Iterator[Candidate]:
     """What a method finds under the limit and, while that is over it, under lower ones.
 
     Strategies that have been seen are not scored again; new ones are logged. `starts` are
-    strategies to begin with, for a method that takes them. A search that was interrupted is the
-    last thing that is done: KeyboardInterrupt follows its Candidate.
+    strategies to begin with, for a method that takes them; it ends when it has not improved for
+    `patience` seconds. A search that was interrupted is the last thing that is done:
+    KeyboardInterrupt follows its Candidate.
     """
     ends = now(request) + budget
     aim, own = request.memory_limit, len(log.seen)
     for turn in range(ROUNDS):
         left, before = ends - now(request), log.seconds
         try:
-            found = _searched(request, method, max(left, 0.0), aim, log, starts)
+            found = _searched(request, method, max(left, 0.0), aim, log, starts, patience)
         except UnsuitableMethod:
             if turn:
                 return
@@ -261,12 +272,17 @@ def _searched(
     limit: tuple[int, ...] | None,
     log: SearchLog,
     starts: Sequence[Start],
+    patience: float,
 ) -> SearchResult:
+    waiting = _Patience(patience)
+
     def report(progress: Progress) -> None:
+        waiting.hear(progress)
         _tell(request, PlanningProgress(method, progress))
 
     _tell(request, PlanningProgress(method))
-    problem = Problem(request.space, request.cluster, request.costs.known(), limit, report)
+    cost = request.costs.known()
+    problem = Problem(request.space, request.cluster, cost, limit, report, waiting.is_over)
     how: dict[str, Any] = {"starts": tuple(starts)} if starts else {}
     if request.policy is not None and METHODS[method].takes_policy:
         how["policy"] = request.policy
@@ -279,6 +295,25 @@ def _searched(
     if found.others:
         log.several.append((method, found))
     return found
+
+
+@dataclass
+class _Patience:
+    """How long a search may go on without an improvement that is worth it."""
+
+    seconds: float
+    best: float = math.inf
+    since: float = math.inf
+
+    def hear(self, progress: Progress) -> None:
+        """Takes note of where the search is; it has begun when there are proposals."""
+        worth = progress.best is not None and progress.best < (1 - GAIN) * self.best
+        if worth or self.since == math.inf:
+            self.best = self.best if progress.best is None else progress.best
+            self.since = math.inf if progress.proposals is None else work_seconds()
+
+    def is_over(self) -> bool:
+        return work_seconds() - self.since > self.seconds
 
 
 def now(request: PlanRequest) -> float:
@@ -300,14 +335,14 @@ def scored(request: PlanRequest, method: str, found: SearchResult, seconds: floa
         space = found.space
     elif (strategy.digits, strategy.opening) != (space.digits, space.opening):
         space = space_of(space.source, strategy, space)
-    made = _lowered(request, method, found, seconds, space, priced_as_sent(strategy, cluster))
-    how = worth_relaying(
-        space, made.found.strategy, made.tasks, cluster, made.timeline.step_seconds
-    )
+    strategy = priced_as_sent(strategy, cluster)
+    lowering = verified_lowering(space, strategy, len(cluster.devices))
+    made = _lowered(request, method, found, seconds, strategy, lowering)
+    how = worth_relaying(lowering, strategy, cluster, made.timeline.step_seconds)
     if how is not None:
-        relayed = replace(made.found.strategy, communication=how)
-        other = _lowered(request, method, found, seconds, space, relayed)
-        made = _better(request, made, other)
+        relayed = replace(strategy, communication=how)
+        by_relays = lowering.relayed(how.levels)
+        made = _better(request, made, _lowered(request, method, found, seconds, relayed, by_relays))
     within = ScheduledExchanges(made.found.strategy, made.tasks, made.timeline)
     ordered = schedule_exchanges(
         ExchangeScheduler(space, within, made.storage, made.cost, cluster), request.communication,
@@ -323,12 +358,12 @@ def _lowered(
     method: str,
     found: SearchResult,
     seconds: float,
-    space: Space,
     strategy: Strategy,
+    lowering: Lowering,
 ) -> Candidate:
     """The strategy simulated, its exchanges while the backward pass goes on."""
-    cluster = request.cluster
-    tasks = runnable(space, strategy, len(cluster.devices))
+    cluster, space = request.cluster, lowering.space
+    tasks = runnable(space, strategy, len(cluster.devices), lowering=lowering)
     storage = _measured_storage(space, strategy, tasks, cluster, request.costs.known())
     tasks = with_storage(tasks, storage)
     cost = request.costs.cost(strategy, tasks)
@@ -339,7 +374,7 @@ def _lowered(
 def _better(request: PlanRequest, direct: Candidate, relayed: Candidate) -> Candidate:
     """The one with relays, if its step is shorter and fits as well; a note says by how much."""
     one, other = direct.timeline.step_seconds, relayed.timeline.step_seconds
-    if other >= one or (fits(request, direct) and not fits(request, relayed)):
+    if other >= one or (not fits(request, relayed) and fits(request, direct)):
         return direct
     how = relayed.found.strategy.communication
     note = f"exchanges are {how.algorithm_in_words}: {-(1 - other / one):+.1%} of step time"

@@ -1,8 +1,8 @@
 """What sums and gathers over several devices are made of: direct messages, or relays.
 
-Part of the room plan. A Strategy comes in, with the tasks of its step and what they take; out go
-the Communications that are worth trying: the algorithms and groups (split/communication.py) under
-which the busiest link has so much less to carry that the step could gain by it.
+Part of the room plan. A Strategy comes in, with its direct exchanges and what its step takes; out
+go the Communications that are worth trying: the algorithms and groups (split/communication.py)
+under which the busiest link has so much less to carry that the step could gain by it.
 
     direct         what there is without a choice
     hierarchical   groups of devices that are near each other, as the cluster has them: one level,
@@ -20,9 +20,9 @@ from dataclasses import replace
 import numpy as np
 
 from apportion.columns import Floats
-from apportion.lower import TaskGraph, lower, pair_bytes
+from apportion.lower import Lowering
 from apportion.machine import Cluster, halves, is_best_direct, near_groups
-from apportion.split import DIRECT, HIERARCHICAL, TREE, Communication, Space, Strategy
+from apportion.split import DIRECT, HIERARCHICAL, TREE, Communication, Strategy
 
 LEAST_GAIN = 0.02
 """The share of a step that the busiest link has to be busy less, so that relays are tried."""
@@ -37,22 +37,25 @@ def priced_as_sent(strategy: Strategy, cluster: Cluster) -> Strategy:
 
 
 def worth_relaying(
-    space: Space, strategy: Strategy, tasks: TaskGraph, cluster: Cluster, step_seconds: float
+    lowering: Lowering, strategy: Strategy, cluster: Cluster, step_seconds: float
 ) -> Communication | None:
     """The relays by which the busiest link is busy least, if that is enough less than it is in the
-    step, whose tasks these are."""
+    step, whose direct exchanges the Lowering has."""
     if strategy.wire:  # sums of rounded terms would be rounded again
         return None
-    before = float(link_seconds(tasks, cluster).max(initial=0.0))
+    before = _busiest_seconds(lowering, cluster)
     if before < LEAST_GAIN * step_seconds:
         return None
     best, least = None, before - LEAST_GAIN * step_seconds
     for how in _relays(strategy.communication, cluster):
-        relayed = lower(space, replace(strategy, communication=how), len(cluster.devices))
-        busiest = float(link_seconds(relayed, cluster).max(initial=0.0))
+        busiest = _busiest_seconds(lowering.relayed(how.levels), cluster)
         if busiest < (1 - LEAST_GAIN) * least:
             best, least = how, busiest
     return best
+
+
+def _busiest_seconds(lowering: Lowering, cluster: Cluster) -> float:
+    return float(link_seconds(lowering.pair_bytes(), cluster).max(initial=0.0))
 
 
 def _relays(how: Communication, cluster: Cluster) -> Iterator[Communication]:
@@ -66,9 +69,9 @@ def _relays(how: Communication, cluster: Cluster) -> Iterator[Communication]:
         yield replace(how, algorithm=TREE, levels=halves(cluster))
 
 
-def link_seconds(tasks: TaskGraph, cluster: Cluster) -> Floats:
-    """By link: for how long the messages of a step occupy it, if ranks send directly."""
-    carried, found = pair_bytes(tasks), np.zeros(len(cluster.links))
+def link_seconds(carried: Floats, cluster: Cluster) -> Floats:
+    """By link: for how long it is occupied by so many bytes from sender to receiver."""
+    found = np.zeros(len(cluster.links))
     for sender, receiver in zip(*np.nonzero(carried), strict=True):
         for link in cluster.routes[sender][receiver]:
             found[link] += carried[sender, receiver] / cluster.links[link].bandwidth

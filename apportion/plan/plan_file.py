@@ -121,7 +121,7 @@ def _host_state(data: Any, what: str) -> HostState:
 
 def _storage_rows(storage: Storage) -> list[list[Any]]:
     """What older files do not have is written only where there is some."""
-    rows = [list(part) for part in astuple(storage)]
+    rows = [list(getattr(storage, part.name)) for part in fields(storage)]
     return rows if storage.late else rows[:-1] if storage.kept else rows[:-2]
 
 

@@ -41,6 +41,7 @@ class Problem:
 
     memory_limit  bytes per device that the plan should stay under; None: it does not matter
     report        is called with every Progress
+    enough        whether a search that could go on should end, with the best so far
     """
 
     space: Space
@@ -48,6 +49,7 @@ class Problem:
     cost: CostModel
     memory_limit: tuple[int, ...] | None = None
     report: Callable[[Progress], None] | None = None
+    enough: Callable[[], bool] = lambda: False
 
     @property
     def devices(self) -> int:

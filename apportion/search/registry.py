@@ -29,7 +29,10 @@ class Method:
                   ten seconds or nothing fits; others are tried only while budget is left
     share         how much of auto's budget it may use: less than 1 where it would spend all on a
                   proof
-    takes_starts  it can begin with what auto has found before (an argument `starts`)
+    takes_starts  it can begin with what auto has found before (an argument `starts`), and goes on
+                  while that improves; auto ends it when it has not done so for a while
+    compiling     what its loops take to compile before it is of use, in seconds, 0 once that is
+                  done: a function "module:function"; auto leaves it out if that is too much
     takes_policy  it can begin with what was learned before (an argument `policy`, a file)
     compared      it is among those that are compared if none are named: not what needs an extra, or
                   trains for as long as the budget allows
@@ -42,6 +45,7 @@ class Method:
     baseline: bool = False
     share: float = 1.0
     takes_starts: bool = False
+    compiling: str = ""
     takes_policy: bool = False
     compared: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -50,9 +54,17 @@ class Method:
         """The Strategy that the method finds; how: budget in seconds, seed, starts, policy."""
         search = self.search
         if isinstance(search, str):
-            module, _, name = search.partition(":")
-            search = getattr(import_module(f"apportion.search.{module}"), name)
+            search = _function(f"search.{search}")
         return search(problem, **self.options, **how)
+
+    def compile_seconds(self) -> float:
+        """What its loops take to compile yet, before it is of use."""
+        return float(_function(self.compiling)()) if self.compiling else 0.0
+
+
+def _function(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"apportion.{module}"), name)  # type: ignore[no-any-return]
 
 
 def _placer(help: str, name: str, **row: Any) -> Method:
@@ -141,12 +153,12 @@ METHODS: dict[str, Method] = {
     ),
     "exact": Method(
         "levels.exact:exact", "all levels of tofu jointly, with a proven bound",
-        auto=150, share=1 / 6,
+        auto=150, share=1 / 12,
     ),
     "flexflow": Method(
         "walks.flexflow:flexflow",
         "random walks over all choices, judged by the simulated step (FlexFlow)",
-        auto=160, takes_starts=True,
+        auto=160, takes_starts=True, compiling="simulate.delta.delta:delta_compile_seconds",
     ),
     "random": Method(
         "baselines.random_strategy:random", "a legal plan drawn at random, for tests"

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from apportion.simulate.delta.delta import (
         Delta as Delta,
     )
+    from apportion.simulate.delta.delta import (
+        delta_compile_seconds as delta_compile_seconds,
+    )
     from apportion.simulate.durations import (
         feeds as feeds,
     )

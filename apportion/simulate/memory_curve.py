@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +29,7 @@ import numpy.typing as npt
 from apportion.columns import (
     Bools,
     Ints,
-    compiled,
-    plain,
+    offsets,
 )
 from apportion.graph import Graph, Value
 from apportion.lower import (
@@ -120,207 +120,111 @@ def curves(
     those of `message_buffers`."""
     if granule is None:
         granule = np.ones(tasks.devices, np.int64)
-    own = np.where(tasks.slot_on_host, 0, tasks.slot_nbytes)  # the host's memory is not theirs
-    slots = _Slots(*map(plain, (
-        tasks.slot_device, own, tasks.slot_category, tasks.slot_base,
-        tasks.slot_first, tasks.slot_last,
-    )))  # fmt: skip
-    last = _exchange_ends(tasks.is_message, plain(tasks.position))
     buffers = message_buffers(tasks) if buffers is None else buffers
-    work = _WorkMemory(plain(tasks.device), plain(tasks.workspace), last)
-    edges, order = _ordered(slots, buffers, work, tasks.devices)
-    time, nbytes = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
-    category, thing = np.empty(len(order), np.int8), np.empty(len(order), np.int32)
-    peaks, times = np.full(tasks.devices, -1), _TaskTimes(plain(start_ns), plain(end_ns), granule)
-    _walk(
-        slots,
-        buffers,
-        work,
-        times,
-        order,
-        edges.copy(),
-        _CurveColumns(time, nbytes, category, thing, peaks),
-    )
+    changes = _changes(tasks, buffers, granule)
+    changes = changes.taken(_by_moment(changes))
+    time = np.append(start_ns, end_ns)[changes.task + len(tasks) * changes.gives]
+    time = np.where(changes.task < 0, 0, np.maximum(time, 0))
     found = []
-    for low, high, peak in zip(edges.tolist(), edges[1:].tolist(), peaks.tolist(), strict=False):
-        mine, at = slice(low, high), peak - low if peak >= 0 else -1
-        found.append(Curve(time[mine], nbytes[mine], category[mine], thing[mine], at))
+    signed = np.where(changes.gives, -changes.nbytes, changes.nbytes)
+    for mine in _rows_of(changes.device, tasks.devices):
+        held = np.cumsum(signed[mine])
+        peak = int(held.argmax()) if len(held) and held.max() > 0 else -1
+        now = np.maximum.accumulate(time[mine]) if len(mine) else time[mine]
+        found.append(Curve(now, held, changes.category[mine], changes.thing[mine], peak))
     return tuple(found)
 
 
-# Columns
-
-
-class _Slots(NamedTuple):  # numba takes no dataclass
-    """The columns of slots that matter here."""
-
-    device: Ints
-    nbytes: Ints
-    category: Ints
-    base: Ints
-    first: Ints
-    last: Ints
-
-
-class _TaskTimes(NamedTuple):
-    start: Ints  # n
-    end: Ints  # n
-    granule: Ints  # per device
-
-
-class _CurveColumns(NamedTuple):
-    """The columns of all curves, one after the other, and the row of each device's peak."""
-
-    time: Ints
-    nbytes: Ints
-    category: npt.NDArray[np.int8]
-    thing: Small
-    peaks: Ints
-
-
-class _WorkMemory(NamedTuple):
-    device: Ints  # n
-    workspace: Ints  # n, or empty
-    last: Ints  # n: the last task of its exchange, itself if it is no message
-
-
-@compiled
-def _exchange_ends(is_message: Bools, position: Ints) -> Ints:
-    """For every task the last task of its exchange; itself if it is no message."""
-    last, high = np.arange(len(position)), -1  # the message after, of the position at hand
-    for t in range(len(position) - 1, -1, -1):
-        if is_message[t]:
-            high = high if high >= 0 and position[t] == position[high] else t
-            last[t] = high
-    return last
-
-
 # Every change has a moment, 3 * (its task + 1) + one of these. Allocations are DURING, frees the
-# others, so that sorting by moment is all. A change is known by its number: births of slots, their
-# deaths, buffers, workspaces, their ends, each in a stretch of its own.
+# others, so that sorting by moment is all.
 
 _DURING, _AFTER, _FREES = range(3)
 
 
-@compiled
-def _moments(
-    slots: _Slots, buffers: MessageBuffers, work: _WorkMemory, moment: Small, devices: int
-) -> Ints:
-    """Writes the moment of each change, -1 for none; returns how many each device has."""
-    count, n, s, r = (
-        np.zeros(devices, np.int64),
-        len(work.device),
-        len(slots.device),
-        len(buffers.device),
+class _Changes(NamedTuple):
+    """What is allocated and freed, in columns; as in Curve, and the task that it happens at, -1 for
+    the beginning."""
+
+    moment: Ints
+    device: Ints
+    nbytes: Ints
+    gives: Bools  # back
+    task: Ints
+    category: npt.NDArray[np.int8]
+    thing: Small
+
+    def taken(self, rows: Ints) -> _Changes:
+        columns: list[Any] = [column[rows] for column in self]
+        return _Changes(*columns)
+
+
+def _changes(tasks: TaskGraph, buffers: MessageBuffers, granule: Ints) -> _Changes:
+    """All of them: births of slots, their deaths, buffers, their ends, workspaces, their ends."""
+    n, slots = len(tasks), len(tasks.slot_device)
+    held = (tasks.slot_base < 0) & (tasks.slot_nbytes > 0) & ~tasks.slot_on_host
+    born = np.flatnonzero(held)
+    dies = np.flatnonzero(held & (tasks.slot_last < n))
+    first, last = tasks.slot_first[born], tasks.slot_last[dies]
+    last = np.where(last >= 0, exchange_ends(tasks)[last], last)
+    kept = np.arange(len(buffers.device))
+    back = np.flatnonzero(buffers.begin >= 0)
+    taken_at, given_at = buffers.begin, buffers.end[back]
+    works = np.flatnonzero(tasks.workspace)
+    begins = 3 * (np.maximum(taken_at, 0) + 1) + _DURING  # of the first task, if it stays
+    moments = (
+        3 * (first + 1) + _DURING,
+        3 * (last + 1) + _FREES,
+        begins,
+        np.maximum(3 * np.minimum(given_at, n) + _FREES, begins[back] + 1),
+        3 * (works + 1) + _DURING,
+        3 * (works + 1) + _AFTER,
     )
-    moment[:] = -1
-    for slot in range(s):
-        if slots.base[slot] >= 0 or slots.nbytes[slot] == 0:
-            continue
-        moment[slot] = 3 * (slots.first[slot] + 1) + _DURING
-        count[slots.device[slot]] += 1
-        last = slots.last[slot]
-        if last < n:
-            last = work.last[last] if last >= 0 else last
-            moment[s + slot] = 3 * (last + 1) + _FREES
-            count[slots.device[slot]] += 1
-    for buffer in range(r):
-        begin, at = buffers.begin[buffer], 2 * s + buffer
-        moment[at] = 3 * (max(begin, 0) + 1) + _DURING  # of the first task, if it stays
-        count[buffers.device[buffer]] += 1
-        if begin >= 0:
-            moment[at + r] = max(3 * min(buffers.end[buffer], n) + _FREES, moment[at] + 1)
-            count[buffers.device[buffer]] += 1
-    for task in range(len(work.workspace)):
-        if work.workspace[task]:
-            at = 2 * s + 2 * r + task
-            moment[at], moment[at + n] = 3 * (task + 1) + _DURING, 3 * (task + 1) + _AFTER
-            count[work.device[task]] += 2
-    return count
+    which = np.repeat(np.arange(6), [len(each) for each in moments])
+    device = (tasks.slot_device[born], tasks.slot_device[dies], buffers.device,
+              buffers.device[back], tasks.device[works], tasks.device[works])  # fmt: skip
+    nbytes = (tasks.slot_nbytes[born], tasks.slot_nbytes[dies], buffers.nbytes,
+              buffers.nbytes[back], tasks.workspace[works], tasks.workspace[works])  # fmt: skip
+    category = (tasks.slot_category[born], tasks.slot_category[dies],
+                np.full(len(kept), COMMUNICATION), np.full(len(back), COMMUNICATION),
+                np.full(len(works), WORKSPACE), np.full(len(works), WORKSPACE))  # fmt: skip
+    thing = (born, dies, slots + buffers.task, slots + buffers.task[back], slots + works,
+             slots + works)  # fmt: skip
+    where = np.concatenate(device)
+    return _Changes(
+        moment=np.concatenate(moments),
+        device=where,
+        nbytes=handed_out(np.concatenate(nbytes), granule[where]),
+        gives=which % 2 == 1,
+        task=np.concatenate((first, last, taken_at, given_at - 1, works, works)),
+        category=np.concatenate(category).astype(np.int8),
+        thing=np.concatenate(thing).astype(np.int32),
+    )
 
 
-def _ordered(
-    slots: _Slots, buffers: MessageBuffers, work: _WorkMemory, devices: int
-) -> tuple[Ints, Small]:
-    """Where each device's changes begin among the rows, and the numbers of all by moment."""
-    most = 2 * len(slots.device) + 2 * len(buffers.device) + 2 * len(work.workspace)
-    moment = np.empty(most, np.int32)
-    count = _moments(slots, buffers, work, moment, devices)
-    edges = np.zeros(devices + 1, np.int64)
-    np.cumsum(count, out=edges[1:])
-    order: Small = _by_moment(moment, 3 * (len(work.device) + 1), int(edges[-1]))
-    return edges, order
+def exchange_ends(tasks: TaskGraph) -> Ints:
+    """For every task the last task of its exchange; itself if it is no message."""
+    last, messages = np.arange(len(tasks)), np.flatnonzero(tasks.is_message)
+    position = tasks.position[messages]
+    ends = np.flatnonzero(np.append(position[1:] != position[:-1], True)[: len(messages)])
+    last[messages] = np.repeat(messages[ends], np.diff(ends, prepend=-1))
+    return last
 
 
-@compiled
-def _by_moment(moment: Small, moments: int, total: int) -> Small:
-    """Numbers of the changes that there are, sorted by moment, equals by number."""
-    at = np.zeros(moments + 1, np.int32)
-    for k in range(len(moment)):
-        if moment[k] >= 0:
-            at[moment[k] + 1] += 1
-    for k in range(moments):
-        at[k + 1] += at[k]
-    order = np.empty(total, np.int32)
-    for k in range(len(moment)):
-        if moment[k] >= 0:
-            order[at[moment[k]]] = k
-            at[moment[k]] += 1
-    return order
+def _by_moment(changes: _Changes) -> Ints:
+    """The rows of changes, sorted by moment, equals as they stand."""
+    count = max(len(changes.moment), 1)
+    return np.sort(changes.moment * count + np.arange(len(changes.moment))) % count
 
 
-@compiled
-def _walk(
-    slots: _Slots,
-    buffers: MessageBuffers,
-    work: _WorkMemory,
-    times: _TaskTimes,
-    order: Small,
-    at: Ints,
-    rows: _CurveColumns,
-) -> None:
-    """Writes the rows of all curves; `at` is where each device's next row goes."""
-    s, r, n = len(slots.device), len(buffers.device), len(work.device)
-    held, now, most = np.zeros_like(at), np.zeros_like(at), np.zeros_like(at)
-    for number in order:
-        if number < 2 * s:
-            slot = number if number < s else number - s
-            device, size = slots.device[slot], slots.nbytes[slot]
-            what, kind = slot, slots.category[slot]
-            task = slots.first[slot] if number < s else slots.last[slot]
-            if number >= s and task >= 0:
-                task = work.last[task]
-            gives = number >= s
-        elif number < 2 * s + 2 * r:
-            gives = number >= 2 * s + r
-            buffer = number - 2 * s - (r if gives else 0)
-            device, size, kind = buffers.device[buffer], buffers.nbytes[buffer], COMMUNICATION
-            what, task = s + buffers.task[buffer], buffers.begin[buffer]
-            task = buffers.end[buffer] - 1 if gives else task
-        else:
-            task = number - 2 * s - 2 * r
-            gives = task >= n
-            task -= n if gives else 0
-            device, size, kind, what = work.device[task], work.workspace[task], WORKSPACE, s + task
-        moment = 0
-        if task >= 0:
-            moment = times.end[task] if gives else times.start[task]
-        granule = times.granule[device]
-        if granule > 1:
-            size = handed_out(size, granule)
-        held[device] += -size if gives else size
-        now[device] = max(now[device], moment)
-        row = at[device]
-        at[device] += 1
-        rows.time[row], rows.nbytes[row] = now[device], held[device]
-        rows.category[row], rows.thing[row] = kind, what
-        if held[device] > most[device]:
-            most[device], rows.peaks[device] = held[device], row
+def _rows_of(device: Ints, devices: int) -> list[Ints]:
+    """The rows of every device, in their order."""
+    order = np.argsort(device.astype(np.uint16), kind="stable")  # by radix
+    edges = offsets(np.bincount(device, minlength=devices)).tolist()
+    return [order[low:high] for low, high in pairwise(edges)]
 
 
-@compiled
-def handed_out(size: int, granule: int) -> int:
-    """Bytes that an allocator gives for a request.
+def handed_out(size: Ints, granule: Ints) -> Ints:
+    """Bytes that allocators give for requests.
 
     PyTorch's for CUDA does not split a remainder of up to 1 MiB off a block above 1 MiB, and takes
     memory of the device in segments of 2 MiB from 10 MiB on. What remains with a block depends on
@@ -328,12 +232,11 @@ def handed_out(size: int, granule: int) -> int:
     average that was measured (0.16 MiB).
     """
     size = (size + granule - 1) // granule * granule
-    if granule != CUDA_GRANULE or size <= MIB:
-        return size
-    rest = -size % (2 * MIB)
-    if rest == 0 or (size >= 10 * MIB and rest <= MIB):
-        return size + rest
-    return size + MIB // 4
+    large = np.flatnonzero((size > MIB) & (granule == CUDA_GRANULE))
+    most = size[large]
+    rest = -most % (2 * MIB)
+    size[large] += np.where((rest == 0) | ((most >= 10 * MIB) & (rest <= MIB)), rest, MIB // 4)
+    return size
 
 
 # Peaks

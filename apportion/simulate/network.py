@@ -23,6 +23,8 @@ when the host has issued it, after all earlier ones of its lane.
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from apportion.columns import (
@@ -57,13 +59,10 @@ def network(
     n = len(tasks)
     duration = nanoseconds(tasks, cluster, cost)
     lane_start, lane = occupied_lanes(tasks, cluster.communication_on_device)
-    lanes = tasks.devices * len(tasks.task_kinds.lanes)
     dep_start, dep = tasks.dep_start, tasks.dep
     if uses_host(tasks) and not cluster.communication_on_device:
         dep_start, dep = _waiting_for_host(tasks)
-    pending, next_start, next_, next_lane = _precedence(
-        plain(dep_start), plain(dep), lane_start, lane, lanes
-    )
+    pending, next_start, next_, next_lane = _precedence(dep_start, dep, lane_start, lane)
     messages, lead = hops(tasks, cluster), NO_ROWS
     if times_messages(cluster, cost):
         beside = on_wire(tasks, cluster)
@@ -181,39 +180,21 @@ def occupied_lanes(tasks: TaskGraph, on_device: bool) -> tuple[Ints, Ints]:
     return offsets(counts), lane
 
 
-@compiled
 def _precedence(
-    dep_start: Ints, dep: Ints, lane_start: Ints, lane: Ints, lanes: int
+    dep_start: Ints, dep: Ints, lane_start: Ints, lane: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """How many tasks each one waits for, and those that wait for it, as offsets and tasks; and of
     these whether they wait in a lane."""
     n = len(dep_start) - 1
-    pending, starts = np.empty(n, np.int64), np.zeros(n + 2, np.int64)
-    before = np.full(len(lane), -1)  # the task before, in the same lane
-    last = np.full(lanes, -1)
-    for task in range(n):
-        pending[task] = dep_start[task + 1] - dep_start[task]
-        for at in range(dep_start[task], dep_start[task + 1]):
-            starts[dep[at] + 2] += 1
-        for at in range(lane_start[task], lane_start[task + 1]):
-            before[at] = last[lane[at]]
-            last[lane[at]] = task
-            if before[at] >= 0:
-                starts[before[at] + 2] += 1
-                pending[task] += 1
-    for task in range(n):
-        starts[task + 2] += starts[task + 1]
-    after, in_lane = np.empty(starts[n + 1], np.int64), np.zeros(starts[n + 1], np.int64)
-    for task in range(n):  # starts[k + 1] moves from where the row of k begins to where it ends
-        for at in range(dep_start[task], dep_start[task + 1]):
-            after[starts[dep[at] + 1]] = task
-            starts[dep[at] + 1] += 1
-        for at in range(lane_start[task], lane_start[task + 1]):
-            if before[at] >= 0:
-                after[starts[before[at] + 1]] = task
-                in_lane[starts[before[at] + 1]] = 1
-                starts[before[at] + 1] += 1
-    return pending, starts[: n + 1], after, in_lane
+    waiting, user = (np.repeat(np.arange(n), np.diff(start)) for start in (dep_start, lane_start))
+    by_lane = np.argsort(lane, kind="stable")
+    same = lane[by_lane[1:]] == lane[by_lane[:-1]]
+    earlier = np.concatenate([dep, user[by_lane[:-1][same]]])
+    later = np.concatenate([waiting, user[by_lane[1:][same]]])
+    in_lane = np.arange(len(later)) >= len(dep)
+    key = np.sort(2 * (earlier * n + later) + in_lane)
+    starts = offsets(np.bincount(earlier, minlength=n))
+    return np.bincount(later, minlength=n), starts, key // 2 % max(n, 1), key % 2
 
 
 # Release
@@ -231,7 +212,29 @@ def releases(tasks: TaskGraph, cluster: Cluster, cost: CostModel, duration: Ints
     return released
 
 
-@compiled
+def _issued_in_turn(device: Ints, issue: Ints, duration: Ints, ahead: Ints) -> Ints:
+    """What `issued` does, on lists."""
+    released, rows = np.zeros(len(issue), np.int64), np.flatnonzero(issue)
+    host, work, free = ([0] * len(ahead) for _ in range(3))
+    queues: list[deque[tuple[int, int]]] = [deque() for _ in ahead]
+    moments, limits = [], ahead.tolist()
+    columns = (device[rows].tolist(), issue[rows].tolist(), duration[rows].tolist())
+    for d, cost, takes in zip(*columns, strict=True):
+        host[d] += cost
+        work[d] += cost
+        queue = queues[d]
+        while limits[d] and queue and queue[0][0] <= work[d] - limits[d]:
+            host[d] = max(host[d], queue.popleft()[1])
+        begun = max(host[d], free[d])
+        free[d] = begun + takes
+        moments.append(host[d])
+        if limits[d]:
+            queue.append((work[d], begun))
+    released[rows] = moments
+    return released
+
+
+@compiled(plain=_issued_in_turn)
 def issued(device: Ints, issue: Ints, duration: Ints, ahead: Ints) -> Ints:
     """Sums along the lanes; a task that takes nobody to issue is released at 0.
 

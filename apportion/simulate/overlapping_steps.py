@@ -54,9 +54,12 @@ def overlapping_steps(tasks: TaskGraph, cluster: Cluster, cost: CostModel) -> Ti
         occupied_ns=found.occupied[own], communication_on_device=cluster.communication_on_device,
         period_ns=over[-1] - over[-2],
     )  # fmt: skip
-    held = curves(several.tasks, start, end, granules(cluster), several.buffers(tasks))
-    levels = tuple(_of_one_step(curve, several, tasks, begun) for curve in held)
-    return replace(line, curves=levels, link_spans=_spans(found.use, several, begun))
+
+    def levels() -> tuple[Curve, ...]:
+        held = curves(several.tasks, start, end, granules(cluster), several.buffers(tasks))
+        return tuple(_of_one_step(curve, several, tasks, begun) for curve in held)
+
+    return replace(line, find_curves=levels, link_spans=_spans(found.use, several, begun))
 
 
 def _by_priority(

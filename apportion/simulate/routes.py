@@ -24,6 +24,7 @@ from apportion.columns import (
     Floats,
     Ints,
     compiled,
+    compiled_part,
     offsets,
     plain,
 )
@@ -55,7 +56,7 @@ def hops(tasks: TaskGraph, cluster: Cluster, only: Bools | None = None) -> Hops:
     lines, line = message_lines(tasks, cluster)
     if only is not None:
         line = np.where(only, line, -1)
-    return Hops(*_hops(lines, line, plain(tasks.nbytes)))
+    return _hops(lines, line, tasks.nbytes)
 
 
 def no_hops(n: int) -> Hops:
@@ -64,35 +65,28 @@ def no_hops(n: int) -> Hops:
     return Hops(np.zeros(n, np.int64), np.zeros(n + 1, np.int64), none, none)
 
 
-@compiled
+@compiled_part
 def occupancy(nbytes: int, pace: float) -> int:
     """Nanoseconds that so many bytes occupy a link; at least 1, so that time moves on."""
     return max(int(np.rint(nbytes * pace)), 1)
 
 
-@compiled
+@compiled_part
 def latency(nbytes: int, lag: float, drag: float) -> int:
     """Nanoseconds from the last link to the receivers."""
     return int(np.rint(lag + drag * nbytes))
 
 
-@compiled
-def _hops(lines: Lines, line: Ints, nbytes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    n = len(line)
-    start, late = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
-    for task in range(n):
-        start[task + 1] = start[task]
-        if line[task] >= 0:
-            start[task + 1] += lines.start[line[task] + 1] - lines.start[line[task]]
-    link, occupied = np.empty(start[n], np.int64), np.empty(start[n], np.int64)
-    for task in range(n):
-        if line[task] >= 0:
-            late[task] = latency(nbytes[task], lines.lag[line[task]], lines.drag[line[task]])
-            shift = lines.start[line[task]] - start[task]
-            for hop in range(start[task], start[task + 1]):
-                link[hop] = lines.link[hop + shift]
-                occupied[hop] = occupancy(nbytes[task], lines.pace[hop + shift])
-    return late, start, link, occupied
+def _hops(lines: Lines, line: Ints, nbytes: Ints) -> Hops:
+    messages = np.flatnonzero(line >= 0)
+    own, sizes = line[messages], nbytes[messages]
+    late, count = np.zeros(len(line), np.int64), np.zeros(len(line), np.int64)
+    late[messages] = np.rint(lines.lag[own] + lines.drag[own] * sizes)
+    count[messages] = lines.start[own + 1] - lines.start[own]
+    start, each = offsets(count), count[messages]
+    hop = np.arange(start[-1]) + np.repeat(lines.start[own] - start[messages], each)
+    occupied = np.rint(np.repeat(sizes, each) * lines.pace[hop]).astype(np.int64)
+    return Hops(late, start, lines.link[hop], np.maximum(occupied, 1))
 
 
 # Lines
@@ -152,7 +146,7 @@ def _choose(tasks: TaskGraph, cluster: Cluster, line: Ints, base: int) -> list[A
     return found
 
 
-@compiled
+@compiled_part
 def cheapest_line(alpha: Floats, beta: Floats, first: int, end: int, nbytes: int) -> int:
     """Of the lines first:end the one that takes least for so many bytes: alpha + beta * nbytes."""
     best, least = first, np.inf

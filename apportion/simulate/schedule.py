@@ -26,7 +26,8 @@ Every predecessor has a smaller index. So what becomes ready through a message c
 is final: one heap of messages is all the state there is. When a link that serves by urgency is next
 free is in the same heap, after all messages of that time: then all that is ready by then is known.
 
-`schedule` is the specification. `schedule_compiled` is its twin for speed, equal bit for bit.
+`schedule` is the specification. `schedule_compiled` is its twin for speed, equal bit for bit, and
+the same where it is not worth compiling.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Ints, compiled, pop, push
+from apportion.columns import Ints, compiled, compiled_part, pop, push
 
 Times = tuple[Ints, Ints]
 """Start and end of every item."""
@@ -105,9 +106,23 @@ class LinkSpans(NamedTuple):
 
 def schedule(net: Network) -> Times:
     """Start and end of every item."""
+    return _all_ran(*_in_turn(net, net.release, net.pending))
+
+
+def schedule_compiled(net: Network) -> Times:
+    """What `schedule` gives, faster where there are many items."""
+    return _all_ran(*_schedule(net, net.release.copy(), net.pending.copy()))
+
+
+def _all_ran(start: Ints, end: Ints) -> Times:
+    assert (start >= 0).all(), "an item never ran: the order is not topological"
+    return start, end
+
+
+def _in_turn(net: Network, release: Ints, waits_for: Ints) -> Times:
     n = len(net.duration)
     duration, latency, hold = net.duration.tolist(), net.latency.tolist(), net.hold.tolist()
-    ready, pending = net.release.tolist(), net.pending.tolist()
+    ready, pending = release.tolist(), waits_for.tolist()
     successors, in_lane = (_rows(net.next_start, c) for c in (net.next, _in_lane(net)))
     links, occupancies = (_rows(net.hop_start, c) for c in (net.hop_link, net.hop_occupancy))
     start, end, free = [-1] * n, [-1] * n, [0] * net.links
@@ -162,21 +177,11 @@ def schedule(net: Network) -> Times:
                 free[link] = turn + occupancy + hold[item]
             start[item] = began if lead[item] < 0 else start[item]
             go_on(item, None if lead[item] < 0 else 0)
-    return _all_ran(np.array(start, np.int64), np.array(end, np.int64))
+    return np.array(start, np.int64), np.array(end, np.int64)
 
 
 def _in_lane(net: Network) -> Ints:
     return net.next_lane if len(net.next_lane) else np.zeros(len(net.next), np.int64)
-
-
-def schedule_compiled(net: Network) -> Times:
-    """What `schedule` gives, faster."""
-    return _all_ran(*_schedule(net, net.release.copy(), net.pending.copy()))
-
-
-def _all_ran(start: Ints, end: Ints) -> Times:
-    assert (start >= 0).all(), "an item never ran: the order is not topological"
-    return start, end
 
 
 def _rows(offsets: Ints, items: Ints) -> list[list[int]]:
@@ -184,7 +189,7 @@ def _rows(offsets: Ints, items: Ints) -> list[list[int]]:
     return [flat[a:b] for a, b in pairwise(edges)]
 
 
-@compiled
+@compiled(plain=_in_turn)
 def _schedule(net: Network, ready: Ints, pending: Ints) -> Times:
     n = len(pending)
     start, end, free = np.full(n, -1), np.full(n, -1), np.zeros(net.links, np.int64)
@@ -265,7 +270,7 @@ def _schedule(net: Network, ready: Ints, pending: Ints) -> Times:
     return start, end
 
 
-@compiled
+@compiled_part
 def _most_urgent(net: Network, queue: Ints, queued: int, link: int) -> int:
     """Where in the queue the most urgent item of a link is, -1 if there is none."""
     best = -1

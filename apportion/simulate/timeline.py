@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -15,11 +17,12 @@ SIMULATED, MEASURED = "simulated", "measured"
 MOST_BYTES = 2.0**61  # of all tensors and messages of a step together
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """`start_ns` and `end_ns` have an entry per task, `curves` and `busy` one per device.
 
     `busy` is the share of the step during which the device's compute lane was occupied.
+    `find_curves` is called when the curves are first asked for.
     `period_ns`: from step to step, where the next one begins before all tasks of this one are done.
     `link_spans`: when messages occupied links, where they overtake each other.
     """
@@ -27,11 +30,16 @@ class Timeline:
     source: str
     start_ns: Ints
     end_ns: Ints
-    curves: tuple[Curve, ...]
     busy: tuple[float, ...]
     bytes_moved: int
+    find_curves: Callable[[], tuple[Curve, ...]] = tuple
     period_ns: int = 0
     link_spans: LinkSpans | None = None
+
+    @cached_property
+    def curves(self) -> tuple[Curve, ...]:
+        """What each device holds over the step."""
+        return self.find_curves()
 
     @property
     def step_ns(self) -> int:
@@ -83,9 +91,9 @@ def timeline(
         source=source,
         start_ns=start_ns,
         end_ns=end_ns,
-        curves=curves(tasks, start_ns, end_ns, granule),
         busy=_busy(tasks, start_ns, end_ns, communication_on_device, occupied_ns, length),
         bytes_moved=tasks.bytes_moved,
+        find_curves=lambda: curves(tasks, start_ns, end_ns, granule),
         period_ns=period_ns,
     )
 

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from make_tasks import schedule_as_compiled
 
 from apportion.lower.task_kinds import (
     TRANSFER,
@@ -19,7 +20,7 @@ from apportion.lower.task_kinds import (
 from apportion.machine.cluster import cluster
 from apportion.machine.cost_model import PUBLISHED
 from apportion.simulate.network import network
-from apportion.simulate.schedule import schedule, schedule_compiled
+from apportion.simulate.schedule import schedule
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import verify
 
@@ -39,7 +40,7 @@ def test_a_made_up_step_is_one(made_up: Any) -> None:
     assert 1000 <= len(tasks) < 1000 + 5 * 9
     assert (tasks.kind == TRANSFER).mean() == pytest.approx(2 / 9)
     net = network(tasks, cluster("5xh100"), PUBLISHED)
-    for one, other in zip(schedule(net), schedule_compiled(net), strict=True):
+    for one, other in zip(schedule(net), schedule_as_compiled(net), strict=True):
         assert np.array_equal(one, other)
     line = simulate(tasks, cluster("5xh100"), PUBLISHED)
     verify(line, tasks)

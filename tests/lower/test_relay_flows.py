@@ -12,7 +12,7 @@ from graphs import captured, problem
 from test_coalesce import trained
 
 from apportion.execute.executable import Executable
-from apportion.lower.lower import lower
+from apportion.lower.lower import lower, verified_lowering
 from apportion.lower.pair_bytes import pair_bytes
 from apportion.lower.runnable import runnable
 from apportion.lower.task_graph import TaskGraph, verify
@@ -105,6 +105,9 @@ def test_gradients_and_parameters_cross_once(name: str, levels: Levels) -> None:
     each = devices // 2
     assert crossing(plain, levels[0]) >= 0.9 * each * crossing(relayed, levels[0])
     assert pair_bytes(relayed).sum() == relayed.bytes_moved
+    lowering = verified_lowering(space, strategy, devices)
+    assert np.allclose(lowering.pair_bytes(), pair_bytes(plain))
+    assert np.allclose(lowering.relayed(levels).pair_bytes(), pair_bytes(relayed))
 
 
 def test_hops_follow_one_another() -> None:

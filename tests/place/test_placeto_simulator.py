@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make_tasks import schedule_as_compiled
 from soak import cases
 
 from apportion.columns import offsets
@@ -24,7 +25,7 @@ from apportion.place.placement_problem import (
     PlacementDevice,
     PlacementProblem,
 )
-from apportion.simulate.schedule import schedule, schedule_compiled
+from apportion.simulate.schedule import schedule
 
 US = 1000  # nanoseconds
 
@@ -115,7 +116,7 @@ def test_the_engine_follows_the_rules(seed: int, devices: int, count: int) -> No
     assert out.peak_bytes == tuple(peaks)
     assert out.step_seconds == last / 1e9
     _, net = queue_network(made, place, devices)
-    for one, other in zip(schedule(net), schedule_compiled(net), strict=True):
+    for one, other in zip(schedule(net), schedule_as_compiled(net), strict=True):
         assert np.array_equal(one, other)
     step = simulate_step(problem_of(made, devices), place)
     assert step.ticks == last

@@ -11,6 +11,7 @@ from graphs import captured
 
 import apportion as ap
 from apportion.capture.program import Program
+from apportion.lower.pair_bytes import pair_bytes
 from apportion.machine.collective import halves, is_best_direct, near_groups
 from apportion.machine.topology import Cluster
 from apportion.plan.choose_algorithm import link_seconds
@@ -76,7 +77,7 @@ def test_the_step_is_shorter_than_by_direct_messages(chosen: Plan, two_nodes: Cl
         runnable(chosen.space, as_sent(chosen, how), 8)
         for how in (Communication(algorithm=DIRECT), chosen.strategy.communication)
     )
-    busiest = [link_seconds(tasks, two_nodes).max() for tasks in (direct, relayed)]
+    busiest = [link_seconds(pair_bytes(tasks), two_nodes).max() for tasks in (direct, relayed)]
     assert busiest[1] == pytest.approx(busiest[0] / 4, rel=0.05)
     steps = [simulate(tasks, two_nodes, chosen.cost).step_seconds for tasks in (direct, relayed)]
     assert steps[1] < 0.8 * steps[0]
@@ -137,4 +138,4 @@ def test_links_carry_what_is_sent(chosen: Plan, two_nodes: Cluster) -> None:
         )
         for link in two_nodes.routes[sender][receiver]:
             expected[link] += copies.nbytes[k] / two_nodes.links[link].bandwidth
-    np.testing.assert_allclose(link_seconds(tasks, two_nodes), expected, rtol=0.02)
+    np.testing.assert_allclose(link_seconds(pair_bytes(tasks), two_nodes), expected, rtol=0.02)

@@ -55,13 +55,13 @@ def test_processes_compile_only_where_much_time_is_left(seconds: float, compiles
     """Each would compile the same: a search of ten seconds took a minute more."""
 
     def job(send: SendReport) -> Iterator[float]:
-        send({"compiles": math.isfinite(PATIENCE.compile_seconds)})
+        send({"compiles": math.isfinite(PATIENCE.compile_share)})
         yield 1.0
 
     reports: list[Report] = []
     assert run_jobs([job, job], 2, work_seconds() + seconds, reports.append) == 0
     assert [report["compiles"] for report in reports] == [compiles, compiles]
-    assert math.isfinite(PATIENCE.compile_seconds)
+    assert math.isfinite(PATIENCE.compile_share)
 
 
 def test_what_is_worth_more_has_more_time() -> None:

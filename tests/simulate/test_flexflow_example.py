@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from make_tasks import schedule_as_compiled
 
-from apportion.simulate.schedule import Network, Times, queued, schedule, schedule_compiled
+from apportion.simulate.schedule import Network, Times, queued, schedule
 
 GPU1, GPU2, GPU3, LINK1, LINK2 = range(5)
 
@@ -70,7 +71,7 @@ def network(items: list[Item]) -> Network:
     return queued(queue, time, np.zeros(len(items), np.int64), before, 5)
 
 
-@pytest.mark.parametrize("run", [schedule, schedule_compiled])
+@pytest.mark.parametrize("run", [schedule, schedule_as_compiled])
 @pytest.mark.parametrize(
     ("items", "starts", "makespan"),
     [(BEFORE, STARTS_BEFORE, 14), (AFTER, STARTS_AFTER, 15)],

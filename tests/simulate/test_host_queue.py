@@ -7,9 +7,10 @@ from random import Random
 
 import numpy as np
 import pytest
+from make_tasks import schedule_as_compiled
 
 from apportion.simulate.contention import _share
-from apportion.simulate.schedule import Network, schedule, schedule_compiled
+from apportion.simulate.schedule import Network, schedule
 
 
 def drawn(rng: Random, count: int = 14, hosts: int = 2) -> Network:
@@ -78,7 +79,7 @@ def ticking(net: Network) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("seed", range(60))
 def test_the_most_urgent_comes_first(seed: int) -> None:
     net = drawn(Random(seed))
-    slow, fast = schedule(net), schedule_compiled(net)
+    slow, fast = schedule(net), schedule_as_compiled(net)
     assert [column.tolist() for column in slow] == [column.tolist() for column in fast]
     assert (slow[0].tolist(), slow[1].tolist()) == ticking(net)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_tasks import EXACT, Maker, ports, random_tasks
+from make_tasks import EXACT, Maker, ports, random_tasks, schedule_as_compiled
 from soak import cases
 
 from apportion.lower.task_graph import (
@@ -27,7 +27,7 @@ from apportion.machine.collective import (
 from apportion.machine.cost_model import PUBLISHED
 from apportion.machine.topology import Cluster
 from apportion.simulate.network import _precedence, network, occupied_lanes
-from apportion.simulate.schedule import Network, link_spans, schedule, schedule_compiled
+from apportion.simulate.schedule import Network, link_spans, schedule
 from apportion.simulate.simulate import simulate
 from apportion.simulate.timeline import verify
 
@@ -87,7 +87,7 @@ def test_every_link_has_its_own_bandwidth() -> None:
     times = spans(make, fast)
     assert times == [(0, 10), (2, 10), (10, 20)]
     net = network(make.done(), fast, EXACT)
-    used = link_spans(net, schedule_compiled(net))
+    used = link_spans(net, schedule_as_compiled(net))
     assert used.item.tolist() == [0, 0, 1, 1, 2, 2]
     assert used.link.tolist() == [0, 5, 0, 3, 2, 5]
     assert used.start.tolist() == [0, 0, 2, 0, 0, 10]
@@ -156,7 +156,7 @@ def test_a_link_stays_busy_for_the_hold() -> None:
     make.transfer(0, 1, 10)
     make.transfer(0, 1, 10)
     net = network(make.done(), ports(2), EXACT)._replace(hold=np.array([5, 5]))
-    for run in (schedule, schedule_compiled):
+    for run in (schedule, schedule_as_compiled):
         start, end = run(net)
         assert (start.tolist(), end.tolist()) == ([0, 15], [10, 25])
 
@@ -167,7 +167,7 @@ def test_nothing_is_ready_before_its_release() -> None:
     make.transfer(0, 1, 10, after=[a])
     make.compute(0, flops=10)
     net = network(make.done(), ports(2), EXACT)._replace(release=np.array([3, 50, 4]))
-    for run in (schedule, schedule_compiled):
+    for run in (schedule, schedule_as_compiled):
         assert run(net)[0].tolist() == [3, 50, 13]
 
 
@@ -242,7 +242,7 @@ def test_both_schedulers_follow_the_rules(seed: int, name: str) -> None:
     tasks = random_tasks(seed, collectives=True)
     net = vary(network(tasks, CLUSTERS[name], EXACT), seed)
     start, end = schedule(net)
-    compiled_start, compiled_end = schedule_compiled(net)
+    compiled_start, compiled_end = schedule_as_compiled(net)
     assert np.array_equal(start, compiled_start)
     assert np.array_equal(end, compiled_end)
     slow_start, slow_end, slow_turns = slow_times(net)
@@ -262,7 +262,7 @@ def test_devices_go_on_while_messages_are_on_their_links(seed: int) -> None:
     lane = rng.integers(0, 2, len(net.next))
     net = vary(net._replace(duration=duration, lead=lead, next_lane=lane), seed)
     start, end = schedule(net)
-    for one, other in zip((start, end), schedule_compiled(net), strict=True):
+    for one, other in zip((start, end), schedule_as_compiled(net), strict=True):
         assert np.array_equal(one, other)
     slow_start, slow_end, slow_turns = slow_times(net)
     assert (start.tolist(), end.tolist()) == (slow_start, slow_end)
@@ -283,14 +283,12 @@ def test_a_wire_between_hosts_is_busy_while_devices_compute() -> None:
     lanes = network(make.done(), ports(2, on_device=True), EXACT).next_lane
     assert not len(lanes)  # all of a message is waited for
     lane_start, lane = occupied_lanes(make.done(), True)
-    _, _, next_, in_lane = _precedence(
-        make.done().dep_start, make.done().dep, lane_start, lane, 2 * 3
-    )
+    _, _, next_, in_lane = _precedence(make.done().dep_start, make.done().dep, lane_start, lane)
     assert (next_ == net.next).all()
     net = net._replace(
         duration=np.array([5, 5, 50, 1, 1]), lead=np.array([2, 2, -1, -1, -1]), next_lane=in_lane
     )
-    for run in (schedule, schedule_compiled):
+    for run in (schedule, schedule_as_compiled):
         start, end = run(net)
         assert start.tolist() == [0, 5, 10, 60, 72]
         assert end.tolist() == [42, 72, 60, 61, 73]
@@ -333,7 +331,7 @@ def test_simulation_is_deterministic() -> None:
 def test_larger_graphs_agree_too() -> None:
     tasks = random_tasks(3, count=5000, devices=8, collectives=True)
     net = network(tasks, cluster("2x4xk80"), PUBLISHED)
-    for one, other in zip(schedule(net), schedule_compiled(net), strict=True):
+    for one, other in zip(schedule(net), schedule_as_compiled(net), strict=True):
         assert np.array_equal(one, other)
 
 
@@ -341,7 +339,7 @@ def test_a_task_that_waits_for_itself_is_our_own_defect() -> None:
     make = Maker(1)
     make.compute(0, flops=1, after=[0])
     net = network(make.done(), ports(1), EXACT)
-    for run in (schedule, schedule_compiled):
+    for run in (schedule, schedule_as_compiled):
         with pytest.raises(AssertionError, match="never ran"):
             run(net)
 

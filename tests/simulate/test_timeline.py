@@ -358,7 +358,7 @@ def test_an_accelerator_hands_out_memory_in_granules() -> None:
      (11.5 * MIB, 12 * MIB), (2.5 * MIB, 2.75 * MIB), (10.75 * MIB, 11 * MIB)],
 )  # fmt: skip
 def test_remainders_stay_with_large_blocks(asked: float, got: float) -> None:
-    assert handed_out(int(asked), CUDA_GRANULE) == got
+    assert handed_out(np.array([int(asked)]), np.array([CUDA_GRANULE])).tolist() == [got]
 
 
 @pytest.mark.slow

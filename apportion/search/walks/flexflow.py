@@ -32,7 +32,7 @@ from apportion.search.walks.moves import KINDS, MoveSampler
 from apportion.search.walks.process_crew import Job, SendReport, run_jobs
 from apportion.search.walks.simulated_walk import SimulatedWalk
 from apportion.search.walks.units import LayerChoices
-from apportion.simulate import simulate
+from apportion.simulate import delta_compile_seconds, simulate
 from apportion.split import Choice, Layout, Space, Strategy, space_of, unsplit_choice
 from apportion.work_clock import work_seconds
 
@@ -44,7 +44,6 @@ CHECKED = 512  # proposals after which the memory of the best is looked at
 REPORT_SECONDS = 0.05  # seconds between the reports of a walk, at the least
 REPORT_MULTIPLE = 20  # and as a multiple of the time that a report takes
 STARTING = 0.3  # share of the budget that finding starts may take
-LASTING = 3.0  # seconds of walking for which loops are compiled before it begins
 SLOW = 0.01  # seconds that a loop takes in the first SLICE proposals if it is worth that
 
 
@@ -215,12 +214,13 @@ class _WalkSearch:
             delta = self.ready[0].delta
             delta.change({0: unsplit_choice(near[0].space, 0, (self.problem.devices - 1,))})
             delta.undo()
-            if each is None and self.ends - work_seconds() > LASTING:
+            if each is None and self.ends - work_seconds() > delta_compile_seconds():
                 self._compile_loops(self.ready[0])
         self.walking = work_seconds()
         jobs: list[Job] = [self._job(k, each) for k in range(many)]
         ends = self.ends if each is None else None
-        self.lost = run_jobs(jobs, min(workers, many), ends, self._take_report)
+        enough = self.problem.enough
+        self.lost = run_jobs(jobs, min(workers, many), ends, self._take_report, enough)
 
     def _compile_loops(self, walk: SimulatedWalk) -> None:
         """Tries a few moves, so that the loops in which proposals spend their time are compiled

@@ -33,15 +33,21 @@ PATIENCE = 20.0  # seconds that the others are waited for after an interrupt
 LONG = 60.0  # seconds of work for which a process may compile loops: each does so for itself alone
 
 
-def run_jobs(jobs: Sequence[Job], workers: int, ends: float | None, receive: SendReport) -> int:
-    """Runs jobs until they end or the moment `ends` of `work_seconds` has come. Every report is
-    given to `receive`. Returns how many processes were lost, and with them what they had not sent
-    yet.
+def run_jobs(
+    jobs: Sequence[Job],
+    workers: int,
+    ends: float | None,
+    receive: SendReport,
+    enough: Callable[[], bool] = lambda: False,
+) -> int:
+    """Runs jobs until they end, the moment `ends` of `work_seconds` has come, or what they have
+    told is `enough`. Every report is given to `receive`. Returns how many processes were lost, and
+    with them what they had not sent yet.
 
     Raises KeyboardInterrupt after an interrupt, when everything that was sent has been received.
     """
     if workers <= 1 or not hasattr(os, "fork"):
-        _run_in_turn(jobs, ends, receive, lambda: False)
+        _run_in_turn(jobs, ends, receive, enough)
         return 0
     mine = [jobs[k::workers] for k in range(workers)]
     pipes: dict[int, int] = {}  # reading ends, and whose
@@ -58,7 +64,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, ends: float | None, receive: Sen
             _run_child(part, ends, writing, (reading, *pipes))
         os.close(writing)
         pipes[reading] = child
-    return _receive_all(pipes, receive)
+    return _receive_all(pipes, receive, enough)
 
 
 def _run_in_turn(
@@ -114,17 +120,23 @@ def _run_child(
         os._exit(status)
 
 
-def _receive_all(pipes: dict[int, int], receive: SendReport) -> int:
-    """Receives the reports of all processes until they end; how many did not finish."""
+def _receive_all(pipes: dict[int, int], receive: SendReport, enough: Callable[[], bool]) -> int:
+    """Receives the reports of all processes until they end, and ends them when these are enough;
+    how many did not finish."""
     unread = dict.fromkeys(pipes, b"")
     interrupted: float | None = None
+    ended = False
     with selectors.DefaultSelector() as selector:
         for reading in pipes:
             selector.register(reading, selectors.EVENT_READ)
         while unread:
             try:
-                for key, _ in selector.select(1.0):
+                for key, _ in selector.select(0.1):
                     _read(key.fd, unread, selector, receive)
+                if not ended and enough():
+                    ended = True
+                    for child in pipes.values():
+                        _signal(child, signal.SIGTERM)
                 if interrupted is not None and time.perf_counter() > interrupted + PATIENCE:
                     break
             except KeyboardInterrupt:

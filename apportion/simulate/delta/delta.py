@@ -26,17 +26,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from apportion.columns import (
-    Ints,
-    offsets,
-)
+from apportion.columns import CompiledFunction, Ints, offsets, seconds_to_compile
 from apportion.describe import HOST_KINDS, HOST_UPDATE_KIND
 from apportion.lower import READ, STAGES, Devices, Lowering, TaskGraph, build_task_graph
 from apportion.machine import Cluster, CostModel, ahead_nanoseconds
 from apportion.simulate.delta import block_store as stores
 from apportion.simulate.delta import reschedule, schedule_state
 from apportion.simulate.delta.held_bytes import HeldBytes
-from apportion.simulate.delta.new_blocks import BlockMaker
+from apportion.simulate.delta.new_blocks import BlockMaker, make_blocks
 from apportion.simulate.delta.schedule_state import ScheduleState
 from apportion.simulate.delta.stage_names import differing_ops
 from apportion.simulate.schedule import Times
@@ -51,6 +48,11 @@ MEMORY = 8  # Flows and Blocks that are remembered, as a multiple of those of th
 LOOKS = 64  # changes between two looks at what they have left behind
 NONE = np.zeros(0, np.int64)
 
+LOOPS: tuple[CompiledFunction, ...] = (
+    make_blocks, differing_ops, reschedule.begin, reschedule.change, schedule_state.undo_changes,
+)  # fmt: skip
+"""In which most of the time of changes goes."""
+
 
 @dataclass(slots=True)
 class _UndoRecord:
@@ -63,6 +65,11 @@ class _UndoRecord:
     layouts: dict[int, Layout | None]
     flows: dict[int, int]
     ops: Ints
+
+
+def delta_compile_seconds() -> float:
+    """What compiling the loops of changes is expected to take yet."""
+    return seconds_to_compile(LOOPS)
 
 
 class Delta:

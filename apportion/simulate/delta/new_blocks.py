@@ -134,7 +134,7 @@ class BlockMaker:
 
     def _make(self, requests: Ints) -> int:
         names = self.name_flows()
-        missing: int = _make(
+        missing: int = make_blocks(
             self.blocks, self.lowering.store, self.lowering.records.flat, requests, self.prices,
             self.issue, self.routes, self.pairs, names.place, self.on_device,
         )  # fmt: skip
@@ -213,7 +213,7 @@ class BlockMaker:
 
 
 @compiled
-def _make(  # type: ignore[no-untyped-def]
+def make_blocks(  # type: ignore[no-untyped-def]
     blocks, store, records, requests, prices, issue, routes, pairs, place, on_device
 ):  # fmt: skip
     """Lowers Ops, prices their tasks and adds their Blocks, unless something is missing."""
