@@ -70,10 +70,10 @@ def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
     ends = began + budget
     tried: list[str] = []
     late: list[str] = []
-    to_compile: dict[str, float] = {}
-    log = SearchLog()
-    improving = any(METHODS[method].takes_starts for method in tried_by_auto())
-    kept = KEPT_SHARE * budget if improving else 0.0
+    log, kept = SearchLog(), KEPT_SHARE * budget
+    to_compile = {m: s for m in tried_by_auto() if (s := METHODS[m].compile_seconds()) > kept}
+    if not any(METHODS[m].takes_starts for m in tried_by_auto() if m not in to_compile):
+        kept = 0.0
 
     def several() -> Iterator[Candidate]:
         best: list[tuple[RankingKey, Start]] = []
@@ -87,11 +87,10 @@ def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
                 is_late = fitting and now(request) > max(ends, began + BASELINE_SECONDS)
             else:
                 is_late = left <= 0
+            if method in to_compile:
+                continue
             if is_late:
                 late.append(method)
-                continue
-            if (seconds := row.compile_seconds()) > KEPT_SHARE * budget:
-                to_compile[method] = seconds
                 continue
             share = max(min(left, budget * row.share), 0.0)
             starts = [start for _, start in best] if row.takes_starts else ()

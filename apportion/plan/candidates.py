@@ -274,15 +274,15 @@ def _searched(
     starts: Sequence[Start],
     patience: float,
 ) -> SearchResult:
-    waiting = _Patience(patience)
+    improvement = _LastImprovement(patience)
 
     def report(progress: Progress) -> None:
-        waiting.hear(progress)
+        improvement.hear(progress)
         _tell(request, PlanningProgress(method, progress))
 
     _tell(request, PlanningProgress(method))
     cost = request.costs.known()
-    problem = Problem(request.space, request.cluster, cost, limit, report, waiting.is_over)
+    problem = Problem(request.space, request.cluster, cost, limit, report, improvement.is_long_ago)
     how: dict[str, Any] = {"starts": tuple(starts)} if starts else {}
     if request.policy is not None and METHODS[method].takes_policy:
         how["policy"] = request.policy
@@ -298,8 +298,9 @@ def _searched(
 
 
 @dataclass
-class _Patience:
-    """How long a search may go on without an improvement that is worth it."""
+class _LastImprovement:
+    """When a search has last found what is worth further search, and how long it may go on without
+    that."""
 
     seconds: float
     best: float = math.inf
@@ -312,7 +313,7 @@ class _Patience:
             self.best = self.best if progress.best is None else progress.best
             self.since = math.inf if progress.proposals is None else work_seconds()
 
-    def is_over(self) -> bool:
+    def is_long_ago(self) -> bool:
         return work_seconds() - self.since > self.seconds
 
 

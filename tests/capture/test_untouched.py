@@ -16,7 +16,12 @@ from torch import nn
 
 import apportion as ap
 from apportion.capture.torch_private import FakeTensor, storage_id
-from apportion.capture.untouched import LiveObjects, Snapshot, untouched
+from apportion.capture.untouched import (
+    LiveObjects,
+    Snapshot,
+    _caches_and_memories,
+    untouched,
+)
 
 
 def step(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -325,7 +330,7 @@ def test_memory_of_what_was_garbage_belongs_to_its_next_owner() -> None:
         cycle.append(cycle)
         kept = torch.ones(3)
         del cycle
-        objects = LiveObjects({})
+        objects = LiveObjects({}, *_caches_and_memories())
     finally:
         gc.enable()
     gc.collect()

@@ -393,9 +393,9 @@ def test_a_plan_is_lowered_and_simulated_once(
         module = import_module(home)
         real = getattr(module, name)
 
-        def call_it(*given: Any) -> Any:
+        def call_it(*given: Any, **named: Any) -> Any:
             calls.append(name)
-            return real(*given)
+            return real(*given, **named)
 
         monkeypatch.setattr(module, name, call_it)
 

@@ -9,7 +9,8 @@ Two environment variables say what is wanted, so that it reaches every process o
 
 A block is a run of statements of a function up to the end of the next compound one: where its first
 statement is reached, so are the others, unless an error ends it. Bodies of compiled functions
-cannot be marked; a call of one marks its first block, and `Blocks.reached` follows what it calls.
+cannot be marked; a call of one marks its first block, and `Blocks.calls` says what it calls. What
+is handed to Numba directly has no marks: it is of the block in which it is defined.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ COMPOUND = (
     ast.ClassDef,
 )  # fmt: skip
 COMPILED = {"compiled", "compiled_part", "inlined"}
+UNMARKED = {"loops/plain_kernel_parts.py"}  # Numba compiles these as they stand
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,13 @@ def mark(tree: ast.Module, base: int) -> list[Block]:
         return made
 
     def visit_statement(node: ast.stmt, compiled: str) -> None:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef) and not _is_given_to_numba(node):
             compiled = compiled or (node.name if _is_compiled(node) else "")
             node.body = visit_body(node.body, compiled)
         elif isinstance(node, ast.ClassDef):
             for statement in node.body:
                 visit_statement(statement, compiled)
-        else:
+        elif not isinstance(node, ast.FunctionDef):
             for name in ("body", "orelse", "finalbody"):
                 inner = getattr(node, name, None)
                 if inner:
@@ -105,6 +107,11 @@ def _is_compiled(node: ast.FunctionDef) -> bool:
     return any(isinstance(name, ast.Name) and name.id in COMPILED for name in names)
 
 
+def _is_given_to_numba(node: ast.FunctionDef) -> bool:
+    names = (d.func if isinstance(d, ast.Call) else d for d in node.decorator_list)
+    return any(isinstance(name, ast.Attribute) and name.attr == "njit" for name in names)
+
+
 def _mark(number: int, line: int) -> ast.stmt:
     made = ast.parse(f"_reached_[{number}] = 1").body[0]
     for node in ast.walk(made):
@@ -130,8 +137,9 @@ class Blocks:
                 if isinstance(node, ast.FunctionDef) and _is_compiled(node):
                     inside = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
                     named[node.name] = set(inside) | named.get(node.name, set())
-            found = mark(tree, count)
-            files[str(path.relative_to(PACKAGE))] = count, found
+            name = str(path.relative_to(PACKAGE))
+            found = [] if name in UNMARKED else mark(tree, count)
+            files[name] = count, found
             count += len(found)
         calls = {name: sorted(inside & named.keys()) for name, inside in named.items()}
         return cls(files, count, calls)
@@ -202,7 +210,8 @@ def _marked(path: Path, shown: str) -> CodeType:
     if kept.exists():
         return marshal.loads(kept.read_bytes())  # type: ignore[no-any-return]
     tree = ast.parse(path.read_text())
-    mark(tree, BASES[name])
+    if name not in UNMARKED:
+        mark(tree, BASES[name])
     code = compile(tree, shown, "exec", dont_inherit=True)
     kept.parent.mkdir(exist_ok=True)
     aside = kept.with_suffix(f".{os.getpid()}")
