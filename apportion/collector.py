@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -26,10 +27,10 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def older_objects_set_aside() -> Iterator[None]:
-    """A context in which only objects made within it are collected, and are all that
-    `gc.get_objects` knows; none of the others, unless a program has set objects aside itself:
-    those must stay so, and nothing is changed. Older garbage is collected first, since what has
-    been set aside is old ever after, and Python seldom looks at old objects."""
+    """A context in which only objects made within it are collected, and are all that `gc` knows;
+    none of the others, unless a program has set objects aside itself: those must stay so, and
+    nothing is changed. Older garbage is collected first, since what has been set aside is old ever
+    after, and Python seldom looks at old objects."""
     if gc.get_freeze_count():
         yield
         return
@@ -39,3 +40,13 @@ def older_objects_set_aside() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def set_aside() -> list[Any]:
+    """The objects that are; those that were made since are set aside as well after that."""
+    newer = set(map(id, gc.get_objects()))
+    gc.unfreeze()
+    try:
+        return [each for each in gc.get_objects() if id(each) not in newer]
+    finally:
+        gc.freeze()

@@ -19,7 +19,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ from apportion.capture.object_parts import (
 from apportion.capture.torch_private import FakeTensor, set_version, storage_id
 from apportion.capture.trace import CaptureError
 from apportion.capture.written_tensors import WrittenTensor
-from apportion.collector import older_objects_set_aside
+from apportion.collector import older_objects_set_aside, set_aside
 
 _TABLES = ("_parameters", "_buffers", "_modules")  # of a module: parts of no name
 _ATOMS = frozenset([
@@ -252,19 +252,21 @@ Caches = dict[int, tuple[Any, int]]
 
 
 def _caches() -> Caches:
-    """All functions that remember results."""
+    """All functions that remember results: what is of their class refers to it, and to look for
+    that takes half as long as to look at all objects."""
     wanted = functools._lru_cache_wrapper
-    return _counted([x for x in gc.get_objects() if type(x) is wanted])
+    return _counted(x for x in gc.get_referrers(wanted) if type(x) is wanted)
 
 
 def _counted(caches: Iterable[Any]) -> Caches:
     return {id(cache): (cache, cache.cache_info().misses) for cache in caches}
 
 
-def _clear_caches(before: Caches) -> None:
+def _clear_caches(before: Caches, later: Caches) -> None:
     """Empties those that have since remembered a fake tensor: of the ones that there were, which
-    may be set aside by now, and of the new ones."""
-    for key, (cache, misses) in (_counted(c for c, _ in before.values()) | _caches()).items():
+    may be set aside by now, and of those that came later."""
+    both = (cache for cache, _ in (before | later).values())
+    for key, (cache, misses) in _counted(both).items():
         if misses != before.get(key, (None, 0))[1] and _holds_fake(cache):
             cache.cache_clear()
 
@@ -289,19 +291,15 @@ def _is_container(held: Any) -> bool:
 Memories = dict[int, list[weakref.ref[torch.Tensor]]]
 
 
-def _caches_and_memories() -> tuple[Caches, Memories]:
-    """The same, and the memories of all tensors that there are: to look through all objects takes
-    longer than most captures, so it is done once. Some tensors are garbage that is not collected
-    yet; once they are, their memory may be another tensor's."""
-    cache, tensors = functools._lru_cache_wrapper, _subclasses(torch.Tensor)
-    kinds = {cache, *tensors}
-    objects = [x for x in gc.get_objects() if type(x) in kinds]
-    memories: Memories = {}
-    for each in objects:
-        if type(each) is not cache and each.layout is torch.strided:
+def _memories_of(objects: Iterable[Any]) -> Memories:
+    """The memories of all tensors among some objects. Some of these are garbage that is not
+    collected yet; once they are, their memory may be another tensor's."""
+    kinds, found = _subclasses(torch.Tensor), Memories()
+    for each in [x for x in objects if type(x) in kinds]:
+        if each.layout is torch.strided:
             with suppress(RuntimeError, NotImplementedError):  # some have no memory
-                memories.setdefault(storage_id(each), []).append(weakref.ref(each))
-    return _counted(x for x in objects if type(x) is cache), memories
+                found.setdefault(storage_id(each), []).append(weakref.ref(each))
+    return found
 
 
 def _subclasses(kind: type) -> set[type]:
@@ -311,15 +309,22 @@ def _subclasses(kind: type) -> set[type]:
 
 class LiveObjects:
     """All that a step may change, as it was when this was made: what can be reached from the roots,
-    random numbers, settings, and functions that remember results."""
+    random numbers, settings, and functions that remember results. `memories` are those of all
+    tensors that there were; None: of those that are set aside."""
 
-    def __init__(self, roots: Mapping[str, Any], caches: Caches, memories: Memories) -> None:
+    def __init__(self, roots: Mapping[str, Any], caches: Caches, memories: Memories | None) -> None:
         self._settings = [(put, get()) for get, put in _SETTINGS]
         self._caches, self._memories = caches, memories
+        self._later_caches: Caches = {}
         self._snapshot = Snapshot(roots)
 
     def had(self, tensor: torch.Tensor) -> bool:
-        """Whether there was a tensor with this memory before, anywhere, and still is."""
+        """Whether there was a tensor with this memory before, anywhere, and still is. They are
+        looked for when this is first asked: that takes longer than most captures, of which few
+        ask."""
+        if self._memories is None:
+            self._later_caches = _caches()
+            self._memories = _memories_of(set_aside())
         owners = self._memories.get(storage_id(tensor), ())
         return any(owner() is not None for owner in owners)
 
@@ -369,7 +374,7 @@ class LiveObjects:
         for put, value in self._settings:
             put(value)
         if self._caches:
-            _clear_caches(self._caches)
+            _clear_caches(self._caches, self._later_caches | _caches())
         self._snapshot.restore()
 
 
@@ -378,9 +383,14 @@ def untouched(roots: Mapping[str, Any], fakes: bool = True) -> Iterator[LiveObje
     """A context after which all that can be reached from the roots, random numbers and torch's
     settings are as before; raises CaptureError, by name, for what cannot be put back. Without
     `fakes` the step runs on real tensors there."""
-    found = _caches_and_memories() if fakes else ({}, {})
-    with older_objects_set_aside() if fakes else nullcontext():  # they have been looked through
-        live = LiveObjects(roots, *found)
+    with ExitStack() as stack:
+        caches, memories = Caches(), None if fakes else Memories()
+        if fakes:
+            caches = _caches()
+            if gc.get_freeze_count():  # by the program: they stay so, and new ones are beside them
+                memories = _memories_of(gc.get_objects())
+            stack.enter_context(older_objects_set_aside())
+        live = LiveObjects(roots, caches, memories)
         try:
             yield live
         finally:

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import apportion as ap
 from apportion.capture.torch_private import FakeTensor, storage_id
 from apportion.capture.untouched import (
     LiveObjects,
     Snapshot,
-    _caches_and_memories,
+    _memories_of,
     untouched,
 )
 
@@ -330,7 +331,7 @@ def test_memory_of_what_was_garbage_belongs_to_its_next_owner() -> None:
         cycle.append(cycle)
         kept = torch.ones(3)
         del cycle
-        objects = LiveObjects({}, *_caches_and_memories())
+        objects = LiveObjects({}, {}, _memories_of(gc.get_objects()))
     finally:
         gc.enable()
     gc.collect()
@@ -339,3 +340,34 @@ def test_memory_of_what_was_garbage_belongs_to_its_next_owner() -> None:
     assert again
     assert not objects.had(again[0])
     assert objects.had(kept)
+
+
+@pytest.mark.parametrize("by_program", [False, True])
+def test_what_was_there_before_is_told_from_what_was_made_since(by_program: bool) -> None:
+    """Also where a program has set its objects aside itself."""
+    if by_program:
+        gc.freeze()
+    try:
+        before = torch.ones(3)
+        with untouched({}) as objects:
+            since = [torch.ones(3) for _ in range(3)]
+            assert objects.had(before) and objects.had(before[1:])
+            assert not any(map(objects.had, since))
+            later = torch.ones(3)
+            assert not objects.had(later) and objects.had(before)
+        assert bool(gc.get_freeze_count()) == by_program
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_caches_that_were_made_within_are_emptied_too(asked: bool) -> None:
+    """Whatever has been looked for meanwhile."""
+    with untouched({}) as objects:
+        with FakeTensorMode() as mode:
+            fake = mode.from_tensor(torch.ones(2))
+            remembers = functools.cache(lambda number: [fake])
+            remembers(1)
+        if asked:
+            objects.had(torch.ones(2))
+    assert remembers.cache_info().currsize == 0
