@@ -272,6 +272,7 @@ def _measured_workspace(func: Any, args: Any, kwargs: dict[str, Any], result: An
         real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
         with (
             _disable_current_modes(),
+            uncollected(),  # what was garbage before would count as freed by this call
             memory_profile() as profile,
         ):
             made = func(*real_args, **real_kwargs)

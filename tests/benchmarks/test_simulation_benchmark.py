@@ -47,6 +47,7 @@ def test_a_made_up_step_is_one(made_up: Any) -> None:
     assert min(line.peak_bytes) > max(tasks.nbytes)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     plot = tmp_path / "out.svg"

@@ -225,6 +225,7 @@ def answer(process: subprocess.Popen[str]) -> tuple[list[str], int]:
     return notes, hits
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_two_processes_compile_at_once_and_a_third_finds_it(tmp_path: Path) -> None:
     both = [started(tmp_path), started(tmp_path)]

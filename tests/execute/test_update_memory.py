@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from soak import kept
 from torch import nn
 
 from apportion.capture.capture import capture
@@ -73,7 +74,7 @@ def measured(program: Program, it: Executable, mode: str) -> int | None:
     return memory.peak_bytes
 
 
-@pytest.mark.parametrize("held", [0, 1 << 26])
+@pytest.mark.parametrize("held", kept([0, 1 << 26], 1 << 26))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_peak_is_predicted_to_the_byte_in_both_modes(
     optimizer: str, held: int, monkeypatch: pytest.MonkeyPatch
@@ -83,6 +84,12 @@ def test_the_peak_is_predicted_to_the_byte_in_both_modes(
     assert measured(program, it, "generated") == predicted(it, fused=True)[1]
     assert measured(program, it, "none") == predicted(it, fused=False)[1]
     assert predicted(it, fused=True)[1] < predicted(it, fused=False)[1]
+
+
+def test_gradients_are_not_held_back_beyond_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    test_the_peak_is_predicted_to_the_byte_in_both_modes("adamw", 0, monkeypatch)
 
 
 def test_new_state_lies_where_the_old_was_and_gradients_wait() -> None:

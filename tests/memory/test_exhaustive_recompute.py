@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from recompute_graphs import chain_graph, drawn_graph, modelled, simulated, walked
+from soak import cases, kept
 
 from apportion.graph import Graph
 from apportion.memory.choose_by_model import choose_by_model
@@ -35,19 +36,19 @@ def equals_the_best_of_all(graph: Graph, lowered: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", (32, 16))
+@pytest.mark.parametrize("seed", kept((32, 16), 32))
 def test_lowered_and_simulated(seed: int) -> None:
     equals_the_best_of_all(drawn_graph(seed), lowered=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [seed for seed in range(42) if seed not in LARGE])
+@pytest.mark.parametrize("seed", [seed for seed in range(cases(42, 12)) if seed not in LARGE])
 def test_drawn_graphs(seed: int) -> None:
     equals_the_best_of_all(drawn_graph(seed), lowered=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [seed for seed in range(24) if seed not in LARGE])
+@pytest.mark.parametrize("seed", [seed for seed in range(cases(24, 8)) if seed not in LARGE])
 def test_refining_finds_the_best_of_few(seed: int) -> None:
     """What is done for large Graphs, on small ones."""
     graph = drawn_graph(seed)

@@ -72,8 +72,8 @@ def rows(spec: str, place: str, **how: Any) -> list[Plan]:
     ("spec", "place"),
     [
         ("mlp:tiny", "local:2"),
-        pytest.param("gpt2:tiny,layers=1", "6xh100", marks=pytest.mark.slow),
-        pytest.param("lenet:tiny", "3xk80", marks=pytest.mark.slow),
+        pytest.param("gpt2:tiny,layers=1", "6xh100", marks=pytest.mark.soak),
+        ("lenet:tiny", "3xk80"),
         ("mlp:layers=2,width=256,batch=64", "2x2xa100"),
     ],
 )

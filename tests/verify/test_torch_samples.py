@@ -9,6 +9,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from soak import cases
 
 from apportion import zoo
 from apportion.capture.capture import capture
@@ -27,7 +28,8 @@ from apportion.verify.verify_call import verify
 
 pytestmark = pytest.mark.slow  # all of them begin by running the whole database
 
-EACH = 2  # calls of each operator
+EACH = cases(2, 1)  # calls of each operator
+LOOKED_AT = cases(4, 2)  # of each entry of the database
 CHUNKS = 6
 
 
@@ -36,7 +38,7 @@ def chosen() -> tuple[Sample, ...]:
     """Own inputs, and of each operator of the database the calls with the most elements."""
     found: dict[str, dict[str, Sample]] = {}
     for entry in entries():
-        for sample in samples_of_entry(entry, limit=4):
+        for sample in samples_of_entry(entry, limit=LOOKED_AT):
             found.setdefault(str(sample.target), {}).setdefault(sample.key, sample)
     largest = [
         sorted(calls.values(), key=lambda s: -sum(t.numel() for t in s.tensors))[:EACH]
@@ -50,7 +52,7 @@ def test_no_derived_split_is_wrong_and_none_raises(chunk: int) -> None:
     verdicts = verify(chosen()[chunk::CHUNKS], blind=False)
     assert [_told(v) for v in verdicts if v.bad] == []
     assert [v.key for v in verdicts if {"wrong", "raised"} & v.pairs.keys()] == []
-    assert sum(v.splits for v in verdicts) > 150
+    assert sum(v.splits for v in verdicts) > 75 * EACH
 
 
 def _told(verdict: Verdict) -> str:
