@@ -21,7 +21,7 @@ from apportion.split.space import Space
 
 pytestmark = pytest.mark.slow
 WHERE = cluster("1xtitanx")
-BUDGET = 12.0
+BUDGET = 4.0
 
 
 @pytest.fixture(scope="module")
