@@ -12,6 +12,7 @@ it has taken longer than that pays for. Both forms give the same numbers, bit fo
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
 import sys
@@ -174,12 +175,12 @@ class CompiledFunction:
 
     @functools.cached_property
     def _is_kept(self) -> bool:
-        """Whether an earlier process has compiled it and left the result beside its source."""
+        """Whether an earlier process has compiled it and left the result on the disk."""
         code = self.function.__code__
         path = Path(code.co_filename)
         version = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
         name = f"{path.stem}.{self.function.__qualname__}-{code.co_firstlineno}.{version}.nbi"
-        return (path.parent / "__pycache__" / name).exists()
+        return any((folder / name).exists() for folder in _numba_folders(path.parent))
 
     @functools.cached_property
     def dispatcher(self) -> Any:
@@ -192,6 +193,17 @@ class CompiledFunction:
             return jit(**options)(self.function)
         _drop_unreadable(made)
         return made
+
+
+@functools.cache
+def _numba_folders(source: Path) -> tuple[Path, ...]:
+    """Where Numba keeps what is compiled from the files of a folder: beside them, or in the user's
+    cache where that may not be written."""
+    own = f"{source.name}_{hashlib.sha1(os.path.abspath(source).encode()).hexdigest()}"
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        return (Path(chosen) / own,)
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return source / "__pycache__", Path(caches).expanduser() / "numba" / own
 
 
 def seconds_to_compile(functions: Iterable[CompiledFunction]) -> float:

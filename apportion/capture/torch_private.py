@@ -360,6 +360,21 @@ def operator_database() -> list[Any]:
     return list(op_db)
 
 
+def samples_of(entry: Any, dtype: torch.dtype, grads: bool) -> Iterator[Any]:
+    """The inputs that an entry of the database has for the CPU, as its `sample_inputs` draws them.
+    That looks through Python's stack, with the source lines of every frame, for the test that it is
+    called by, which takes longer than the operators."""
+    from torch.testing._internal.common_utils import set_rng_seed
+
+    samples = iter(entry.sample_inputs_func(entry, "cpu", dtype, grads))
+    while True:
+        set_rng_seed()
+        try:
+            yield next(samples)
+        except StopIteration:
+            return
+
+
 def gradients_of(
     roots: Sequence[torch.Tensor],
     seeds: Sequence[torch.Tensor],

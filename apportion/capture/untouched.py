@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import gc
 import random
+import sys
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -251,11 +252,29 @@ Caches = dict[int, tuple[Any, int]]
 """Functions that remember results, by id, and how many each has computed."""
 
 
-def _caches() -> Caches:
-    """All functions that remember results: what is of their class refers to it, and to look for
-    that takes half as long as to look at all objects."""
-    wanted = functools._lru_cache_wrapper
-    return _counted(x for x in gc.get_referrers(wanted) if type(x) is wanted)
+class _CacheFinder:
+    """Finds all functions that remember results. What is of their class refers to it, and to look
+    for that takes half as long as to look at all objects; so it is done again only when one that
+    was found is gone, or more refer to the class."""
+
+    def __init__(self) -> None:
+        self._kind = functools._lru_cache_wrapper
+        self._found: list[weakref.ref[Any]] = []
+        self._references = 0
+
+    def __call__(self) -> Caches:
+        """All of them, and how many results each has computed."""
+        found = [cache for each in self._found if (cache := each()) is not None]
+        if len(found) < len(self._found) or sys.getrefcount(self._kind) != self._references:
+            known = set(map(id, found))  # some are set aside, where nobody sees who refers to what
+            more = (x for x in gc.get_referrers(self._kind) if type(x) is self._kind)
+            found += [cache for cache in more if id(cache) not in known]
+            self._found = [weakref.ref(cache) for cache in found]
+            self._references = sys.getrefcount(self._kind)
+        return _counted(found)
+
+
+_caches = _CacheFinder()
 
 
 def _counted(caches: Iterable[Any]) -> Caches:

@@ -66,7 +66,7 @@ def samples_of_entry(entry: Any, limit: int = 12, seed: int = 0) -> Iterator[Sam
         return
     torch.manual_seed(seed)
     grads = bool(entry.supports_autograd and dtype.is_floating_point)
-    samples = iter(_quietly(lambda: entry.sample_inputs("cpu", dtype, requires_grad=grads)) or ())
+    samples = torch_private.samples_of(entry, dtype, grads)
     for _ in range(limit):
         sample = _quietly(lambda: next(samples, None))
         if sample is None:

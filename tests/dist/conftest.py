@@ -8,8 +8,11 @@ to try again, and once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from _pytest.runner import runtestprotocol
+from rank_launch import Launch, RankServer
 
 ABORTED = "terminate called without an active exception"
 
@@ -25,3 +28,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    """Runs programs on ranks, forked from one process that has imported torch."""
+    server = RankServer(tmp_path_factory.mktemp("said"))
+    yield server.run
+    server.close()

@@ -3,49 +3,47 @@ as people use them, beside the same libraries on one process."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_launch import Launch
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 STEPS = 4
 
 
-ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-TORCHRUN = (Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2")
+MODULES = {"trainer": "transformers.trainer", "lightning": "lightning.pytorch"}
 
 
-def said(tmp_path: Path, *command: Any) -> str:
-    """What a command prints."""
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path,
-        env=ENVIRONMENT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def program(launch: Launch, tmp_path: Path) -> Launch:
+    """Runs a program in a folder of its own."""
+    environment = dict(os.environ, HF_HUB_OFFLINE="1")
+    return functools.partial(launch, folder=tmp_path, environment=environment)
 
 
-def curve(tmp_path: Path, *command: str) -> list[float]:
+def curve(program: Launch, name: str, *words: str, modules: tuple[str, ...] = ()) -> list[float]:
     """The losses of a program on two ranks."""
-    program = (EXAMPLES / command[0], *command[1:], "--steps", str(STEPS), "--double")
-    printed = said(tmp_path, *TORCHRUN, *program)
+    given = (EXAMPLES / name, *words, "--steps", str(STEPS), "--double")
+    printed = program(*given, modules=modules)
     lines = [line.split() for line in printed.splitlines() if line.startswith("step ")]
     return [float(words[3]) for words in lines]
 
 
-def test_trainers_follow_the_loop_by_hand(tmp_path: Path) -> None:
+def test_trainers_follow_the_loop_by_hand(program: Launch) -> None:
     for library in ("accelerate", "lightning", "transformers"):
         pytest.importorskip(library)
-    by_hand = curve(tmp_path, "nanogpt.py", "data", "run")
+    by_hand = curve(program, "nanogpt.py", "data", "run")
     assert len(by_hand) == STEPS and by_hand[-1] < by_hand[0]
-    assert curve(tmp_path, "nanogpt_lightning.py") == pytest.approx(by_hand, rel=1e-9)
+    lightning = curve(program, "nanogpt_lightning.py", modules=(MODULES["lightning"],))
+    assert lightning == pytest.approx(by_hand, rel=1e-9)
     # its Trainer adds up losses in float32
-    assert curve(tmp_path, "nanogpt_trainer.py") == pytest.approx(by_hand, rel=3e-7)
+    trainer = curve(program, "nanogpt_trainer.py", modules=(MODULES["trainer"],))
+    assert trainer == pytest.approx(by_hand, rel=3e-7)
 
 
 def same(found: Any, expected: Any, where: str = "") -> None:
@@ -64,13 +62,14 @@ def same(found: Any, expected: Any, where: str = "") -> None:
 
 
 @pytest.mark.parametrize("library", ["trainer", "lightning"])
-def test_loops_as_people_use_them(library: str, tmp_path: Path) -> None:
+def test_loops_as_people_use_them(library: str, program: Launch, tmp_path: Path) -> None:
     """Accumulation, clipping, schedules, evaluation, checkpoints, the best model, resuming."""
     for name in ("accelerate", "lightning", "transformers"):
         pytest.importorskip(name)
     script = Path(__file__).with_name(f"{library}_loop.py")
-    plain = said(tmp_path, sys.executable, script, "plain", tmp_path / "plain")
-    divided = said(tmp_path, *TORCHRUN, script, "data", tmp_path / "divided")
+    modules = (MODULES[library],)
+    plain = program(script, "plain", tmp_path / "plain", ranks=0, modules=modules)
+    divided = program(script, "data", tmp_path / "divided", modules=modules)
     logs = [[line for line in text.splitlines() if line[:2] == "{'"] for text in (plain, divided)]
     assert len(logs[1]) == len(logs[0])  # one rank speaks
     expected, found = (json.loads(text.splitlines()[-1]) for text in (plain, divided))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from rank_launch import Launch
 
 import apportion as ap
 from apportion import zoo
+from apportion.cli import main as cli
 from apportion.mesh.mesh_layout import MeshLayout, load_layout
 from apportion.mesh.plan_layout import plan_layout
 from apportion.plan.plan import Plan, with_model
@@ -19,12 +19,6 @@ from apportion.run.planned_program import planned_program
 
 GPT2, LLAMA = "gpt2:tiny,dropout=0", "llama:tiny"
 STEPS = 3
-
-
-def told(*command: str, folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def losses_of_plan(plan: Plan) -> list[float]:
@@ -53,17 +47,13 @@ def made(spec: str, layout: MeshLayout) -> Plan:
     ids=["gpt2 fsdp", "gpt2 ddp", "llama fsdp checkpointed", "llama hsdp kept"],
 )
 def test_an_exported_program_trains_with_the_losses_of_its_plan(
-    tmp_path: Path, spec: str, layout: MeshLayout
+    tmp_path: Path, spec: str, layout: MeshLayout, launch: Launch
 ) -> None:
     plan = made(spec, layout)
     plan.save(tmp_path / "p.json")
-    apportion = [sys.executable, "-c", "from apportion.cli.main import main; main()"]
-    told(*apportion, "export", "p.json", "-o", "train.py", "--layout", "mesh.json",
-         folder=tmp_path)  # fmt: skip
-    program = Path("train.py")
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    ranks = ("--nproc-per-node", str(layout.devices), str(program))
-    lines = told(*launcher, *ranks, "--steps", str(STEPS), "--double", folder=tmp_path)
+    paths = [str(tmp_path / name) for name in ("p.json", "train.py", "mesh.json")]
+    assert cli.status(["export", paths[0], "-o", paths[1], "--layout", paths[2]]) == 0
+    lines = launch(paths[1], "--steps", STEPS, "--double", ranks=layout.devices, folder=tmp_path)
     losses = [json.loads(line)["loss"] for line in lines.splitlines() if line.startswith("{")]
     assert losses == pytest.approx(losses_of_plan(plan), rel=1e-9)
     assert losses[-1] < losses[0]

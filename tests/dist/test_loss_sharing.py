@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from rank_launch import Launch
 
 from apportion import zoo
 from apportion.capture.capture import capture
@@ -31,19 +31,14 @@ if sys.argv[1] == "destroy":
 """
 
 
-def test_a_loss_that_one_rank_has(tmp_path: Path) -> None:
+def test_a_loss_that_one_rank_has(tmp_path: Path, launch: Launch) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     it = zoo.load("mlp:tiny")
     program = capture(it.step, it.model, it.optimizer, it.batch)
     make_plan(program, cluster("local:3"), "single").save(tmp_path / "p.json")
     for end in ("leave", "destroy"):
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-             "3", "train.py", end],
-            cwd=tmp_path, capture_output=True, text=True, timeout=100,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        ranks = [line.split() for line in sorted(done.stdout.splitlines())]
+        said = launch(tmp_path / "train.py", end, ranks=3, folder=tmp_path)
+        ranks = [line.split() for line in sorted(said.splitlines())]
         assert [rank[:2] for rank in ranks] == [["0", "False"], ["1", "True"], ["2", "True"]]
         losses = [rank[2:] for rank in ranks]
         assert losses[0] == losses[1] == losses[2] and len(set(losses[0])) == 5

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
+from soak import cases
 
 from apportion import zoo
 from apportion.capture.capture import capture
@@ -43,21 +44,21 @@ def spaces() -> dict[str, Space]:
     return found
 
 
-def strategies(space: Space, devices: int) -> dict[str, Strategy]:
+def strategies(space: Space, devices: int, randomly: int) -> dict[str, Strategy]:
     machine = cluster(f"local:{devices}")
     problem = Problem(space, machine, default_cost(machine))
     names = ["data", "tofu"] if devices == 2 else ["data"]  # tofu needs a power of two
     found = {name: METHODS[name](problem).strategy for name in names}
-    return found | {f"random {n}": draw(space, devices, Random(n)) for n in (1, 2)}
+    return found | {f"random {n}": draw(space, devices, Random(n)) for n in range(randomly)}
 
 
-@pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny"])
+@pytest.mark.parametrize(("spec", "randomly"), [("mlp:tiny", 2), ("gpt2:tiny", cases(2, 0))])
 def test_peaks_and_bytes_are_as_predicted(
-    pool: ProcessPool, spaces: dict[str, Space], spec: str
+    pool: ProcessPool, spaces: dict[str, Space], spec: str, randomly: int
 ) -> None:
     devices = len(pool.pipes)
     machine = cluster(f"local:{devices}")
-    for name, strategy in strategies(spaces[spec], devices).items():
+    for name, strategy in strategies(spaces[spec], devices, randomly).items():
         space = Space(spaces[spec].graph, strategy.digits)
         tasks = runnable(space, strategy, devices)
         storage = measure_storage(Executable(space, strategy, tasks), threads(devices))

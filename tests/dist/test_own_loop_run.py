@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from rank_launch import Launch
 
 from apportion.capture.capture import capture
 from apportion.machine.cluster import cluster
@@ -61,7 +60,7 @@ for _ in range(3):
 
 
 @pytest.mark.parametrize("method", ["data", "single"])
-def test_every_rank_gets_what_the_body_returns(tmp_path: Path, method: str) -> None:
+def test_every_rank_gets_what_the_body_returns(tmp_path: Path, method: str, launch: Launch) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "train.py").write_text(TRAIN)
     names: dict[str, object] = {}
@@ -70,13 +69,8 @@ def test_every_rank_gets_what_the_body_returns(tmp_path: Path, method: str) -> N
     program = capture(step, model, optimizer, batch)
     assert any("logits is left out" in note for note in program.notes)
     make_plan(program, cluster("local:2"), method).save(tmp_path / "p.json")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "train.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = [line.split() for line in done.stdout.splitlines()]
+    printed = launch(tmp_path / "train.py", folder=tmp_path)
+    said = [line.split() for line in printed.splitlines()]
     for _ in range(3):
         found = copy.copy(step(model, optimizer, batch))
         expected = [float(x.detach()) for x in (found["loss"], found["norm"], found["far"][0])]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from rank_launch import Launch
 
 BEGIN = """
 import os, sys, time, torch, torch.distributed as dist
@@ -96,25 +94,8 @@ pytestmark = pytest.mark.skipif(
     ids=["exchange of 2", "exchange of 3", "each waits for the next", "a rank ends",
          "switched off by one"],
 )  # fmt: skip
-def test_messages(text: str, ranks: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    started = []
-    for rank in range(ranks):
-        settings = {
-            "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }  # fmt: skip
-        command = [sys.executable, "-c", BEGIN + text]
-        environment = {**os.environ, **settings}
-        environment.pop("APPORTION_TRANSPORT", None)
-        started.append(
-            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        )
-    try:
-        errors = [process.communicate(timeout=100)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    said = "\n".join(errors)
-    assert [process.returncode for process in started] == [0] * ranks, said
+def test_messages(text: str, ranks: int, launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "messages.py").write_text(BEGIN + text)
+    environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment.pop("APPORTION_TRANSPORT", None)
+    launch(tmp_path / "messages.py", ranks=ranks, environment=environment, seconds=100)

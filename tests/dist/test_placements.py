@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from soak import kept
 
 from apportion import zoo
 from apportion.capture.capture import capture
@@ -32,6 +33,7 @@ from apportion.split.space import Space
 from apportion.split.strategy import Choice, Strategy
 
 DEVICES, STEPS, SEED = 4, 2, 3
+MODELS = ["inception-v3:tiny", "gnmt:tiny", "transformer-xl:tiny"]
 PLACED = [name for name, row in METHODS.items() if row.options.get("placer") in PLACERS]
 
 
@@ -63,7 +65,7 @@ def _strategies(space: Space) -> list[tuple[Strategy, list[str]]]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("spec", ["inception-v3:tiny", "gnmt:tiny", "transformer-xl:tiny"])
+@pytest.mark.parametrize("spec", kept(MODELS, "gnmt:tiny"))
 def test_placements_by_every_method_train_the_same_model(processes: SharedPool, spec: str) -> None:
     it = zoo.load(spec, SEED)
     program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm)

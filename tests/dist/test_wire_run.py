@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+from rank_launch import Launch
 
 BEGIN = """
 import os, random, sys, time, torch, torch.distributed as dist
@@ -87,26 +86,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "eventfd"), reason="a wire needs
     ("text", "ranks"), [(EXCHANGE, 2), (EXCHANGE, 3), (END, 2), (STRANGE, 2)],
     ids=["exchange of 2", "exchange of 3", "a rank ends", "no message"],
 )  # fmt: skip
-def test_messages(text: str, ranks: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    started = []
-    for rank in range(ranks):
-        settings = {
-            "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "APPORTION_TRANSPORT": "wire",
-        }  # fmt: skip
-        command = [sys.executable, "-c", BEGIN + text]
-        started.append(
-            subprocess.Popen(
-                command, env={**os.environ, **settings}, stderr=subprocess.PIPE, text=True
-            )
-        )
-    try:
-        errors = [process.communicate(timeout=100)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    said = "\n".join(errors)
-    assert [process.returncode for process in started] == [0] * ranks, said
+def test_messages(text: str, ranks: int, launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "messages.py").write_text(BEGIN + text)
+    settings = {"TORCH_CPP_LOG_LEVEL": "ERROR", "APPORTION_TRANSPORT": "wire"}
+    environment = {**os.environ, **settings}
+    launch(tmp_path / "messages.py", ranks=ranks, environment=environment, seconds=100)

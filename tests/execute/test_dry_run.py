@@ -19,8 +19,8 @@ from soak import cases, kept
 
 from apportion import zoo
 from apportion.capture.capture import capture
-from apportion.collector import uncollected
 from apportion.capture.program import Program
+from apportion.collector import uncollected
 from apportion.execute import dry_run as storage
 from apportion.execute.allocations import AllocationTracker, allocated_peak, memory_profile
 from apportion.execute.dry_run import _DryRun, measure_storage
