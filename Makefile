@@ -14,6 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Workers steal tests from each other, so that none is left alone with the last ones.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q
 SHARED := -n 2 --dist worksteal --ignore tests/dist
+PROCESSES := tests/dist -n 2 --dist loadfile
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,14 +32,12 @@ quick: lint ## Lint, types, and the tests of every room that take little time: w
 
 test: lint ## Lint, types, all tests, and a report of the project's size: before you hand over
 	$(PYTEST) $(SHARED)
-	$(PYTEST) tests/dist -n 2 --dist loadfile -m "not alone"
-	$(PYTEST) tests/dist -m alone
+	$(PYTEST) $(PROCESSES)
 	$(BIN)/python tools/size.py
 
 soak: $(STAMP) ## All tests with all of their cases, for as long as that takes: hours
 	$(PYTEST) $(SHARED) --soak
-	$(PYTEST) tests/dist --soak -n 2 --dist loadfile -m "not alone"
-	$(PYTEST) tests/dist --soak -m alone
+	$(PYTEST) $(PROCESSES) --soak
 
 lint: $(STAMP) ## Ruff and mypy
 	$(BIN)/ruff check .

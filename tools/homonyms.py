@@ -50,6 +50,7 @@ STATE: dict[str, str] = {
     "apportion.capture.user_line._shown_file": "a cache of a function of the file's name",
     "apportion.columns.PATIENCE": "one for all compiled functions, which are made on import",
     "apportion.columns._numba": "Numba, which is told of our functions once",
+    "apportion.columns._numba_folders": "a cache of folders' names",
     "apportion.describe.descriptions.DESCRIPTIONS": "the registry that describe() fills",
     "apportion.describe.descriptions.REASONS": "the registry that unsplit() fills",
     "apportion.describe.formula._SHARED": "a cache of formulas of all sizes, bounded",

@@ -53,8 +53,7 @@ CHUNKS = (10, 60, 400)  # tests that are collected at once; then all others
 AT_LEAST = 4  # faults of a room
 SUITE = (  # as in the Makefile
     "tests -n 2 --dist worksteal",
-    'tests/dist -n 2 --dist loadfile -m "not alone"',
-    "tests/dist -m alone",
+    "tests/dist -n 2 --dist loadfile",
 )
 
 

@@ -24,8 +24,6 @@ from apportion.run.step_source import StepSource
 from apportion.search import METHODS, Problem
 from apportion.split.space import Space
 
-pytestmark = pytest.mark.alone
-
 SPEC = "mlp:layers=3,width=256,batch=64"
 
 

@@ -62,7 +62,6 @@ def reader(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_tutorial(reader: Reader) -> None:
     pytest.importorskip("transformers")
     by_command = reader.follow("tutorial.md")

@@ -18,8 +18,6 @@ import pytest
 from apportion.cli import main as cli
 from apportion.run.pool import ProcessPool
 
-pytestmark = pytest.mark.alone  # what is killed or waited for must have begun in time
-
 RUN = [
     "run", "mlp:tiny", "--procs", "3", "--method", "data", "--steps", "1000000", "--no-calibrate",
 ]  # fmt: skip

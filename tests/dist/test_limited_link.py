@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.alone
-
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 MODEL = "mlp:layers=3,width=384,batch=64"
 METHODS = ("tofu", "data", "random")  # from the fewest bytes to the most

@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "nanogpt.py"
 BIN = Path(sys.executable).parent
