@@ -1,7 +1,7 @@
 """Settings for all tests, and what keeps `make quick` quick.
 
-Tests that take more than about a second of processor time are marked `slow`, and `make quick` runs
-the others and lists what took longest. A test that takes ten times as long as that without the mark
+Tests that take more than about a third of a second are marked `slow`, and `make quick` runs
+the others and lists what took longest. A test that takes ten seconds without the mark
 fails; so does a `make quick` in which a room has hardly any tests left. All tests that need several
 processes or a GPU are slow without saying so.
 """

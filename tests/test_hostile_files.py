@@ -48,6 +48,7 @@ def test_mutants_are_refused_in_a_sentence_or_harmless(name: str, tmp_path: Path
     assert time.process_time() - began < hostile_files.SECONDS * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTS)
 def test_good_files_are_taken(name: str, tmp_path: Path) -> None:
     """Else the test above would show nothing."""
@@ -109,6 +110,7 @@ def test_figures_of_a_file_are_not_trusted(
     assert Plan.load(plan_file).notes == loaded.notes[:-1]  # and what it said is forgotten
 
 
+@pytest.mark.slow
 def test_seconds_that_cannot_be_counted_do_not_make_a_step_faster(
     plan_file: Path, tmp_path: Path
 ) -> None:

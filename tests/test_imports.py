@@ -135,6 +135,7 @@ def test_rooms_are_folders_and_say_what_they_are() -> None:
             assert word in doc, f"{name}/__init__.py does not say {word!r}"
 
 
+@pytest.mark.slow
 def test_planning_rooms_load_no_torch() -> None:
     names = [
         dotted(path) for name in WITHOUT_TORCH for path in sorted((PACKAGE / name).rglob("*.py"))

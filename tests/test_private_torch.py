@@ -11,6 +11,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parent.parent / "apportion"
 
 REASONS = {
@@ -71,6 +73,7 @@ def is_private(name: str) -> bool:
     return experimental or any(p.startswith("_") and not p.startswith("__") for p in rest)
 
 
+@pytest.mark.slow
 def test_only_the_listed_files_use_private_torch() -> None:
     found = {
         path.relative_to(PACKAGE).as_posix(): list(private_uses(path))

@@ -133,8 +133,8 @@ if "SUITE_SECONDS" in os.environ:
 # The command line
 
 
-def table(path: Path, by: str) -> str:
-    """Sums by room, by file or by test, the most expensive first."""
+def _sums(path: Path, by: str) -> dict[str, Costs]:
+    """Of each room, file or test."""
     sums: dict[str, Costs] = defaultdict(Costs)
     for line in path.read_text().splitlines():
         row = json.loads(line)
@@ -144,10 +144,20 @@ def table(path: Path, by: str) -> str:
         costs = Costs(**{k: v for k, v in row.items() if k in Costs.__annotations__}, tests=1)
         sums[name].add(costs)
         sums["all"].add(costs)
+    return sums
+
+
+def table(path: Path, by: str, beside: Path | None) -> str:
+    """Sums by room, by file or by test, the most expensive first, and how many tests and seconds by
+    the clock there were in other rows."""
+    sums, other = _sums(path, by), _sums(beside, by) if beside else None
     head = ["", "tests", "clock", "processor", "compiling", "capturing", "captures", "processes"]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    more = ["tests then", "clock then"] if other else []
+    lines = ["| " + " | ".join(head + more) + " |", "|---" * len(head + more) + "|"]
     for name, one in sorted(sums.items(), key=lambda item: -item[1].clock):
         cells = [name, *(round(getattr(one, column)) for column in head[1:])]
+        if other:
+            cells += [other[name].tests, round(other[name].clock)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
@@ -163,9 +173,10 @@ def main() -> int:
     two = of.add_parser("table")
     two.add_argument("rows", type=Path)
     two.add_argument("--by", choices=["room", "file", "test"], default="room")
+    two.add_argument("--beside", type=Path, metavar="ROWS", help="of another run, for comparison")
     given = parser.parse_args()
     if given.what == "table":
-        print(table(given.rows, given.by))
+        print(table(given.rows, given.by, given.beside))
         return 0
     path = os.pathsep.join(filter(None, [str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")]))
     own = {"SUITE_SECONDS": str(given.rows.resolve()), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -42,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_predicted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy_gpu, "CALIBRATED", (CASE,))
     tables = make_tables(folder, None)

@@ -135,6 +135,7 @@ def test_floors_are_of_use() -> None:
     assert root > 0.55 * min(steps.values())  # 0.59 by the costs that are shipped now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_durations_are_those_of_lowered_tasks(machine: str) -> None:
     problem, rng = problem_of("lenet:tiny", machine), Random(1)
@@ -167,6 +168,7 @@ def test_the_proven_optimum_is_the_least_of_all(machine: str, seed: int) -> None
     assert proof.strategy == strategy_of(units, proof.picks)
 
 
+@pytest.mark.slow
 def test_images_need_not_be_searched() -> None:
     """Layers whole, on one device or on all: the same optimum, and less is looked at."""
     problem = problem_of("mlp:tiny", "flexflow-p100:4")
@@ -193,6 +195,7 @@ def test_renamings_leave_links_as_they_are() -> None:
         assert table is not None and sorted(table) == list(range(len(unit.options)))
 
 
+@pytest.mark.slow
 def test_a_deadline_gives_the_best_and_a_bound() -> None:
     problem = problem_of("lenet:tiny", "flexflow-p100:4")
     units = few(units_of("lenet:tiny", 4, False), Random(5), 100)
@@ -202,6 +205,7 @@ def test_a_deadline_gives_the_best_and_a_bound() -> None:
     assert proof.bound_ns <= min(steps.values()) <= proof.step_ns == steps[proof.picks]
 
 
+@pytest.mark.slow
 def test_annealing_by_floors_goes_down_and_is_reproducible() -> None:
     problem = problem_of("lenet:tiny", "flexflow-p100:4")
     known = find_needs(problem, list(units_of("lenet:tiny", 4, False)))

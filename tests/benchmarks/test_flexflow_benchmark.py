@@ -30,6 +30,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("flexflow_figures")
 
 
+@pytest.mark.slow
 def test_methods_and_proposals_are_measured(benchmark: Any) -> None:
     cell = benchmark.Cell("nmt", "k80", 4, ("data", "tofu", "proposals"))
     how = benchmark.How(search_seconds=1.0, proposals=30, fulls=30)

@@ -13,6 +13,7 @@ from apportion.place.objective import StepObjective
 from apportion.place.problem_file import save_problem
 
 
+@pytest.mark.slow
 def test_random_placements_are_counted_and_the_curve_falls() -> None:
     objective = StepObjective(made_problem(8, 2))
     curve, best = benchmark.random_curve(objective, 50, seed=1)

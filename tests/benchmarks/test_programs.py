@@ -27,6 +27,7 @@ def test_names_are_unique_and_there_are_enough() -> None:
     assert kinds.count(IDIOM) >= 100
 
 
+@pytest.mark.slow
 def test_equal() -> None:
     found = programs.survey(entry("own_backward"), ("data",))
     assert (found.outcome, found.plans) == ("equal", {"data": "equal"})
@@ -38,6 +39,7 @@ def test_refused_by_a_sentence() -> None:
     assert "branches" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["branch_on_data", "scheduler_in_step"])
 def test_a_remedy_is_followed(name: str) -> None:
     found = programs.survey(entry(name), ("data", "random"))
@@ -56,6 +58,7 @@ def test_remedies_are_of_programs() -> None:
     assert REMEDIES.keys() <= {each.name for each in entries()}
 
 
+@pytest.mark.slow
 def test_a_wrong_run_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     true = divided_runs.divided
 
@@ -74,6 +77,7 @@ def _changed(copy: Any) -> Any:
     return copy
 
 
+@pytest.mark.slow
 def test_a_wrong_loss_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     true = divided_runs.divided
 

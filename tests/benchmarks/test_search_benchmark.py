@@ -20,6 +20,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("search")
 
 
+@pytest.mark.slow
 def test_methods_are_measured_on_clusters(
     search: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

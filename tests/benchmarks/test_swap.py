@@ -40,6 +40,7 @@ def peak() -> int:
     return max(simulate(tasks(), given.cluster, given.cost).peak_bytes)
 
 
+@pytest.mark.slow
 def test_what_fits_is_not_swapped(model: Any) -> None:
     found = model.swap(tasks(), nanoseconds(), peak(), 1e9)
     assert (found.read_bytes, found.written_bytes) == (0, 0)

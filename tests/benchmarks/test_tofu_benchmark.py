@@ -75,6 +75,7 @@ def test_computing_alone_is_all_there_is_on_one_device(benchmark: Any) -> None:
     assert benchmark.computing(made, one) == pytest.approx(benchmark.seconds(made))
 
 
+@pytest.mark.slow
 def test_swapping_needs_no_link_for_what_fits(benchmark: Any) -> None:
     whole, one = cluster("p2.8xlarge"), cluster("p2.8xlarge:1")
     made = benchmark.planned(Small(), 64, one, "single")

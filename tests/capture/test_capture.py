@@ -87,6 +87,7 @@ def test_graph_equals_plain_pytorch(name: str) -> None:
             assert_close(state[value], model.get_buffer(binding.name))
 
 
+@pytest.mark.slow
 def test_eager_reference_leaves_the_model_and_the_generator_alone() -> None:
     program = captured(CASES["gpt with dropout"])
     before = copy.deepcopy(program.model.state_dict())
@@ -444,6 +445,7 @@ def test_sparse_gradients_are_refused() -> None:
     assert "layout torch.sparse_coo" in message and "sparse=False" in message
 
 
+@pytest.mark.slow
 def test_a_plain_tensor_that_is_changed_is_state() -> None:
     model = Writing()
     model.mask = torch.ones(3)

@@ -29,6 +29,7 @@ def program_of(loss: Any) -> Program:
     return captured(lambda model, batch: loss(model(batch[0]), batch), linear(), data())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "text"),
     [
@@ -57,6 +58,7 @@ def test_the_remedies_work() -> None:
     assert_equals_eager(program_of(loss))
 
 
+@pytest.mark.slow
 def test_a_mask_that_never_changes_has_a_fixed_shape() -> None:
     def loss(h: torch.Tensor, _: Any) -> torch.Tensor:
         mask = torch.ones(6, 3).tril().bool()
@@ -86,6 +88,7 @@ def test_ctc_loss_has_lengths_that_never_change(reduction: str) -> None:
     assert_equals_eager(program_of(loss))
 
 
+@pytest.mark.slow
 def test_ctc_loss_with_lengths_of_the_batch_is_refused() -> None:
     def loss(h: torch.Tensor, batch: Any) -> torch.Tensor:
         scores = h.log_softmax(-1).unsqueeze(1).expand(-1, 2, -1)
@@ -108,6 +111,7 @@ class Masked(nn.Module):
         return chosen
 
 
+@pytest.mark.slow
 def test_a_mask_in_a_buffer_may_decide_a_shape_while_nothing_changes_it() -> None:
     program = captured(lambda m, b: m(b[0]).pow(2).mean(), Masked(writes=False), data())
     assert any("follows from mask" in note for note in program.notes)

@@ -127,6 +127,7 @@ def captured(name: str, fixed: Any = ()) -> Program:
     return capture(step, model, torch.optim.AdamW(model.parameters()), batch(), fixed=fixed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_the_remedy_that_a_refusal_names_works(name: str) -> None:
     with pytest.raises(CaptureError, match=r"is|are the same in every step") as refused:
@@ -172,6 +173,7 @@ def test_a_remedy_that_leaves_the_same_line_refused_is_not_named() -> None:
     assert "fixed=" not in said
 
 
+@pytest.mark.slow
 def test_a_name_may_be_short_or_that_of_a_part() -> None:
     step, make, batch = STEPS["chosen"]
     model = make()
@@ -190,6 +192,7 @@ def test_a_name_may_be_short_or_that_of_a_part() -> None:
         capture(step, model, optimizer, batch(), fixed=["masks"])
 
 
+@pytest.mark.slow
 def test_another_value_of_a_fixed_tensor_is_refused() -> None:
     program = captured("chosen", ["mask"])
     assert set(batch_leaves(program, own_batch())) == {index for index, _ in program.inputs}
@@ -198,6 +201,7 @@ def test_another_value_of_a_fixed_tensor_is_refused() -> None:
         batch_leaves(program, other)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_written_to_after_capture_is_noticed() -> None:
     program = captured("chosen", ["mask"])
     program.batch["mask"].logical_not_()
@@ -205,6 +209,7 @@ def test_a_batch_that_is_written_to_after_capture_is_noticed() -> None:
         batch_leaves(program, program.batch)
 
 
+@pytest.mark.slow
 def test_varied_batches_keep_what_is_fixed() -> None:
     program = captured("chosen", ["mask", "edges"])
     other = vary(program.batch, 0, 1, fixed=program.fixed_positions)
@@ -212,6 +217,7 @@ def test_varied_batches_keep_what_is_fixed() -> None:
     assert not torch.equal(other["x"], program.batch["x"])
 
 
+@pytest.mark.slow
 def test_the_captured_step_follows_the_rest_of_the_batch() -> None:
     program = captured("without_loops", ["edges"])
     batches = [vary(program.batch, 0, n, fixed=program.fixed_positions) for n in range(3)]
@@ -220,6 +226,7 @@ def test_the_captured_step_follows_the_rest_of_the_batch() -> None:
     assert run(program, batches)[0] == pytest.approx(losses, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_check_keeps_what_is_fixed() -> None:
     program = captured("chosen", ["mask"])
     assert ap.check(program, make_plan(program, ap.cluster("local:2"), "data", budget=0.5)).equal

@@ -38,6 +38,7 @@ def test_a_view_of_a_parameter_made_before_is_refused() -> None:
         capture(step, model)
 
 
+@pytest.mark.slow
 def test_other_tensors_are_noted_and_numbers_written_down_are_not() -> None:
     weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
 

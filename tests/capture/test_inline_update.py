@@ -36,6 +36,7 @@ def divisible(name: str) -> tuple[Any, list[Any], Space]:
 EXACT = [name for name in OPTIMIZERS if name != "muon"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_divided_updates_are_those_of_one_process(name: str) -> None:
     program, _, space = divisible(name)
@@ -60,6 +61,7 @@ def test_methods_plan_updates_of_several_operators(method: str) -> None:
     assert compare(program, space, found.strategy, 2).equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["radam", "adafactor", "muon", "lamb"])
 def test_generated_code_reads_the_settings_of_every_step(name: str) -> None:
     program, batches, space = divisible(name)

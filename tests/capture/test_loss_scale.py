@@ -175,6 +175,7 @@ def test_what_cannot_be_skipped_is_refused() -> None:
         capture(step, model, own, batch)
 
 
+@pytest.mark.slow
 def test_parts_may_overflow_in_other_steps() -> None:
     """Rows that cancel each other overflow where the devices have them apart."""
     scaler = scaler_of(2.0**14, 100)

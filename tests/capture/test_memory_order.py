@@ -45,6 +45,7 @@ def captured(cut: Any) -> Program:
     return capture(lambda m, x: m(x), model, optimizer, torch.randn(4, 10, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:aten.as_strided")  # which run unsplit
 @pytest.mark.parametrize("cut", [overlapping, contiguous, written])
 def test_a_divided_step_reads_the_same_elements(cut: Any) -> None:

@@ -189,6 +189,7 @@ def test_a_setting_that_state_is_kept_under_must_stay() -> None:
         check_settings(program)
 
 
+@pytest.mark.slow
 def test_an_attribute_of_the_optimizer_must_stay() -> None:
     program, _ = captured(of(Lamb))
     program.optimizer.limit = 3.0  # type: ignore[attr-defined]
@@ -213,6 +214,7 @@ def test_half_precision_parameters_have_the_state_of_their_class() -> None:
     assert kinds["square_avg"] == "bfloat16" and kinds["step"] == "float32"
 
 
+@pytest.mark.slow
 def test_the_live_optimizer_is_not_touched() -> None:
     torch.manual_seed(0)
     model = mlp()

@@ -172,6 +172,7 @@ def test_numpy_of_a_tensor_with_data_is_its_own() -> None:
     assert_equals_eager(program)
 
 
+@pytest.mark.slow
 def test_a_write_elsewhere_does_not_hide_where_a_value_comes_from() -> None:
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         x, y = batch
@@ -254,6 +255,7 @@ def from_numpy_step(model: nn.Module, batch: Any) -> torch.Tensor:
     return (model(x.clamp(max=limit.item())) - y).pow(2).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "offset", "text"),
     [
@@ -364,6 +366,7 @@ def test_what_is_read_for_its_shape_only_decides_nothing() -> None:
     assert_equals_eager(program)
 
 
+@pytest.mark.slow
 def test_a_mask_like_the_model_is_blamed_on_the_batch_alone() -> None:
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         hidden = model(batch[0])

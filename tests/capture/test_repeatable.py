@@ -229,6 +229,7 @@ class Views(Cached):
         return super().forward(x)
 
 
+@pytest.mark.slow
 def test_a_cache_in_a_step_that_writes_to_views() -> None:
     capture(plain, Views())
 

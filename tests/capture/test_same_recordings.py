@@ -356,6 +356,7 @@ def test_a_cache_on_the_meta_device(cls: type[Keeping], taken: bool) -> None:
         ap.capture(step, model, optimizer, batches()[0])
 
 
+@pytest.mark.slow
 def test_tensors_that_are_computed_alike_are_equal_whatever_the_data() -> None:
     known = batches()[0]
 

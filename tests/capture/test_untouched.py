@@ -181,6 +181,7 @@ def test_the_model_is_as_before(name: str) -> None:
     assert loss.isfinite()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cached masks and counters", "one module under two names"])
 def test_the_model_is_as_before_when_the_capture_fails(name: str) -> None:
     model = MODELS[name]()
@@ -295,6 +296,7 @@ def test_a_module_of_torch_jit_is_refused() -> None:
         ap.capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(5, 4))
 
 
+@pytest.mark.slow
 def test_no_fake_tensor_is_left_alive() -> None:
     model = Caching()
     ap.capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(5, 4))
@@ -322,6 +324,7 @@ def test_tuples_that_count_in_a_way_of_their_own() -> None:
     assert tuple.__getitem__(model.kinds, 1) == "odd"  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_memory_of_what_was_garbage_belongs_to_its_next_owner() -> None:
     gc.collect()
     gc.disable()
@@ -342,6 +345,7 @@ def test_memory_of_what_was_garbage_belongs_to_its_next_owner() -> None:
     assert objects.had(kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_program", [False, True])
 def test_what_was_there_before_is_told_from_what_was_made_since(by_program: bool) -> None:
     """Also where a program has set its objects aside itself."""

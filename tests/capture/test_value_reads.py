@@ -110,6 +110,7 @@ def test_a_number_that_is_computed_with_is_computed_in_every_step(step: Any) -> 
         torch.testing.assert_close(state[value], tensor)
 
 
+@pytest.mark.slow
 def test_a_number_that_decides_as_well_is_refused() -> None:
     def step(model: nn.Module, batch: Any) -> Any:
         count = batch["mask"].sum().item()
@@ -120,6 +121,7 @@ def test_a_number_that_decides_as_well_is_refused() -> None:
         captured(step)
 
 
+@pytest.mark.slow
 def test_a_number_that_is_a_size_is_refused() -> None:
     def step(model: nn.Module, batch: Any) -> Any:
         count = batch["n"][0].item()
@@ -129,6 +131,7 @@ def test_a_number_that_is_a_size_is_refused() -> None:
         captured(step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [lambda n: min(n, 3), lambda n: n // 8, lambda n: int(n / 8)])
 def test_a_size_is_refused_though_small_changes_do_not_show(hidden: Any) -> None:
     def step(model: nn.Module, batch: Any) -> Any:

@@ -73,6 +73,7 @@ def test_the_count_of_a_fused_update_stays() -> None:
     assert counts and {v.dtype for v in counts} == {"float32"}
 
 
+@pytest.mark.slow
 def test_a_constant_that_the_step_found_is_widened() -> None:
     scale = torch.tensor([0.1, 0.2, 0.3])
 

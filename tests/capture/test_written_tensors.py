@@ -72,6 +72,7 @@ def batches() -> list[torch.Tensor]:
     return [torch.randn(3, 4, generator=torch.Generator().manual_seed(k)) for k in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITES)
 def test_they_become_what_they_become_in_pytorch(write: Write) -> None:
     kept = zeros()
@@ -93,6 +94,7 @@ def test_they_become_what_they_become_in_pytorch(write: Write) -> None:
         torch.testing.assert_close(ends[value], end)
 
 
+@pytest.mark.slow
 def test_one_that_shares_its_memory_with_another_is_refused() -> None:
     table = torch.zeros(5, 4)
     step, model, optimizer = training(by_view, [table[:4], table[4]])

@@ -171,6 +171,7 @@ def test_nothing_is_unpickled(
     assert not Path("exploded").exists()
 
 
+@pytest.mark.slow
 def test_another_model(good: Path, program: Program) -> None:
     other = wide_program("gpt2:tiny")
     ranks = RanksHere(other, draw(space(other), 2, Random(0)), 2)

@@ -40,6 +40,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.slow
 @given(DATA)
 def test_it_comes_back_through_json(data: Any) -> None:
     assert same(data, from_plain(json.loads(json.dumps(to_plain(data, "x"), allow_nan=False))))

@@ -116,6 +116,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other) and type(one) is type(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_plain_and_divided_go_on_from_each_other(name: str, tmp_path: Path) -> None:
     expected = eager(*made(name, 0), range(4))
@@ -152,6 +153,7 @@ def test_plain_and_divided_go_on_from_each_other(name: str, tmp_path: Path) -> N
     assert same(optimizer.state_dict(), plain[1].state_dict())
 
 
+@pytest.mark.slow
 def test_one_file_out_and_in(tmp_path: Path) -> None:
     runner = divided(*made("adamw", 0))
     expected = eager(*made("adamw", 0), range(4))
@@ -164,6 +166,7 @@ def test_one_file_out_and_in(tmp_path: Path) -> None:
     assert losses == pytest.approx(expected[2:], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_weights_alone_out_and_in(tmp_path: Path) -> None:
     """Under the model's own names, as others write and read them; the optimizer begins anew."""
     runner = divided(*made("adamw", 0))
@@ -194,6 +197,7 @@ def test_torchs_own_reader_reads_them(tmp_path: Path) -> None:
     assert all(torch.equal(found[f"model.{key}"], tensor) for key, tensor in wanted.items())
 
 
+@pytest.mark.slow
 def test_settings_and_schedulers_go_on(tmp_path: Path) -> None:
     runner = divided(*made("adamw", 0))
     schedule = torch.optim.lr_scheduler.StepLR(runner.program.optimizer, 1, gamma=0.5)
@@ -212,6 +216,7 @@ def test_settings_and_schedulers_go_on(tmp_path: Path) -> None:
         other.load(tmp_path, loader=again)
 
 
+@pytest.mark.slow
 def test_another_optimizer_is_refused_and_may_begin_anew(tmp_path: Path) -> None:
     runner = divided(*made("sgd", 0))
     runner.step(data(0))

@@ -149,6 +149,7 @@ def test_models_lists_the_zoo(capfd: pytest.CaptureFixture[str]) -> None:
     assert all(m["source"] and "operators" not in m for m in facts["models"])
 
 
+@pytest.mark.slow
 def test_one_model_is_shown_with_its_settings(capfd: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capfd, "models", "mlp")
     assert status == 0 and re.search(r"width +1024 +10\b", out) and "gpt2" not in out
@@ -262,6 +263,7 @@ def test_show_counts_what_a_step_does(capfd: pytest.CaptureFixture[str]) -> None
     assert kinds["aten.t.default"]["flops"] == kinds["aten.t.default"]["bytes"] == 0
 
 
+@pytest.mark.slow
 def test_show_tells_which_axes_can_be_cut(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -293,6 +295,7 @@ def test_plan_save_and_simulate_agree(capfd: pytest.CaptureFixture[str], tmp_pat
     assert call_json(capfd, "simulate", file) == (0, facts)
 
 
+@pytest.mark.slow
 def test_broken_plan_files_are_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "p.json"
     assert cli.status([*PLAN, "--out", str(file)]) == 0
@@ -304,6 +307,7 @@ def test_broken_plan_files_are_refused(capfd: pytest.CaptureFixture[str], tmp_pa
             assert (status, out, err.count("\n")) == (2, "", 1), text
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_keeps_its_figures(capfd: pytest.CaptureFixture[str]) -> None:
     status, facts = call_json(capfd, *PLAN, "--memory-limit", "1B")
     assert status == 1 and facts["feasible"] is False and facts["bytes_moved"] > 0
@@ -342,6 +346,7 @@ def test_compare_marks_the_best_row(capfd: pytest.CaptureFixture[str]) -> None:
     assert line.startswith(table["best"]) and "auto: auto took single of data, " in out
 
 
+@pytest.mark.slow
 def test_compare_leaves_out_what_is_not_for_the_cluster(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +366,7 @@ def test_compare_leaves_out_what_is_not_for_the_cluster(
     assert (status, out) == (2, "") and "it needs a machine of its own" in err
 
 
+@pytest.mark.slow
 def test_bounds_and_notes_are_shown(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +413,7 @@ def test_a_plan_is_lowered_and_simulated_once(
     assert sorted(calls) == ["runnable", "simulate"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_search_with_the_best_so_far(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +431,7 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far(
     assert call(capfd, "plan", *where, "--method", "tofu")[0] == 130
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_explained(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = str(tmp_path / "p.json")
     status, out, _ = call(capfd, *PLAN, "--memory-limit", "1B", "--out", file)

@@ -33,6 +33,7 @@ def called(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dic
     return status, json.loads(out) if out else {}, err
 
 
+@pytest.mark.slow
 def test_costs_of_a_file_change_the_prediction(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_model_is_placed_and_exported(capfd: pytest.CaptureFixture[str], tmp_p
     assert loads[0] == pytest.approx(loads[1], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_step_of_a_model_is_what_the_simulator_says(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

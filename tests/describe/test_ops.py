@@ -621,6 +621,7 @@ def test_the_check_itself_finds_a_wrong_split(monkeypatch: pytest.MonkeyPatch) -
 # Every operator of whole steps, with the atoms that the graph gives it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [

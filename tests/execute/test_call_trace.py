@@ -62,6 +62,7 @@ def test_settings_are_left_open() -> None:
     assert not any(type(leaf) is float and 0.731 < leaf < 0.7311 for leaf in found)
 
 
+@pytest.mark.slow
 def test_random_words_are_left_open() -> None:
     words = [
         leaf.number

@@ -100,6 +100,7 @@ def recorded(ranks: RanksInMode) -> list[GraphedSegment]:
     return found  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["data", "random"])
 @pytest.mark.parametrize("spec", ["mlp:tiny", pytest.param("gpt2:tiny", marks=pytest.mark.slow)])
 def test_recorded_segments_do_what_the_interpreter_does(

@@ -296,6 +296,7 @@ def test_a_kernel_that_cannot_run_without_data_is_taken_to_make_dense_results(
     assert measure_storage(executable, 1).slots == ((int(slot), -1, 96),)
 
 
+@pytest.mark.slow
 def test_elsewhere_workspace_is_not_known() -> None:
     _, space = captured("gpt2:tiny")
     strategy = draw(space, 1, Random(0))
@@ -306,6 +307,7 @@ def test_elsewhere_workspace_is_not_known() -> None:
     assert sum(n for _, n in there.workspace) < sum(n for _, n in here.workspace)
 
 
+@pytest.mark.slow
 def test_two_threads_need_no_less_than_one() -> None:
     _, space = captured("gpt2:tiny")
     strategy = draw(space, 1, Random(0))
@@ -318,12 +320,14 @@ def test_two_threads_need_no_less_than_one() -> None:
 HALVES = ["mlp:tiny,precision=bf16", "llama:tiny,precision=bf16-mixed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [*HALVES, "llama:tiny,precision=fp16-mixed"])
 def test_every_call_in_half_precision_allocates_what_is_measured(spec: str) -> None:
     """Products reorder their operands, and operands of two types are converted to one."""
     test_every_call_allocates_what_is_measured(spec, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", HALVES)
 def test_the_peak_in_half_precision_is_predicted_to_the_byte(spec: str) -> None:
     test_the_peak_of_one_device_is_predicted_to_the_byte(spec, False)
@@ -354,6 +358,7 @@ def test_operands_of_two_types_are_converted(name: str) -> None:
             assert tracker.peak == allocated_peak(profile), (left, right)
 
 
+@pytest.mark.slow
 def test_measuring_writes_nothing_to_the_terminal() -> None:
     code = "import sys; from apportion.execute import memory_profile\nwith memory_profile(): pass"
     environment = {k: v for k, v in os.environ.items() if k != "KINETO_LOG_LEVEL"}

@@ -36,6 +36,7 @@ from apportion.split.strategy import Choice, Layout, Strategy, unsplit_choice
 # Any legal strategy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_random_strategies_train_the_same_mlp(devices: int) -> None:
     program, space = captured("mlp:tiny")
@@ -55,6 +56,7 @@ def test_random_strategies_train_the_same_gpt2(devices: int) -> None:
         assert found.equal, (devices, seed, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny"])
 def test_data_parallelism_trains_the_same_model_for_several_steps(spec: str) -> None:
     program, space = captured(spec)
@@ -89,6 +91,7 @@ class Odd(nn.Module):
         return y.reshape(12) * self.last.reshape(4, 3).cos().reshape(12)
 
 
+@pytest.mark.slow
 def test_state_that_is_not_trained_survives_the_steps() -> None:
     torch.manual_seed(0)
     model = Odd()

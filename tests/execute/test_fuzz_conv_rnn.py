@@ -36,6 +36,7 @@ def test_random_strategies_train_the_same_model(spec: str, devices: int) -> None
         assert found.equal, (devices, seed, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3])
 def test_every_plane_cut_into_strips(devices: int) -> None:
     """Convolutions with halos on all sides of each other, batch norm with statistics between."""

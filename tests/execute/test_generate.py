@@ -51,6 +51,7 @@ def assert_same(program: Any, space: Space, strategy: Strategy, devices: int, st
     assert not made.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny", "lenet:tiny", "rnntc:tiny"])
 def test_a_whole_step_trains_as_interpreted(spec: str) -> None:
     program, space = captured(spec)
@@ -100,6 +101,7 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "settings"), OPTIMIZERS)
 def test_fused_updates_are_the_optimizers_with_settings_that_change(
     cls: Any, settings: dict[str, Any]

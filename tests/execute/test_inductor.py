@@ -88,6 +88,7 @@ def test_traced_segments_do_what_the_interpreter_does(spec: str, by_graph: None)
     assert compiled.notes == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny", pytest.param("gpt2:tiny", marks=pytest.mark.slow)])
 def test_copies_of_state_are_bit_equal(spec: str, by_graph: None) -> None:
     compiled = ranks_in(INDUCTOR, spec, 2)
@@ -137,6 +138,7 @@ def pieces_and_kinds(layers: int) -> tuple[int, int]:
     return len(traced), len(keys)
 
 
+@pytest.mark.slow
 def test_equal_layers_are_compiled_once() -> None:
     few, kinds = pieces_and_kinds(4)
     assert pieces_and_kinds(6) == (few + 2 * 2, kinds)  # forwards and backwards
@@ -166,6 +168,7 @@ def test_a_task_that_cannot_be_traced_runs_by_itself(
     assert all("gelu" in note and "cannot be traced" in note for note in compiled.notes)
 
 
+@pytest.mark.slow
 def test_a_later_piece_that_fails_runs_uncompiled(
     by_graph: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

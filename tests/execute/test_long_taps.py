@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # In a process of its own: what goes wrong there writes beyond its memory.
 SCRIPT = """
 import torch
@@ -34,6 +36,7 @@ for channels, groups, places, taps in cases:
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_written_beyond_the_gradient() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False

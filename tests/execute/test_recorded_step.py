@@ -128,6 +128,7 @@ def distance(program: Program, plan: MemoryPlan, rng: Random, broken: bool = Fal
     return max(float((tensor - lazy[slot][1]).abs().max()) for slot, (_, tensor) in plain.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(cases(12, 4)))
 def test_a_recorded_step_trains_the_same(seed: int) -> None:
     program, rng = net(), Random(seed)
@@ -136,6 +137,7 @@ def test_a_recorded_step_trains_the_same(seed: int) -> None:
     assert distance(program, plan, rng) < 1e-13  # updates are fused
 
 
+@pytest.mark.slow
 def test_python_looks_for_garbage_once_when_a_step_has_been_recorded() -> None:
     program, rng, seen = net(), Random(0), list[int]()
 
@@ -153,6 +155,7 @@ def test_python_looks_for_garbage_once_when_a_step_has_been_recorded() -> None:
     assert seen == [2]
 
 
+@pytest.mark.slow
 def test_without_waiting_it_does_not() -> None:
     """The lazy device finds out what does not wait."""
     program = net()
@@ -167,6 +170,7 @@ def test_without_waiting_it_does_not() -> None:
     assert wrong >= 6
 
 
+@pytest.mark.slow
 def test_other_settings_are_recorded_anew() -> None:
     program, rng = net(), Random(3)
     plan = drawn_plan(program, rng)

@@ -99,6 +99,7 @@ def test_the_plans_of_usual_methods_have_nothing_to_say() -> None:
         assert not replica_notes(Executable(made.space, made.strategy, made.tasks), on_gpu=True)
 
 
+@pytest.mark.slow
 def test_kernels_of_gpus_that_add_in_any_order_are_named() -> None:
     _, space = captured("gpt2:tiny")
     executable = executable_of(space, 0)

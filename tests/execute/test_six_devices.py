@@ -83,6 +83,7 @@ def test_a_step_that_is_worth_it_uses_all_six(method: str) -> None:
     assert max(shares) < 1.25 * sum(shares) / DEVICES
 
 
+@pytest.mark.slow
 def test_what_is_replicated_is_found() -> None:
     """The measure itself: everything everywhere is all of the work, six times."""
     space = captured(HEADS)[1]

@@ -74,6 +74,7 @@ def measured(program: Program, it: Executable, mode: str) -> int | None:
     return memory.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", kept([0, 1 << 26], 1 << 26))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_peak_is_predicted_to_the_byte_in_both_modes(
@@ -86,6 +87,7 @@ def test_the_peak_is_predicted_to_the_byte_in_both_modes(
     assert predicted(it, fused=True)[1] < predicted(it, fused=False)[1]
 
 
+@pytest.mark.slow
 def test_gradients_are_not_held_back_beyond_what_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -360,6 +360,7 @@ def test_training_resumes_from_a_file_as_if_it_had_not_stopped(tmp_path: Path):
     assert same(train_gdp([problem], updates=2, resume=loaded, settings=SMALL), through)
 
 
+@pytest.mark.slow
 def test_a_policy_is_used_as_it_is_and_fine_tuned(tmp_path: Path):
     problem, other = problem_with_kinds(12, 2), problem_with_kinds(17, 2, seed=8)
     policy = train_gdp([problem], updates=2, settings=SMALL)
@@ -383,6 +384,7 @@ def test_evaluations_are_exact_and_the_budget_ends_training():
     assert none.placement.shape == (12,) and objective.evaluations == 50
 
 
+@pytest.mark.slow
 def test_a_policy_that_has_settled_is_begun_again():
     """On one device there is only one placement: ten updates are enough to see that."""
     found = place_with_gdp(StepObjective(made_problem(4, 1)), evaluations=33 * 25)

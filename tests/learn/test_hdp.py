@@ -164,6 +164,7 @@ def test_equal_seeds_give_equal_results_and_training_resumes(tmp_path: Path):
         resume_hdp(tmp_path / "h", StepObjective(made_problem(8, 3)))
 
 
+@pytest.mark.slow
 def test_units_go_only_where_they_can_run():
     problem = made_problem(8, 2)
     allowed = np.ones((8, 2), bool)

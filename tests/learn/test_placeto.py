@@ -396,6 +396,7 @@ def test_workers_change_nothing() -> None:
     assert equal_weights(alone, both)
 
 
+@pytest.mark.slow
 def test_use_without_learning_and_fine_tuning(tmp_path: Path) -> None:
     problems = [made_problem(7, 2, seed=s) for s in (1, 2)]
     policy = train_placeto(problems, episodes=8)

@@ -157,6 +157,7 @@ def test_resuming_gives_what_going_on_gives(tmp_path: Path, problems: list[Path]
     assert load_network(part).facts["updates"] == whole.facts["updates"]
 
 
+@pytest.mark.slow
 def test_a_policy_without_its_state_is_where_training_begins(
     tmp_path: Path, problems: list[Path]
 ) -> None:

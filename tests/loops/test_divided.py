@@ -41,15 +41,18 @@ def check_random(seeds: range, interpreted: bool, counts: tuple[int, ...] = (2, 
     return runs
 
 
+@pytest.mark.slow
 def test_random_loops_equal_the_order_of_tiles() -> None:
     assert check_random(range(40), interpreted=True) > 50
 
 
+@pytest.mark.slow
 def test_random_loops_whose_rows_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_uses, "SMALL_BYTES", 0)
     assert check_random(range(1000, 1030), interpreted=True) > 30
 
 
+@pytest.mark.slow
 def test_random_loops_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_uses, "CACHE_BYTES", 0)
     monkeypatch.setattr(array_uses, "BLOCK_BYTES", 150)

@@ -131,6 +131,7 @@ number = 3
 """
 
 
+@pytest.mark.slow
 def test_the_command_shows_a_loop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

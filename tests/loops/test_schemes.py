@@ -79,6 +79,7 @@ def test_lexicographically_positive(distance: Distances) -> None:
         assert covered == (meant and positive)
 
 
+@pytest.mark.slow
 def test_random_loops_against_brute_force() -> None:
     divided = 0
     for seed in range(RANDOM_LOOPS):
@@ -109,12 +110,14 @@ def _wrong(loops: int = 200) -> int:
     return sum(bool(judge(random_loop(seed)).wrong) for seed in range(loops))
 
 
+@pytest.mark.slow
 def test_the_oracle_notices_a_lost_vector(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dependence.lexicographically_positive
     monkeypatch.setattr(dependence, "lexicographically_positive", lambda d: list(whole(d))[:1])
     assert _wrong()
 
 
+@pytest.mark.slow
 def test_the_oracle_notices_the_program_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def rotating(vectors: object, dims: int, ordered: bool) -> object:
         return schemes.permitted_schemes(vectors, dims, False)  # type: ignore[arg-type]
@@ -123,6 +126,7 @@ def test_the_oracle_notices_the_program_order(monkeypatch: pytest.MonkeyPatch) -
     assert _wrong()
 
 
+@pytest.mark.slow
 def test_the_oracle_notices_the_skew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemes, "_least_skew", lambda vectors, space, time: 0)
     assert _wrong()

@@ -37,6 +37,7 @@ def method(name: str, spec: str, devices: int) -> tuple[Space, Strategy]:
 SIZES = [BucketSizes(), BucketSizes(0, 1 << 30, 0.0), BucketSizes(64, 256, 0.1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_the_same_work_is_done_whatever_travels_together(devices: int, sizes: BucketSizes) -> None:
@@ -108,6 +109,7 @@ def test_a_message_that_is_left_out_is_seen() -> None:
         verify(replace(made, slot_first=early))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "most"), [(2, 3), (4, 6)])
 def test_data_parallelism_has_few_exchanges(devices: int, most: int) -> None:
     space, strategy = method("data", "gpt2:tiny", devices)

@@ -125,6 +125,7 @@ def test_a_batch_norm_without_weight_stays_in_pieces() -> None:
     assert len(list(batch_norms(small_model(affine=False).graph))) == 1
 
 
+@pytest.mark.slow
 def test_channels_on_two_devices_are_whole() -> None:
     program, space = captured("wresnet:tiny")
     axes = dict.fromkeys(PIECES, "c") | {"aten.mul.Scalar": "i0", "aten.add.Tensor": "i0"}
@@ -187,6 +188,7 @@ def test_a_result_that_is_read_too_early_keeps_the_pieces() -> None:
     assert moved.call[list(at.values())].max() < 0
 
 
+@pytest.mark.slow
 def test_memory_is_predicted_to_the_byte() -> None:
     torch.set_num_threads(1)
     program = small_model()

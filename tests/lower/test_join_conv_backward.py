@@ -34,6 +34,7 @@ def kernels(space: Space, strategy: Strategy, devices: int) -> list[str]:
     return [work.op.kind for work in Executable(space, strategy, tasks).computes.values()]
 
 
+@pytest.mark.slow
 def test_a_device_of_data_parallelism_calls_once() -> None:
     program, space = captured(SPEC)
     strategy = data(problem(2, SPEC)).strategy

@@ -234,6 +234,7 @@ def test_frozen_state_survives_the_step() -> None:
 # Slots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "count"), [("mlp:tiny", 8), ("gpt2:tiny", 2)])
 def test_slots_die_after_their_last_use(spec: str, count: int) -> None:
     """Between the last task and the end of the step only what survives it is left."""
@@ -279,6 +280,7 @@ def test_storage_lives_as_long_as_its_aliases() -> None:
         assert (tasks.slot_base[base] == -1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "count"), [("mlp:tiny", 20), ("rnn:tiny", 5), ("gpt2:tiny", 3)])
 def test_bytes_moved_are_known_before_there_are_tasks(spec: str, count: int) -> None:
     _, space = captured(spec)
@@ -294,6 +296,7 @@ COMPARED = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "forgets"), [("mlp:tiny", 0.0), ("rnn:tiny", 0.3)])
 def test_what_is_remembered_is_what_would_be_made_anew(spec: str, forgets: float) -> None:
     """Choices and Layouts that come, go and come back, some of it forgotten meanwhile."""

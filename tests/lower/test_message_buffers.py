@@ -48,6 +48,7 @@ def turns(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_messages_that_are_under_way_at_once_have_different_buffers(devices: int) -> None:
     _, space = captured("mlp:tiny")

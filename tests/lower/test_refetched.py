@@ -40,6 +40,7 @@ def phases(space: Space, tasks: TaskGraph, slot: int) -> set[str]:
     return {ops[op].phase for op in tasks.op[readers].tolist() if op < len(ops)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("spec", ["mlp:tiny", "rnn:tiny"])
 def test_any_values_may_be_fetched_again(spec: str, devices: int) -> None:

@@ -48,6 +48,7 @@ def crossing(tasks: TaskGraph, level: tuple[int, ...]) -> int:
     return int(tasks.copy_nbytes[sent][source != target].sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [PAIRS, UNEVEN, NESTED])
 def test_any_strategy_trains_the_same(levels: Levels) -> None:
     program, space = captured("mlp:tiny")

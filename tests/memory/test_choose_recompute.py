@@ -121,6 +121,7 @@ def test_segments_are_the_forward_in_order() -> None:
         assert len(found) >= parts
 
 
+@pytest.mark.slow
 def test_the_best_segments_of_a_chain_need_the_root_of_its_length() -> None:
     """As Chen et al. have it: boundaries and one segment, each about the root."""
     peaks = {}
@@ -132,6 +133,7 @@ def test_the_best_segments_of_a_chain_need_the_root_of_its_length() -> None:
     assert peaks[64] < 3 * peaks[16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [chain_graph(4), block_graph()], ids=["chain", "block"])
 def test_near_the_best_of_all_sets(graph: Graph) -> None:
     costs = costs_of(graph)
@@ -149,6 +151,7 @@ def test_near_the_best_of_all_sets(graph: Graph) -> None:
         assert found.outcome.seconds <= 1.02 * best
 
 
+@pytest.mark.slow
 def test_a_large_end_is_not_recomputed_in_vain() -> None:
     """The last segment is there whatever is recomputed; to recompute it frees nothing."""
     model = nn.Sequential()
@@ -170,6 +173,7 @@ def test_nothing_is_recomputed_if_the_step_fits() -> None:
     assert choose_recompute(graph, costs_of(graph), run(frozenset()), run).ops == frozenset()
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_nearest_is_found() -> None:
     graph = chain_graph(24)
     run = outcome_of(graph, 1)

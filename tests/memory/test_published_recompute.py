@@ -105,6 +105,7 @@ def test_the_planner_is_near_the_programme_and_no_worse_than_published_methods()
                 assert found.outcome.seconds <= run(ops).seconds
 
 
+@pytest.mark.slow
 def test_where_the_model_is_wrong_everything_is_recomputed_at_last() -> None:
     graph = chain_graph(12)
     model = modelled(graph)

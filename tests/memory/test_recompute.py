@@ -172,6 +172,7 @@ def test_divided_classes_carry_over() -> None:
     assert trains_the_same(program, made, carried, 2)
 
 
+@pytest.mark.slow
 def test_opened_composites_carry_over() -> None:
     program, space = captured("gpt2:tiny")
     rng = Random(5)

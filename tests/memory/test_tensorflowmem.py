@@ -119,6 +119,7 @@ def offloading(graph: Graph, model: StepModel, wanted: int, recomputes: bool) ->
     return MemoryPlan((), repeats, (), time_offloads(again, model.costs, WAY, found.values))
 
 
+@pytest.mark.slow
 def test_capuchin_hides_what_it_can_first() -> None:
     _, start, _, model = larger("mlp:width=512,layers=12,batch=4096")
     gaps = {gap.value: gap for gap in swap_gaps(model.graph, model.costs, WAY)}

@@ -69,6 +69,7 @@ def test_an_exported_layout_imports_as_the_same_plan(
     assert again.strategy == plan.strategy
 
 
+@pytest.mark.slow
 def test_fsdp_moves_two_gathers_and_a_scatter_of_all_parameters() -> None:
     graph = captured(LLAMA).graph
     plan = planned(LLAMA, MeshLayout(shard=2))
@@ -81,6 +82,7 @@ def test_fsdp_moves_two_gathers_and_a_scatter_of_all_parameters() -> None:
     assert kept.predicted.bytes_moved == pytest.approx(2 * whole, abs=16)
 
 
+@pytest.mark.slow
 def test_shards_and_tensor_ranks_divide_state() -> None:
     plan = planned(LLAMA, MeshLayout(shard=2, tensor=2))
     graph, tasks = plan.space.graph, plan.tasks
@@ -97,6 +99,7 @@ def test_shards_and_tensor_ranks_divide_state() -> None:
     assert placements["blocks.0.norm1.weight"].tensor is None
 
 
+@pytest.mark.slow
 def test_placements_of_ones_own_are_taken() -> None:
     own = MeshLayout(tensor=2, placements={
         "blocks.*.mlp.gate.weight": ParameterPlacement(tensor=0),
@@ -120,6 +123,7 @@ def test_what_a_mesh_cannot_say_is_refused_by_name(method: str) -> None:
         layout_of_plan(program.graph, plan)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_module_cannot_be_checkpointed() -> None:
     graph = captured(LLAMA).graph
     silu = next(k for k, op in enumerate(graph.ops) if op.kind == "aten.silu.default")

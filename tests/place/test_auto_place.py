@@ -31,6 +31,7 @@ def fixed(place: np.ndarray, told: list[dict[str, object]], **result: object):  
     return placer
 
 
+@pytest.mark.slow
 def test_never_worse_than_any_that_it_tried(rows: dict[str, Placer]) -> None:
     rows.update({name: PLACERS[name] for name, row in PLACERS.items() if row.share < 0.5})
     it = layered(60, 3, width=6, tight=1.4, live=1)

@@ -91,6 +91,7 @@ def test_auto_is_never_worse_than_any_method(
     assert peak(make_plan(graph, cluster, memory_limit=least - 1)) <= least
 
 
+@pytest.mark.slow
 def test_without_a_budget_auto_is_the_best_baseline() -> None:
     spec, place = "mlp:tiny", ap.cluster("local:2")
     auto = make_plan(captured(spec)[0], place, budget=0.0)
@@ -100,6 +101,7 @@ def test_without_a_budget_auto_is_the_best_baseline() -> None:
     assert "the budget ended before tofu" in auto.notes[-1]
 
 
+@pytest.mark.slow
 def test_the_last_method_improves_what_others_found_however_long_they_take(
     searches: Searches,
 ) -> None:
@@ -147,6 +149,7 @@ def test_baselines_keep_to_the_budget_once_something_fits(
     assert asked == ["owt"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_best_so_far(searches: Searches) -> None:
     graph, place = captured("gpt2:tiny")[0], ap.cluster("local:2")
     searches["tofu"] = interrupted
@@ -247,6 +250,7 @@ def test_a_search_over_the_limit_is_asked_again_with_a_lower_one(
     assert not late.feasible and len(calls) == 1
 
 
+@pytest.mark.slow
 def test_a_search_that_does_not_mind_the_limit_is_scored_once(
     searches: Searches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +268,7 @@ def test_a_search_that_does_not_mind_the_limit_is_scored_once(
     assert len(calls) == 2
 
 
+@pytest.mark.slow
 def test_rounds_end(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, place = captured("mlp:tiny")[0], ap.cluster("local:2")
     drawn: list[int] = []
@@ -302,6 +307,7 @@ def test_without_a_limit_everything_fits(tmp_path: Any) -> None:
 # Nothing fits
 
 
+@pytest.mark.slow
 def test_the_number_of_devices_that_would_do_is_planned(
     searches: Searches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

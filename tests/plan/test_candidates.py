@@ -63,6 +63,7 @@ def several(problem: Problem, *, budget: float, seed: int) -> SearchResult:
 # The next best
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_flexflow")
 def test_auto_keeps_the_best_that_differ() -> None:
     chosen = auto.choose(request(), "auto", 30.0, keep=3)
@@ -90,6 +91,7 @@ def test_others_count_though_the_best_was_known(searches: Searches) -> None:
     assert sorted(c.method for c in chosen.others) == ["fsdp", "tofu", "tofu", "tofu", "tofu"]
 
 
+@pytest.mark.slow
 def test_others_that_do_not_fit_are_not_kept(searches: Searches) -> None:
     searches["several"] = several
     found = auto.choose(request(), "several", 1.0, keep=9)

@@ -54,6 +54,7 @@ def at_once(cluster: Cluster) -> Cluster:
     return replace(cluster, links=tuple(links), devices=tuple(devices))
 
 
+@pytest.mark.slow
 def test_a_period_is_shorter_and_no_shorter_than_compute_or_wire(within: Plan) -> None:
     across = within.with_communication("p3")
     assert across.tasks.late_start > 0
@@ -67,6 +68,7 @@ def test_a_period_is_shorter_and_no_shorter_than_compute_or_wire(within: Plan) -
     assert min(across.predicted.peak_bytes) > max(within.predicted.peak_bytes)
 
 
+@pytest.mark.slow
 def test_auto_overlaps_where_that_is_faster_and_fits(program: Program) -> None:
     how = {"calibrate": False, "communication": "auto"}
     where = cable(50e9, "cpu")
@@ -93,6 +95,7 @@ def test_auto_overlaps_where_a_link_is_busy_though_nothing_is_gained(within: Pla
     assert _best(given, iter([busy]), lambda line: line is not alike) is given
 
 
+@pytest.mark.slow
 def test_auto_is_predicted_no_slower_than_any_policy(program: Program) -> None:
     within = ap.plan(program, cable(50e9, "cpu"), "data", calibrate=False, communication="wfbp")
     made = {policy: within.with_communication(policy) for policy in POLICIES}

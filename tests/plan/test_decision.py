@@ -33,17 +33,20 @@ def test_a_baseline_is_called_what_it_is(method: str, says: str) -> None:
     assert decision(made(method)) == says
 
 
+@pytest.mark.slow
 def test_layers_that_are_cut_are_told_apart_from_samples() -> None:
     assert decision(made("megatron")).startswith("Weights cut over 4 devices")
     two = decision(made("megatron", place="2x2xh100"))
     assert two.startswith("Data parallel over 2, weights cut in 2, on 4 devices")
 
 
+@pytest.mark.slow
 def test_modules_that_differ_are_named() -> None:
     said = decision(made("owt", "lenet:tiny", "4xk80"))
     assert said.startswith("Data parallel over 4 devices; ") and "full1: weights cut over 4" in said
 
 
+@pytest.mark.slow
 def test_what_is_traded_for_memory_is_said() -> None:
     said = decision(made("data", recompute="full", offload="full"))
     assert "2 of 2 layers computed again in the backward" in said
@@ -56,6 +59,7 @@ def test_one_device_needs_few_words() -> None:
     assert decision(made("single", place="1xh100")) == "Everything on the one device"
 
 
+@pytest.mark.slow
 def test_utilisation_is_of_the_models_own_operations() -> None:
     plain, again = made("data"), made("data", recompute="full")
     assert again.recomputed and 0 < utilisation(plain) < 1

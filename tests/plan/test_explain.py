@@ -172,6 +172,7 @@ def test_alternatives_are_legal_and_each_there_once(method: str, spec: str) -> N
             verify_strategy(plan.space, changed(plan.strategy, trial), 4)
 
 
+@pytest.mark.slow
 def test_alternatives_cut_every_axis_that_can_be_cut() -> None:
     plan = made("tofu", "gpt2:tiny")
     around = OpAlternatives(plan.space, 4)
@@ -244,6 +245,7 @@ def in_order(net: Network, times: Times, late: int, by: int) -> int:
     return int(end.max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["2x2xk80", "4xh100", "3xh200"])
 def test_slack_is_what_an_item_can_be_late(machine: str) -> None:
     plan = made("random", machine=machine)
@@ -270,6 +272,7 @@ def spoiled(plan: Plan, op: int) -> Plan:
 BIG = "mlp:batch=4096"
 
 
+@pytest.mark.slow
 def test_a_bad_choice_has_its_better_alternative_named() -> None:
     plan = made("data", BIG, "4xh100")
     bad = spoiled(plan, heavy(plan))
@@ -338,6 +341,7 @@ def test_one_device_leaves_no_alternative() -> None:
     assert "only one device" in str(found)
 
 
+@pytest.mark.slow
 def test_axes_that_cannot_be_cut_say_why() -> None:
     plan = made("data", "gpt2:tiny")
     op = next(k for k, m in enumerate(plan.graph.ops) if "native_layer_norm.default" in m.kind)
@@ -362,6 +366,7 @@ def test_what_was_hardly_tried_is_not_said_to_be_optimal() -> None:
     assert f"the best 1 of 1 that were tried, of {found.known}" in str(found)
 
 
+@pytest.mark.slow
 def test_the_budget_does_not_run_while_loops_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the first explanation on a machine, where the first alternative takes a minute."""
     plan, real, calls = made("tofu"), Delta.change, list[int]()
@@ -403,6 +408,7 @@ def test_ops_are_named_by_name_number_or_module() -> None:
     assert plan.graph.ops[inside].phase == "forward"
 
 
+@pytest.mark.slow
 def test_an_opened_op_is_found_by_the_name_it_was_captured_with() -> None:
     plan = made("random", "gpt2:tiny")
     assert plan.strategy.opening

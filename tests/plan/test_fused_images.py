@@ -48,6 +48,7 @@ def plans() -> tuple[Plan, Plan]:
     )
 
 
+@pytest.mark.slow
 def test_places_of_maxima_take_a_byte_each(plans: tuple[Plan, Plan]) -> None:
     plain, fused = plans
     numbers = [v.name for v in plain.graph.values if v.dtype == "int64" and v.shape]

@@ -92,10 +92,12 @@ def _written_softmax(spec: str, pieces_of: Callable[[Plan], list[list[int]]]) ->
     return sizes
 
 
+@pytest.mark.slow
 def test_a_softmax_of_logits_in_another_precision_is_not_written() -> None:
     assert _written_softmax("gpt2:tiny,precision=bf16-mixed", lambda made: []) == [0]
 
 
+@pytest.mark.slow
 def test_a_softmax_is_written_for_a_backward_that_is_compiled_by_itself() -> None:
     def at_the_loss(made: Plan) -> list[list[int]]:
         backward = [made.graph.ops[op].phase != FORWARD for op in made.tasks.op.tolist()]

@@ -80,6 +80,7 @@ def planned(it: Program, limit: float, **how: Any) -> Plan:
     return make_plan(it, gpu(), "single", 1.0, memory_limit=limit, **how)
 
 
+@pytest.mark.slow
 def test_state_leaves_the_device_where_nothing_else_helps() -> None:
     it = program()
     kept = planned(it, 1e12)
@@ -107,6 +108,7 @@ def test_all_of_it_on_request(mode: str) -> None:
     assert ap.check(it, made, steps=2).equal
 
 
+@pytest.mark.slow
 def test_a_plan_is_saved_and_is_the_plan_of_its_step_only(tmp_path: Path) -> None:
     it = program()
     made = planned(it, 1e12, host_state="host", recompute="full")
@@ -122,6 +124,7 @@ def test_a_plan_is_saved_and_is_the_plan_of_its_step_only(tmp_path: Path) -> Non
         planned_program(it, replace(made, memory=fewer))
 
 
+@pytest.mark.slow
 def test_a_host_without_room_is_no_way_out() -> None:
     it = program()
     limit = 0.6 * max(planned(it, 1e12).predicted.peak_bytes)
@@ -160,6 +163,7 @@ def test_pins_that_mean_nothing(pins: Any, why: str) -> None:
         read_pins(pins, program(3).graph)
 
 
+@pytest.mark.slow
 def test_methods_side_by_side() -> None:
     it = program()
     limit = 0.6 * max(planned(it, 1e12).predicted.peak_bytes)
@@ -222,6 +226,7 @@ def _all_states(trade: _Residence, ops: frozenset[int]) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_what_fits_is_found_at_the_limit_of_what_it_holds() -> None:
     """There the model of chunks takes more to be held than is, so that by it nothing fits."""
     spec = "gpt2:layers=4,width=256,heads=4,vocab=512,batch=4,seq=128"
@@ -239,6 +244,7 @@ def test_what_fits_is_found_at_the_limit_of_what_it_holds() -> None:
     assert found.feasible and max(found.predicted.peak_bytes) <= held
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_slower() -> None:
     """Of mixtures that the model finds equally quick, the one that copies least is taken."""
     it, seconds = program(layers=10), []
@@ -250,6 +256,7 @@ def test_more_memory_is_never_slower() -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
+@pytest.mark.slow
 def test_what_was_over_the_limit_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     it, tried = program(layers=10), []
     timed = _Residence._timed

@@ -83,6 +83,7 @@ def planned(
     return make_plan(step, place, "data", 1.0, limit, recompute=recompute, offload=offload)
 
 
+@pytest.mark.slow
 def test_a_limit_is_met_by_offloading(step: Program, kept: Plan, tmp_path: Path) -> None:
     limit = 0.8 * max(kept.predicted.peak_bytes)
     made = planned(step, "auto", limit)
@@ -156,6 +157,7 @@ def test_methods_in_one_table(step: Program, kept: Plan) -> None:
     assert [row.feasible for row in rows] == [True] and rows[0].offloaded
 
 
+@pytest.mark.slow
 def test_the_plan_of_another_step_is_refused(step: Program, kept: Plan) -> None:
     made = planned(step, "full")
     assert planned_program(step, made).graph.fingerprint == made.graph.fingerprint

@@ -45,6 +45,7 @@ def edited(path: Path, change: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*compared_by_default(), "auto"])
 def test_a_plan_is_the_same_after_saving(method: str, tmp_path: Path) -> None:
     plan = replace(made(method, devices=4), model="mlp:tiny", lower_bound=7.0)
@@ -61,6 +62,7 @@ def test_a_plan_is_the_same_after_saving(method: str, tmp_path: Path) -> None:
     assert loaded.simulate().predicted == plan.predicted
 
 
+@pytest.mark.slow
 def test_a_call_with_very_many_tensors_is_read_back(tmp_path: Path) -> None:
     class Recurrent(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -313,6 +315,7 @@ def test_operators_that_run_unsplit_are_warned_of_once_each() -> None:
     assert told[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_compare_plans_by_every_method_under_one_simulator() -> None:
     plans = ap.compare(captured("mlp:tiny")[0], ap.cluster("local:2"), budget=1.0)
     assert [p.method for p in plans] == compared_by_default()
@@ -335,6 +338,7 @@ def test_a_plan_with_not_finite_numbers_is_the_same_after_saving(tmp_path: Path)
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
+@pytest.mark.slow
 def test_a_saved_plan_is_simulated_without_torch(file: Path) -> None:
     code = (
         "import sys, apportion as ap\n"

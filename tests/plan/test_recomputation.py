@@ -63,6 +63,7 @@ def planned(step: Program, mode: str, limit: float | None = None, method: str = 
     return make_plan(step, cluster("2xh100"), method, 1.0, limit, recompute=mode)
 
 
+@pytest.mark.slow
 def test_a_limit_is_met_by_recomputing(step: Program, tmp_path: Path) -> None:
     kept = planned(step, "none")
     assert kept.recomputed == () and kept.graph is step.graph
@@ -92,6 +93,7 @@ def test_everything_recomputed_trains_the_same_model(step: Program, method: str)
     assert ap.check(step, made).equal
 
 
+@pytest.mark.slow
 def test_an_unfittable_limit_says_what_is_over(step: Program) -> None:
     made = planned(step, "auto", 1000.0)
     assert not made.feasible
@@ -103,6 +105,7 @@ def test_a_plan_without_recomputation_is_written_as_before(step: Program, tmp_pa
     assert '"recomputed"' not in (tmp_path / "p.json").read_text()
 
 
+@pytest.mark.slow
 def test_all_methods_in_one_table(step: Program) -> None:
     kept = planned(step, "none")
     limit = 0.8 * max(kept.predicted.peak_bytes)
@@ -115,6 +118,7 @@ def test_a_wrong_word_is_refused(step: Program) -> None:
         planned(step, "some")
 
 
+@pytest.mark.slow
 def test_the_plan_of_another_step_is_refused(step: Program) -> None:
     made = planned(step, "full")
     assert planned_program(step, made).graph.fingerprint == made.graph.fingerprint
@@ -129,6 +133,7 @@ def test_the_plan_of_another_step_is_refused(step: Program) -> None:
         planned_program(step, replace(made, memory=replace(made.memory, recomputed=(backward,))))
 
 
+@pytest.mark.slow
 def test_other_starts_are_tried_only_while_there_is_time() -> None:
     """Each takes as long as the first; but where that does not fit, they are tried all the same."""
     graph, place = captured("gpt2:tiny")[0], ap.cluster("2xh100")

@@ -76,6 +76,7 @@ def random_piece(spec: str = "gpt2:tiny", devices: int = 2, seed: int = 0) -> Ta
 # Signatures
 
 
+@pytest.mark.slow
 def test_every_task_that_works_has_a_signature() -> None:
     tasks = random_piece()
     works = np.isin(tasks.kind, [COMPUTE, ASSEMBLE])
@@ -85,6 +86,7 @@ def test_every_task_that_works_has_a_signature() -> None:
     assert {"aten.mm.default", "apportion.assemble"} <= kinds | {"aten.addmm.default"}
 
 
+@pytest.mark.slow
 def test_a_signature_says_shapes_strides_and_types() -> None:
     tasks = random_piece()
     assert any("float64[" in w and ":" in w for w in tasks.works)  # a transposed one
@@ -312,6 +314,7 @@ def test_works_together_take_what_a_round_takes() -> None:
     assert total == pytest.approx(np.quantile(answer.seconds.sum(axis=1), QUANTILE))
 
 
+@pytest.mark.slow
 def test_noise_is_the_spread_of_the_reference() -> None:
     tasks = random_piece(devices=1)
     (answer,) = rehearsed(tasks, dict.fromkeys(range(len(tasks.works)), 1e-5))

@@ -40,6 +40,7 @@ def other_entries(model: nn.Module, batch: Batch) -> torch.Tensor:
     return loss_of(model, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [in_place, through_a_view, other_entries])
 def test_it_trains_what_pytorch_trains_and_the_batch_stays(step: Callable[..., Any]) -> None:
     torch.manual_seed(0)

@@ -232,6 +232,7 @@ def test_numbers_that_depend_on_the_precision_are_no_difference() -> None:
     assert not ap.check(program, plan_of(program)).equal
 
 
+@pytest.mark.slow
 def test_a_step_that_asks_for_its_dtype_is_told_its_own() -> None:
     class Asking(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -260,6 +261,7 @@ def test_a_norm_whose_epsilon_is_that_of_its_dtype() -> None:
     assert found.equal and not found.notes, found
 
 
+@pytest.mark.slow
 def test_numbers_of_settings_are_rounded_as_the_step_is_written() -> None:
     """What is captured was computed in float32, and the difference that it makes is enlarged."""
 

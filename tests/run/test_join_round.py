@@ -53,6 +53,7 @@ def test_every_start_is_a_round_of_its_own(server: Any) -> None:
     assert len({names[0] for names in rounds}) == 5
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_waited_for(server: Any) -> None:
     """Rank 0 first reads the word of a predecessor that nobody answers for."""
     before = together(server, 3)
@@ -60,6 +61,7 @@ def test_a_late_rank_is_waited_for(server: Any) -> None:
     assert len(set(names)) == 1 and names[0] != before[0]
 
 
+@pytest.mark.slow
 def test_a_missing_rank_is_named(server: Any) -> None:
     store = connect("127.0.0.1", server.port, 20)
     with pytest.raises(RuntimeError, match="rank 1, 2 did not join the job in time"):

@@ -66,6 +66,7 @@ def test_a_rehearsal_times_the_same_tasks_in_every_mode() -> None:
     assert (np.diff(generated.seconds[0][fused][order]) >= 0).all()  # by what they read and write
 
 
+@pytest.mark.slow
 def test_reading_the_clock_is_no_work() -> None:
     """With a clock by which nothing but reading it takes time."""
     ticks = count(0, 1000)

@@ -117,6 +117,7 @@ def test_a_slow_reference_beside_other_programs_renews_nothing(machine: Machine)
     assert table.works == first.works
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (1.15, True), (2.1, False)])
 def test_a_file_without_references_is_compared(
     machine: Machine, factor: float, holds: bool
@@ -158,6 +159,7 @@ def measured(tasks: TaskGraph, seconds: float, old: CostTable | None = None) -> 
     return with_rehearsal(old or CostTable(condition_of(PLACE)), tasks, rehearsed(tasks, each))
 
 
+@pytest.mark.slow
 def test_marks_are_at_what_was_just_measured() -> None:
     one, two = random_piece(SPEC), random_piece("gpt2:tiny")
     before = measured(one, 1e-5)

@@ -31,6 +31,7 @@ def test_layers_are_found_though_averages_are_no_updates() -> None:
     assert compare(program, plan.space, plan.strategy, 2).equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adversarial", "updated twice"])
 def test_updates_in_the_middle_of_a_step_in_generated_code(name: str) -> None:
     program = capture(*made(name))

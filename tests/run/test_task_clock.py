@@ -14,6 +14,7 @@ from apportion.run.calibrate_cuda import _shared, runner_on
 from apportion.run.task_clock import SCALE, HostClock, QueueClock, intervals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["none", "generated"])
 def test_every_task_runs_in_one_interval(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     rests: list[int] = []

@@ -24,6 +24,7 @@ def made(method: str = "data") -> Plan:
     return make_plan(captured("mlp:tiny")[0].graph, ap.cluster("local:2"), method)
 
 
+@pytest.mark.slow
 def test_the_really_fastest_is_kept() -> None:
     plans = [made("data"), made("fsdp"), made("single")]
     plan = keep_fastest(plans, [0.5, 0.25, 0.75])

@@ -78,6 +78,7 @@ def test_a_plan_that_fits_needs_no_way_out() -> None:
     assert ap.ways_out(made, program) == ()
 
 
+@pytest.mark.slow
 def test_a_graph_without_a_model_has_ways_out_too() -> None:
     graph, place = capture_without_data("mlp:tiny", 0).graph, ap.cluster("2xh100")
     made = make_plan(graph, place, "data", 0.0, memory_limit=1000)
@@ -103,6 +104,7 @@ def test_batches_are_found_along_a_line() -> None:
     assert (low, high) == (28, 30) and tried <= 3
 
 
+@pytest.mark.slow
 def test_the_command_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "mlp:tiny", "--cluster", "2xh100", "--method", "data", "--budget", "0"]
     asked += ["--memory-limit", "1KB", "--recompute", "none"]

@@ -241,6 +241,7 @@ def test_a_frustrated_energy_has_a_gap_and_what_is_left_holds_the_optimum() -> N
     assert left.constant + try_all_choices(left.energy)[1] == pytest.approx(least)
 
 
+@pytest.mark.slow
 def test_narrowing_closes_a_gap_that_passes_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values that the best choice rules out are dropped, and the rest proves it the best."""
     rng = np.random.default_rng(2)

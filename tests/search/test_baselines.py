@@ -75,6 +75,7 @@ def test_legal_for_every_model_on_any_number_of_devices(name: str) -> None:
                 assert all(choice.devices == (0,) for choice in strategy.choices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("spec", "devices"),
@@ -115,6 +116,7 @@ def test_structure_is_seen_without_names(method: Any, spec: str) -> None:
 # megatron
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "hosts", "width"), [("local:2", 1, 2), ("local:4", 1, 4), ("2x4xh100", 2, 4)]
 )
@@ -173,6 +175,7 @@ def test_columns_then_rows() -> None:
     assert parts["blocks.0.norm1.weight"] == (1,)
 
 
+@pytest.mark.slow
 def test_grouped_queries_are_cut_by_heads_of_keys() -> None:
     parts = cut_atoms(given("llama:tiny,layers=1", "local:2"), megatron)
     assert parts["blocks.0.attn.query.weight"] == (2, 1, 1, 1, 1)  # key heads, ...
@@ -233,6 +236,7 @@ def test_dense_weights_stay_where_they_are(devices: int) -> None:
     assert (dense, convolutions) == (3, 5)
 
 
+@pytest.mark.slow
 def test_owt_moves_less_than_data_on_alexnet() -> None:
     """58.6 of 61 million parameters are dense."""
     it = given("alexnet:batch=128", "p2.8xlarge:4")

@@ -135,6 +135,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "k"), [("chain", 3), ("narrow", 2), ("narrow", 4), ("narrow and long", 3)]
 )
@@ -184,6 +185,7 @@ def all_partitions(space: Space, factors: tuple[int, ...]) -> Iterator[Strategy]
                 yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("m", "k", "recursion"),
     [pytest.param(2, 4, 48, marks=pytest.mark.slow), (4, 2, 64), (4, 3, 96)],

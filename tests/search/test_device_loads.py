@@ -26,6 +26,7 @@ from apportion.split.strategy import Strategy
 SAFE = 1 - 1e-6  # durations are rounded to nanoseconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     sampled(["mlp:tiny", "gpt2:tiny", "lenet", "wresnet:tiny", "rnnlm:tiny"], 2),

@@ -57,6 +57,7 @@ def test_elimination_leaves_the_energy_as_it_was(seed: int) -> None:
     assert all(np.array_equal(t, same.pairs[k]) for k, t in energy.pairs.items())
 
 
+@pytest.mark.slow
 @settings(max_examples=cases(300))
 @given(seed=seeds)
 def test_interpreted_and_compiled_elimination_are_equal_bit_for_bit(seed: int) -> None:

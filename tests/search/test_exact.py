@@ -174,6 +174,7 @@ def test_exact_is_never_worse_than_tofu_and_never_below_its_bound(spec: str, dev
     assert partition(asked).bytes_moved >= found.lower_bound
 
 
+@pytest.mark.slow
 def test_exact_reports_its_bound_as_it_rises() -> None:
     told: list[Progress] = []
     exact(replace(problem(4), report=told.append), budget=20)
@@ -189,6 +190,7 @@ def test_out_of_time_it_returns_what_tofu_found() -> None:
     assert found.lower_bound is not None
 
 
+@pytest.mark.slow
 def test_steps_of_loops_are_free_of_each_other() -> None:
     space = problem(4, "rnn:tiny").space
     tied = find_sites(space, tied=True)

@@ -275,6 +275,7 @@ def test_a_repeated_layer_is_recurrent() -> None:
     assert expert(it).notes[0].startswith("a recurrent network: 1 layer over")
 
 
+@pytest.mark.slow
 def test_of_convolution_and_attention_what_has_more_operations() -> None:
     few = problem_of(Patched(8, 2, 2), 2, 3, 8, 8)
     many = problem_of(Patched(2, 5, 1), 2, 3, 6, 6)

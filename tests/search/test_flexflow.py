@@ -112,6 +112,7 @@ def test_the_walk_is_judged_by_what_a_full_simulation_says(spec: str) -> None:
     assert walk.cost == simulated(it, walk.strategy).step_seconds
 
 
+@pytest.mark.slow
 def test_loops_are_compiled_in_moves_that_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apportion.search.walks.flexflow.SLOW", math.inf)  # not here
     it = problem("mlp:tiny")
@@ -124,6 +125,7 @@ def test_loops_are_compiled_in_moves_that_change_nothing(monkeypatch: pytest.Mon
     assert not any(any(counts) for counts in walk.drawn.values())
 
 
+@pytest.mark.slow
 def test_layouts_that_a_start_gives_are_given_up_with_their_ops() -> None:
     it = problem("mlp:tiny", "4xh100")
     start = draw(it.space, it.devices, Random(0))
@@ -160,6 +162,7 @@ def test_plans_run_as_the_whole_step_does(spec: str) -> None:
     assert compare(program, result.space or it.space, result.strategy, 4).equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupt_gives_the_best_so_far(workers: int) -> None:
     it, told = problem("lenet"), list[Progress]()

@@ -52,6 +52,7 @@ def passes(given: Problem, value: int) -> int:
     return len({graph.ops[op].phase for op in graph.consumers[value]} & {FORWARD, BACKWARD})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "devices"), SOME)
 def test_every_parameter_is_gathered_once_for_each_pass(spec: str, devices: int) -> None:
     """However many Ops read it there; or once for both, if what is gathered is kept."""

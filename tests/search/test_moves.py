@@ -24,6 +24,7 @@ def space(spec: str) -> Space:
     return captured(spec)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", MODELS)
 def test_every_op_is_in_one_layer_and_every_layer_in_one_cell(spec: str) -> None:
     members = LayerChoices(space(spec))

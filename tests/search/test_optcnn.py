@@ -247,6 +247,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "on"), CASES)
 def test_tables_are_what_the_definition_says(spec: str, on: str) -> None:
     it, rng = costs(spec, on), Random(3)
@@ -321,6 +322,7 @@ def test_elimination_equals_descent_bounds_and_exhaustion(spec: str) -> None:
 # Plans run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "devices"),
     [("gpt2:tiny", 2), ("gpt2:tiny", 6), ("nmt:tiny", 3), ("nmt:tiny", 4), ("wresnet:tiny", 4),
@@ -417,6 +419,7 @@ def test_published_models_reduce_to_two_layers(spec: str) -> None:
     assert len(near) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["lenet:batch=128", "alexnet:batch=128"])
 def test_it_is_faster_than_data_parallelism_in_the_simulator(spec: str) -> None:
     given = published(spec)
@@ -438,6 +441,7 @@ def test_the_paper_counts_every_transfer() -> None:
 # Layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["gpt2:tiny", "nmt:tiny", "wresnet:tiny", "inception-v3:tiny"])
 def test_every_op_is_in_one_layer_with_what_belongs_to_it(spec: str) -> None:
     space = captured(spec)[1]
@@ -516,6 +520,7 @@ def test_too_many_grids_are_left_out_and_counted() -> None:
 # Beyond elimination
 
 
+@pytest.mark.slow
 def test_what_is_too_wide_gets_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     given = problem("gpt2:tiny", machine("4xp100"))
     exact = optcnn(given)

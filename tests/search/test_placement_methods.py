@@ -253,6 +253,7 @@ def test_a_limit_that_one_device_cannot_keep_is_kept_by_several() -> None:
     assert plan.feasible and max(plan.predicted.peak_bytes) <= 0.8 * alone
 
 
+@pytest.mark.slow
 def test_a_limit_that_nothing_keeps_shows_the_nearest_and_by_how_much() -> None:
     program, _ = captured("mlp:tiny")
     plan = make_plan(program, ap.cluster("2xv100"), "m-etf", memory_limit=200, budget=1.0)
@@ -276,6 +277,7 @@ def _by_module(spec: str, devices: int) -> dict[str, set[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_all_steps_of_a_recurrent_layer_are_on_one_device() -> None:
     found = _by_module("rnnlm:tiny,layers=3", 2)
     cells = [found[f"cells.{k}.state"] for k in range(3)]
@@ -304,6 +306,7 @@ def _moves(devices: int, allowed: np.ndarray | None = None) -> tuple[UnitMoves, 
     return UnitMoves(it.space, choices, unit, step.unit_edges[0], seconds, can), unit, choices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unit", "run", "swap"])
 def test_moves_take_whole_units_elsewhere(kind: str) -> None:
     moves, unit, choices = _moves(3)

@@ -64,6 +64,7 @@ def test_processes_compile_only_where_much_time_is_left(seconds: float, compiles
     assert math.isfinite(PATIENCE.compile_share)
 
 
+@pytest.mark.slow
 def test_what_is_worth_more_has_more_time() -> None:
     heard: list[Report] = []
     jobs = [counting("a", None, 1.0), counting("b", None, 9.0)]
@@ -98,6 +99,7 @@ def test_a_job_that_wants_to_go_on_is_ended_in_time() -> None:
     assert work_seconds() - began < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupt_lets_them_finish(workers: int) -> None:
     heard: list[Report] = []

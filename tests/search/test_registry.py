@@ -70,6 +70,7 @@ def test_auto_tries_it_at_its_place(module: ModuleType) -> None:
     assert plan.predicted.step_seconds <= alone.predicted.step_seconds
 
 
+@pytest.mark.slow
 def test_help_names_it(module: ModuleType, tmp_path: Path) -> None:
     assert f"last-device: {HELP}." in help_text()
     script = (

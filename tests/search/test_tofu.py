@@ -315,6 +315,7 @@ def test_no_tie_of_the_first_level_leads_to_the_joint_optimum() -> None:
     assert ties == 2
 
 
+@pytest.mark.slow
 def test_revising_levels_never_costs_more() -> None:
     """A level decided anew is the optimum given the others, and the cost is what is moved."""
     space = captured("wresnet:tiny")[1]
@@ -330,6 +331,7 @@ def test_revising_levels_never_costs_more() -> None:
 # Bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny,width=8", "gpt2:tiny,vocab=16"])
 def test_modelled_bytes_are_those_moved(spec: str) -> None:
     space = captured(spec)[1]
@@ -338,6 +340,7 @@ def test_modelled_bytes_are_those_moved(spec: str) -> None:
         assert moved(space, strategy_of(levels), 2**count) == levels.bytes_moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
@@ -376,6 +379,7 @@ def test_only_uneven_halves_move_other_bytes_than_modelled() -> None:
     assert moved(space, strategy_of(levels), 4) - levels.bytes_moved == biases * 2 * 8 / 2
 
 
+@pytest.mark.slow
 def test_level_costs_do_not_fall() -> None:
     """Theorem 1 of the paper, under its counting."""
     levels = cut(captured("gpt2:tiny")[1], 2, 2, 2, shared=False)
@@ -507,6 +511,7 @@ def test_equal_problems_have_equal_results() -> None:
     assert tofu(problem(4)) == tofu(problem(4))
 
 
+@pytest.mark.slow
 def test_steps_of_a_loop_are_tied_without_loss() -> None:
     """Untied, the steps of a small loop can still be eliminated: the optimum is the same."""
     space = captured("rnn:tiny,steps=2,layers=1")[1]

@@ -112,6 +112,7 @@ def test_wrong_requests_get_one_sentence(client: Client) -> None:
     assert client.ask("/api/state") == {"plans": [], "searches": []}
 
 
+@pytest.mark.slow
 def test_random_clicks_leave_a_legal_plan(client: Client, plan: Plan) -> None:
     bench, rng = client.server.bench, random.Random(5)
     number = client.server.bench.upload("p", json.dumps(plan_to_json(plan)).encode())

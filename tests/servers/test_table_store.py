@@ -85,6 +85,7 @@ def test_tables_do_not_vouch_for_each_other(settings: StoreSettings) -> None:
     run_threads(3, settings, work, delay=0.003)
 
 
+@pytest.mark.slow
 def test_staleness_is_used() -> None:
     """A process that is held up lets the others go on, as far as they may and no further."""
     reached = [0, 0]
@@ -143,6 +144,7 @@ def test_staleness_0_is_bulk_synchronous_bit_for_bit() -> None:
             assert np.array_equal(seen[clocks], expected)
 
 
+@pytest.mark.slow
 def test_a_budget_holds_early_rows_back() -> None:
     def work(store: TableStore) -> int:
         table = store.table("t", 2000, 8)
@@ -252,6 +254,7 @@ def test_wrong_rows() -> None:
     run_threads(1, StoreSettings(timeout=30), work)
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_come_is_told() -> None:
     hub = local_hub(2)
     stores = [TableStore(LocalMessages(r, 2, hub), StoreSettings(timeout=0.3)) for r in range(2)]

@@ -176,6 +176,7 @@ def test_a_plan_shows_its_links(plan: Plan, tmp_path: Path) -> None:
     assert any(".py:" in text for text in lines)
 
 
+@pytest.mark.slow
 def test_a_measured_step_has_the_same_tracks_without_links(plan: Plan, tmp_path: Path) -> None:
     start, end = plan.timeline.start_ns * 2, plan.timeline.end_ns * 2
     line = timeline(plan.tasks, start, end, source=MEASURED)

@@ -36,6 +36,7 @@ def shown(items: list[Table | str], width: int = 80) -> str:
     return screen.getvalue()
 
 
+@pytest.mark.slow
 def test_no_word_is_broken_at_80_columns() -> None:
     plan = made("fsdp")
     text = shown(plan_tables.planned(plan))
@@ -44,6 +45,7 @@ def test_no_word_is_broken_at_80_columns() -> None:
     assert set(re.findall(r"\S+", text)) <= set(re.findall(r"\S+", wide))
 
 
+@pytest.mark.slow
 def test_nor_in_other_tables() -> None:
     """Names of operators are as long as columns of sentences are; these make room for them."""
     graph = captured("gpt2:tiny")[0].graph
@@ -88,6 +90,7 @@ def test_files_are_named_without_folders() -> None:
     assert "gpt2.py:" in text and "/gpt2.py" not in text
 
 
+@pytest.mark.slow
 def test_bounds_of_different_quantities_are_apart() -> None:
     plans = compare_methods(captured("mlp:tiny")[0], ap.cluster("4xk80"), ["exact", "optcnn"], 1.0)
     table, *lines = plan_tables.compared(plans)

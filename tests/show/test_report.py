@@ -181,6 +181,7 @@ def test_traffic_of_many_devices_is_shown_in_blocks() -> None:
     assert found["nbytes"][0][43] == 10 and found["nbytes"][0][0] == 5
 
 
+@pytest.mark.slow
 def test_operators_show_their_choices() -> None:
     plan = made("data", devices=2, spec="gpt2:tiny")
     found = report.operators(plan, [plan.timeline, measured(plan)])
@@ -319,6 +320,7 @@ def test_a_peak_without_known_workspace_is_not_called_exact() -> None:
 # What is shown besides
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["data", "random", "op-placement"])
 def test_shares_of_a_step_add_up_and_agree_with_the_mean(method: str) -> None:
     plan = made(method, spec="gpt2:tiny")
@@ -327,6 +329,7 @@ def test_shares_of_a_step_add_up_and_agree_with_the_mean(method: str) -> None:
         assert min(row) >= 0 and sum(row) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_devices_that_do_the_same_are_one_group() -> None:
     plan = make_plan(captured("gpt2:tiny,batch=8")[0], ap.cluster("8xh100"), "data", 0.0)
     (group,) = report.gather(plan, [plan.timeline])["alike"]
@@ -338,6 +341,7 @@ def test_devices_that_do_the_same_are_one_group() -> None:
     assert len(groups) == 4
 
 
+@pytest.mark.slow
 def test_the_graph_has_every_module_once_with_its_cuts() -> None:
     plan = made("data", spec="gpt2:tiny")
     graph = report.gather(plan, [plan.timeline])["graph"]

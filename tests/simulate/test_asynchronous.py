@@ -116,6 +116,7 @@ def test_a_table_of_the_h200_is_shipped() -> None:
     assert 40e12 < 1 / product.per_flop < 67e12  # float32 without TF32, below the published rate
 
 
+@pytest.mark.slow
 def test_a_plan_for_an_h200_is_costed_by_its_table() -> None:
     spec = "gpt2:layers=4,width=256,heads=4,batch=4,seq=256,dropout=0"
     it = zoo.load(spec, meta=True)

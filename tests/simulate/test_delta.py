@@ -88,6 +88,7 @@ def test_random_edits_of_a_random_strategy(machine: str) -> None:
     assert len(counts) > 10, "edits did not add and remove tasks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "machine"),
     [
@@ -131,6 +132,7 @@ def test_what_is_before_a_change_is_not_worked_out_again() -> None:
     assert 0 < 4 * written[1] < written[0]
 
 
+@pytest.mark.slow
 def test_a_host_is_not_too_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four hosts one may be any time ahead of its device."""
     ahead = lambda cluster, cost: np.array([20_000, 0, 30_000, 15_000])  # noqa: E731
@@ -156,6 +158,7 @@ def layout_of(live: Delta, value: int, rng: Random) -> Layout | None:
     return Layout(tuple(parts), tuple(rng.sample(range(devices), math.prod(parts))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "machine"),
     [("mlp:tiny", "4xh100"), pytest.param("rnn:tiny", "2x2xk80", marks=pytest.mark.slow)],
@@ -240,6 +243,7 @@ def test_views_are_held_once() -> None:
     assert (ours <= plain).all() and (ours > 0.97 * plain).all()
 
 
+@pytest.mark.slow
 def test_what_is_computed_term_by_term_follows_changes() -> None:
     rng, space, them = Random(2), space_of("rnn:tiny"), cluster("2x2xa100")
     cost = default_cost(them)
@@ -264,6 +268,7 @@ def test_what_is_computed_term_by_term_follows_changes() -> None:
     assert live.lowering.termwise == {summed: (3, 2, 1, 0)} and agrees(live)
 
 
+@pytest.mark.slow
 def test_room_runs_out_and_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deltas, "ROOM", 1)
     monkeypatch.setattr(deltas, "SPARE", 40)
@@ -284,6 +289,7 @@ def test_room_runs_out_and_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(arrays) > 1
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deltas, "MEMORY", 1)
     monkeypatch.setattr(deltas, "SPARE", 40)

@@ -55,6 +55,7 @@ def test_no_kernel_is_of_two_pieces(plan: Plan) -> None:
     assert group[relu] != group[mul]
 
 
+@pytest.mark.slow
 def test_parts_of_a_loss_are_kernels_of_their_own() -> None:
     """All read one number, and targets, each its own part of them: nothing that kernels share."""
     it = zoo.load("gpt2:tiny,batch=4,seq=8,loss_parts=4", 0, meta=True)

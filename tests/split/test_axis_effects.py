@@ -52,6 +52,7 @@ def test_windows_overlap_by_their_halo() -> None:
     assert (0, 2) in along[0].windows and (0, 2) not in along[0].aligned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["gpt2:tiny", "lenet", "rnnlm:tiny"])
 def test_effects_are_what_the_split_in_two_says(spec: str) -> None:
     """Ops that share an effect with others of their form have it themselves."""

@@ -143,6 +143,7 @@ def test_data_cuts_the_batch_and_nothing_else(devices: int, parts: int) -> None:
     assert "apportion.update" not in kinds
 
 
+@pytest.mark.slow
 def test_random_strategies_are_legal_and_repeatable() -> None:
     space = captured("gpt2:tiny")[1]
     for seed in range(5):

@@ -15,6 +15,7 @@ is_indexed = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @is_indexed
 def test_the_index_has_what_entries_call() -> None:
     """A few of them; `tools/entry_operators.py` runs all."""

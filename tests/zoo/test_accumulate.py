@@ -22,12 +22,14 @@ def gradients(spec: str) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in it.model.named_parameters()}
 
 
+@pytest.mark.slow
 def test_gradients_of_the_parts_add_up_to_those_of_the_batch() -> None:
     whole, parts = gradients("mlp:tiny,batch=8"), gradients("mlp:tiny,batch=8,accumulate=4")
     for name, value in whole.items():
         assert torch.allclose(value, parts[name], atol=1e-6), name
 
 
+@pytest.mark.slow
 def test_a_step_in_parts_is_captured_and_divided() -> None:
     it = zoo.load("gpt2:tiny,batch=4,accumulate=2")
     assert it.notes == ("gradients are accumulated over 2 micro-batches",)

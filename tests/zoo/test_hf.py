@@ -76,6 +76,7 @@ def test_a_cache_of_keys_leaves_no_operators() -> None:
     assert not any("cache_utils" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_attention_is_one_operator_where_nothing_is_dropped() -> None:
     kinds = [op.kind for op in captured("llama").graph.ops]
     assert kinds.count("apportion.sdpa") == kinds.count("apportion.sdpa_backward") == 2

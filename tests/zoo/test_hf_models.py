@@ -15,6 +15,7 @@ from apportion.capture.capture import capture
 pytest.importorskip("transformers")
 
 
+@pytest.mark.slow
 def test_a_family_has_the_sizes_of_its_spec() -> None:
     it = zoo.load("hf:llama,tiny,num_hidden_layers=3,hidden_size=32,batch=2,seq=8", meta=True)
     assert type(it.model).__name__ == "LlamaForCausalLM"
@@ -89,6 +90,7 @@ def test_what_is_wrong_is_said_in_a_sentence(spec: str, sentence: str) -> None:
     assert sentence in str(raised.value) and "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [

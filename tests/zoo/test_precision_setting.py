@@ -29,6 +29,7 @@ def nbytes(program: Program, *roles: str) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp:tiny", "wgan-gp:tiny"])
 def test_bf16_halves_parameters_and_state(model: str) -> None:
     whole, half = captured(model), captured(f"{model},precision=bf16")
@@ -38,6 +39,7 @@ def test_bf16_halves_parameters_and_state(model: str) -> None:
     assert state * 2 == nbytes(whole, OPTIMIZER_STATE) - counts // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("bf16", "bfloat16"), ("fp16", "float16")])
 def test_mixed_keeps_master_weights(name: str, kind: str) -> None:
     whole, mixed = captured("llama:tiny"), captured(f"llama:tiny,precision={name}-mixed")
@@ -111,6 +113,7 @@ def test_a_precision_that_is_set_twice_or_unknown_is_refused() -> None:
         zoo.load("mlp:tiny,precision=half", meta=True)
 
 
+@pytest.mark.slow
 def test_less_is_predicted_on_a_gpu() -> None:
     spec = "mlp:layers=4,width=2048,batch=2048"
     where = cluster("1xh200")

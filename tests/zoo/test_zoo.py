@@ -266,6 +266,7 @@ def test_missing_files_and_functions_are_named(tmp_path: Path) -> None:
         zoo.load("train.py")
 
 
+@pytest.mark.slow
 def test_the_catalogue_is_that_of_the_models() -> None:
     """Else: python tools/catalogue.py"""
     assert zoo.known() == zoo.counted()
@@ -280,6 +281,7 @@ def test_listing_models_loads_no_torch() -> None:
     assert done.returncode == 0 and "resnet152" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_model_that_memory_has_no_room_for_is_made_without_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
