@@ -1,9 +1,9 @@
 """Settings for all tests, and what keeps `make quick` quick.
 
-Tests that take more than about a third of a second are marked `slow`, and `make quick` runs
-the others and lists what took longest. A test that takes ten seconds without the mark
-fails; so does a `make quick` in which a room has hardly any tests left. All tests that need several
-processes or a GPU are slow without saying so.
+Tests that take more than about a third of a second are marked `slow`, and `make quick` runs the
+others, compiles nothing for them that an earlier run has not compiled, and lists what took longest.
+A test that takes ten seconds without the mark fails; so does a `make quick` in which a room has
+hardly any tests left. All tests that need several processes or a GPU are slow without saying so.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from hypothesis import settings
 from numba.core import event
 from test_imports import ROOMS
 
+from apportion.columns import compile_nothing
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -37,9 +39,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="all cases of every test: it takes hours")
 
 
+def _is_quick(config: pytest.Config) -> bool:
+    return bool(config.option.markexpr == "not slow")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Before tests are imported, say how many cases they are to draw."""
     soak.ALL = config.getoption("soak")
+    if _is_quick(config):
+        compile_nothing()
     settings.load_profile("soak" if soak.ALL else "shared")
 
 
@@ -82,7 +90,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     before = time.process_time() - _compilation.seconds
     yield
     took = time.process_time() - _compilation.seconds - before
-    if took > QUICK_SECONDS and item.config.option.markexpr == "not slow":
+    if took > QUICK_SECONDS and _is_quick(item.config):
         pytest.fail(
             f"It takes {took:.1f} s of processor time, and {QUICK_SECONDS} s are the most that a "
             "test may take which `make quick` runs: make it shorter, or mark it slow.",
@@ -141,7 +149,7 @@ def pytest_collection_modifyitems(
     yield
     after = Counter(map(_room, items))
     for room, count in before.items():
-        if config.option.markexpr == "not slow" and after[room] < LEFT * count:
+        if _is_quick(config) and after[room] < LEFT * count:
             raise pytest.UsageError(
                 f"{after[room]} of {count} tests of {room} are quick, and a third should be: "
                 "shorten some that are marked slow."

@@ -19,13 +19,15 @@ def row(name: str, search: Search) -> Method:
 
 
 class Searches:
-    """The registry as a test changes it: a function given to a name takes that name's row."""
+    """The registry as a test changes it: a function given to a name takes that name's row, but has
+    nothing to compile."""
 
     def __init__(self, rows: dict[str, Method]) -> None:
         self.rows = rows
 
     def __setitem__(self, name: str, search: Search) -> None:
-        METHODS[name] = replace(self.rows.get(name, Method(search, "a test's")), search=search)
+        row = self.rows.get(name, Method(search, "a test's"))
+        METHODS[name] = replace(row, search=search, compiling="")
 
 
 @contextmanager
