@@ -1,6 +1,6 @@
 """Settings for all tests, and what keeps `make quick` quick.
 
-Tests that take more than about a third of a second are marked `slow`, and `make quick` runs the
+Tests that take more than about a fifth of a second are marked `slow`, and `make quick` runs the
 others, compiles nothing for them that an earlier run has not compiled, and lists what took longest.
 A test that takes ten seconds without the mark fails; so does a `make quick` in which a room has
 hardly any tests left. All tests that need several processes or a GPU are slow without saying so.

@@ -44,6 +44,7 @@ def test_methods_are_measured_on_clusters(
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
 
 
+@pytest.mark.slow
 def test_what_fails_says_why(search: Any, tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text(json.dumps({"ops": []}), encoding="utf-8")

@@ -47,6 +47,7 @@ def test_what_fits_is_not_swapped(model: Any) -> None:
     assert found.step_seconds == pytest.approx(found.compute_seconds)
 
 
+@pytest.mark.slow
 def test_what_no_task_can_do_is_refused(model: Any) -> None:
     assert model.swap(tasks(), nanoseconds(), 1000, 1e9) is None
 

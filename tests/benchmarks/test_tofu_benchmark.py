@@ -57,6 +57,7 @@ def test_the_largest_batch_that_fits_is_taken(benchmark: Any) -> None:
     assert benchmark.largest(Small(), with_memory(one, peaks[1] - 1), "single", 256).samples is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["data", "tofu", "op-placement"])
 def test_computing_is_the_step_without_communication(benchmark: Any, method: str) -> None:
     machine = cluster("p2.8xlarge:4")

@@ -145,6 +145,7 @@ def test_seven_billion_parameters_are_captured_in_seconds() -> None:
 # settings and state
 
 
+@pytest.mark.slow
 def test_schedulers_and_a_zero_learning_rate_work() -> None:
     case = CASES["gpt, adamw"]
     program = captured(case)
@@ -383,6 +384,7 @@ def numpy_step(model: nn.Module, batch: Any) -> torch.Tensor:
     return mse_step(model, batch) * float(batch[0].numpy().sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "offset", "text"),
     [

@@ -98,6 +98,7 @@ def ours() -> Iterator[None]:
 SIZE = (400, 400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "mean", "std"),
     [

@@ -64,6 +64,7 @@ def ends_of(program: Program, run: SharedRun) -> dict[str, torch.Tensor]:
     return {values[v].name: found[0].tensor for v, found in copies.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "clips"),
     [("adam", True), ("fused", False), ("fused", True), ("sgd", False), ("adafactor", False)],
@@ -95,6 +96,7 @@ def test_steps_that_overflow_are_skipped_as_pytorch_does(optimizer: str, clips: 
                 assert found[f"{name}:step"].item() == steps - skipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["data", "tofu"])
 def test_a_divided_step_sees_an_overflow_of_any_part(method: str) -> None:
     scaler = scaler_of(1.0, 100)
@@ -112,6 +114,7 @@ def test_a_divided_step_sees_an_overflow_of_any_part(method: str) -> None:
     assert all(torch.isfinite(x.double()).all() for x in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [False, True])
 def test_a_plan_is_checked_and_the_scaler_left_alone(made: bool) -> None:
     scaler = scaler_of(16.0)

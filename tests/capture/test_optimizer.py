@@ -116,6 +116,7 @@ def assert_equal(program: Program, state: dict[int, Any], ends: dict[int, Any]) 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_captured_update_is_what_the_class_computes(name: str) -> None:
     program, data = captured(OPTIMIZERS[name])
@@ -128,6 +129,7 @@ def test_a_captured_update_is_what_the_class_computes(name: str) -> None:
     assert composite == (name in ELEMENTWISE)
 
 
+@pytest.mark.slow
 def test_transformers_adafactor() -> None:
     optimization = pytest.importorskip("transformers.optimization")
     program, data = captured(of(optimization.Adafactor))
@@ -140,6 +142,7 @@ def test_transformers_adafactor() -> None:
 RESUMED = ["rmsprop", "a count that is an int", "a count in the group", "adafactor", "lamb"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMED)
 def test_existing_state_is_used(name: str) -> None:
     torch.manual_seed(0)
@@ -156,6 +159,7 @@ def test_existing_state_is_used(name: str) -> None:
     assert_equal(program, state, ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["radam", "adafactor", "a count that is an int"])
 def test_the_learning_rate_may_change(name: str) -> None:
     program, data = captured(OPTIMIZERS[name])
@@ -202,12 +206,14 @@ def test_bodies_of_equal_updates_are_shared() -> None:
     assert len(program.graph.bodies) == 1
 
 
+@pytest.mark.slow
 def test_how_torch_runs_an_update_does_not_change_it() -> None:
     program, _ = captured(of(torch.optim.Adadelta, capturable=True, foreach=True))
     plain, _ = captured(of(torch.optim.Adadelta))
     assert program.graph == plain.graph
 
 
+@pytest.mark.slow
 def test_half_precision_parameters_have_the_state_of_their_class() -> None:
     program, _ = captured(of(torch.optim.RMSprop), torch.bfloat16)
     kinds = {b.state: program.graph.values[v].dtype for v, b in program.bindings.items()}

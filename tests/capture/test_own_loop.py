@@ -82,6 +82,7 @@ def names_of(program: Program) -> set[str]:
     return {binding.name for binding in program.bindings.values()}
 
 
+@pytest.mark.slow
 def test_what_the_step_refers_to_is_named_by_its_variable() -> None:
     assert "criterion.log" in names_of(capture(*made("criterion in the closure")))
     assert "scale" in names_of(capture(*made("parameter in the closure")))

@@ -320,6 +320,7 @@ def kept_by(model: Keeping) -> dict[str, Any]:
     return {k: repr(v) for k, v in vars(model).items() if not k.startswith("_")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("cls", HARMLESS)
 def test_a_cache_is_taken(cls: type[Keeping], filled: bool) -> None:
@@ -336,6 +337,7 @@ def test_state_is_refused(cls: type[Keeping]) -> None:
         ap.capture(step, *made(cls), batches()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", SETTLES)
 def test_what_the_first_step_makes_is_taken_after_it(cls: type[Keeping]) -> None:
     model, optimizer = made(cls)

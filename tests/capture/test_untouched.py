@@ -364,6 +364,7 @@ def test_what_was_there_before_is_told_from_what_was_made_since(by_program: bool
         gc.unfreeze()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [False, True])
 def test_caches_that_were_made_within_are_emptied_too(asked: bool) -> None:
     """Whatever has been looked for meanwhile."""

@@ -185,6 +185,7 @@ def test_weights_alone_out_and_in(tmp_path: Path) -> None:
     assert losses == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_torchs_own_reader_reads_them(tmp_path: Path) -> None:
     runner = divided(*made("adamw", 0))
     runner.step(data(0))

@@ -230,6 +230,7 @@ def test_sizes(text: str, size: float) -> None:
     assert parse_size_limit(text) == size
 
 
+@pytest.mark.slow
 def test_show_and_lists(capfd: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capfd, "show", "mlp:tiny", "--ops")
     assert status == 0 and "fingerprint" in out and "aten." in out
@@ -316,6 +317,7 @@ def test_what_does_not_fit_keeps_its_figures(capfd: pytest.CaptureFixture[str]) 
     assert status == 1 and [row["feasible"] for row in table["results"]] == [False, False]
 
 
+@pytest.mark.slow
 def test_compare(capfd: pytest.CaptureFixture[str]) -> None:
     compare = ["compare", "mlp:tiny", "--cluster", "local:2", "--methods", "single,data"]
     status, table = call_json(capfd, *compare)
@@ -492,6 +494,7 @@ def test_an_operator_that_runs_unsplit_is_noted_once(
     assert [line for line in err.splitlines() if not line.startswith(said)] == []
 
 
+@pytest.mark.slow
 def test_what_a_users_file_prints_is_kept_from_the_json(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_costs_that_were_measured_here_are_taken_from_the_cache(
     assert other["step_seconds"] < 0.1
 
 
+@pytest.mark.slow
 def test_wrong_files_get_one_sentence(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     save_cost_file(CostFile("elsewhere", "2.11.0", (table("a100", 0.5),)), file)

@@ -83,6 +83,7 @@ def test_a_report_does_not_overwrite_its_plan(
     assert sorted(path.name for path in saved.parent.iterdir()) == ["link.json", "p.json"]
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_saved_is_shown_and_put_elsewhere(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

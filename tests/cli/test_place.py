@@ -90,6 +90,7 @@ def test_a_split_by_hand_is_judged(capfd: pytest.CaptureFixture[str], split: str
     assert facts["assignment"]["1"] == "acc0" and facts["assignment"]["32"] == "acc5"
 
 
+@pytest.mark.slow
 def test_a_model_is_placed_and_exported(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     on = ("mlp:tiny", "--cluster", "2xv100")
     status, facts = call_json(capfd, *on, "--method", "single")

@@ -38,6 +38,7 @@ def leaves(arg: Any) -> list[Any]:
     return [leaf for part in arg for leaf in leaves(part)] if isinstance(arg, tuple) else [arg]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny", "lenet:tiny"])
 def test_every_result_is_dropped_once_unless_it_goes_out(spec: str) -> None:
     for trace in traces(spec, fuse=False):

@@ -68,6 +68,7 @@ def strips(space: Space, op: int, devices: int) -> Choice:
     return unsplit_choice(space, op, range(devices))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("spec", MODELS)
 def test_data_parallelism_equals_the_single_device(spec: str, devices: int) -> None:

@@ -129,6 +129,7 @@ def test_fused_updates_are_the_optimizers_with_settings_that_change(
         assert not made.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny"])
 @pytest.mark.parametrize("method", [data, fsdp])
 def test_the_usual_plans_train_as_interpreted(spec: str, method: Any) -> None:

@@ -55,6 +55,7 @@ def test_what_is_no_number_stays_none_in_the_shadow() -> None:
     assert torch.equal(shadow[~shadow.isnan()], wanted[~wanted.isnan()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [SMALL - 1, SMALL])
 @pytest.mark.parametrize("gradient", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decoupled", [True, False])

@@ -46,6 +46,7 @@ def schedules(executable: Executable) -> list[LateSchedule]:
     return [late_schedule(executable, rank_steps(executable, device)) for device in range(2)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_sends_too_late_is_found() -> None:
     _, space = captured("mlp:tiny")
     executable = next(x for x in executables(space, 2, 6, OVERLAPS) if x.tasks.late_start >= 0)

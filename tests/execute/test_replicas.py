@@ -80,6 +80,7 @@ def test_regions_of_the_state_are_the_same_or_have_nothing_in_common() -> None:
             assert all(intersect(a, b) is None for a, b in combinations(boxes, 2))
 
 
+@pytest.mark.slow
 def test_kernels_that_find_their_operands_in_another_order_are_named() -> None:
     _, space = captured("mlp:tiny")
     found: list[str] = []

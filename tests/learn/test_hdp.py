@@ -78,6 +78,7 @@ def test_the_grouper_is_linear():
     )
 
 
+@pytest.mark.slow
 def test_log_probability_of_devices_sums_to_one_over_all():
     """By drawing: how often a placement comes is what its log-probability says."""
     network = HdpNetwork(HdpShape(2, 2, 25, hidden=8), seed=3)

@@ -280,6 +280,7 @@ def test_a_placement_that_fits_is_better_than_a_faster_one_that_does_not() -> No
     assert judge.improved[-1] == (2, both.value)
 
 
+@pytest.mark.slow
 def test_actions_follow_their_probabilities_and_keep_to_allowed_devices() -> None:
     scores = np.log(np.array([0.2, 0.5, 0.3], np.float32))
     assert [choose(scores, c) for c in (0.0, 0.19, 0.21, 0.69, 0.71, 0.999)] == [0, 0, 1, 1, 2, 2]

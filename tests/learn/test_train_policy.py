@@ -79,6 +79,7 @@ def test_the_twin_gives_what_numpy_gives(problem: PlacementProblem) -> None:
         assert total.argmax() == seen.place[unit]
 
 
+@pytest.mark.slow
 def test_imitation_makes_its_label_more_likely() -> None:
     problem = unrolled(3, 4, 3)
     label = np.repeat([2, 0, 1], 4)

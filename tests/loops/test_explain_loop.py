@@ -77,6 +77,7 @@ def test_buffered_loops_say_so() -> None:
 # Predictions
 
 
+@pytest.mark.slow
 def test_a_pass_is_predicted() -> None:
     step, W, H = factorisation()
     one, two = (step.predict(ap.cluster(f"local:{n}"), W, H, 0.1) for n in (1, 2))

@@ -90,6 +90,7 @@ def test_random_loops_against_brute_force() -> None:
     assert divided > RANDOM_LOOPS / 3, "hardly any loop could be divided: nothing was tested"
 
 
+@pytest.mark.slow
 def test_what_the_release_finds_is_found() -> None:
     found = 0
     for seed in range(RANDOM_LOOPS):

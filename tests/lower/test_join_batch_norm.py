@@ -112,6 +112,7 @@ def test_whole_models_train_as_in_eager_pytorch(spec: str) -> None:
     assert compare(program, space, strategy, 1).equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("track", [True, False])
 def test_one_call_makes_what_the_pieces_make(track: bool) -> None:
     program = small_model(track)
@@ -121,6 +122,7 @@ def test_one_call_makes_what_the_pieces_make(track: bool) -> None:
         torch.testing.assert_close(tensor, pieces[value], rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_a_batch_norm_without_weight_stays_in_pieces() -> None:
     assert len(list(batch_norms(small_model(affine=False).graph))) == 1
 
@@ -144,6 +146,7 @@ def test_a_batch_on_two_devices_stays_in_pieces() -> None:
     assert join_batch_norm(space, strategy, tasks) is tasks
 
 
+@pytest.mark.slow
 def test_if_one_piece_is_cut_otherwise_all_stay() -> None:
     """The copies of one computation take one form."""
     program, space = captured("wresnet:tiny")
@@ -153,6 +156,7 @@ def test_if_one_piece_is_cut_otherwise_all_stay() -> None:
     assert compare(program, space, strategy, 2).equal
 
 
+@pytest.mark.slow
 def test_replicas_are_joined_and_bit_equal() -> None:
     program, space = captured("wresnet:tiny")
     strategy = unsplit(space, 2)
@@ -160,6 +164,7 @@ def test_replicas_are_joined_and_bit_equal() -> None:
     assert compare(program, space, strategy, 2).equal
 
 
+@pytest.mark.slow
 def test_a_statistic_that_somebody_else_reads_is_made() -> None:
     graph = small_model().graph
     (first, second) = batch_norms(graph)

@@ -45,6 +45,7 @@ def test_a_device_of_data_parallelism_calls_once() -> None:
     assert compare(program, space, strategy, 2).equal
 
 
+@pytest.mark.slow
 def test_gradients_that_are_cut_otherwise_stay_two_calls() -> None:
     program, space = captured(SPEC)
     alone = tuple(unsplit_choice(space, k, (0,)) for k in range(len(space.graph.ops)))
@@ -89,6 +90,7 @@ def test_the_kernel_makes_both(size: int, stride: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_parts_that_read_one_gradient_have_a_call_each() -> None:
     """Both parts of the input's gradient on one device, those of the weight's on two."""
     program, space = captured(SPEC)

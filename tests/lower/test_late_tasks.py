@@ -137,6 +137,7 @@ def test_data_parallel_updates_are_late_and_nothing_else_is() -> None:
     verify(tasks)
 
 
+@pytest.mark.slow
 def test_what_is_read_first_is_sent_first() -> None:
     spec = "mlp:layers=6,width=1024,batch=8"
     _, space = captured(spec)

@@ -91,6 +91,7 @@ def test_nothing_is_fetched_twice_where_it_lies() -> None:
     assert bytes_moved(given.space, again, 3) == bytes_moved(given.space, plain, 3) > 0
 
 
+@pytest.mark.slow
 def test_delta_knows_it() -> None:
     """One Choice after another changed is what is lowered at once."""
     given = problem(3, "gpt2:tiny")

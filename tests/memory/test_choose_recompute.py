@@ -110,6 +110,7 @@ def test_what_few_operators_save_is_what_all_values_say(seed: int) -> None:
     assert memory.saved(some) == memory.total - left
 
 
+@pytest.mark.slow
 def test_segments_are_the_forward_in_order() -> None:
     graph = chain_graph(12)
     costs = costs_of(graph)
@@ -167,6 +168,7 @@ def test_a_large_end_is_not_recomputed_in_vain() -> None:
     assert not ends
 
 
+@pytest.mark.slow
 def test_nothing_is_recomputed_if_the_step_fits() -> None:
     graph = chain_graph(3)
     run = outcome_of(graph, 10**12)

@@ -60,6 +60,7 @@ def test_refining_finds_the_best_of_few(seed: int) -> None:
         assert found.step.nanoseconds / 1e9 == best_within(every, limit).seconds, limit
 
 
+@pytest.mark.slow
 def test_a_chain_of_three_layers() -> None:
     equals_the_best_of_all(chain_graph(3), lowered=False)
 

@@ -55,6 +55,7 @@ def read_in_backward(plan: Plan, ops: list[int]) -> list[bool]:
     return [not held.isdisjoint(graph.ops[op].outputs) for op in ops]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "times"),
     [("fsdp", 2 * LAYERS - 1), ("fsdp-keep", LAYERS)],  # the batch needs no gradient
@@ -71,6 +72,7 @@ def test_casts_are_gathered_and_not_parameters(program: Program, method: str, ti
     assert ap.check(program, plan).equal
 
 
+@pytest.mark.slow
 def test_recomputed_casts_do_not_outlive_the_forward(program: Program) -> None:
     kept = make_plan(program, cluster("2xh100"), "fsdp-keep", 1.0)
     assert all(read_in_backward(kept, weight_casts(kept)[1:]))  # the batch needs no gradient

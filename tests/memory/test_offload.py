@@ -257,6 +257,7 @@ def kept_by_chain(graph: Graph) -> list[int]:
     return [op.outputs[0] for op in graph.ops if op.kind.startswith("aten.tanh.")]
 
 
+@pytest.mark.slow
 def test_copies_run_beside_what_the_device_computes_and_memory_is_the_hosts() -> None:
     graph, here = chain().graph, cluster("1xh100")
     cost, values = default_cost(here), kept_by_chain(graph)[:3]

@@ -54,6 +54,7 @@ def test_held_gradients_are_those_of_ranks() -> None:
     assert HELD_BYTES == fused_update.HELD_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny", pytest.param("gpt2:tiny", marks=pytest.mark.slow)])
 def test_the_model_is_what_simulation_gives(spec: str) -> None:
     it = zoo.load(spec, meta=True)

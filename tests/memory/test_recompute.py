@@ -77,6 +77,7 @@ def trains_the_same(
     return bool(found.equal)
 
 
+@pytest.mark.slow
 def test_nothing_recomputed_is_the_same_graph() -> None:
     graph = small().graph
     assert recompute(graph, ()).graph is graph
@@ -184,6 +185,7 @@ def test_opened_composites_carry_over() -> None:
     assert trains_the_same(program, made, carried, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny", "rnn:tiny"])
 @pytest.mark.parametrize("method", [single, data])
 def test_baselines_carry_over(spec: str, method: Any) -> None:

@@ -115,6 +115,7 @@ def test_placements_of_ones_own_are_taken() -> None:
     assert plan.strategy != usual.strategy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tofu", "op-placement"])
 def test_what_a_mesh_cannot_say_is_refused_by_name(method: str) -> None:
     program = captured(LLAMA)

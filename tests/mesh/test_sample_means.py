@@ -56,6 +56,7 @@ def test_means_over_samples_are_exported(step: Callable[..., Tensor]) -> None:
     assert "SAMPLE_DIMS = {0: 0, 1: 0}" in text and "import apportion" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "samples", "norm", "says"),
     [

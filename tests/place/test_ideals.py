@@ -21,6 +21,7 @@ def test_ideals_of_a_diamond_are_six():
     assert not all_ideals(4, edges, most=5).complete
 
 
+@pytest.mark.slow
 def test_equals_exhaustive_search():
     equals_exhaustive_search(range(12))
 

@@ -289,6 +289,7 @@ def test_never_worse_than_single_list_scheduling_and_starts(seed: int, saved: Pa
         assert score <= objective.score(PLACERS[name](objective).placement)
 
 
+@pytest.mark.slow
 def test_the_same_for_the_same_seed(saved: Path) -> None:
     objective = StepObjective(unrolled(4, 5, 3))
     first = list(proposals(objective, NETWORK, seed=2, samples=4))

@@ -84,6 +84,7 @@ def test_it_is_never_worse_than_its_starts(name: str) -> None:
     assert [row[2] for row in more.curve] == sorted({row[2] for row in more.curve}, reverse=True)
 
 
+@pytest.mark.slow
 @every
 def test_one_device_is_enough(name: str) -> None:
     objective = StepObjective(made_problem(np.random.default_rng(7), 5, 1))

@@ -233,6 +233,7 @@ def proxied(calls: list[tuple[int, ...]], margin: int) -> Search:
     return search
 
 
+@pytest.mark.slow
 def test_a_search_over_the_limit_is_asked_again_with_a_lower_one(
     searches: Searches,
 ) -> None:

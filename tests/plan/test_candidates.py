@@ -75,6 +75,7 @@ def test_auto_keeps_the_best_that_differ() -> None:
     assert all(f"auto took {c.method} of " in c.notes[-1] for c in found)
 
 
+@pytest.mark.slow
 def test_the_others_of_a_search_are_scored_and_ranked(searches: Searches) -> None:
     searches["several"] = several
     everything = auto.choose(request(), "several", 1.0, keep=9)
@@ -84,6 +85,7 @@ def test_the_others_of_a_search_are_scored_and_ranked(searches: Searches) -> Non
     assert auto.choose(request(), "several", 1.0).others == ()
 
 
+@pytest.mark.slow
 def test_others_count_though_the_best_was_known(searches: Searches) -> None:
     """What tofu finds first data has found before it."""
     searches["tofu"] = several

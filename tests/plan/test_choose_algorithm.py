@@ -52,6 +52,7 @@ def test_nodes_are_groups(two_nodes: Cluster) -> None:
     assert near_groups(flat) == () and is_best_direct(flat)
 
 
+@pytest.mark.slow
 def test_data_parallelism_over_nodes_is_hierarchical(chosen: Plan) -> None:
     how = chosen.strategy.communication
     assert (how.algorithm, how.levels) == (HIERARCHICAL, ((0, 0, 0, 0, 1, 1, 1, 1),))

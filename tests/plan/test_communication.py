@@ -109,6 +109,7 @@ def test_auto_is_predicted_no_slower_than_any_policy(program: Program) -> None:
     assert made["bytescheduler"].strategy.communication.slice_bytes > 0
 
 
+@pytest.mark.slow
 def test_where_there_is_nothing_to_hide_every_policy_is_as_none(program: Program) -> None:
     """To send gradients meanwhile costs processors something, and gains nothing there."""
     where = at_once(cable(50e9, "cpu"))
@@ -135,6 +136,7 @@ def test_on_gpus_auto_does_not_and_p3_says_that_they_will_not(
     assert across.with_communication("wfbp") == within
 
 
+@pytest.mark.slow
 def test_a_saved_plan_still_overlaps(within: Plan, tmp_path: Path) -> None:
     across = within.with_communication("p3")
     across.save(tmp_path / "plan.json")

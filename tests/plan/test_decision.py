@@ -19,6 +19,7 @@ def made(method: str, spec: str = GPT, place: str = "4xh100", **how: str) -> Pla
     return make_plan(captured(spec)[0], ap.cluster(place), method, 1.0, seed=3, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "says"),
     [
@@ -69,6 +70,7 @@ def test_utilisation_is_of_the_models_own_operations() -> None:
     assert utilisation(alone) * alone.predicted.step_seconds == pytest.approx(ideal, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_utilisation_of_a_product_is_what_is_counted_by_hand() -> None:
     program = capture_without_data("mlp:layers=1,width=256,batch=512", 0)
     plan = make_plan(program, ap.cluster("2xh100"), "data", 0.0)

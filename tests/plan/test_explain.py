@@ -285,6 +285,7 @@ def test_a_bad_choice_has_its_better_alternative_named() -> None:
     assert bad.method in found.because
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_bound_by_memory() -> None:
     plan = made("data", BIG, "4xh100")
     bad = spoiled(plan, heavy(plan))
@@ -325,6 +326,7 @@ def test_a_choice_that_nothing_beats_is_said_to_be_optimal() -> None:
     assert not any(it.busiest_difference < 0 < it.bytes_difference for it in found.alternatives)
 
 
+@pytest.mark.slow
 def test_what_moves_too_much_is_bound_by_resharding() -> None:
     plan = made("data", BIG, "4xh100")
     found = improved(spoiled(plan, heavy(plan)), heavy(plan)).explain(heavy(plan))

@@ -99,6 +99,7 @@ def test_state_leaves_the_device_where_nothing_else_helps() -> None:
     assert "become" in text and "no plan with this partition takes less" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [HOST, DEVICE])
 def test_all_of_it_on_request(mode: str) -> None:
     it = program()
@@ -138,6 +139,7 @@ def test_modes_that_are_none() -> None:
         planned(program(), 1e12, host_state="moon")
 
 
+@pytest.mark.slow
 def test_pins_are_kept() -> None:
     it = program()
     pins = {"layers.0": ("resident", "keep"), "layers.1": "host", "layers.2": "device"}

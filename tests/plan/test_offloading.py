@@ -151,6 +151,7 @@ def test_a_wrong_word_is_refused(step: Program) -> None:
         planned(step, "some")
 
 
+@pytest.mark.slow
 def test_methods_in_one_table(step: Program, kept: Plan) -> None:
     limit = 0.8 * max(kept.predicted.peak_bytes)
     rows = compare_methods(step, cluster("2xh100"), ["data"], 1.0, limit, offload="auto")

@@ -288,6 +288,7 @@ def test_a_method_that_is_not_for_the_cluster(monkeypatch: pytest.MonkeyPatch) -
         ap.compare(graph, cluster, ["never"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::apportion.plan.plan.PlanWarning")
 def test_equal_calls_of_one_line_need_not_be_cut_alike() -> None:
     """The pieces of a cumulative product are on one line, on both sides of undescribed ones."""

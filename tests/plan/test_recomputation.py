@@ -86,6 +86,7 @@ def test_a_plan_that_fits_recomputes_nothing(step: Program) -> None:
     assert made.feasible and made.recomputed == () and made.graph is step.graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["data", "fsdp"])
 def test_everything_recomputed_trains_the_same_model(step: Program, method: str) -> None:
     made = planned(step, "full", method=method)

@@ -269,6 +269,7 @@ def rehearsed(tasks: TaskGraph, seconds: dict[int, float], rounds: int = 4) -> l
     return answers
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_what_is_predicted() -> None:
     tasks = random_piece(devices=1)
     seconds = {k: 1e-6 * (k + 1) for k in range(len(tasks.works))}
@@ -292,6 +293,7 @@ def test_other_strategies_are_partly_measured_and_else_fitted() -> None:
     assert {MEASURED, FITTED} <= set(found.tolist())
 
 
+@pytest.mark.slow
 def test_a_disturbed_round_does_not_count() -> None:
     tasks = random_piece(devices=1)
     seconds = dict.fromkeys(range(len(tasks.works)), 1e-5)
@@ -302,6 +304,7 @@ def test_a_disturbed_round_does_not_count() -> None:
     assert all(w.seconds == pytest.approx(1e-5) for s, w in table.works.items() if "feed" not in s)
 
 
+@pytest.mark.slow
 def test_works_together_take_what_a_round_takes() -> None:
     """Of each task the low quantile, but their sum is the low quantile of whole rounds."""
     tasks = random_piece(devices=1)
@@ -338,6 +341,7 @@ def test_exchanges_are_timed_from_when_the_last_process_has_come() -> None:
     assert table.lines["exchange"][:3] == pytest.approx((1e-4, 1e-5, 1e-9), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("longer", [20_000_000, 50_000_000])
 def test_a_rehearsed_step_takes_what_its_rounds_took(longer: int) -> None:
     """Exchanges take what is left, with what processes wait for each other."""

@@ -91,6 +91,7 @@ def test_a_float32_step_is_equal(seed: int) -> None:
     assert all(p.grad is None for p in program.model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_an_autocast_step_is_equal(kind: torch.dtype) -> None:
     """Casts vanish where a step is captured in float64; the widened Graph still has them."""
@@ -248,6 +249,7 @@ def test_a_step_that_asks_for_its_dtype_is_told_its_own() -> None:
     assert not ap.check(program, plan_of(program)).equal
 
 
+@pytest.mark.slow
 def test_a_norm_whose_epsilon_is_that_of_its_dtype() -> None:
     class Normed(Net):
         def __init__(self) -> None:
@@ -311,6 +313,7 @@ def test_one_device_is_equal() -> None:
     assert ap.check(program, plan_of(program, Strategy(whole))).equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_of_the_capture_holds_wherever_it_runs(kind: torch.dtype) -> None:
     """A whole number times a fraction is of the default dtype."""
@@ -350,6 +353,7 @@ def number_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) 
     return loss.item() * 2
 
 
+@pytest.mark.slow
 def test_a_loop_that_returns_a_number_is_equal() -> None:
     program = captured(number_step)  # type: ignore[arg-type]
     found = ap.check(program, plan_of(program))

@@ -46,6 +46,7 @@ def test_all_ranks_are_in_one_round(server: Any) -> None:
     assert len(set(together(server, 4))) == 1
 
 
+@pytest.mark.slow
 def test_every_start_is_a_round_of_its_own(server: Any) -> None:
     """With fewer ranks, too, and although the words of the last ones are still there."""
     rounds = [together(server, count) for count in (3, 3, 2, 3, 1)]

@@ -49,6 +49,7 @@ def test_only_those_of_ended_processes_go(folder: Path, ended: int) -> None:
     assert sorted(str(p.relative_to(folder)) for p in folder.glob("*/*")) == sorted(stay)
 
 
+@pytest.mark.slow
 def test_the_end_of_a_process_is_waited_for(folder: Path) -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(0.2)"])
     made(folder, f"pymp-a/{PREFIX}{process.pid}")

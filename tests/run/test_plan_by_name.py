@@ -8,6 +8,7 @@ from graphs import captured
 import apportion as ap
 
 
+@pytest.mark.slow
 def test_a_name_is_as_good_as_the_cluster() -> None:
     program, _ = captured("mlp:tiny")
     named = ap.plan(program, "4xh100", method="data")

@@ -39,6 +39,7 @@ def test_state_on_the_host_the_limit_and_the_policy_are_kept(program: Program, r
     assert (found.model, found.seed) == (MODEL, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["host", "device"])
 def test_state_that_lies_there_without_need_stays(
     update: str, program: Program, roomy: Plan

@@ -70,6 +70,7 @@ def seconds_of(table: CostTable, tasks: TaskGraph) -> list[float]:
     return [table.works[work].seconds for work in tasks.works]
 
 
+@pytest.mark.slow
 def test_what_is_measured_has_references_and_is_used_again(machine: Machine) -> None:
     first, notes = planned(machine)
     assert first.references == machine.speed().references

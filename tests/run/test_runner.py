@@ -37,6 +37,7 @@ def batches(program: Program, count: int) -> list[Any]:
     return [vary(program.batch, 0, k) for k in range(count)]
 
 
+@pytest.mark.slow
 def test_training_with_a_loader_is_step_after_step(program: Program) -> None:
     some = batches(program, 4)
     one, other = runner_of(program), runner_of(program)
@@ -48,6 +49,7 @@ def test_training_with_a_loader_is_step_after_step(program: Program) -> None:
     assert len(set(expected)) == 4
 
 
+@pytest.mark.slow
 def test_a_scheduler_follows_every_step(program: Program) -> None:
     """Without torch's warning that no step was taken before it, which is an error here."""
     runner = runner_of(program)
@@ -58,6 +60,7 @@ def test_a_scheduler_follows_every_step(program: Program) -> None:
     assert after[0] == after[1] != before
 
 
+@pytest.mark.slow
 def test_the_slots_of_the_batch_are_not_the_callers(program: Program) -> None:
     """What the caller does with its batch afterwards does not matter."""
     one, other = runner_of(program), runner_of(program)
@@ -68,6 +71,7 @@ def test_the_slots_of_the_batch_are_not_the_callers(program: Program) -> None:
     assert loss is not None and torch.equal(loss, other.step(vary(program.batch, 0, 1)))
 
 
+@pytest.mark.slow
 def test_only_the_slots_keep_the_batch(program: Program) -> None:
     """So that its memory is free after its last use."""
     runner = runner_of(program)
@@ -95,6 +99,7 @@ def test_a_bad_batch_is_refused_and_the_runner_goes_on(program: Program) -> None
     assert runner.steps_done == 1
 
 
+@pytest.mark.slow
 def test_a_bad_batch_of_a_loader(program: Program) -> None:
     runner, whole = runner_of(program), runner_of(program)
     good = batches(program, 3)
@@ -106,6 +111,7 @@ def test_a_bad_batch_of_a_loader(program: Program) -> None:
     assert losses == [float(whole.step(good[0])), float(whole.step(good[2]))]
 
 
+@pytest.mark.slow
 def test_what_is_no_loader(program: Program) -> None:
     runner = runner_of(program)
     with pytest.raises(ValueError, match="train wants batches that can be iterated"):
@@ -116,6 +122,7 @@ def test_what_is_no_loader(program: Program) -> None:
         list(runner.train(used))
 
 
+@pytest.mark.slow
 def test_batches_are_taken_one_at_a_time_on_a_cpu(program: Program) -> None:
     taken = []
 

@@ -67,6 +67,7 @@ def stale(staleness: int) -> list[tuple[list[float], np.ndarray, int]]:
     return run_threads(RANKS, StoreSettings(staleness), work, 0.002)
 
 
+@pytest.mark.slow
 def test_without_staleness_it_is_data_parallelism() -> None:
     losses, parameters = serial()
     found = stale(0)

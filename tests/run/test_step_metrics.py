@@ -103,6 +103,7 @@ def slow() -> Iterator[Runner]:
     yield runner
 
 
+@pytest.mark.slow
 def test_a_drift_names_its_tasks(slow: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
@@ -115,6 +116,7 @@ def test_a_drift_names_its_tasks(slow: Runner, monkeypatch: pytest.MonkeyPatch) 
     assert not slow.worker.rank.records  # one step was recorded, and no more are
 
 
+@pytest.mark.slow
 def test_the_timeline_of_a_recorded_step(tmp_path: Path) -> None:
     runner = made(None, "mlp:tiny")
     with pytest.raises(ValueError, match="no step was recorded"):

@@ -105,6 +105,7 @@ def nameless(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(ops), values=tuple(values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [owt, megatron])
 @pytest.mark.parametrize("spec", [GPT, "rnn:tiny", "alexnet:tiny"])
 def test_structure_is_seen_without_names(method: Any, spec: str) -> None:
@@ -183,6 +184,7 @@ def test_grouped_queries_are_cut_by_heads_of_keys() -> None:
     assert parts["blocks.0.attn.proj.weight"] == (1, 2, 1, 1)
 
 
+@pytest.mark.slow
 def test_gates_are_cut_by_hidden_unit() -> None:
     parts = cut_atoms(given("rnn:tiny,hidden=8", "local:4"), megatron)
     for cell in ("cells.0", "cells.1"):
@@ -247,6 +249,7 @@ def test_owt_moves_less_than_data_on_alexnet() -> None:
 # op-placement
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "devices"), [("rnn:tiny,layers=6", 8), ("gpt2:tiny,layers=4", 4), ("vgg16:tiny", 8)]
 )
@@ -263,6 +266,7 @@ def test_layers_are_whole_and_use_all_devices(spec: str, devices: int) -> None:
             assert choice.devices == choices[reader].devices
 
 
+@pytest.mark.slow
 def test_layers_of_an_rnn_go_round() -> None:
     """Each with all of its steps: neighbours work on different steps at once."""
     it = given("rnn:tiny,layers=5", "local:3")

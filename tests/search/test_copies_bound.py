@@ -86,6 +86,7 @@ def test_steps_raise_the_bound() -> None:
     assert max(bounds) > bounds[0] + 0.01
 
 
+@pytest.mark.slow
 def test_solving_closes_with_split_variables_what_passes_leave() -> None:
     energy = frustrated(6, 3)
     least = eliminate(energy)[1]

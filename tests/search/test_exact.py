@@ -211,6 +211,7 @@ def test_a_certificate_says_how_far_from_the_best_levels_are() -> None:
     assert certify_levels(worse).gap == pytest.approx(1 - 80 / 220, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_too_many_levels_are_decided_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     sites = product_of_three(16, 16, 16, 16)
     start = recurse(sites, (2, 2, 2, 2))

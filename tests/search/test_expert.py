@@ -54,6 +54,7 @@ def test_every_model_is_of_its_kind(name: str) -> None:
     assert expert(given(f"{name}:tiny", "local:4")).notes[0].startswith(told(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*RECURRENT, "llama", "lenet"])
 def test_the_kind_is_seen_without_names(name: str) -> None:
     it = given(f"{name}:tiny", "local:4")
@@ -173,6 +174,7 @@ def test_on_one_node_nothing_is_cut() -> None:
     assert all(choice.count == len(choice.devices) == 1 for choice in strategy.choices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_nodes_reduce_each_gradient_once_and_exchange_nothing_else(nodes: int) -> None:
     """The samples divide by the nodes, so that what a layer hands on stays in its node."""
@@ -190,6 +192,7 @@ def test_nodes_reduce_each_gradient_once_and_exchange_nothing_else(nodes: int) -
     assert between <= {graph.values[value].shape for value in gradients} | {()}
 
 
+@pytest.mark.slow
 def test_few_layers_share_a_node_by_their_operations() -> None:
     it = given("rnnlm:tiny,vocab=200", "local:7")
     graph, choices = it.space.graph, expert(it).strategy.choices
@@ -264,6 +267,7 @@ class Patched(nn.Module):
         return made
 
 
+@pytest.mark.slow
 def test_a_repeated_block_of_a_transformer_is_no_loop_over_time() -> None:
     it = problem_of(Repeated(Attending(4), 3), 2, 3, 4)
     assert WeightUses(it.space.graph).looped
@@ -283,6 +287,7 @@ def test_of_convolution_and_attention_what_has_more_operations() -> None:
     assert expert(many).notes[0].startswith("a convolutional network")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_layers_of_one_module_are_told_apart(kind: type[nn.Module]) -> None:
     it = problem_of(kind(4, 6, num_layers=2, batch_first=True), 2, 3, 4)

@@ -82,6 +82,7 @@ def test_tables_of_a_level_are_its_cost(seed: int) -> None:
         assert np.ptp(differences) <= 1e-6 * abs(levels.cost)
 
 
+@pytest.mark.slow
 def test_tables_of_two_levels_are_their_cost() -> None:
     sites = find_sites(captured("mlp:tiny,width=8")[1])
     levels = recurse(sites, (2, 2, 2))
@@ -115,6 +116,7 @@ def _picks(levels: Levels, shared: object, level: int) -> np.ndarray:
     return np.array([domains[n, : chosen[n]].sum() for n in range(len(chosen))], np.int64)
 
 
+@pytest.mark.slow
 def test_a_batch_that_all_levels_cut_is_cut_once() -> None:
     """Digits that every site cuts together are one."""
     given = problem(8, "mlp:tiny,width=8,batch=64")
@@ -192,6 +194,7 @@ def test_seconds_of_all_ops_are_those_of_one_device() -> None:
 # Memory
 
 
+@pytest.mark.slow
 def test_a_price_on_bytes_keeps_within_the_limit() -> None:
     sites = find_sites(captured("mlp:tiny,width=16,batch=512")[1])
     whole = bytes_held(sites)
@@ -211,6 +214,7 @@ def test_a_price_on_bytes_keeps_within_the_limit() -> None:
     assert not search_within_limit(least / 2, whole, search)[1]
 
 
+@pytest.mark.slow
 def test_less_memory_moves_no_fewer_bytes_and_holds_less() -> None:
     given = problem(4, "mlp:tiny,width=64,batch=8")
     free = METHODS["tofu"](given).strategy
@@ -230,6 +234,7 @@ def peak(given: object, strategy: object) -> int:
 # Other partitions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     ["mlp:tiny", "gpt2:tiny", "rnn:tiny", pytest.param("wresnet:tiny", marks=pytest.mark.slow)],
@@ -250,6 +255,7 @@ def test_icml18_leaves_nothing_partial() -> None:
         assert max(space.split(op, choice.parts).terms, default=1) == 1
 
 
+@pytest.mark.slow
 def test_equalchop_cuts_one_axis_into_all_devices() -> None:
     given = problem(8, "mlp:tiny,width=8,batch=16")
     for choice in METHODS["equalchop"](given).strategy.choices:
@@ -257,6 +263,7 @@ def test_equalchop_cuts_one_axis_into_all_devices() -> None:
         assert max(choice.parts, default=1) == choice.count
 
 
+@pytest.mark.slow
 def test_allrow_stores_rows() -> None:
     given = problem(4, "mlp:tiny,width=8,batch=8")
     strategy = METHODS["allrow-greedy"](given).strategy
@@ -270,6 +277,7 @@ def test_allrow_stores_rows() -> None:
         assert strategy.layouts[value].parts[0] == expected
 
 
+@pytest.mark.slow
 def test_a_price_paid_for_memory_is_not_given_back_for_bytes() -> None:
     """Where a limit made it give up bytes, tofu does not take data parallelism for moving fewer."""
     given = problem(4, "mlp:tiny,width=16,batch=512")

@@ -205,6 +205,7 @@ def test_a_certificate_of_the_minimum_has_no_gap(seed: int) -> None:
     assert certify_minimum(energy, least + 1).gap == pytest.approx(1 / (least + 1), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_certificate_names_what_closed_the_gap() -> None:
     chain = random_energy(1, 6, "tree")
     assert certify_minimum(chain, eliminate(chain)[1]).how == "message passing"

@@ -51,6 +51,7 @@ def test_groups_have_what_prepares_and_updates_their_parameters() -> None:
     assert sorted(op for group in members.groups for op in group) == list(range(len(it.graph.ops)))
 
 
+@pytest.mark.slow
 def test_an_op_is_cut_along_the_labels_it_has_and_there_again_along_others() -> None:
     it = space("mlp:tiny")
     members = LayerChoices(it)

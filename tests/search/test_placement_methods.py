@@ -184,6 +184,7 @@ def test_a_search_that_has_settled_ends_before_its_budget() -> None:
     assert 1000 + SETTLED * moves < reports[-1] <= 1200 + SETTLED * moves
 
 
+@pytest.mark.slow
 def test_refining_begins_with_one_device_if_that_is_better() -> None:
     it = problem(3, "mlp:tiny")
     with placer("everywhere", lambda o, **how: PlacementResult(np.arange(o.problem.units) % 3)):
@@ -285,6 +286,7 @@ def test_all_steps_of_a_recurrent_layer_are_on_one_device() -> None:
     assert cells[0] != cells[1] and cells[0] == cells[2]
 
 
+@pytest.mark.slow
 def test_layers_of_other_networks_are_in_runs_balanced_by_time() -> None:
     found = _by_module("mlp:tiny,layers=8", 2)
     order = [min(found[f"layers.{k}"]) for k in range(8)]
@@ -341,6 +343,7 @@ def test_units_go_only_where_they_may() -> None:
     assert 0 not in moves.movable
 
 
+@pytest.mark.slow
 def test_the_command_line_says_which_methods_take_a_policy(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

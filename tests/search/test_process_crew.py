@@ -51,8 +51,11 @@ def test_time_is_up(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "compiles"), [(10.0, False), (1000.0, True)])
-def test_processes_compile_only_where_much_time_is_left(seconds: float, compiles: bool) -> None:
+def test_processes_compile_only_where_much_time_is_left(
+    seconds: float, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each would compile the same: a search of ten seconds took a minute more."""
+    monkeypatch.setattr(PATIENCE, "compile_share", 1.0)  # in a quick run nothing is compiled
 
     def job(send: SendReport) -> Iterator[float]:
         send({"compiles": math.isfinite(PATIENCE.compile_share)})
@@ -88,6 +91,7 @@ def test_a_job_that_wants_to_go_on_keeps_its_turn() -> None:
     assert order[:6] == ["a"] * 3 + ["b"] * 3 and sorted(order) == ["a"] * 6 + ["b"] * 6
 
 
+@pytest.mark.slow
 def test_a_job_that_wants_to_go_on_is_ended_in_time() -> None:
     def job(tell: SendReport) -> Iterator[float]:
         while True:
@@ -111,6 +115,7 @@ def test_an_interrupt_lets_them_finish(workers: int) -> None:
     assert sorted(said["name"] for said in heard) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_long_words_arrive_whole() -> None:
     def work(tell: SendReport) -> Iterator[float]:
         tell({"long": list(range(300_000))})

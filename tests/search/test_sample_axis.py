@@ -50,6 +50,7 @@ def cut_ops(it: Problem, found: SearchResult) -> int:
     return sum(max(choice.parts, default=1) > 1 for choice in found.strategy.choices)
 
 
+@pytest.mark.slow
 def test_samples_are_the_second_dimension_of_a_sequence_first_batch() -> None:
     it = problem(next_word, Words(), torch.randint(20, (7, 4)))
     found = data(it)

@@ -368,6 +368,7 @@ def chosen_by(levels: Levels) -> dict[int, np.ndarray]:
     return {n: chosen for n, chosen in enumerate(levels.chosen) if chosen is not None}
 
 
+@pytest.mark.slow
 def test_only_uneven_halves_move_other_bytes_than_modelled() -> None:
     """A width of 10 has an atom of 5 at the second level: of the biases that are added once, on
     the first half, more than half may be missing there."""

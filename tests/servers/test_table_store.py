@@ -39,6 +39,7 @@ def stamped(store: TableStore) -> tuple[int, int]:
     return oldest, store.early_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("staleness", "bandwidth", "priority", "tolerance"),
     [
@@ -203,6 +204,7 @@ def test_adaptive_revision_never_lets_rates_grow() -> None:
     assert state[0, 3, 0] < before and state[0, 1, 0] == before
 
 
+@pytest.mark.slow
 def test_adaptive_tables_train_though_gradients_are_late() -> None:
     def work(store: TableStore) -> float:
         table = store.table("t", 6, 3, initial=4.0, adaptive=1.0)

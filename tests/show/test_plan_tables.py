@@ -65,6 +65,7 @@ def test_nor_in_other_tables() -> None:
         assert set(re.findall(r"\S+", text)) <= set(re.findall(r"\S+", wide))
 
 
+@pytest.mark.slow
 def test_long_names_are_broken_after_dots() -> None:
     plan = made("fsdp")
     most = peak(0, plan.timeline.curves[0], plan.tasks, plan.space.graph, 2)
@@ -76,6 +77,7 @@ def test_long_names_are_broken_after_dots() -> None:
     assert plan_tables._breakable("x" * 100) == "x" * 100
 
 
+@pytest.mark.slow
 def test_equal_devices_are_said_once() -> None:
     plan = made()
     plan = replace(plan, predicted=replace(plan.predicted, peak_bytes=(3 * 10**9,) * 8))
@@ -85,6 +87,7 @@ def test_equal_devices_are_said_once() -> None:
     assert "1.00 GB to 3.00 GB on 8 devices, of 80.00 GB" in text
 
 
+@pytest.mark.slow
 def test_files_are_named_without_folders() -> None:
     text = shown(plan_tables.planned(made()))
     assert "gpt2.py:" in text and "/gpt2.py" not in text
@@ -99,6 +102,7 @@ def test_bounds_of_different_quantities_are_apart() -> None:
     assert [line for line in lines if isinstance(line, str) and line.startswith("bound of exact: ")]
 
 
+@pytest.mark.slow
 def test_the_first_line_is_followed_by_what_was_decided() -> None:
     first, second, *_ = plan_tables.planned(made("fsdp"))
     assert first == "a plan on 8xh100, fsdp"

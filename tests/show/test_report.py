@@ -359,6 +359,7 @@ def test_the_graph_has_every_module_once_with_its_cuts() -> None:
     assert sum(graph["parameters"]) == parameters + tied  # the head has the same
 
 
+@pytest.mark.slow
 def test_layers_that_differ_are_drawn_apart() -> None:
     plan = made("op-placement", spec="gpt2:tiny")
     graph = report.gather(plan, [plan.timeline])["graph"]

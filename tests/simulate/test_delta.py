@@ -120,6 +120,7 @@ def test_tasks_in_many_lanes_come_and_go(machine: str) -> None:
         live.undo() if rng.random() < 0.5 else live.keep()
 
 
+@pytest.mark.slow
 def test_what_is_before_a_change_is_not_worked_out_again() -> None:
     live = live_of("gpt2:tiny", "4xh100", Random(8))
     phases = [op.phase for op in live.space.graph.ops]
@@ -236,6 +237,7 @@ def test_what_is_held_is_what_the_slots_say() -> None:
     assert len(seen) > 3
 
 
+@pytest.mark.slow
 def test_views_are_held_once() -> None:
     """Where views are cut otherwise than what they are views of, it is a little less."""
     live = live_of("rnn:tiny", "2x2xk80", Random(3))
@@ -406,6 +408,7 @@ def test_lowering_by_patterns_equals_lowering_op_by_op(seed: int) -> None:
     alike("mlp:tiny", draw(space_of("mlp:tiny"), devices, Random(seed)), devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["gpt2:tiny", "rnn:tiny", "wresnet:tiny"])
 def test_regular_plans_become_collectives(spec: str) -> None:
     them = cluster("4xh100")
@@ -420,6 +423,7 @@ def test_regular_plans_become_collectives(spec: str) -> None:
 # Copies to the host
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["2xh100", "local:2"])
 def test_a_step_that_offloads(machine: str) -> None:
     rng, space, them = Random(4), space_of("mlp:tiny"), cluster(machine)

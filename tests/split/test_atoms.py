@@ -126,6 +126,7 @@ def test_dimensions_of_extent_one_have_no_atoms() -> None:
     assert space.atoms.dims == (((), (2, 3)), ((2,), (), (3,)))
 
 
+@pytest.mark.slow
 def test_atoms_multiply_to_the_extents_of_a_captured_step() -> None:
     space = mlp_space()
     for value, dims in zip(space.graph.values, space.atoms.dims, strict=True):
@@ -215,6 +216,7 @@ def test_views_at_random_have_the_atoms_of_the_plain_search(seed: int) -> None:
     assert space.with_digits(digits).atoms == divide(plain, digits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["gpt2", "rnn", "transformer-xl", "wavenet", pytest.param("wresnet", marks=pytest.mark.slow)],
@@ -229,6 +231,7 @@ def test_captured_steps_have_the_atoms_of_the_plain_search(name: str) -> None:
     assert space.with_digits(digits).atoms == divide(plain, digits)
 
 
+@pytest.mark.slow
 def test_a_space_divided_later_is_the_one_divided_at_once() -> None:
     graph = captured("gpt2:tiny")
     space = Space(graph)

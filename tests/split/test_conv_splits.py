@@ -328,6 +328,7 @@ class Net(torch.nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_capture_asks_only_for_the_gradients_that_are_needed() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters())

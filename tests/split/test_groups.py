@@ -9,6 +9,7 @@ from apportion.graph import BACKWARD, FORWARD, UPDATE
 from apportion.split.groups import Groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mlp:tiny", "gpt2:tiny", "rnnlm:tiny"])
 def test_members_of_a_group_are_in_it(spec: str) -> None:
     program, _ = captured(spec)

@@ -87,6 +87,7 @@ def found() -> Strategy:
 # The opened Graph
 
 
+@pytest.mark.slow
 def test_an_opened_step_computes_the_same_values() -> None:
     program, _ = captured(SPEC)
     inner = open_composites(program.graph)
@@ -128,12 +129,14 @@ def test_only_what_is_named_is_opened() -> None:
     assert open_composites(graph, ()) is graph
 
 
+@pytest.mark.slow
 def test_a_graph_without_composites_stays_itself() -> None:
     graph = captured("mlp:tiny")[0].graph
     bare = replace(graph, ops=tuple(op for op in graph.ops if "softmax" not in op.kind))
     assert not composites(bare) and open_composites(bare) is bare
 
 
+@pytest.mark.slow
 def test_opened_axes_can_be_cut() -> None:
     graph = wide_program().graph
     closed, inner = Space(graph), Space(graph, (), composites(graph))

@@ -120,6 +120,7 @@ def test_a_malformed_strategy_is_refused(change: Any) -> None:
 # The methods
 
 
+@pytest.mark.slow
 def test_single_puts_everything_on_the_first_device() -> None:
     found = single(problem(3)).strategy
     assert {(set(c.parts) <= {1}, c.devices) for c in found.choices} == {(True, (0,))}

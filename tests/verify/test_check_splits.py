@@ -96,6 +96,7 @@ def test_a_packet_of_overloads_stands_for_the_one_that_fits() -> None:
     assert report.operators == ("aten.add.Tensor",) and len(report.splits) == 2
 
 
+@pytest.mark.slow
 def test_a_function_is_cut_through_all_its_operators() -> None:
     report = ap.check_splits(lambda x, w, b: torch.relu(x @ w + b).sum(0), X, X.t(), X[:, 0])
     assert [str(cut) for cut in report.splits] == [
@@ -106,6 +107,7 @@ def test_a_function_is_cut_through_all_its_operators() -> None:
     assert len(report.operators) > 2 and not report.wrong
 
 
+@pytest.mark.slow
 def test_a_function_may_call_its_backward() -> None:
     def gradients(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         x, w = x.requires_grad_(), w.requires_grad_()
@@ -311,6 +313,7 @@ def test_a_local_rule_that_fails_is_named() -> None:
         ap.check_splits(custom, X)
 
 
+@pytest.mark.slow
 def test_a_captured_step_is_refused_too() -> None:
     custom = described(twice, lambda x: lambda i, j: x[i + 1, j])
 
@@ -382,6 +385,7 @@ def test_a_kernel_that_is_told_its_place_is_cut() -> None:
     assert axes(report) == {"i", "j"} and not report.wrong
 
 
+@pytest.mark.slow
 def test_a_local_rule_that_forgets_the_place_is_refused() -> None:
     custom = described(
         placed_from,

@@ -32,6 +32,7 @@ def test_a_decomposition_that_computes_something_else_is_wrong(
     assert "aten.sin.default: the lifted operators differ from the call" in cut.why
 
 
+@pytest.mark.slow
 def test_a_kernel_that_kills_its_process_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(*_: Any) -> tuple[Any, ...]:
         os._exit(9)
@@ -58,6 +59,7 @@ def test_draws_differ_and_stay_in_the_domain() -> None:
     assert constant.unique().numel() == 5
 
 
+@pytest.mark.slow
 def test_what_holds_by_accident_of_order_is_not_found() -> None:
     """The first of two numbers is their minimum on one draw in two."""
     (verdict,) = verify([sample_of(aten.select.int, torch.tensor([1.0, 2.0, 3.0, 4.0]), 0, 0)])

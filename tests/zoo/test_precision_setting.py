@@ -60,6 +60,7 @@ def test_float16_has_a_scale_that_moves() -> None:
     assert {"scaler.scale", "scaler.growth_tracker"} <= names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", zoo.PRECISIONS)
 def test_every_precision_trains_as_plain_pytorch(precision: str) -> None:
     program = captured(zoo.with_precision("mlp:tiny", precision), meta=False)
@@ -129,6 +130,7 @@ def test_less_is_predicted_on_a_gpu() -> None:
     assert kinds["bfloat16"] and kinds["float32"]
 
 
+@pytest.mark.slow
 def test_a_device_that_gains_no_time_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "mlp:tiny", "--method", "data", "--budget", "0", "--precision", "bf16"]
     assert cli.status([*command, "--cluster", "2xk80"]) == 0

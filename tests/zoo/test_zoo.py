@@ -136,6 +136,7 @@ def test_gpt2_decays_matrices_only() -> None:
     assert others["weight_decay"] == 0 and all(p.dim() == 1 for p in others["params"])
 
 
+@pytest.mark.slow
 def test_known_lists_what_load_accepts() -> None:
     for known in zoo.known():
         assert known.about and known.source and known.tiny.keys() == known.defaults.keys()
@@ -272,6 +273,7 @@ def test_the_catalogue_is_that_of_the_models() -> None:
     assert zoo.known() == zoo.counted()
 
 
+@pytest.mark.slow
 def test_listing_models_loads_no_torch() -> None:
     script = (
         "import sys; from apportion.cli.main import status; code = status(['models']); "

@@ -130,6 +130,7 @@ def test_the_smallest_that_are_accepted_work(spec: str) -> None:
     assert it.step(it.model, it.batch).isfinite()
 
 
+@pytest.mark.slow
 def test_inception_sees_the_papers_maps() -> None:
     with torch.device("meta"):
         model = inception.InceptionV3(inception.Settings(batch=1))
@@ -241,6 +242,7 @@ def test_the_penalty_pulls_slopes_to_one() -> None:
     assert excess() < 0.3 * before
 
 
+@pytest.mark.slow
 def test_ctc_loss_is_captured_with_its_real_shapes() -> None:
     it = zoo.load("deepspeech:tiny")
     graph = capture(it.step, it.model, it.optimizer, it.batch).graph
