@@ -50,8 +50,10 @@ class Patience:
     soon_seconds       or after these, whatever that takes
     whole_seconds      a call is interpreted as a whole for so long; then its parts count their
                        seconds as well
-    elements           a call on columns with more numbers in all is not interpreted at all
-    kept_elements      likewise where its compiled form is on the disk
+    kept_elements      a call on columns with more numbers in all is not interpreted at all if its
+                       compiled form is on the disk
+    element_seconds    what each of these numbers is taken to cost an interpreted call: if that is
+                       more than compiling, it is compiled before
     depth, deadline    of the interpreted call that is under way: how deep it is, and when its
                        parts begin to count
     """
@@ -61,8 +63,8 @@ class Patience:
     compile_share: float = 1.0
     soon_seconds: float = math.inf
     whole_seconds: float = 0.25
-    elements: int = 1_000_000
     kept_elements: int = 50_000
+    element_seconds: float = 1e-6
     depth: int = 0
     deadline: float = 0.0
 
@@ -146,8 +148,11 @@ class CompiledFunction:
 
     def compile_seconds(self) -> float:
         """What compiling it is expected to take, with all parts that are not compiled yet."""
-        new = (each for each in self._parts if each.native is None)
-        return SECONDS_PER_BYTE * sum(len(each.function.__code__.co_code) for each in new)
+        return SECONDS_PER_BYTE * _bytes_of(each for each in self._parts if each.native is None)
+
+    @functools.cached_property
+    def _code_bytes(self) -> int:
+        return _bytes_of(self._parts)
 
     @property
     def is_there(self) -> bool:
@@ -170,8 +175,10 @@ class CompiledFunction:
 
     def _is_large(self, elements: int) -> bool:
         """Whether to interpret a call on so many numbers would be too long."""
-        kept = elements > PATIENCE.kept_elements and self._is_kept
-        return kept or elements > PATIENCE.elements
+        if elements > PATIENCE.kept_elements and self._is_kept:
+            return True
+        seconds = PATIENCE.element_seconds * elements
+        return seconds > PATIENCE.compile_share * SECONDS_PER_BYTE * self._code_bytes
 
     @functools.cached_property
     def _is_kept(self) -> bool:
@@ -210,8 +217,12 @@ def seconds_to_compile(functions: Iterable[CompiledFunction]) -> float:
     """What compiling these is expected to take; those that an earlier process has compiled take
     nothing."""
     missing = [each for each in functions if not each.is_there]
-    parts = set().union(*(each._parts for each in missing))
-    return SECONDS_PER_BYTE * sum(len(each.function.__code__.co_code) for each in parts)
+    return SECONDS_PER_BYTE * _bytes_of(set().union(*(each._parts for each in missing)))
+
+
+def _bytes_of(functions: Iterable[CompiledFunction]) -> int:
+    """Of their bytecode."""
+    return sum(len(each.function.__code__.co_code) for each in functions)
 
 
 class CompiledPart(CompiledFunction):

@@ -52,6 +52,7 @@ def test_what_no_task_can_do_is_refused(model: Any) -> None:
     assert model.swap(tasks(), nanoseconds(), 1000, 1e9) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bandwidth", [1e5, 1e6, 1e7, 1e9])
 def test_less_memory_takes_longer_within_the_bounds_of_overlap(
     model: Any, bandwidth: float
