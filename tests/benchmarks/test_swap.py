@@ -16,6 +16,8 @@ from apportion.lower.task_graph import TaskGraph
 from apportion.search.baselines.single import single
 from apportion.simulate.simulate import simulate
 
+pytestmark = pytest.mark.slow  # the first one compiles the model
+
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -40,19 +42,16 @@ def peak() -> int:
     return max(simulate(tasks(), given.cluster, given.cost).peak_bytes)
 
 
-@pytest.mark.slow
 def test_what_fits_is_not_swapped(model: Any) -> None:
     found = model.swap(tasks(), nanoseconds(), peak(), 1e9)
     assert (found.read_bytes, found.written_bytes) == (0, 0)
     assert found.step_seconds == pytest.approx(found.compute_seconds)
 
 
-@pytest.mark.slow
 def test_what_no_task_can_do_is_refused(model: Any) -> None:
     assert model.swap(tasks(), nanoseconds(), 1000, 1e9) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bandwidth", [1e5, 1e6, 1e7, 1e9])
 def test_less_memory_takes_longer_within_the_bounds_of_overlap(
     model: Any, bandwidth: float
