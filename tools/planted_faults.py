@@ -10,8 +10,8 @@ all functions of all rooms, in a way that gives another version of the package m
 Left out are sentences of errors, assertions of our own, and numbers outside of functions: those are
 settings.
 
-For every fault the tests that reach its block are run, quickest first, until one fails: first those
-of `make quick`, then the others. A test of processes that fails is run once more without the fault,
+For every fault the tests that reach its block are run until one fails: first those of `make quick`,
+then the others, of each first the tests of the fault's own room, the quickest first. A test of processes that fails is run once more without the fault,
 and if it fails then as well, that says nothing. Tests of one fault have `--seconds` in all; a row
 says if that was too little to run them all. A run that hangs has noticed the fault.
 """
@@ -197,8 +197,12 @@ def draw(count: int, seed: int) -> list[Fault]:
 
 def _lot(fault: Fault, seed: int) -> str:
     """Where a fault stands in the order of drawing: the same wherever its lines have moved to."""
-    words = f"{seed} {fault.path} {fault.kind} {fault.before}"
-    return hashlib.sha256(words.encode()).hexdigest()
+    return hashlib.sha256(f"{seed} {_words(fault)}".encode()).hexdigest()
+
+
+def _words(fault: Fault) -> str:
+    """A fault's name, wherever its line has moved to."""
+    return f"{fault.path} {fault.kind} {fault.before}"
 
 
 # Which test reaches what
@@ -295,11 +299,15 @@ class Row:
     date: str
 
 
-def run(work: Path, out: Path, count: int, seed: int, seconds: float, workers: int) -> None:
-    """Plant every fault that the file has no row for yet."""
+def run(
+    work: Path, out: Path, count: int, seed: int, seconds: float, workers: int, hints: list[Path]
+) -> None:
+    """Plant every fault that the file has no row for yet. Of tests that are equally slow the one is
+    run first that has noticed the fault in rows of `hints`, which are another version's."""
     blocks = planting.Blocks.of_package()
     tests = [test for test in tests_of(work, blocks) if test.passed]
     faults = draw(count, seed)
+    noticed = {_words(row.fault): row.by for row in rows_of(hints)}
     known = {_key(row.fault) for row in rows_of([out])} if out.exists() else set()
     left = [fault for fault in faults if _key(fault) not in known]
     print(f"{len(faults)} faults, {len(left)} of them to plant; {len(tests)} tests", flush=True)
@@ -312,7 +320,14 @@ def run(work: Path, out: Path, count: int, seed: int, seconds: float, workers: i
         reaching = [] if block is None else [
             t for t in tests if t.reached[block >> 3] >> (7 - (block & 7)) & 1
         ]  # fmt: skip
-        found = _plant(fault, sorted(reaching, key=lambda t: (t.slow, t.seconds)), seconds)
+        own = f"tests/{fault.room}/"
+        first = noticed.get(_words(fault))
+
+        def turn(test: Test) -> tuple[bool, bool, bool, float]:
+            return test.slow, test.name != first, not test.name.startswith(own), test.seconds
+
+        order = sorted(reaching, key=turn)
+        found = _plant(fault, order, seconds)
         return Row(fault, *found, seed, commit, date)
 
     with ThreadPoolExecutor(workers) as pool, out.open("a") as file:
@@ -508,13 +523,15 @@ def main() -> int:
     two.add_argument("--seed", type=int, default=1)
     two.add_argument("--seconds", type=float, default=600.0)
     two.add_argument("--workers", type=int, default=2)
+    two.add_argument("--hints", type=Path, nargs="*", default=[], help="rows of another version")
     three = of.add_parser("table")
     three.add_argument("rows", type=Path, nargs="+")
     given = parser.parse_args()
     if given.what == "reach":
         return reach(given.work.resolve(), SUITE)
     if given.what == "run":
-        run(given.work.resolve(), given.out, given.faults, given.seed, given.seconds, given.workers)
+        how = (given.faults, given.seed, given.seconds, given.workers, given.hints)
+        run(given.work.resolve(), given.out, *how)
     else:
         print(table(rows_of(given.rows)))
     return 0
