@@ -11,9 +11,10 @@ Left out are sentences of errors, assertions of our own, and numbers outside of 
 settings.
 
 For every fault the tests that reach its block are run until one fails: first those of `make quick`,
-then the others, of each first the tests of the fault's own room, the quickest first. A test of processes that fails is run once more without the fault,
-and if it fails then as well, that says nothing. Tests of one fault have `--seconds` in all; a row
-says if that was too little to run them all. A run that hangs has noticed the fault.
+then the others, of each first the tests of the fault's own room, the quickest first. A test of
+processes that fails is run once more without the fault, and if it fails then as well, that says
+nothing. Tests of one fault have `--seconds` in all; a row says if that was too little to run them
+all. A run that hangs has noticed the fault.
 """
 
 from __future__ import annotations
