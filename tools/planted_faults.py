@@ -313,6 +313,7 @@ def run(
     left = [fault for fault in faults if _key(fault) not in known]
     print(f"{len(faults)} faults, {len(left)} of them to plant; {len(tests)} tests", flush=True)
     _preload()
+    _check_runs(min((t for t in tests if not t.slow), key=lambda t: t.seconds), faults[0])
     commit = _git("rev-parse", "--short=10", "HEAD")
     date = datetime.now(UTC).date().isoformat()
 
@@ -338,6 +339,14 @@ def run(
             said = row.noticed or "not noticed"
             print(f"{row.fault.path}:{row.fault.line} {row.fault.kind}: {said} {row.by} "
                   f"({row.ran} of {row.reached}, {row.seconds:.0f} s)", flush=True)  # fmt: skip
+
+
+def _check_runs(test: Test, fault: Fault) -> None:
+    """A run without a fault must pass, or nothing that fails says anything."""
+    with tempfile.TemporaryDirectory(prefix="planted-") as name:
+        if failed := _pytest(Path(name), [test.name], 60.0, None, fault):
+            log = (Path(name) / "log").read_text()
+            raise SystemExit(f"{test.name} without a fault: {failed}\n{log[-3000:]}")
 
 
 def _key(fault: Fault) -> tuple[str, int, int, str]:
@@ -409,7 +418,8 @@ def _pytest(folder: Path, names: list[str], left: float, planted: Path | None, f
     files = sorted({name.split("::")[0] for name in names if (ROOT / name.split("::")[0]).exists()})
     if not files:
         return ""
-    words = ["-q", "-x", "-p", "no:cacheprovider", "-p", "run_chosen", "--timeout", "200", *files]
+    words = ["-q", "-x", "-p", "no:cacheprovider", "-p", "run_chosen", "--timeout", "200"]
+    words += ["-W", "ignore::pytest.PytestAssertRewriteWarning", *files]  # hypothesis is loaded
     with (folder / "log").open("wb") as log:
         child = _forked(words, environment, log.fileno())
         hangs = time.monotonic() + left + 240
