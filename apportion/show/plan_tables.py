@@ -68,8 +68,8 @@ def expected(plan: Plan) -> list[Table | str]:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether a Plan fits, by its fullest device, how fast it is, and how much of the devices' rates
-    it uses."""
+    """Whether a Plan fits, by its fullest device, how fast it is, and what share of the devices'
+    rates it uses."""
     from apportion.plan import throughput, utilisation
 
     peaks = plan.predicted.peak_bytes
@@ -83,17 +83,15 @@ def verdict(plan: Plan) -> str:
         fits = f"{word}: {held} of {bytes_text(limits[fullest])}"
     said = [f"{seconds_text(plan.predicted.step_seconds)} a step"]
     if (done := throughput(plan)) is not None:
-        said.append(
-            f"{done.per_device:,.{_digits(done.per_device)}f} {done.unit}/s/{_device(plan)}"
-        )
+        said.append(f"{_rate(done.per_device)} {done.unit}/s/{_device(plan)}")
     if (used := utilisation(plan)) <= 1:
         said.append(f"{used:.0%} MFU")
     return f"{fits}; {', '.join(said)}"
 
 
-def _digits(rate: float) -> int:
-    """After the point, of a rate that is said to three digits or in whole numbers."""
-    return 0 if rate >= 100 else 1 if rate >= 10 else 2
+def _rate(rate: float) -> str:
+    """A rate to three digits at least, in whole numbers if these are enough."""
+    return f"{rate:,.{0 if rate >= 100 else 1 if rate >= 10 else 2}f}"
 
 
 def _device(plan: Plan) -> str:
@@ -107,8 +105,7 @@ def predicted(plan: Plan) -> Table:
     table = plain_table("", "predicted")
     table.add_row("step time", seconds_text(plan.predicted.step_seconds))
     if (done := throughput(plan)) is not None:
-        each, every = done.per_device, done.per_second
-        words = f"{each:,.{_digits(each)}f} on each device, {every:,.{_digits(every)}f} in all"
+        words = f"{_rate(done.per_device)} on each device, {_rate(done.per_second)} in all"
         table.add_row(f"{done.unit} a second", words)
     table.add_row("peak memory", _peaks(plan))
     table.add_row("bytes moved", bytes_text(plan.predicted.bytes_moved))

@@ -1,5 +1,5 @@
-"""The devices' memory is a limit, and so is a smaller one: what does not fit is recomputed or lies on the host unless that is
-refused, and where a single operator is too large a sentence says so."""
+"""The devices' memory is a limit, and so is a smaller one: what does not fit is recomputed or lies
+on the host unless that is refused, and where a single operator is too large a sentence says so."""
 
 from __future__ import annotations
 
