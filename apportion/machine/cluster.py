@@ -43,8 +43,8 @@ def cluster(spec: str) -> Cluster:
         return _build(read(Path(spec)), f"cluster file {spec}")
     if spec.startswith("local:"):
         return _local_cluster(_parse_count(spec.removeprefix("local:"), "processes", spec))
-    counted = re.fullmatch(r"(?:([^x]*)x)?([^x]*)x(.+)", spec)
-    if counted and counted[3] in countable_kinds():
+    kinds = "|".join(map(re.escape, countable_kinds()))  # a kind may have an x itself
+    if counted := re.fullmatch(rf"(?:([^x]*)x)?([^x]*)x({kinds})", spec):
         nodes = 1 if counted[1] is None else _parse_count(counted[1], "nodes", spec)
         return _counted_preset(spec, counted[3], nodes, _parse_count(counted[2], "devices", spec))
     name, colon, count = spec.partition(":")

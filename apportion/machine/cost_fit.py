@@ -35,7 +35,7 @@ from apportion.machine.cost_table import (
 DENSE = (
     "mm", "bmm", "addmm", "baddbmm", "mm_total", "convolution", "convolution_backward",
     "conv_backward_input", "conv_backward_weight", "conv_backward_both", "conv_transpose",
-    "sdpa", "sdpa_backward", "sdpa_lse", "sdpa_values",
+    "sdpa", "sdpa_backward", "sdpa_lse", "sdpa_values", "grouped_mm", "grouped_outer",
 )  # fmt: skip
 OTHER = "family:other"
 FUSED = fused_name("")  # shares of a kernel are not on one line

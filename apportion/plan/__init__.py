@@ -121,6 +121,9 @@ if TYPE_CHECKING:
     from apportion.plan.stale import (
         with_staleness as with_staleness,
     )
+    from apportion.plan.throughput import (
+        throughput as throughput,
+    )
     from apportion.plan.utilisation import (
         utilisation as utilisation,
     )

@@ -75,9 +75,11 @@ def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
     if not any(METHODS[m].takes_starts for m in tried_by_auto() if m not in to_compile):
         kept = 0.0
 
-    def several() -> Iterator[Candidate]:
-        best: list[tuple[RankingKey, Start]] = []
-        for method in tried_by_auto():
+    best: list[tuple[RankingKey, Start]] = []
+
+    def each(methods: Iterable[str], kept: float) -> Iterator[Candidate]:
+        nonlocal best
+        for method in methods:
             row, left = METHODS[method], ends - now(request)
             if method == "single" and not _one_holds_state(request):
                 continue
@@ -103,6 +105,12 @@ def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
                 tried.append(method)
             except UnsuitableMethod:
                 continue
+
+    def several() -> Iterator[Candidate]:
+        yield from each(tried_by_auto(), kept)
+        missed = late[:]
+        late.clear()
+        yield from each(missed, 0.0)  # with what others have left over
 
     chosen = _best_of(request, several(), log, keep)
 
@@ -141,9 +149,7 @@ def _best_of(
                 _SearchOutcome(began, candidate.search_seconds, own, _step(request, candidate))
             )
             kept.append(candidate)
-            key, known = ranking_key(request, candidate), tried.get(candidate.method)
-            if known is None or key < known[0]:
-                tried[candidate.method] = (key, _method_figures(request, candidate))
+            _try(request, candidate, tried)
             if isinstance(request.costs, DefaultCosts):  # these do not change
                 kept = _first(request, kept, keep)
         kept += _others(request, log, keep)
@@ -154,6 +160,9 @@ def _best_of(
     cost = request.costs.known()
     kept = [_priced(request, candidate, cost) for candidate in kept]
     if not isinstance(request.costs, DefaultCosts):
+        tried.clear()  # more is known by now than when these were scored
+        for candidate in kept:
+            _try(request, candidate, tried)
         history = [
             replace(one, step_seconds=_step(request, candidate))
             for one, candidate in zip(history, kept, strict=False)
@@ -171,6 +180,15 @@ def _best_of(
     others = tuple(one for one in found[1:] if fits(request, one))
     rows = tuple(row for _, row in sorted(tried.values(), key=lambda one: one[0]))
     return Selection(found[0], bool(notes), others, rows if len(rows) > 1 else ())
+
+
+def _try(
+    request: PlanRequest, candidate: Candidate, tried: dict[str, tuple[RankingKey, MethodFigures]]
+) -> None:
+    """Enters a Candidate among the best of each method, if it is."""
+    key, known = ranking_key(request, candidate), tried.get(candidate.method)
+    if known is None or key < known[0]:
+        tried[candidate.method] = (key, _method_figures(request, candidate))
 
 
 def _method_figures(request: PlanRequest, candidate: Candidate) -> MethodFigures:

@@ -55,12 +55,13 @@ def comparison_facts(model: str, cluster: str, plans: Sequence[Plan]) -> dict[st
 def why_facts(plan: Plan) -> dict[str, Any]:
     """What a plan decides, and what its prediction rests on: where its times come from, and what
     fills each device."""
-    from apportion.plan import decision, utilisation
+    from apportion.plan import decision, throughput, utilisation
     from apportion.simulate import peaks, shares
 
-    cost, tasks = plan.cost, plan.tasks
+    cost, tasks, done = plan.cost, plan.tasks, throughput(plan)
     return {
         "decision": decision(plan),
+        "throughput": None if done is None else asdict(done),
         "model_flops_utilisation": utilisation(plan),
         "cost": {
             "model": cost.name,

@@ -64,15 +64,49 @@ def expected(plan: Plan) -> list[Table | str]:
 
     title = f"{plan.model or 'a plan'} on {plan.cluster.name}, {plan.method}"
     kept = [trials(plan)] if plan.measured else []
-    return [title, f"{decision(plan)}.", "", predicted(plan), *kept]
+    return [verdict(plan), title, f"{decision(plan)}.", "", predicted(plan), *kept]
+
+
+def verdict(plan: Plan) -> str:
+    """Whether a Plan fits, by its fullest device, how fast it is, and what share of the devices'
+    rates it uses."""
+    from apportion.plan import throughput, utilisation
+
+    peaks = plan.predicted.peak_bytes
+    limits = plan.memory_limit or peaks
+    fullest = max(range(len(peaks)), key=lambda device: peaks[device] - limits[device])
+    held = bytes_text(peaks[fullest])
+    if plan.memory_limit is None:
+        fits = f"without a limit: {held}"
+    else:
+        word = "fits" if plan.feasible else "does not fit"
+        fits = f"{word}: {held} of {bytes_text(limits[fullest])}"
+    said = [f"{seconds_text(plan.predicted.step_seconds)} a step"]
+    if (done := throughput(plan)) is not None:
+        said.append(f"{_rate(done.per_device)} {done.unit}/s/{_device(plan)}")
+    if (used := utilisation(plan)) <= 1:
+        said.append(f"{used:.0%} MFU")
+    return f"{fits}; {', '.join(said)}"
+
+
+def _rate(rate: float) -> str:
+    """A rate to three digits at least, in whole numbers if these are enough."""
+    return f"{rate:,.{0 if rate >= 100 else 1 if rate >= 10 else 2}f}"
+
+
+def _device(plan: Plan) -> str:
+    return "process" if {device.kind for device in plan.cluster.devices} == {"cpu"} else "GPU"
 
 
 def predicted(plan: Plan) -> Table:
     """What a Plan is expected to cost."""
-    from apportion.plan import utilisation
+    from apportion.plan import throughput, utilisation
 
     table = plain_table("", "predicted")
     table.add_row("step time", seconds_text(plan.predicted.step_seconds))
+    if (done := throughput(plan)) is not None:
+        words = f"{_rate(done.per_device)} on each device, {_rate(done.per_second)} in all"
+        table.add_row(f"{done.unit} a second", words)
     table.add_row("peak memory", _peaks(plan))
     table.add_row("bytes moved", bytes_text(plan.predicted.bytes_moved))
     table.add_row("model FLOPs utilisation", _share(utilisation(plan)))

@@ -35,7 +35,7 @@ from apportion.lower import (
     TaskGraph,
     TaskKinds,
 )
-from apportion.plan import Plan, Prediction, decision, utilisation
+from apportion.plan import Plan, Prediction, decision, throughput, utilisation
 from apportion.show.report_folds import alike_devices
 from apportion.show.report_graph import picture
 from apportion.simulate import Curve, Peak, Timeline, breakdowns, peaks, shares
@@ -145,6 +145,7 @@ def _facts(plan: Plan, lines: Sequence[Timeline]) -> dict[str, Any]:
         "decision": decision(plan),
         "notes": list(plan.notes),
         "utilisation": utilisation(plan),
+        "throughput": None if (done := throughput(plan)) is None else asdict(done),
         "ops": len(plan.graph.ops),
         "fingerprint": plan.graph.fingerprint,
         "version": VERSION,

@@ -245,6 +245,7 @@ def test_fits_are_by_kind_size_and_family() -> None:
     works |= {f"aten.mm.default() h{k}": KernelMeasurement(1e-4, 1e6, 10, 2) for k in range(2)}
     assert set(fits(works)) == {"aten.mm.default/4", "family:dense/4"}
     assert family("aten.convolution_backward.default") == "family:dense"
+    assert family("apportion.grouped_mm") == family("apportion.grouped_outer") == "family:dense"
     assert family("apportion.update") == "family:other"
 
 

@@ -103,10 +103,11 @@ def test_bounds_of_different_quantities_are_apart() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_line_is_followed_by_what_was_decided() -> None:
-    first, second, *_ = plan_tables.planned(made("fsdp"))
-    assert first == "a plan on 8xh100, fsdp"
-    assert second == (
+def test_the_first_lines_say_whether_it_fits_and_what_was_decided() -> None:
+    first, second, third, *_ = plan_tables.planned(made("fsdp"))
+    assert str(first).startswith("fits: ") and "tokens/s/GPU" in str(first)
+    assert second == "a plan on 8xh100, fsdp"
+    assert third == (
         "Data parallel over 8 devices; parameters and optimizer state cut over 8, gathered for the "
         "forward and again for the backward."
     )

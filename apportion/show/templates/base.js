@@ -54,6 +54,7 @@ const timeText = (ns) => ns >= 1e9 ? digits(ns / 1e9) + " s" : scaled(ns, ["ns",
 const secondsText = (s) => isNumber(s) ? timeText(s * 1e9) : "not known";
 const bytesText = (n) => scaled(n, ["B", "KB", "MB", "GB", "TB", "PB"], 1e3);
 const exactBytes = (n) => n >= 1000 ? `${bytesText(n)} (${n.toLocaleString("en-US")} bytes)` : n + " bytes";
+const rateText = (x) => x.toLocaleString("en-US", x < 100 ? { maximumSignificantDigits: 3 } : { maximumFractionDigits: 0 });
 const percent = (x) => (100 * x).toFixed(0) + "%";
 const plural = (n, word) => n.toLocaleString("en-US") + " " + word + (n === 1 ? "" : "s");
 const sum = (items) => items.reduce((a, b) => a + b, 0);

@@ -1,7 +1,7 @@
 // Summary
 
 const plan = data.plan, predicted = plan.predicted, measured = data.lines[1];
-const deviceCount = data.devices.name.length;
+const deviceCount = data.devices.name.length, done = plan.throughput;
 
 function card(what, figure, more, mood) {
   return el("div", { class: "card" }, el("div", { class: "what" }, what),
@@ -22,6 +22,8 @@ function summarise() {
   const top = Math.max(...predicted.peak_bytes), at = predicted.peak_bytes.indexOf(top);
   byId("cards").append(
     card("Step time", secondsText(predicted.step_seconds), beside((f) => secondsText(f.step_seconds))),
+    ...(done ? [card(`${done.unit[0].toUpperCase()}${done.unit.slice(1)} a second`, rateText(done.per_device),
+      `on each device, ${rateText(done.per_second)} in all`)] : []),
     card("Peak memory", bytesText(top), measured
       ? beside((f) => bytesText(Math.max(...f.peak_bytes)))
       : `on device ${at}, limit ${bytesText(data.devices.limit[at])}`),
@@ -84,6 +86,8 @@ function facts() {
     ["method", `${plan.method}, seed ${plan.seed}, budget ${plan.budget} s`],
     ["communication", plan.communication],
     ["predicted step time", secondsText(predicted.step_seconds)],
+    ...(done ? [[`${done.unit} a second`,
+      `${rateText(done.per_device)} on each device, ${rateText(done.per_second)} in all`]] : []),
     ["predicted peak memory", exactBytes(Math.max(...predicted.peak_bytes))],
     ["bytes moved in a step", exactBytes(predicted.bytes_moved)],
     ["model FLOPs utilisation", plan.utilisation <= 1 ? (100 * plan.utilisation).toFixed(1) + "%" : "not known"],
