@@ -26,6 +26,7 @@ STABLE = {
     *("bytes_moved", "ops", "feasible", "lower_bound", "lower_bound_of", "notes"),
     *("curve", "figures", "measured", "communication"),
 }
+MORE = {"cost", "peak_causes", "decision", "model_flops_utilisation", "throughput"}
 PLAN = ["plan", "mlp:tiny", "--cluster", "local:2", "--method", "data"]
 
 
@@ -290,7 +291,7 @@ def test_plan_save_and_simulate_agree(capfd: pytest.CaptureFixture[str], tmp_pat
     file = str(tmp_path / "p.json")
     status, facts = call_json(capfd, *PLAN, "--out", file)
     assert status == 0
-    assert facts.keys() == STABLE | {"cost", "peak_causes", "decision", "model_flops_utilisation"}
+    assert facts.keys() == STABLE | MORE
     assert (facts["model"], facts["cluster"], facts["method"]) == ("mlp:tiny", "local:2", "data")
     assert len(facts["peak_bytes"]) == 2 and facts["feasible"] is True
     assert call_json(capfd, "simulate", file) == (0, facts)
