@@ -11,11 +11,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Test files and the many processes that tests start are compiled to bytecode once.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Workers steal tests from each other, so that none is left alone with the last ones. Tests of processes
-# wait for each other half of the time: three workers keep two cores busy.
+# Workers steal tests from each other, so that none is left alone with the last ones.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q
 SHARED := -n 2 --dist worksteal --ignore tests/dist
-PROCESSES := tests/dist -n 3 --dist loadfile
+PROCESSES := tests/dist -n 2 --dist loadfile
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -54,7 +54,7 @@ CHUNKS = (10, 60, 400)  # tests that are collected at once; then all others
 AT_LEAST = 4  # faults of a room
 SUITE = (  # as in the Makefile
     "tests -n 2 --dist worksteal",
-    "tests/dist -n 3 --dist loadfile",
+    "tests/dist -n 2 --dist loadfile",
 )
 
 
