@@ -50,10 +50,9 @@ class Patience:
     soon_seconds       or after these, whatever that takes
     whole_seconds      a call is interpreted as a whole for so long; then its parts count their
                        seconds as well
-    kept_elements      a call on columns with more numbers in all is not interpreted at all if its
-                       compiled form is on the disk
-    element_seconds    what each of these numbers is taken to cost an interpreted call: if that is
-                       more than compiling, it is compiled before
+    elements           a call on columns with more numbers in all is not interpreted at all, if
+                       anything is compiled
+    kept_elements      likewise where its compiled form is on the disk
     depth, deadline    of the interpreted call that is under way: how deep it is, and when its
                        parts begin to count
     """
@@ -63,8 +62,8 @@ class Patience:
     compile_share: float = 1.0
     soon_seconds: float = math.inf
     whole_seconds: float = 0.25
+    elements: int = 1_000_000
     kept_elements: int = 50_000
-    element_seconds: float = 1e-6
     depth: int = 0
     deadline: float = 0.0
 
@@ -150,10 +149,6 @@ class CompiledFunction:
         """What compiling it is expected to take, with all parts that are not compiled yet."""
         return SECONDS_PER_BYTE * _bytes_of(each for each in self._parts if each.native is None)
 
-    @functools.cached_property
-    def _code_bytes(self) -> int:
-        return _bytes_of(self._parts)
-
     @property
     def is_there(self) -> bool:
         """Whether it is compiled, or an earlier process has compiled it."""
@@ -177,8 +172,7 @@ class CompiledFunction:
         """Whether to interpret a call on so many numbers would be too long."""
         if elements > PATIENCE.kept_elements and self._is_kept:
             return True
-        seconds = PATIENCE.element_seconds * elements
-        return seconds > PATIENCE.compile_share * SECONDS_PER_BYTE * self._code_bytes
+        return elements > PATIENCE.elements and PATIENCE.compile_share < math.inf
 
     @functools.cached_property
     def _is_kept(self) -> bool:

@@ -46,7 +46,7 @@ def _patience() -> Iterator[None]:
 
 
 def interpreted_always() -> None:
-    PATIENCE.load_seconds, PATIENCE.element_seconds = math.inf, 0.0
+    PATIENCE.load_seconds, PATIENCE.elements = math.inf, 1 << 62
 
 
 def add_at(numbers: Ints, at: int, more: int) -> int:
@@ -119,7 +119,7 @@ def test_a_part_of_a_long_call_is_compiled_while_the_call_goes_on() -> None:
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_large_call_is_not_interpreted(kept: bool) -> None:
     _, outer = make()
-    PATIENCE.kept_elements, PATIENCE.element_seconds = 3, outer.compile_seconds() / 4.5
+    PATIENCE.elements, PATIENCE.kept_elements = 4, 3
     outer._is_kept = kept
     outer(np.zeros(4, np.int64))
     assert (outer.native is not None) == kept
