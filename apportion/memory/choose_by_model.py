@@ -13,6 +13,8 @@ halving.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from apportion.memory.choose_recompute import (
     RecomputeChoice,
     RecomputeOutcome,
@@ -30,33 +32,45 @@ from apportion.memory.step_model import StepModel
 
 TRIES = 4  # sets that are simulated
 FALLBACK = 8  # sets that are simulated where the model does not lead to one that fits
+HOPELESS = 0.1  # of a limit, by which all that can be recomputed is not enough
 MODELLED = 60  # sets that are modelled to begin with
 HALVINGS = 5
 GREEDY = 400  # units up to which a set is also built up from none
 
 
 def choose_by_model(
-    model: StepModel, kept: RecomputeOutcome, run: Simulate, tries: int = TRIES
+    model: StepModel,
+    kept: RecomputeOutcome,
+    run: Simulate,
+    is_late: Callable[[], bool] = lambda: False,
+    tries: int = TRIES,
 ) -> RecomputeChoice:
     """The fastest set of Ops that was found to fit, or the one that is least over. `kept` is the
-    step in which nothing is recomputed; `tries` sets are simulated at most."""
+    step in which nothing is recomputed; `tries` sets are simulated at most, and when it is late no
+    other than what recomputes all."""
     known: dict[frozenset[int], RecomputeOutcome] = {frozenset(): kept}
     modelled = model.of(()).peak
+    everything = full_recompute(model.graph, model.costs)
     limit, right, more = modelled - kept.over, True, 1
-    while kept.over > 0 and len(known) <= tries:
+    while kept.over > 0 and len(known) <= tries and not is_late():
         found = _best(model, limit)
         if found.ops in known:
             break
+        if found.step.excess and len(model.units) > FEW:
+            known[everything] = run(everything)
+            if known[everything].over > HOPELESS * limit:
+                right = True
+                break
         now = known[found.ops] = run(found.ops)
         right = right and found.step.peak - now.over == modelled - kept.over
         if now.over <= 0 or found.step.excess:
             break
         limit, more = found.step.peak - more * now.over, 2 * more
-    if not right and min(one.over for one in known.values()) > 0:
+    some = [one.over for ops, one in known.items() if len(known) == 1 or ops != everything]
+    if not right and not is_late() and min(some) > 0:
         last = choose_recompute(model.graph, model.costs, kept, run, FALLBACK)
         known[last.ops] = last.outcome
     if min(one.over for one in known.values()) > 0:
-        everything = full_recompute(model.graph, model.costs)
         known[everything] = known.get(everything) or run(everything)
     ops, outcome = min(known.items(), key=lambda pair: pair[1].rank)
     return RecomputeChoice(ops, outcome, len(known) - 1)

@@ -62,12 +62,13 @@ def choose_memory(
     kept: RecomputeOutcome,
     run: Simulate,
     recomputes: bool = True,
+    is_late: Callable[[], bool] = lambda: False,
     tries: int = 15,
 ) -> MemoryChoice:
     """The fastest decision that was found to fit, or the one that is least over. `kept` is the step
     in which everything is kept; `recomputes`: whether Ops may be recomputed too; `tries` decisions
-    are simulated at most."""
-    return _JointChooser(graph, costs, way, kept, run, recomputes, tries).chosen()
+    are simulated at most, and when it is late no more than the first that fits."""
+    return _JointChooser(graph, costs, way, kept, run, recomputes, is_late, tries).chosen()
 
 
 def offloadable(graph: Graph, costs: RecomputeCosts, ops: frozenset[int]) -> frozenset[int]:
@@ -112,9 +113,11 @@ class _JointChooser:
         kept: RecomputeOutcome,
         run: Simulate,
         recomputes: bool,
+        is_late: Callable[[], bool],
         tries: int,
     ) -> None:
         self.graph, self.costs, self.way, self.run = graph, costs, way, run
+        self.is_late = is_late
         self.recomputes, self.tries, self.over = recomputes, tries, kept.over
         self.known: dict[MemoryDecision, RecomputeOutcome] = {MemoryDecision(): kept}
         self.memory = ForwardMemory(graph, costs)
@@ -137,6 +140,8 @@ class _JointChooser:
         for number, (share, price) in enumerate(terms, 1):
             until = self.tries * number // len(terms)
             for options in several:
+                if self._is_enough():
+                    return
                 allowed = _within(options, share * self.forward)
                 if len(self.known) > until or self._fitting(allowed, price, until):
                     break
@@ -156,12 +161,18 @@ class _JointChooser:
             low, target = target, target + max(found.over, self.total // 1000)
         return False
 
+    def _is_enough(self) -> bool:
+        """Whether something fits and there is no time for more."""
+        return self.is_late() and any(one.over <= 0 for one in self.known.values())
+
     def _less(
         self, options: Sequence[Sequence[_Option]], price: float, low: int, high: int, until: int,
         found: RecomputeOutcome,
     ) -> None:  # fmt: skip
         """Asks for less than was enough, by what is left under the limit, while that is much."""
         while len(self.known) <= until and found.over < -NEGLIGIBLE * self.total:
+            if self._is_enough():
+                return
             target = max(high + found.over, (low + high) // 2)
             decision = self._packed(options, target, price)
             if decision is None or decision in self.known:

@@ -155,7 +155,7 @@ def step_model(
         *_rows([op.outputs for op in graph.ops]),
         np.array([-1 if made is None else made[0] for made in graph.producer], np.int64),
         np.array(costs.shares, np.int64),
-        *_value_bytes(graph, tasks, timeline, device),
+        *_value_bytes(graph, tasks, timeline, device, origins),
         np.zeros(ops, np.int64),
         np.zeros(ops, np.int64),
         np.bincount(of[work], took[work], ops + 1)[:ops].astype(np.int64),
@@ -178,19 +178,34 @@ def _rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
 
 
 def _value_bytes(
-    graph: Graph, tasks: TaskGraph, timeline: Timeline, device: int
+    graph: Graph, tasks: TaskGraph, timeline: Timeline, device: int, origins: Ints
 ) -> tuple[Ints, Bools]:
-    """For each Value what it is given when it is made on a device, and whether it stays."""
+    """For each Value what it is given when it is made on a device, and whether it stays. What is
+    gathered of it for the forward, and again for the backward, is no part of what is kept between
+    them, and recomputation does not save it."""
     curve, count = timeline.curves[device], len(graph.values)
     slots = len(tasks.slot_device)
     born = (curve.thing < slots) & (curve.change > 0)
     slot, size = curve.thing[born], curve.change[born]
     made = (tasks.slot_first[slot] >= 0) & (tasks.slot_value[slot] < count)
-    value = tasks.slot_value[slot[made]]
-    nbytes = np.bincount(value, size[made], count).astype(np.int64)
+    slot, size = slot[made], size[made]
+    value = tasks.slot_value[slot]
     stays = np.zeros(count, np.bool_)
-    stays[value[tasks.slot_last[slot[made]] >= len(tasks)]] = True
+    stays[value[tasks.slot_last[slot] >= len(tasks)]] = True
+    turn = _first_backward(graph, tasks, origins)
+    across = (tasks.slot_first[slot] < turn) & (tasks.slot_last[slot] >= turn)
+    is_kept = np.zeros(count, np.bool_)
+    is_kept[value[across]] = True
+    counted = across | ~is_kept[value]
+    nbytes = np.bincount(value[counted], size[counted], count).astype(np.int64)
     return nbytes, stays
+
+
+def _first_backward(graph: Graph, tasks: TaskGraph, origins: Ints) -> int:
+    """The first task of the backward, in the order of all."""
+    phase = np.array([*(_phase(op.phase) for op in graph.ops), OTHER_PHASE])
+    of_tasks = phase[origins[tasks.op]] == BACKWARD_PHASE
+    return int(np.argmax(of_tasks)) if of_tasks.any() else len(tasks)
 
 
 def _held(

@@ -43,29 +43,44 @@ PATIENCE_SHARE = 1 / 20  # of the budget that these go on without an improvement
 @dataclass(frozen=True)
 class Selection:
     """The best Candidate, the next best of those that fit, whether choosing was interrupted before
-    all were tried, and the best of each method, the best of all first."""
+    all were tried, and the best of each method, the best of all first. Where nothing fits, `starts`
+    are the quickest that other methods found: decisions about memory may begin with them."""
 
     best: Candidate
     interrupted: bool = False
     others: tuple[Candidate, ...] = ()
     tried: tuple[MethodFigures, ...] = ()
+    starts: tuple[Candidate, ...] = ()
+
+    def decided(
+        self, request: PlanRequest, best: Candidate, several: Iterable[Candidate]
+    ) -> Selection:
+        """The choice of one of `several` Candidates with decisions about memory."""
+        rows = {row.method: row for row in self.tried}
+        if rows:
+            rows |= {row.method: row for row in (_method_figures(request, one) for one in several)}
+        tried = sorted(rows.values(), key=lambda row: (not row.fits, row.fits * row.step_seconds))
+        return replace(self, best=best, others=(), tried=tuple(tried))
 
 
-def choose(request: PlanRequest, method: str, budget: float, keep: int = 1) -> Selection:
+def choose(
+    request: PlanRequest, method: str, budget: float, keep: int = 1, memory_seconds: float = 0.0
+) -> Selection:
     """The best that a method, or "auto", finds within `budget` seconds, and `keep - 1` others, as
-    far as there are so many that differ.
+    far as there are so many that differ. While nothing fits, "auto" leaves `memory_seconds` of them
+    to decisions about memory.
 
     An interrupt (KeyboardInterrupt) ends the search with the best so far, if there is any. Raises
     Unsuitable where the method is not for this step or cluster.
     """
     with uncollected():  # each full collection looks at all of torch
         if method == "auto":
-            return _auto(request, budget, keep)
+            return _auto(request, budget, keep, memory_seconds)
         log = SearchLog()
         return _best_of(request, candidates(request, method, budget, log), log, keep)
 
 
-def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
+def _auto(request: PlanRequest, budget: float, keep: int, memory_seconds: float) -> Selection:
     began = now(request)
     ends = began + budget
     tried: list[str] = []
@@ -83,10 +98,13 @@ def _auto(request: PlanRequest, budget: float, keep: int) -> Selection:
             row, left = METHODS[method], ends - now(request)
             if method == "single" and not _one_holds_state(request):
                 continue
-            left -= 0.0 if row.takes_starts else kept
+            nothing_fits = len(tried) <= 1 or best[0][0][0]
+            if nothing_fits:
+                left -= max(memory_seconds, 0.0 if row.takes_starts else kept)
+            else:
+                left -= 0.0 if row.takes_starts else kept
             if row.baseline:
-                fitting = len(tried) > 1 and not best[0][0][0]
-                is_late = fitting and now(request) > max(ends, began + BASELINE_SECONDS)
+                is_late = not nothing_fits and now(request) > max(ends, began + BASELINE_SECONDS)
             else:
                 is_late = left <= 0
             if method in to_compile:
@@ -138,6 +156,7 @@ def _best_of(
     request: PlanRequest, several: Iterator[Candidate], log: SearchLog, keep: int
 ) -> Selection:
     kept: list[Candidate] = []
+    starts: list[Candidate] = []
     tried: dict[str, tuple[RankingKey, MethodFigures]] = {}
     history: list[_SearchOutcome] = []
     notes: tuple[str, ...] = ()
@@ -149,6 +168,7 @@ def _best_of(
                 _SearchOutcome(began, candidate.search_seconds, own, _step(request, candidate))
             )
             kept.append(candidate)
+            starts = _starts(request, [*starts, candidate])
             _try(request, candidate, tried)
             if isinstance(request.costs, DefaultCosts):  # these do not change
                 kept = _first(request, kept, keep)
@@ -179,7 +199,21 @@ def _best_of(
     ]
     others = tuple(one for one in found[1:] if fits(request, one))
     rows = tuple(row for _, row in sorted(tried.values(), key=lambda one: one[0]))
-    return Selection(found[0], bool(notes), others, rows if len(rows) > 1 else ())
+    if fits(request, found[0]):
+        starts = []
+    starts = [one for one in starts if not _same(one.tasks, found[0].tasks)]
+    return Selection(
+        found[0], bool(notes), others, rows if len(rows) > 1 else (), tuple(starts[:STARTS])
+    )
+
+
+def _starts(request: PlanRequest, several: Iterable[Candidate]) -> list[Candidate]:
+    """The quickest of some that do not fit and differ, one more than there are to be."""
+    found: list[Candidate] = []
+    for one in sorted(several, key=lambda one: one.timeline.step_seconds):
+        if not fits(request, one) and not any(_same(one.tasks, each.tasks) for each in found):
+            found.append(one)
+    return found[: STARTS + 1]
 
 
 def _try(
@@ -192,9 +226,13 @@ def _try(
 
 
 def _method_figures(request: PlanRequest, candidate: Candidate) -> MethodFigures:
-    line = candidate.timeline
+    line, memory = candidate.timeline, candidate.memory
     peak, moved = max(line.peak_bytes), line.bytes_moved
-    return MethodFigures(candidate.method, line.step_seconds, peak, moved, fits(request, candidate))
+    with_them = {
+        "recompute": memory.recomputed, "offload": memory.offloaded, "host-state": memory.host_state
+    }  # fmt: skip
+    name = " + ".join((candidate.method, *(option for option, ops in with_them.items() if ops)))
+    return MethodFigures(name, line.step_seconds, peak, moved, fits(request, candidate))
 
 
 def _others(request: PlanRequest, log: SearchLog, keep: int) -> Iterator[Candidate]:

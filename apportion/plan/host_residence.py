@@ -54,7 +54,7 @@ from apportion.memory import (
 )
 from apportion.plan.auto import Selection
 from apportion.plan.candidate import Candidate
-from apportion.plan.candidates import PlanRequest, excess, fits, ranking_key, state_bytes
+from apportion.plan.candidates import PlanRequest, excess, fits, now, ranking_key, state_bytes
 from apportion.plan.memory_notes import memory_notes
 from apportion.plan.memory_pins import RESIDENT, MemoryPins
 from apportion.plan.planned_memory import with_memory
@@ -99,27 +99,26 @@ def replace_on_host(
     request: PlanRequest,
     chosen: Selection,
     modes: MemoryModes,
-    several: bool,
     ends: float = math.inf,
 ) -> Selection:
-    """The choice with state on the host, where that is wanted; `several`: those of other methods
-    are tried beside the best Candidate, until the moment `ends`."""
-    best = chosen.best
-    if chosen.interrupted or (not modes.forced and fits(request, best)):
+    """The choice with state on the host, where that is wanted; where it is decided what must be,
+    for what other methods found too, until the moment `ends`."""
+    if chosen.interrupted or (not modes.forced and fits(request, chosen.best)):
         return chosen
 
     def decide(start: Candidate) -> Candidate:
-        return _Residence(request, start, modes).best()
+        return _Residence(request, start, modes, ends).best()
 
-    least = best_decided(request, best, several and not modes.forced, decide, ends)
-    return replace(chosen, best=least, others=())
+    return best_decided(request, chosen, not modes.forced, decide, ends)
 
 
 class _Residence:
     """Decisions about one Candidate."""
 
-    def __init__(self, request: PlanRequest, start: Candidate, modes: MemoryModes) -> None:
-        self.request, self.start, self.modes = request, start, modes
+    def __init__(
+        self, request: PlanRequest, start: Candidate, modes: MemoryModes, ends: float
+    ) -> None:
+        self.request, self.start, self.modes, self.ends = request, start, modes, ends
         over = excess(request, start)
         self.device = max(range(len(over)), key=over.__getitem__)
         self.graph = request.space.source
@@ -139,8 +138,9 @@ class _Residence:
             for sketch in every:
                 self._simulate(sketch, once=True)
         plans = [] if every is not None else sorted(self._sketches(), key=lambda one: one.rank)
-        for sketch in plans[:2]:
-            if sketch.model is None or (sketch.over > 0 and self._something_fits()):
+        for sketch in self._in_turn(plans):
+            enough = sketch.over > 0 or self._is_late()
+            if sketch.model is None or (enough and self._something_fits()):
                 break
             self._simulate(sketch)
         found = min(self._allowed(), key=lambda each: ranking_key(self.request, each))
@@ -150,6 +150,17 @@ class _Residence:
         steps = (self.start, self.base_of.get(plan, found), found)
         notes = memory_notes(*steps, self.device, sum(self.costs.seconds))
         return replace(found, notes=(*found.notes, *notes))
+
+    def _in_turn(self, plans: list[_Sketch]) -> Iterator[_Sketch]:
+        """The first two, which are the best by the model. If what they lead to does not fit, the
+        model was wrong: then the one that keeps least comes next, and last the others."""
+        least = min(plans, key=lambda one: max(one.base.timeline.peak_bytes), default=None)
+        done: list[_Sketch] = []
+        for k, sketch in enumerate([*plans[:1], *([least] if least else []), *plans[1:]]):
+            needed = k == 0 or not self._something_fits() or sketch in plans[1:2]
+            if needed and not any(sketch is one for one in done):
+                done.append(sketch)
+                yield sketch
 
     def _allowed(self) -> Iterator[Candidate]:
         """What was simulated, and is as it was asked for."""
@@ -327,7 +338,8 @@ class _Residence:
         with a higher one where the model expected more than is held."""
         limit = self.limit
         for turn in range(MORE_ROUNDS):
-            if sketch.model is None or (turn >= ROUNDS and self._something_fits()):
+            enough = turn >= ROUNDS or self._is_late()
+            if sketch.model is None or (enough and self._something_fits()):
                 return
             tried = sketch if once else self._refined(sketch, limit)
             plan = self._timed(tried)
@@ -350,6 +362,9 @@ class _Residence:
             if limit <= 0:
                 return
             sketch = self._sketched(sketch.plan, sketch.base, limit, sketch.ops)
+
+    def _is_late(self) -> bool:
+        return now(self.request) > self.ends
 
     def _something_fits(self) -> bool:
         return any(fits(self.request, each) for each in self._allowed())

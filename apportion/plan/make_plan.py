@@ -15,24 +15,22 @@ from typing import TYPE_CHECKING
 
 from apportion import graph as graphs
 from apportion.machine import Cluster, CostModel
-from apportion.plan.auto import BASELINE_SECONDS, Selection, choose
+from apportion.plan.auto import choose
 from apportion.plan.candidate import Candidate
 from apportion.plan.candidates import (
     CostSource,
     DefaultCosts,
     PlanningProgress,
     PlanRequest,
-    fits,
-    now,
     ranking_key,
 )
+from apportion.plan.decide_memory import decide_memory, memory_seconds
 from apportion.plan.devices_needed import QUICK_METHODS, enough, shortfall
-from apportion.plan.host_residence import MemoryModes, check_host_state, replace_on_host
+from apportion.plan.host_residence import MemoryModes, check_host_state
 from apportion.plan.memory_pins import Pins, read_pins
-from apportion.plan.offload_in_chunks import replace_in_chunks
-from apportion.plan.offloading import check_offload, replace_offloaded
+from apportion.plan.offloading import check_offload
 from apportion.plan.plan import Plan, PlanWarning, SimulatedStep, prediction_of
-from apportion.plan.recomputation import KEEP, check_recompute, replace_recomputed
+from apportion.plan.recomputation import KEEP, check_recompute
 from apportion.plan.schedule_exchanges import check_communication
 from apportion.search import METHODS, UnsuitableMethod, compared_by_default, tried_by_auto
 from apportion.split import AUTO, Space, check_wire
@@ -40,9 +38,6 @@ from apportion.work_clock import work_seconds
 
 if TYPE_CHECKING:
     from apportion.capture import Program
-
-MEMORY_SHARE = 0.5  # of the budget that decisions about memory have after the search
-CHUNK_SHARE = 0.25  # of it that chunks have at least, whatever the others took
 
 
 def make_plan(
@@ -116,8 +111,8 @@ def best_plans(
     request = replace(request, wire=check_wire(wire))
     request = replace(request, communication=check_communication(communication))
     warn_unsplit(request.space, level=4)
-    chosen = choose(request, method, budget, keep)
-    chosen = _traded(request, chosen, modes, method == "auto", budget)
+    chosen = choose(request, method, budget, keep, memory_seconds(modes, budget))
+    chosen = decide_memory(request, chosen, modes, budget)
     found = [made_plan(request, c, budget) for c in (chosen.best, *chosen.others)]
     found[0] = replace(found[0], tried=chosen.tried)
     found = [
@@ -166,8 +161,8 @@ def compare_methods(
     try:
         for method in methods:
             try:
-                chosen = choose(request, method, budget)
-                chosen = _traded(request, chosen, modes, method == "auto", budget)
+                chosen = choose(request, method, budget, 1, memory_seconds(modes, budget))
+                chosen = decide_memory(request, chosen, modes, budget)
             except UnsuitableMethod as why:
                 refused[method] = why
                 continue
@@ -204,33 +199,6 @@ def _modes(recompute: str, offload: str, host_state: str) -> MemoryModes:
     check_offload(offload)
     check_host_state(host_state)
     return MemoryModes(recompute, offload, host_state)
-
-
-def _traded(
-    request: PlanRequest, chosen: Selection, modes: MemoryModes, several: bool, budget: float
-) -> Selection:
-    """The choice with time given for memory, as far as that is wanted. Where all may be decided
-    together, recomputation alone is looked at more closely as well, and activations are offloaded
-    only if nothing fits without, or in chunks where a step is long beside what has to leave: that
-    takes long to decide and seldom pays."""
-    ends = now(request) + max(MEMORY_SHARE * budget, BASELINE_SECONDS)
-    if modes.host_state != KEEP or modes.pins:
-        if modes.forced or modes.recompute != AUTO:
-            return replace_on_host(request, chosen, modes, several, ends)
-        ways = [replace_on_host(request, chosen, replace(modes, offload=KEEP), several, ends)]
-        found = ways[0].best
-        if now(request) <= ends or not found.memory.uses_host or not fits(request, found):
-            ways.append(replace_recomputed(request, chosen, AUTO, several, ends))
-        if modes.offload != KEEP and not any(fits(request, way.best) for way in ways):
-            ways.append(replace_on_host(request, chosen, modes, several, ends))
-        best = min(ways, key=lambda way: ranking_key(request, way.best))
-        if modes.offload != KEEP and modes.host_state == AUTO and not modes.pins:
-            later = now(request) + CHUNK_SHARE * budget
-            return replace_in_chunks(request, chosen, best, max(ends, later))
-        return best
-    if modes.offload == KEEP:
-        return replace_recomputed(request, chosen, modes.recompute, several, ends)
-    return replace_offloaded(request, chosen, modes.recompute, modes.offload, several, ends)
 
 
 def _priced(made: Plan, cost: CostModel) -> Plan:

@@ -1,5 +1,5 @@
-"""What may be done about memory where a user says nothing of it: whatever makes a plan fit the
-limit that was given, and nothing where none was.
+"""What may be done about memory where a user says nothing of it: whatever makes a plan fit, and
+nothing where there is no limit.
 
 Part of the room plan. A Cluster, a limit and what was said come in, modes go out.
 """
@@ -20,9 +20,9 @@ def memory_defaults(
     host_state: str | None,
 ) -> tuple[str, str, str]:
     """The modes of recomputation, offloading and state on the host: who gives one decides about the
-    others too. A process of this machine has no other memory than its host's, so that nothing is
-    moved there unless it is asked for."""
-    limited = memory_limit is not None and not math.isinf(memory_limit)
+    others too. The limit is in bytes, None for the devices' own memory. A process of this machine
+    has no other memory than its host's, so that nothing is moved there unless it is asked for."""
+    limited = memory_limit is None or not math.isinf(memory_limit)
     if not limited or any(mode is not None for mode in (recompute, offload, host_state)):
         return recompute or KEEP, offload or KEEP, host_state or KEEP
     apart = all(device.kind != "cpu" for device in cluster.devices)

@@ -31,7 +31,7 @@ from apportion.memory import (
 )
 from apportion.plan.auto import Selection
 from apportion.plan.candidate import Candidate
-from apportion.plan.candidates import PlanRequest, excess, fits
+from apportion.plan.candidates import PlanRequest, excess, fits, now
 from apportion.plan.planned_memory import with_memory
 from apportion.plan.recomputation import AUTO, FULL, KEEP, best_decided
 from apportion.quantity import format_quantity
@@ -51,27 +51,25 @@ def replace_offloaded(
     chosen: Selection,
     recomputing: str,
     offloading: str,
-    several: bool,
     ends: float = math.inf,
 ) -> Selection:
-    """The choice with offloaded Values and recomputed Ops, where these are wanted; `several`: those
-    of other methods are tried beside the best Candidate, until the moment `ends`."""
-    best, wanted = chosen.best, FULL in (recomputing, offloading)
-    if chosen.interrupted or (not wanted and fits(request, best)):
+    """The choice with offloaded Values and recomputed Ops, where these are wanted; where it is
+    decided what must be, for what other methods found too, until the moment `ends`."""
+    wanted = FULL in (recomputing, offloading)
+    if chosen.interrupted or (not wanted and fits(request, chosen.best)):
         return chosen
 
     def decide(start: Candidate) -> Candidate:
-        return _Trade(request, start).best(recomputing, offloading)
+        return _Trade(request, start, ends).best(recomputing, offloading)
 
-    least = best_decided(request, best, several and not wanted, decide, ends)
-    return replace(chosen, best=least, others=())
+    return best_decided(request, chosen, not wanted, decide, ends)
 
 
 class _Trade:
     """Decisions about one Candidate, each simulated once."""
 
-    def __init__(self, request: PlanRequest, start: Candidate) -> None:
-        self.request, self.start = request, start
+    def __init__(self, request: PlanRequest, start: Candidate, ends: float) -> None:
+        self.request, self.start, self.ends = request, start, ends
         over = excess(request, start)
         self.device = max(range(len(over)), key=over.__getitem__)
         self.graph = request.space.source
@@ -108,10 +106,15 @@ class _Trade:
     def _chosen(self, recomputes: bool) -> MemoryDecision:
         """The fastest that fits, of all that are tried."""
         graph, costs, kept = self.graph, self.costs, self.outcome(MemoryDecision())
-        choose_memory(graph, costs, self.way, kept, self.outcome, recomputes)
-        if recomputes:
-            choose_by_model(self.model, kept, lambda ops: self.outcome(MemoryDecision(ops)))
+        if recomputes:  # first, because it takes least time to decide
+            choose_by_model(
+                self.model, kept, lambda ops: self.outcome(MemoryDecision(ops)), self._is_late
+            )
+        choose_memory(graph, costs, self.way, kept, self.outcome, recomputes, self._is_late)
         return min(self.known, key=lambda one: self.outcome(one).rank)
+
+    def _is_late(self) -> bool:
+        return now(self.request) > self.ends
 
     def outcome(self, decision: MemoryDecision) -> RecomputeOutcome:
         """A decision, simulated."""

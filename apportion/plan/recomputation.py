@@ -12,7 +12,7 @@ over, lowered and simulated as any other Candidate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from apportion.memory import (
@@ -25,22 +25,13 @@ from apportion.memory import (
 )
 from apportion.plan.auto import Selection
 from apportion.plan.candidate import Candidate
-from apportion.plan.candidates import (
-    PlanRequest,
-    SearchLog,
-    candidates,
-    excess,
-    fits,
-    now,
-    ranking_key,
-)
+from apportion.plan.candidates import PlanRequest, excess, fits, now, ranking_key
 from apportion.plan.planned_memory import with_memory
 from apportion.quantity import format_quantity
-from apportion.search import UnsuitableMethod
 
 KEEP, AUTO, FULL = "none", "auto", "full"
 RECOMPUTE_MODES = (KEEP, AUTO, FULL)
-STARTS = ("data", "fsdp")  # whose plans are tried too where all methods are
+HOPE = 0.02  # of a step, by which what is promised may be too long
 
 
 def check_recompute(mode: str) -> None:
@@ -50,49 +41,67 @@ def check_recompute(mode: str) -> None:
 
 
 def replace_recomputed(
-    request: PlanRequest, chosen: Selection, mode: str, several: bool, ends: float = math.inf
+    request: PlanRequest, chosen: Selection, mode: str, ends: float = math.inf
 ) -> Selection:
-    """The choice with recomputed Ops, where these are wanted; `several`: beside the best Candidate
-    those of other methods are tried too, until the moment `ends`."""
-    best = chosen.best
-    if mode == KEEP or (mode == AUTO and fits(request, best)) or chosen.interrupted:
+    """The choice with recomputed Ops, where these are wanted; where it is decided what must be, for
+    what other methods found too, until the moment `ends`."""
+    if mode == KEEP or (mode == AUTO and fits(request, chosen.best)) or chosen.interrupted:
         return chosen
-    many = several and mode == AUTO
-    least = best_decided(request, best, many, lambda one: _recomputed(request, one, mode), ends)
-    return replace(chosen, best=least, others=())
+
+    beside: list[int] = []  # what was held at least beside the state
+
+    def decide(start: Candidate) -> Candidate:
+        device, limit = _fullest(request, start)
+        least = _kept_after(start, device) + min(beside, default=0)
+        if mode == AUTO and least > limit:
+            return start
+        found = _recomputed(request, start, mode, ends)
+        beside.append(found.timeline.peak_bytes[device] - _kept_after(found, device))
+        return found
+
+    return best_decided(request, chosen, mode == AUTO, decide, ends)
+
+
+def _fullest(request: PlanRequest, start: Candidate) -> tuple[int, int]:
+    """The device that is most over its limit, and that limit."""
+    over = excess(request, start)
+    device = max(range(len(over)), key=over.__getitem__)
+    return device, start.timeline.peak_bytes[device] - over[device]
 
 
 def best_decided(
     request: PlanRequest,
-    best: Candidate,
+    chosen: Selection,
     several: bool,
     decide: Callable[[Candidate], Candidate],
     ends: float,
-) -> Candidate:
-    """The best of what is decided about a Candidate and, with `several`, about those of other
-    methods: these while nothing fits, and else until the moment `ends`, as each takes long."""
-    found = decide(best)
-    for start in other_starts(request, best) if several else ():
-        if fits(request, found) and now(request) > ends:
+) -> Selection:
+    """The choice with the best of what is decided about its Candidate and, with `several`, about
+    those that other methods found: these while nothing fits, and else until the moment `ends`, as
+    each takes long. Of these the one comes next that would be quickest if the time that it needs
+    for what it is over its limit were that of the first."""
+    start, found = chosen.best, decide(chosen.best)
+    took = found.timeline.step_seconds - start.timeline.step_seconds
+    rate = max(took, 0.0) / max(1, *excess(request, start))
+
+    def promise(one: Candidate) -> float:
+        return one.timeline.step_seconds + rate * max(excess(request, one))
+
+    decided = [found]
+    for other in sorted(chosen.starts, key=promise) if several else ():
+        if fits(request, found) and (
+            now(request) > ends or promise(other) >= (1 + HOPE) * found.timeline.step_seconds
+        ):
             break
-        found = min(found, decide(start), key=lambda one: ranking_key(request, one))
-    return found
+        decided.append(decide(other))
+        found = min(found, decided[-1], key=lambda one: ranking_key(request, one))
+    return chosen.decided(request, found, decided)
 
 
-def other_starts(request: PlanRequest, best: Candidate) -> Iterator[Candidate]:
-    """Candidates of other methods to begin with."""
-    for method in STARTS:
-        if method != best.method:
-            try:
-                yield from candidates(request, method, 0.0, SearchLog())
-            except UnsuitableMethod:
-                continue
-
-
-def _recomputed(request: PlanRequest, start: Candidate, mode: str) -> Candidate:
-    """A Candidate with recomputed Ops, or itself if these do not help."""
-    over = excess(request, start)
-    device = max(range(len(over)), key=over.__getitem__)
+def _recomputed(request: PlanRequest, start: Candidate, mode: str, ends: float) -> Candidate:
+    """A Candidate with recomputed Ops, or itself if these do not help. When the moment `ends` is
+    over and nothing fits yet, all is recomputed that can be."""
+    device, _ = _fullest(request, start)
     graph = request.space.source
     model = step_model(
         start.space, start.tasks, start.timeline, device, request.cluster, start.cost
@@ -108,12 +117,18 @@ def _recomputed(request: PlanRequest, start: Candidate, mode: str) -> Candidate:
         ops = full_recompute(graph, model.costs)
         outcome(ops)
     else:
-        ops = choose_by_model(model, outcome(frozenset()), outcome).ops
+        ops = choose_by_model(model, outcome(frozenset()), outcome, lambda: now(request) > ends).ops
     if not ops:
         return start
     found = known[ops]
     note = _in_words(start, found, device)
     return replace(found, notes=(*found.notes, note))
+
+
+def _kept_after(start: Candidate, device: int) -> int:
+    """Bytes that a device holds when the step is over: its state, which nothing recomputed makes
+    smaller."""
+    return int(start.timeline.curves[device].nbytes[-1])
 
 
 def _scored(request: PlanRequest, start: Candidate, ops: frozenset[int]) -> Candidate:

@@ -1,5 +1,5 @@
-"""A memory limit means it: what does not fit is recomputed or lies on the host unless that is
-refused, and where a single operator is too large a sentence says so."""
+"""The devices' memory is a limit, and so is a smaller one: what does not fit is recomputed or lies
+on the host unless that is refused, and where a single operator is too large a sentence says so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def program() -> Program:
 @pytest.mark.parametrize(
     ("where", "limit", "given", "meant"),
     [
-        ("1xh100", None, (None, None, None), ("none", "none", "none")),
+        ("1xh100", None, (None, None, None), ("auto", "auto", "auto")),
         ("1xh100", math.inf, (None, None, None), ("none", "none", "none")),
         ("1xh100", 1e9, (None, None, None), ("auto", "auto", "auto")),
         ("1xh100", 1e9, ("full", "none", "host"), ("full", "none", "host")),
