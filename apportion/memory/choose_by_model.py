@@ -56,14 +56,15 @@ def choose_by_model(
         found = _best(model, limit)
         if found.ops in known:
             break
-        if found.step.excess and len(model.units) > FEW:
+        out_of_reach = found.step.peak > limit
+        if out_of_reach and len(model.units) > FEW:
             known[everything] = run(everything)
             if known[everything].over > HOPELESS * limit:
                 right = True
                 break
         now = known[found.ops] = run(found.ops)
         right = right and found.step.peak - now.over == modelled - kept.over
-        if now.over <= 0 or found.step.excess:
+        if now.over <= 0 or out_of_reach:
             break
         limit, more = found.step.peak - more * now.over, 2 * more
     some = [one.over for ops, one in known.items() if len(known) == 1 or ops != everything]

@@ -194,11 +194,19 @@ def _value_bytes(
     stays[value[tasks.slot_last[slot] >= len(tasks)]] = True
     turn = _first_backward(graph, tasks, origins)
     across = (tasks.slot_first[slot] < turn) & (tasks.slot_last[slot] >= turn)
-    is_kept = np.zeros(count, np.bool_)
+    is_kept = np.array([_both_passes(graph, v) for v in range(count)])
     is_kept[value[across]] = True
     counted = across | ~is_kept[value]
     nbytes = np.bincount(value[counted], size[counted], count).astype(np.int64)
     return nbytes, stays
+
+
+def _both_passes(graph: Graph, value: int) -> bool:
+    """Whether the forward makes a Value that the backward reads."""
+    made = graph.producer[value]
+    if made is None or graph.ops[made[0]].phase != FORWARD:
+        return False
+    return any(graph.ops[op].phase == BACKWARD for op in graph.consumers[value])
 
 
 def _first_backward(graph: Graph, tasks: TaskGraph, origins: Ints) -> int:

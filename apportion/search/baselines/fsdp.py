@@ -15,18 +15,19 @@ Gradients are summed onto the device that updates with them, bucket by bucket as
 them. ZeRO-1 sums all of them after the backward: the same bytes, and more of them at once.
 
 Casts of parameters that are cut are cut too, so that these are gathered in the precision that they
-are used in.
+are used in; and so are views that both passes read, so that what is gathered is not kept as a view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from apportion.describe import IllegalCut
-from apportion.graph import BACKWARD, FORWARD, PARAMETER, UPDATE, Graph
+from apportion.graph import BACKWARD, FORWARD, PARAMETER, UPDATE, Graph, Op
 from apportion.lower import termwise
 from apportion.search.baselines.data import data
 from apportion.search.baselines.sample_axis import SampleAxis, sample_axis
@@ -68,7 +69,9 @@ def _gathered_twice(space: Space, strategy: Strategy, sharded: set[int]) -> Stra
     """The same, where the backward gathers parameters anew."""
     graph = space.graph
     gathered = {
-        graph.ops[op].outputs[0] for op in _casts(graph, sharded) if strategy.choices[op].count > 1
+        graph.ops[op].outputs[0]
+        for op, _ in _derived(graph, sharded)
+        if strategy.choices[op].count > 1
     }
     gathered.update(_parameters(graph, sharded))
     refetched = [value for value in sorted(gathered) if _both_passes_read(graph, value)]
@@ -118,8 +121,10 @@ def _shard(
             if choice is not None:
                 choices[index] = choice
                 sharded.add(index)
-    for index in _casts(graph, sharded) if cut_casts else ():
-        choices[index] = _sharded(space, index, choices[index], mesh) or choices[index]
+    for index, update in _derived(graph, sharded) if cut_casts else ():
+        classes = _classes_cut(space, update, choices[update])
+        choice = _sharded(space, index, choices[index], mesh, classes)
+        choices[index] = choice or choices[index]
     layouts = {
         value: layout
         for value, layout in start.layouts.items()
@@ -152,13 +157,31 @@ def _at_both_ends(graph: Graph, sharded: set[int]) -> list[int]:
     return [value for before in _parameters(graph, sharded) for value in (before, ends[before])]
 
 
-def _casts(graph: Graph, sharded: set[int]) -> list[int]:
-    """The Ops that cast a parameter whose update is sharded."""
-    return [
-        index
-        for index, op in enumerate(graph.ops)
-        if op.kind == CAST and _updated(graph, op.inputs[0]) in sharded
-    ]
+def _derived(graph: Graph, sharded: set[int]) -> list[tuple[int, int]]:
+    """The Ops that make as many numbers of a parameter whose update is sharded, each with that
+    update: casts, and views and the like that both passes read."""
+    update_of = {p: _updated(graph, p) for p in _parameters(graph, sharded)}
+    found = []
+    for index, op in enumerate(graph.ops):
+        update = update_of.get(op.inputs[0]) if len(op.inputs) == len(op.outputs) == 1 else None
+        if update is None or not _as_many(graph, op):
+            continue
+        if op.kind == CAST or (op.phase == FORWARD and _both_passes_read(graph, op.outputs[0])):
+            found.append((index, update))
+            update_of[op.outputs[0]] = update
+    return found
+
+
+def _as_many(graph: Graph, op: Op) -> bool:
+    """Whether an Op of one Value makes as many numbers as it reads."""
+    before, after = graph.values[op.inputs[0]].shape, graph.values[op.outputs[0]].shape
+    return before is not None and after is not None and math.prod(before) == math.prod(after)
+
+
+def _classes_cut(space: Space, op: int, choice: Choice) -> set[int]:
+    """The classes that a Choice cuts."""
+    axes = zip(space.axes(op), choice.parts, strict=True)
+    return {axis.group for axis, parts in axes if parts > 1}
 
 
 def _both_passes_read(graph: Graph, value: int) -> bool:
@@ -172,12 +195,15 @@ def _updated(graph: Graph, parameter: int) -> int | None:
     return None if made is None or graph.values[parameter].role != PARAMETER else made[0]
 
 
-def _sharded(space: Space, op: int, now: Choice, mesh: ShardMesh) -> Choice | None:
-    """The Choice of an Op that has nothing of samples, cut over the shards as well."""
+def _sharded(
+    space: Space, op: int, now: Choice, mesh: ShardMesh, classes: Set[int] = frozenset()
+) -> Choice | None:
+    """The Choice of an Op that has nothing of samples, cut over the shards as well, along one of
+    these classes rather than another."""
     devices = mesh.replicas * mesh.shards * mesh.tensor
     if now.count != mesh.tensor or len(now.devices) != devices:
         now = Choice((1,) * len(now.parts), tuple(range(devices)))
-    for position, count in _shard_axes(space, op, now, mesh):
+    for position, count in _shard_axes(space, op, now, mesh, classes):
         parts = list(now.parts)
         parts[position] = count
         try:
@@ -192,17 +218,20 @@ def _sharded(space: Space, op: int, now: Choice, mesh: ShardMesh) -> Choice | No
     return None
 
 
-def _shard_axes(space: Space, op: int, now: Choice, mesh: ShardMesh) -> list[tuple[int, int]]:
-    """Axes that are long enough for so many parts, with these; those first that divide evenly."""
+def _shard_axes(
+    space: Space, op: int, now: Choice, mesh: ShardMesh, classes: Set[int]
+) -> list[tuple[int, int]]:
+    """Axes that are long enough for so many parts, with these; those first that are of the classes,
+    and then those that divide evenly."""
     wanted = _axes_of_dim(space, op, mesh)
     counts = [parts * mesh.shards for parts in now.parts]
     axes = zip(space.axes(op), counts, strict=True)
     able = [
-        (bool(axis.extent % count), position, count)
+        (axis.group not in classes, bool(axis.extent % count), position, count)
         for position, (axis, count) in enumerate(axes)
         if axis.extent >= count and (wanted is None or position in wanted)
     ]
-    return [(position, count) for _, position, count in sorted(able)]
+    return [(position, count) for *_, position, count in sorted(able)]
 
 
 def _axes_of_dim(space: Space, op: int, mesh: ShardMesh) -> set[int] | None:
