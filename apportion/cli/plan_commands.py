@@ -107,7 +107,10 @@ def plan_command(
     fits into the memory of every device. Ctrl-C ends the search with the best
     plan so far.
 
-    If nothing fits, the nearest plan is shown (and saved), with what is over the
+    What would not fit is recomputed in the backward and, on GPUs, moved to the
+    host, as far as it must be; --recompute none forbids that.
+
+    If nothing fits even so, the nearest plan is shown (and saved), with what is over the
     limit, what takes the space and how many devices would do, and then what else
     would fit: recomputation, mixed precision, micro-batches, offloading, the largest
     batch, another cluster, each with its figures. The status is 1.
@@ -156,7 +159,8 @@ def plan_command(
         if certify:
             made = with_certificate(made, budget)
         lost = [keep_result(made.save, out), keep_result(made.trace, trace)]
-        ways = () if made.feasible else _ways_out(made, program, seed)
+        decides = not (recompute or offload or host_state)
+        ways = () if made.feasible else _ways_out(made, program, seed, decides)
     facts = plan_facts(made) | why_facts(made) | way_facts(made, ways) if as_json else {}
     answer(as_json, facts, [*plan_tables.planned(made), *plan_tables.ways(ways)])
     complain(lost)
@@ -185,10 +189,10 @@ def _planned(
         return with_model(make_plan(program, place, method, *asked, *also), model)
 
 
-def _ways_out(made: Plan, program: Program, seed: int) -> tuple[WayOut, ...]:
+def _ways_out(made: Plan, program: Program, seed: int, decides: bool) -> tuple[WayOut, ...]:
     from apportion.run import ways_out
 
-    return ways_out(made, program, seed, tell=note)
+    return ways_out(made, program, seed, tell=note, decides=decides)
 
 
 def compare_command(

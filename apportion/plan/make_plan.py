@@ -122,7 +122,7 @@ def best_plans(
         return found
     left = 0.0 if chosen.interrupted else budget - (work_seconds() - began)
     several = method == "auto"
-    return [_explained(found[0], request, chosen.best, left, several, tried=several)]
+    return [_explained(found[0], request, chosen.best, left, several, several, modes)]
 
 
 def compare_methods(
@@ -190,7 +190,7 @@ def compare_methods(
     if not plans[at].feasible:
         left = 0.0 if interrupted else budget
         tried = "auto" in methods or set(QUICK_METHODS) <= {plan.method for plan in plans}
-        plans[at] = _explained(plans[at], request, best, left, len(plans) > 1, tried)
+        plans[at] = _explained(plans[at], request, best, left, len(plans) > 1, tried, modes)
     return plans
 
 
@@ -270,12 +270,19 @@ def _with_step(made: Plan, found: Candidate) -> Plan:
 
 
 def _explained(
-    made: Plan, request: PlanRequest, nearest: Candidate, budget: float, several: bool, tried: bool
+    made: Plan,
+    request: PlanRequest,
+    nearest: Candidate,
+    budget: float,
+    several: bool,
+    tried: bool,
+    modes: MemoryModes,
 ) -> Plan:
     """A Plan that does not fit, with notes that say why and how many devices would do."""
     notes = [shortfall(request, nearest, several)]
     try:
-        notes.append(enough(request, budget, tried))
+        spared = "" if modes == MemoryModes() else " if nothing were recomputed"
+        notes.append(enough(request, budget, tried) + spared)
     except KeyboardInterrupt:
         notes.append("interrupted before the number of devices that would do was found")
     return _with_step(replace(made, notes=(*made.notes, *notes)), nearest)

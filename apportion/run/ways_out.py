@@ -57,14 +57,17 @@ def ways_out(
     seed: int = 0,
     budget: float = SECONDS,
     tell: Callable[[str], None] | None = None,
+    decides: bool = False,
 ) -> tuple[WayOut, ...]:
     """What would fit instead of a Plan that does not, found within about `budget` seconds; ways
     that do not fit either are among them, with what they would need. Nothing, if the Plan fits.
-    `program` is the step that the Plan is of, `seed` that of its model; `tell` hears what is
-    tried."""
+    `program` is the step that the Plan is of, `seed` that of its model; `tell` hears what is tried.
+    `decides`: the Plan was free to recompute and to move what it must; its ways out recompute too,
+    and none says that it should."""
     if made.feasible:
         return ()
-    search = _Search(made, program, seed, work_seconds() + budget, tell or (lambda text: None))
+    ends = work_seconds() + budget
+    search = _Search(made, program, seed, ends, tell or (lambda text: None), decides)
     try:
         search.run()
     except KeyboardInterrupt:
@@ -81,11 +84,12 @@ class _Search:
     seed: int
     ends: float
     tell: Callable[[str], None]
+    decides: bool
     found: list[WayOut] = field(default_factory=list)
 
     def run(self) -> None:
         """All of them; those that are combined with recomputation where they alone do not do."""
-        again = FULL if not self.made.recomputed else KEEP
+        again = FULL if not self.made.recomputed and not self.decides else KEEP
         if self.is_named:
             self.precision(KEEP)
         if again != KEEP:
@@ -98,6 +102,8 @@ class _Search:
         for name in self.clusters():
             if self.try_cluster(name):
                 break
+        if self.decides:
+            return
         if not self.made.offloaded and any(self.made.cluster.host_routes):
             self.graph_way(f"--offload {FULL}", KEEP, FULL)
             if not self.any_fits:
@@ -265,6 +271,8 @@ class _Search:
         here = cluster is self.made.cluster
         if limit == -1:
             limit = (self.made.memory_limit or (None,))[0] if here else None
+        if self.decides and recompute == KEEP:
+            recompute = AUTO
         costs: CostSource = PlanCosts(self.made.cost) if here else DefaultCosts(cluster)
         for method in SPARING_METHODS:
             try:

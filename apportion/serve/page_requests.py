@@ -23,7 +23,8 @@ from apportion.search import METHODS
 
 LONGEST_BUDGET = 3600.0
 MOST_DEVICES = 4096
-RECOMPUTE = ("none", "auto", "full")
+AS_NEEDED = "as needed"  # as the command line does without an option: the host is made use of too
+RECOMPUTE = (AS_NEEDED, "none", "auto", "full")
 _NAMED = re.compile(r"[A-Za-z0-9_.:,=+-]{1,300}")
 
 
@@ -37,7 +38,7 @@ class SearchRequest:
     method: str = "auto"
     budget: float = 30.0
     memory_limit: str = ""
-    recompute: str = "none"
+    recompute: str = AS_NEEDED
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def read_search(data: Any) -> SearchRequest:
     method = read_text(data.get("method", "auto"), "the method", 100)
     if method != "auto" and method not in METHODS:
         raise ValueError(f"there is no method {brief(method)!r}")
-    recompute = read_text(data.get("recompute", "none"), "recompute", 100)
+    recompute = read_text(data.get("recompute", AS_NEEDED), "recompute", 100)
     if recompute not in RECOMPUTE:
         raise ValueError(f"recompute is {brief(recompute)!r}; choose {', '.join(RECOMPUTE)}")
     limit = read_text(data.get("memory_limit", ""), "the memory limit", 100).strip()

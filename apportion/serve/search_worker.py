@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from apportion.serve.page_requests import AS_NEEDED
+
 if TYPE_CHECKING:
     from apportion.plan import Plan, PlanningProgress
 
@@ -57,7 +59,7 @@ def _searched(request: dict[str, Any], say: Say) -> Plan:
     from apportion import zoo
     from apportion.capture import capture
     from apportion.machine import cluster
-    from apportion.plan import make_plan, with_model
+    from apportion.plan import make_plan, memory_defaults, with_model
     from apportion.quantity import parse_size_limit
 
     place = cluster(request["cluster"])
@@ -65,9 +67,11 @@ def _searched(request: dict[str, Any], say: Say) -> Plan:
     program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
     limit = parse_size_limit(request["memory_limit"]) if request["memory_limit"] else None
     say(state=f"searching: {len(program.graph.ops)} operators on {len(place.devices)} devices")
+    asked = None if request["recompute"] == AS_NEEDED else request["recompute"]
+    recompute, offload, host_state = memory_defaults(place, limit, asked, None, None)
     plan = make_plan(
         program, place, request["method"], request["budget"], limit, request["seed"],
-        progress=_Teller(say), recompute=request["recompute"],
+        progress=_Teller(say), recompute=recompute, offload=offload, host_state=host_state,
     )  # fmt: skip
     return with_model(plan, request["model"])
 

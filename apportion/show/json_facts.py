@@ -38,6 +38,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "curve": [list(point) for point in plan.curve],
         "figures": dict(plan.figures),
         "measured": [asdict(trial) for trial in plan.measured],
+        "tried": [asdict(row) for row in plan.tried],
     }
 
 

@@ -13,7 +13,12 @@ GOOD = {"model": "gpt2:layers=4", "cluster": "8xh100"}
 
 def test_a_search_has_the_defaults_of_the_command_line() -> None:
     asked = read_search(GOOD)
-    assert (asked.method, asked.budget, asked.recompute, asked.seed) == ("auto", 30.0, "none", 0)
+    assert (asked.method, asked.budget, asked.recompute, asked.seed) == (
+        "auto",
+        30.0,
+        "as needed",
+        0,
+    )
 
 
 @pytest.mark.parametrize(
