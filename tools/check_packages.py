@@ -3,8 +3,8 @@
     python tools/check_packages.py           # with all dependencies, under constraints.txt: minutes
     python tools/check_packages.py --built DIR    # leaves what is built in DIR and installs nothing
 
-Everything that git has in apportion/ must be in the wheel. In the new environment with the extra hf,
-in an empty folder, plans are made, saved, reported, run, exported and served.
+Everything that git has in apportion/ must be in the wheel. In the new environment, with the extra
+hf and in an empty folder, plans are made, saved, reported, run, exported and served.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ WITH_EXTRAS = (
     "apportion plan bert-base-uncased,num_hidden_layers=1 --batch 2 --seq 16 --cluster 2xh100 "
     "--method data --out hub.json",
     "apportion run gpt2:tiny --procs 2 --method data --steps 2 --check",
-    "apportion run hf:llama,tiny --procs 2 --method fsdp --steps 1 --out ran.json",
-    "apportion export ran.json -o train.py",
+    "apportion plan hf:llama,tiny --cluster local:2 --method fsdp --recompute none --out q.json",
+    "apportion run hf:llama,tiny --plan q.json --check",
+    "apportion export q.json -o train.py",
     "torchrun --nproc-per-node 2 train.py",
 )
 
