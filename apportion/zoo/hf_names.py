@@ -93,7 +93,7 @@ def _of_hub(name: str, spec: str) -> FoundConfig:
             return _read(each, local=True)
         except OSError:  # it is not in the cache
             continue
-        except ValueError as error:
+        except Exception as error:
             raise ValueError(f"{spec!r}: {_refusal(error)}") from None
     if known is not None:
         return _built_in(known, name)
@@ -101,8 +101,8 @@ def _of_hub(name: str, spec: str) -> FoundConfig:
 
 
 def _read(name: str, local: bool) -> FoundConfig:
-    """By transformers itself: OSError where it has no such configuration, ValueError where it
-    has no class for it."""
+    """By transformers itself: OSError where it has no such configuration, and what else it raises
+    where it can do nothing with one."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
@@ -131,7 +131,7 @@ def _asked_for(name: str, spec: str) -> FoundConfig:
         answer = _within(_HUB_SECONDS, lambda: _read(name, local=False))
         if isinstance(answer, FoundConfig):
             return answer
-        if isinstance(answer, ValueError):
+        if answer is not None and not isinstance(answer, OSError):
             raise ValueError(f"{spec!r}: {_refusal(answer)}")
         why = _hub_reason(answer)
     near = near_open_models(name)
@@ -179,7 +179,7 @@ def _hub_reason(error: Any) -> str:
     return f"the hub was not reached within {_HUB_SECONDS:.0f} s"
 
 
-def _refusal(error: ValueError) -> str:
+def _refusal(error: Exception) -> str:
     """The first sentence of what transformers says, on one line."""
     text = " ".join(str(error).split())
     return text.partition(". ")[0].rstrip(".") + "."

@@ -176,13 +176,16 @@ def test_a_folder_without_a_configuration_is_said(tmp_path: Path) -> None:
     ("more", "sentence"),
     [
         ({"model_type": "not_a_family"}, "not_a_family"),
+        ({"num_attention_heads": "many"}, "num_attention_heads"),
         (
             {"model_type": "not_a_family", "auto_map": {"AutoConfig": "configuration.MyConfig"}},
             "custom code",
         ),
     ],
 )
-def test_code_from_the_hub_is_never_run(hub: Path, more: dict[str, object], sentence: str) -> None:
+def test_a_configuration_that_cannot_be_used_is_refused_and_no_code_is_run(
+    hub: Path, more: dict[str, object], sentence: str
+) -> None:
     put_in_cache(hub, "some/model", SMALL | more)
     with pytest.raises(ValueError, match=sentence) as raised:
         zoo.load("some/model", meta=True)
