@@ -49,12 +49,16 @@ def found_config(name: str, spec: str) -> FoundConfig:
         return FoundConfig(named_class.config_class, {})
     if "/" in name or name in (".", ".."):
         return _of_path(name, spec)
-    known = open_model(name)
-    if name not in known_families() and (Path(name) / "config.json").is_file():
+    found = None if name in known_families() else _of_short_name(name, spec)
+    return found or FoundConfig(family_config(name, spec), {})
+
+
+def _of_short_name(name: str, spec: str) -> FoundConfig | None:
+    """A folder here, a built-in shape without its owner, or what the cache has by such a name."""
+    if (Path(name) / "config.json").is_file():
         return _of_path(name, spec)
-    if name not in known_families() and known is not None:
-        return _of_hub(known.name, spec)
-    return FoundConfig(family_config(name, spec), {})
+    known = open_model(name)
+    return _of_hub(known.name, spec) if known is not None else _cached(name, spec)
 
 
 def _of_path(name: str, spec: str) -> FoundConfig:
@@ -88,16 +92,22 @@ def _of_file(file: Path, spec: str) -> FoundConfig:
 
 def _of_hub(name: str, spec: str) -> FoundConfig:
     known = open_model(name)
-    for each in dict.fromkeys((name, known.name if known else name)):
-        try:
-            return _read(each, local=True)
-        except OSError:  # it is not in the cache
-            continue
-        except Exception as error:
-            raise ValueError(f"{spec!r}: {_refusal(error)}") from None
+    found = _cached(name, spec) or (_cached(known.name, spec) if known is not None else None)
+    if found is not None:
+        return found
     if known is not None:
         return _built_in(known, name)
     return _asked_for(name, spec)
+
+
+def _cached(name: str, spec: str) -> FoundConfig | None:
+    """What transformers' cache has by a name; raises ValueError for what it can do nothing with."""
+    try:
+        return _read(name, local=True)
+    except OSError:  # it is not in the cache
+        return None
+    except Exception as error:
+        raise ValueError(f"{spec!r}: {_refusal(error)}") from None
 
 
 def _read(name: str, local: bool) -> FoundConfig:
