@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,18 @@ def test_a_wheel_from_the_sdist_has_everything_and_works(tmp_path: Path) -> None
 def test_the_changelog_knows_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(rf"^## {re.escape(VERSION)}\b", text, re.M)
+
+
+def test_every_extra_that_is_named_is_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    files = [*(ROOT / "apportion").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    named = {
+        (extra, file.name)
+        for file in (*files, ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+        for extras in re.findall(
+            r"(?:apportion|\.)\[([a-z, ]+)\]|[(;] ?extra ([a-z]+)\)", file.read_text()
+        )
+        for extra in re.split(r", ?", extras[0] or extras[1])
+    }
+    assert {"hf", "partition", "tensorboard", "lightning", "dev"} & {extra for extra, _ in named}
+    assert not [each for each in named if each[0] not in project["optional-dependencies"]]

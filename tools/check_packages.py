@@ -3,18 +3,20 @@
     python tools/check_packages.py           # with all dependencies, under constraints.txt: minutes
     python tools/check_packages.py --built DIR    # leaves what is built in DIR and installs nothing
 
-Everything that git has in apportion/ must be in the wheel. In the new environment, outside of the
-source, a plan is made, saved and reported.
+Everything that git has in apportion/ must be in the wheel. In the new environment, with the extra
+hf and in an empty folder, plans are made, saved, reported, run, exported and served.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -28,6 +30,17 @@ COMMANDS = (
     "apportion models",
     "apportion plan gpt2:tiny --cluster 2xh100 --method data --out p.json",
     "apportion report p.json -o p.html",
+)
+
+
+WITH_EXTRAS = (
+    "apportion plan bert-base-uncased,num_hidden_layers=1 --batch 2 --seq 16 --cluster 2xh100 "
+    "--method data --out hub.json",
+    "apportion run gpt2:tiny --procs 2 --method data --steps 2 --check",
+    "apportion plan hf:llama,tiny --cluster local:2 --method fsdp --recompute none --out q.json",
+    "apportion run hf:llama,tiny --plan q.json --check",
+    "apportion export q.json -o train.py",
+    "torchrun --nproc-per-node 2 train.py",
 )
 
 
@@ -73,14 +86,37 @@ def install(wheel: Path, folder: Path) -> None:
     _output([sys.executable, "-m", "venv", folder / "venv"], folder)
     bin = folder / "venv" / "bin"
     constraints = ROOT / "constraints.txt"
-    _output([bin / "pip", "install", "-q", wheel, "-c", constraints], folder)
-    use(bin, folder)
+    _output([bin / "pip", "install", "-q", f"{wheel}[hf]", "-c", constraints], folder)
+    (folder / "empty").mkdir()
+    use(bin, folder / "empty", (*COMMANDS, *WITH_EXTRAS))
+    serve(bin, folder / "empty")
 
 
-def use(bin: Path, folder: Path, **environment: str) -> None:
+def serve(bin: Path, folder: Path) -> None:
+    """Asks the page that an installed package serves for itself, and ends it."""
+    words = [str(bin / "apportion"), "serve", "p.json", "--port", "0"]
+    server = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True, env=_alone())
+    try:
+        assert server.stdout is not None
+        told = iter(server.stdout.readline, "")
+        address = next(word for line in told for word in line.split() if word.startswith("http"))
+        with urllib.request.urlopen(address, timeout=60) as page:
+            print("apportion serve ->", f"{len(page.read()):,} bytes")
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+
+
+def _alone(**environment: str) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | environment
+
+
+def use(
+    bin: Path, folder: Path, commands: tuple[str, ...] | None = None, **environment: str
+) -> None:
     """Runs commands of an installed package in a folder."""
-    variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | environment
-    for command in COMMANDS:
+    variables = _alone(**environment)
+    for command in commands or COMMANDS:
         name, *words = command.split()
         done = subprocess.run(
             [str(bin / name), *words], cwd=folder, capture_output=True, text=True, env=variables

@@ -31,27 +31,47 @@ def models_command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the zoo's models with their sources and, at default settings, their parameters.
+    """List the zoo's models with their sources and, at default settings, their parameters, and the
+    published models whose shapes are built in.
 
     Example: apportion models gpt2
     """
-    from apportion.catalogue import known_models
+    from apportion.catalogue import known_models, open_model, open_models
 
-    known = known_models()
+    known, published = known_models(), open_models()
     if name is not None:
-        names = [model.name for model in known]
-        known = tuple(model for model in known if model.name == name)
-        if not known:
-            raise ValueError(f"Unknown model {name!r}; known are {', '.join(names)}.")
+        chosen = tuple(model for model in known if model.name == name)
+        found = None if chosen else open_model(name)
+        if not chosen and found is None:
+            raise ValueError(_unknown_model(name))
+        known, published = chosen, (found,) if found is not None else ()
     sizes: dict[str, dict[str, int]] = {}
     for number, model in enumerate(known, start=1):
         sizes[model.name] = {"parameters": model.parameters}
         if ops:
             note(f"capturing {model.name}, {number} of {len(known)}")
             sizes[model.name]["operators"] = len(capture_without_data(model.name, seed=0).graph.ops)
-    facts = {"models": [asdict(model) | sizes[model.name] for model in known]}
-    shown: list[Table | str] = [tables.models(known, sizes)]
-    answer(as_json, facts, shown if name is None else [*shown, *map(tables.settings, known)])
+    facts = {
+        "models": [asdict(model) | sizes[model.name] for model in known],
+        "published": [asdict(model) for model in published],
+    }
+    shown: list[Table | str] = [tables.models(known, sizes)] if known else []
+    if name is None:
+        shown += [tables.open_models(published), tables.OPEN_MODELS_HINT]
+    else:
+        shown += [*map(tables.settings, known), *map(tables.open_model, published)]
+    answer(as_json, facts, shown)
+
+
+def _unknown_model(name: str) -> str:
+    from apportion.catalogue import known_models, near_open_models
+
+    near = ", ".join(near_open_models(name))
+    names = ", ".join(model.name for model in known_models())
+    return (
+        f"Unknown model {name!r}{near and '; near are '}{near}; known are {names}, and the "
+        "published ones that `apportion models` lists."
+    )
 
 
 def show_command(

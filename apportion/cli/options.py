@@ -17,7 +17,8 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A zoo model (gpt2, mlp:tiny, gpt2:layers=4,batch=8), one of transformers "
-        "(hf:llama,hidden_size=512, hf:config.json) or FILE.py:FUNCTION.",
+        "or the hub (meta-llama/Llama-3.1-8B, hf:llama,hidden_size=512), a folder with a "
+        "config.json or FILE.py:FUNCTION.",
     ),
 ]
 ClusterName = Annotated[

@@ -133,6 +133,8 @@ def plan_command(
     Example: apportion plan gpt2:layers=48 --cluster 1xh200 --memory-limit 12GB
     --recompute auto --host-state auto
 
+    Example: apportion plan meta-llama/Llama-3.1-8B --batch 16 --seq 8192 --cluster 8xh100
+
     Example: apportion plan hf:llama,num_hidden_layers=8 --batch 8 --seq 2048 --cluster 8xh100
 
     Example: apportion plan gpt2:layers=24 --precision bf16-mixed --cluster 8xh100

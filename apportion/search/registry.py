@@ -190,7 +190,7 @@ METHODS: dict[str, Method] = {
         takes_policy=True, compared=False,
     ),
     "gdp": _placer(
-        "learned with graph embeddings and attention (GDP; extra learn)", "gdp",
+        "learned with graph embeddings and attention (GDP)", "gdp",
         takes_policy=True, compared=False,
     ),
     "colocrl": _placer(

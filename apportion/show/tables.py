@@ -18,7 +18,7 @@ from rich.table import Table
 from apportion.show.plain_table import plain_table
 
 if TYPE_CHECKING:
-    from apportion.catalogue import Known
+    from apportion.catalogue import Known, OpenModel
     from apportion.describe import Description
     from apportion.graph import Graph
     from apportion.split import Space
@@ -32,6 +32,38 @@ def models(known: Iterable[Known], sizes: Mapping[str, Mapping[str, int]]) -> Ta
     for model in known:
         figures = [f"{sizes[model.name][head]:,}" for head in heads]
         table.add_row(model.name, *figures, f"{model.about}\n{model.source}")
+    return table
+
+
+OPEN_MODELS_HINT = (
+    "A published model is planned by its name: apportion plan meta-llama/Llama-3.1-8B. Where "
+    "transformers' cache has its config.json, that counts instead; `apportion models NAME` shows "
+    "what is built in."
+)
+
+
+def open_models(published: Iterable[OpenModel]) -> Table:
+    """The published models whose shapes are built in, a row for each family and owner."""
+    families: dict[tuple[str, str], list[str]] = {}
+    for model in published:
+        owner, _, own = model.name.partition("/")
+        families.setdefault((model.family, owner), []).append(own)
+    table = plain_table("published", "owner/", "model, by transformers")
+    for (family, owner), names in families.items():
+        table.add_row(family, f"{owner}/", ", ".join(names))
+    return table
+
+
+def open_model(model: OpenModel) -> Table:
+    """What is known of one published model."""
+    table = plain_table(model.name, "")
+    table.add_row("parameters", f"{model.parameters:,}{'' if model.stated else ', by its shape'}")
+    table.add_row("class", f"{model.model}{model.part and ': '}{model.part}")
+    if model.also:
+        table.add_row("also", ", ".join(model.also))
+    for name, value in model.config.items():
+        table.add_row(name, str(value))
+    table.add_row("source", model.source)
     return table
 
 

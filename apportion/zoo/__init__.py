@@ -3,11 +3,12 @@
 In: a name with settings, or a file with a function. Out: a step, a model, an optimizer and a batch,
 which capture/ takes. Read mlp.py first; one model a file.
 
-    SPEC ::= NAME | NAME:SETTING,... | FILE.py:FUNCTION | hf:NAME,SETTING,...
+    SPEC ::= NAME | NAME:SETTING,... | FILE.py:FUNCTION
+           | OWNER/NAME | OWNER/NAME,SETTING,... | hf:NAME,SETTING,...
     SETTING ::= tiny | KEY=VALUE
 
-`gpt2`, `mlp:tiny`, `gpt2:layers=4,batch=8`, `gpt2:tiny,layers=3`, `train.py:make`; hf.py has the
-models of the transformers package. A user's
+`gpt2`, `mlp:tiny`, `gpt2:layers=4,batch=8`, `gpt2:tiny,layers=3`, `train.py:make`,
+`meta-llama/Llama-3.1-8B`; hf.py has the models of the transformers package and the hub. A user's
 function takes no arguments and returns `(step, model, optimizer, batch)`; modules beside its file
 can be imported while it runs.
 """
@@ -30,7 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from apportion.catalogue import Known, known_models
+from apportion.catalogue import Known, known_models, near_open_models
 from apportion.free_memory import free_memory
 from apportion.quantity import format_quantity
 from apportion.without_dynamo import leave_unloaded
@@ -66,6 +67,7 @@ from apportion.zoo.hf import load_hf
 from apportion.zoo.precision import PRECISIONS as PRECISIONS
 from apportion.zoo.precision import TrainedParts, in_precision, without_precision
 from apportion.zoo.precision import with_precision as with_precision
+from apportion.zoo.whole_names import whole
 
 leave_unloaded()
 
@@ -146,6 +148,7 @@ def load(spec: str, seed: int = 0, *, meta: bool | None = None) -> Loaded:
     if spec.endswith(".py") or ".py:" in spec:
         with _seeded(seed):
             return _load_file(spec)
+    spec = whole(spec)
     plain, precision = without_precision(spec)
     plain, micro_batches = without_accumulation(plain)
     why = "" if meta else _too_large(spec, _load_named(plain, seed, meta=True))
@@ -175,9 +178,11 @@ def _load_named(spec: str, seed: int, meta: bool) -> Loaded:
             it = load_hf(spec)
         return Loaded(spec, it.step, it.model, it.optimizer, it.batch, notes=it.notes)
     if name not in _MODELS:
+        near = ", ".join(near_open_models(name))
         raise ValueError(
-            f"Unknown model {name!r}; known are {', '.join(_MODELS)}, "
-            "hf:FAMILY for those of transformers, and FILE.py:FUNCTION for your own."
+            f"Unknown model {name!r}{near and '; near are '}{near}; known are "
+            f"{', '.join(_MODELS)}, OWNER/NAME for those of the hub, hf:FAMILY for those of "
+            "transformers, and FILE.py:FUNCTION for your own."
         )
     settings = _settings(spec, name, rest.split(",") if ":" in spec else [])
     with _seeded(seed), torch.device("meta") if meta else nullcontext():
@@ -213,7 +218,7 @@ def with_sizes(spec: str, batch: int | None = None, seq: int | None = None) -> s
             f"{spec!r} makes its own batch; --{next(iter(wanted))} is for models of the zoo and "
             "of transformers (hf:)."
         )
-    name, colon, rest = spec.partition(":")
+    name, colon, rest = whole(spec).partition(":")
     own = [item for item in rest.split(",") if item.partition("=")[0] not in wanted]
     settings = [*(own if colon else ()), *(f"{key}={value}" for key, value in wanted.items())]
     return f"{name}:{','.join(settings)}"

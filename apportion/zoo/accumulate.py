@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from apportion.zoo.precision import TrainedParts, take_setting
+from apportion.zoo.whole_names import whole
 
 SETTING = "accumulate"
 
@@ -30,7 +31,7 @@ def with_accumulation(spec: str, parts: int | None) -> str:
             f"{spec!r} has a step of its own, which accumulates gradients as it likes; "
             "--accumulate is for models of the zoo and hf:."
         )
-    rest, _ = take_setting(spec, SETTING)
+    rest, _ = take_setting(whole(spec), SETTING)
     return rest if parts == 1 else f"{rest}{',' if ':' in rest else ':'}{SETTING}={parts}"
 
 

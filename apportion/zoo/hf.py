@@ -2,27 +2,25 @@
 
 In: a spec. Out: a step, a model with random weights, an optimizer and a batch made from the config.
 
-    SPEC ::= hf:NAME[,SETTING...]      NAME ::= a family (llama), a class (LlamaForCausalLM), or a
-                                               file config.json
+    SPEC ::= hf:NAME[,SETTING...]      NAME ::= a family (llama), a class (LlamaForCausalLM), a hub
+                                               name, a folder with a config.json, or that file
     SETTING ::= tiny | batch=N | seq=N | image=N | class=NAME | KEY=VALUE of the config
 
 A key of a config inside the config has its path: `text_config.hidden_size=64`. A value is a number,
-true, false, none, a word, or a list in brackets. hf_classes.py chooses the class, hf_batch.py makes
-the batch and hf_tiny.py the sizes of the tiny form. The package is needed only here, and only when
-a spec names it.
+true, false, none, a word, or a list in brackets. hf_names.py finds the configuration, hf_classes.py
+chooses the class, hf_batch.py makes the batch and hf_tiny.py the sizes of the tiny form. The
+package is needed only here, and only when a spec names it.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,8 +32,8 @@ from apportion.zoo.hf_classes import (
     class_with_loss,
     families,
     has_loss,
-    known_families,
 )
+from apportion.zoo.hf_names import found_config
 from apportion.zoo.hf_tiny import tiny_settings
 
 OWN = ("batch", "seq", "image")
@@ -88,8 +86,8 @@ def load_hf(spec: str) -> HfModel:
     _require_package()
     request = _request(spec)
     with _quiet():
-        config, chosen = _config(request)
-        notes = _prepare(config, request)
+        config, chosen, found = _config(request)
+        notes = [*found, *_prepare(config, request)]
         try:
             model = chosen(config)
         except Exception as error:
@@ -115,8 +113,8 @@ def _require_package() -> None:
         import transformers  # noqa: F401
     except ImportError:
         raise ValueError(
-            "Models named hf:... need the transformers package; install it with "
-            "pip install 'apportion[hf]'."
+            "Models of the hub, of folders and of hf: need the transformers package; install it "
+            "with pip install 'apportion[hf]'."
         ) from None
 
 
@@ -141,7 +139,9 @@ def _quiet() -> Iterator[None]:
 def _request(spec: str) -> _Request:
     name, *items = _split(spec.removeprefix("hf:"))
     if not name:
-        raise ValueError(f"{spec!r} names no model; write hf:llama or hf:path/to/config.json.")
+        raise ValueError(
+            f"{spec!r} names no model; write hf:llama, hf:OWNER/NAME or hf:path/to/config.json."
+        )
     sizes: dict[str, int] = {}
     keys: dict[str, Any] = {}
     chosen: str | None = None
@@ -199,22 +199,23 @@ def _value(text: str) -> Any:
 # The config
 
 
-def _config(request: _Request) -> tuple[Any, Any]:
-    """The config that a spec names and the class to build of it."""
+def _config(request: _Request) -> tuple[Any, Any, tuple[str, ...]]:
+    """The config that a spec names, the class to build of it, and notes."""
     wanted = class_named(request.chosen or request.name)
     if request.chosen and wanted is None:
         raise _unknown_class(request)
-    if request.name.endswith(".json"):
-        made, given = _facts_of_file(request)
-        named = map(class_named, given.get("architectures") or ())
-        wanted = wanted or next((each for each in named if each and has_loss(each)), None)
-    else:
-        named_class = class_named(request.name)
-        made = _family(request) if named_class is None else named_class.config_class
-        given = {}
-    wanted = wanted or class_with_loss(made.model_type, request.spec)
-    if not issubclass(made, wanted.config_class):
-        made = wanted.config_class
+    found = found_config(request.name, request.spec)
+    if request.tiny and (found.settings or found.models):
+        raise ValueError(f"{request.spec!r}: tiny is for families; set sizes by their keys.")
+    named = map(class_named, found.models)
+    wanted = wanted or next((each for each in named if each and has_loss(each)), None)
+    wanted = wanted or class_with_loss(found.config.model_type, request.spec)
+    made = found.config if issubclass(found.config, wanted.config_class) else wanted.config_class
+    return _made(made, found.settings, request), wanted, found.notes
+
+
+def _made(made: Any, given: dict[str, Any], request: _Request) -> Any:
+    """A config of a class and what it is made from, with the settings that were asked for."""
     what = "its config cannot be made"
     try:
         given = tiny_settings(made) if request.tiny else given
@@ -228,21 +229,7 @@ def _config(request: _Request) -> tuple[Any, Any]:
         raise _refused(request.spec, what, error) from error
     except Exception as error:
         raise _refused(request.spec, what, error) from error
-    return config, wanted
-
-
-def _family(request: _Request) -> Any:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    for name in (request.name, request.name.replace("_", "-"), request.name.replace("-", "_")):
-        if name in known_families():
-            return CONFIG_MAPPING[name]
-    near = get_close_matches(request.name, [*known_families()], 5, 0.5)
-    hint = f"near are {', '.join(near)}" if near else "none is near"
-    raise ValueError(
-        f"{request.spec!r}: transformers has no family {request.name!r}; {hint}; a class such as "
-        "LlamaForCausalLM and a file config.json can be named too."
-    )
+    return config
 
 
 def _unknown_class(request: _Request) -> ValueError:
@@ -252,23 +239,6 @@ def _unknown_class(request: _Request) -> ValueError:
     near = get_close_matches(name, [n for n in dir(transformers) if "For" in n or "LM" in n], 3)
     hint = f"; near are {', '.join(near)}" if near else ""
     return ValueError(f"{request.spec!r}: transformers has no model class {name!r}{hint}.")
-
-
-def _facts_of_file(request: _Request) -> tuple[Any, dict[str, Any]]:
-    """The config class of a config.json and the settings in it."""
-    try:
-        facts = json.loads(Path(request.name).read_text(encoding="utf-8"))
-    except OSError:
-        raise ValueError(f"There is no file {request.name!r}.") from None
-    except ValueError as error:
-        raise ValueError(f"{request.name} is no JSON: {error}.") from None
-    if not isinstance(facts, dict) or "model_type" not in facts:
-        raise ValueError(
-            f"{request.name} has no model_type; it must be a config.json of transformers."
-        )
-    if request.tiny:
-        raise ValueError(f"{request.spec!r}: tiny is for families; set sizes by their keys.")
-    return _family(replace(request, name=str(facts.pop("model_type")))), facts
 
 
 def _with_keys(config: Any, given: dict[str, Any], request: _Request) -> dict[str, Any]:

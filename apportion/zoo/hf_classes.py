@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
+
+from apportion.catalogue import near_open_models
 
 _TASKS = (
     "SEQ_TO_SEQ_CAUSAL_LM",
@@ -102,6 +105,21 @@ def known_families() -> tuple[str, ...]:
 
     names: Any = configuration_auto
     return tuple(names.CONFIG_MAPPING_NAMES)
+
+
+def family_config(name: str, spec: str) -> Any:
+    """The config class of a family; raises ValueError, with what is near, if there is none."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    for each in (name, name.replace("_", "-"), name.replace("-", "_")):
+        if each in known_families():
+            return CONFIG_MAPPING[each]
+    near = [*near_open_models(name), *get_close_matches(name, [*known_families()], 5, 0.5)]
+    hint = f"near are {', '.join(near)}" if near else "none is near"
+    raise ValueError(
+        f"{spec!r}: transformers has no family {name!r}; {hint}; a class such as LlamaForCausalLM, "
+        "a file config.json and a folder with one can be named too."
+    )
 
 
 @cache

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from apportion.zoo.whole_names import whole
+
 PRECISIONS = ("float32", "bf16", "bf16-mixed", "fp16-mixed")
 SETTING = "precision"
 _FLOAT32 = frozenset(
@@ -119,7 +121,7 @@ def with_precision(spec: str, precision: str | None) -> str:
             f"{spec!r} decides itself in which precision it trains, by its dtypes and by "
             "torch.autocast; --precision is for models of the zoo and hf:."
         )
-    rest, _ = without_precision(spec)
+    rest, _ = without_precision(whole(spec))
     if precision == "float32":
         return rest
     joint = "," if ":" in rest else ":"

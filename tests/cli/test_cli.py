@@ -142,12 +142,16 @@ def test_no_arguments_show_the_help(capfd: pytest.CaptureFixture[str]) -> None:
 def test_models_lists_the_zoo(capfd: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capfd, "models")
     assert status == 0 and all(model.name in out for model in zoo.known())
-    assert "124,439,808" in out
+    assert "124,439,808" in out and "Llama-3.1-8B" in out
     status, facts = call_json(capfd, "models")
     assert status == 0 and [m["name"] for m in facts["models"]] == [m.name for m in zoo.known()]
     sizes = {m["name"]: m["parameters"] for m in facts["models"]}
     assert sizes["mlp"] == 4 * (1024 * 1024 + 1024) and sizes["gpt2"] == 124_439_808
     assert all(m["source"] and "operators" not in m for m in facts["models"])
+    published = {m["name"]: m for m in facts["published"]}
+    assert published["meta-llama/Llama-3.1-8B"]["parameters"] == 8_030_261_248
+    _, alone = call_json(capfd, "models", "llama-3.1-8b-instruct")
+    assert alone == {"models": [], "published": [published["meta-llama/Llama-3.1-8B"]]}
 
 
 @pytest.mark.slow

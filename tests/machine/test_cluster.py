@@ -115,6 +115,27 @@ def test_counts_give_nodes_of_devices(kind: str) -> None:
     assert bandwidth[0] > bandwidth[1]  # the network is slower than the node
 
 
+@pytest.mark.parametrize(
+    ("spec", "memory", "half"),
+    [
+        ("2xrtx4090", 24e9, 165.2e12),  # the rates are dense, float32 accumulating
+        ("2xrtx5090", 32e9, 209.5e12),
+        ("2xrtx3090", 24e9, 71e12),
+        ("4xl40s", 48e9, 362e12),
+        ("8xa100-40", 40e9, 312e12),
+        ("8xb200", 180e9, 2250e12),
+        ("32xh100", 80e9, 989e12),
+    ],
+)
+def test_gpus_that_people_have_are_counted_with_dense_rates(
+    spec: str, memory: float, half: float
+) -> None:
+    place = cluster(spec)
+    assert len(place.devices) == int(spec.partition("x")[0])
+    assert {device.memory_bytes for device in place.devices} == {memory}
+    assert {dict(device.flops)[2] for device in place.devices} == {half}
+
+
 def test_messages_between_nodes_take_the_network_card_or_the_uplink() -> None:
     assert route(cluster("2x2xa100"), 0, 1) == ["node0/gpu0.out", "node0/gpu1.in"]
     assert route(cluster("2x2xa100"), 0, 3) == ["node0/gpu0.nic.out", "node1/gpu1.nic.in"]

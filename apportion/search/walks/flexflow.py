@@ -16,7 +16,6 @@ until it is certain to be rejected.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -24,6 +23,7 @@ from typing import Any
 
 from apportion.columns import compiled_sooner
 from apportion.lower import lower
+from apportion.machine import usable_cores
 from apportion.search.baselines.data import data
 from apportion.search.levels.tofu import tofu
 from apportion.search.problem import Problem, Progress, SearchResult, UnsuitableMethod
@@ -95,7 +95,7 @@ def flexflow(
         else:
             several = list(_starting_points(problem, starts, budget, seed, proposals is not None))
         search.begin(several)
-        search.walk(workers or len(os.sched_getaffinity(0)))
+        search.walk(workers or usable_cores())
     except KeyboardInterrupt:
         if not search.found:
             raise
