@@ -65,7 +65,7 @@ def _step_patterns(steps: EliminationOrder) -> _StepPatterns:
     numbers: dict[tuple[tuple[int, ...], ...], int] = {}
     found = []
     for variable, scope, some, before in zip(order, scopes, pairs, left, strict=True):
-        place = {v: k for k, v in enumerate([*scope, variable])}
+        place = {v: k for k, v in enumerate([variable, *scope])}
         terms = [(variable,), *(ends[e] for e in some), *(scopes[t] for t in before)]
         found.append(tuple(tuple(place.get(v, -1) for v in term) for term in terms))
     number = [numbers.setdefault(places, len(numbers)) for places in found]
@@ -107,18 +107,23 @@ def run_in_numpy(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
 def _eliminated(
     steps: EliminationOrder, tables: Tables, s: int, given: list[int], earlier: list[Floats]
 ) -> tuple[Floats, Ints, float]:
-    """The table that a step leaves, less its minimum; the best values; and the minimum."""
+    """The table that a step leaves, less its minimum; the best values; and the minimum. The values
+    of the variable are the first dimension: NumPy is slow to compare along the last."""
     patterns = _patterns_of(steps)
     variable, scope, places = patterns.variable[s], patterns.scope[s], patterns.places[s]
     over = [[variable], *(steps.edges[e].tolist() for e in patterns.pairs[s])]
     terms = [_given_table(tables, *term) for term in zip(given, over, strict=True)] + earlier
-    total = np.zeros(tuple(tables.sizes[[*scope, variable]].tolist()))
+    total = np.zeros(tuple(tables.sizes[[variable, *scope]].tolist()))
     total[...] = _spread(terms[0], places[0], total.ndim)
     for term, where in zip(terms[1:], places[1:], strict=True):
         total += _spread(term, where, total.ndim)
-    entries = total.min(axis=-1)
+    entries: Floats = total.min(axis=0)
+    best = np.zeros(entries.shape, np.int64)
+    for value in range(len(total) - 1, 0, -1):
+        best[total[value] == entries] = value
+    best[total[0] == entries] = 0
     lowest = float(entries.min())
-    return entries - lowest, total.argmin(axis=-1), lowest
+    return entries - lowest, best, lowest
 
 
 def _given_table(tables: Tables, number: int, variables: list[int]) -> Floats:
