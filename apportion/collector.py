@@ -25,6 +25,15 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def count_as_old() -> None:
+    """Let all objects that there are count as old: they are not looked at again soon, and what is
+    garbage among them stays for as long. For a command that has just loaded torch; nothing changes
+    where a program has set objects aside itself."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
+
+
 @contextmanager
 def older_objects_set_aside() -> Iterator[None]:
     """A context in which only objects made within it are collected, and are all that `gc` knows;

@@ -220,7 +220,8 @@ def _auto(program: Program, rate: float | None, budget: float, communication: st
     from limited_link import _own_cache, hosts
 
     from apportion.plan.make_plan import make_plan
-    from apportion.run.calibrate import BUDGET, Calibrator
+    from apportion.run.calibrate import Calibrator
+    from apportion.run.cost_cache import BUDGET
     from apportion.run.step_source import source_of
 
     with (

@@ -46,7 +46,7 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
-    gc.set_threshold(100_000, 50, 50)  # torch alone is a million objects to look through
+    gc.set_threshold(1_000_000, 50, 50)  # torch alone is a million objects to look through
     signal.signal(signal.SIGTERM, _terminate)
     code = status(sys.argv[1:] if arguments is None else arguments)
     gc.freeze()  # the end of the process need not look through them either

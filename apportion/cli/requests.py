@@ -40,11 +40,14 @@ def capture_without_data(model: str, seed: int) -> Program:
     """The step of a model for planning: without data, so that models of any size can be planned."""
     from apportion import zoo
     from apportion.capture import capture
+    from apportion.collector import count_as_old
 
+    count_as_old()
     it = zoo.load(model, seed, meta=True)
     for text in it.notes:
         note(text)
     program = capture(it.step, it.model, it.optimizer, it.batch, it.clip_norm, it.fixed)
+    count_as_old()
     for text in program.notes:
         note(text)
     return program

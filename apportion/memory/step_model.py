@@ -33,6 +33,7 @@ from apportion.simulate import Timeline, issue_nanoseconds
 from apportion.split import Space
 
 NO_LIMIT = 1 << 62
+FEW_COPIES = 16  # a call that sorts takes longer than to put so many in order
 OTHER_PHASE, FORWARD_PHASE, BACKWARD_PHASE = range(3)
 
 
@@ -104,13 +105,20 @@ class StepModel:
 
     def of_mask(self, chosen: Bools, limit: int = NO_LIMIT) -> ModelledStep:
         """As `of`, for a mask."""
-        return ModelledStep(*map(int, walk(self.columns, chosen, limit, -1, _NOTHING)))
+        found = walk(self.columns, self._begun, chosen, limit, -1, _NOTHING)
+        return ModelledStep(*map(int, found))
 
     def held_at(self, chosen: Bools, op: int) -> Ints:
         """The Values whose first memory is held when an Op that is no copy runs."""
         alive = np.zeros(2 * len(self.graph.values), np.bool_)
-        walk(self.columns, chosen, NO_LIMIT, op, alive)
+        walk(self.columns, self._begun, chosen, NO_LIMIT, op, alive)
         return np.flatnonzero(alive[: len(self.graph.values)])
+
+    @cached_property
+    def _begun(self) -> _Begun:
+        backward = np.flatnonzero(self.columns.phase == BACKWARD_PHASE)
+        rows = int(backward[0]) if len(backward) else len(self.columns.phase)
+        return _Begun(rows, _lives_before(self.columns, rows))
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
@@ -236,19 +244,20 @@ def _held(
     return held, most
 
 
-@compiled
-def _put_rest(columns: StepColumns, held: Ints, most: Ints, before: Ints, during: Ints) -> None:
-    """Writes what is held beside the Values, before each Op and while it runs, where nothing is
-    recomputed."""
-    order = _order(columns, np.zeros(len(columns.phase), np.bool_))
-    touched = _touched(columns, order)
-    alive, now = np.zeros(2 * len(columns.maker), np.bool_), 0
-    for k in range(len(order.op)):
-        op, then = order.op[k], now
-        before[op] = held[op] - then
-        now += _born(columns, touched, k, alive)
-        during[op] = most[op] - held[op] - (now - then)
-        now -= _died(columns, touched, k, alive)
+class _Lives(NamedTuple):
+    """The first and the last row that reads or makes each memory, -1 if none does: memories of
+    Values, then of their copies."""
+
+    first: Ints
+    last: Ints
+
+
+class _Begun(NamedTuple):
+    """The Ops before the first of the backward, which run alike whatever is recomputed: how many
+    there are, and what they touch."""
+
+    rows: int
+    lives: _Lives
 
 
 class _Order(NamedTuple):
@@ -258,18 +267,23 @@ class _Order(NamedTuple):
     follower: Ints
 
 
-class _Touched(NamedTuple):
-    """The memories that each row of an order reads and makes: those of Values, then of copies; and
-    the last row that touches each."""
-
-    start: Ints
-    memory: Ints
-    last: Ints
+@compiled
+def _put_rest(columns: StepColumns, held: Ints, most: Ints, before: Ints, during: Ints) -> None:
+    """Writes what is held beside the Values, before each Op and while it runs, where nothing is
+    recomputed."""
+    order = _order(columns, np.zeros(len(columns.phase), np.bool_))
+    born, died = _born_and_died(columns, _lives_before(columns, len(order.op)), len(order.op))
+    now = 0
+    for k in range(len(order.op)):
+        op = order.op[k]
+        before[op] = held[op] - now
+        during[op] = most[op] - held[op] - born[k]
+        now += born[k] - died[k]
 
 
 @compiled
 def walk(
-    columns: StepColumns, chosen: Bools, limit: int, at_op: int, held: Bools
+    columns: StepColumns, begun: _Begun, chosen: Bools, limit: int, at_op: int, held: Bools
 ) -> tuple[int, int, int, int]:
     """With these Ops recomputed: the peak in bytes, the step in nanoseconds, the Op of the peak,
     and the bytes over the limit, summed over all rows.
@@ -277,19 +291,21 @@ def walk(
     If `at_op` is an Op, `held` is told which memories are held while it runs: of Values, then of
     their copies."""
     order = _order(columns, chosen)
-    touched = _touched(columns, order)
-    alive = np.zeros(2 * len(columns.maker), np.bool_)
+    lives = _Lives(begun.lives.first.copy(), begun.lives.last.copy())
+    own, again = columns.shares.copy(), np.full(len(columns.shares), -1)
+    _live(columns, order, begun.rows, lives, own, again)
+    born, died = _born_and_died(columns, lives, len(order.op))
     now, host, free, peak, where, excess = 0, 0, 0, -1, -1, 0
     for k in range(len(order.op)):
         op = order.op[k]
-        now += _born(columns, touched, k, alive)
+        now += born[k]
         level = now + columns.before[order.follower[k]] + columns.during[op]
         excess += max(level - limit, 0)
         if level > peak:
             peak, where = level, order.follower[k]
         if op == at_op and order.follower[k] == op:
-            held[:] = alive
-        now -= _died(columns, touched, k, alive)
+            _tell_held(columns, lives, k, held)
+        now -= died[k]
         host += columns.issue[op]
         free = max(free, host) + columns.duration[op]
     return peak, free, where, excess
@@ -315,7 +331,10 @@ def _order(columns: StepColumns, chosen: Bools) -> _Order:
                     made[maker] = True
                     found[count], waiting[height] = maker, maker
                     count, height = count + 1, height + 1
-        found[:count].sort()
+        if count > FEW_COPIES:
+            found[:count].sort()
+        else:
+            _sort_few(found, count)
         for k in range(count):
             op[rows], follower[rows] = found[k], reader
             rows += 1
@@ -324,63 +343,82 @@ def _order(columns: StepColumns, chosen: Bools) -> _Order:
     return _Order(op[:rows], follower[:rows])
 
 
+@compiled_part
+def _sort_few(numbers: Ints, count: int) -> None:
+    for k in range(1, count):
+        number, at = numbers[k], k
+        while at and numbers[at - 1] > number:
+            numbers[at] = numbers[at - 1]
+            at -= 1
+        numbers[at] = number
+
+
 @compiled
-def _touched(columns: StepColumns, order: _Order) -> _Touched:
-    """The memories of an order. A copy of Value v has the number of Values + v."""
-    values, rows, count = len(columns.maker), len(order.op), 0
-    for op in order.op:
-        count += columns.read_start[op + 1] - columns.read_start[op]
-        count += columns.made_start[op + 1] - columns.made_start[op]
-    start, memory = np.empty(rows + 1, np.int64), np.empty(count, np.int64)
-    last, again = np.full(2 * values, -1), np.full(values, -1)
-    own = columns.shares.copy()  # the memory of each Value, `again` that of its copy
-    count = 0
-    for k in range(rows):
-        op, copy, start[k] = order.op[k], order.follower[k] != order.op[k], count
+def _lives_before(columns: StepColumns, rows: int) -> _Lives:
+    """What the first Ops touch, so many of them, where nothing is recomputed."""
+    lives = _Lives(np.full(2 * len(columns.maker), -1), np.full(2 * len(columns.maker), -1))
+    own, again = columns.shares.copy(), np.full(len(columns.shares), -1)
+    _live(columns, _Order(np.arange(rows), np.arange(rows)), 0, lives, own, again)
+    return lives
+
+
+@compiled_part
+def _live(
+    columns: StepColumns, order: _Order, begin: int, lives: _Lives, own: Ints, again: Ints
+) -> None:
+    """Notes which memories the rows of an order touch, from one of them on. A copy of Value v has
+    the number of Values + v; `own` is the memory of each Value by then, `again` that of its copy,
+    -1 without one."""
+    values = len(columns.maker)
+    for k in range(begin, len(order.op)):
+        op, copy = order.op[k], order.follower[k] != order.op[k]
         later = copy or columns.phase[op] == BACKWARD_PHASE
-        for at in range(columns.read_start[op], columns.read_start[op + 1]):
+        low, high = columns.read_start[op], columns.read_start[op + 1]
+        for at in range(low, high):
             v = columns.read[at]
-            memory[count] = again[v] if later and again[v] >= 0 else own[v]
-            count += 1
-        reads = count
+            _touch(lives, again[v] if later and again[v] >= 0 else own[v], k)
         for at in range(columns.made_start[op], columns.made_start[op + 1]):
             v = columns.made[at]
-            mine = values + v if copy else own[v]
-            for j in range(start[k], reads if later and columns.shares[v] != v else start[k]):
-                if memory[j] % values == columns.shares[v]:
-                    mine = memory[j]  # it shares what was read
-            memory[count] = mine
+            mine, root = values + v if copy else own[v], columns.shares[v]
+            for j in range(low, high if later and root != v else low):
+                read = columns.read[j]
+                memory = again[read] if again[read] >= 0 else own[read]
+                if memory == root or memory == values + root:
+                    mine = memory  # it shares what was read
             if copy:
                 again[v] = mine
             else:
                 own[v] = mine
-            count += 1
-        for j in range(start[k], count):
-            last[memory[j]] = k
-    start[rows] = count
-    return _Touched(start, memory, last)
+            _touch(lives, mine, k)
 
 
 @compiled_part
-def _born(columns: StepColumns, touched: _Touched, row: int, alive: Bools) -> int:
-    """The bytes that begin to be held at a row."""
-    found = 0
-    for at in range(touched.start[row], touched.start[row + 1]):
-        memory = touched.memory[at]
-        if not alive[memory]:
-            alive[memory] = True
-            found += columns.nbytes[memory % len(columns.maker)]
-    return found
+def _touch(lives: _Lives, memory: int, row: int) -> None:
+    if lives.first[memory] < 0:
+        lives.first[memory] = row
+    lives.last[memory] = row
+
+
+@compiled
+def _born_and_died(columns: StepColumns, lives: _Lives, rows: int) -> tuple[Ints, Ints]:
+    """By row: the bytes that begin to be held, and those that are held no more after it."""
+    values = len(columns.maker)
+    born, died = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    for memory in range(2 * values):
+        first = lives.first[memory]
+        if first >= 0:
+            nbytes = columns.nbytes[memory if memory < values else memory - values]
+            born[first] += nbytes
+            if memory >= values or not columns.stays[memory]:
+                died[lives.last[memory]] += nbytes
+    return born, died
 
 
 @compiled_part
-def _died(columns: StepColumns, touched: _Touched, row: int, alive: Bools) -> int:
-    """The bytes that are held no more after a row."""
-    found, values = 0, len(columns.maker)
-    for at in range(touched.start[row], touched.start[row + 1]):
-        memory = touched.memory[at]
+def _tell_held(columns: StepColumns, lives: _Lives, row: int, held: Bools) -> None:
+    """Says of each memory whether it is held while a row runs."""
+    values = len(columns.maker)
+    for memory in range(len(held)):
         stays = memory < values and columns.stays[memory]
-        if alive[memory] and touched.last[memory] == row and not stays:
-            alive[memory] = False
-            found += columns.nbytes[memory % values]
-    return found
+        begun = 0 <= lives.first[memory] <= row
+        held[memory] = begun and (stays or lives.last[memory] >= row)

@@ -25,7 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
-from apportion.columns import Ints
+from apportion.columns import Ints, distinct
 from apportion.lower import COMPUTE, Storage, TaskGraph, uses_host, with_storage
 from apportion.machine import Cluster, CostModel, cost_fit, elementwise, kind_of_signature
 from apportion.plan.compiled_order import CompiledKernel, compiled_order, read_slots
@@ -251,7 +251,7 @@ def _with_logits_for(
     reader = np.repeat(np.arange(len(tasks)), np.diff(tasks.in_start))
     for task in _tasks_of(tasks, LOG_SOFTMAX):
         (out,), source = _columns(tasks, task)[1], int(root[_columns(tasks, task)[0][0]])
-        readers = np.unique(reader[root[tasks.in_slot] == out]).tolist()
+        readers = distinct(reader[root[tasks.in_slot] == out]).tolist()
         while source in maker and not size[source]:
             source = int(root[_columns(tasks, maker[source])[0][0]])
         narrow = 0 < size[source] < size[out]

@@ -28,7 +28,13 @@ from apportion.machine import (
     ReferenceTime,
 )
 from apportion.run.core_use import core_use, taken
-from apportion.run.cost_cache import cached_costs, condition_of, keep_costs, measured_cost
+from apportion.run.cost_cache import (
+    BUDGET,
+    cached_costs,
+    condition_of,
+    keep_costs,
+    measured_cost,
+)
 from apportion.run.measured_table import (
     exchanges_of_all_sizes,
     noise,
@@ -45,7 +51,6 @@ from apportion.split import Strategy, space_of
 from apportion.work_clock import work_seconds
 
 ROUNDS = 12
-BUDGET = 20.0  # seconds for measuring by itself what a plan needs
 MOST_OF_ONE = 8.0  # seconds for one strategy
 MESSAGE_BUDGET = 4.0
 MEMORY_SHARE = 0.7  # of the free memory that a rehearsal may take

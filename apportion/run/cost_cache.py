@@ -29,6 +29,7 @@ from apportion.machine import (
     save_cost_file,
 )
 
+BUDGET = 20.0  # seconds for measuring by itself what a plan needs
 QUANTILE = 0.25
 """Of several measurements of the same this one counts: whatever disturbs makes them longer."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from apportion.capture import Program
 from apportion.graph import Graph
@@ -39,12 +39,12 @@ from apportion.plan import (
     memory_defaults,
     with_staleness,
 )
-from apportion.run.calibrate import BUDGET, Calibrator
-from apportion.run.cost_cache import cached_costs
-from apportion.run.pool import SharedPool
+from apportion.run.cost_cache import BUDGET, cached_costs
 from apportion.run.step_source import StepSource, source_of
-from apportion.run.trial import fastest_measured
 from apportion.split import AUTO
+
+if TYPE_CHECKING:
+    from apportion.run.pool import SharedPool  # where nothing is measured, nobody loads processes
 
 Note = Callable[[str], None]
 
@@ -130,7 +130,10 @@ def plan(
         _check_measurable(program, cluster, source, measure)
     _check_staleness(method, staleness)
     with ExitStack() as stack:
-        processes = processes or stack.enter_context(SharedPool(len(cluster.devices)))
+        if is_here(cluster):
+            from apportion.run.pool import SharedPool
+
+            processes = processes or stack.enter_context(SharedPool(len(cluster.devices)))
         given = _Given(costs, compile)
         with _costs(program, cluster, calibrate, note, source, processes, given) as prices:
             how = (budget, memory_limit, seed, prices, progress, measure or 1)
@@ -139,6 +142,9 @@ def plan(
             best = best_plans(program, cluster, method, *how, *also, pins=pins)
         if measure is None or method == SSP:
             return with_staleness(best[0], staleness)
+        from apportion.run.trial import fastest_measured
+
+        assert processes is not None  # plans are measured here only
         return fastest_measured(best, source or source_of(program), note or _warn, processes)
 
 
@@ -260,6 +266,8 @@ def _costs(
             f"costs of {cluster.name} are measured here and kept in the cache; a file of costs is "
             "for other devices"
         )
+    from apportion.run.calibrate import Calibrator
+
     given = source or source_of(program)
     budget = BUDGET if calibrate else 0.0
     with Calibrator(given, cluster, budget, note or _warn, processes, mode) as costs:

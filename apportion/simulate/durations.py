@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from apportion.columns import Bools, Floats, Ints, compiled
+from apportion.columns import Bools, Floats, Ints, compiled, distinct
 from apportion.lower import (
     ASSEMBLE,
     CATEGORIES,
@@ -131,14 +131,14 @@ def _first_tasks(tasks: TaskGraph, where: Bools, after_messages: bool = False) -
         return np.zeros(0, np.int64)
     found = []
     working = tasks.is_work & where[tasks.device]
-    for device in np.unique(tasks.device[working]).tolist():
+    for device in distinct(tasks.device[working]).tolist():
         mine = np.flatnonzero(working & (tasks.device == device))
         if not after_messages:
             found.append(mine[:1])
             continue
-        cuts = np.unique(tasks.ends.task[tasks.ends.device == device])
+        cuts = distinct(tasks.ends.task[tasks.ends.device == device])
         first = np.searchsorted(mine, np.append(-1, cuts))
-        found.append(mine[np.unique(first[first < len(mine)])])
+        found.append(mine[distinct(first[first < len(mine)])])
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 

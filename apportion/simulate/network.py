@@ -31,6 +31,7 @@ from apportion.columns import (
     Bools,
     Ints,
     compiled,
+    distinct,
     offsets,
     plain,
 )
@@ -155,7 +156,7 @@ def _waiting_for_host(tasks: TaskGraph) -> tuple[Ints, Ints]:
         here = (tasks.device[comes] == device) & (waits > comes)
         owner.append(waits[here])
         dep.append(comes[here])
-    key = np.unique(np.concatenate(owner) * n + np.concatenate(dep))
+    key = distinct(np.concatenate(owner) * n + np.concatenate(dep))
     return offsets(np.bincount(key // n, minlength=n)), key % n
 
 

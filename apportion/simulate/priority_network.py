@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apportion.columns import Bools, Ints, offsets, plain
+from apportion.columns import Bools, Ints, distinct, offsets, plain
 from apportion.lower import TaskGraph
 from apportion.machine import Cluster, CostModel, times_messages
 from apportion.simulate.durations import leads, nanoseconds, on_wire
@@ -67,7 +67,7 @@ def priority_network(
     waits += _posted(tasks, parts, order) if len(parts.item) else [_sent(tasks, order)]
     edges = np.concatenate(waits)
     count = len(where)
-    key = np.unique(edges[:, 0] * count + edges[:, 1])
+    key = distinct(edges[:, 0] * count + edges[:, 1])
     before, after = key // count, key % count
     released = releases(tasks, cluster, cost, duration)
     rank = _ranks(several, one, late, where)

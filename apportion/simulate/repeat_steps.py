@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from apportion.columns import Bools, Ints, offsets
+from apportion.columns import Bools, Ints, distinct, offsets
 from apportion.lower import CATEGORIES, Ends, MessageBuffers, TaskGraph, message_buffers
 
 INPUT = CATEGORIES.index("input")
@@ -113,7 +113,7 @@ def _dependencies(tasks: TaskGraph, source: Ints, step: Ints, at: Ints) -> tuple
     reader, slot = reader[new], slot[new]
     owner = np.concatenate([owner, reader])
     dep = np.concatenate([dep, at[step[reader] - 1, maker[slot]]])
-    key = np.unique(owner * len(source) + dep)
+    key = distinct(owner * len(source) + dep)
     return offsets(np.bincount(key // len(source), minlength=len(source))), key % len(source)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from apportion.columns import Floats, Ints, compiled
+from apportion.columns import Floats, Ints, compiled, distinct
 from apportion.place.lists.path_levels import mean_duration, mean_transfer
 from apportion.place.lists.unit_memory import unit_bytes
 from apportion.place.placement_problem import PlacementProblem
@@ -64,7 +64,7 @@ def _messages(problem: PlacementProblem) -> tuple[Ints, Ints, Floats]:
     """Units that send and units that receive, and the ticks of each message, forward and back."""
     c = problem.columns
     outputs = np.repeat(np.arange(len(c.source)), np.diff(c.reader_start))
-    rows = np.unique(outputs * problem.units + c.unit[c.reader])
+    rows = distinct(outputs * problem.units + c.unit[c.reader])
     output, two = rows // problem.units, rows % problem.units
     return c.unit[c.source[output]], two, mean_transfer(problem)[output]
 

@@ -38,7 +38,7 @@ from apportion.columns import Bools, Floats, Ints, distinct_rows
 from apportion.search.levels.level_places import scattering_choices, scatters_parts
 from apportion.search.levels.sites import COPY, OP, Sites
 from apportion.search.tables.eliminate import CAP, SharedEnergy, TooWide, descend, minimise_shared
-from apportion.search.tables.elimination_steps import EliminationOrder, elimination_order
+from apportion.search.tables.elimination_order import EliminationOrder, elimination_order
 from apportion.split import PARTIAL, WHOLE
 
 PASSES = 60  # of messages, where elimination is too wide

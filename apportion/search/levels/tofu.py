@@ -49,7 +49,7 @@ from apportion.search.levels.levels import (
 from apportion.search.levels.memory_price import bytes_held, search_within_limit
 from apportion.search.levels.sites import Sites, find_sites, largest_loop, matching_sites
 from apportion.search.problem import Problem, Progress, SearchResult
-from apportion.search.tables.elimination_steps import EliminationOrder
+from apportion.search.tables.elimination_order import EliminationOrder
 from apportion.split import (
     STATISTICS,
     Choice,

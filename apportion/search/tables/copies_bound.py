@@ -26,7 +26,7 @@ import numpy as np
 
 from apportion.columns import Floats
 from apportion.search.tables.eliminate import Energy, SharedEnergy, minimise_shared, share_tables
-from apportion.search.tables.elimination_steps import elimination_order
+from apportion.search.tables.elimination_order import elimination_order
 from apportion.search.tables.reweight import FlatEnergy, improve_by_descent
 from apportion.search.tables.shrink import ROUNDING, rounding_error
 

@@ -30,12 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from apportion.columns import Ints
-from apportion.search.tables.elimination_steps import (
-    EliminationOrder,
-    Tables,
-    elimination_order,
-    run_elimination,
-)
+from apportion.search.tables.elimination_in_numpy import Tables
+from apportion.search.tables.elimination_order import EliminationOrder, elimination_order
+from apportion.search.tables.elimination_steps import run_elimination
 
 Table = npt.NDArray[np.float64]
 CAP = 20_000_000

@@ -1,236 +1,23 @@
-"""elimination_steps: the order of a variable elimination, and its steps run, compiled.
+"""elimination_steps: the steps of a variable elimination run, compiled.
 
-In: which variables share a table, and then the tables. Out: an EliminationOrder, and with it the
-choice of all variables that makes the sum of the tables smallest (eliminate.py says how).
-
-Step s eliminates variable `order[s]`: it adds up the tables that mention it, takes the minimum over
-it, and leaves a table over its `scope`, the neighbours that it has by then. A table is an input of
-the step of whichever of its variables is eliminated first.
+In: an EliminationOrder and the tables. Out: the choice of all variables that makes the sum of the
+tables smallest (eliminate.py says how). Where that is little work, elimination_in_numpy.py does it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from apportion.columns import (
-    Bools,
-    Floats,
-    Ints,
-    compiled,
-    inlined,
-    row_hash,
-    slot_of,
-    with_more_slots,
-)
+from apportion.columns import Bools, Floats, Ints, compiled, inlined, row_hash
+from apportion.search.tables.elimination_in_numpy import Tables, run_in_numpy
+from apportion.search.tables.elimination_order import EliminationOrder
 
-
-class EliminationOrder(NamedTuple):  # numba takes no dataclass
-    """The steps of an elimination, for any tables over the same pairs of variables.
-
-    order               the variable that each step eliminates
-    scope_at, scope     the variables that the table of each step is over
-    edge_at, edge       the pairs that are inputs of each step
-    left_at, left       the earlier steps whose tables are inputs of each step
-    edges               the two variables of each pair
-    whole               false if it was given up: it is then no use for smaller variables either
-    """
-
-    order: Ints
-    scope_at: Ints
-    scope: Ints
-    edge_at: Ints
-    edge: Ints
-    left_at: Ints
-    left: Ints
-    edges: Ints
-    whole: bool = True
-
-    def widest(self, sizes: Ints) -> float:
-        """Entries of the largest table, were the variables of these sizes."""
-        if not self.whole:
-            return math.inf
-        if not len(self.order):
-            return 1.0
-        logs = np.log(sizes.astype(np.float64))
-        running = np.concatenate([[0.0], np.cumsum(logs[self.scope])])
-        sums = running[self.scope_at[1:]] - running[self.scope_at[:-1]] + logs[self.order]
-        step = int(sums.argmax())
-        scope = self.scope[self.scope_at[step] : self.scope_at[step + 1]]
-        return float(np.prod(sizes[[*scope, self.order[step]]].astype(np.float64)))
-
-
-def elimination_order(sizes: Ints, edges: Ints, cap: float) -> EliminationOrder:
-    """The steps for variables of these sizes and tables over these pairs.
-
-    Variables of one value are nobody's neighbours. It is given up where a table would exceed `cap`.
-    """
-    order, scope_at, scope, whole = _greedy_order(sizes, edges, cap)
-    place = np.empty(len(sizes), np.int64)
-    place[order] = np.arange(len(sizes))
-    first = place[edges].copy()
-    single = sizes[edges] == 1
-    first[single] = len(sizes)  # the other one's step takes the table
-    both = single.all(axis=1)
-    first[both, 0] = place[edges[both, 0]]
-    edge_at, edge = _grouped(first.min(axis=1) if len(edges) else np.zeros(0, np.int64), len(sizes))
-    nexts = np.full(len(sizes), len(sizes), np.int64)
-    filled = scope_at[1:] > scope_at[:-1]
-    if filled.any():
-        nexts[filled] = np.minimum.reduceat(place[scope], scope_at[:-1][filled])
-    left_at, left = _grouped(nexts, len(sizes))
-    return EliminationOrder(order, scope_at, scope, edge_at, edge, left_at, left, edges, whole)
-
-
-def _grouped(keys: Ints, count: int) -> tuple[Ints, Ints]:
-    """Offsets per key, and the indices by key, in order."""
-    at = np.zeros(count + 2, np.int64)
-    np.cumsum(np.bincount(keys, minlength=count + 1), out=at[1:])
-    return at[: count + 1], np.argsort(keys, kind="stable")[: at[count]].astype(np.int64)
-
-
-@compiled
-def _greedy_order(sizes: Ints, edges: Ints, cap: float) -> tuple[Ints, Ints, Ints, bool]:
-    """The variables in the order of the smallest table left, and the neighbours of each at its
-    step: the order, where scopes begin, the scopes, and whether all tables are within `cap`."""
-    count = len(sizes)
-    links = _unlinked(count, len(edges))
-    entries = np.ones(count, np.float64)  # of the table that eliminating a variable would leave
-    for e in range(len(edges)):
-        links, _ = _link(links, sizes, entries, edges[e, 0], edges[e, 1])
-    heap = [(entries[n], np.int64(n)) for n in range(count)]
-    heapify(heap)
-    done = np.zeros(count, np.bool_)
-    order, scope_at = np.empty(count, np.int64), np.zeros(count + 1, np.int64)
-    scope = np.empty(4 * count + 16, np.int64)
-    whole = True
-    for step in range(count):
-        variable = _pop_cheapest(heap, entries, done)
-        done[variable] = True
-        order[step] = variable
-        begin = scope_at[step]
-        scope, end = _append_neighbours(links, variable, done, scope, begin)
-        near = np.sort(scope[begin:end])
-        scope[begin:end] = near
-        scope_at[step + 1] = end
-        for other in near:
-            entries[other] /= sizes[variable]
-            heappush(heap, (entries[other], other))
-        if entries[variable] * sizes[variable] > cap:
-            whole = False
-            continue  # hopeless: no more neighbours are linked
-        for i in range(len(near)):
-            for j in range(i + 1, len(near)):
-                links, new = _link(links, sizes, entries, near[i], near[j])
-                if new:
-                    heappush(heap, (entries[near[i]], near[i]))
-                    heappush(heap, (entries[near[j]], near[j]))
-    return order, scope_at, scope[: scope_at[count]].copy(), whole
-
-
-class _NeighbourLists(NamedTuple):  # numba takes no dataclass
-    """Which variables share a table: linked lists of neighbours, and a set that keeps them
-    distinct.
-
-    latest  per variable its latest link, -1 for none
-    near    per link the neighbour that it leads to
-    before  per link the one before it of the same variable
-    pairs   the hash set of all pairs
-    total   how many links there are, two for each pair
-    """
-
-    latest: Ints
-    near: Ints
-    before: Ints
-    pairs: Ints
-    total: int
-
-
-@compiled
-def _unlinked(variables: int, edges: int) -> _NeighbourLists:
-    slots = 64
-    while slots < 8 * (edges + 8):
-        slots *= 2
-    return _NeighbourLists(
-        np.full(variables, -1, np.int64),
-        np.empty(4 * edges + 16, np.int64),
-        np.empty(4 * edges + 16, np.int64),
-        np.full(slots, -1, np.int64),
-        0,
-    )
-
-
-@inlined
-def _link(
-    links: _NeighbourLists, sizes: Ints, entries: Floats, a: int, b: int
-) -> tuple[_NeighbourLists, bool]:
-    """Makes two variables neighbours, and whether they were none before."""
-    if sizes[a] == 1 or sizes[b] == 1:
-        return links, False
-    latest, near, before, pairs, count = links
-    pair = min(a, b) * len(sizes) + max(a, b)
-    slot = slot_of(pairs, pair)
-    if pairs[slot] == pair:
-        return links, False
-    pairs[slot] = pair
-    if count + 2 > len(pairs):
-        pairs = with_more_slots(pairs)
-    if count + 2 > len(near):
-        near = np.concatenate((near, np.empty(len(near), np.int64)))
-        before = np.concatenate((before, np.empty(len(before), np.int64)))
-    near[count], before[count], latest[a] = b, latest[a], count
-    near[count + 1], before[count + 1], latest[b] = a, latest[b], count + 1
-    entries[a] *= sizes[b]
-    entries[b] *= sizes[a]
-    return _NeighbourLists(latest, near, before, pairs, count + 2), True
-
-
-@inlined
-def _pop_cheapest(heap, entries, done):  # type: ignore[no-untyped-def]
-    """The variable that would leave the smallest table. The heap has pairs (entries, variable);
-    those that are out of date are skipped."""
-    while True:
-        size, variable = heappop(heap)
-        if not done[variable] and size == entries[variable]:
-            return variable
-
-
-@inlined
-def _append_neighbours(links, variable, done, scope, end):  # type: ignore[no-untyped-def]
-    """Writes the neighbours of a variable that are not eliminated yet into a scope, from `end` on;
-    the scope, which may have grown, and its new end."""
-    link = links.latest[variable]
-    while link >= 0:
-        other = links.near[link]
-        if not done[other]:
-            if end == len(scope):
-                scope = np.concatenate((scope, np.empty(len(scope), np.int64)))
-            scope[end] = other
-            end += 1
-        link = links.before[link]
-    return scope, end
-
-
-# Running the steps. In compiled functions `steps` is an EliminationOrder, `tables` are Tables,
+# In compiled functions `steps` is an EliminationOrder, `tables` are Tables,
 # `terms` are _StepInputs, `made` are _StepTables, `table_of` has the number of the table that each
 # step left, and s is the number of a step.
-
-
-class Tables(NamedTuple):  # numba takes no dataclass
-    """The tables of a sum: variable v has the table `unary[v]`, pair e the table `pairs[e]`, and
-    table t begins at `starts[t]` of `entries`."""
-
-    sizes: Ints
-    unary: Ints
-    pairs: Ints
-    entries: Floats
-    starts: Ints
 
 
 class _StepTables(NamedTuple):  # numba takes no dataclass
@@ -268,71 +55,7 @@ def run_elimination(steps: EliminationOrder, tables: Tables) -> tuple[Ints, floa
     return choice, float(least)
 
 
-def _run_in_numpy(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
-    """What `_run` does, a step at a time in NumPy's terms. Terms are added in the same order, and
-    of equal entries the first is the best, so that both give the same, bit for bit."""
-    numbers: dict[tuple[object, ...], int] = {}
-    made: list[tuple[Floats, Ints, float]] = []  # entries less their minimum, the best, the minimum
-    table_of: list[int] = []
-    constant, least = np.zeros(len(steps.order)), 0.0
-    scopes = [steps.scope[a:b].tolist() for a, b in pairwise(steps.scope_at.tolist())]
-    for s, (variable, scope) in enumerate(zip(steps.order.tolist(), scopes, strict=True)):
-        place = {v: k for k, v in enumerate([*scope, variable])}
-        shape = tuple(tables.sizes[[*scope, variable]].tolist())
-        given = [(int(tables.unary[variable]), (variable,))]
-        for e in steps.edge[steps.edge_at[s] : steps.edge_at[s + 1]].tolist():
-            given.append((int(tables.pairs[e]), tuple(steps.edges[e].tolist())))
-        left = steps.left[steps.left_at[s] : steps.left_at[s + 1]].tolist()
-        earlier = [(table_of[t], tuple(scopes[t])) for t in left]
-        key = (shape, *_placed(given, place), -1, *_placed(earlier, place))
-        if key not in numbers:
-            numbers[key] = len(made)
-            terms = [(_given_table(tables, *term), term[1]) for term in given]
-            terms += [(made[number][0], variables) for number, variables in earlier]
-            total = np.zeros(shape)
-            total[...] = _spread(*terms[0], place)
-            for term in terms[1:]:
-                total += _spread(*term, place)
-            entries = total.min(axis=-1)
-            lowest = float(entries.min())
-            made.append((entries - lowest, total.argmin(axis=-1), lowest))
-        table_of.append(numbers[key])
-        for t in left:
-            constant[s] += constant[t]
-        constant[s] += made[table_of[s]][2]
-        if not scope:
-            least += constant[s]
-    choice = np.zeros(len(tables.sizes), np.int64)
-    for s in range(len(steps.order) - 1, -1, -1):
-        choice[steps.order[s]] = made[table_of[s]][1][tuple(choice[scopes[s]])]
-    return choice, least
-
-
-def _placed(
-    terms: Sequence[tuple[int, tuple[int, ...]]], place: Mapping[int, int]
-) -> Iterator[tuple[int, ...]]:
-    """Each term by its table and the places of its variables: what is added up follows from it."""
-    return ((number, *(place.get(v, -1) for v in variables)) for number, variables in terms)
-
-
-def _given_table(tables: Tables, number: int, variables: tuple[int, ...]) -> Floats:
-    shape = tables.sizes[list(variables)]
-    start = tables.starts[number]
-    return tables.entries[start : start + shape.prod()].reshape(shape)
-
-
-def _spread(table: Floats, variables: tuple[int, ...], place: Mapping[int, int]) -> Floats:
-    """A table with one dimension for every place, of length 1 where it does not depend on it. A
-    variable that has no place has one value only."""
-    order = sorted(range(len(variables)), key=lambda k: place.get(variables[k], -1))
-    shape = [1] * len(place)
-    for k in order:
-        if variables[k] in place:
-            shape[place[variables[k]]] = table.shape[k]
-    return table.transpose(order).reshape(shape)
-
-
-@compiled(plain=_run_in_numpy)
+@compiled(plain=run_in_numpy)
 def _run(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
     """Runs the steps. Step s leaves table `table_of[s]`, plus `constant[s]`; steps with equal keys
     leave the same table, which is worked out once."""
