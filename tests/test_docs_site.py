@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -12,21 +11,13 @@ from pathlib import Path
 
 import browser
 import pytest
+from page_reader import tool
 
 import apportion as ap
 from apportion.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 RESOURCE = re.compile(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="((?:https?:)?//[^"]*)"')
-
-
-def tool(name: str):  # type: ignore[no-untyped-def]
-    """A module of tools/."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
