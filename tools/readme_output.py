@@ -1,8 +1,8 @@
-"""Checks what the README shows of commands' output, or writes it anew.
+"""Checks what the README and the tutorial show of commands' output, or writes it anew.
 
     python tools/readme_output.py              check: exit status 1 and the differences
     python tools/readme_output.py --write      write it anew, and the picture of the report
-    python tools/readme_output.py --write --only 1     the first block alone: the large plan
+    python tools/readme_output.py --write --only 1     one block alone, here the large plan
 
 A block of console lines has commands, each behind `$`, with a part of what it prints below it.
 Which part is said by a comment before the block, for each command in turn, behind bars:
@@ -25,10 +25,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "tutorial.md")
 BLOCK = re.compile(r"<!-- shows: (?P<shows>.*?) -->\n```console\n(?P<text>.*?)^```$", re.M | re.S)
 ITEM = re.compile(r'(?P<near>~?)"(?P<begins>[^"]+)"(?::(?P<count>\d+))?|(?P<gap>\.\.\.)')
 CALL = "import sys; from apportion.cli.main import main; main()"
@@ -36,7 +38,7 @@ CALL = "import sys; from apportion.cli.main import main; main()"
 
 @dataclass(frozen=True)
 class Shown:
-    """A command with the lines that the README has of it, and what says which lines those are."""
+    """A command with the lines that a page has of it, and what says which lines those are."""
 
     command: str
     lines: tuple[str, ...]
@@ -70,7 +72,7 @@ def chosen(items: str, printed: str) -> Iterator[tuple[str, bool]]:
 
 
 def differences(each: Shown, printed: str) -> list[str]:
-    """What the README shows otherwise than it is printed."""
+    """What a page shows otherwise than it is printed."""
     now = list(chosen(each.items, printed))
     if len(now) != len(each.lines):
         return [f"{each.command}: {len(each.lines)} lines are shown, {len(now)} would be"]
@@ -94,7 +96,7 @@ def anew(block: re.Match[str], run: Callable[[str], str]) -> str:
     return f"<!-- shows: {block['shows']} -->\n```console\n{text}```"
 
 
-def run(command: str, folder: Path) -> str:
+def run(folder: Path, command: str) -> str:
     """What a command prints, as into a file."""
     print(f"$ {command}", file=sys.stderr)
     name, *rest = shlex.split(command)
@@ -108,24 +110,28 @@ def run(command: str, folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write the README's blocks anew")
+    parser.add_argument(
+        "--write", action="store_true", help="write the blocks anew, and the picture"
+    )
     parser.add_argument("--only", type=int, help="one block, counted from 1")
     given = parser.parse_args()
-    text = README.read_text()
     wrong: list[str] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for number, block in enumerate(list(BLOCK.finditer(text)), 1):
-            if given.only not in (None, number):
-                continue
+    numbers = count(1)
+    for page in PAGES:
+        text = page.read_text()
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for block in list(BLOCK.finditer(text)):
+                if given.only not in (None, next(numbers)):
+                    continue
+                if given.write:
+                    text = text.replace(block[0], anew(block, partial(run, folder)))
+                else:
+                    for each in shown(block):
+                        wrong += differences(each, run(folder, each.command))
             if given.write:
-                text = text.replace(block[0], anew(block, lambda line: run(line, folder)))
-            else:
-                for each in shown(block):
-                    wrong += differences(each, run(each.command, folder))
-        if given.write:
-            README.write_text(text)
-            if (folder / "llama.json").exists():
+                page.write_text(text)
+            if given.write and page == PAGES[0] and (folder / "llama.json").exists():
                 picture = [sys.executable, str(ROOT / "tools" / "report_picture.py")]
                 subprocess.run([*picture, str(folder / "llama.json")], check=True)
     for each_wrong in wrong:
