@@ -34,6 +34,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_page_is_in_one_of_eight_tabs() -> None:
+    contents = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    tabs = re.findall(r"^  - ([\w ]+):", contents, re.M)
+    assert tabs == [
+        "Home", "Start", "How to", "Papers", "How it works", "Measured", "Reference", "Develop"
+    ]  # fmt: skip
+    named = re.findall(r"([\w/-]+\.md)", contents)
+    there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("*.md")}
+    assert len(named) == len(set(named)) and there <= set(named)
+
+
 @pytest.mark.slow
 def test_pages_fetch_nothing(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
