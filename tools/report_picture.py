@@ -15,7 +15,7 @@ from pathlib import Path
 
 PICTURE = Path(__file__).parent.parent / "docs" / "report.png"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-WIDE, HIGH = 1300, 1330
+WIDE, HIGH = 1300, 1300
 LARGEST = 300_000
 LEFT_OUT = """<style>
 #notes, #summary .columns, #summary h3, #provenance, #alive, .memory-main h3:last-of-type,
