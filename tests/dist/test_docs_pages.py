@@ -43,7 +43,6 @@ def test_the_recipes(reader: Reader) -> None:
 LEFT_OUT = {
     "apportion serve": "stays until it is interrupted",
     "apportion place INPUT": "says how commands are written",
-    "hf:path/to/config.json": "a file of the reader's",
     "train.py:make": "a program of the reader's",
     " train.py book/": "the same",
     "--nnodes": "several hosts",
@@ -52,6 +51,7 @@ LEFT_OUT = {
     "python benchmarks/": "an experiment",
     "sudo ": "an experiment",
 }
+READERS = re.compile(r" (hf:path/to/|\./)")  # files that only the reader has
 QUICK = ("clusters", "timeline")
 
 
@@ -60,7 +60,11 @@ def commands(page: str) -> list[str]:
     text = (ROOT / "docs" / f"{page}.md").read_text()
     lines = re.findall(r"^ {4}((?:apportion|python|torchrun|sudo) .*)$", text, re.M)
     lines = [re.sub(r"\s+# .*", "", line) for line in lines]
-    return [line for line in lines if not any(part in line for part in LEFT_OUT)]
+    return [
+        line
+        for line in lines
+        if not READERS.search(line) and not any(part in line for part in LEFT_OUT)
+    ]
 
 
 def how_to_pages() -> list[str]:
