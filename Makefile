@@ -25,7 +25,7 @@ demo: $(STAMP) ## Data parallelism against Tofu's plan of a small GPT: four proc
 	$(BIN)/python -m apportion.cli.demo
 
 docs: $(STAMP) ## The documentation as pages that need no network: site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Types are checked while tests run, which saves a core's time at their beginning.
 MYPY_BESIDE = $(BIN)/mypy & types=$$!; status=0

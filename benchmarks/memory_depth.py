@@ -2,7 +2,7 @@
 
     python benchmarks/memory_depth.py measure --job "run --layers 170 --plan p170.json" \\
         --job "peer --kind fsdp2 --layers 170" --out runs.jsonl
-    python benchmarks/memory_depth.py page runs.jsonl --write docs/memory.md
+    python benchmarks/memory_depth.py page runs.jsonl --write docs/memory-h200.md
 
 Every job is a process of memory_gpu.py. All begin together and warm up beside each other; when all
 are ready, or dead, they are measured one after the other while the rest sleeps. `page` puts a table

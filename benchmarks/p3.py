@@ -3,7 +3,7 @@
     sudo python benchmarks/p3.py --models vgg19 --json vgg19.json         six cables, five minutes
     sudo python benchmarks/p3.py --models sockeye --ratios 1 2 --seconds 20
     sudo python benchmarks/p3.py --models tiny --seconds 1                to see that all of it runs
-    python benchmarks/p3.py --read *.json --write docs/communication.md
+    python benchmarks/p3.py --read *.json --write docs/p3.md
 
 The models are those of P3's evaluation, scaled down (p3_models.py). Two processes train each by
 data parallelism, in network namespaces of their own, with a token bucket at either end of the cable

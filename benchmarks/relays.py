@@ -1,7 +1,7 @@
 """Relays between hosts that have several ranks each: what they gain over direct messages.
 
     sudo python benchmarks/relays.py                                 three cables, five minutes
-    sudo python benchmarks/relays.py --rates 25e6 --seconds 10 --write docs/communication.md
+    sudo python benchmarks/relays.py --rates 25e6 --seconds 10 --write docs/limited-link.md
 
 Two network namespaces stand for hosts with two ranks each; a token bucket at either end of the
 cable between them lets so many bytes per second out. A model trains by data parallelism: plans for

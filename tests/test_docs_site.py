@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import browser
 import pytest
+from page_reader import tool
 
 import apportion as ap
 from apportion.cli.main import app
@@ -20,27 +20,29 @@ ROOT = Path(__file__).parent.parent
 RESOURCE = re.compile(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="((?:https?:)?//[^"]*)"')
 
 
-def tool(name: str):  # type: ignore[no-untyped-def]
-    """A module of tools/."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All pages, as `make docs` builds them; a warning ends it."""
     pytest.importorskip("material")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT, capture_output=True, text=True, timeout=240,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def test_a_page_is_in_one_of_eight_tabs() -> None:
+    contents = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    tabs = re.findall(r"^  - ([\w ]+):", contents, re.M)
+    assert tabs == [
+        "Home", "Start", "How to", "Papers", "How it works", "Measured", "Reference", "Develop"
+    ]  # fmt: skip
+    named = re.findall(r"([\w/-]+\.md)", contents)
+    there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("*.md")}
+    assert len(named) == len(set(named)) and there <= set(named)
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 """Pages of the documentation that are made when it is built: the reference of the command line and
-of Python from their own help and docstrings, the notebook, and the changelog.
+of Python from their own help and docstrings, the notebook, and what lies in the root.
 
 mkdocs.yml names this file as a hook; `make docs` builds the pages into site/.
 """
@@ -30,14 +30,12 @@ PLACE = re.compile(r" at 0x[0-9a-f]+")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Adds the decisions to the contents, and what is not in them yet."""
+    """Adds the decisions to the last tab. A page in no tab is a warning, which ends the build."""
     assert config.nav is not None
-    named = set(re.findall(r"[\w/-]+\.md", json.dumps(config.nav)))
     docs = Path(config.docs_dir)
-    pages = sorted(str(path.relative_to(docs)) for path in docs.rglob("*.md"))
-    design = [page for page in pages if page.startswith("design/")]
-    more = [page for page in pages if page not in named and page not in design]
-    config.nav = [*config.nav, {"Design": design}, *([{"More": more}] if more else [])]
+    pages = sorted(str(path.relative_to(docs)) for path in (docs / "design").glob("*.md"))
+    (last,) = config.nav[-1].values()
+    last.append({"Decisions": pages})
     return config
 
 
@@ -47,7 +45,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/commands.md": commands_page(),
         "reference/api.md": api_page(),
         "notebook.md": notebook_page(NOTEBOOK),
-        "changelog.md": changelog_page(),
+        "changelog.md": root_page("CHANGELOG.md"),
+        "contributing.md": root_page("CONTRIBUTING.md"),
     }
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
@@ -70,9 +69,9 @@ def on_post_template(output_content: str, **_: Any) -> str:
     return FETCHED.sub('src="scripts/worker_from_disk.js"', output_content)
 
 
-def changelog_page() -> str:
-    """CHANGELOG.md, whose links are as seen from the root."""
-    return (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+def root_page(name: str) -> str:
+    """A page of the root, whose links are as seen from there."""
+    return (ROOT / name).read_text().replace("](docs/", "](")
 
 
 # The command line

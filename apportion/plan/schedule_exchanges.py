@@ -51,12 +51,12 @@ GAIN = 0.01  # that is worth the memory of gradients under way, or another slice
 BUSY = 0.4
 """The share of a step for which a link is busy, from which on steps overlap though no gain is
 predicted: what a rank that is late for once leaves unhidden, a step that ends then has to wait for.
-At half the step, overlapping took 0.94 to 1.02 of the time of four models (docs/communication.md),
+At half the step, overlapping took 0.94 to 1.02 of the time of four models (docs/p3.md),
 at a quarter 0.98 to 1.07."""
 
 LITTLE = 0.03
 """The share of a step for which the busiest link has something to carry, up to which there is
-nothing to hide. What overlap costs processors then is told in docs/communication.md."""
+nothing to hide. What overlap costs processors then is told in docs/p3.md."""
 
 ON_ONE_MACHINE = (
     "steps do not overlap: between processes of one machine no message travels while they compute"

@@ -9,9 +9,11 @@ to try again, and once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
+from page_reader import Reader
 from rank_launch import Launch, RankServer
 
 ABORTED = "terminate called without an active exception"
@@ -36,3 +38,13 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     server = RankServer(tmp_path_factory.mktemp("said"))
     yield server.run
     server.close()
+
+
+@pytest.fixture
+def reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Reader:
+    """Somebody who follows a page in an empty folder, on a screen of 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return Reader(capfd)
