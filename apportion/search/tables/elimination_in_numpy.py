@@ -99,7 +99,8 @@ def run_in_numpy(steps: EliminationOrder, tables: Tables) -> tuple[Ints, float]:
         if not scope:
             least += constant
     choice = [0] * len(tables.sizes)
-    for variable, scope, number in zip(*map(reversed, (*patterns[:2], table_of)), strict=True):
+    for s in range(len(table_of) - 1, -1, -1):
+        variable, scope, number = patterns.variable[s], patterns.scope[s], table_of[s]
         choice[variable] = made[number][1].item(*[choice[v] for v in scope])
     return np.array(choice, np.int64), least
 
